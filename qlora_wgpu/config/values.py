@@ -124,6 +124,19 @@ MemorySize = Annotated[
 ]
 
 
+def _auto_or_bool(value: Any) -> bool | Literal["auto"]:
+    if value == "auto" or isinstance(value, bool):
+        return value  # type: ignore[no-any-return]
+    raise ValueError("must be auto, true or false")
+
+
+AutoOrBool = Annotated[
+    bool | Literal["auto"],
+    PlainValidator(_auto_or_bool),
+    WithJsonSchema({"enum": ["auto", True, False]}),
+]
+
+
 def _positive_number(value: Any) -> int | float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or not value > 0:

@@ -61,12 +61,19 @@ class Plan:
     def bytes_by_kind(self) -> Counter[str]:
         """Bytes on the device by kind; slots are ``activations``."""
         total: Counter[str] = Counter({"activations": self.activation_bytes})
-        for storage in self.storages:
-            if storage.section is None:
-                size = texture_bytes if storage.texture else buffer_bytes
-                total[storage.kind] += size(storage.nbytes)
+        total += self.storage_bytes()
         for stream in self.streams:
             total["staging"] += stream.device_bytes
+        return total
+
+    def storage_bytes(self, beside: Plan | None = None) -> Counter[str]:
+        """Bytes by kind of what outlives a run and stays; ``beside`` a plan, what that lacks."""
+        total: Counter[str] = Counter()
+        known = set() if beside is None else set(beside.storages)
+        for storage in self.storages:
+            if storage.section is None and storage not in known:
+                size = texture_bytes if storage.texture else buffer_bytes
+                total[storage.kind] += size(storage.nbytes)
         return total
 
     @property

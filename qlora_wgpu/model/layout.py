@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
@@ -13,12 +14,13 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.parking import Parking, Recomputation
-from qlora_wgpu.graph.plan import Plan
+from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.limits import VOCABULARY_TRACED
 from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.tokens import Vocabulary
+from qlora_wgpu.model import kept_weights
 from qlora_wgpu.model.layout_memory import LayoutMemory
 from qlora_wgpu.model.network import Network
 from qlora_wgpu.model.options import StepOptions
@@ -262,11 +264,24 @@ class ModelLayout(LayoutMemory):
 
     def memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
         """Bytes on the device by kind while steps with these options, or this plan, train."""
-        return self.device_memory(plan or self.step(options).plan)
+        plan = plan or self.step(options).plan
+        memory = self.device_memory(plan)
+        if self.filling is not None:  # codes of which no step needs to know
+            memory += self.filling.storage_bytes(beside=plan)
+        return memory
 
     def host_memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
         """Bytes of host memory by kind that wait while they do."""
         return self.waiting_memory(plan or self.step(options).plan)
+
+    @cached_property
+    def filling(self) -> Plan | None:
+        """What makes the weights that are kept dequantized, once, before anything else runs."""
+        if not self.residency.dequantized:
+            return None
+        graph = self.new_graph()
+        kept_weights.fill(graph, self.network.modules)
+        return make_plan(graph) if graph.launches else None
 
     @property
     def problem(self) -> str:

@@ -11,6 +11,8 @@ from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.tensor import matrix
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.copy_sizes import CopySizes, copy_sizes
+from qlora_wgpu.model.kept_weights import kept_bytes
+from qlora_wgpu.model.network import Network
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.residency import Residency
 from qlora_wgpu.model.weights import WeightLayout
@@ -25,6 +27,7 @@ class LayoutMemory:
     profile: Profile
     residency: Residency
     adapter: Adapter
+    network: Network
     _weights: WeightLayout
 
     @property
@@ -96,6 +99,16 @@ class LayoutMemory:
         weights = sum(spec.out_features * spec.in_features for spec in of.linears)
         head = of.vocab_size * self.embedded_row_bytes
         return copy_sizes(head, weights, ITEM_SIZE[self.weight_dtype])
+
+    @property
+    def dequantized_bytes(self) -> int:
+        """Bytes, more or less, that quantized matrices take more where they are kept dequantized.
+
+        What comes and goes is not, nor is what is so already.
+        """
+        if self.residency.dequantized:
+            return 0
+        return kept_bytes(self.network.modules, self.weight_dtype)
 
     @property
     def loading_bytes(self) -> int:

@@ -57,6 +57,7 @@ class LoadedModel(AdapterModel):
         """
         super().__init__(layout, device, options=options)
         layout.load(device, progress, seed=seed)
+        self.programs.fill_kept()
         self._shape = AdapterShape(layout, self.programs, device)
         self.write_parameters(self.adapter.initial(seed) + self.neutral)
 

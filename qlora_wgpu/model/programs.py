@@ -101,6 +101,12 @@ class Programs:
         with self._device.in_turn:
             return Program(self._device, make_plan(graph, outputs), self._pool)
 
+    def fill_kept(self) -> None:
+        """Dequantizes the weights that are kept so; their codes are there by now."""
+        if self._layout.filling is not None:
+            with self._device.in_turn:
+                Program(self._device, self._layout.filling, self._pool).run()
+
     def step(self, options: StepOptions) -> tuple[BatchBuffers, Program]:
         """A step's inputs and its program."""
         with self._device.in_turn:

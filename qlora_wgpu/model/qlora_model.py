@@ -20,6 +20,7 @@ from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_model import ComputeDtype, FloatArray, Progress
 from qlora_wgpu.model.adapter_state import as_begun
 from qlora_wgpu.model.base_state import base_state_dict
+from qlora_wgpu.model.keeping import KeepDequantized, laid_out_for
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.loss_sums import LossSums
 from qlora_wgpu.model.options import TrainingOptions
@@ -57,6 +58,7 @@ class QLoRAModel(SeveralAdapters):
         seed: int = 0,
         gradient_checkpointing: bool = False,
         gradient_dtype: Literal["float32", "bfloat16"] = "float32",
+        keep_dequantized: KeepDequantized = "auto",
         progress: Progress = lambda name: None,
     ) -> Self:
         """Loads a Hugging Face folder onto a device, with a fresh adapter or one of a file.
@@ -72,6 +74,10 @@ class QLoRAModel(SeveralAdapters):
             seed: Seed of the adapter's start.
             gradient_checkpointing: Whether layers are recomputed in the backward.
             gradient_dtype: What the adapter's gradient is summed in.
+            keep_dequantized: Whether quantized weights are kept dequantized on the device beside
+                their codes, which takes memory and makes steps faster, with the same bits;
+                ``"auto"`` does so on a software GPU where they take a third of the machine's
+                memory at most and the device has no bound.
             progress: Called with each tensor's name before it is read.
 
         Raises:
@@ -92,6 +98,7 @@ class QLoRAModel(SeveralAdapters):
             pretrained, lora or LoraConfig(), quant or QuantConfig(), compute_dtype, device,
             forms=AdapterForms(gradient=gradient_dtype),
         )  # fmt: skip
+        layout = laid_out_for(layout, keep_dequantized, is_cpu=device.is_cpu, budget=device.budget)
         if start is not None:
             layout.adapter.start = layout.adapter.join(start)
         options = TrainingOptions(checkpointing=gradient_checkpointing)
@@ -112,11 +119,13 @@ class QLoRAModel(SeveralAdapters):
         name_or_path: str,
         seed: int = 0,
         gradient_checkpointing: bool = False,
+        keep_dequantized: KeepDequantized = "auto",
         progress: Progress = lambda name: None,
     ) -> Self:
         """Loads a folder that is open already; arguments as for ``from_pretrained``."""
         pretrained = Pretrained.from_folder(folder, name_or_path)
         layout = device_layout(pretrained, lora, quant, compute_dtype, device)
+        layout = laid_out_for(layout, keep_dequantized, is_cpu=device.is_cpu, budget=device.budget)
         options = TrainingOptions(checkpointing=gradient_checkpointing)
         return cls(layout, device, seed=seed, options=options, progress=progress)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
 class Residency:
-    """Measures that save memory of the device and change nothing that is computed.
+    """What is kept where: measures that change memory and speed, and nothing that is computed.
 
     Attributes:
         host_embedding: Whether the host looks up the input embedding, and writes its rows with each
@@ -23,6 +23,8 @@ class Residency:
             so that neither it nor logits of all tokens are on the device.
         remakes: Whether what norms, gated units and activations make is not kept for the backward,
             which makes it again from what is kept.
+        dequantized: Whether quantized matrices that stay on the device are kept dequantized beside
+            their codes, which takes memory instead of saving it: no step dequantizes them anew.
     """
 
     host_embedding: bool = False
@@ -32,6 +34,12 @@ class Residency:
     streamed_layers: int = 0
     streamed_head: bool = False
     remakes: bool = False
+    dequantized: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything is done to save memory."""
+        return replace(self, dequantized=False) != RESIDENT
 
     def waiting(self, layers: int) -> list[tuple[str, str]]:
         """What waits in host memory of a model of so many layers: for a table, and a sentence."""

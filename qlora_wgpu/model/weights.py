@@ -21,8 +21,9 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.base_parts import start_of_files
-from qlora_wgpu.model.dense_weights import DenseWeights
+from qlora_wgpu.model.dense_weights import DenseWeights, with_one_input
 from qlora_wgpu.model.host_weights import HostWeights
+from qlora_wgpu.model.kept_weights import KeptWeights
 from qlora_wgpu.model.quantized_layout import QuantizedLayout
 from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.storage_forms import StorageForms
@@ -79,6 +80,7 @@ class WeightLayout:
         self._max_binding = max_binding
         self._head_block = head_block
         self._residency = residency
+        self._kept = KeptWeights(self._weight_dtype, max_binding, textures)
         self._source = WeightSource(folder, quant)
         made_from = partial(self._source.made_from, self._weight_dtype) if keep else _nothing
         self.places = WeightPlaces(
@@ -139,10 +141,14 @@ class WeightLayout:
             n: self._host.table(n, *shape, self._dtype) for n, shape in architecture.tables.items()
         }
         head_lora = adapter.loras.get(architecture.head.name)
-        return Modules(
+        modules = Modules(
             embedding, head, linears, norms, experts, routers, tables, head_lora,
             adapter.embedding_lora, architecture.padding_idx,
         )  # fmt: skip
+        if not self._residency.dequantized:
+            return modules
+        groups = with_one_input(architecture.linears)
+        return self._kept.within(modules, ([spec.name for spec in specs] for specs in groups))
 
     def begin(self, adapter: Adapter, seed: int, progress: Progress) -> str:
         """Takes the adapter's start from the weights, before they are loaded; what that took.

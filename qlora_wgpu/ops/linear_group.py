@@ -22,7 +22,7 @@ from qlora_wgpu.ops import lora as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.few_rows import copied, lora_term, readable
 from qlora_wgpu.ops.modules import Linear
-from qlora_wgpu.ops.quantized import QuantizedMatrix, dequantize_together
+from qlora_wgpu.ops.quantized import QuantizedMatrix, dequantize_together, kept_together
 from qlora_wgpu.ops.tensor import as_operand, fill_zero, summed
 
 _MOST = 3  # layers of a product
@@ -135,11 +135,14 @@ class _Group:
     batch: BatchBuffers
 
     def weights(self, g: Graph) -> Tensor:
-        """All matrices, one below the other; their bytes are free after the next product."""
+        """All matrices, one below the other: kept so, or free after the next product."""
+        weights = [layer.weight for layer in self.layers]
+        matrices = [weight for weight in weights if isinstance(weight, QuantizedMatrix)]
+        if (kept := kept_together(matrices)) is not None:
+            return kept
         rows = sum(layer.weight.rows for layer in self.layers)
         w = g.weight("·".join(layer.name for layer in self.layers), rows, self._columns)
-        matrices = [layer.weight for layer in self.layers]
-        dequantize_together(g, w, [m for m in matrices if isinstance(m, QuantizedMatrix)])
+        dequantize_together(g, w, matrices)
         return w
 
     @property

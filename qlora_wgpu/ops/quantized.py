@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.graph.dtype import ROW_UNIT
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.kernels.dequantize import (
     DEQUANTIZE,
     Dequantization,
@@ -39,6 +39,8 @@ class QuantizedMatrix:
             32 codes share a row and a block.
         experts: If more than one, so many matrices of ``rows`` rows, whose parts follow each other
             in the tensors above, each beginning at a multiple of ``EXPERT_WORDS`` words.
+        kept: ``(first row or expert, operands)``, if it is kept dequantized, too, cut as it is
+            dequantized otherwise (``row_pieces``, ``expert_pieces``) and filled once.
     """
 
     name: str
@@ -51,13 +53,44 @@ class QuantizedMatrix:
     nested_absmax: Tensor | None
     codebook: Tensor | None = None
     experts: int = 1
+    kept: tuple[tuple[int, Tensor], ...] = ()
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
         """Dequantizes piece by piece; each piece's bytes are free once it has been used."""
-        row_bytes = g.weight("", 1, self.columns).nbytes
-        most = max(g.max_binding // row_bytes // ROW_UNIT * ROW_UNIT, ROW_UNIT)
-        for row0 in range(0, self.rows, most):
-            yield row0, self._dequantize(g, row0, min(most, self.rows - row0))
+        if self.kept:
+            yield from self.kept
+            return
+        for row0, rows in self.row_pieces(g.weight_dtype, g.max_binding):
+            w = g.weight(self.name, rows, self.columns)
+            self._put(g, w, row0)
+            yield row0, w
+
+    def row_pieces(self, dtype: str, max_binding: int) -> Iterator[tuple[int, int]]:
+        """The first row of what is dequantized at a time, and how many there are.
+
+        Args:
+            dtype: Of the operands.
+            max_binding: Largest number of bytes that one binding may show.
+        """
+        row_bytes = matrix("", 1, self.columns, dtype).nbytes
+        return _cut(self.rows, max(max_binding // row_bytes // ROW_UNIT * ROW_UNIT, ROW_UNIT))
+
+    def expert_pieces(self, dtype: str, max_binding: int) -> Iterator[tuple[int, int]]:
+        """The first expert of what is dequantized at a time, and how many there are."""
+        one = matrix("", self.rows, self.columns, dtype).nbytes
+        return _cut(self.experts, max(min(max_binding, _EXPERT_BYTES) // one, 1))
+
+    def fill(self, g: Graph) -> None:
+        """Adds the launches that make what is kept."""
+        for first, w in self.kept:
+            self._put(g, w, first)
+
+    def _put(self, g: Graph, w: Tensor, first: int) -> None:
+        """Dequantizes into ``w`` from a row, or with several experts from an expert on."""
+        if self.experts == 1:
+            self._launch(g, w, self._parts(0), first)
+        else:
+            self._launch(g, w, self._parts(first), 0)
 
     @property
     def parts(self) -> dict[str, Tensor]:
@@ -74,19 +107,15 @@ class QuantizedMatrix:
         """Dequantizes the whole matrix into rows ``row0`` and on of an operand."""
         self._launch(g, w, self._parts(0), 0, among=row0)
 
-    def _dequantize(self, g: Graph, row0: int, rows: int) -> Tensor:
-        w = g.weight(self.name, rows, self.columns)
-        self._launch(g, w, self._parts(0), row0)
-        return w
-
     def expert_shards(self, g: Graph) -> Iterator[tuple[int, int, Tensor]]:
         """Dequantizes some experts at a time, one below the other."""
-        one = g.weight("", self.rows, self.columns).nbytes
-        most = max(min(g.max_binding, _EXPERT_BYTES) // one, 1)
-        for first in range(0, self.experts, most):
-            count = min(most, self.experts - first)
+        for first, kept in self.kept:
+            yield first, kept.rows // self.rows, kept
+        if self.kept:
+            return
+        for first, count in self.expert_pieces(g.weight_dtype, g.max_binding):
             w = g.weight(self.name, count * self.rows, self.columns)
-            self._launch(g, w, self._parts(first), 0)
+            self._put(g, w, first)
             yield first, count, w
 
     def _parts(self, first: int) -> tuple[Tensor | None, ...]:
@@ -135,6 +164,19 @@ class QuantizedMatrix:
             among=among,
         )
         DEQUANTIZE.launch(g, problem)
+
+
+def kept_together(matrices: Sequence[QuantizedMatrix]) -> Tensor | None:
+    """What is kept of matrices as one operand; None where they do not lie one below the other."""
+    if any(len(matrix.kept) != 1 for matrix in matrices):
+        return None
+    pieces = [matrix.kept[0][1] for matrix in matrices]
+    first, end = pieces[0], pieces[0].offset
+    for piece in pieces:
+        if piece.storage is not first.storage or piece.offset != end:
+            return None
+        end += piece.nbytes
+    return replace(first, rows=sum(piece.rows for piece in pieces))
 
 
 def dequantize_together(g: Graph, w: Tensor, matrices: Sequence[QuantizedMatrix]) -> None:
@@ -201,6 +243,10 @@ def _together(g: Graph, matrices: Sequence[QuantizedMatrix]) -> tuple[Tensor, in
 def _first_byte(part: Tensor) -> int:
     assert part.storage is not None
     return part.storage.first_byte + part.offset
+
+
+def _cut(count: int, most: int) -> Iterator[tuple[int, int]]:
+    return ((first, min(most, count - first)) for first in range(0, count, most))
 
 
 def pair_values(quant_map: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:

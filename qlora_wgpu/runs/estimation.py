@@ -140,8 +140,12 @@ def estimate(
             f"tokens at once, which is not planned: lower {option('batch', ...)} or "
             f"{option('seq', ...)}"
         )
-    totals = here.totals(workload)
-    memory = totals.layout.memory(workload.options, totals.layout.sized(workload.options).plan)
+    allowed = None if settings is None else settings.device.memory_bytes
+    asked = "auto" if settings is None else settings.device.keep_dequantized
+    totals = here.totals(workload, kept=asked is True)
+    bound = allowed if budget is None else budget
+    layout = here.as_kept(totals.layout, workload.options, asked, bound)
+    memory = layout.memory(workload.options, layout.sized(workload.options).plan)
     fits = None if budget is None else what_fits(totals, workload, budget)
     remedy, fitted = None, None
     room = here.nbytes if budget is None else budget
@@ -149,11 +153,12 @@ def estimate(
         remedy = remedy_for(totals, workload, room)
         if budget is not None or not here.is_host:
             fitted = fitted_within(totals.layout, workload, room)
+            if fitted is not None and asked is True and not fitted.residency.dequantized:
+                fitted = None
     plans = plans_for_cards(workload) if cards else ()
     on_cluster = None
     if settings is not None and settings.cluster.scheduler is not None:
-        on_cluster = ClusterMemory.of(settings, totals.layout, workload.options)
-    allowed = None if settings is None else settings.device.memory_bytes
+        on_cluster = ClusterMemory.of(settings, layout, workload.options)
     return Estimate(
         workload, here.name, memory, budget, fits, here.nbytes, remedy, fitted, plans, on_cluster,
         copied_bytes(totals.layout, allowed),

@@ -15,10 +15,10 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.model.residency import RESIDENT
 from qlora_wgpu.runs.bindings import require_bindings
 from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.runs.host_room import require_host_room
+from qlora_wgpu.runs.keeping import kept_as_asked, settled
 from qlora_wgpu.runs.opening import checking_device
 from qlora_wgpu.runs.run_memory import RunShapes
 from qlora_wgpu.training import Observer, training_options
@@ -49,10 +49,11 @@ def plan_layout(
 
     def laid_out() -> ModelLayout:
         forms = AdapterForms.of(settings)
-        return device_layout(
+        plain = device_layout(
             pretrained, settings.lora, quant, train.compute_dtype, device, forms=forms,
             keep=settings.model.cache,
         )  # fmt: skip
+        return kept_as_asked(plain, settings, device)
 
     layout = laid_out()
     layout.memory(options)  # what is too large is said before kernels are timed
@@ -95,20 +96,22 @@ def within_room(
         step, run = layout.memory(options), shapes.memory(layout, options, settings)
         return sum(run.values()) - sum(step.values())
 
+    accumulation = settings.train.gradient_accumulation_steps
     fitted = fit(
         layout,
         options,
         budget,
-        accumulation=settings.train.gradient_accumulation_steps,
+        accumulation=accumulation,
         flops_per_second=device.pace.flops_per_second,
         bytes_per_second=device.pace.bytes_per_second,
         beside=beside,
     )
+    fitted = settled(fitted, settings.device, device, budget, accumulation, beside)
     plans = shapes.plans(fitted.layout, fitted.options, settings)
     require_bindings(fitted.layout, plans, device)
     memory = shapes.memory(fitted.layout, fitted.options, settings, plans)
     observer.planned(memory)
-    changed = fitted.options != options or fitted.residency != RESIDENT
+    changed = fitted.options != options or fitted.residency.waits
     if changed and budget is not None:
         size = f"{budget / MIB:,.0f} MiB"
         observer.note(f"to keep within {size} of device memory, {fitted.in_words()}")

@@ -110,9 +110,9 @@ class RunShapes:
         """
         if plans is None:
             plans = self.plans(layout, longest, settings)
-        norms = list(_norms(layout))  # what they leave is slots
-        memory = reading_memory([*norms, *plans])
-        memory["uniforms"] -= reading_memory(norms)["uniforms"]
+        first = list(_first(layout))  # what they leave is weights and slots
+        memory = reading_memory([*first, *plans])
+        memory["uniforms"] -= reading_memory(first)["uniforms"]
         if not layout.adapter.forms.updates:
             return +memory
         assert layout.stats.storage is not None
@@ -133,8 +133,10 @@ def zeroing(layout: ModelLayout) -> Graph:
     return graph
 
 
-def _norms(layout: ModelLayout) -> Iterator[Plan]:
-    """Plans whose slots stay, but nothing else."""
+def _first(layout: ModelLayout) -> Iterator[Plan]:
+    """Plans that run once, before all others, and whose parameters do not stay."""
+    if layout.filling is not None:
+        yield layout.filling
     if layout.adapter.config.use_dora:
         for name in layout.adapter.loras:
             graph, norms = norms_graph(layout, name)

@@ -69,6 +69,8 @@ def run_launches(settings: Config, layout: ModelLayout, length: int) -> Iterator
     """All that a run launches: steps, evaluations, updates and texts."""
     options = training_options(settings.train, weighted=settings.data.has_weights)
     rows = settings.rows_at_once
+    if layout.filling is not None:
+        yield from layout.filling.launches
     for kind in ("train", "loss"):
         yield from layout.step(options.step(kind, rows, length)).plan.launches
     yield from update_launches(settings, layout)

@@ -19,6 +19,7 @@ from qlora_wgpu.model.options import StepKind
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 from qlora_wgpu.ops.adamw import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.runs.cluster_memory import forms_of_worker
+from qlora_wgpu.runs.keeping import kept_as_asked
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel, checking_device, device_of, load_model
 from qlora_wgpu.runs.planning import use_known_kernels, within_room
@@ -191,6 +192,7 @@ def _opened(settings: Config, length: int, shapes: RunShapes, observer: Observer
         source.pretrained, settings.lora, settings.quant, train.compute_dtype, device,
         forms=forms_of_worker(settings), keep=settings.model.cache,
     )  # fmt: skip
+    layout = kept_as_asked(layout, settings, device)
     options = training_options(train, weighted=settings.data.has_weights)
     longest = options.train(train.per_device_train_batch_size, length)
     fitted = within_room(settings, layout, longest, device, observer, shapes)

@@ -15,6 +15,7 @@ from qlora_wgpu.gpu.profile import GPU_PROFILE, Profile
 from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
 from qlora_wgpu.model.fit import Fit
 from qlora_wgpu.model.fitting import fit
+from qlora_wgpu.model.keeping import KeepDequantized, has_room, with_kept
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions, TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
@@ -113,9 +114,31 @@ class Target:
         """All bytes; None where there is more than kernels can count."""
         return self.layout(workload).total(workload.options)
 
-    def totals(self, workload: Workload) -> Totals:
-        """``total`` of a workload in other sizes."""
-        return Totals(self.layout(workload), workload)
+    def totals(self, workload: Workload, *, kept: bool = False) -> Totals:
+        """``total`` of a workload in other sizes; with weights kept dequantized, if they are."""
+        return Totals(with_kept(self.layout(workload), kept=kept), workload)
+
+    def as_kept(
+        self,
+        layout: ModelLayout,
+        options: StepOptions,
+        asked: KeepDequantized,
+        budget: int | None,
+    ) -> ModelLayout:
+        """A layout with weights kept dequantized, where training with these options keeps them.
+
+        Args:
+            layout: Without them, where they are not ``asked`` for in any case.
+            options: Of the longest step.
+            asked: ``device.keep_dequantized``.
+            budget: Bytes that training may take, if somebody says how many.
+        """
+        if asked != "auto" or (budget is None and not self.is_host):
+            return layout
+        kept = with_kept(layout)
+        total = kept.total(options)
+        fits = total is not None and (budget is None or total <= budget)
+        return kept if fits and (not self.is_host or has_room(total or 0)) else layout
 
 
 class Totals:

@@ -105,6 +105,7 @@ DEFAULTS = {
     "device": {
         "gpu": "auto",
         "backend": "auto",
+        "keep_dequantized": "auto",
         "tune": "auto",
         "dispatches_per_submit": 100,
         "submit_milliseconds": 100.0,

@@ -8,6 +8,7 @@ from e2e.tiny import write_chats, write_model
 from qlora_wgpu import Config, Observer, train
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.model import keeping
 
 MIB = 1 << 20
 TOKENS = {"embed_tokens": [0, 5, 12287], "lm_head": [12287, 5]}
@@ -34,6 +35,7 @@ class Notes(Observer):
 
     def planned(self, memory):
         self.plans.append(sum(memory.values()))
+        self.dequantized = memory["dequantized weights"]
 
 
 def trained(place, name, notes=None, resume=False, steps=3, r=4, **memory):
@@ -51,7 +53,7 @@ def trained(place, name, notes=None, resume=False, steps=3, r=4, **memory):
 
 @pytest.fixture(scope="module")
 def plain(place):
-    return trained(place, "plain")
+    return trained(place, "plain", keep_dequantized=False)
 
 
 def test_a_budget_changes_no_bit(place, plain):
@@ -68,6 +70,56 @@ def test_a_budget_changes_no_bit(place, plain):
     trained(place, "resumed", steps=2)
     _, resumed = trained(place, "resumed", memory=f"{budget}B", resume=True)
     assert resumed == expected
+
+
+@pytest.fixture(scope="module")
+def kept(place):
+    notes = Notes()
+    return *trained(place, "kept", notes), notes
+
+
+def test_software_keeps_weights_dequantized(place, plain, kept):
+    result, got, notes = kept
+    assert got == plain[1] and result.eval_loss == plain[0].eval_loss
+    assert notes.dequantized > 0 and not notes.texts
+    assert abs(notes.plans[0] - result.peak_bytes) < 0.01 * result.peak_bytes
+    # Begun with them, gone on without.
+    trained(place, "resumed kept", steps=2)
+    _, resumed = trained(place, "resumed kept", resume=True, keep_dequantized=False)
+    assert resumed == got
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_they_are_kept_where_a_budget_has_room(place, kept, spare):
+    result, expected, notes = kept
+    budget, less = notes.plans[0] + spare, Notes()
+    result, got = trained(place, f"room {spare}", less, memory=budget)
+    assert got == expected and result.peak_bytes <= budget
+    assert (less.dequantized > 0) == (spare == 0) and not less.texts
+    if spare == 0:
+        assert less.plans == notes.plans
+        _, got = trained(place, "asked", memory=budget, keep_dequantized=True)
+        assert got == expected
+    else:
+        with pytest.raises(OutOfMemoryError, match=r"keep_dequantized has no room: .* to auto"):
+            trained(place, "none", memory=budget, keep_dequantized=True)
+
+
+@pytest.mark.parametrize("there", [None, 3.0, 2.9])
+def test_software_leaves_most_of_its_machine_alone(place, kept, monkeypatch, there):
+    notes, less = kept[-1], Notes()
+    nbytes = None if there is None else int(there * notes.plans[0])
+    monkeypatch.setattr(keeping, "machine_bytes", lambda: nbytes)
+    trained(place, f"machine {there}", less, steps=3)
+    assert (less.dequantized > 0) == (there == 3.0)
+    trained(place, f"asked {there}", less, steps=3, keep_dequantized=True)
+    assert less.dequantized == notes.dequantized
+
+
+@pytest.mark.parametrize("value", ["always", 1, None])
+def test_a_wrong_word_is_a_sentence(place, value):
+    with pytest.raises(ConfigError, match=r"keep_dequantized .* must be auto, true or false"):
+        trained(place, "wrong", keep_dequantized=value)
 
 
 def test_the_least_memory_streams_the_head_too(place, plain):

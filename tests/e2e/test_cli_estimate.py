@@ -93,11 +93,12 @@ def test_a_run_and_its_overrides(place):
 
 
 def test_what_fits(place):
-    estimate, shown = figures(place, "config.json", "--seq", 32, "--budget", "2MiB")
+    asked = ("config.json", "--seq", 32, "--budget", "2MiB")
+    estimate, shown = figures(place, *asked)
     rows = estimate["fits"]["batch"]
     assert "fits" in shown and rows > 1
-    assert figures(place, "config.json", "--seq", 32, "--batch", rows)[0]["total"] <= 2 << 20
-    assert figures(place, "config.json", "--seq", 32, "--batch", rows + 1)[0]["total"] > 2 << 20
+    assert figures(place, *asked, "--batch", rows)[0]["total"] <= 2 << 20
+    assert figures(place, *asked, "--batch", rows + 1)[0]["total"] > 2 << 20
     estimate, shown = figures(place, "config.json", "--budget", "1KiB")
     assert estimate["fits"] == {"batch": 0, "seq": 0} and "does not fit" in shown
 
@@ -114,7 +115,7 @@ def test_a_run_is_planned_as_it_trains(place):
 
 def test_what_does_not_fit_is_told_what_would(place):
     plain = ("run.yaml", "data.max_seq_length=256", "train.gradient_checkpointing=false",
-             "train.gradient_accumulation_steps=4")  # fmt: skip
+             "train.gradient_accumulation_steps=4", "device.keep_dequantized=false")  # fmt: skip
 
     def remedied(budget):
         before, shown = figures(place, *plain, "--budget", budget)
@@ -137,6 +138,23 @@ def test_what_does_not_fit_is_told_what_would(place):
     assert fitted["gradient_checkpointing"] and "layers are recomputed" in shown
     nothing, shown = figures(place, *plain, "--budget", "1KiB")
     assert nothing["remedy"] == "" and "makes all of it fit" in shown and nothing["fitted"] is None
+
+
+def test_weights_that_are_kept_dequantized_are_told(place):
+    def planned(*more):
+        estimate, shown = figures(place, "run.yaml", *more)
+        kept = estimate["bytes"].get("dequantized weights", 0)
+        assert (kept > 0) == ("dequantized weights" in shown)
+        return estimate["total"], kept, estimate
+
+    total, kept, _ = planned()
+    less, without, _ = planned("device.keep_dequantized=false")
+    assert kept > 0 == without and less < total
+    assert planned("device.keep_dequantized=true")[:2] == (total, kept)
+    assert planned("--budget", f"{total}B")[:2] == (total, kept)
+    assert planned("--budget", f"{total - 1}B")[:2] == (less, 0)
+    assert planned(f"device.memory={total - 1}B")[:2] == (less, 0)
+    assert planned("--budget", f"{total - 1}B", "device.keep_dequantized=true")[2]["fitted"] is None
 
 
 def test_no_adapter_is_needed(place):

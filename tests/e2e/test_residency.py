@@ -32,6 +32,8 @@ MEASURES = {
     "streamed": Residency(streamed_layers=4),
     "head": Residency(streamed_head=True),
     "remakes": Residency(remakes=True),
+    "dequantized": Residency(dequantized=True),
+    "dequantized in part": Residency(dequantized=True, streamed_layers=3),
     "all": Residency(
         host_embedding=True,
         parked_inputs=True,
@@ -121,8 +123,9 @@ def test_every_measure_gives_the_same_bits(training, folder, measure, profile):
     assert np.abs(expected).max() > 0
     np.testing.assert_array_equal(got, expected)
     assert other_loss == loss
-    for kind in ("base", "staging", "activations"):
+    for kind in ("base", "staging", "activations", "dequantized weights"):
         assert kinds[kind] == planned[kind]
+    assert (planned["dequantized weights"] > 0) == MEASURES[measure].dequantized
     saves = measure in ("embedding", "streamed", "head", "all")
     assert not saves or planned["base"] < before["base"]
 
@@ -192,11 +195,16 @@ def write_family(path, family):
 @pytest.mark.parametrize("profile", [GPU_PROFILE, None], ids=["gpu", "own"])
 def test_other_families(training, tmp_path, family, profile):
     write_family(tmp_path, family)
-    measure = replace(MEASURES["all"], layers_together=1, streamed_layers=4)
     expected, loss, *_ = training(tmp_path, RESIDENT, profile=profile)
-    got, other_loss, *_ = training(tmp_path, measure, profile=profile)
-    np.testing.assert_array_equal(got, expected)
-    assert other_loss == loss
+    for measure in (
+        replace(MEASURES["all"], layers_together=1, streamed_layers=4),
+        Residency(dequantized=True),
+    ):
+        got, other_loss, kinds, planned = training(tmp_path, measure, profile=profile)
+        np.testing.assert_array_equal(got, expected)
+        assert other_loss == loss
+        for kind in ("base", "activations", "dequantized weights"):
+            assert kinds[kind] == planned[kind]
 
 
 EXPERTS = ["q_proj", "gate_proj", "up_proj", "down_proj"]

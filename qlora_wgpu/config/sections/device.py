@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from qlora_wgpu.config.byte_size import parse_bytes
 from qlora_wgpu.config.renamed import with_new_names
 from qlora_wgpu.config.section import Section
-from qlora_wgpu.config.values import GpuName, MemorySize
+from qlora_wgpu.config.values import AutoOrBool, GpuName, MemorySize
 
 
 class DeviceConfig(Section):
@@ -32,6 +32,14 @@ class DeviceConfig(Section):
         description="Memory of the device that training may take: a size such as 8GiB or 8GB, or "
         "auto for what the driver says is free. What has no room waits in host memory, which "
         "changes the speed and nothing that is computed.",
+    )
+    keep_dequantized: AutoOrBool = Field(
+        "auto",
+        description="Whether quantized weights are kept dequantized on the device beside their "
+        "codes, so that no step dequantizes them anew: faster, for 2 bytes a weight (4 with "
+        "train.compute_dtype float32), and the same bits. auto does so on a software GPU where "
+        "the run takes a third of the machine's memory at most, and where device.memory leaves "
+        "room for it.",
     )
     tune: Literal["auto", "always", "never"] = Field(
         "auto",
