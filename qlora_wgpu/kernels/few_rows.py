@@ -23,6 +23,7 @@ from qlora_wgpu.kernels.strips import CODES, Strips
 
 _MOST_ROWS = 8  # that an invocation has sums for; of more rows, all weights are read again
 _THREADS = 128  # of a workgroup on GPUs
+_MANY_READS = 128  # of x: a texture's take 17 ns, a buffer's, word by word, 43, a copy 9,000
 _FEW_COLUMNS = 64  # of so few, more threads share a row: there are not many workgroups
 
 
@@ -98,6 +99,13 @@ class FewRows:
         """Rows that an invocation makes: those of one expert."""
         return 1 if self.experts is not None else min(self.x.rows, _MOST_ROWS)
 
+    def insists(self, profile: Profile) -> bool:
+        """Whether x is read so often on software GPUs that it is to lie in a texture."""
+        if not isinstance(self.w, Strips):
+            return False
+        workgroups = ceil_div(self.columns, 4 * profile.subgroup_size)
+        return self.x.rows * workgroups * ceil_div(self.x.units(8), 8) >= _MANY_READS
+
     def launch(
         self,
         g: Graph,
@@ -147,6 +155,7 @@ class FewRows:
             {
                 "ROWS": together,
                 "ACCUMULATE": False,
+                "X_IN_TEXTURE": self.insists(g.profile),
                 **of_experts,
                 **_codes(self.w, g.profile, experts=self.experts is not None),
                 **constants,

@@ -76,10 +76,25 @@ def run_launches(settings: Config, layout: ModelLayout, length: int) -> Iterator
     yield from update_launches(settings, layout)
     for plan in text_plans(layout, KVCache(_TEXT), ((1, _TEXT), (1, 1))):
         yield from plan.launches
+    if layout.profile.textures and layout.copy_sizes.fits:
+        yield from _strip_launches(layout.cut_for(layout.profile))
     if layout.adapter.config.use_dora:
         for name in layout.adapter.loras:
             graph, norms = norms_graph(layout, name)
             yield from make_plan(graph, (norms,)).launches
+
+
+def _strip_launches(own: ModelLayout) -> Iterator[Launch]:
+    """All that new tokens launch with copies of the weights, and what fills those.
+
+    Args:
+        own: A layout of its own: what the plans ask of its copies is never filled.
+    """
+    for plan in text_plans(own, KVCache(_TEXT, in_strips=True), ((1, 1),)):
+        yield from plan.launches
+    graph = own.new_graph()
+    own.strips.fill(graph)
+    yield from make_plan(graph).launches
 
 
 def update_launches(settings: Config, layout: ModelLayout) -> Iterator[Launch]:

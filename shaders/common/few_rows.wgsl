@@ -50,7 +50,11 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
+//#if X_IN_TEXTURE
+//#input 1 x: 8 texture
+//#else
 //#input 1 x: 8
+//#endif
 //#input 10 u?: 4 float32
 //#input 5 b?: 4 float32
 //#include common/gemm_results.wgsl

@@ -96,3 +96,22 @@ def test_a_statement_that_no_check_has_is_noticed(device, traced):
     needed = statements(graph.launches) | {("tensor/convert.wgsl", "let new = # + #")}
     _, missing = covering(needed, traced(device, device.profile, "bfloat16"))
     assert missing == {("tensor/convert.wgsl", "let new = # + #")}
+
+
+def test_copies_for_texts_are_checked_and_those_of_the_run_are_its_own(device, monkeypatch):
+    settings = Config.model_validate({"model": {"path": "none"}})
+    base = Pretrained.from_config(with_head_dim(CONFIGS["llama"], 24))
+
+    def checked(profile):
+        layout = ModelLayout(
+            base, LoraConfig(r=5), QuantConfig(), "bfloat16", profile=profile, max_binding=1 << 27
+        )
+        paths = {launch.path for launch in run_launches(settings, layout, 24)}
+        assert not layout.strips.nbytes and not layout.strips.waits
+        return {path for path in paths if "few_rows/strip" in path}
+
+    both = {"few_rows/strips.wgsl", "few_rows/strip_copy.wgsl"}
+    assert checked(device.profile) == (both if device.profile.textures else set())
+    assert not checked(CPU_PROFILE)
+    monkeypatch.setattr("qlora_wgpu.model.copy_sizes.machine_bytes", lambda: None)
+    assert not checked(device.profile)

@@ -36,7 +36,7 @@ def reading_strips(count: int, store: StripStore) -> BatchBuffers:
     ("Q4_K", 256, 1, 0, False),
     ("INT4 with zeros", 96, 2, 8, False),
     ("MXFP4", 96, 1, 0, False),
-    ("double", 64, 2, 8, True),
+    ("double", 320, 9, 8, True),
     ("Q5_K", 256, 1, 0, True),
 )
 def check_strips(run: Runner, form: str, inner: int, rows: int, r: int, dense: bool) -> None:
