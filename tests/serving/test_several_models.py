@@ -122,6 +122,7 @@ def test_names_on_the_command_line(place, monkeypatch):
 
 def test_adapters_beside_the_first_are_planned(model):
     """What the plan has more is what they have taken, and what their programs are told."""
+    model.set_adapter("default")
     texts, configs = Texts(100, 128, 2), [each.config for each in model.adapters.values()]
     own, third = model.layout.adapter.config, configs[-1]
     assert own != third
