@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ from qlora_wgpu.cli._sizes import whole_number
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.cli._text import prompt_format, require_template
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine
+from qlora_wgpu.limits import MIB
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.locating import adapter_in
+from qlora_wgpu.runs.opening import configs_of
 from qlora_wgpu.runs.reading import Texts
 from qlora_wgpu.serving.extra import require_server
 from qlora_wgpu.serving.served import Served
@@ -74,7 +78,10 @@ def serve(
         each: require_template(prompt_format(source, folder, template_name))
         for each, folder in folders.items()
     }
-    texts = Texts.of(source.pretrained, capacity, 0, count)
+    beside = [folder for each, folder in folders.items() if each != shown and folder is not None]
+    texts = replace(
+        Texts.of(source.pretrained, capacity, 0, count), others=configs_of(source, beside)
+    )
     model = open_adapted(console, source, opening, texts)
     models = {shown: Served(model.active_adapter, written[shown])}
     for each, folder in folders.items():
@@ -82,6 +89,8 @@ def serve(
             inside = f"served as {each}"  # whatever the first one is called within the model
             model.load_adapter(folder, inside)
             models[each] = Served(inside, written[each])
+    if beside:
+        console.print(_room_of(model), highlight=False)
     writer = Writer(Engine(model, count, texts.capacity), model)
     names = ", ".join(models)
     console.print(
@@ -91,6 +100,18 @@ def serve(
         _run(models, writer, place)
     finally:
         writer.close()
+
+
+def _room_of(model: QLoRAModel) -> str:
+    """What the adapters take, beside one another."""
+    adapters = list(model.adapters.values())
+    configs = [adapter.config for adapter in adapters]
+    each = [a.device_bytes for i, a in enumerate(adapters) if a.config not in configs[:i]]
+    host = sum(adapter.host_bytes for adapter in adapters)
+    return (
+        f"{len(adapters)} adapters take {sum(each) / MIB:,.1f} MiB of the device and "
+        f"{host / MIB:,.1f} MiB of host memory"
+    )
 
 
 def _listening(port: int) -> socket.socket:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError, DataError
 from qlora_wgpu.generation.growing_text import Text
-from qlora_wgpu.generation.prompts import prompt_length, together
+from qlora_wgpu.generation.prompts import Reading, prompt_length, together
 from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.programs import Programs
@@ -24,6 +24,8 @@ from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import NONE, make_seen
 
 _AHEAD_SECONDS = 0.12  # of work that is done before its tokens are looked at
+
+_PROMPT_SECONDS = 0.25  # of prompts that are computed between two tokens of other texts
 
 Logits = npt.NDArray[np.float32] | None
 """Of each text, where they are told."""
@@ -64,6 +66,7 @@ class Engine:
         self._waiting: deque[Text] = deque()
         self._growing: list[Text] = []
         self._unread: list[Text] = []  # those among them that are to be computed, or anew
+        self._reading: Reading | None = None  # of some of these, if it pauses
         self._free = list(range(texts))[::-1]
         self._seconds = math.inf  # that a turn takes
         self._version = model.parameters_version
@@ -158,7 +161,7 @@ class Engine:
                 text.place = self._free.pop()
                 self._growing.append(text)
                 self._unread.append(text)
-        return going + self._read_prompts()
+        return going + self._read_prompts(_PROMPT_SECONDS if going else math.inf)
 
     def _going(self) -> list[Text]:
         """Texts whose prompts are computed."""
@@ -171,7 +174,7 @@ class Engine:
         self._version = self._model.parameters_version
         for text in self._growing:
             text.ahead.clear()
-        self._unread = list(self._growing)
+        self._unread, self._reading = list(self._growing), None
 
     def _take(self, texts: Sequence[Text], tokens: Sequence[int], logits: Logits) -> None:
         for row, (text, token) in enumerate(zip(texts, tokens, strict=True)):
@@ -199,41 +202,54 @@ class Engine:
         rotations = {r for program in made for r in program.batch.angles}
         return not all(r.is_same(text.length, text.rotated_length) for r in rotations)
 
-    def _read_prompts(self) -> list[Text]:
-        """Computes the texts that wait for it, all of each, and chooses the tokens after them."""
+    def _read_prompts(self, seconds: float) -> list[Text]:
+        """Computes the texts that wait for it, all of each, and chooses the tokens after them.
+
+        Args:
+            seconds: How long at most: others wait, and it goes on in the next turn.
+        """
         done: list[Text] = []
+        end = time.perf_counter() + seconds
         while self._unread:
-            texts = together(self._unread, self.capacity) if self._beside else self._unread[:1]
-            tokens, logits = self._read(texts)
+            if self._reading is None or not set(self._reading.texts) & set(self._unread):
+                self._reading = self._begin_reading()
+            reading, self._reading = self._reading, None
+            if not reading.go_on(end - time.perf_counter() if self._pauses else math.inf):
+                self._reading = reading
+                break
+            tokens, logits = reading.end()
+            # Who was cancelled meanwhile has left.
+            rows = [row for row, text in enumerate(reading.texts) if text in self._unread]
+            texts = [reading.texts[row] for row in rows]
             self._unread = [text for text in self._unread if text not in texts]
-            self._take(texts, tokens, logits)
+            self._take(
+                texts, [tokens[row] for row in rows], None if logits is None else logits[rows]
+            )
             done += texts
+            if time.perf_counter() >= end:
+                break
         return done
+
+    @property
+    def _pauses(self) -> bool:
+        """Whether new tokens may come in the middle of a prompt: states are whole at its end."""
+        return not self._cache.states
 
     @property
     def _beside(self) -> bool:
         """Whether prompts may be computed together: states are kept of one text at a time."""
         return bool(self._cache.layers) and not self._cache.states
 
-    def _read(self, texts: Sequence[Text]) -> tuple[list[int], Logits]:
+    def _begin_reading(self) -> Reading:
+        texts = together(self._unread, self.capacity) if self._beside else self._unread[:1]
         length = prompt_length(max(text.length for text in texts), self.capacity)
-        program = self._program(len(texts), length, told=texts[0].logprobs is not None)
-        for text in texts:
-            text.rotated_length = text.length
-        tokens = program.read_prompts(
-            [text.all_ids for text in texts],
-            [text.place for text in texts],
-            [text.sampling for text in texts],
-            [text.seed for text in texts],
-            [len(text.ids) for text in texts],
-        )
-        return tokens, None if program.kept is None else program.logits()
+        told = texts[0].logprobs is not None
+        return Reading(self._program(len(texts), length, told=told), texts)
 
     def _next_tokens(self, texts: Sequence[Text]) -> tuple[list[list[int]], Logits]:
         """Computes a token of each text, and chooses the one after it; perhaps more of them.
 
         Where a text's logits are told, it is one: they are of the last.
-
         """
         rows = next(size for size in self.sizes if size >= len(texts))
         extra = rows - len(texts)

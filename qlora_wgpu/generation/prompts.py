@@ -6,13 +6,64 @@ order, and causal attention ends with the row's own tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import time
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from qlora_wgpu.data import bucket_length
 from qlora_wgpu.generation.growing_text import Text
+from qlora_wgpu.model.token_programs import TokenPrograms
 
 _MOST_TOKENS = 512  # of prompts that are computed together, padding included
 _MOST_PROMPTS = 8
+
+
+class Reading:
+    """Prompts that are being computed, piece by piece.
+
+    Attributes:
+        texts: Whose they are.
+    """
+
+    def __init__(self, program: TokenPrograms, texts: Sequence[Text]) -> None:
+        """Computes nothing yet.
+
+        Args:
+            program: Of as many prompts, long enough for each.
+            texts: Whose they are, each with a place.
+        """
+        self.texts = list(texts)
+        self._program = program
+        self._prompts = [text.all_ids for text in texts]
+        self._places = [text.place for text in texts]
+        for text in texts:
+            text.rotated_length = text.length
+        program.begin_prompts(self._prompts, self._places)
+        self._pieces: Iterator[None] | None = None
+
+    def go_on(self, seconds: float) -> bool:
+        """Computes for so long, a piece at least; whether that was all."""
+        if self._pieces is None and math.isinf(seconds):
+            self._program.hidden.run()  # which waits for nothing
+            return True
+        self._pieces = self._pieces or self._program.hidden.run_in_pieces()
+        end = time.perf_counter() + seconds
+        return not any(time.perf_counter() >= end for _ in self._pieces)
+
+    def end(self) -> tuple[list[int], npt.NDArray[np.float32] | None]:
+        """The tokens after them, and the logits where they are told."""
+        program, texts = self._program, self.texts
+        tokens = program.end_prompts(
+            self._prompts,
+            self._places,
+            [text.sampling for text in texts],
+            [text.seed for text in texts],
+            [len(text.ids) for text in texts],
+        )
+        return tokens, None if program.kept is None else program.logits()
 
 
 def prompt_length(tokens: int, capacity: int) -> int:

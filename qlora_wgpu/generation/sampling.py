@@ -10,6 +10,8 @@ import numpy as np
 
 from qlora_wgpu.errors import ConfigError, brief
 
+_HOTTEST = 1_000_000  # where all tokens are as likely as one another
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -41,8 +43,8 @@ class Sampling:
         check_count("top_k", self.top_k)
         if self.seed is not None:
             check_count("seed", self.seed)
-        if not _is_number(self.temperature) or not 0 <= self.temperature < math.inf:
-            raise _wrong("temperature", "a number from 0 on", self.temperature)
+        if not _is_number(self.temperature) or not 0 <= self.temperature <= _HOTTEST:
+            raise _wrong("temperature", f"a number from 0 to {_HOTTEST:,}", self.temperature)
         if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise _wrong("top_p", "a number above 0 and at most 1", self.top_p)
         if not _is_number(self.min_p) or not 0 <= self.min_p <= 1:

@@ -27,6 +27,7 @@ class Plan:
         textures: Whether each slot is a texture.
         slot_of: The slot of each intermediate.
         storages: What lives outside the slots, in the order of first use.
+        apart: Whether it may run while another program pauses: slots are those of such plans alone.
     """
 
     launches: tuple[Launch, ...]
@@ -34,6 +35,7 @@ class Plan:
     textures: tuple[bool, ...]
     slot_of: dict[Tensor, int]
     storages: tuple[Storage, ...]
+    apart: bool = False
 
     @property
     def activation_bytes(self) -> int:
@@ -97,13 +99,20 @@ class Plan:
         return sum(parked.nbytes for each in self.launches for parked in each.saves.values())
 
 
-def make_plan(graph: Graph, outputs: tuple[Tensor, ...] = (), *, in_textures: bool = False) -> Plan:
+def make_plan(
+    graph: Graph,
+    outputs: tuple[Tensor, ...] = (),
+    *,
+    in_textures: bool = False,
+    apart: bool = False,
+) -> Plan:
     """Plans a traced graph.
 
     Args:
         graph: What was traced; nothing more is.
         outputs: Intermediates that are read after the run, and therefore keep their slots.
         in_textures: Whether all intermediates that may lie in textures do, for checks.
+        apart: Whether it may run while another program pauses.
 
     Returns:
         A plan with only the launches that lead to an output or to bytes that outlive the run.
@@ -118,7 +127,7 @@ def make_plan(graph: Graph, outputs: tuple[Tensor, ...] = (), *, in_textures: bo
         for t in launch.tensors.values()
         if t.storage is not None
     )
-    return Plan(tuple(launches), tuple(slots), tuple(textures), slot_of, tuple(storages))
+    return Plan(tuple(launches), tuple(slots), tuple(textures), slot_of, tuple(storages), apart)
 
 
 def _needed(graph: Graph, outputs: tuple[Tensor, ...]) -> list[Launch]:

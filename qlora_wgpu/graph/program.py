@@ -16,12 +16,16 @@ from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.submits import MeasuredSubmits, Piece, boxes, cut, parts_needed
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
+_PIECE = 16  # dispatches between which a program can pause, where submits are not cut by time
+_Kind = tuple[bool, bool]  # of a slot: whether it is a texture, and of plans that are apart
+
 
 class SlotPool:
     """The memory behind the slots of all plans of a model; plans run one at a time and share it.
 
     Attributes:
         traffic: What comes and goes while they run.
+        runs: How many have begun, but for those whose slots are apart.
     """
 
     def __init__(self, device: Device) -> None:
@@ -30,30 +34,33 @@ class SlotPool:
         self._device = device
         self._buffers: list[Any] = []
         self._sizes: list[int] = []
-        self._textures: list[bool] = []
+        self._kinds: list[_Kind] = []
+        self.runs = 0
 
     def take(self, plan: Plan) -> list[Any]:
         """Finds a buffer or texture for each of a plan's slots, allocating what the pool lacks."""
         chosen = []
-        for index in _taken(plan, self._sizes, self._textures):
+        for index in _taken(plan, self._sizes, self._kinds):
             if index == len(self._buffers):
-                make = self._device.texture if self._textures[index] else self._device.buffer
+                is_texture, _ = self._kinds[index]
+                make = self._device.texture if is_texture else self._device.buffer
                 self._buffers.append(make(self._sizes[index], "activations", "an activation slot"))
             chosen.append(self._buffers[index])
         return chosen
 
 
-def _taken(plan: Plan, sizes: list[int], textures: list[bool]) -> Iterator[int]:
+def _taken(plan: Plan, sizes: list[int], kinds: list[_Kind]) -> Iterator[int]:
     """Which of a pool's buffers a plan's slots take; what is lacking is added to the lists."""
     free = sorted(range(len(sizes)), key=lambda i: sizes[i])
     # The largest first: those that fit nowhere are new, the rest take the tightest.
     for size, texture in zip(plan.slots, plan.textures, strict=True):
-        fits = (i for i in free if sizes[i] >= size and textures[i] == texture)
+        kind = texture, plan.apart
+        fits = (i for i in free if sizes[i] >= size and kinds[i] == kind)
         index = next(fits, None)
         if index is None:
             index = len(sizes)
             sizes.append(size)
-            textures.append(texture)
+            kinds.append(kind)
         else:
             free.remove(index)
         yield index
@@ -62,12 +69,12 @@ def _taken(plan: Plan, sizes: list[int], textures: list[bool]) -> Iterator[int]:
 def pooled_bytes(plans: Sequence[Plan]) -> int:
     """Bytes of the slots of plans that share a pool, in the order in which they are made ready."""
     sizes: list[int] = []
-    textures: list[bool] = []
+    kinds: list[_Kind] = []
     for plan in plans:
-        for _ in _taken(plan, sizes, textures):
+        for _ in _taken(plan, sizes, kinds):
             pass
-    each = zip(sizes, textures, strict=True)
-    return sum((texture_bytes if t else buffer_bytes)(nbytes) for nbytes, t in each)
+    each = zip(sizes, kinds, strict=True)
+    return sum((texture_bytes if kind[0] else buffer_bytes)(nbytes) for nbytes, kind in each)
 
 
 def allocate(device: Device, storage: Storage) -> None:
@@ -126,6 +133,7 @@ class Program:
         self._device = device
         for storage in plan.storages:
             allocate(device, storage)
+        self._pool = pool
         self._slots = pool.take(plan)
         self._traffic = pool.traffic
         self._host_steps = pool.traffic.steps(plan.launches)
@@ -178,6 +186,7 @@ class Program:
             DeviceError: If the driver refuses something, or the GPU was lost.
         """
         with self._device.in_turn:
+            self._pool.runs += not self.plan.apart
             if self._submits is None:
                 self._took = self._measured()
                 self._submits = self._cut(self._took)
@@ -187,6 +196,29 @@ class Program:
                     each.run()
                 else:
                     self._device.submit(self._recorded(each))
+
+    def run_in_pieces(self) -> Iterator[None]:
+        """Runs as ``run`` does, and waits and yields after each piece of the work.
+
+        Programs that are apart may run in between. Where another one did, all of it is run anew, at
+        once, as it is where the host has something to do within it.
+        """
+        if self._submits is None or self._host_steps:
+            self.run()
+            return
+        self._pool.runs += 1
+        own = self._pool.runs
+        for submit in self._submits:
+            assert not isinstance(submit, HostStep)
+            size = len(submit) if self._device.pace.is_bounded else _PIECE
+            for first in range(0, len(submit), size):
+                if self._pool.runs != own:
+                    self.run()
+                    return
+                with self._device.in_turn:
+                    self._device.submit(self._recorded(submit[first : first + size]))
+                    self._device.read(self._uniforms[0], 4)
+                yield
 
     @property
     def pieces(self) -> list[list[Dispatch]]:

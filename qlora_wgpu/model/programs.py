@@ -96,10 +96,12 @@ class Programs:
         """What comes and goes while they run."""
         return self._pool.traffic
 
-    def from_graph(self, graph: Graph, outputs: tuple[Tensor, ...] = ()) -> Program:
+    def from_graph(
+        self, graph: Graph, outputs: tuple[Tensor, ...] = (), *, apart: bool = False
+    ) -> Program:
         """Plans a graph and makes it ready; ``outputs`` can be read after a run."""
         with self._device.in_turn:
-            return Program(self._device, make_plan(graph, outputs), self._pool)
+            return Program(self._device, make_plan(graph, outputs, apart=apart), self._pool)
 
     def fill_kept(self) -> None:
         """Dequantizes the weights that are kept so; their codes are there by now."""
@@ -131,9 +133,9 @@ class Programs:
         with self._device.in_turn:
             graphs = self._layout.token_graphs(texts, length, cache, seen, told=told)
             self._fill_strips()
-            kept = graphs.kept
-            first = self.from_graph(graphs.hidden)
-            second = self.from_graph(graphs.head, () if kept is None else (kept,))
+            kept, apart = graphs.kept, graphs.apart
+            first = self.from_graph(graphs.hidden, apart=apart)
+            second = self.from_graph(graphs.head, () if kept is None else (kept,), apart=apart)
             return TokenPrograms(
                 self._device, graphs.batch, graphs.next, first, second, graphs.choices,
                 self._layout.pretrained.architecture.vocab_size, kept,

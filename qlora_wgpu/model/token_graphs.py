@@ -29,3 +29,9 @@ class TokenGraphs:
     hidden: Graph
     head: Graph
     kept: Tensor | None
+
+    @property
+    def apart(self) -> bool:
+        """Whether it may run while a prompt pauses: new tokens, where there are other texts."""
+        cache = self.batch.cache
+        return self.batch.decodes and cache is not None and cache.texts > 1

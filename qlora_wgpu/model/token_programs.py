@@ -88,7 +88,22 @@ class TokenPrograms:
             self.head.run()
         return self._chosen((first[:, None] + np.arange(count)) % MOST_AHEAD)
 
-    def read_prompts(
+    def begin_prompts(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> None:
+        """Writes prompts for ``hidden``, which keeps their keys and values.
+
+        Args:
+            prompts: As many as the batch has rows, checked, none longer than a row.
+            places: Which of the cache's texts they are of.
+        """
+        count, length = self.batch.batch, self.batch.seq
+        ids, mask = np.zeros((2, count, length), np.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)], mask[row, : len(prompt)] = prompt, 1
+        lasts = length * np.arange(count) + mask.sum(axis=1) - 1
+        none = np.zeros((count, 1), np.int64)
+        self._write(self.batch, ids, mask, lasts, none, np.array(places)[:, None])
+
+    def end_prompts(
         self,
         prompts: Sequence[Sequence[int]],
         places: Sequence[int],
@@ -96,27 +111,21 @@ class TokenPrograms:
         seeds: Sequence[int],
         steps: Sequence[int],
     ) -> list[int]:
-        """The tokens after prompts, of which keys and values are kept; ``NONE`` as of ``run``.
+        """The tokens after prompts that were computed; ``NONE`` as of ``run``.
 
         Args:
-            prompts: As many as the batch has rows, checked, none longer than a row.
+            prompts: Those prompts.
             places: Which of the cache's texts they are of.
             settings: How each text's tokens are chosen.
             seeds: Each text's.
             steps: Tokens of each prompt that were chosen before.
         """
-        count, length = self.batch.batch, self.batch.seq
-        ids, mask = np.zeros((2, count, length), np.int64)
-        for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt)], mask[row, : len(prompt)] = prompt, 1
-        lasts = mask.sum(axis=1) - 1
-        at, none = np.array(places)[:, None], np.zeros((count, 1), np.int64)
-        self._write(self.batch, ids, mask, length * np.arange(count) + lasts, none, at)
-        self._write(self.next, none, np.ones_like(none), np.arange(count), none, at)
+        none = np.zeros((len(prompts), 1), np.int64)
+        at = np.array(places)[:, None]
+        self._write(self.next, none, np.ones_like(none), np.arange(len(prompts)), none, at)
         self._settle(settings, seeds, steps)
         for place, prompt in zip(places, prompts, strict=True):
             self.note_seen(place, prompt)
-        self.hidden.run()
         self.head.run()
         return [each[0] for each in self._chosen(none)]
 

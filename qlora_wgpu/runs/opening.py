@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.fitting import refuse_other_base
-from qlora_wgpu.model.adapter_state import as_begun
+from qlora_wgpu.model.adapter_state import as_begun, config_of
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
@@ -221,6 +221,19 @@ def _numerics(settings: Config) -> dict[str, Any]:
 
 def _in_words(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} = {str(v).lower()}" for key, v in values.items())
+
+
+def configs_of(source: OpenedModel, folders: Iterable[str]) -> tuple[LoraConfig, ...]:
+    """What adapters beside the first one are: their ranks, scalings and targets.
+
+    Raises:
+        CheckpointError: If one is damaged or does not fit the base.
+    """
+    of, configs = source.architecture, []
+    for folder in folders:
+        tensors, stored = load_adapter(folder, biases=True, stacking=of.stacking)
+        configs.append(config_of(stored, tensors, of))
+    return tuple(configs)
 
 
 def load_adapted(

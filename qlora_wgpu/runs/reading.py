@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from qlora_wgpu.config import Config
+from qlora_wgpu.config import Config, LoraConfig
 from qlora_wgpu.data import Dataset, bucket_length
 from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.prompts import largest_batch
@@ -46,11 +46,13 @@ class Texts:
         prompt: Tokens of the longest prompt.
         capacity: Most tokens of a text.
         count: How many grow at a time.
+        others: Adapters that they may have instead of the model's own.
     """
 
     prompt: int
     capacity: int
     count: int = 1
+    others: tuple[LoraConfig, ...] = ()
 
     @classmethod
     def of(
@@ -62,10 +64,15 @@ class Texts:
         return cls(min(prompt, limit), min(prompt + answer, limit), count)
 
     def plans(self, layout: ModelLayout) -> Sequence[Plan]:
-        """The largest prompts, and a token after them."""
+        """The largest prompts, and a token after them, with each shape of adapter."""
         prompts = largest_batch(self.prompt, self.capacity, self.count)
         sizes = [prompts, *((rows, 1) for rows in batch_sizes(self.count))]
-        return list(text_plans(layout, KVCache(self.capacity, self.count), sizes))
+        cache = KVCache(self.capacity, self.count)
+        layouts = [layout]
+        for other in map(layout.with_adapter, self.others):
+            if all(other.adapter.shape != each.adapter.shape for each in layouts):
+                layouts.append(other)
+        return [plan for each in layouts for plan in text_plans(each, cache, sizes)]
 
 
 @dataclass(frozen=True)

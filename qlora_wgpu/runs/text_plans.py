@@ -23,5 +23,5 @@ def text_plans(
     seen = make_seen(cache.texts, layout.pretrained.architecture.vocab_size)
     for texts, tokens in sizes:
         graphs = layout.token_graphs(texts, tokens, cache, seen)
-        yield make_plan(graphs.hidden)
-        yield make_plan(graphs.head)
+        yield make_plan(graphs.hidden, apart=graphs.apart)
+        yield make_plan(graphs.head, apart=graphs.apart)

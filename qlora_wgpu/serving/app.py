@@ -15,13 +15,15 @@ from contextlib import aclosing
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from qlora_wgpu.errors import ConfigError, DataError, QLoRAError, ShapeError
+from qlora_wgpu.data.json_text import parse_json
+from qlora_wgpu.errors import ConfigError, DataError, ShapeError, brief
 from qlora_wgpu.serving.asked import Asked
 from qlora_wgpu.serving.chat_request import ChatRequest
 from qlora_wgpu.serving.choice import Choice
@@ -29,7 +31,7 @@ from qlora_wgpu.serving.completion_request import CompletionRequest
 from qlora_wgpu.serving.forms import ChatForm, Form, TextForm
 from qlora_wgpu.serving.served import Served
 from qlora_wgpu.serving.together import together
-from qlora_wgpu.serving.writer import Answer, Writer
+from qlora_wgpu.serving.writer import Answer, Writer, told
 
 HOSTS = ["127.0.0.1", "localhost"]
 _MOST_BYTES = 16 << 20  # of a request
@@ -62,6 +64,7 @@ class ChatServer:
                 Route("/v1/chat/completions", self._chat, methods=["POST"]),
                 Route("/v1/completions", self._text, methods=["POST"]),
             ],
+            exception_handlers={HTTPException: _no_such},
             middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)],
         )
 
@@ -88,16 +91,16 @@ class ChatServer:
         if content != "application/json":
             return _error(415, "the request's Content-Type must be application/json")
         try:
-            asked = kind.read(json.loads(await _body(request)))
+            asked = kind.read(_json(await _body(request)))
             if asked.model not in self.models:
                 return self._no_model(asked.model)
             answers = await self._writer.ask(self.models[asked.model], asked)
-        except json.JSONDecodeError as err:
-            return _error(400, f"the request is not valid JSON: {err}")
         except (ConfigError, DataError, ShapeError) as err:
             return _error(400, str(err))
-        except QLoRAError as err:
-            return _error(500, str(err))
+        except ClientDisconnect:
+            return Response(status_code=400)  # which nobody reads
+        except Exception as err:  # no traceback for clients, nor in the terminal
+            return _error(500, str(told(err)))
         if asked.streamed:
             events = self._events(asked, answers, form)
             return StreamingResponse(events, media_type="text/event-stream")
@@ -105,7 +108,7 @@ class ChatServer:
 
     def _no_model(self, name: str) -> Response:
         known = ", ".join(map(repr, self.models))
-        return _error(404, f"there is no model {name!r} here, only {known}", "model_not_found")
+        return _error(404, f"there is no model {brief(name)} here, only {known}", "model_not_found")
 
     async def _whole(
         self, request: Request, asked: Asked, answers: Sequence[Answer], form: Form
@@ -117,8 +120,8 @@ class ChatServer:
                     choices[number].take(piece)
                     if await request.is_disconnected():
                         break
-        except QLoRAError as err:
-            return _error(500, str(err))
+        except Exception as err:
+            return _error(500, str(told(err)))
         head = _head(form.prefix, form.whole, asked.model)
         made = [choice.whole() for choice in choices]
         return JSONResponse(head | {"choices": made, "usage": _usage(asked, choices)})
@@ -141,11 +144,33 @@ class ChatServer:
             if asked.counted:
                 yield _event(head | {"choices": [], "usage": _usage(asked, choices)})
             yield "data: [DONE]\n\n"
-        except QLoRAError as err:
-            yield _event(_problem(str(err), "server_error"))
+        except Exception as err:
+            yield _event(_problem(str(told(err)), "server_error"))
         finally:
             for answer in answers:
                 answer.is_wanted = False  # whoever asked may have gone
+
+
+async def _no_such(request: Request, err: Exception) -> Response:
+    """What asks for something else, or otherwise, than there is."""
+    assert isinstance(err, HTTPException)
+    asked = f"{request.method} {request.url.path}"
+    there = "/v1/models, /v1/chat/completions and /v1/completions"
+    return _error(err.status_code, f"there is no {brief(asked)} here, only {there}")
+
+
+def _json(content: bytes) -> Any:
+    """A request's value.
+
+    Raises:
+        DataError: If it is no JSON.
+    """
+    try:
+        return parse_json(content.decode())
+    except UnicodeDecodeError as err:
+        raise DataError(f"the request is not text in UTF-8: {err}") from err
+    except DataError as err:
+        raise DataError(f"the request cannot be read: {err}") from err
 
 
 def _head(prefix: str, kind: str, model: str) -> dict[str, Any]:
@@ -156,12 +181,21 @@ def _head(prefix: str, kind: str, model: str) -> dict[str, Any]:
 
 
 async def _body(request: Request) -> bytes:
-    content = b""
+    """A request's bytes; of one that is too long the rest is passed over, so that it is told.
+
+    Raises:
+        DataError: If it is too long.
+    """
+    parts, size = [], 0
     async for part in request.stream():
-        content += part
-        if len(content) > _MOST_BYTES:
-            raise DataError(f"the request has more than {_MOST_BYTES:,} bytes")
-    return content
+        size += len(part)
+        if size <= _MOST_BYTES:
+            parts.append(part)
+        elif size > 16 * _MOST_BYTES:
+            break
+    if size > _MOST_BYTES:
+        raise DataError(f"the request has more than {_MOST_BYTES:,} bytes")
+    return b"".join(parts)
 
 
 def _usage(asked: Asked, choices: Sequence[Choice]) -> dict[str, int]:

@@ -24,6 +24,7 @@ _COMMON = {
     "model", "stream", "stream_options", "stop", "max_tokens", "n", *_SAMPLING, *_SAYS_NOTHING,
     *_DEFAULTS,
 }  # fmt: skip
+_STREAM_OPTIONS = {"include_usage", "include_obfuscation"}  # the latter says nothing
 _MOST_STOPS = 16
 MOST_ANSWERS = 64
 """Of a request."""
@@ -80,6 +81,8 @@ def read_common(body: Any, known: Collection[str], defaults: Mapping[str, Any]) 
     options = body.get("stream_options") or {}
     if not isinstance(options, dict):
         raise DataError("stream_options must be an object")
+    if unknown := sorted(set(options) - _STREAM_OPTIONS):
+        raise ConfigError(f"stream_options: {brief(unknown[0])} is not known here: leave it out")
     model = body.get("model")
     if not isinstance(model, str):
         raise DataError("'model' must be the name of a model")
@@ -114,14 +117,14 @@ def number_of_logprobs(name: str, value: Any) -> int:
     """
     check_count(name, value)
     if value > MOST_LOGPROBS:
-        raise ConfigError(f"{name} = {value} is more than {MOST_LOGPROBS}")
+        raise ConfigError(f"{name} = {brief(value)} is more than {MOST_LOGPROBS}")
     return int(value)
 
 
 def _refuse(body: Mapping[str, Any], known: Collection[str], more: Mapping[str, Any]) -> None:
     unknown = sorted(set(body) - _COMMON - set(known) - set(more))
     if unknown:
-        raise ConfigError(f"{unknown[0]!r} is not known here: leave it out")
+        raise ConfigError(f"{brief(unknown[0])} is not known here: leave it out")
     for name, default in {**_DEFAULTS, **more}.items():
         value = body.get(name)
         if value is not None and value != default and value:
@@ -161,5 +164,5 @@ def _count(value: Any) -> int:
         return 1
     check_count("n", value)
     if not 1 <= value <= MOST_ANSWERS:
-        raise ConfigError(f"n must be from 1 to {MOST_ANSWERS}, got {value}")
+        raise ConfigError(f"n must be from 1 to {MOST_ANSWERS}, got {brief(value)}")
     return int(value)

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from qlora_wgpu.errors import QLoRAError
@@ -158,6 +159,7 @@ class Writer:
         self._asked: deque[Answer] = deque()
         self._growing: list[Answer] = []
         self._closed = False
+        self._prompts = ThreadPoolExecutor(1, "prompts")
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
         self._thread.start()
 
@@ -168,9 +170,12 @@ class Writer:
             DataError: If the conversation has no room, or the template refuses it.
             ConfigError: If a setting is out of its range.
         """
+        # Elsewhere: answers go on while a long prompt becomes tokens.
+        loop = asyncio.get_running_loop()
+        each = await loop.run_in_executor(self._prompts, served.wanted, asked)
         answers = [
             Answer(served, wanted, asked.sampling_of(number), asked)
-            for number, wanted in enumerate(served.wanted(asked))
+            for number, wanted in enumerate(each)
         ]
         with self._changed:
             self._asked.extend(answers)
@@ -188,6 +193,7 @@ class Writer:
             self._closed = True
             self._changed.notify()
         self._thread.join()
+        self._prompts.shutdown()
 
     def _run(self) -> None:
         while True:

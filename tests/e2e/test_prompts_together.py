@@ -40,13 +40,13 @@ def kept_bits(engine, text):
 def test_beside_others_as_alone(device, tmp_path, monkeypatch, case):
     """Keys, values and logits of each, whatever its batch: of one to eight, padded as they come."""
     model = opened(case, tmp_path, device, "bfloat16", "nf4")
-    together_sizes, read = [], TokenPrograms.read_prompts
+    together_sizes, read = [], TokenPrograms.end_prompts
 
     def noted(program, texts, *others):
         together_sizes.append(len(texts))
         return read(program, texts, *others)
 
-    monkeypatch.setattr(TokenPrograms, "read_prompts", noted)
+    monkeypatch.setattr(TokenPrograms, "end_prompts", noted)
     one, many = Engine(model, 1, 64), Engine(model, 13, 64)
     list(many.add([1, 2], max_new_tokens=1))
     beside = [many.add(ids, SAMPLED, max_new_tokens=4, logprobs=2) for ids in prompts()]

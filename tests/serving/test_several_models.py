@@ -3,6 +3,7 @@
 import json
 import threading
 import urllib.request
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,9 @@ from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cli.serve import _named
 from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.chat import find_chat_template
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, OutOfMemoryError
+from qlora_wgpu.model.fitting_reading import fit_reading, reading_memory
+from qlora_wgpu.runs.reading import Texts
 from qlora_wgpu.serving.served import Served
 
 PLAIN = QuantConfig(scheme="none")
@@ -115,3 +118,28 @@ def test_names_on_the_command_line(place, monkeypatch):
     ]:
         with pytest.raises(ConfigError, match=message):
             _named(others, "second")
+
+
+def test_adapters_beside_the_first_are_planned(model):
+    """What the plan has more is what they have taken, and what their programs are told."""
+    model.set_adapter("default")
+    texts, configs = Texts(100, 128, 2), [each.config for each in model.adapters.values()]
+    own, third = model.layout.adapter.config, configs[-1]
+    assert own != third
+    alone = reading_memory(texts.plans(model.layout))
+    both = reading_memory(replace(texts, others=(third, third, own)).plans(model.layout))
+    more = both - alone
+    taken = model.adapters["third"].device_bytes
+    assert taken <= more["adapter"] <= 2 * taken  # of its shape once
+    assert 0 < more["uniforms"] <= alone["uniforms"]
+    assert not both["weights"] - alone["weights"]
+
+
+def test_a_budget_that_does_not_hold_them_is_refused(place):
+    layout = QLoRAModel.from_pretrained(place / "model", None, PLAIN).layout
+    texts = Texts(100, 128)
+    budget = sum(reading_memory(texts.plans(layout)).values())
+    assert fit_reading(layout, texts.plans, budget) is layout
+    large = replace(texts, others=(LoraConfig(r=4096, target_modules=["q_proj"]),))
+    with pytest.raises(OutOfMemoryError, match="of device memory"):
+        fit_reading(layout, large.plans, budget)

@@ -1,0 +1,120 @@
+"""Requests of a wrong form, and clients that come together and go: errors are of OpenAI's form."""
+
+import gc
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+
+import pytest
+from e2e.tiny import write_model
+from support.openai_http import TALK, ask, post, serving
+
+from qlora_wgpu import QLoRAModel, QuantConfig
+from qlora_wgpu.data import PromptFormat, Tokenizer
+from qlora_wgpu.data.chat import find_chat_template
+from qlora_wgpu.generation.growing_text import Text
+from qlora_wgpu.serving.served import Served
+
+HEAD = (
+    "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    "Content-Length: {}\r\n\r\n"
+)
+
+
+@pytest.fixture(scope="module")
+def url(device, tmp_path_factory):
+    folder = write_model(tmp_path_factory.mktemp("attacks") / "model")
+    model = QLoRAModel.from_pretrained(folder, quant=QuantConfig(scheme="none"), device=device)
+    tokenizer = Tokenizer.from_folder(folder)
+    written = PromptFormat("chat", tokenizer, find_chat_template("chatml", tokenizer))
+    with serving(model, {"tiny": Served("default", written)}) as address:
+        yield address
+
+
+def told(status_and_text, status=400):
+    found, text = status_and_text
+    error = json.loads(text)["error"]
+    assert found == status and set(error) == {"message", "type", "param", "code"}
+    assert len(error["message"]) < 500 and "Traceback" not in error["message"]
+    return error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"[" * 200_000, "nested too deeply"),
+        (b'{"model": "\xff"}', "not text in UTF-8"),
+        (b'{"model": "tiny", "temperature": NaN}', "NaN is not valid JSON"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "too many digits"),
+        (b'{"model": "a", "model": "b"}', "stands twice"),
+        (b'{"model": "\\ud800"}', "half a character"),
+        (b'{"model": "' + b"x" * (17 << 20) + b'"}', "more than 16,777,216 bytes"),
+    ],
+)
+def test_bodies_that_are_no_requests(url, body, message):
+    assert message in told(post(url, body))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {name: value}
+        for name in ("messages", "n", "seed", "stop", "temperature", "top_p", "max_tokens", "tools",
+                     "stream", "stream_options", "logprobs", "parallel_tool_calls", "tool_choice")
+        for value in ({"a": [1]}, [[7]], 10**300 + 0.5, -(10**40), "x" * 10_000)
+        if (name, value) != ("stop", "x" * 10_000)
+    ],
+)  # fmt: skip
+def test_values_of_wrong_kinds(url, change):
+    told(post(url, {"model": "tiny", "messages": TALK, **change}))
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"), [("nothing", "POST", 404), ("chat/completions", "GET", 405)]
+)
+def test_what_is_not_there(url, path, method, status):
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(urllib.request.Request(f"{url}/{path}", method=method))
+    assert "only /v1/models" in told((caught.value.code, caught.value.read()), status)
+
+
+def test_a_name_of_a_model_is_cut_short(url):
+    body = {"model": "x" * 100_000, "messages": TALK}
+    assert "there is no model" in told(post(url, body), 404)
+
+
+def test_a_template_that_fails_is_told(url, monkeypatch):
+    monkeypatch.setattr("qlora_wgpu.data.PromptFormat.ids", lambda *_: 1 / 0)
+    assert "ZeroDivisionError" in told(post(url, {"model": "tiny", "messages": TALK}), 500)
+
+
+def test_many_clients_of_whom_half_go_leave_nothing_behind(url):
+    port = int(url.split(":")[2].partition("/")[0])
+    whole = []
+
+    def client(number):
+        body = json.dumps({"model": "tiny", "messages": TALK, "stream": True, "seed": number,
+                           "max_tokens": 5}).encode()  # fmt: skip
+        with socket.create_connection(("127.0.0.1", port)) as place:
+            place.sendall(HEAD.format(len(body)).encode() + body)
+            if number % 2:
+                place.recv(100)
+                return
+            read = b""
+            while b"[DONE]" not in read:
+                part = place.recv(65536)
+                assert part
+                read += part
+            whole.append(number)
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(30)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(whole) == list(range(0, 30, 2))
+    assert ask(url, max_tokens=1)["choices"]
+    gc.collect()
+    assert sum(isinstance(each, Text) for each in gc.get_objects()) <= 2
