@@ -1,8 +1,10 @@
 """Every kernel against its reference, on all variants and on what a tuner may choose.
 
 usage: python benchmarks/gpu_checks.py OUT [--backend NAME] [--shard I/N] [--check NAME ...]
+           [--variant NAME ...] [--fewest]
 
-OUT.jsonl gets a row a check. What several profiles launch alike is checked once.
+OUT.jsonl gets a row a check. What several profiles launch alike is checked once. With ``--fewest``
+these are few checks that execute every statement of the shaders.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from gpu_rows import Rows
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.selfcheck.cases import Case
-from qlora_wgpu.selfcheck.results import DTYPES, _result, cases_of, variants
+from qlora_wgpu.selfcheck.coverage import fewest
+from qlora_wgpu.selfcheck.results import DTYPES, _result, _traced, cases_of, variants
 from qlora_wgpu.selfcheck.runner import Traced, Tracer
 from qlora_wgpu.tuning.candidates import bases, candidates
 
@@ -42,11 +45,23 @@ def launched(device: Device, profile: Profile, dtype: str, case: Case) -> tuple[
     return tuple((each.shader.label, each.workgroups, each.params) for each in run.launches)
 
 
-def work(device: Device, names: list[str]) -> Iterator[tuple[str, str, Profile, str, Case]]:
+def few_cases_of(device: Device, profile: Profile, dtype: str) -> list[Case]:
+    """Few checks that execute every statement, in the order of all."""
+    traced = _traced(device, profile, dtype)
+    chosen = fewest(frozenset[tuple[str, str]]().union(*traced.values()), traced)
+    return [case for case in traced if case in chosen]
+
+
+def work(
+    device: Device, names: list[str], only: list[str], *, few: bool
+) -> Iterator[tuple[str, str, Profile, str, Case]]:
     seen: set[tuple[Any, ...]] = set()
+    cases = few_cases_of if few else cases_of
     for variant, profile in profiles(device).items():
+        if only and variant not in only:
+            continue
         for dtype in DTYPES:
-            for index, case in enumerate(cases_of(device, profile, dtype)):
+            for index, case in enumerate(cases(device, profile, dtype)):
                 if names and case.check not in names:
                     continue
                 launches = (dtype, case.check, launched(device, profile, dtype, case))
@@ -61,11 +76,17 @@ def main() -> None:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--shard", default="0/1", help="which part of the checks, of how many")
     parser.add_argument("--check", nargs="*", default=[], help="these alone")
+    parser.add_argument("--variant", nargs="*", default=[], help="these kernels alone")
+    parser.add_argument(
+        "--fewest", action="store_true", help="few checks that execute every statement"
+    )
     args = parser.parse_args()
     shard, shards = map(int, args.shard.split("/"))
     device = Device(backend=args.backend)
     rows = Rows(Path(f"{args.out}.jsonl"))
-    for number, (key, variant, profile, dtype, case) in enumerate(work(device, args.check)):
+    for number, (key, variant, profile, dtype, case) in enumerate(
+        work(device, args.check, args.variant, few=args.fewest)
+    ):
         if number % shards != shard:
             continue
 
