@@ -14,19 +14,17 @@ from typing import Any
 
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.adapters import choose_adapter
-from qlora_wgpu.gpu.attempts import attempt, has_crashed
 from qlora_wgpu.gpu.calls import driver_call
 from qlora_wgpu.gpu.forks import note_opened, refuse_fork, refuse_inherited
 from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.memory_counter import MemoryCounter
 from qlora_wgpu.gpu.pace import Pace
-from qlora_wgpu.gpu.probe import MatrixUnits, matrix_units, subgroup_size
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.sizes import TEXTURE_ROW, TEXTURE_WIDTH, buffer_bytes, texture_bytes
 from qlora_wgpu.gpu.transfers import Transfers
+from qlora_wgpu.gpu.trying import try_matrix_units, try_subgroups
 from qlora_wgpu.gpu.uniforms import read_at_once
 from qlora_wgpu.gpu.wgsl import Shader
-from qlora_wgpu.version import __version__
 
 _TIMEOUT = 1800.0  # seconds
 # So that the GPU begins while the host still encodes.
@@ -146,17 +144,10 @@ class Device(Transfers):
 
     def _choose_profile(self) -> Profile:
         if self.is_cpu:
-            tried = f"subgroups {self._driver}"
-            if not has_crashed(tried):
-                with attempt(tried, f"trying textures and subgroups of {self.name}"):
-                    self._broadcasting = subgroup_size(self)
-            else:
-                self.notes = (
-                    f"{self.name} ended the process when its textures and subgroups were tried: "
-                    "operands lie in buffers instead, which is slower; update its driver",
-                )
+            self._broadcasting, problem = try_subgroups(self)
+            self.notes = (problem,) if problem else ()
             return cpu_profile(self._broadcasting)
-        units = self._matrix_units()
+        units = try_matrix_units(self)
         if units.refusal:
             self.notes = (
                 f"the matrix units of {self.name} are not used: {units.refusal}; products go "
@@ -164,19 +155,6 @@ class Device(Transfers):
             )
         profile = gpu_profile(units.shape, self.limits)
         return replace(profile, gemm_kind="tiled") if units.refusal else profile
-
-    def _matrix_units(self) -> MatrixUnits:
-        tried = f"matrix units {self._driver}"
-        if has_crashed(tried):
-            return MatrixUnits(None, "the driver ended the process when they were tried")
-        with attempt(tried, f"trying the matrix units of {self.name}"):
-            return matrix_units(self)
-
-    @property
-    def _driver(self) -> str:
-        """The GPU, its driver, and this version, which may ask other things of them."""
-        parts = (self.name, self.gpu.info["description"], self.backend.name, __version__)
-        return " ".join(map(str, parts))
 
     @property
     def max_binding(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from qlora_wgpu.cache_folder import cache_path
 from qlora_wgpu.errors import DeviceError
-from qlora_wgpu.gpu import attempts, device
+from qlora_wgpu.gpu import attempts, trying
 from qlora_wgpu.gpu.attempts import attempt, has_crashed, under_way
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
@@ -77,8 +77,8 @@ def test_listeners_hear_what_is_under_way(monkeypatch):
 
 def opened(monkeypatch, *, is_cpu):
     """A device's profile and notes; its probes would find everything."""
-    monkeypatch.setattr(device, "matrix_units", lambda device: MatrixUnits(SHAPE))
-    monkeypatch.setattr(device, "subgroup_size", lambda device: 8)
+    monkeypatch.setattr(trying, "matrix_units", lambda device: MatrixUnits(SHAPE))
+    monkeypatch.setattr(trying, "subgroup_size", lambda device: 8)
     info = {"device": "card", "description": "driver", "adapter_type": "CPU" if is_cpu else "GPU"}
     own = Device.__new__(Device)
     own.gpu, own.backend = SimpleNamespace(info=info), SimpleNamespace(name="dawn")
@@ -90,7 +90,7 @@ def opened(monkeypatch, *, is_cpu):
 def test_probes_that_crash_are_left_out(monkeypatch, is_cpu):
     profile, notes = opened(monkeypatch, is_cpu=is_cpu)
     assert (profile.textures if is_cpu else profile.gemm_kind == "matrix") and not notes
-    monkeypatch.setattr(device, "has_crashed", lambda what: "card driver dawn" in what)
+    monkeypatch.setattr(trying, "has_crashed", lambda what: "card driver dawn" in what)
     profile, notes = opened(monkeypatch, is_cpu=is_cpu)
     assert not profile.textures and profile.gemm_kind == ("register" if is_cpu else "tiled")
     assert "ended the process when" in notes[0]
