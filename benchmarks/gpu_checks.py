@@ -10,6 +10,7 @@ these are few checks that execute every statement of the shaders.
 from __future__ import annotations
 
 import argparse
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -52,22 +53,28 @@ def few_cases_of(device: Device, profile: Profile, dtype: str) -> list[Case]:
     return [case for case in traced if case in chosen]
 
 
-def work(
-    device: Device, names: list[str], only: list[str], *, few: bool
-) -> Iterator[tuple[str, str, Profile, str, Case]]:
+def work(device: Device, args: argparse.Namespace) -> Iterator[tuple[str, str, Profile, str, Case]]:
+    """A shard's checks; a check is one shard's in all profiles, so that it sees what is alike."""
+    shard, shards = map(int, args.shard.split("/"))
     seen: set[tuple[Any, ...]] = set()
-    cases = few_cases_of if few else cases_of
+    cases = few_cases_of if args.fewest else cases_of
     for variant, profile in profiles(device).items():
-        if only and variant not in only:
+        if args.variant and variant not in args.variant:
             continue
         for dtype in DTYPES:
             for index, case in enumerate(cases(device, profile, dtype)):
-                if names and case.check not in names:
+                other = args.check and case.check not in args.check
+                if other or _number(case) % shards != shard:
                     continue
                 launches = (dtype, case.check, launched(device, profile, dtype, case))
                 if launches not in seen:
                     seen.add(launches)
                     yield f"{variant} {dtype} {case.check} {index}", variant, profile, dtype, case
+
+
+def _number(case: Case) -> int:
+    """Spreads checks over shards, whichever profile they are of."""
+    return zlib.crc32(f"{case.check} {case.arguments} {case.in_textures}".encode())
 
 
 def main() -> None:
@@ -81,14 +88,9 @@ def main() -> None:
         "--fewest", action="store_true", help="few checks that execute every statement"
     )
     args = parser.parse_args()
-    shard, shards = map(int, args.shard.split("/"))
     device = Device(backend=args.backend)
     rows = Rows(Path(f"{args.out}.jsonl"))
-    for number, (key, variant, profile, dtype, case) in enumerate(
-        work(device, args.check, args.variant, few=args.fewest)
-    ):
-        if number % shards != shard:
-            continue
+    for key, variant, profile, dtype, case in work(device, args):
 
         def check(
             variant: str = variant, profile: Profile = profile, dtype: str = dtype,
