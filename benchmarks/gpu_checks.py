@@ -1,13 +1,16 @@
 """Every kernel against its reference, on all variants and on what a tuner may choose.
 
 usage: python benchmarks/gpu_checks.py OUT [--backend NAME] [--shard I/N] [--check NAME ...]
+           [--variant NAME ...] [--fewest]
 
-OUT.jsonl gets a row a check. What several profiles launch alike is checked once.
+OUT.jsonl gets a row a check. What several profiles launch alike is checked once. With ``--fewest``
+these are few checks that execute every statement of the shaders.
 """
 
 from __future__ import annotations
 
 import argparse
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -19,7 +22,8 @@ from gpu_rows import Rows
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.selfcheck.cases import Case
-from qlora_wgpu.selfcheck.results import DTYPES, _result, cases_of, variants
+from qlora_wgpu.selfcheck.coverage import fewest
+from qlora_wgpu.selfcheck.results import DTYPES, _result, _traced, cases_of, variants
 from qlora_wgpu.selfcheck.runner import Traced, Tracer
 from qlora_wgpu.tuning.candidates import bases, candidates
 
@@ -42,17 +46,35 @@ def launched(device: Device, profile: Profile, dtype: str, case: Case) -> tuple[
     return tuple((each.shader.label, each.workgroups, each.params) for each in run.launches)
 
 
-def work(device: Device, names: list[str]) -> Iterator[tuple[str, str, Profile, str, Case]]:
+def few_cases_of(device: Device, profile: Profile, dtype: str) -> list[Case]:
+    """Few checks that execute every statement, in the order of all."""
+    traced = _traced(device, profile, dtype)
+    chosen = fewest(frozenset[tuple[str, str]]().union(*traced.values()), traced)
+    return [case for case in traced if case in chosen]
+
+
+def work(device: Device, args: argparse.Namespace) -> Iterator[tuple[str, str, Profile, str, Case]]:
+    """A shard's checks; a check is one shard's in all profiles, so that it sees what is alike."""
+    shard, shards = map(int, args.shard.split("/"))
     seen: set[tuple[Any, ...]] = set()
+    cases = few_cases_of if args.fewest else cases_of
     for variant, profile in profiles(device).items():
+        if args.variant and variant not in args.variant:
+            continue
         for dtype in DTYPES:
-            for index, case in enumerate(cases_of(device, profile, dtype)):
-                if names and case.check not in names:
+            for index, case in enumerate(cases(device, profile, dtype)):
+                other = args.check and case.check not in args.check
+                if other or _number(case) % shards != shard:
                     continue
                 launches = (dtype, case.check, launched(device, profile, dtype, case))
                 if launches not in seen:
                     seen.add(launches)
                     yield f"{variant} {dtype} {case.check} {index}", variant, profile, dtype, case
+
+
+def _number(case: Case) -> int:
+    """Spreads checks over shards, whichever profile they are of."""
+    return zlib.crc32(f"{case.check} {case.arguments} {case.in_textures}".encode())
 
 
 def main() -> None:
@@ -61,13 +83,14 @@ def main() -> None:
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--shard", default="0/1", help="which part of the checks, of how many")
     parser.add_argument("--check", nargs="*", default=[], help="these alone")
+    parser.add_argument("--variant", nargs="*", default=[], help="these kernels alone")
+    parser.add_argument(
+        "--fewest", action="store_true", help="few checks that execute every statement"
+    )
     args = parser.parse_args()
-    shard, shards = map(int, args.shard.split("/"))
     device = Device(backend=args.backend)
     rows = Rows(Path(f"{args.out}.jsonl"))
-    for number, (key, variant, profile, dtype, case) in enumerate(work(device, args.check)):
-        if number % shards != shard:
-            continue
+    for key, variant, profile, dtype, case in work(device, args):
 
         def check(
             variant: str = variant, profile: Profile = profile, dtype: str = dtype,

@@ -157,7 +157,8 @@ class Session:
             "driver": self._watch.during(begin, end),
         }
         if status != "done":
-            values["why"] = self._last_words(part, code)
+            late = status == "stopped"
+            values["why"] = "its time was up" if late else self._last_words(part, code)
         self._note(part.name, status=status, **values)
 
     def _needed(self, part: Part) -> float:

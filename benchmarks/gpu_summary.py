@@ -247,6 +247,8 @@ def _ceiling_lines(figures: Figures) -> list[str]:
 def _layer_lines(figures: Figures) -> list[str]:
     lines = []
     for name, layer in figures["layers"].items():
+        if not (layer["total_us"] or layer["failed"]):
+            continue
         lines.append(f"== {name}: us of a layer and the head")
         lines += [f"  {us:,.0f}: {key[:90]}" for key, us in layer["total_us"].items()]
         lines += [f"  failed: {key}: {why[:150]}" for key, why in layer["failed"].items()]
@@ -264,6 +266,8 @@ def _layer_lines(figures: Figures) -> list[str]:
 def _attention_lines(figures: Figures) -> list[str]:
     lines = []
     for name, rows in figures["attention"].items():
+        if not rows:
+            continue
         lines.append(f"== {name}")
         for row in rows:
             shown = row.get("failed", "")[:150] or ", ".join(
@@ -299,6 +303,8 @@ def _step_lines(figures: Figures) -> list[str]:
 def _other_lines(figures: Figures) -> list[str]:
     lines = []
     for name, rows in figures["others"].items():
+        if not rows:
+            continue
         lines.append(f"== {name}")
         for key, row in rows.items():
             shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
@@ -309,7 +315,8 @@ def _other_lines(figures: Figures) -> list[str]:
 
 
 def _loss_lines(figures: Figures) -> list[str]:
-    return ["== first losses"] + [f"{n}: {losses}" for n, losses in figures["losses"].items()]
+    lines = [f"{name}: {losses}" for name, losses in figures["losses"].items() if losses]
+    return ["== first losses", *lines]
 
 
 def _test_lines(figures: Figures) -> list[str]:

@@ -24,6 +24,8 @@ _Lookup = ctypes.CFUNCTYPE(_Pointer, _Pointer, _Name)
 MATRIX = 16  # rows, columns and depth of what AMD's, NVIDIA's and Intel's matrix units multiply
 _CreateModule = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, _Pointer, _Pointer)
 _GetProperties = ctypes.CFUNCTYPE(None, _Pointer, _Pointer)
+_SHARED_MEMORY_AT = 296 + 216  # of a VkPhysicalDeviceProperties' maxComputeSharedMemorySize
+_SHARED_MEMORY = 49_152  # bytes a workgroup, on NVIDIA's cards; AMD's have 64 KiB
 _SUBGROUP_SIZES = 1000225000  # VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_SUBGROUP_SIZE_CONTROL_PROPERTIES
 _ListMatrices = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, _Pointer)
 
@@ -68,7 +70,7 @@ class Capture:
     """Catches shader modules on their way to the driver.
 
     To the WebGPU implementation, the driver's matrix units are those of a card, ``MATRIX`` at once,
-    and its subgroups may be as wide.
+    its subgroups may be as wide, and its workgroups have a card's memory.
     """
 
     def __init__(self) -> None:
@@ -85,6 +87,7 @@ class Capture:
             b"vkCreateShaderModule": _CreateModule(self._create_module),
             b"vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR": _ListMatrices(self._matrices),
         }
+        self._own[b"vkGetPhysicalDeviceProperties"] = _GetProperties(self._limits)
         for name in (b"vkGetPhysicalDeviceProperties2", b"vkGetPhysicalDeviceProperties2KHR"):
             self._own[name] = _GetProperties(partial(self._properties, name))
         self._dlsym = _Lookup(self._symbol)
@@ -145,6 +148,11 @@ class Capture:
             info = ctypes.addressof(other)
         result: int = self._real[b"vkCreateShaderModule"](device, info, allocator, module)
         return result
+
+    def _limits(self, physical: int, properties: int) -> None:
+        self._real[b"vkGetPhysicalDeviceProperties"](physical, properties)
+        shared = ctypes.c_uint32.from_address(properties + _SHARED_MEMORY_AT)
+        shared.value = max(shared.value, _SHARED_MEMORY)
 
     def _properties(self, name: bytes, physical: int, properties: int) -> None:
         self._real[name](physical, properties)

@@ -40,9 +40,11 @@ def run_command(journal: Journal | None = None) -> None:
     """
     if journal is not None:
         # Imports NumPy, which what only tells of the program does without.
+        from qlora_wgpu.gpu import attempts
         from qlora_wgpu.mapped_files import map_listeners
 
         end_if_hung(overdue_call)
+        attempts.listeners.append(journal.note_under_way)
         map_listeners.append(journal.note_mapped)
     write_what_can_be_written()
     warnings.showwarning = _tell

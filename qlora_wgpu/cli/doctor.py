@@ -20,6 +20,7 @@ from qlora_wgpu.gpu.adapters import (
     installed_backends,
     list_adapters,
 )
+from qlora_wgpu.gpu.attempts import under_way
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.runs.machine import of_several, what_it_means
 from qlora_wgpu.selfcheck import Result, avoid_what_is_wrong, check_device, checks
@@ -75,7 +76,7 @@ def _list_gpus(console: Console) -> None:
             chosen = index == 0 and each is device.backend
             console.print(_describe(index, adapter, chosen))
     _show_choice(console, device)
-    with console.status("measuring how fast it trains"):
+    with console.status("measuring how fast it trains"), under_way("measuring how fast it trains"):
         meaning = what_it_means(device)
     console.print(f"\n{meaning}", style="bold", highlight=False)
     if text := of_several(len(cards())):

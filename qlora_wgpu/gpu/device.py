@@ -19,10 +19,10 @@ from qlora_wgpu.gpu.forks import note_opened, refuse_fork, refuse_inherited
 from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.memory_counter import MemoryCounter
 from qlora_wgpu.gpu.pace import Pace
-from qlora_wgpu.gpu.probe import matrix_units, subgroup_size
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.sizes import TEXTURE_ROW, TEXTURE_WIDTH, buffer_bytes, texture_bytes
 from qlora_wgpu.gpu.transfers import Transfers
+from qlora_wgpu.gpu.trying import try_matrix_units, try_subgroups
 from qlora_wgpu.gpu.uniforms import read_at_once
 from qlora_wgpu.gpu.wgsl import Shader
 
@@ -144,9 +144,10 @@ class Device(Transfers):
 
     def _choose_profile(self) -> Profile:
         if self.is_cpu:
-            self._broadcasting = subgroup_size(self)
+            self._broadcasting, problem = try_subgroups(self)
+            self.notes = (problem,) if problem else ()
             return cpu_profile(self._broadcasting)
-        units = matrix_units(self)
+        units = try_matrix_units(self)
         if units.refusal:
             self.notes = (
                 f"the matrix units of {self.name} are not used: {units.refusal}; products go "

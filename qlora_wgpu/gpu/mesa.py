@@ -6,11 +6,14 @@ import os
 from collections.abc import MutableMapping
 
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
+from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import MIB
 
 _THREADS_PER_PROCESSOR = 4
 _MOST_THREADS = 16  # that Mesa takes
+_WIDTH = "LP_NATIVE_VECTOR_WIDTH"
+_WIDTHS = (128, 256, 512)  # bits: Mesa 22 and 26 crash or hang with any other
 
 
 def add_software_threads(environ: MutableMapping[str, str]) -> None:
@@ -42,19 +45,36 @@ def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
     that a step is slower. Mesa's shader cache does not tell the widths apart, so that one which it
     does not choose itself, be it the user's, gets a folder of its own. What the user has set stays.
     It must be called before the driver is loaded.
+
+    Raises:
+        DeviceError: If the user has set a width with which the driver ends the process.
     """
-    if "LP_NATIVE_VECTOR_WIDTH" not in environ:
+    if _WIDTH not in environ:
         if not _gains_by_512_bits():
             return
-        environ["LP_NATIVE_VECTOR_WIDTH"] = "512"
+        environ[_WIDTH] = "512"
+    _check_width(environ[_WIDTH])
     if not {"MESA_SHADER_CACHE_DIR", "MESA_SHADER_CACHE_DISABLE"} & environ.keys():
-        folder = cache_path(f"mesa-{environ['LP_NATIVE_VECTOR_WIDTH']}")
+        folder = cache_path(f"mesa-{environ[_WIDTH]}")
         try:
             make_cache_folder(folder)  # Mesa makes the last folder only
         except OSError:
             environ["MESA_SHADER_CACHE_DISABLE"] = "true"  # else it complains on stderr
         else:
             environ["MESA_SHADER_CACHE_DIR"] = str(folder)
+
+
+def _check_width(text: str) -> None:
+    try:
+        width = int(text, 0)  # as Mesa reads it
+    except ValueError:
+        return  # which Mesa passes over
+    if width not in _WIDTHS:
+        raise DeviceError(
+            f"{_WIDTH} is {text}, and Mesa's software GPU ends the process with vectors of other "
+            f"than {', '.join(map(str, _WIDTHS[:-1]))} or {_WIDTHS[-1]} bits: unset it, or set "
+            "one of these"
+        )
 
 
 def _processors() -> int:

@@ -46,6 +46,8 @@ class Profile:
             that they stay in the cache.
         head_group: Such blocks whose gradient is one launch and one product, where they are on the
             device: fewer launches and more workgroups, for more memory.
+        head_rows: Label rows of which one such block is work enough for a launch, so that more are
+            taken of fewer rows alone; 0 where they always are.
         subgroup_size: Invocations of a subgroup, for kernels that read their operands from textures
             and broadcast them; 0 where those are not used.
         texture_nt_rows: Rows of results that an invocation of such a kernel holds, in products
@@ -76,6 +78,7 @@ class Profile:
     head_block: int
     logits_bytes: int
     head_group: int = 1
+    head_rows: int = 0
     gemm_kind: str = "register"
     attention_kind: str = "register"
     attention_strips: int = 4
@@ -138,6 +141,8 @@ CPU_PROFILE = Profile(
     attention_threads=8,
     attention_keys=4,
     head_block=2048,
+    head_group=8,
+    head_rows=128,
     logits_bytes=32 << 20,
 )
 GPU_PROFILE = Profile(
@@ -176,6 +181,7 @@ def cpu_profile(subgroup_size: int) -> Profile:
         rows_per_group=1,
         attention_threads=subgroup_size,
         skinny_group=(1, subgroup_size),
+        head_group=1,
         texture_nn_rows=32 if subgroup_size <= 8 else 16,
     )
 

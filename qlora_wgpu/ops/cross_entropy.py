@@ -23,6 +23,7 @@ from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.head_pair import HeadPair
 from qlora_wgpu.ops.logits import (
     chunk_rows,
+    head_group,
     head_groups,
     logits_of_block,
     logits_of_rows,
@@ -126,6 +127,7 @@ class _Loss:
     ) -> None:
         self._g, self._hidden, self._head, self._batch = g, hidden, head, batch
         self._block_rows = rows_of_a_block(g, head.matrix)
+        self._chunk = chunk_rows(g, head.matrix.rows, batch.rows)
         self._blocks = ceil_div(head.matrix.rows, self._block_rows)
         self._objective = objective
         self._partials = g.float_vector("sums of logits", 4 * batch.rows * self._blocks)
@@ -169,8 +171,8 @@ class _Loss:
         """The loss, and d hidden, a chunk of rows after the other."""
         g, batch = self._g, self._batch
         dhidden = self._zeros() if gradient else None
-        groups = head_groups(g, self._head.matrix) if gradient else []
-        chunks = self._chunks(chunk_rows(g, self._head.matrix.rows, batch.rows))
+        chunks = self._chunks(self._chunk)
+        groups = head_groups(g, self._head.matrix, self._chunk) if gradient else []
         kept = [self._partials, self._softmax, self.losses, *filter(None, [dhidden])]
         if gradient and self.pair is not None:
             kept += self.pair.written
@@ -393,7 +395,8 @@ class _Loss:
         )
         if self.of_rows is not None:
             self.of_rows.take(dlogits, row0, first, head.scale)
-        part = round_up(self._block_rows, PART_UNIT) if g.profile.head_group > 1 else 0
+        grouped = head_group(g, self._chunk) > 1
+        part = round_up(self._block_rows, PART_UNIT) if grouped else 0
         if self.pair is not None:
             turned = transposed(g, dlogits, first, self._batch, factors)
             self.pair.take(dlogits, turned, row0, first, made[1], part)

@@ -157,10 +157,25 @@ def rows_of_a_block(g: Graph, head: Matrix) -> int:
     return block_rows(g.weight("", 1, head.columns).nbytes, g.max_binding, g.profile.head_block)
 
 
-def head_groups(g: Graph, head: Matrix) -> list[tuple[int, Tensor]]:
-    """``(first row, some rows)`` of a resident head: what one product with its columns takes."""
+def head_group(g: Graph, rows: int) -> int:
+    """Blocks of a resident head whose gradient is one launch, of a chunk of so many rows.
+
+    A large vocabulary leaves few rows to a chunk, and many blocks.
+    """
+    group, enough = g.profile.head_group, g.profile.head_rows
+    return max(min(group, enough // rows), 1) if enough else group
+
+
+def head_groups(g: Graph, head: Matrix, rows: int) -> list[tuple[int, Tensor]]:
+    """``(first row, some rows)`` of a resident head: what one product with its columns takes.
+
+    Args:
+        g: The graph.
+        head: The head.
+        rows: Label rows that the product is made of.
+    """
     block = rows_of_a_block(g, head)
-    most = block * (1 if block % PART_UNIT else g.profile.head_group)
+    most = block * (1 if block % PART_UNIT else head_group(g, rows))
     return [
         (row0 + first, group)
         for row0, shard in head.shards(g)

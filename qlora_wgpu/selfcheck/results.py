@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from qlora_wgpu.errors import DeviceError, DeviceLostError, OutOfMemoryError
+from qlora_wgpu.gpu.attempts import attempt, has_crashed, under_way
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, plainer
@@ -102,6 +103,8 @@ def check_launches(
 
 def cases_of(device: Device, profile: Profile, dtype: str) -> list[Case]:
     """All checks in buffers, and those in textures that execute anything else."""
+    if not profile.textures:
+        return cases_for(profile)  # tracing them all, which takes a while, would add none
     traced = _traced(device, profile, dtype)
     chosen = [case for case in traced if not case.in_textures]
     missing = frozenset[tuple[str, str]]().union(*traced.values())
@@ -169,7 +172,8 @@ def problem_of(
     if not new:
         return ""
     progress("checking that the driver computes rightly, once")
-    results = list(check_launches(open_device(), graph, launches, new))
+    with attempt(_crash_kind(device), f"checking {device.name}"):
+        results = list(check_launches(open_device(), graph, launches, new))
     wrong = [result for result in results if not result.good]
     if wrong:
         first = wrong[0]
@@ -198,19 +202,23 @@ def give_way(device: Device) -> Profile | None:
 
 def avoid_what_is_wrong(device: Device) -> None:
     """Gives a device the kernels that this driver was not found to compute wrongly."""
-    while remembered.is_wrong(_wrong_kind(device)):
+    while (wrong := remembered.is_wrong(_wrong_kind(device))) or has_crashed(_crash_kind(device)):
         profile = plainer(device.profile)
         if profile is None:
             return
         device.notes += (
-            f"{device.name} computed wrongly before, with this driver: not with "
-            f"{_kinds(device.profile)}, but with {_kinds(profile)}",
+            f"{device.name} {'computed wrongly' if wrong else 'ended the process'} before, with "
+            f"this driver: not with {_kinds(device.profile)}, but with {_kinds(profile)}",
         )
         device.profile = profile
 
 
 def _wrong_kind(device: Device) -> str:
     return f"{_kinds(device.profile)} {identity(device)}"
+
+
+def _crash_kind(device: Device) -> str:
+    return f"checks of {_wrong_kind(device)}"
 
 
 def _kinds(profile: Profile) -> str:
@@ -225,7 +233,8 @@ def _result(
     for case in cases:
         run = Runner(device, profile, dtype, in_textures=case.in_textures)
         try:
-            case.function(run, *case.arguments)
+            with under_way(f"checking {name}, {variant}, {dtype}"):
+                case.function(run, *case.arguments)
         except (OutOfMemoryError, DeviceLostError):
             raise
         except Exception as err:  # whatever a driver's compiler or its validation raises

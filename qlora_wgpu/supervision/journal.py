@@ -58,6 +58,10 @@ class Journal:
         return self.folder / "opened"
 
     @property
+    def _under_way(self) -> Path:
+        return self.folder / "under_way"
+
+    @property
     def _mapped(self) -> Path:
         return self.folder / "mapped"
 
@@ -79,6 +83,19 @@ class Journal:
         """Notes a checkpoint that is whole."""
         with self._checkpoints.open("a", encoding="utf-8") as file:
             file.write(f"{folder}\n")
+
+    def note_under_way(self, doing: str) -> None:
+        """Notes what the driver is tried at; nothing, if that is empty."""
+        self._under_way.write_text(doing, encoding="utf-8")
+
+    def take_under_way(self) -> str:
+        """What a process was trying as it ended, once."""
+        try:
+            return self._under_way.read_text(encoding="utf-8")
+        except OSError:
+            return ""
+        finally:
+            self._under_way.unlink(missing_ok=True)
 
     def note_mapped(self, path: str, size: int) -> None:
         """Notes a file that is read through a map, and its size."""

@@ -145,8 +145,11 @@ def _failure(code: int, journal: Journal) -> str | None:
     crash = crash_name(code, windows=os.name == "nt")
     if crash is None:
         return None
-    words = journal.last_words()
-    return f"the GPU's driver ended the process ({crash}{': ' if words else ''}{words})"
+    words, doing = journal.last_words(), journal.take_under_way()
+    return (
+        f"the GPU's driver ended the process ({crash}{': ' if words else ''}{words})"
+        f"{' while ' if doing else ''}{doing}"
+    )
 
 
 def _exit_code(code: int) -> int:
@@ -160,6 +163,7 @@ def _exit_code(code: int) -> int:
 
 
 def _run(arguments: Sequence[str], journal: Journal, *, own_group: bool) -> int:
+    journal.take_under_way()  # an earlier process's
     # A group of its own, so that Ctrl-C comes once: from here. It cannot read from the terminal.
     own_group = own_group and os.name == "posix"
     with ExitStack() as until_its_end:

@@ -13,7 +13,7 @@ from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.section import Stream
 from qlora_wgpu.model.host_matrices import fill, streamed_matrix
 from qlora_wgpu.ops.cross_entropy import PLAIN, Objective, cross_entropy
-from qlora_wgpu.ops.logits import logits_of_rows
+from qlora_wgpu.ops.logits import head_groups, logits_of_rows
 from qlora_wgpu.ops.modules import DenseMatrix, Head, HostMatrix
 from qlora_wgpu.ops.trained_rows import TrainedRows, overwrite
 from qlora_wgpu.selfcheck.cases.common import filled_adapter, whole_gradient
@@ -138,6 +138,19 @@ def test_the_loss_of_a_chunk_takes_few_launches(device):
     chunks = -(-ROWS // CHUNK)
     for label in ("cross_entropy/sums", "cross_entropy/gradient", "lm_head/backward"):
         assert labels.count(label) == chunks, label
+
+
+@pytest.mark.parametrize(
+    ("profile", "rows", "blocks"),
+    [("cpu", 16, 8), ("cpu", 64, 2), ("cpu", 65, 1), ("cpu", 1000, 1), ("texture", 16, 1),
+     ("gpu", 16, 8), ("gpu", 1000, 8)],
+)  # fmt: skip
+def test_few_rows_take_more_blocks_at_once(device, profile, rows, blocks):
+    bench = Bench(device, "float32", PROFILES[profile])
+    matrix = DenseMatrix(24_000, 8, ((0, bench.weight(np.zeros((24_000, 8)))),))
+    groups = head_groups(bench.graph, matrix, rows)
+    assert groups[0][1].rows == min(blocks * bench.graph.profile.head_block, 24_000)
+    assert sum(group.rows for _, group in groups) == 24_000
 
 
 def test_one_block_is_in_a_texture_at_a_time(device):

@@ -113,6 +113,16 @@ def test_what_cannot_be_compiled_gives_way_once(own, folder):
     assert_trains_rightly(own, folder)
 
 
+def test_what_ended_the_process_is_not_checked_again(own, monkeypatch):
+    own.profile = MATRIX
+    monkeypatch.setattr(
+        results, "has_crashed", lambda what: "attention 'matrix'" in what and what[:6] == "checks"
+    )
+    avoid_what_is_wrong(own)
+    assert (own.profile.gemm_kind, own.profile.attention_kind) == ("matrix", "tiled")
+    assert "ended the process before" in own.notes[-1]
+
+
 def test_what_is_wrong_gives_way_until_something_is_right(own, folder, monkeypatch):
     def problem(device, open_device, graph, *rest):
         return "it is wrong" if graph.profile.gemm_kind != "register" else ""

@@ -1,7 +1,7 @@
 """Stands in for ``qlora-wgpu``: a process that does what the tests tell it to.
 
 usage: faulty_command.py train STEPS…, one per attempt:
-save | crash | hang | lost | cut | kill | sleep | deaf
+save | try | come-through | crash | hang | lost | cut | kill | sleep | deaf
 """
 
 import os
@@ -30,6 +30,10 @@ for step in filter(None, plan.split("+")):
         journal.note_checkpoint(Path(step))
     elif step == "open":
         journal.note_opened()
+    elif step == "try":
+        journal.note_under_way("checking gemm")
+    elif step == "come-through":
+        journal.note_under_way("")
     elif step == "crash":
         os.write(2, b"thread 'x' panicked at lib.rs:1\nParent device is lost\nstack backtrace:\n")
         os.abort()

@@ -47,6 +47,16 @@ def test_training_goes_on_from_the_newest_checkpoint(tmp_path, failure, words):
     assert "panicked" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("steps", "words"), [("try", " while checking gemm"), ("try+come-through", "")]
+)
+def test_a_crash_is_told_with_what_was_tried(tmp_path, steps, words):
+    done, _ = supervised(tmp_path, "train", f"1:{steps}+crash", "2:crash", "3:")
+    first, second = done.stderr.splitlines()
+    assert f"(SIGABRT: Parent device is lost){words}; going on" in first
+    assert "checking" not in second  # that was the first one's
+
+
 def test_without_a_checkpoint_the_run_begins_again(tmp_path):
     done, attempts = supervised(tmp_path, "train", "1:open+crash", "2:")
     assert done.returncode == 0 and "from the beginning" in done.stderr

@@ -15,6 +15,7 @@ from qlora_wgpu.cache_folder import (
 )
 from qlora_wgpu.checkpoint.cache_file import write_cache_file
 from qlora_wgpu.data.prepared import cache_folder
+from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.mesa import widen_software_vectors
 from qlora_wgpu.selfcheck import remembered
 from qlora_wgpu.tuning import cache
@@ -137,6 +138,19 @@ def test_mesa_keeps_its_width_where_nothing_is_gained(monkeypatch, home, cpu):
     environ = {}
     widen_software_vectors(environ)
     assert environ == {}
+
+
+@pytest.mark.parametrize("width", ["64", "384", "1024", "0", "-1", "0x100000"])
+def test_a_width_with_which_mesa_crashes_is_refused(home, width):
+    with pytest.raises(DeviceError, match=rf"is {width}, .*128, 256 or 512 bits: unset it"):
+        widen_software_vectors({"LP_NATIVE_VECTOR_WIDTH": width})
+
+
+@pytest.mark.parametrize("width", ["0x80", "256", "512", "wide", ""])
+def test_what_mesa_reads_as_a_good_width_or_none_is_not_refused(home, width):
+    environ = {"LP_NATIVE_VECTOR_WIDTH": width}
+    widen_software_vectors(environ)
+    assert environ["LP_NATIVE_VECTOR_WIDTH"] == width
 
 
 def test_a_width_of_the_user_shares_no_shaders(monkeypatch, home):

@@ -1,0 +1,96 @@
+"""What a driver crashes at is not tried for ever, and what it comes through counts for nothing."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from qlora_wgpu.cache_folder import cache_path
+from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu import attempts, trying
+from qlora_wgpu.gpu.attempts import attempt, has_crashed, under_way
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.matrix import Limits, MatrixShape
+from qlora_wgpu.gpu.probe import MatrixUnits
+
+CRASH = """\
+import os
+from qlora_wgpu.gpu.attempts import attempt
+with attempt("a", "trying a"):
+    os.abort()
+"""
+SHAPE = MatrixShape(16, 16, 16, 32)
+
+
+@pytest.fixture(autouse=True)
+def _home(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def crash():
+    done = subprocess.run([sys.executable, "-c", CRASH], capture_output=True, check=False)
+    assert done.returncode != 0
+
+
+def test_two_crashes_are_enough():
+    crash()
+    assert not has_crashed("a")  # which may have had another cause
+    crash()
+    assert has_crashed("a") and not has_crashed("b")
+
+
+def test_a_process_that_still_tries_has_not_crashed():
+    with attempt("a", ""), attempt("a", ""), attempt("a", ""):
+        assert not has_crashed("a")
+
+
+def test_what_was_come_through_is_forgotten():
+    crash()
+    with pytest.raises(DeviceError), attempt("a", ""):  # refused, which is no crash
+        raise DeviceError("no")
+    crash()
+    assert not has_crashed("a")
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a b -1 " + b"9" * 4000])
+def test_what_is_kept_may_be_anything(content):
+    with attempt("a", ""):
+        mark = next(cache_path("attempts").iterdir())
+    mark.write_bytes(content)
+    assert not has_crashed("a")
+
+
+def test_without_a_cache_it_is_tried(monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    with attempt("a", ""):
+        assert not has_crashed("a")
+
+
+def test_listeners_hear_what_is_under_way(monkeypatch):
+    heard = []
+    monkeypatch.setattr(attempts, "listeners", [heard.append])
+    with pytest.raises(DeviceError), under_way("trying a"):
+        raise DeviceError("no")
+    assert heard == ["trying a", ""]
+
+
+def opened(monkeypatch, *, is_cpu):
+    """A device's profile and notes; its probes would find everything."""
+    monkeypatch.setattr(trying, "matrix_units", lambda device: MatrixUnits(SHAPE))
+    monkeypatch.setattr(trying, "subgroup_size", lambda device: 8)
+    info = {"device": "card", "description": "driver", "adapter_type": "CPU" if is_cpu else "GPU"}
+    own = Device.__new__(Device)
+    own.gpu, own.backend = SimpleNamespace(info=info), SimpleNamespace(name="dawn")
+    own.limits, own.notes, own._broadcasting = Limits(1024, 49_152), (), 0
+    return own._choose_profile(), own.notes
+
+
+@pytest.mark.parametrize("is_cpu", [False, True])
+def test_probes_that_crash_are_left_out(monkeypatch, is_cpu):
+    profile, notes = opened(monkeypatch, is_cpu=is_cpu)
+    assert (profile.textures if is_cpu else profile.gemm_kind == "matrix") and not notes
+    monkeypatch.setattr(trying, "has_crashed", lambda what: "card driver dawn" in what)
+    profile, notes = opened(monkeypatch, is_cpu=is_cpu)
+    assert not profile.textures and profile.gemm_kind == ("register" if is_cpu else "tiled")
+    assert "ended the process when" in notes[0]
