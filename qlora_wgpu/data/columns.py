@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from typing import Any
 
 from qlora_wgpu.errors import DataError
@@ -167,7 +168,7 @@ def weight_of(row: Mapping[str, Any], columns: Mapping[str, str]) -> float:
         return 1.0
     value = row[WEIGHT]
     try:
-        weight = float(value) if isinstance(value, int | float | str) else math.nan
+        weight = float(value) if isinstance(value, Real | str) else math.nan
     except (ValueError, OverflowError):
         weight = math.nan
     if isinstance(value, bool) or not (weight == 0 or NUMBERS[0] <= weight <= NUMBERS[1]):

@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
 from qlora_wgpu.data.examples import Dataset, Example
 from qlora_wgpu.data.formats import Encoded, is_blank
+from qlora_wgpu.data.given_rows import lasting
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
 from qlora_wgpu.data.preference_source import AnswersInMemory, AnswerSource, unit_of
 from qlora_wgpu.data.preparation import Preparation
@@ -19,7 +22,7 @@ from qlora_wgpu.data.row_source import RowsInMemory, RowSource
 from qlora_wgpu.data.sources import holds_documents, read_rows, select_files, with_split
 from qlora_wgpu.data.splits import Selection
 from qlora_wgpu.data.tokenizer import Tokenizer
-from qlora_wgpu.errors import DataError
+from qlora_wgpu.errors import DataError, brief
 
 __all__ = ["Dataset", "Example", "Preparation", "load_dataset"]
 
@@ -59,6 +62,10 @@ def load_dataset(
         TokenizerError: If the chat template is broken.
     """
     how = how or Preparation(max_seq_length, chat_template)
+    if not isinstance(tokenizer, Tokenizer | str | os.PathLike):
+        raise DataError(
+            f"tokenizer must be a Tokenizer or the model's folder, got {type(tokenizer).__name__}"
+        )
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = Tokenizer.from_folder(tokenizer)
     if not isinstance(path, str | os.PathLike):
@@ -154,6 +161,7 @@ def _open(
 def _in_memory(
     rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, how: Preparation, name: str
 ) -> RowsInMemory:
+    rows = lasting(rows)
     if isinstance(rows, Mapping):
         raise DataError(f"{name} must be a list of rows, not one mapping: put it into a list")
     template = _template(how, tokenizer)
@@ -164,6 +172,8 @@ def _in_memory(
 
 
 def _template(how: Preparation, tokenizer: Tokenizer) -> ChatTemplate | None:
+    if not isinstance(how.max_seq_length, int | np.integer):
+        raise DataError(f"max_seq_length must be a whole number, got {brief(how.max_seq_length)}")
     if how.max_seq_length < 2:
         raise DataError(f"max_seq_length must be at least 2, got {how.max_seq_length}")
     return find_chat_template(how.chat_template, tokenizer)

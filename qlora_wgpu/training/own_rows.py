@@ -8,6 +8,7 @@ from os import PathLike, fspath
 
 from qlora_wgpu.config import Config, DataConfig
 from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer, row_format, split_off
+from qlora_wgpu.data.given_rows import lasting
 from qlora_wgpu.families.positions import longest_text
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.data_warnings import (
@@ -70,6 +71,7 @@ class RowReader:
             TokenizerError: If rows are to be encoded, and there is no tokenizer.
         """
         settings = self._config.data
+        train, held_out = lasting(train), lasting(held_out)
         if train is None:
             learnt = self._mixture()
             held_out = settings.eval if held_out is None else held_out

@@ -51,11 +51,6 @@ def answers_of(
     preference = preference_of(config.train)
     if preference is None or rows is None:
         return None
-    if rows.unit != 2:
-        raise DataError(
-            f"train.objective: {preference.objective} learns from answers: give a path, or rows "
-            "with chosen and rejected answers, not token ids"
-        )
     assert isinstance(model, QLoRAModel)  # clusters are refused
     most = max(longest, rows.longest)
     references = references_of(

@@ -174,7 +174,37 @@ def _integers(value: Any, where: str) -> Any:
     array = np.asarray(value)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise DataError(f"{where} must be a list of integers")
+    numbers = np.iinfo(np.int32)
+    if array.size and not (numbers.min <= array.min() and array.max() <= numbers.max):
+        raise DataError(f"{where} holds a number that is no token id: it is beyond 32 bits")
     return array.astype(np.int32)
+
+
+def refuse_other_objectives(dataset: Dataset, name: str, objective: str) -> None:
+    """Refuses data that was prepared for another ``train.objective``.
+
+    Args:
+        dataset: The data.
+        name: What the caller calls it.
+        objective: The run's.
+
+    Raises:
+        DataError: If its examples are no rows, no pairs, or no judged answers, as it would need.
+    """
+    if dataset.unit == 1:
+        if objective != "sft":
+            raise DataError(
+                f"train.objective: {objective} learns from answers: give a path, or rows with "
+                "chosen and rejected answers, not token ids"
+            )
+        return
+    alone = (dataset.lengths.reshape(-1, 2) == 0).any(axis=1)  # KTO judges each by itself
+    made_for = "kto" if alone.all() else "dpo and orpo"
+    if objective not in made_for.split(" and "):
+        raise DataError(
+            f"{name} was prepared for train.objective {made_for}, not for {objective}: give the "
+            "rows themselves"
+        )
 
 
 def learnable(rows: Sequence[Any], name: str, vocabulary: int, otherwise: str) -> Dataset:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 
 from qlora_wgpu.errors import (
@@ -269,14 +270,14 @@ class Steering(Observer):
                 f"the schedule's learning rate of step {following} is 0, which has no proportion "
                 "to another one: set it after a later step"
             )
-        self._multiply(rate / planned)
+        self._multiply(float(rate) / planned)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Multiplies the rates of the steps that follow."""
         _check("the factor of learning rates", factor)
         self.drain()
         if not self._is_over and self.run.state.step < self.total_steps:
-            self._multiply(factor * self.run.state.rate_factor)
+            self._multiply(float(factor) * self.run.state.rate_factor)
 
     def _multiply(self, factor: float) -> None:
         run, step = self.run, self.run.state.step
@@ -295,6 +296,6 @@ class Steering(Observer):
 def _check(name: str, value: object) -> None:
     """Raises a ConfigError if something is no learning rate, and no factor of one."""
     least, most = LEARNING_RATES
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
     if not is_number or not least <= value <= most:  # type: ignore[operator]
         raise ConfigError(f"{name} must be from {least:g} to {most:g}, got {brief(value)}")

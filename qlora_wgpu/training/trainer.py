@@ -11,6 +11,7 @@ from qlora_wgpu.errors import ConfigError, TrainingError
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.beginning import Beginning
 from qlora_wgpu.training.computing import Computing, OwnDevice
 from qlora_wgpu.training.ending import check_ended, finish, interrupt, result_of, revisit
 from qlora_wgpu.training.evaluation import Evaluator
@@ -26,7 +27,7 @@ from qlora_wgpu.training.prompts import keep_prompt
 from qlora_wgpu.training.references import answers_of
 from qlora_wgpu.training.reporters import ObserverList
 from qlora_wgpu.training.result import TrainResult
-from qlora_wgpu.training.rows import Rows, learnable
+from qlora_wgpu.training.rows import Rows, learnable, refuse_other_objectives
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_identity import RunIdentity
 from qlora_wgpu.training.steering import Callback, Callbacks, Steering, Step
@@ -79,8 +80,7 @@ class Trainer:
         self.model = model
         self.config = config
         self._observer = Watched(observer or Observer())
-        self._resume = resume
-        self._overwrite = overwrite
+        self._made = self._begins = Beginning(overwrite, resume)
         self._computing = computing
         self._texts = texts
         self._callbacks = Callbacks(on_step, on_evaluate, on_save)
@@ -170,10 +170,7 @@ class Trainer:
         """
         self._observer.forget_stop()
         self._result = None
-        self._overwrite = self._overwrite if overwrite is None else overwrite
-        self._resume = self._resume if resume is None else resume
-        if self._overwrite and self._resume:
-            raise ConfigError("overwrite and resume exclude each other: choose one")
+        self._begins = self._made.asked(overwrite, resume)
         asks = self.config.eval.sample_prompts or self.config.eval.sample_steps
         if asks and self._texts is None:
             self._observer.note("eval.sample_prompts and sample_steps: a Trainer writes no texts")
@@ -206,6 +203,9 @@ class Trainer:
         held_out = None
         if eval_dataset:
             held_out = learnable(eval_dataset, "eval_dataset", size, "there is no loss to measure")
+        for dataset, name in ((rows, "train_dataset"), (held_out, "eval_dataset")):
+            if dataset is not None:
+                refuse_other_objectives(dataset, name, self.config.train.objective)
         plateau = first_plateau(self.config, held_out=held_out is not None)
         plan = BatchPlan.of(rows.lengths, self.config)
         longest = max(self.config.data.max_seq_length, plan.longest)
@@ -224,7 +224,7 @@ class Trainer:
         identity = RunIdentity(self.model, self.config, rows, held_out, asked)
         run = open_run(
             self.model, self.config, self._observer, identity, longest, throughput, computing,
-            overwrite=self._overwrite, resume=self._resume,
+            overwrite=self._begins.overwrite, resume=self._begins.resume,
         )  # fmt: skip
         run.state.plateau = run.state.plateau or plateau
         run.answers, run.held_out_answers = answers, measured

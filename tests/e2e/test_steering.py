@@ -1,7 +1,9 @@
 """What a program's own functions may do to a run between two steps."""
 
 import json
+from contextlib import closing
 
+import numpy as np
 import pytest
 
 import qlora_wgpu
@@ -174,6 +176,19 @@ def test_requests_that_cannot_be_granted(trainer, tmp_path):
         qlora_wgpu.train({}, on_save=3)
     with pytest.raises(ConfigError, match="exclude each other"):
         trainer("x").train(rows(), resume=True, overwrite=True)
+
+
+def test_what_one_call_asks_for_is_not_asked_of_the_next(trainer):
+    made = trainer("run", on_step=lambda step: step.set_learning_rate(np.float32(1e-3)))
+    with closing(made.steps(rows(), overwrite=True)) as steps:
+        next(steps)
+    assert made.train(rows(), resume=True).steps == 6
+    with pytest.raises(ConfigError, match="already holds a run"):
+        made.train(rows())
+    always = trainer("run", overwrite=True)
+    assert always.train(rows(), resume=True).steps == 6  # which was there
+    with closing(always.steps(rows())) as steps:
+        assert next(steps).step == 1
 
 
 def failing(event):

@@ -111,7 +111,7 @@ class TrainConfig(Section):
         allowed = LOSSES[objective]
         if value is not None and value not in allowed:
             names = " or ".join(allowed) if allowed else "null"
-            raise ValueError(f"must be {names} with train.objective: {objective}, got {value!r}")
+            raise ValueError(f"must be {names} with train.objective: {objective}")
         problem = _beside(objective, value, info.data)
         if problem:
             raise ValueError(problem)
