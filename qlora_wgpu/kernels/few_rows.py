@@ -23,7 +23,7 @@ from qlora_wgpu.kernels.strips import CODES, Strips
 
 _MOST_ROWS = 8  # that an invocation has sums for; of more rows, all weights are read again
 _THREADS = 128  # of a workgroup on GPUs
-_MANY_READS = 128  # of x: a texture's take 17 ns, a buffer's, word by word, 43, a copy 9,000
+_MANY_READS = 350  # of x: a buffer's take 43 ns, word by word, a texture's 17, and a copy 9,000
 _FEW_COLUMNS = 64  # of so few, more threads share a row: there are not many workgroups
 
 

@@ -81,7 +81,7 @@ def test_other_profiles_have_none(device):
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_row_has_the_same_bits_beside_any_others(device, dense):
     x = np.random.default_rng(3).standard_normal((19, 256))
-    stored = few_rows.stored_weight("double", 72, 256)
+    stored = few_rows.stored_weight("double", 264, 256)
 
     def made(rows):
         bench = Bench(device, "bfloat16", PROFILES[TEXTURES[0][0]])

@@ -32,11 +32,11 @@ def reading_strips(count: int, store: StripStore) -> BatchBuffers:
 
 @each(
     ("double", 64, 3, 8, False),
-    ("NF4", 320, 9, 4, False),
+    ("NF4", 320, 24, 4, False),
     ("Q4_K", 256, 1, 0, False),
     ("INT4 with zeros", 96, 2, 8, False),
     ("MXFP4", 96, 1, 0, False),
-    ("double", 320, 9, 8, True),
+    ("double", 320, 24, 8, True),
     ("Q5_K", 256, 1, 0, True),
 )
 def check_strips(run: Runner, form: str, inner: int, rows: int, r: int, dense: bool) -> None:
