@@ -95,7 +95,8 @@ def mixture(rng: random.Random, c: Config) -> None:
         c["sliding_window"] = rng.choice((None, 7, 33))
     if c["model_type"] == "olmoe":
         c |= {"clip_qkv": rng.choice((None, 1.5)), "attention_bias": flag(rng)}
-        c["hidden_size"] = c["num_attention_heads"] * c.pop("head_dim")
+        c["head_dim"] = rng.choice((20, 24, 36, 40))
+        c["hidden_size"] = c["num_attention_heads"] * c["head_dim"]
         if c["num_experts"] == 33:
             c["intermediate_size"] = 33
     if c["model_type"].startswith("qwen"):

@@ -137,6 +137,9 @@ class Campaign:
             try:
                 self._compare(trial, rng, how)
             except Exception as err:
+                if type(err).__name__ == "StrictDataclassClassValidationError":
+                    self.tally.add("refused by transformers")
+                    return
                 self.tally.fail(f"{type(err).__name__}", f"{how}: {str(err)[:600]}")
                 if os.environ.get("RAISE"):
                     raise
