@@ -96,7 +96,7 @@ def check_strips_of_a_group(run: Runner, dense: bool, r: int) -> None:
 
 
 @each(
-    ("silu", 136, 3, 8, False),
+    ("silu", 136, 72, 8, False),
     ("gelu", 64, 9, 0, True),
     ("gelu_pytorch_tanh", 200, 1, 8, True),
     ("relu2", 8, 2, 8, False),
