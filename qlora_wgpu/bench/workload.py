@@ -85,6 +85,8 @@ class Workload:
                 gradient_checkpointing=self.gradient_checkpointing,
                 max_binding=device.max_binding,
                 profile=device.profile,
+                keep_dequantized="auto",
+                is_cpu=device.is_cpu,
             )
         except OutOfMemoryError as err:  # a size of more than 32 bits
             raise OutOfMemoryError(

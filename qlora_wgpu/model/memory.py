@@ -8,6 +8,7 @@ from typing import Any
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile
+from qlora_wgpu.model.keeping import KeepDequantized, laid_out_for
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
@@ -24,6 +25,8 @@ def plan_training_memory(
     gradient_checkpointing: bool,
     max_binding: int = 128 << 20,
     profile: Profile = CPU_PROFILE,
+    keep_dequantized: KeepDequantized = False,
+    is_cpu: bool = False,
 ) -> Counter[str]:
     """Bytes on the device by kind while training on batches of (batch_size, seq).
 
@@ -40,6 +43,9 @@ def plan_training_memory(
         gradient_checkpointing: Whether layers are recomputed in the backward.
         max_binding: The GPU's largest binding.
         profile: How kernels are cut for the GPU.
+        keep_dequantized: Whether quantized weights are kept dequantized, too; ``"auto"`` as on a
+            device without a budget.
+        is_cpu: Whether it is a software GPU, which ``"auto"`` asks for.
 
     Raises:
         UnsupportedModelError: If the model asks for something that is not computed here.
@@ -52,4 +58,5 @@ def plan_training_memory(
         profile=profile,
         max_binding=max_binding,
     )
+    layout = laid_out_for(layout, keep_dequantized, is_cpu=is_cpu, budget=None)
     return layout.memory(StepOptions("train", batch_size, seq, gradient_checkpointing))

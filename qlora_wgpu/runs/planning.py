@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import room
+from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.model.fit import Fit
@@ -92,8 +95,14 @@ def within_room(
     """
     budget = device.budget if device.budget is not None else room(device)
 
+    @lru_cache(maxsize=1)
+    def plans_of(layout: ModelLayout, options: StepOptions) -> list[Plan]:
+        """Those that were asked about last are mostly those that run: texts are traced anew."""
+        return shapes.plans(layout, options, settings)
+
     def beside(layout: ModelLayout, options: StepOptions) -> int:
-        step, run = layout.memory(options), shapes.memory(layout, options, settings)
+        plans = plans_of(layout, options)
+        step, run = layout.memory(options), shapes.memory(layout, options, settings, plans)
         return sum(run.values()) - sum(step.values())
 
     accumulation = settings.train.gradient_accumulation_steps
@@ -107,7 +116,7 @@ def within_room(
         beside=beside,
     )
     fitted = settled(fitted, settings.device, device, budget, accumulation, beside)
-    plans = shapes.plans(fitted.layout, fitted.options, settings)
+    plans = plans_of(fitted.layout, fitted.options)
     require_bindings(fitted.layout, plans, device)
     memory = shapes.memory(fitted.layout, fitted.options, settings, plans)
     observer.planned(memory)

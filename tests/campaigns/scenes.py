@@ -42,9 +42,9 @@ COMMON: dict[str, dict[str, Any]] = {
     "eval": {"eval_steps": 2, "load_best_model_at_end": True},
     "output": {"save_steps": 1, "save_total_limit": 1},
 }
-# Prepared data of whatever run, adapters that could not be saved in their place, and the lock of
-# a file that had to be written anew since it could not be read.
-KEPT = re.compile(r"cache/qlora-wgpu/(data/[0-9a-f]{32}|rescued|\.checked\.json\.lock$)")
+# Prepared data of whatever run, adapters that could not be saved in their place, marks of what a
+# driver was tried at, and the lock of a file that had to be written anew as it could not be read.
+KEPT = re.compile(r"cache/qlora-wgpu/(data/[0-9a-f]{32}|rescued|attempts|\.checked\.json\.lock$)")
 OLDER = "an older run"  # of another seed: what it has left is of no use to others
 SCENES: dict[str, dict[str, dict[str, Any]]] = {
     "best": {},

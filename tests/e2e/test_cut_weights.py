@@ -54,7 +54,7 @@ def test_a_run_is_saved_before_it_ends(monkeypatch, tmp_path):
         return train(Config.model_validate(settings), observer)
 
     whole = Cutting()
-    run("whole", whole)
+    run("whole", whole, keep_dequantized=False)
     device.budget = whole.memory - 300_000
     path = tmp_path / "model" / "model.safetensors"
     size, cutting = path.stat().st_size, Cutting(path)

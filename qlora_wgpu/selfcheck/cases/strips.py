@@ -68,11 +68,11 @@ def _multiplied(run: Runner, stored: QuantizedWeight, *, dense: bool) -> Array:
     return run.rounded_weight(w) if dense and run.graph.profile.textures else w
 
 
-@each((False, 8), (True, 0))
-def check_strips_of_a_group(run: Runner, dense: bool, r: int) -> None:
-    """Layers of one input, one below the other in the strips."""
-    names = [f"model.layers.0.{name}_proj" for name in "qkv"]
-    outer, rows, inner = (136, 24, 40), 3, 64
+@each((False, 8, "qkv"), (True, 0, "qkv"), (True, 8, "kv"))
+def check_strips_of_a_group(run: Runner, dense: bool, r: int, letters: str) -> None:
+    """Two or three layers of one input, one below the other in the strips."""
+    names = [f"model.layers.0.{name}_proj" for name in letters]
+    outer, rows, inner = (136, 24, 40)[-len(names) :], 3, 64
     specs = [LinearSpec(n, columns, inner) for n, columns in zip(names, outer, strict=True)]
     adapter, parts = filled_adapter(LoraConfig(r=max(r, 1), lora_alpha=2 * max(r, 1)), specs)
     stored = [stored_weight("double", columns, inner, n) for n, columns in enumerate(outer)]
