@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -18,7 +17,6 @@ from qlora_wgpu.config import Config, ModelConfig
 from qlora_wgpu.config.as_trained import Changes, changed, without_none
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.generation import QLoRAModel
-from qlora_wgpu.gpu.mesa import add_few_software_threads
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.locating import Located, locate
 from qlora_wgpu.runs.opening import load_adapted, opened_as_trained
@@ -60,7 +58,6 @@ def open_adapted(
     console: Console, source: OpenedModel, opening: Opening, texts: Texts
 ) -> QLoRAModel:
     """Loads a model with an adapter, or with one that does nothing, showing a bar."""
-    add_few_software_threads(os.environ)
     with Display(console) as display:
         settings = opening.settings(display)
         return load_adapted(source, opening.adapter, settings, display, texts)

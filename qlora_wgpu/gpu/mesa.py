@@ -10,31 +10,22 @@ from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import MIB
 
-_THREADS_PER_PROCESSOR = 4
+_THREADS_PER_PROCESSOR = 2  # with more, waking them takes longer than they gain
 _MOST_THREADS = 16  # that Mesa takes
 _WIDTH = "LP_NATIVE_VECTOR_WIDTH"
 _WIDTHS = (128, 256, 512)  # bits: Mesa 22 and 26 crash or hang with any other
 
 
 def add_software_threads(environ: MutableMapping[str, str]) -> None:
-    """Lets Mesa's software GPU use several threads per processor.
+    """Lets Mesa's software GPU use two threads per processor.
 
     It gives each thread an equal share of a launch beforehand and then waits for the last one: with
-    a thread per processor, one that has to wait for its processor holds up the launch. Shares of
-    several threads even that out. What the user has set stays. It must be called before the driver
+    a thread per processor, one that has to wait for its processor holds up the launch. Smaller
+    shares even that out. What the user has set stays. It must be called before the driver
     is loaded.
     """
     threads = min(_THREADS_PER_PROCESSOR * _processors(), _MOST_THREADS)
     environ.setdefault("LP_NUM_THREADS", str(threads))
-
-
-def add_few_software_threads(environ: MutableMapping[str, str]) -> None:
-    """Lets it use a thread per processor, for new tokens.
-
-    Their launches are many and short: of a launch that takes 10 µs, waking a thread is a good part.
-    What the user has set stays. It must be called before the driver is loaded.
-    """
-    environ.setdefault("LP_NUM_THREADS", str(min(_processors(), _MOST_THREADS)))
 
 
 def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
