@@ -23,6 +23,8 @@ _RESERVE = 256 * MIB  # for programs, shaders and uploads of the driver's own
 _SHARE = 0.95  # of what is free
 _SHARED_SHARE = 0.75  # of a memory that the processor works in, too
 _MOST_GPUS = 16
+SPARE_SHARE = 3
+"""A third of the machine's memory, or its container's, may be taken for speed alone."""
 _CGROUP = "/sys/fs/cgroup"
 
 

@@ -1,10 +1,11 @@
-"""How large memory on a device is, and where a binding may begin in it."""
+"""How large memory on a device is, where a binding may begin in it, and how many there are."""
 
 from __future__ import annotations
 
 ALIGNMENT = 256  # of buffer windows: the most any GPU asks for
 TEXTURE_WIDTH = 1024  # texels; shaders/common/texel.wgsl has it too
 TEXTURE_ROW = 16 * TEXTURE_WIDTH  # bytes
+MOST_STORAGE_BUFFERS = 8  # of a dispatch: what WebGPU promises on any device
 _FREE_ROWS = 8192  # the least height that any device allows
 
 

@@ -15,7 +15,6 @@ from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.dequantize import MOST_TOGETHER, format_constants, whole_blocks
-from qlora_wgpu.kernels.down_in_parts import NO_PARTS
 from qlora_wgpu.kernels.experts import ExpertTiles, expert_constants, expert_params
 from qlora_wgpu.kernels.gemm import LoraTerm, further_layers
 from qlora_wgpu.kernels.kernel import Kernel
@@ -40,7 +39,7 @@ class FewRows:
             Of one layer the columns from ``row0`` on are written.
         row0: First row of ``w`` within the whole matrix; a multiple of eight.
         scale: The factor of the product alone.
-        lora: A term to add, if any; its u may be parts, one below the other, to be added up.
+        lora: A term to add, if any.
         bias: The bias of the whole matrix, float32; with experts (all experts, columns).
         bias_begins: Where in ``bias`` those of the second and the third layer begin, in elements.
         residual: What to add, of y's layout.
@@ -146,14 +145,12 @@ class FewRows:
                 "r": self.lora.rank(with_rows=True) if self.lora is not None else 0,
                 "r_stride": self.lora.u.stride if self.lora is not None else 0,
                 "b_stride": self.lora.factor.stride if self.lora is not None else 0,
-                "u_parts": self.lora.u.rows // self.x.rows if self.lora is not None else 1,
                 **layers,
                 "bias1": bias1,
                 "bias2": bias2,
                 "bias_expert": self.bias.units(4) if self.experts and self.bias else 0,
                 **expert_params(self.experts, self.lora.stride // 4 if self.lora else 0),
                 **format_begins(self.w if isinstance(self.w, QuantizedRows) else None),
-                **NO_PARTS,
             },
             {
                 "ROWS": together,

@@ -21,7 +21,6 @@ from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
 
 _ROWS, _RANKS = 4, 8  # of results that a workgroup of the GPUs' kernels makes
 _THREADS = 8  # of theirs where a profile has no use for them but experts
-_MOST_BOUND = 8  # storage buffers of a dispatch
 _TEXTURE_RANKS = 8  # that a thin product for software adapters makes at a time
 
 

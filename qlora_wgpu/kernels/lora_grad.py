@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.sizes import MOST_STORAGE_BUFFERS
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph, GraphError
@@ -14,7 +15,6 @@ from qlora_wgpu.kernels.experts import expert_count
 from qlora_wgpu.kernels.gemm import further_layers
 from qlora_wgpu.kernels.kernel import Kernel
 
-_MOST_BOUND = 8  # storage buffers of a dispatch
 _TEXTURE_RANKS = 8  # that a thin product for software adapters makes at a time
 
 
@@ -159,7 +159,11 @@ class BothShared:
     def fits(self, problem: BothGrads, profile: Profile) -> bool:
         """Where invocations share the rows, and not too much is bound."""
         bound = sum(tensor is not None for tensor in _both(problem).values())
-        return profile.fused_linears and profile.lora_grad_group[1] > 1 and bound <= _MOST_BOUND
+        return (
+            profile.fused_linears
+            and profile.lora_grad_group[1] > 1
+            and bound <= MOST_STORAGE_BUFFERS
+        )
 
     def launch(self, g: Graph, problem: BothGrads) -> None:
         """Adds the launch."""

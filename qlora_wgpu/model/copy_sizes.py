@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qlora_wgpu.gpu.memory_size import machine_bytes
+from qlora_wgpu.gpu.memory_size import SPARE_SHARE, machine_bytes
 
-_SHARE = 3  # of all memory of the machine, or of its container, what copies may take
 _MOST_DENSE = 4 << 30  # bytes of linear layers that are kept dequantized
 _CODE_BYTES = 0.625  # of a weight as codes, with its part of a float32 scale
 
@@ -37,7 +36,7 @@ def copy_sizes(head: int, weights: int, item_size: int) -> CopySizes:
         weights: Weights of all linear layers.
         item_size: Bytes of one of them, dequantized.
     """
-    most = (machine_bytes() or 0) // _SHARE
+    most = (machine_bytes() or 0) // SPARE_SHARE
     numbers, codes = item_size * weights, int(_CODE_BYTES * weights)
     dense = numbers <= _MOST_DENSE and head + numbers <= most
     nbytes = head + (numbers if dense else codes)

@@ -8,12 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from qlora_wgpu.gpu.memory_size import available_bytes, machine_bytes
+from qlora_wgpu.gpu.memory_size import SPARE_SHARE, available_bytes, machine_bytes
 from qlora_wgpu.model.layout import ModelLayout
 
 KeepDequantized = bool | Literal["auto"]
-
-SHARE = 3  # of all memory of the machine, or of its container, what a model may take with them
 
 
 def with_kept(layout: ModelLayout, *, kept: bool = True) -> ModelLayout:
@@ -46,4 +44,4 @@ def laid_out_for(
 def has_room(nbytes: int) -> bool:
     """Whether a model that takes so many bytes leaves the machine most of its memory, and fits."""
     there, free = machine_bytes(), available_bytes()
-    return there is not None and SHARE * nbytes <= there and (free is None or nbytes <= free)
+    return there is not None and SPARE_SHARE * nbytes <= there and (free is None or nbytes <= free)

@@ -6,7 +6,6 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.down_in_parts import NO_PARTS
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.rotated_append import append_rotated
@@ -106,7 +105,6 @@ def attend(
             "window": min(window or capacity, capacity),
             "scale": scale,
             "softcap": softcap or 1.0,
-            **NO_PARTS,
         },
         constants,
     )

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.down_in_parts import down_in_parts
 from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
 from qlora_wgpu.kernels.gemm import LoraTerm
 from qlora_wgpu.kernels.lora import Lora
@@ -53,14 +52,10 @@ def copied(g: Graph, weights: Sequence[Matrix], strips: StripStore | None) -> St
 def lora_term(g: Graph, x: Tensor, lora: Lora | None) -> LoraTerm | None:
     """u = scaling · x·Aᵀ and B, of a layer or of several whose adapters lie together.
 
-    The launch that made x makes parts of u, too, if it was the last one and can; an RMSNorm is a
-    part of u's launch then.
+    The RMSNorm that made x is a part of its launch, if it was the last one.
     """
     if lora is None:
         return None
-    parts = down_in_parts(g, x, lora.a, lora.scaling)
-    if parts is not None:
-        return lora.forward_term(parts)
     u = g.float32("lora u", x.rows, lora.r)
     if not norm_and_down(g, x, lora.a, u, lora.scaling):
         FEW_ROWS.launch(g, FewRows(x, lora.a, (u,), scale=lora.scaling, label="lora/down"))

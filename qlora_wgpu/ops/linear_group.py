@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from qlora_wgpu.gpu.sizes import MOST_STORAGE_BUFFERS
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
@@ -26,7 +27,6 @@ from qlora_wgpu.ops.quantized import QuantizedMatrix, dequantize_together, kept_
 from qlora_wgpu.ops.tensor import as_operand, fill_zero, summed
 
 _MOST = 3  # layers of a product
-_MOST_BOUND = 8  # storage buffers of a dispatch
 _RANKS = 8  # of which the kernels take so many at once
 
 
@@ -234,7 +234,7 @@ def most_layers(g: Graph, *, with_bias: bool, with_lora: bool) -> int:
     It has the most: x, w and the results, u and B, biases, and where it counts saturated values.
     """
     counted = g.profile.saturates and g.saturated is not None
-    return min(_MOST, _MOST_BOUND - 2 - 2 * with_lora - with_bias - counted)
+    return min(_MOST, MOST_STORAGE_BUFFERS - 2 - 2 * with_lora - with_bias - counted)
 
 
 def _adapters_fit(loras: Sequence[Lora | None]) -> bool:

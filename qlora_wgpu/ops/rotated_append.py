@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from qlora_wgpu.gpu.sizes import MOST_STORAGE_BUFFERS
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.tensor import Tensor, vector
@@ -15,7 +16,6 @@ from qlora_wgpu.ops.batch import BatchBuffers
 
 _ROPE = "rope/rotate_units.wgsl"
 _NORM = "qk_norm/forward.wgsl"
-_MOST_BOUND = 8  # storage buffers of a dispatch
 
 
 def append_rotated(
@@ -92,4 +92,4 @@ def _normed(name: str, norm: Launch) -> dict[str, Tensor]:
 
 
 def _fits(tensors: Mapping[str, Tensor]) -> bool:
-    return sum(not tensor.texture for tensor in tensors.values()) <= _MOST_BOUND
+    return sum(not tensor.texture for tensor in tensors.values()) <= MOST_STORAGE_BUFFERS

@@ -2,8 +2,8 @@
 //
 // y[m, c] = scale · Σ_k x[m, k] · w[c, k]  + Σ_j u[m, j] · b[c, j]  + bias[c] + residual[m, c]
 //
-// x (rows, 8 · units), u (rows, r) float32, or as many of it as u_parts, which are added up; b
-// (columns, r) float32, r padded with zeros to units of four; results as in common/gemm_results.wgsl. Where tile_experts is bound each row meets the matrix
+// x (rows, 8 · units), u (rows, r) float32, b (columns, r) float32, r padded with zeros to units of
+// four; results as in common/gemm_results.wgsl. Where tile_experts is bound each row meets the matrix
 // of its expert. An invocation has four neighbouring columns, all of one layer. A row's sums are made
 // in one order whatever rows are beside it: a text's tokens do not depend on its neighbours.
 // Launcher: kernels/few_rows.py.
@@ -47,11 +47,6 @@ struct Params {
     absmax_expert: u32,
     nested_expert: u32,
     maps_expert: u32,
-    u_parts: u32,
-    ranks: u32,
-    a_stride: u32,
-    parts_stride: u32,
-    parts_scale: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -77,11 +72,7 @@ struct Params {
 
 // Four terms of the LoRA sums of four columns of a layer, from the k-th unit of u and b on.
 fn term4(row: u32, layer: u32, column: u32, expert: u32, k: u32) -> vec4<f32> {
-    let at_u = row * (params.r_stride / 4u) + layer * (params.r / 4u) + k;
-    var own = load_u(at_u);
-    for (var part = 1u; part < params.u_parts; part += 1u) {
-        own += load_u(at_u + part * params.rows * (params.r_stride / 4u));
-    }
+    let own = load_u(row * (params.r_stride / 4u) + layer * (params.r / 4u) + k);
     let stride = params.b_stride / 4u;
     let at = adapter_at(expert) + 4u * params.y_unit0 * stride + k;
     //#unroll j 4: let b_$j = load_b(at + min(column + $ju, params.columns - 1u) * stride);

@@ -6,9 +6,8 @@
 // kv_heads · head_dim). THREADS invocations share a head of a row: they take KEYS keys each at a time,
 // and then GROUPS of them a unit of the head each, over every GROUPS-th of these keys: TURNS of them,
 // whose shares a subgroup broadcasts, else TOGETHER in a turn of a loop, since software GPUs
-// (SOFTWARE) end a shader's loops after 65,535 turns of all together. With a (ranks, heads · head_dim)
-// it also writes parts (heads, rows, ranks), which add up to parts_scale · o · aᵀ.
-// Launchers: ops/cached_attention.py, kernels/down_in_parts.py.
+// (SOFTWARE) end a shader's loops after 65,535 turns of all together.
+// Launcher: ops/cached_attention.py.
 //#include common/row_reduce.wgsl
 //#include common/head_value.wgsl
 //#if SOFTCAP
@@ -25,10 +24,6 @@ struct Params {
     window: u32,
     scale: f32,
     softcap: f32,
-    ranks: u32,
-    a_stride: u32,
-    parts_stride: u32,
-    parts_scale: f32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -37,15 +32,12 @@ struct Params {
 //#input 2 keys: 4
 //#input 3 values: 4
 //#output 4 o: 4
-//#input 8 a?: 4 float32
 //#else
 //#input 1 q: 2
 //#input 2 keys: 2
 //#input 3 values: 2
 //#output 4 o: 2
-//#input 8 a?: 2 float32
 //#endif
-//#output 9 parts?: 4 float32
 @group(0) @binding(5) var<storage, read> positions: array<u32>;
 @group(0) @binding(6) var<storage, read> places: array<u32>;
 //#if sinks
@@ -172,27 +164,7 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
             all += made[own_made + g * UNITS + unit];
         }
         store_o(m * params.q_stride + head * UNITS + unit, all * (1.0 / total));
-//#if parts
-        made[own_made + unit] = rounded_o(all * (1.0 / total));
-//#endif
     }
-//#if parts
-    for (var rank = 0u; rank < params.ranks; rank += 4u) {
-        let ranks = vec4<u32>(rank) + vec4<u32>(0u, 1u, 2u, 3u);
-        //#unroll j 4: let a_at_$j = min(ranks[$j], params.ranks - 1u) * params.a_stride + head * UNITS;
-        //#unroll j 4: var sum_$j = 0.0;
-        for (var unit = thread; unit < UNITS; unit += THREADS) {
-            let value = made[own_made + unit];
-            //#unroll j 4: sum_$j += dot(value, load_a(a_at_$j + unit));
-        }
-        //#unroll j 4: let all_$j = reduce_sum(sum_$j, thread);
-        if (thread == 0u) {
-            let sums = params.parts_scale * vec4<f32>(all_0, all_1, all_2, all_3);
-            let part_at = (head * params.rows + m) * params.parts_stride + rank / 4u;
-            store_parts(part_at, select(vec4<f32>(0.0), sums, ranks < vec4<u32>(params.ranks)));
-        }
-    }
-//#endif
     if (head == params.heads - 1u) {
         for (var unit = params.heads * UNITS + thread; unit < params.q_stride; unit += THREADS) {
             store_o(m * params.q_stride + unit, HeadValue(0.0));

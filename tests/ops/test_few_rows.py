@@ -6,11 +6,9 @@ from support.harness import PROFILES, VARIANTS, Bench
 
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Storage
-from qlora_wgpu.kernels.down_in_parts import down_in_parts
 from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.kernels.norm_down import norm_and_down
-from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.few_rows import readable
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
@@ -117,49 +115,6 @@ def test_a_norm_and_the_adapters_first_half_have_the_bits_of_either(device, prof
     for rows in (every, [3], [1, 4]):
         for got, exact in zip(made(rows, apart=False), made(every, apart=True), strict=True):
             assert np.array_equal(got, exact[rows])
-
-
-@pytest.mark.parametrize("arguments", arguments_of(cases.check_down_of_attention))
-@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
-def test_the_adapters_first_half_of_what_is_attended_to(device, profile, dtype, arguments):
-    bench = Bench(device, dtype, PROFILES[profile])
-    cases.check_down_of_attention(bench, *arguments)
-    assert bench.excess <= 1.0
-    (attend,) = (each for each in bench.launches if each.path == "kv_cache/attend.wgsl")
-    assert {"a", "parts"} <= attend.tensors.keys()
-    assert not any(each.label == "lora/down" for each in bench.launches)
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-def test_parts_of_a_row_have_the_same_bits_beside_any_others(device, profile):
-    random = np.random.default_rng(5)
-    xs = [random.standard_normal((9, heads * 24)) for heads in (6, 2, 2)]
-    a, w = random.standard_normal((5, 144)), random.standard_normal((40, 144))
-    b = random.standard_normal((40, 5))
-    zeros = np.zeros_like(a), np.zeros_like(b)
-
-    def made(rows):
-        bench = Bench(device, "bfloat16", PROFILES[profile])
-        batch, given = cases.new_tokens(len(rows)), (bench.operand(x[rows]) for x in xs)
-        o = attention(bench.graph, *given, batch, 24, 0.1)
-        matrix = DenseMatrix(40, 144, ((0, bench.weight(w)),))
-        lora = Lora(5, 0.5, 0.0, 0, *map(bench.given, (a, b, *zeros)))
-        y = linear(bench.graph, o, Linear("o", matrix, None, lora), batch)
-        return bench.run_bits(y)[0]
-
-    together = made(range(9))
-    for rows in ([4], [8, 3], range(1, 9)):
-        assert np.array_equal(made(list(rows)), together[list(rows)])
-
-
-@pytest.mark.parametrize(("r", "has_sinks"), [(17, False), (8, True)])
-def test_where_parts_do_not_fit_they_are_not_made(device, r, has_sinks):
-    """Of many ranks, or where attention binds eight buffers with them and one more."""
-    bench = Bench(device, "float32", PROFILES["gpu"])
-    x = bench.operand(np.zeros((1, 64)))
-    sinks = bench.float32(np.zeros(4)) if has_sinks else None
-    o = attention(bench.graph, x, x, x, cases.new_tokens(1), 16, 1.0, None, None, sinks)
-    assert down_in_parts(bench.graph, o, bench.float32(np.zeros((r, 64))), 1.0) is None
 
 
 def test_matrices_in_several_places_are_dequantized_first(device):

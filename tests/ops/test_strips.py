@@ -47,10 +47,7 @@ def test_gated_units(device, dtype, arguments):
     strips.check_glu_of_strips(bench, *arguments)
     assert bench.excess <= 1.0
     assert "few_rows/strips_glu.wgsl" in bench.shaders
-    assert "glu/forward.wgsl" not in bench.shaders
-    paths = [each.path for each in bench.launches]
-    assert paths.count("few_rows/strips.wgsl") == 1  # what reads the gated unit
-    assert [each.label for each in bench.launches].count("lora/down") == (arguments[3] > 0)
+    assert not {"glu/forward.wgsl", "few_rows/strips.wgsl"} & bench.shaders
 
 
 @pytest.mark.parametrize("dense", [False, True])

@@ -11,7 +11,6 @@ from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.model.quantized_weights import device_arrays, lay_out, words
-from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.linear import linear
@@ -151,27 +150,6 @@ def check_norm_and_down(run: Runner, inner: int, rows: int, r: int, of_operand: 
     a, b = parts.values()
     exact = reference.forward(got_x, w, np.zeros(outer), a, b, 2.0, np.ones_like(got_x))
     run.compare(got_y, exact)
-
-
-@each((24, 3, 5), (22, 1, 8), (64, 8, 16), (136, 2, 8))
-def check_down_of_attention(run: Runner, head_dim: int, rows: int, r: int) -> None:
-    """A layer with an adapter of what new tokens attend to: here of themselves alone."""
-    outer, inner = 24, 6 * head_dim
-    spec = LinearSpec("model.layers.0.o_proj", outer, inner)
-    adapter, parts = filled_adapter(LoraConfig(r=r, lora_alpha=2 * r), [spec])
-    w = run.rounded_weight(normal("w", outer, inner))
-    matrix = DenseMatrix(outer, inner, ((0, run.weight(w)),))
-    layer = Linear(spec.name, matrix, None, adapter.loras[spec.name])
-    q, k, v = (normal(n, rows, h * head_dim) for n, h in (("q", 6), ("k", 2), ("v", 2)))
-    batch = new_tokens(rows)
-    tq, tk, tv = (run.operand(x) for x in (q, k, v))
-    o = attention(run.graph, tq, tk, tv, batch, head_dim, 0.1)
-    y = linear(run.graph, o, layer, batch, float32=True)
-    got_o, got_y = run.run(o, y)
-    heads = run.rounded(v).reshape(rows, 2, 1, head_dim)
-    run.compare(got_o, np.repeat(heads, 3, axis=2).reshape(rows, inner), o.dtype)
-    a, b = parts.values()
-    run.compare(got_y, reference.forward(got_o, w, np.zeros(outer), a, b, 2.0, np.ones_like(got_o)))
 
 
 def check_logits_of_a_prompt(run: Runner) -> None:
