@@ -6,7 +6,7 @@ help:
 	@echo "make test    run all ordinary tests"
 	@echo "make test-lowest    the same with the lowest versions of all dependencies"
 	@echo "make test-browser    the page in Firefox and Chromium, which it installs"
-	@echo "make lint    ruff, mypy and the import rules"
+	@echo "make lint    ruff, mypy, the import rules, and whether every test can be collected"
 	@echo "make campaign    attack runs, files and texts for hours; ONLY=kills COUNT=50 SEED=7 for less"
 	@echo "make bench   time a step's parts on this machine"
 
@@ -38,6 +38,7 @@ lint: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
+	@seen=$$(.venv/bin/python -m pytest tests --collect-only -qqq) || { echo "$$seen"; exit 1; }
 
 bench: setup
 	.venv/bin/python benchmarks/step.py

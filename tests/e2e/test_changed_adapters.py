@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
+from support.recorded_models import recorded_base, start
 
 from e2e.test_generation import opened
-from e2e.test_trained_heads import PLAIN, base, lora, start
+from e2e.test_trained_heads import FOLDER, PLAIN, lora
 from qlora_wgpu import QLoRAModel
 from qlora_wgpu.generation import Decoder, Engine
 
@@ -12,7 +13,7 @@ PROMPT = [5, 6, 7]
 
 
 def with_whole_head(device, path):
-    folder, recorded = base(path, "whole-untied")
+    folder, recorded = recorded_base(FOLDER / "whole-untied.npz", path)
     model = QLoRAModel.from_pretrained(folder, lora("whole-untied"), PLAIN, "float32", device)
     model.load_adapter(start(recorded))
     return model

@@ -13,8 +13,9 @@ import pytest
 from references.seeded import adapter, batch, marks, weights
 from safetensors.numpy import save_file
 from support.matrix_units import FLOATS, HALVES, emulated
+from support.recorded_models import difference
 
-from e2e.test_family_references import difference, lora, quant
+from e2e.test_family_references import lora, quant
 from qlora_wgpu import QLoRAModel
 from qlora_wgpu.gpu.profile import GPU_PROFILE, gpu_profile
 from qlora_wgpu.model.options import StepOptions

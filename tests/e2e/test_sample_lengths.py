@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from references.seeded import samples
+from support.recorded_models import difference
 
-from e2e.test_family_references import difference
 from e2e.test_generation import opened
 from qlora_wgpu.generation import Decoder, generate
 
