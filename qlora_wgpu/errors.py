@@ -56,7 +56,7 @@ class DeviceError(QLoRAError):
 
 
 class OutOfMemoryError(DeviceError):
-    """The device has not enough memory, or a tensor exceeds one of its limits."""
+    """The device has not enough memory, or a tensor or a loop exceeds one of its limits."""
 
 
 class DeviceLostError(DeviceError):

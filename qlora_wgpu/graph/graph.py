@@ -13,7 +13,7 @@ from copy import copy
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.grid import Workgroups, fold_grid, fold_workgroups
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant
@@ -124,14 +124,14 @@ class Graph:
                 invocation takes fewer then.
 
         Raises:
-            DeviceError: If the profile's GPUs leave loops before so many turns.
             GraphError: If a binding is missing or unknown, or a tensor's type does not fit.
-            OutOfMemoryError: If a tensor has more elements than kernels count.
+            OutOfMemoryError: If a tensor has more elements than kernels count, or the profile's
+                GPUs leave loops before so many turns.
         """
         label = label or path.removesuffix(".wgsl")
         most = self.profile.most_turns
         if 0 < most < turns:
-            raise DeviceError(
+            raise OutOfMemoryError(
                 f"{label} takes {turns:,} turns of a loop for such a batch, and software GPUs "
                 f"leave loops after {most:,}: lower data.max_seq_length or "
                 "train.per_device_train_batch_size, or use a GPU"

@@ -103,6 +103,13 @@ def test_what_fits(place):
     assert estimate["fits"] == {"batch": 0, "seq": 0} and "does not fit" in shown
 
 
+def test_what_no_kernel_counts_does_not_fit(place):
+    """Software GPUs leave loops after 65,535 turns, which the longest rows would take."""
+    estimate, _ = figures(place, "config.json", "--seq", 32, "--budget", "8GiB")
+    assert estimate["fits"]["batch"] == 65_536 // 32
+    assert 65_536 > estimate["fits"]["seq"] > 16_384  # by the two heads of queries of each key
+
+
 def test_a_run_is_planned_as_it_trains(place):
     (place / "rows.jsonl").write_text('{"prompt": "ab", "completion": "cd"}\n' * 4)
     data = ("data.train=rows.jsonl", "data.max_seq_length=256")

@@ -1,10 +1,12 @@
-"""What README.md and docs/python.md show of Python runs as it stands, one block after another."""
+"""What README.md and the guides show of Python and YAML is taken as it stands."""
 
 import re
 from pathlib import Path
+from textwrap import dedent
 
 import numpy as np
 import pytest
+import yaml
 
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import load_config
@@ -21,7 +23,11 @@ device: {tune: never}
 
 
 def blocks(page, language):
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / page).read_text(), re.M | re.S)
+    text = (ROOT / page).read_text()
+    return [
+        dedent(block)
+        for _, block in re.findall(rf"^( *)```{language}\n(.*?)^\1```", text, re.M | re.S)
+    ]
 
 
 @pytest.fixture
@@ -39,17 +45,28 @@ def place(tmp_path, monkeypatch, device):
     return tmp_path
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md", "docs/python.md"])
 def test_blocks_run_as_they_stand(place, page, capfd):
     names = {"input_ids": np.array([[5, 6, 7]]), "labels": np.array([[5, 6, 7]])}
     names["rows"] = [{"text": "a text"}]
     for block in blocks(page, "python"):
         exec(compile(block, page, "exec"), names)
-    assert (place / "my-adapter" / "adapter_model.safetensors").exists()
+    if page != "docs/guide.md":
+        assert (place / "my-adapter" / "adapter_model.safetensors").exists()
     assert names["result"].steps == 1
 
 
-def test_the_yaml_is_a_configuration(tmp_path):
-    [block] = blocks("README.md", "yaml")
-    (tmp_path / "run.yaml").write_text(block)
-    assert load_config(tmp_path / "run.yaml").data.packing
+@pytest.mark.parametrize(
+    ("page", "sections"),
+    [
+        ("README.md", [{"model", "data", "lora", "train", "optim", "output"}]),
+        ("docs/guide.md", [{"data"}, {"model", "data", "train", "optim"}, {"model"}]),
+    ],
+)
+def test_the_yaml_is_a_configuration(tmp_path, page, sections):
+    shown = blocks(page, "yaml")
+    assert [set(yaml.safe_load(block)) for block in shown] == sections
+    for block, named in zip(shown, sections, strict=True):
+        text = block if "model" in named else block + "model: {path: x}\n"
+        (tmp_path / "run.yaml").write_text(text)
+        load_config(tmp_path / "run.yaml")
