@@ -17,7 +17,7 @@ _MOST_SUMS = 512  # of squares, that are made side by side
 _LEAST_UNITS = 16  # that an invocation adds up, where there are enough
 STATS_LOSS, STATS_TOKENS, STATS_NORM, STATS_FACTOR = range(4)
 STATS_CORRECT, STATS_BALANCE = range(4, 6)
-STATS_METRICS, STATS_LENGTH = 8, 20  # the first of those of ops/preference.py, and all
+STATS_METRICS, STATS_LENGTH = 8, 22  # the first of those of ops/preference.py, and all
 SATURATED_OFFSET = 256  # bytes; the largest alignment of a binding
 
 

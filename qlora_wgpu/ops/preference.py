@@ -28,10 +28,10 @@ SINGLE_LOSSES = ("kto", "apo_zero_unpaired")
 METRICS = (
     "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected", "chosen", "rejected",
     "rewards/accuracies", "nll_loss", "log_odds_ratio", "log_odds_chosen", "divergence",
-    "divergent",
+    "divergent", "correct_tokens", "chosen_tokens",
 )  # fmt: skip
-"""The sums that stats hold from ``STATS_METRICS`` on: TRL's names, numbers of answers, and KTO's KL
-divergence and over how many answers it is summed."""
+"""The sums that stats hold from ``STATS_METRICS`` on: TRL's names, numbers of answers, KTO's KL
+divergence and over how many answers it is summed, and the chosen answers' hits and labels."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Preference:
 
 
 def summed_logps(g: Graph, losses: Tensor, batch: BatchBuffers) -> Tensor:
-    """Sums of each sample: log p of the answer, its label rows, losses of all label rows, 0.
+    """Sums of each sample: log p of the answer, its label rows, losses of all label rows, its hits.
 
     Args:
         g: The graph.
@@ -167,6 +167,8 @@ def means(sums: Mapping[str, float], given: Preference) -> dict[str, float]:
         shown["rewards/margins"] = shown["rewards/chosen"] - shown["rewards/rejected"]
     if given.is_paired and sums["chosen"] > 0:
         shown["rewards/accuracies"] = sums["rewards/accuracies"] / sums["chosen"]
+    if given.objective == "dpo" and sums["chosen_tokens"] > 0:
+        shown["mean_token_accuracy"] = sums["correct_tokens"] / sums["chosen_tokens"]
     if given.objective == "orpo" and sums["chosen"] > 0:
         for name in ("nll_loss", "log_odds_ratio", "log_odds_chosen"):
             shown[name] = sums[name] / sums["chosen"]

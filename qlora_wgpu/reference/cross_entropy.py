@@ -61,11 +61,10 @@ def hits(
     scale: float = 1.0,
     softcap: float | None = None,
 ) -> npt.NDArray[np.bool_]:
-    """Whether each row's target has the largest logit, or one as large as it."""
+    """Whether each row's target has the largest logit, the first of those that are as large."""
     rows = np.flatnonzero(targets != IGNORE_INDEX)
     logits, _ = _logits(hidden[rows], head, scale, softcap)
-    hit = logits[np.arange(len(rows)), targets[rows]]
-    found: npt.NDArray[np.bool_] = logits.max(axis=1, initial=-np.inf) == hit
+    found: npt.NDArray[np.bool_] = logits.argmax(axis=1) == targets[rows]
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -81,9 +82,9 @@ class StepLog:
         state.window.append((loss, labels, hits, balance))
         if self._preference is not None:
             own = [float(value) for value in stats[STATS_METRICS:STATS_LENGTH]]
-            state.metrics = [
-                a + b for a, b in zip(state.metrics or [0.0] * len(own), own, strict=True)
-            ]
+            # An older version's checkpoint has fewer.
+            both = zip_longest(state.metrics, own, fillvalue=0.0)
+            state.metrics = [a + b for a, b in both]
         for worker in submitted.workers:
             before = self._run.workers.get(worker.name)
             self._run.workers[worker.name] = before.and_then(worker) if before else worker

@@ -1,5 +1,5 @@
 // losses[i] = (log Σ_c exp(logits[i, c]) - logits[i, target], whether the target's is the largest
-// logit: 1 or 0),  softmax[i] = (max_c, Σ_c exp(· - max_c)),  from what cross_entropy/sums.wgsl found in each block of the vocabulary,
+// logit, and the first of those that are as large: 1 or 0),  softmax[i] = (max_c, Σ_c exp(· - max_c)),  from what cross_entropy/sums.wgsl found in each block of the vocabulary,
 // for the rows from `first` on, up to `count`, of the batch_info[0] that there are.
 // With OBJECTIVE the target has the share 1 - smoothing and all tokens share the rest, and
 // z_loss · (log Σ exp)² is added; the sum in `softmax` is divided by the slope of that.
@@ -34,12 +34,14 @@ fn each(i: u32) {
         top = max(top, partials[base + block].x);
     }
     var sums = vec3<f32>(0.0);
+    var is_first = true;
     for (var block = 0u; block < params.blocks; block += 1u) {
         let part = partials[base + block];
-        sums += vec3<f32>(part.y * exp(part.x - top), part.z, part.w);
+        sums += vec3<f32>(abs(part.y) * exp(part.x - top), part.z, part.w);
+        is_first = is_first && !(part.x == top && part.y < 0.0);
     }
     let lse = top + accurate_log(sums.x);
-    let hit = select(0.0, 1.0, sums.z == top); // one of several that are the largest counts
+    let hit = select(0.0, 1.0, sums.z == top && is_first);
 //#if OBJECTIVE
     let mean = sums.y / f32(params.vocab);
     losses[row] = vec2<f32>(lse - mix(sums.z, mean, params.smoothing) + params.z_loss * lse * lse, hit);

@@ -1,6 +1,8 @@
 // partials[first + i, block] = (max_c, Σ_c exp(logits - max_c), Σ_c logits, the target's logit)  of
 // row i over a block's tokens, block_rows of the vocabulary or those that are left, with 0 for a
-// target that is none of them, and for the sum of logits without OBJECTIVE,
+// target that is none of them, and for the sum of logits without OBJECTIVE; the sum of exponentials is
+// below zero where a token before the target has the block's largest logit, so that of several that
+// are the largest one, the first, is found;
 // for the first batch_info[0] - first rows; target = targets[rows[first + i]].
 //
 // logits (count, ·) float32 of the blocks from params.block on, one for each workgroup along y.
@@ -50,11 +52,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         largest = max(largest, select(lowest, logits[base + i], live(i, columns)));
     }
     let top = reduce_max(max(max(largest.x, largest.y), max(largest.z, largest.w)), thread);
+    let target_token = u32(targets[rows[params.first + row]]);
+    let before = clamp(target_token, token0, token0 + columns) - token0;
     var sums = vec4<f32>(0.0);
+    var earlier = lowest;
     for (var i = thread; i < units; i += THREADS) {
-        sums += select(none, exp(logits[base + i] - top), live(i, columns));
+        let unit = logits[base + i];
+        sums += select(none, exp(unit - top), live(i, columns));
+        earlier = max(earlier, select(lowest, unit, live(i, before)));
     }
     let sum = reduce_sum(sums.x + sums.y + sums.z + sums.w, thread);
+    let first_top = reduce_max(max(max(earlier.x, earlier.y), max(earlier.z, earlier.w)), thread);
 //#if OBJECTIVE
     var all = vec4<f32>(0.0);
     for (var i = thread; i < units; i += THREADS) {
@@ -68,10 +76,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         return;
     }
     // A target before the block wraps round to far behind it.
-    let at = u32(targets[rows[params.first + row]]) - token0;
+    let at = target_token - token0;
     var hit = 0.0;
     if (at < columns) {
         hit = logits[base + at / 4u][at % 4u];
     }
-    partials[(params.first + row) * params.blocks + block] = vec4<f32>(top, sum, total, hit);
+    let signed = select(sum, -sum, before > 0u && first_top == top);
+    partials[(params.first + row) * params.blocks + block] = vec4<f32>(top, signed, total, hit);
 }

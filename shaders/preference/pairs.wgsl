@@ -92,6 +92,7 @@ fn main(@builtin(local_invocation_id) local: vec3<u32>) {
     var right = 0.0;
     var logps = vec2<f32>(0.0);
     var odds = vec3<f32>(0.0);
+    var tokens = vec2<f32>(0.0);
     let pairs = batch_info[3] / 2u;
     for (var pair = local.x; pair < pairs; pair += THREADS) {
         let chosen = sums[2u * pair];
@@ -124,6 +125,7 @@ fn main(@builtin(local_invocation_id) local: vec3<u32>) {
         let reward = params.beta * ratios;
 //#endif
         rewards += reward;
+        tokens += chosen.wy;
         right += select(0.0, 1.0, reward.x > reward.y);
         logps += own;
     }
@@ -131,6 +133,7 @@ fn main(@builtin(local_invocation_id) local: vec3<u32>) {
     rewards = vec2<f32>(reduce_sum(rewards.x, local.x), reduce_sum(rewards.y, local.x));
     right = reduce_sum(right, local.x);
     logps = vec2<f32>(reduce_sum(logps.x, local.x), reduce_sum(logps.y, local.x));
+    tokens = vec2<f32>(reduce_sum(tokens.x, local.x), reduce_sum(tokens.y, local.x));
 //#if ODDS
     odds.x = reduce_sum(odds.x, local.x);
     odds.y = reduce_sum(odds.y, local.x);
@@ -148,6 +151,8 @@ fn main(@builtin(local_invocation_id) local: vec3<u32>) {
     stats[12] += f32(pairs);
     stats[13] += f32(pairs);
     stats[14] += right;
+    stats[20] += tokens.x;
+    stats[21] += tokens.y;
 //#if ODDS
     stats[15] += odds.x;
     stats[16] += odds.y;

@@ -1,4 +1,5 @@
-// sums[s] = (Σ log p(label) over the answer's label rows, their number, Σ losses of all label rows, 0)
+// sums[s] = (Σ log p(label) over the answer's label rows, their number, Σ losses of all label rows,
+// how many of the answer's labels are hits)
 // of sample s; answers' rows are those whose number in row_samples is even.
 //
 // losses: of each label row -log p(label), and whether it is a hit. THREADS invocations share a sample.
@@ -22,18 +23,21 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     var answer = 0.0;
     var count = 0.0;
     var whole = 0.0;
+    var hits = 0.0;
     for (var i = span.x + local.x; i < span.y; i += THREADS) {
         let loss = losses[i].x;
         whole += loss;
         if (row_samples[i] % 2u == 0u) {
             answer -= loss;
             count += 1.0;
+            hits += losses[i].y;
         }
     }
     answer = reduce_sum(answer, local.x);
     count = reduce_sum(count, local.x);
     whole = reduce_sum(whole, local.x);
+    hits = reduce_sum(hits, local.x);
     if (local.x == 0u && sample < batch_info[3]) {
-        sums[sample] = vec4<f32>(answer, count, whole, 0.0);
+        sums[sample] = vec4<f32>(answer, count, whole, hits);
     }
 }

@@ -124,7 +124,7 @@ class Campaign:
         rng = random.Random(f"{self.seed} {number} {model_type}")
         how = f"--seed {self.seed} --first {number} --count 1 (FAMILIES={model_type})"
         try:
-            case = drawn(rng, model_type)
+            case = self._drawn(rng, model_type)
         except QLoRAError as err:
             self.tally.add(f"refused: {str(err)[:100]}")
             return
@@ -143,6 +143,9 @@ class Campaign:
                 self.tally.fail(f"{type(err).__name__}", f"{how}: {str(err)[:600]}")
                 if os.environ.get("RAISE"):
                     raise
+
+    def _drawn(self, rng: random.Random, model_type: str) -> Drawn:
+        return drawn(rng, model_type)
 
     def _compare(self, trial: Trial, rng: random.Random, how: str) -> None:
         case = trial.case

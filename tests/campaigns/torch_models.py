@@ -109,7 +109,8 @@ class TorchModel:
         self._with_experts(lora, experts)
 
     def _with_peft(self, lora: LoraConfig, adapter: Arrays) -> Any:
-        names = {name.removeprefix(PREFIX).rsplit(".lora_", 1)[0] for name in adapter}
+        pairs = (name for name in adapter if ".lora_" in name)
+        names = {name.removeprefix(PREFIX).rsplit(".lora_", 1)[0] for name in pairs}
         names = {name for name in names if not name.endswith("magnitude_vector")}
         settings = PeftConfig(
             r=lora.r,
@@ -120,12 +121,15 @@ class TorchModel:
             use_dora=lora.use_dora,
             rank_pattern=dict(lora.rank_pattern),
             alpha_pattern=dict(lora.alpha_pattern),
+            modules_to_save=lora.modules_to_save,
+            trainable_token_indices=lora.trainable_token_indices,
         )
         self.causal.config.model_type = "any"  # PEFT has stacks of experts beside names otherwise
         model = get_peft_model(self.causal, settings).eval()
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                plain = name.replace(".default", "").replace("_vector.weight", "_vector")
+                plain = name.replace(".modules_to_save.default", "").replace(".default", "")
+                plain = plain.replace("_vector.weight", "_vector")
                 self.trained[plain] = parameter
         assert self.trained.keys() == adapter.keys(), self.trained.keys() ^ adapter.keys()
         with torch.no_grad():

@@ -53,6 +53,10 @@ def test_dft_weights_by_confidence():
         ({"objective": "dpo", "loss_type": "exo_pair"}, "train.label_smoothing.*above 0"),
         ({"objective": "dpo", "loss_type": "robust", "label_smoothing": 0.5}, "below 0.5"),
         ({"objective": "dpo", "desirable_weight": 2.0}, "train.desirable_weight.*kto"),
+        (
+            {"objective": "kto", "desirable_weight": 0, "undesirable_weight": 0},
+            "train.undesirable_weight.*above 0 beside train.desirable_weight: 0",
+        ),
         ({"objective": "dpo", "label_smoothing_factor": 0.1}, "train.label_smoothing_factor"),
         ({"loss_type": "dft", "z_loss_weight": 0.1}, "train.z_loss_weight.*train.loss_type: dft"),
         ({"objective": "kto", "neftune_noise_alpha": 5.0}, "train.neftune_noise_alpha"),

@@ -8,6 +8,7 @@ from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, to
 
 from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.model.samples import Samples, encode_samples
+from qlora_wgpu.ops.adamw import STATS_LENGTH
 from qlora_wgpu.ops.cross_entropy import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.ops.preference import Preference
@@ -41,7 +42,7 @@ def run(device, profile, dtype, given, numbers, slopes_of):
     batch, targets, references, counts = batch_of(bench, numbers)
     rng = np.random.default_rng(10)
     hidden, head = rng.standard_normal((64, COLUMNS)), rng.standard_normal((VOCAB, COLUMNS))
-    th, stats = bench.operand(hidden, grad=True), bench.given(np.zeros((1, 20)))
+    th, stats = bench.operand(hidden, grad=True), bench.given(np.zeros((1, STATS_LENGTH)))
     matrix = DenseMatrix(VOCAB, COLUMNS, ((0, bench.weight(head)),))
     objective = Objective(preference=given)
     cross_entropy(bench.graph, th, Head(matrix), batch, stats, gradient=True, objective=objective)

@@ -98,10 +98,13 @@ class TrainConfig(Section):
         "losses robust and exo_pair.",
     )
     desirable_weight: Float = Field(
-        1.0, ge=0.0, description="Weight of kto's good answers in the loss."
+        1.0,
+        ge=0.0,
+        description="Weight of kto's good answers in the loss, which is divided by the number of "
+        "all answers; with 0 nothing is learnt from them.",
     )
     undesirable_weight: Float = Field(
-        1.0, ge=0.0, description="Weight of kto's bad answers in the loss."
+        1.0, ge=0.0, description="Weight of kto's bad answers in the loss, likewise."
     )
 
     @field_validator("loss_type")
@@ -137,6 +140,8 @@ class TrainConfig(Section):
     def _of_kto(cls, value: float, info: ValidationInfo) -> float:
         if value != 1.0 and info.data.get("objective", "kto") != "kto":
             raise ValueError("belongs to train.objective: kto")
+        if value == info.data.get("desirable_weight") == 0:
+            raise ValueError("must be above 0 beside train.desirable_weight: 0")
         return value
 
     @property

@@ -6,6 +6,7 @@ import numpy as np
 
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.samples import Samples
+from qlora_wgpu.ops.adamw import STATS_LENGTH
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.preference import PAIR_LOSSES, Preference, divergence, preference
 from qlora_wgpu.reference import preference as reference
@@ -14,7 +15,7 @@ from qlora_wgpu.selfcheck.runner import Array, Runner
 
 _BETA, _SMOOTHING = 0.3, 0.1
 _LENGTHS = (150, 90, 3, 4, 11, 60, 2, 2, 33, 12, 70, 65, 9, 8)  # of samples, two rows of them
-_START = np.arange(20, dtype=np.float64)
+_START = np.arange(STATS_LENGTH, dtype=np.float64)
 
 
 class _Answers:
@@ -49,6 +50,8 @@ class _Answers:
         self.batch: BatchBuffers = run.batch(mask, targets=targets, samples=samples)
         given = np.zeros((mask.size, 2))
         given[: len(self.losses), 0] = self.losses
+        self.hits = rng.integers(0, 2, len(self.losses)).astype(np.float64)
+        given[: len(self.losses), 1] = self.hits
         self.given = run.float32(given.reshape(1, -1))
         own = np.zeros(self.count)
         np.subtract.at(own, self.of_rows[self.is_answer], self.losses[self.is_answer])
@@ -56,6 +59,12 @@ class _Answers:
         counts = np.bincount(self.of_rows[self.is_answer], minlength=self.count)
         self.counts: Array = counts.astype(np.float64)
         self.ratios = own - self.references
+
+    @property
+    def of_chosen(self) -> Array:
+        """How many labels of chosen answers are hits, and how many there are."""
+        chosen = self.is_answer & (self.of_rows % 2 == 0)
+        return np.array([self.hits[chosen].sum(), chosen.sum()])
 
     def factors(self, slopes: Array) -> Array:
         """What an answer's slopes by its log probability are as factors of its rows' losses."""
@@ -81,7 +90,7 @@ def check_pairs(run: Runner, loss_type: str) -> None:
     a, b, counts = answers.ratios[::2], answers.ratios[1::2], answers.counts
     made = reference.pairs(loss_type, a, b, (counts[::2], counts[1::2]), _BETA, _SMOOTHING)
     slopes = np.stack([made.chosen, made.rejected], axis=1).ravel()
-    sums = np.zeros(20)
+    sums = np.zeros(STATS_LENGTH)
     sums[[0, 1, 12, 13]] = made.losses.sum(), *3 * [len(a)]
     sums[8:12] = (
         _BETA * a.sum(),
@@ -89,7 +98,7 @@ def check_pairs(run: Runner, loss_type: str) -> None:
         answers.logps[::2].sum(),
         answers.logps[1::2].sum(),
     )
-    sums[14] = (a > b).sum()
+    sums[14], sums[20:] = (a > b).sum(), answers.of_chosen
     _compare(run, answers, given, answers.factors(slopes), sums)
 
 
@@ -102,10 +111,11 @@ def check_odds(run: Runner) -> None:
     slopes = np.stack([made.chosen, made.rejected], axis=1).ravel() / answers.counts
     likelihood = answers.numbers[answers.of_rows]
     odds, nll = reference.log_odds(a, b), float(likelihood @ answers.losses)
-    sums = np.zeros(20)
+    sums = np.zeros(STATS_LENGTH)
     sums[[0, 1, 12, 13]] = made.losses.sum() + nll, *3 * [len(a)]
     sums[8:12] = _BETA * a.sum(), _BETA * b.sum(), a.sum(), b.sum()
     sums[14:18] = (a > b).sum(), nll, -np.logaddexp(0, -odds).sum(), odds.sum()
+    sums[20:] = answers.of_chosen
     factors = answers.factors(slopes) + likelihood
     _compare(run, answers, Preference("orpo", "orpo", _BETA), factors, sums)
 
@@ -119,7 +129,7 @@ def check_singles(run: Runner, loss_type: str) -> None:
     is_good = answers.numbers > 0
     from_where = float(_START[18] / _START[19]) if loss_type == "kto" else 0.0
     losses, slopes = reference.singles(answers.ratios, is_good, _BETA, from_where, weights)
-    sums = np.zeros(20)
+    sums = np.zeros(STATS_LENGTH)
     sums[:2] = losses.sum(), len(losses)
     for at, chosen in ((0, is_good), (1, ~is_good)):
         sums[8 + at] = _BETA * answers.ratios[chosen].sum()
@@ -134,5 +144,5 @@ def check_divergence(run: Runner) -> None:
     divergence(run.graph, answers.given, answers.batch, stats)
     (got,) = run.run(stats)
     exact = _START.copy()
-    exact[18:] += answers.ratios.sum(), answers.count
+    exact[18:20] += answers.ratios.sum(), answers.count
     run.compare(got[0], exact)
