@@ -13,7 +13,7 @@ from qlora_wgpu.gpu.sizes import ALIGNMENT, buffer_bytes, texture_bytes
 from qlora_wgpu.graph.host_steps import HostStep, HostTraffic
 from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.plan import Plan
-from qlora_wgpu.graph.submits import MeasuredSubmits, Piece, boxes, cut, parts_needed
+from qlora_wgpu.graph.submits import MeasuredSubmits, Piece, boxes, cut, parts_needed, recorded
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
 _PIECE = 16  # dispatches between which a program can pause, where submits are not cut by time
@@ -197,6 +197,18 @@ class Program:
                 else:
                     self._device.submit(self._recorded(each))
 
+    def begin(self) -> list[Dispatch] | None:
+        """All dispatches of a run that begins now, for a submit with those of other programs.
+
+        Returns:
+            They, in order; None where the host has something to do among them, or where they are
+            cut by the time that they take.
+        """
+        if self._device.pace.is_bounded or self._host_steps:
+            return None
+        self._pool.runs += not self.plan.apart
+        return self.dispatches
+
     def run_in_pieces(self) -> Iterator[None]:
         """Runs as ``run`` does, and waits and yields after each piece of the work.
 
@@ -286,13 +298,7 @@ class Program:
         return self._parts[index, count]
 
     def _recorded(self, dispatches: list[Dispatch]) -> Any:
-        device = self._device
-        with device.driver_call("recording work"):
-            encoder = device.raw.create_command_encoder()
-            compute = encoder.begin_compute_pass()
-            device.backend.record(compute, dispatches)
-            compute.end()
-            return encoder.finish()
+        return recorded(self._device, dispatches)
 
     def read(self, tensor: Tensor) -> memoryview:
         """Waits, and returns a tensor's bytes, padding included."""

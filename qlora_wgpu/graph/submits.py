@@ -102,6 +102,24 @@ class MeasuredSubmits:
         self._device.read(self._awaited, 4)
 
 
+def recorded(device: Device, dispatches: Sequence[Dispatch]) -> Any:
+    """Dispatches as commands for one submit."""
+    with device.driver_call("recording work"):
+        encoder = device.raw.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        device.backend.record(compute, dispatches)
+        compute.end()
+        return encoder.finish()
+
+
+def growing(dispatches: Sequence[Dispatch], first: int) -> Iterator[Sequence[Dispatch]]:
+    """Yields neighbours: so many at first, then twice as many each time."""
+    begin = 0
+    while begin < len(dispatches):
+        yield dispatches[begin : begin + first]
+        begin, first = begin + first, 2 * first
+
+
 def cut(seconds: Sequence[float], limit: float, most: int) -> Iterator[slice]:
     """Yields neighbours that fill a submit.
 

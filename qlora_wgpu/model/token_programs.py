@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.in_turn import run_in_turn
 from qlora_wgpu.graph.program import Program
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.model import batch_encoding
@@ -83,9 +84,7 @@ class TokenPrograms:
         first = past.reshape(-1)
         self._write(self.batch, ids, np.ones_like(ids), np.arange(len(ids)), past, places)
         self._settle(settings, seeds, (np.asarray(steps) - first).tolist())
-        for _ in range(count):
-            self.hidden.run()
-            self.head.run()
+        run_in_turn(self.device, [self.hidden, self.head] * count)
         return self._chosen((first[:, None] + np.arange(count)) % MOST_AHEAD)
 
     def begin_prompts(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> None:

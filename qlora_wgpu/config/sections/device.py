@@ -49,7 +49,8 @@ class DeviceConfig(Section):
     dispatches_per_submit: int = Field(
         100,
         ge=1,
-        description="After how many dispatches work is handed to the driver at the latest.",
+        description="After how many dispatches work is handed to the driver at the latest. On a "
+        "software GPU, new tokens that are computed ahead are handed over in pieces that double.",
     )
     submit_milliseconds: float = Field(
         100.0,
