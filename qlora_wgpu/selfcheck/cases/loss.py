@@ -109,10 +109,12 @@ def check_weighted_loss(run: Runner, weighted: bool, confidence: bool) -> None:
 def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
     """Logits of the rows that have a label, capped, and the loss without a gradient.
 
-    It is small, as every label is the likeliest: an error of the logarithm shows.
+    It is small, as every label is the likeliest: an error of the logarithm shows. No logit is so
+    large that the cap makes it as large as others: the first of those would be the likeliest.
     """
     hidden, head = normal("hidden", ROWS, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
-    hidden *= np.array([0.3, 3.0])[np.arange(ROWS) % 2, None]
+    sizes = [0.3, 3.0] if softcap is None else [0.1, 0.3]
+    hidden *= np.array(sizes)[np.arange(ROWS) % 2, None]
     exact = 0.7 * run.rounded(hidden) @ run.rounded_weight(head).T
     exact = exact if softcap is None else softcap * np.tanh(exact / softcap)
     targets = np.where(_targets(1, ROWS) == IGNORE_INDEX, IGNORE_INDEX, exact.argmax(axis=1))
