@@ -22,8 +22,9 @@ class Samples:
 
     Attributes:
         references: float32, the reference's summed log probability of each answer.
-        numbers: float32, of each what its objective reads: with ORPO what the losses of the chosen
-            answer and its prompt are multiplied by, with KTO 1 where it is desirable.
+        numbers: float32, of each what its objective reads: with DPO 1 where the answer's first
+            token is not predicted, since no prompt is before it; with ORPO what the losses of the
+            chosen answer and its prompt are multiplied by, with KTO 1 where it is desirable.
         prompts: (batch, seq), the targets that are not the answer's but have a loss; None for none.
     """
 

@@ -24,6 +24,8 @@ Block = list[tuple[int, ...]]
 class Mismatched(Sequence[Example]):
     """The prompt of each example with the answer of one before it that has another prompt.
 
+    Its own answer stands where no other one has a token that is predicted.
+
     KTO measures on them how far the model is from the reference where nothing is learnt. Which
     answer that is follows from the data alone, so that the reference has to see each but once.
     """
@@ -49,17 +51,23 @@ class Mismatched(Sequence[Example]):
             return own
         prompt = own.input_ids[: _answer_begins(own)]
         partner = self._partner[index]
-        for _ in range(len(self._partner)):
+        while partner != index:
             other = self._dataset[partner]
             begins = _answer_begins(other)
-            if partner == index or not np.array_equal(other.input_ids[:begins], prompt):
-                break
+            made = self._with_answer(prompt, other.input_ids[begins:], other.labels[begins:])
+            # Where prompts are cut away, a first token has none before it to predict it.
+            if made.num_label_tokens and not np.array_equal(other.input_ids[:begins], prompt):
+                return made
             partner = self._partner[partner]
-        other = self._dataset[partner]
-        answer = slice(_answer_begins(other), None)
-        ids = np.concatenate([prompt, other.input_ids[answer]])[: self._longest]
+        return own
+
+    def _with_answer(
+        self, prompt: npt.NDArray[np.int32], ids: npt.NDArray[np.int32],
+        labels: npt.NDArray[np.int32],
+    ) -> Example:  # fmt: skip
         masked = np.full(len(prompt), IGNORE_INDEX, np.int32)
-        return Example(ids, np.concatenate([masked, other.labels[answer]])[: self._longest])
+        whole = np.concatenate([prompt, ids]), np.concatenate([masked, labels])
+        return Example(*(array[: self._longest] for array in whole))
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +158,16 @@ class Answers:
         chosen = [i for block in blocks for row in block for i in row if i % 2 == 0]
         return len(chosen) / max(int((self._dataset.lengths[chosen] - 1).sum()), 1)
 
+    def _numbers(
+        self, numbers: npt.NDArray[np.int64], is_chosen: npt.NDArray[np.bool_], share: float
+    ) -> npt.NDArray[np.float64 | np.bool_]:
+        """What the objective reads of each answer (``Samples.numbers``)."""
+        if self._preference.learns_prompts:
+            return np.where(is_chosen, share, 0.0)
+        if not self._preference.is_paired:
+            return is_chosen
+        return np.array([not _answer_begins(self._dataset[i]) for i in numbers])
+
     def _made(
         self,
         kind: Literal["loss", "divergence"],
@@ -162,7 +180,7 @@ class Answers:
         is_chosen = numbers % 2 == 0
         known = self._references
         references = (known.mismatched if kind == "divergence" else known.own)[numbers]
-        values = np.where(is_chosen, share, 0.0) if share else is_chosen
+        values = self._numbers(numbers, is_chosen, share)
         longest = max(self._longest, max(sum(map(len, row)) for row in rows))
         batch = padded_batch(rows, batch_size, longest)
         prompts = None

@@ -28,7 +28,7 @@ from qlora_wgpu.training.batching import padded_batch
 from qlora_wgpu.training.objectives import preference_of
 from qlora_wgpu.training.observer import Observer
 
-_VERSION = 1
+_VERSION = 2
 FloatArray = npt.NDArray[np.float32]
 Progress = Callable[[str], None]
 
@@ -145,7 +145,6 @@ def _key(
 ) -> str:
     """A hash of what decides the numbers, to the bit."""
     parameters = model.read_flat(model.adapter.parameters)
-    is_base = _does_nothing(model, parameters)
     folder = model.folder
     folder.finish_fingerprint()
     known = {
@@ -153,7 +152,8 @@ def _key(
         "base": folder.fingerprint,
         "quant": model.quant.model_dump(),
         "compute_dtype": model.compute_dtype,
-        "adapter": "" if is_base else hashlib.sha256(parameters.tobytes()).hexdigest(),
+        "vocabulary": [model.architecture.vocab_size, list(model.architecture.new_tokens)],
+        "adapter": None if _does_nothing(model, parameters) else _identity(model, parameters),
         "data": dataset.fingerprint,
         "divergence": preference.has_divergence,
         "batch": [batch_size, longest],
@@ -161,6 +161,13 @@ def _key(
         "profile": repr(model.device.profile),
     }
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _identity(model: QLoRAModel, parameters: FloatArray) -> list[object]:
+    """What an adapter adds to the base: its numbers, where they lie and what they are scaled by."""
+    names = sorted(model.adapter.split(parameters))
+    settings = model.adapter.config.model_dump(exclude={"lora_dropout", "init_from"})
+    return [hashlib.sha256(parameters.tobytes()).hexdigest(), names, settings]
 
 
 def _does_nothing(model: QLoRAModel, parameters: FloatArray) -> bool:

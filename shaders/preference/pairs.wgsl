@@ -117,7 +117,10 @@ fn main(@builtin(local_invocation_id) local: vec3<u32>) {
             chosen.x - reference_of(first),
             rejected.x - reference_of(samples[2u * pair + 1u]),
         );
-        let found = loss_of(ratios.x, ratios.y, chosen.y, rejected.y);
+        // TRL divides by all tokens of an answer, the first one of a row without a prompt included.
+        let counts = vec2<f32>(chosen.y, rejected.y)
+            + vec2<f32>(number_of(first), number_of(samples[2u * pair + 1u]));
+        let found = loss_of(ratios.x, ratios.y, counts.x, counts.y);
         weights[2u * pair] = vec2<f32>(-found.y, 0.0);
         weights[2u * pair + 1u] = vec2<f32>(-found.z, 0.0);
         loss += found.x;

@@ -81,7 +81,8 @@ def objective(rng: random.Random) -> Preference:
         loss = rng.choice(PAIR_LOSSES)
         smoothing = {"robust": (0.0, 0.1, 0.45), "exo_pair": (1e-3, 0.3, 0.9)}.get(loss, (0.0,))
         return Preference("dpo", loss, beta, rng.choice(smoothing))
-    weights = [rng.choice((1.0, 1.0, 0.0, 0.3, 4.0)) for _ in range(2)]
+    weights = [rng.choice((1.0, 1.0, 0.0, 0.3, 4.0)), rng.choice((1.0, 1.0, 0.0, 0.3, 4.0))]
+    weights = weights if any(weights) else [1.0, 0.0]
     return Preference("kto", rng.choice(("kto", "kto", "apo_zero_unpaired")), beta, 0.0, *weights)
 
 
@@ -145,9 +146,13 @@ def mismatched(answers: list[Answer], longest: int) -> list[Answer]:
     """Each prompt with the nearest earlier answer of another prompt, round the data."""
     made = []
     for at, each in enumerate(answers):
-        others = [answers[at - back] for back in range(1, len(answers) + 1)]
-        other = next((o for o in others if o.prompt != each.prompt), each)
-        made.append(_cut(replace(other, prompt=each.prompt), longest, "keep_start"))
+        others = [answers[at - back] for back in range(1, len(answers))]
+        joined = [
+            _cut(replace(other, prompt=each.prompt), longest, "keep_start")
+            for other in others
+            if other.prompt != each.prompt
+        ]
+        made.append(next((both for both in joined if _learns(both)), each))
     return made
 
 

@@ -13,84 +13,23 @@ from __future__ import annotations
 import os
 import random
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from transformers.utils import logging
 
-from qlora_wgpu import QLoRAModel
 from qlora_wgpu.families.family import known_families
-from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_METRICS, STATS_TOKENS
-from qlora_wgpu.ops.preference import METRICS, means
-from qlora_wgpu.training.answers import Answers
-from qlora_wgpu.training.batching import BatchPlan
-from qlora_wgpu.training.objectives import training_options
-from qlora_wgpu.training.references import references_of
+from tests.campaigns.answer_steps import OTHER, Result, ours, scaled, with_head
 from tests.campaigns.drawn_answers import Asked, asked
-from tests.campaigns.drawn_models import EXACT, Arrays, Drawn, drawn
+from tests.campaigns.drawn_models import EXACT, Drawn, drawn
 from tests.campaigns.model_shapes import IMAGES, Campaign, Trial, described, met
 from tests.campaigns.support import Tally, campaign
 from tests.campaigns.torch_models import TorchModel
 from tests.campaigns.trl_losses import Texts, trl_loss
 
-OTHER = 0.8  # of the adapter, that which the reference has instead of none
 SENSITIVE = 0.2
 COUNTED = ("rewards/accuracies", "mean_token_accuracy")
-
-
-@dataclass
-class Result:
-    """What a step gives."""
-
-    loss: float
-    metrics: dict[str, float]
-    gradients: Arrays
-
-
-def with_head(rng: random.Random, case: Drawn) -> Drawn:
-    """Now and then the head is trained, too: as a pair, whole, or some of its rows."""
-    kind = rng.choice(("", "", "", "pair", "whole", "tokens"))
-    lora, vocab = case.lora, case.config["vocab_size"]
-    if kind == "pair" and not lora.use_dora:
-        targets = [*(lora.target_modules or []), "lm_head"]
-        return replace(case, lora=lora.model_copy(update={"target_modules": targets}))
-    if kind == "whole" and not case.config["tie_word_embeddings"]:
-        return replace(case, lora=lora.model_copy(update={"modules_to_save": ["lm_head"]}))
-    if kind == "tokens":
-        rows = rng.sample(range(vocab), 5)
-        return replace(case, lora=lora.model_copy(update={"trainable_token_indices": rows}))
-    return case
-
-
-def ours(model: QLoRAModel, step: Asked, adapter: Arrays) -> Result:
-    """The first step of a run, as its loop computes it."""
-    config, dataset, given = step.config, step.dataset, step.given
-    if step.from_adapter:
-        model.load_adapter({name: OTHER * a for name, a in adapter.items()})
-    else:
-        model.write_parameters(model.adapter.initial(0) + model.neutral)
-    plan = BatchPlan.of(dataset.lengths, config)
-    longest = max(config.data.max_seq_length, plan.longest)
-    says = references_of(model, dataset, given, config.rows_at_once, longest, keep=False)
-    model.load_adapter(adapter)
-    answers = Answers(dataset, given, says, longest)
-    model.options = training_options(config.train)
-    model.zero_gradient()
-    model.zero_stats()
-    for made in answers.batches(plan.blocks(0), plan.batch_size):
-        batch = model.checked(made.batch.input_ids, made.batch.labels, made.batch.attention_mask)
-        if made.kind == "divergence":
-            model.measure("divergence", *batch, made.samples)
-        else:
-            model.accumulate(*batch, samples=made.samples)
-    stats = [float(value) for value in model.read_stats()]
-    sums = dict(zip(METRICS, stats[STATS_METRICS:], strict=True))
-    count = stats[STATS_TOKENS]
-    gradients = model.adapter.split(model.read_flat(model.adapter.gradient) / count)
-    model.zero_gradient()
-    model.zero_stats()
-    return Result(stats[STATS_LOSS] / count, means(sums, given), gradients)
 
 
 def theirs(
@@ -164,10 +103,7 @@ class Preferences(Campaign):
             self.tally.add("nothing to learn")
             return
         factor = rng.choice((1.0, 0.3, 0.1))
-        trial.adapter = {
-            name: array if name.endswith("magnitude_vector") else factor * array
-            for name, array in trial.adapter.items()
-        }
+        trial.adapter = scaled(trial.adapter, factor)
         exact = theirs(trial, step)
         size = sum(float(np.linalg.norm(a)) ** 2 for a in exact.gradients.values()) ** 0.5
         way = rng.choice(sorted(self.ways))

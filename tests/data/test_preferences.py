@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
-from qlora_wgpu.data import Preparation, load_dataset, row_format, split_off
+from qlora_wgpu.data import Dataset, Example, Preparation, load_dataset, row_format, split_off
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.data.preferences import pair_of
 from qlora_wgpu.errors import DataError
@@ -200,6 +200,17 @@ def test_mismatched_answers(tokenizer):
     shown = [tokenizer.decode([int(t) for t in found[i].input_ids], True) for i in present.tolist()]
     assert shown == ["a four", "b one", "b one", "c three"]
     assert [len(found[i]) for i in (1, 3)] == [0, 0]
+
+
+def test_answers_of_other_prompts_have_a_token_that_is_predicted():
+    """Where truncation has left no prompt, a first token is predicted from nothing."""
+    ids, none = np.arange(10, 16, dtype=np.int32), np.zeros(0, np.int32)
+    behind = np.concatenate([np.full(3, -100, np.int32), ids[3:4]])
+    nothing = Example(none, none)
+    alone, short = Example(ids, ids), Example(ids[:4], behind)
+    found = Mismatched(Dataset([nothing, short, nothing, alone]), 8)
+    assert found[3].input_ids.tolist() == ids.tolist()  # not the other's one token, without a label
+    assert found[1].labels.tolist() == [-100] * 3 + [10, 11, 12, 13, 14]
 
 
 def test_prepared_data_is_read_again(tokenizer, tmp_path):

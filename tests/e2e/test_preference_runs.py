@@ -14,7 +14,7 @@ from qlora_wgpu.data import load_dataset
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.runs.estimation import estimate
-from qlora_wgpu.training import Observer
+from qlora_wgpu.training import Observer, references
 from qlora_wgpu.training.objectives import preference_of
 from qlora_wgpu.training.references import _key
 
@@ -257,17 +257,46 @@ def test_dft_learns(folder, tmp_path):
 
 def test_what_a_reference_said_is_told_apart_by_all_that_is_trained(folder):
     """A fresh adapter is the base, whatever its seed; one that changes the embedding is not."""
-    targets = {"r": 2, "target_modules": ["embed_tokens"]}
-    settings = Config.model_validate(config(folder, "unused", lora=targets))
+    keys = [
+        key_of(folder, {"target_modules": ["embed_tokens"]}, start)
+        for start in (
+            lambda model: model.adapter.split(model.adapter.initial(seed=1)),
+            lambda model: model.adapter.split(model.adapter.initial(seed=2)),
+            lambda model: {n: a + np.float32(0.1) for n, a in model.adapter_state_dict().items()},
+        )
+    ]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_what_a_reference_said_is_told_apart_by_how_its_adapter_is_applied(folder):
+    """The same numbers of another scaling, or in another layer, are another reference."""
+    ways = ({}, {"lora_alpha": 64}, {"use_rslora": True}, {"layers_to_transform": [0]},
+            {"layers_to_transform": [1]})  # fmt: skip
+    changed = lambda model: {  # noqa: E731
+        name: a + np.float32(0.1) for name, a in model.adapter_state_dict().items()
+    }
+    keys = [key_of(folder, {"target_modules": ["q_proj"], **way}, changed) for way in ways]
+    assert len(set(keys)) == len(ways)
+    dropping = {"target_modules": ["q_proj"], "lora_dropout": 0.5}  # the reference drops nothing
+    assert key_of(folder, dropping, changed) == keys[0]
+
+
+def test_what_a_reference_said_is_told_apart_by_tokens_that_are_added(folder, monkeypatch):
+    """Data without them have the same ids, but every token's share is of one more."""
+    keys = []
+    monkeypatch.setattr(references, "_key", lambda *given: keys.append(_key(*given)) or keys[-1])
+    for name, tokens in (("without", []), ("with", ["<new>"])):
+        settings = config(folder, f"key-{name}", data={"eval_split": None}, max_steps=1)
+        settings["model"]["add_tokens"] = tokens
+        qlora_wgpu.train(settings, Plan())
+    assert keys[0] != keys[1]
+
+
+def key_of(folder, lora, start):
+    """The name under which is kept what a reference says."""
+    settings = Config.model_validate(config(folder, "unused", lora={"r": 2, **lora}))
     rows = [{"prompt": "a", "chosen": "b", "rejected": "c"}]
     dataset = load_dataset(rows, folder / "model", 16, how=Preparation(16, objective="dpo"))
     model = QLoRAModel.from_pretrained(folder / "model", settings.lora, settings.quant, "float32")
-    keys = []
-    for tensors in (
-        model.adapter.split(model.adapter.initial(seed=1)),
-        model.adapter.split(model.adapter.initial(seed=2)),
-        {name: array + np.float32(0.1) for name, array in model.adapter_state_dict().items()},
-    ):
-        model.load_adapter(tensors)
-        keys.append(_key(model, dataset, preference_of(settings.train), 2, 16))
-    assert keys[0] == keys[1] != keys[2]
+    model.load_adapter(start(model))
+    return _key(model, dataset, preference_of(settings.train), 2, 16)

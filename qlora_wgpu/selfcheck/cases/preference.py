@@ -88,6 +88,7 @@ def check_pairs(run: Runner, loss_type: str) -> None:
     answers = _Answers(run)
     given = Preference("dpo", loss_type, _BETA, _SMOOTHING)
     a, b, counts = answers.ratios[::2], answers.ratios[1::2], answers.counts
+    counts = counts + answers.numbers  # of those without a prompt one token has no label
     made = reference.pairs(loss_type, a, b, (counts[::2], counts[1::2]), _BETA, _SMOOTHING)
     slopes = np.stack([made.chosen, made.rejected], axis=1).ravel()
     sums = np.zeros(STATS_LENGTH)
