@@ -17,10 +17,9 @@ from qlora_wgpu.gpu.wgpu_native import WgpuNative
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (WgpuNative(), Dawn())}
 BACKEND_VARIABLE = "QLORA_WGPU_BACKEND"
 
-# Windows, macOS, Linux: one native API per card, so that no card is listed twice.
-_PREFERRED_APIS = {"darwin": ("Metal",), "win32": ("Vulkan", "D3D12")}.get(
-    sys.platform, ("Vulkan",)
-)
+# Native APIs, the preferred first: matrix units, and compilers that take our kernels in moments,
+# are Vulkan's.
+_APIS = {"darwin": ("Metal",), "win32": ("Vulkan", "D3D12")}
 _TYPE_ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
 
 INSTALL_HINT = (
@@ -136,9 +135,21 @@ def _listed(backend: Backend) -> list[FoundAdapter]:
         raise
     except Exception as err:
         raise DeviceError(f"no GPU can be listed ({err}): {INSTALL_HINT}") from err
-    usable = [
-        FoundAdapter(adapter, backend)
-        for adapter in adapters
-        if adapter.info["backend_type"] in _PREFERRED_APIS
-    ]
+    usable = [FoundAdapter(adapter, backend) for adapter in _one_api_a_card(adapters)]
     return sorted(usable, key=lambda adapter: _TYPE_ORDER.get(adapter.raw.info["adapter_type"], 2))
+
+
+def _one_api_a_card(adapters: list[Any]) -> list[Any]:
+    """Each card once, by the best API that lists it; cards of one kind stay as many as they are."""
+    taken: list[Any] = []
+    for api in _APIS.get(sys.platform, ("Vulkan",)):
+        known = {name for adapter in taken for name in _names(adapter)}
+        listed = [adapter for adapter in adapters if adapter.info["backend_type"] == api]
+        taken += [adapter for adapter in listed if not known & _names(adapter)]
+    return taken
+
+
+def _names(adapter: Any) -> set[Any]:
+    """What tells a card by two APIs: its name, and its numbers on the bus, if they are known."""
+    numbers = (adapter.info.get("vendor_id"), adapter.info.get("device_id"))
+    return {adapter.info["device"], *([numbers] if all(numbers) else [])}

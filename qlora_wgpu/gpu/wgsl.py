@@ -31,6 +31,8 @@ _TEXTURE = re.compile(
 _PARAMS = re.compile(r"struct\s+Params\s*\{([^}]*)\}")
 _FIELD = re.compile(r"(\w+)\s*:\s*(\w+)\s*,?")
 _WORKGROUP = re.compile(r"@workgroup_size\(([^)]*)\)")
+# What Direct3D's compiler DXC has for itself, a namespace, and naga gives to it all the same.
+_TAKEN_NAME = re.compile(r"\bdx\b")
 _FORMATS = {"u32": "I", "i32": "i", "f32": "f"}
 
 
@@ -188,6 +190,7 @@ def _reflect(label: str, path: str, code: str, operands: list[Operand]) -> Shade
         raise ShaderSourceError(f"{label}: no @workgroup_size")
     numbers = [_workgroup_number(part.strip(), bare, label) for part in sizes.group(1).split(",")]
     numbers += [1] * (3 - len(numbers))
+    code = _TAKEN_NAME.sub("x_gradient", code)
     return Shader(label, path, code, bindings, fields, (numbers[0], numbers[1], numbers[2]))
 
 

@@ -13,8 +13,9 @@ from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.wgpu_native import WgpuNative
 
 
-def card(name, kind="DiscreteGPU", api="Vulkan", matrix=False):
+def card(name, kind="DiscreteGPU", api="Vulkan", matrix=False, number=0):
     info = {"device": name, "adapter_type": kind, "backend_type": api}
+    info |= {"vendor_id": 0x10DE, "device_id": number}
     return SimpleNamespace(info=info, features={"shader-f16"}, matrix=matrix)
 
 
@@ -64,6 +65,24 @@ def test_the_fastest_kind_comes_first(monkeypatch):
         DeviceError, match="'radeon': choose one of these: 0: card, 1: small, 2: soft"
     ):
         adapters.choose_adapter("radeon")
+
+
+def test_on_windows_each_card_is_listed_once(monkeypatch):
+    monkeypatch.setattr(adapters.sys, "platform", "win32")
+    direct3d = [
+        card("twin", api="D3D12", number=7), card("twin", api="D3D12", number=7),
+        card("Basic Render Driver", "CPU", api="D3D12", number=140),
+        card("other name", api="D3D12", number=9), card("no Vulkan", api="D3D12", number=8),
+    ]  # fmt: skip
+    vulkan = [card("twin", number=7), card("twin", number=7), card("one name", number=9)]
+    for listed in (direct3d + vulkan, vulkan + direct3d):
+        use(monkeypatch, wgpu=listed)
+        found = [(a.name, a.raw.info["backend_type"]) for a in adapters.list_adapters()]
+        assert found == [
+            ("twin", "Vulkan"), ("twin", "Vulkan"), ("one name", "Vulkan"),
+            ("no Vulkan", "D3D12"), ("Basic Render Driver", "D3D12"),
+        ]  # fmt: skip
+    assert adapters.cards() == ["0", "1", "2", "3"]
 
 
 @pytest.mark.parametrize(

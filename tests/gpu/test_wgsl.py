@@ -1,5 +1,6 @@
 """The preprocessor, typed operands, and what is read off a shader."""
 
+import re
 import struct
 
 import pytest
@@ -177,3 +178,11 @@ def test_no_comment_counts_as_code(write):
     assert "struct Eight" not in shader.code and "fn texel_at" not in shader.code
     assert set(shader.bindings) == {"x"}
     assert shader.code.splitlines()[2] == HEAD.strip()
+
+
+def test_no_name_is_one_that_direct3d_compilers_have(write):
+    write("a.wgsl", HEAD + "//#output 2 dx: 8\nfn f() { store_dx(0u, zero8()); }\n" + MAIN)
+    shader = load({"dx": ("float32",)})
+    assert shader.bindings["dx"].index == 2 and "fn store_dx(" in shader.code
+    # DXC has a namespace of that name, and naga strips underscores from a name's end.
+    assert not re.search(r"\bdx_*\b", shader.code) and "x_gradient[i] = " in shader.code
