@@ -191,7 +191,7 @@ class Device(Transfers):
         )
 
     def texture(self, nbytes: int, kind: str, label: str = "") -> Any:
-        """Allocates a storage texture of 16-byte texels, of which ``TEXTURE_WIDTH`` of a row are used.
+        """Allocates a storage texture of 16-byte texels, ``TEXTURE_WIDTH`` used of each row.
 
         Args:
             nbytes: Size of the texture; rounded up to whole rows.
