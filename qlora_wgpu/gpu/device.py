@@ -20,7 +20,7 @@ from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.memory_counter import MemoryCounter
 from qlora_wgpu.gpu.pace import Pace
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
-from qlora_wgpu.gpu.sizes import TEXTURE_ROW, TEXTURE_WIDTH, buffer_bytes, texture_bytes
+from qlora_wgpu.gpu.sizes import TEXTURE_PITCH, buffer_bytes, texture_bytes
 from qlora_wgpu.gpu.transfers import Transfers
 from qlora_wgpu.gpu.trying import try_matrix_units, try_subgroups
 from qlora_wgpu.gpu.uniforms import read_at_once
@@ -191,7 +191,7 @@ class Device(Transfers):
         )
 
     def texture(self, nbytes: int, kind: str, label: str = "") -> Any:
-        """Allocates a storage texture of 16-byte texels, ``TEXTURE_WIDTH`` to a row.
+        """Allocates a storage texture of 16-byte texels, ``TEXTURE_WIDTH`` used of each row.
 
         Args:
             nbytes: Size of the texture; rounded up to whole rows.
@@ -206,13 +206,13 @@ class Device(Transfers):
         flags = usage.STORAGE_BINDING | usage.COPY_DST | usage.COPY_SRC
         return self._allocate(
             lambda: self.raw.create_texture(
-                size=(TEXTURE_WIDTH, nbytes // TEXTURE_ROW, 1),
+                size=(TEXTURE_PITCH // 16, nbytes // TEXTURE_PITCH, 1),
                 format="rgba32uint",
                 usage=flags,
                 label=label,
             ),
             nbytes,
-            TEXTURE_ROW * int(self.raw.limits["max-texture-dimension-2d"]),
+            TEXTURE_PITCH * int(self.raw.limits["max-texture-dimension-2d"]),
             kind,
             label,
         )

@@ -91,7 +91,7 @@ class Profile:
     lora_grad_group: tuple[int, int] = (8, 1)
     subgroup_size: int = 0
     texture_nt_rows: int = 32
-    texture_nn_rows: int = 16
+    texture_nn_rows: int = 32
     fused_linears: bool = False
     limits: Limits = PROMISED
     most_turns: int = 0
@@ -182,7 +182,6 @@ def cpu_profile(subgroup_size: int) -> Profile:
         attention_threads=subgroup_size,
         skinny_group=(1, subgroup_size),
         head_group=1,
-        texture_nn_rows=32 if subgroup_size <= 8 else 16,
     )
 
 

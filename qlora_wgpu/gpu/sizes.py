@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 ALIGNMENT = 256  # of buffer windows: the most any GPU asks for
-TEXTURE_WIDTH = 1024  # texels; shaders/common/texel.wgsl has it too
-TEXTURE_ROW = 16 * TEXTURE_WIDTH  # bytes
+TEXTURE_WIDTH = 1024  # texels of a row that hold something; shaders/common/texel.wgsl has it too
+TEXTURE_ROW = 16 * TEXTURE_WIDTH  # bytes of them
+# One line of the cache more than those take: else rows of a matrix that are a power of two of bytes
+# apart fall into a few sets of the cache, and products on software GPUs lose an eighth.
+TEXTURE_PITCH = TEXTURE_ROW + 64
 MOST_STORAGE_BUFFERS = 8  # of a dispatch: what WebGPU promises on any device
 _FREE_ROWS = 8192  # the least height that any device allows
 
@@ -22,4 +25,4 @@ def texture_bytes(nbytes: int) -> int:
     """
     rows = max(-(-nbytes // TEXTURE_ROW), 3)
     is_power = rows & (rows - 1) == 0
-    return (rows + (is_power and rows < _FREE_ROWS)) * TEXTURE_ROW
+    return (rows + (is_power and rows < _FREE_ROWS)) * TEXTURE_PITCH

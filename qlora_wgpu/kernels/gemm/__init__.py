@@ -38,8 +38,8 @@ def _changes(profile: Profile) -> tuple[Change, ...]:
     if profile.textures:
         return (
             {"texture_nt_rows": 16},
-            {"texture_nt_rows": 32, "texture_nn_rows": 8},
-            {"texture_nt_rows": 16, "texture_nn_rows": 8},
+            {"texture_nn_rows": 16},
+            {"texture_nt_rows": 16, "texture_nn_rows": 16},
         )
     if profile.name == CPU_PROFILE.name:
         return ({"gemm_tile": 8}, {"gemm_tile": 16, "gemm_group": (16, 1)})
