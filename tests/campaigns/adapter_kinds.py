@@ -87,8 +87,7 @@ _CHANGES_BASE = {
     "serve": "takes no other adapter", "web": "changes the base",
     "merge_nf4": "merge it into the original weights",
 }  # fmt: skip
-_BIASES = {"gguf_adapter": "taken for reading and merging alone",
-           "retrain": "taken for reading and merging alone"}  # fmt: skip
+_BIASES = {"gguf_adapter": "taken for reading and merging alone"}
 
 
 def _whole(name: str, modules: list[str]) -> list[Kind]:
