@@ -99,6 +99,7 @@ class Dataset(Sequence[Example]):
         self._labels = np.concatenate([none, *(e.labels for e in examples)])
         self._ends = np.cumsum(lengths)
         self._weights = np.array([e.weight for e in examples], np.float32)
+        self._goes_on = np.zeros(len(examples), np.uint8)
         self._looked_at = 0  # tokens, since pages were let go of
         self.counts = counts or Counts(rows=len(examples))
         self.warnings = tuple(warnings)
@@ -112,11 +113,23 @@ class Dataset(Sequence[Example]):
         counts: Counts,
         warnings: Sequence[str],
         weights: npt.NDArray[np.float32] | None = None,
+        goes_on: npt.NDArray[np.uint8] | None = None,
     ) -> Dataset:
-        """Takes all ids and labels, one example after the other, where each ends, its weight."""
+        """Takes all ids and labels, one example after the other.
+
+        Args:
+            ids: Token ids.
+            labels: Labels.
+            ends: Where each example ends.
+            counts: Counts of what became of the source's rows.
+            warnings: About it.
+            weights: Each example's weight; by default 1.
+            goes_on: 1 where an example goes on with the text of the one before; by default none.
+        """
         dataset = cls((), counts, warnings)
         dataset._ids, dataset._labels, dataset._ends = ids, labels, ends
         dataset._weights = np.ones(len(ends), np.float32) if weights is None else weights
+        dataset._goes_on = np.zeros(len(ends), np.uint8) if goes_on is None else goes_on
         return dataset
 
     def __repr__(self) -> str:
@@ -193,6 +206,12 @@ class Dataset(Sequence[Example]):
             before = np.concatenate([[0], np.cumsum(learnt)])
             counts[first:last] = before[ends - begins[0]] - before[begins - begins[0]]
         return counts
+
+    @cached_property
+    def text_numbers(self) -> npt.NDArray[np.int64]:
+        """The number of each example's row: windows of one text have the same, and so do pairs."""
+        texts = np.cumsum(self._goes_on[:: self.unit] == 0, dtype=np.int64) - 1
+        return np.repeat(texts, self.unit)
 
     @property
     def num_label_tokens(self) -> int:

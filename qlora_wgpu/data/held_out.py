@@ -53,6 +53,11 @@ class DatasetPart(Dataset):
         """Positions of each example that the loss is taken over."""
         return self._whole.label_counts[self._numbers]
 
+    @cached_property
+    def text_numbers(self) -> npt.NDArray[np.int64]:
+        """The number of each example's row: windows of one text have the same, and so do pairs."""
+        return self._whole.text_numbers[self._numbers]
+
     @property
     def num_tokens(self) -> int:
         """Tokens of all examples together."""
@@ -80,12 +85,12 @@ class DatasetPart(Dataset):
 def split_off(dataset: Dataset, size: float, seed: int) -> tuple[Dataset, Dataset]:
     """Parts a data set in two, by the contents of its examples and a seed alone.
 
-    The same rows are held out whatever their order and the machine. Examples that are equal stay
-    together, so that no row is learnt and measured.
+    The same rows are held out whatever their order and the machine. Rows that are equal stay
+    together, and so do the windows of a text, so that no row is learnt and measured.
 
     Args:
         dataset: The examples.
-        size: How many are held out, or which share of them where it is below 1.
+        size: How many rows are held out, or which share of them where it is below 1.
         seed: Another one holds out others.
 
     Returns:
@@ -94,23 +99,25 @@ def split_off(dataset: Dataset, size: float, seed: int) -> tuple[Dataset, Datase
     Raises:
         DataError: If nothing would be left to learn from.
     """
-    rows, unit = dataset.num_rows, dataset.unit
+    texts, row_of = np.unique(dataset.text_numbers, return_inverse=True)
+    rows = len(texts)
     count = max(1, round(size * rows)) if size < 1 else int(size)
     if count >= rows:
+        together = "" if rows == dataset.num_rows else " (of texts, windows stay together)"
         raise DataError(
-            f"data.eval_split holds {count:,} rows out, but there are {rows:,} in all: "
+            f"data.eval_split holds {count:,} rows out, but there are {rows:,} in all{together}: "
             "nothing would be left to learn from"
         )
-    digests = _digests(dataset, seed)
+    digests = _digests(dataset, row_of, rows, seed)
     is_held = digests <= np.sort(digests)[count - 1]
     if is_held.all():
         raise DataError(
             "data.eval_split leaves nothing to learn from: the rows are all the same, and equal "
             "rows are held out together"
         )
-    is_held = np.repeat(is_held, unit)
-    held_out = DatasetPart(dataset, np.flatnonzero(is_held))
-    return DatasetPart(dataset, np.flatnonzero(~is_held), dataset.counts), held_out
+    of_example = is_held[row_of]
+    held_out = DatasetPart(dataset, np.flatnonzero(of_example), Counts(rows=int(is_held.sum())))
+    return DatasetPart(dataset, np.flatnonzero(~of_example), dataset.counts), held_out
 
 
 def rows_in_both(train: Dataset, held_out: Dataset) -> int:
@@ -122,10 +129,26 @@ def rows_in_both(train: Dataset, held_out: Dataset) -> int:
     return sum(content_digest(_row_ids(held_out, number)) in learnt for number in rows)
 
 
-def _digests(dataset: Dataset, seed: int) -> npt.NDArray[np.uint64]:
-    rows = range(dataset.num_rows)
-    digests = (content_digest(_row_ids(dataset, number), seed) for number in rows)
-    return np.fromiter(digests, np.uint64, len(rows))
+def _digests(
+    dataset: Dataset, row_of: npt.NDArray[np.int64], rows: int, seed: int
+) -> npt.NDArray[np.uint64]:
+    """A number for each row, of the contents of all examples that it has become.
+
+    What a mixture repeats counts once, so that the row has the number that it has alone.
+    """
+    order = np.argsort(row_of, kind="stable")
+    ends = np.cumsum(np.bincount(row_of, minlength=rows))
+    begins = np.concatenate([[0], ends[:-1]])
+
+    def ids(row: int) -> npt.NDArray[np.int32]:
+        examples = (dataset[int(n)].input_ids for n in order[begins[row] : ends[row]])
+        parts = list({part.tobytes(): part for part in examples}.values())
+        if len(parts) == 1 == dataset.unit:
+            return parts[0]
+        return np.concatenate([array for part in parts for array in (part, [-1])])
+
+    digests = (content_digest(ids(row), seed) for row in range(rows))
+    return np.fromiter(digests, np.uint64, rows)
 
 
 def _row_lengths(dataset: Dataset) -> npt.NDArray[np.int64]:

@@ -75,6 +75,15 @@ class Joined(Dataset):
         """Positions of each example that the loss is taken over."""
         return np.concatenate([part.label_counts for part in self._sets])
 
+    @cached_property
+    def text_numbers(self) -> npt.NDArray[np.int64]:
+        """The number of each example's row: windows of one text have the same, and so do pairs."""
+        numbers, first = [], 0
+        for part in self._sets:
+            numbers.append(first + part.text_numbers)
+            first += len(part)
+        return np.concatenate(numbers)
+
     @property
     def num_tokens(self) -> int:
         """Tokens of all examples together."""

@@ -28,8 +28,11 @@ from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.mapped_files import map_file
 
 _KEPT = 32  # data sets in the cache
-VERSION = 5  # of how rows become tokens; a new one makes old folders unused
-_ARRAYS = {"ids": np.int32, "labels": np.int32, "ends": np.int64, "weights": np.float32}
+VERSION = 6  # of how rows become tokens; a new one makes old folders unused
+_ARRAYS = {
+    "ids": np.int32, "labels": np.int32, "ends": np.int64, "weights": np.float32,
+    "goes_on": np.uint8,
+}  # fmt: skip
 
 
 def cache_folder() -> Path:
@@ -87,13 +90,16 @@ class Writer:
         self._unfinished = Unfinished(cache)
         self._files = {n: (self._unfinished.path / f"{n}.bin").open("wb") for n in _ARRAYS}
 
-    def add(self, ids: list[int], labels: list[int], weight: float = 1.0) -> None:
-        """Appends an example, and its weight in the loss."""
+    def add(
+        self, ids: list[int], labels: list[int], weight: float = 1.0, *, goes_on: bool = False
+    ) -> None:
+        """Appends an example, its weight in the loss, and whether it goes on with a text."""
         self._end += len(ids)
         self._put("ids", np.array(ids, np.int32))
         self._put("labels", np.array(labels, np.int32))
         self._put("ends", np.array([self._end], np.int64))
         self._put("weights", np.array([weight], np.float32))
+        self._put("goes_on", np.array([goes_on], np.uint8))
 
     def _put(self, name: str, array: npt.NDArray[Any]) -> None:
         if self._folder is None:
@@ -155,7 +161,7 @@ def read(folder: Path) -> Dataset | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     total = int(arrays["ends"][-1]) if len(arrays["ends"]) else 0
-    if len(arrays["weights"]) != len(arrays["ends"]):
+    if {len(arrays[name]) for name in ("weights", "goes_on")} != {len(arrays["ends"])}:
         return None
     if not len(arrays["ids"]) == len(arrays["labels"]) == total:
         return None

@@ -103,6 +103,7 @@ class RowSource:
         self._how = how
         self._progress = progress
         self._weight = 1.0  # in the loss, of the row that was encoded last
+        self._goes_on = False  # whether the example is of the same text as the one before
 
     @property
     def key(self) -> str:
@@ -120,7 +121,7 @@ class RowSource:
         """Adds all examples; returns what became of the rows, and what to tell of it."""
         added = 0
         for ids, labels, _ in self.examples():
-            writer.add(ids, labels, self._weight)
+            writer.add(ids, labels, self._weight, goes_on=self._goes_on)
             added += 1
         if not added:
             raise DataError(self._tally.nothing())
@@ -200,7 +201,9 @@ class RowSource:
         self._tally.windows(len(begins))
         for begin in begins:
             part = ids[begin : begin + limit]
+            self._goes_on = begin > 0
             yield Encoded(part, list(part), self._tokenizer.decode(part, False))
+        self._goes_on = False
 
     def _encoded(self, where: str, row: dict[str, Any], row_format: str) -> Encoded | None:
         """A row as tokens, or None where it holds nothing."""

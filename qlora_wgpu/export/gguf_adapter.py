@@ -67,16 +67,12 @@ def export_gguf(
         )
     tensors_of = {layer.module for layer in adapted_layers(tensors)}
     embedding = architecture.embed_name.removesuffix(".weight")
-    if embedding in tensors_of:
+    ends = [end for end in (embedding, architecture.head.name) if end in tensors_of]
+    if ends and architecture.tied:
         raise UnsupportedModelError(
-            f"{adapter} adapts {embedding}, of which llama.cpp's adapters are not written here: "
-            "merge the adapter, or export the whole model"
-        )
-    if architecture.head.name in tensors_of and architecture.tied:
-        raise UnsupportedModelError(
-            f"{adapter} adapts {architecture.head.name}, which is the embedding in this base's "
-            "GGUF, so that llama.cpp would not find it: merge the adapter, or export the whole "
-            "model"
+            f"{adapter} adapts {ends[0]}, and embedding and head are one matrix in this base's "
+            "GGUF, for which llama.cpp would take it twice or not at all: merge the adapter, or "
+            "export the whole model"
         )
     left_out = [m for m in tensors_of if m.rpartition(".")[2] in llama_cpp.unadapted]
     if left_out:
@@ -93,6 +89,10 @@ def export_gguf(
     count = len(pairs)
     if parts.joins_experts:
         pairs = _past_factors(pairs, architecture.experts, model)
+    if embedding in pairs:  # whose rows are looked up in A: llama.cpp has the two the other way
+        a, b = pairs.pop(embedding)
+        writer.add_tensor("token_embd.weight.lora_a", np.ascontiguousarray(b))
+        writer.add_tensor("token_embd.weight.lora_b", np.ascontiguousarray(a.T))
     stacked = _stacked(pairs, parts.stacks(architecture.experts))
     for module, (a, b) in stacked.items():
         for part in parts.of(module, b.shape[-2]):

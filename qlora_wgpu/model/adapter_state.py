@@ -170,12 +170,15 @@ def check_scaling(stored: AdapterConfig, adapter: Adapter, path: str | PathLike[
         CheckpointError: If its rank or scaling is not the model's.
     """
     own = adapter.peft
-    for key in ("r", "lora_alpha", "use_rslora", "use_dora", "trainable_token_indices"):
-        if getattr(stored, key) != getattr(own, key):
-            raise CheckpointError(
-                f"{path}: the adapter was made with {key} = {getattr(stored, key)}, but this model "
-                f"was opened with {getattr(own, key)}: open it with the adapter's LoraConfig"
-            )
+    keys = ("r", "lora_alpha", "use_rslora", "use_dora", "trainable_token_indices")
+    if other := [key for key in keys if getattr(stored, key) != getattr(own, key)]:
+        made = " and ".join(f"{key} = {getattr(stored, key)}" for key in other)
+        opened = " and ".join(str(getattr(own, key)) for key in other)
+        settings = ", ".join(f"lora.{key}={getattr(stored, key)}" for key in other)
+        raise CheckpointError(
+            f"{path}: the adapter was made with {made}, but this model was opened with {opened}: "
+            f"open it with the adapter's LoraConfig (of a run: {settings})"
+        )
     for spec in adapter.adapted:
         if stored.scaling_of(spec.name) != own.scaling_of(spec.name):
             raise CheckpointError(

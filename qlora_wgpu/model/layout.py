@@ -168,12 +168,12 @@ class ModelLayout(LayoutMemory):
             ConfigError: If the adapter does not fit the model.
         """
         other = copy(self)
-        other.adapter = other._laid_out(lora, self.adapter.forms)
-        if self.adapter.trained_rows or other.adapter.trained_rows:
+        if self.adapter.trained_rows or lora.trainable_token_indices:
             raise ConfigError(
-                "an adapter with trained rows of the embedding (lora.trainable_token_indices) "
-                "stands alone on its base: open it by itself"
+                "an adapter with trained rows of the embedding (lora.trainable_token_indices or "
+                "model.add_tokens) stands alone on its base: open it by itself"
             )
+        other.adapter = other._laid_out(lora, self.adapter.forms)
         if self.adapter.trained_whole or other.adapter.trained_whole:
             raise ConfigError(
                 "an adapter with a whole embedding or head (lora.modules_to_save) stands alone on "

@@ -203,7 +203,7 @@ class SeveralAdapters(LoadedModel):
             raise ConfigError(
                 f"{folder}: the base of this model is without the part that its own adapter began "
                 f"as ({self.layout.adapter.config.init_lora_weights}), and takes no other adapter: "
-                "open the base once more for it"
+                "open the base once more for it, or that one first and this one beside it"
             )
         tensors, stored = load_adapter(Path(folder), biases=True, stacking=of.stacking)
         layout = self._shape.layout.with_adapter(config_of(stored, tensors, of))

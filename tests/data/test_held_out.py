@@ -4,9 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu import Config
 from qlora_wgpu.data import Dataset, Example, content_digest, rows_in_both, split_off
+from qlora_wgpu.data.dataset import Preparation, load_dataset
+from qlora_wgpu.data.mixture import Portion, mix
 from qlora_wgpu.errors import ConfigError, DataError
 
 
@@ -81,3 +84,43 @@ def test_one_of_both():
     with pytest.raises(ConfigError, match=r"eval_split.* cannot stand beside data\.eval"):
         Config(model={"path": "m"}, data={"train": "a", "eval": "b", "eval_split": 0.1})
     assert json.loads(Config(model={"path": "m"}).model_dump_json())["data"]["eval_split"] is None
+
+
+def windows_of(tmp_path, texts, length, **more):
+    path = tmp_path / "texts.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    how = Preparation(length, truncation="windows")
+    return load_dataset(path, tiny_tokenizer(bos=False), length, how=how, **more)
+
+
+TEXTS = [letter * (11 + n % 5) for n, letter in enumerate("abcdefghijklmnop")]
+
+
+def texts_of(part):
+    """The letters of the texts that its windows are of."""
+    tokenizer = tiny_tokenizer(bos=False)
+    return {tokenizer.decode(example.input_ids.tolist())[0] for example in part}
+
+
+@pytest.mark.parametrize("cache", [False, True])
+def test_the_windows_of_a_text_stay_together(tmp_path, monkeypatch, cache):
+    """Else a model would be measured on texts of which it has learnt the rest."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    for _ in range(1 + cache):  # read, and read again from the cache
+        data = windows_of(tmp_path, TEXTS, 5, cache=cache)
+        train, held_out = split_off(data, 0.2, seed=1)
+        assert len(train) + len(held_out) == len(data) > 2 * len(TEXTS)
+        assert not texts_of(train) & texts_of(held_out)
+        assert held_out.counts.rows == len(texts_of(held_out)) == 3
+
+
+def test_a_text_that_a_mixture_repeats_stays_together(tmp_path):
+    whole, some = (windows_of(tmp_path, part, 5) for part in (TEXTS, TEXTS[:3]))
+    mixed = mix([whole, some], ["a", "b"], [Portion(), Portion(rows=30)], "first_exhausted", 0)
+    train, held_out = split_off(mixed, 0.5, seed=0)
+    assert len(mixed) == len(whole) + 30 and not texts_of(train) & texts_of(held_out)
+
+
+def test_one_text_cannot_be_parted(tmp_path):
+    with pytest.raises(DataError, match=r"1 in all \(of texts, windows stay together\)"):
+        split_off(windows_of(tmp_path, ["ab" * 20], 5), 1, seed=0)

@@ -273,12 +273,12 @@ def test_a_cache_that_is_full_half_way_is_done_without(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     add, calls = prepared.Writer.add, []
 
-    def full(self, ids, labels, weight):
+    def full(self, *example, **more):
         calls.append(self._folder)
         if self._folder is not None and len(calls) == 3:
             with prepared._writing(self._folder):
                 raise OSError(28, "No space left on device")
-        add(self, ids, labels, weight)
+        add(self, *example, **more)
 
     monkeypatch.setattr(prepared.Writer, "add", full)
     dataset = cached(write(tmp_path / "a.jsonl", [{"text": letter * 3} for letter in "abcd"]))

@@ -105,6 +105,42 @@ def test_an_expert_that_is_left_out_is_refused(tmp_path) -> None:
         exported(tmp_path, "qwen3_moe", tensors, ["gate_proj"])
 
 
+def with_ends(tmp_path, *, tied):
+    """A Llama's adapter for embedding and head, of rank 2, scaled by 8 / √2."""
+    config = {**SIZES, "model_type": "llama", "tie_word_embeddings": tied}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    rng, at = np.random.default_rng(3), "base_model.model."
+    tensors = {
+        f"{at}model.embed_tokens.lora_embedding_A": rng.standard_normal((2, 32), np.float32),
+        f"{at}model.embed_tokens.lora_embedding_B": rng.standard_normal((16, 2), np.float32),
+        f"{at}lm_head.lora_A.weight": rng.standard_normal((2, 16), np.float32),
+        f"{at}lm_head.lora_B.weight": rng.standard_normal((32, 2), np.float32),
+    }
+    targets = AdapterConfig(2, 8, 0.0, ["embed_tokens", "lm_head"], True, "a/base")
+    save_adapter(tmp_path / "adapter", tensors, targets)
+    return tensors.values()
+
+
+def test_embedding_and_head_of_their_own(tmp_path) -> None:
+    """llama.cpp looks rows up in the embedding's A, which has a row for each token."""
+    a, b, head_a, head_b = with_ends(tmp_path, tied=False)
+    assert export_gguf(tmp_path, tmp_path / "adapter", tmp_path / "a.gguf") == 2
+    written = {t.name: np.asarray(t.data) for t in gguf.GGUFReader(tmp_path / "a.gguf").tensors}
+    assert len(written) == 4
+    root = np.float32(2**0.5)  # rsLoRA's, which llama.cpp does not know
+    rows, outputs = (written[f"token_embd.weight.lora_{side}"] for side in "ab")
+    assert rows.shape == (32, 2) and outputs.shape == (16, 2)
+    assert np.allclose(rows @ outputs.T, root * (b @ a).T, rtol=1e-5, atol=1e-5)
+    assert np.array_equal(written["output.weight.lora_a"], head_a)
+    assert np.allclose(written["output.weight.lora_b"], head_b * root, rtol=1e-6)
+
+
+def test_embedding_and_head_in_one_are_refused(tmp_path) -> None:
+    with_ends(tmp_path, tied=True)
+    with pytest.raises(UnsupportedModelError, match=r"adapts model\.embed_tokens.* one matrix"):
+        export_gguf(tmp_path, tmp_path / "adapter", tmp_path / "a.gguf")
+
+
 def test_gate_and_up_of_granite_4_are_two_tensors(tmp_path) -> None:
     tensors = matrices("shared_mlp.input_linear", 48, 16)
     tensors |= matrices("shared_mlp.output_linear", 16, 24)
