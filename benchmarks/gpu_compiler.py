@@ -1,15 +1,17 @@
-"""What a GPU's compiler makes of the kernels of training, without a GPU: RADV, AMD's in Mesa.
+"""What a GPU's compiler makes of the kernels of training, without a GPU: Mesa's for five vendors.
 
-usage: python benchmarks/gpu_compiler.py [--json FILE] [--family navi21] [--model NAME ...]
-           [--products KIND ...] [--backend NAME] [--only PREFIX ...] [--seq N] [--layers N]
-           [--assembly FOLDER]
+usage: python benchmarks/gpu_compiler.py [--json FILE] [--driver amd] [--family navi21]
+           [--shim FILE] [--model NAME ...] [--products KIND ...] [--backend NAME]
+           [--only PREFIX ...] [--seq N] [--layers N] [--assembly FOLDER]
 
 Every kernel of the models' training plans is made into SPIR-V by the WebGPU implementation on
-Mesa's software GPU, and compiled by RADV for a family of cards: registers and what of them spills
-to scratch memory, workgroup memory (LDS), waves that a SIMD holds at once, and RADV's own estimates
-of a wave's latency and inverse throughput in cycles, which take every loop for a few turns. Linux,
-and the package mesa-vulkan-drivers, are all it takes. Kernels for matrix units (16 x 16 x 16, f16)
-are among them with ``--backend dawn``, a Mesa whose software GPU has some, and a family that has.
+Mesa's software GPU, and compiled for a family of a vendor's cards: registers and what of them
+spills to scratch memory, workgroup memory (LDS), waves that run at once, and the compiler's own
+estimates of cycles, which take every loop for a few turns. Linux, and the package
+mesa-vulkan-drivers, are all it takes for AMD's (up to Mesa 25); others take a library that pretends
+a card, from the package mesa-drm-shim, or as ``--shim`` names it. Kernels for matrix units
+(16 x 16 x 16, f16) are among them with ``--backend dawn``, a Mesa whose software GPU has some, and
+a family that has.
 """
 
 from __future__ import annotations
@@ -23,11 +25,12 @@ from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
-from radv.capture import Capture
-from radv.driver import Outcome, Radv, driver_file, only
-from radv.plans import MODELS, profiles, trace
-from radv.published import STEPS
-from radv.report import show, to_json
+from compilers.capture import Capture
+from compilers.driver import Compiler, Outcome, driver_file, only
+from compilers.drivers import DRIVERS
+from compilers.plans import MODELS, profiles, trace
+from compilers.published import STEPS
+from compilers.report import show, to_json
 
 from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
 from qlora_wgpu.gpu.adapters import BACKENDS
@@ -72,7 +75,7 @@ class Front:
 
 
 def compiled(
-    front: Front, radv: Radv, shaders: Iterable[Shader], assembly: Path | None
+    front: Front, compiler: Compiler, shaders: Iterable[Shader], assembly: Path | None
 ) -> dict[str, Outcome]:
     """What becomes of each kernel, by its label."""
     outcomes: dict[str, Outcome] = {}
@@ -85,12 +88,13 @@ def compiled(
                 outcomes[shader.label] = failed
             else:
                 modules[shader.label] = module
-        compiled = radv.compile(list(modules.values()), assembly=assembly is not None)
+        compiled = compiler.compile(list(modules.values()), assembly=assembly is not None)
         return outcomes | dict(zip(modules, compiled, strict=True))
 
 
 def run(args: argparse.Namespace) -> dict[str, object]:
-    radv, front = Radv(args.family), Front(args.backend)
+    driver = DRIVERS[args.driver]
+    compiler, front = Compiler(driver, args.family, args.shim), Front(args.backend)
     looked_at = profiles(GPU_PROFILE, args.products, matrix=front.has_matrix_units)
     plans = [
         trace(model, kind, profile, args.seq, args.layers)
@@ -107,14 +111,16 @@ def run(args: argparse.Namespace) -> dict[str, object]:
         raise ConfigError(f"no kernel of these plans begins with {' or '.join(args.only)}")
     if args.assembly:
         args.assembly.mkdir(parents=True, exist_ok=True)
-    outcomes = compiled(front, radv, shaders.values(), args.assembly)
-    return to_json(args.family, plans, outcomes)
+    outcomes = compiled(front, compiler, shaders.values(), args.assembly)
+    return to_json(driver.name, compiler.family, plans, outcomes)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="a file for all figures")
-    parser.add_argument("--family", default="navi21", help="the cards, as RADV_FORCE_FAMILY has it")
+    parser.add_argument("--driver", choices=DRIVERS, default="amd", help="the cards' vendor")
+    parser.add_argument("--family", help="the cards, as the driver calls them")
+    parser.add_argument("--shim", type=Path, help="the library that pretends a card to the driver")
     parser.add_argument(
         "--model",
         nargs="+",
@@ -134,7 +140,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", default=[""], help="kernels that begin like this")
     parser.add_argument("--seq", type=int, default=1024)
     parser.add_argument("--layers", type=int, help="in place of the models' own number")
-    parser.add_argument("--assembly", type=Path, help="a folder for SPIR-V and RDNA code")
+    parser.add_argument("--assembly", type=Path, help="a folder for SPIR-V and the cards' code")
     args = parser.parse_args()
     try:
         report = run(args)

@@ -25,10 +25,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from compilers.driver import Compiler, Outcome
+from compilers.drivers import amd
+from compilers.loops import Turn, main_loop
+from compilers.plans import MODELS, profiles, step_launches
 from gpu_compiler import Front, compiled
-from radv.driver import Outcome, Radv
-from radv.loops import Turn, main_loop
-from radv.plans import MODELS, profiles, step_launches
 
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.gpu.adapters import BACKENDS
@@ -129,7 +130,7 @@ def reckoned(
 
 
 def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    radv, front = Radv(args.family), Front(args.backend)
+    compiler, front = Compiler(amd.DRIVER, args.family), Front(args.backend)
     looked_at = profiles(GPU_PROFILE, args.products, matrix=front.has_matrix_units)
     plans = {
         f"{model}, {kind}": step_launches(model, profile, args.seq)
@@ -137,7 +138,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         for kind, profile in looked_at.items()
     }
     shaders = {x.shader.label: x.shader for launches in plans.values() for x in launches}
-    outcomes = compiled(front, radv, shaders.values(), folder)
+    outcomes = compiled(front, compiler, shaders.values(), folder)
     turns = {}
     for number, (label, shader) in enumerate(shaders.items()):
         file = next(folder.glob(f"{number:03}-*.s"), None)

@@ -1,6 +1,8 @@
-"""RADV's figures of kernels, as `python benchmarks/gpu_compiler.py` tells them.
+"""Compilers' figures of kernels, as `python benchmarks/gpu_compiler.py` tells them.
 
 No card is needed, but Mesa's driver of AMD's cards is: where it is missing, that is a failure.
+Other drivers want a library that pretends a card, which an ordinary machine has not: of those, what
+is read off their answers is tested.
 """
 
 import json
@@ -27,9 +29,17 @@ def run_script(*arguments):
 def driver(monkeypatch):
     """The module beside the script."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    import radv.driver
+    import compilers.driver as module
 
-    return radv.driver
+    return module
+
+
+@pytest.fixture
+def drivers(driver):
+    """All drivers by their vendors."""
+    from compilers.drivers import DRIVERS
+
+    return DRIVERS
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +101,8 @@ ELSEWHERE = (
 def test_every_shader_is_in_the_plans(monkeypatch):
     """A kernel that comes anew is compiled by RADV, too."""
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    from radv.plans import trace
-    from radv.published import STEPS
+    from compilers.plans import trace
+    from compilers.published import STEPS
 
     launched = {
         shader.path
@@ -123,21 +133,105 @@ def test_every_kernel_has_figures_and_a_line(done):
         assert plan["kernels"] > 20 and plan["failed"] == 0
 
 
-def test_a_kernel_that_kills_the_compiler_is_told(driver, tmp_path):
+def test_a_kernel_that_kills_the_compiler_is_told(driver, drivers, tmp_path):
     module = tmp_path / "broken.spv"
     module.write_bytes(b"\x03\x02\x23\x07" + bytes(16))
-    (outcome,) = driver.Radv("navi21").compile([module])
+    (outcome,) = driver.Compiler(drivers["amd"]).compile([module])
     assert outcome.figures is None
-    assert "died of signal" in outcome.failure and "Mesa" in outcome.driver
+    assert "RADV died of signal" in outcome.failure and "Mesa" in outcome.driver
 
 
-def test_a_missing_driver_is_a_sentence(driver, monkeypatch, tmp_path):
+def test_a_missing_driver_is_a_sentence(driver, drivers, monkeypatch, tmp_path):
     monkeypatch.setattr(driver, "_FOLDERS", (str(tmp_path),))
     with pytest.raises(driver.DeviceError, match="apt-get install mesa-vulkan-drivers"):
-        driver.Radv("navi21")
+        driver.Compiler(drivers["amd"])
 
 
 def test_kernels_that_are_not_there_are_a_sentence():
     done = run_script("--layers", 1, "--only", "nonsense/")
     assert (done.returncode, done.stdout) == (2, "")
     assert "no kernel of these plans begins with nonsense/" in done.stderr
+
+
+# What each driver of Mesa 26.2.6 told of a kernel, as far as it is read, and what is made of it.
+TOLD = {
+    "intel": (
+        {"Instructions": 6105, "Cycles": 1059720, "Spills": 377, "Fills": 411, "Loops": 3,
+         "Scratch Memory Size": 4096, "Max live registers": 203, "Workgroup Memory Size": 16384,
+         "SENDs": 900, "Source hash": 12046027341238272650},
+        {"spilled": 377, "filled": 411, "scratch": 4096, "live_registers": 203, "lds": 16384,
+         "instructions": 6105, "cycles": 1059720, "sends": 900},
+    ),
+    "apple": (
+        {"Instructions": 2671, "ALU": 1, "GPRs": 255, "Uniforms": 48, "Scratch": 64, "Spills": 16,
+         "Fills": 17, "Threads": 384, "Code size": 9000},
+        {"registers": 255, "uniforms": 48, "scratch": 64, "spilled": 16, "filled": 17,
+         "threads": 384, "instructions": 2671},
+    ),
+    "nvidia": (
+        {"Instruction count": 1909, "Static cycle count": 32004, "Max warps/SM": 16,
+         "Spills to memory": 2, "Fills from memory": 3, "Spills to reg": 9, "Number of GPRs": 128,
+         "SLM size": 16},
+        {"registers": 128, "spilled": 2, "filled": 3, "scratch": 16, "waves": 16,
+         "instructions": 1909, "cycles": 32004},
+    ),
+    "qualcomm": (
+        {"Max Waves Per Core": 4, "Instruction Count": 3399, "Registers used": 48,
+         "Half-registers used": 1, "STP Count": 115, "LDP Count": 114},
+        {"registers": 48, "spilled": 115, "filled": 114, "waves": 4, "instructions": 3399},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("vendor", TOLD)
+def test_other_drivers_figures_get_our_names(driver, drivers, monkeypatch, tmp_path, vendor):
+    """The worst kernel comes first, and columns are those that the driver has figures for."""
+    from compilers.report import show, to_json
+    from compilers.spirv import empty_module
+
+    shim, module = tmp_path / "shim.so", tmp_path / "module.spv"
+    shim.touch()
+    module.write_bytes(empty_module(b"main"))
+    monkeypatch.setattr(driver, "driver_file", lambda name: tmp_path / f"{name}_icd.json")
+    monkeypatch.setattr(driver, "_SCRIPT", tmp_path / "answers.py")
+    told, wanted = TOLD[vendor]
+    answers = [
+        {"failure": "", "driver": "Mesa 26.2.6", "device": "a card", "figures": figures}
+        for figures in (
+            {"subgroup_size": 32, "statistics": dict.fromkeys(told, 0)},
+            {"subgroup_size": 8, "statistics": told},
+        )
+    ]
+    # Only with the library before it does the driver see a card.
+    (tmp_path / "answers.py").write_text(
+        "import os, json\n"
+        f"assert os.environ['LD_PRELOAD'].split()[0] == {str(shim)!r}\n"
+        f"for answer in {answers!r}: print(json.dumps(answer))\n"
+    )
+    compiler = driver.Compiler(drivers[vendor], shim=shim)
+    mild, bad = compiler.compile([module, module])
+    assert bad.figures == {**wanted, "subgroup_size": 8, "barriers": 0}
+    report = to_json("a driver", compiler.family, [], {"mild": mild, "bad": bad})
+    assert [row["kernel"] for row in report["kernels"]] == ["bad", "mild"]
+    head, first = show(report).splitlines()[2:4]
+    assert head.split()[:1] == ["subgroup"] and first.split()[0] == "8"
+    assert ("live" in head) == (vendor == "intel") and "latency" not in head
+    assert str(wanted["spilled"]) in first.split()
+
+
+@pytest.mark.parametrize("vendor", ["intel", "apple", "nvidia", "qualcomm"])
+def test_a_missing_library_is_a_sentence(driver, drivers, monkeypatch, tmp_path, vendor):
+    monkeypatch.setattr(driver, "driver_file", lambda name: tmp_path / f"{name}_icd.json")
+    monkeypatch.setattr(driver, "_LIBRARIES", ("nowhere",))
+    own = drivers[vendor]
+    missing = f"{own.name} compiles nothing without {own.shim}"
+    with pytest.raises(driver.DeviceError, match=missing):
+        driver.Compiler(own)
+    with pytest.raises(driver.DeviceError, match=r"gone\.so is not there: --shim names the file"):
+        driver.Compiler(own, shim=tmp_path / "gone.so")
+
+
+def test_chips_have_names(drivers):
+    forced = drivers["nvidia"].forced
+    assert forced("ga102") == forced("172") == {"NOUVEAU_CHIPSET": "172"}
+    assert drivers["intel"].forced("bmg") == {"INTEL_STUB_GPU_PLATFORM": "bmg"}

@@ -43,7 +43,7 @@ def scripts(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     before = set(sys.modules)
     import gpu_reckoning
-    from radv import loops
+    from compilers import loops
 
     yield SimpleNamespace(reckoning=gpu_reckoning, loops=loops)
     for name in set(sys.modules) - before:

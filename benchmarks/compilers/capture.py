@@ -13,11 +13,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from compilers.elf import replace_import
+from compilers.spirv import MATRIX_SUBGROUP, empty_module, interface
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.wgsl import Shader
-from radv.elf import replace_import
-from radv.spirv import MATRIX_SUBGROUP, empty_module, interface
 
 _Pointer, _Name = ctypes.c_void_p, ctypes.c_char_p
 _Lookup = ctypes.CFUNCTYPE(_Pointer, _Pointer, _Name)

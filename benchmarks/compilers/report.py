@@ -5,27 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from radv.driver import Outcome
-from radv.plans import KernelPlan
+from compilers.driver import Outcome
+from compilers.plans import KernelPlan
 
-_COLUMNS = (
-    "registers", "spilled", "scratch", "lds", "waves", "barriers", "instructions", "latency",
-    "inverse_throughput",
-)  # fmt: skip
-_HEADS = (
-    "registers", "spilled", "scratch", "LDS", "waves", "barriers", "instr.", "latency", "1/thr.",
-)  # fmt: skip
+# Those that a driver has, by the heads of their columns.
+_COLUMNS = {
+    "subgroup_size": "subgroup", "registers": "registers", "live_registers": "live",
+    "spilled": "spilled", "filled": "filled", "scratch": "scratch", "lds": "LDS", "waves": "waves",
+    "threads": "threads", "barriers": "barriers", "instructions": "instr.", "latency": "latency",
+    "inverse_throughput": "1/thr.", "cycles": "cycles",
+}  # fmt: skip
+_ADDED_UP = ("latency", "inverse_throughput", "cycles")
 
 
 def _by_badness(outcomes: Mapping[str, Outcome]) -> list[str]:
     """Labels, the worst first: what failed, what spills, what takes most registers."""
 
-    def badness(label: str) -> tuple[bool, int, int, int, int]:
+    def badness(label: str) -> tuple[int, ...]:
         f = outcomes[label].figures
         if f is None:
-            return (True, 0, 0, 0, 0)
-        spilled = f["spilled"] + f["scalar_spilled"]
-        return (False, spilled, f["scratch"], f["registers"], f["inverse_throughput"])
+            return (True,)
+        worst = (f.get(name, 0) for name in ("scratch", "registers", "inverse_throughput"))
+        return (False, _spilled(f), *worst)
 
     return sorted(sorted(outcomes), key=badness, reverse=True)
 
@@ -40,21 +41,31 @@ def _of_plan(plan: KernelPlan, outcomes: Mapping[str, Outcome]) -> dict[str, Any
         "launches": sum(count for count, _ in launched),
         "kernels": len(launched),
         "failed": sum(label in outcomes for label in plan.launches) - len(launched),
-        "spilling": sum(f["spilled"] + f["scalar_spilled"] > 0 for _, f in launched),
-        "registers": max((f["registers"] for _, f in launched), default=0),
-        "lds": max((f["lds"] for _, f in launched), default=0),
-        "waves": min((f["waves"] for _, f in launched), default=0),
-        "latency": sum(count * f["latency"] for count, f in launched),
-        "inverse_throughput": sum(count * f["inverse_throughput"] for count, f in launched),
+        "spilling": sum(_spilled(f) > 0 for _, f in launched),
+        **{
+            name: worst(f[name] for _, f in launched)
+            for name, worst in (("registers", max), ("lds", max), ("waves", min))
+            if launched and name in launched[0][1]
+        },
+        **{
+            name: sum(count * f[name] for count, f in launched)
+            for name in _ADDED_UP
+            if launched and name in launched[0][1]
+        },
     }
 
 
+def _spilled(figures: Mapping[str, int]) -> int:
+    return figures.get("spilled", 0) + figures.get("scalar_spilled", 0)
+
+
 def to_json(
-    family: str, plans: Sequence[KernelPlan], outcomes: Mapping[str, Outcome]
+    driver: str, family: str, plans: Sequence[KernelPlan], outcomes: Mapping[str, Outcome]
 ) -> dict[str, Any]:
     """All that is known, the worst kernel first."""
     told = [outcome for outcome in outcomes.values() if outcome.driver]
     return {
+        "driver": driver,
         "mesa": told[0].driver if told else "",
         "device": told[0].device if told else "",
         "family": family,
@@ -74,12 +85,14 @@ def to_json(
 def show(report: Mapping[str, Any]) -> str:
     """The same as text."""
     lines = [f"{report['device']}, {report['mesa']}", ""]
-    lines.append(" ".join(f"{head:>9}" for head in _HEADS) + "  kernel")
+    told = {name for row in report["kernels"] for name in row}
+    columns = {name: head for name, head in _COLUMNS.items() if name in told}
+    lines.append(" ".join(f"{head:>9}" for head in columns.values()) + "  kernel")
     for row in report["kernels"]:
-        cells = " ".join(f"{row.get(name, '?'):>9}" for name in _COLUMNS)
+        cells = " ".join(f"{row.get(name, '?'):>9}" for name in columns)
         failure = f" FAILED: {row['failure']}" if row["failure"] else ""
         lines.append(f"{cells}  {row['kernel']}{failure}")
-    lines += ["", "of one wave of each launch, a loop taken as RADV takes it:"]
+    lines += ["", "of one wave of each launch, a loop taken as the compiler takes it:"]
     for name, plan in report["plans"].items():
         figures = ", ".join(f"{key.replace('_', ' ')} {value:,}" for key, value in plan.items())
         lines.append(f"{name}: {figures}")

@@ -6,6 +6,9 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from compilers.capture import MATRIX
+from compilers.published import STEPS, Step
+from compilers.spirv import MATRIX_SUBGROUP
 from qlora_wgpu.config import LoraConfig, OptimConfig, QuantConfig
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.gpu.profile import Profile, gpu_profile
@@ -20,9 +23,6 @@ from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import make_seen
 from qlora_wgpu.training.optimizer import trace_update
 from qlora_wgpu.training.schedule import STEP_NUMBERS
-from radv.capture import MATRIX
-from radv.published import STEPS, Step
-from radv.spirv import MATRIX_SUBGROUP
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")  # where others are not asked for
 MOST_BINDING = (1 << 31) - 1  # what most cards allow
