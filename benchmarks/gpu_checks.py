@@ -1,7 +1,7 @@
 """Every kernel against its reference, on all variants and on what a tuner may choose.
 
 usage: python benchmarks/gpu_checks.py OUT [--backend NAME] [--shard I/N] [--check NAME ...]
-           [--variant NAME ...] [--fewest]
+           [--variant NAME ...] [--dtype NAME ...] [--fewest]
 
 OUT.jsonl gets a row a check. What several profiles launch alike is checked once. With ``--fewest``
 these are few checks that execute every statement of the shaders.
@@ -61,7 +61,7 @@ def work(device: Device, args: argparse.Namespace) -> Iterator[tuple[str, str, P
     for variant, profile in profiles(device).items():
         if args.variant and variant not in args.variant:
             continue
-        for dtype in DTYPES:
+        for dtype in args.dtype:
             for index, case in enumerate(cases(device, profile, dtype)):
                 other = args.check and case.check not in args.check
                 if other or _number(case) % shards != shard:
@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--shard", default="0/1", help="which part of the checks, of how many")
     parser.add_argument("--check", nargs="*", default=[], help="these alone")
     parser.add_argument("--variant", nargs="*", default=[], help="these kernels alone")
+    parser.add_argument("--dtype", nargs="*", default=DTYPES, help="operands of these types alone")
     parser.add_argument(
         "--fewest", action="store_true", help="few checks that execute every statement"
     )

@@ -14,11 +14,11 @@ from qlora_wgpu.cli._model import gpu_option
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.adapters import (
-    INSTALL_HINT,
     FoundAdapter,
     cards,
     installed_backends,
     list_adapters,
+    no_gpu,
 )
 from qlora_wgpu.gpu.attempts import under_way
 from qlora_wgpu.gpu.device import Device
@@ -66,7 +66,7 @@ def _list_gpus(console: Console) -> None:
     )
     by_backend = [list_adapters(backend.name) for backend in backends]
     if not any(by_backend):
-        raise DeviceError(f"no GPU was found: {INSTALL_HINT}")
+        raise no_gpu()
     device = Device()
     avoid_what_is_wrong(device)
     for each, adapters in zip(backends, by_backend, strict=True):

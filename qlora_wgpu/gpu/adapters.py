@@ -96,10 +96,7 @@ def choose_adapter(gpu: str = "auto", backend: str = "auto") -> FoundAdapter:
     """
     adapters = list_adapters(backend)
     if not adapters:
-        asked = os.environ.get(BACKEND_VARIABLE) if backend == "auto" else backend
-        raise DeviceError(
-            f"no GPU was found: {_DAWN_HINT if asked == 'dawn' else ''}{INSTALL_HINT}"
-        )
+        raise no_gpu(backend)
     if gpu == "auto":
         return adapters[0]
     if gpu.isdigit() and int(gpu) < len(adapters):
@@ -109,6 +106,23 @@ def choose_adapter(gpu: str = "auto", backend: str = "auto") -> FoundAdapter:
             return adapter
     names = ", ".join(f"{i}: {a.name}" for i, a in enumerate(adapters))
     raise DeviceError(f"no GPU is called {gpu!r}: choose one of these: {names} (device.gpu)")
+
+
+def no_gpu(backend: str = "auto") -> DeviceError:
+    """What is told where no GPU is listed: what to install, and which one is out of reach."""
+    asked = os.environ.get(BACKEND_VARIABLE) if backend == "auto" else backend
+    hint = _DAWN_HINT if asked == "dawn" else ""
+    native = BACKENDS["wgpu" if asked not in BACKENDS else asked]
+    try:
+        others = {(str(a.info["device"]), str(a.info["backend_type"])) for a in native.adapters()}
+    except Exception:  # there is nothing to add then
+        others = set()
+    for name, api in sorted(others):
+        return DeviceError(
+            f"no GPU was found: {name} is reached through {api} alone, which is not enough to "
+            f"train; {hint}{INSTALL_HINT}"
+        )
+    return DeviceError(f"no GPU was found: {hint}{INSTALL_HINT}")
 
 
 def _automatic() -> list[FoundAdapter]:

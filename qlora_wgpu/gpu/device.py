@@ -20,6 +20,7 @@ from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.memory_counter import MemoryCounter
 from qlora_wgpu.gpu.pace import Pace
 from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
+from qlora_wgpu.gpu.required import most_invocations, require_limits
 from qlora_wgpu.gpu.sizes import TEXTURE_PITCH, buffer_bytes, texture_bytes
 from qlora_wgpu.gpu.transfers import Transfers
 from qlora_wgpu.gpu.trying import try_matrix_units, try_subgroups
@@ -81,7 +82,7 @@ class Device(Transfers):
             adapter: The former name of ``gpu``.
 
         Raises:
-            DeviceError: If no such GPU can be opened.
+            DeviceError: If no such GPU can be opened, or it allows less than kernels need.
         """
         if adapter is not None:
             warnings.warn("Device(adapter=) is now gpu=", DeprecationWarning, stacklevel=2)
@@ -96,6 +97,7 @@ class Device(Transfers):
         self.pace = Pace.of_kind(self.gpu.info["adapter_type"], 1e-3 * submit_milliseconds)
         self.budget = memory
         self.timeout = timeout or (math.inf if self.is_cpu else _TIMEOUT)
+        require_limits(self.name, self.gpu.limits)
         self.features = frozenset(self.backend.features_of(self.gpu))
         with self.driver_call("opening it"):
             self.raw = self.backend.request_device(self.gpu)
@@ -106,7 +108,7 @@ class Device(Transfers):
         self._pipelines: dict[str, Any] = {}
         limits = self.raw.limits
         self.limits = Limits(
-            int(limits["max-compute-invocations-per-workgroup"]),
+            most_invocations(limits),
             int(limits["max-compute-workgroup-storage-size"]),
         )
         self.notes: tuple[str, ...] = ()

@@ -60,10 +60,12 @@ class AdapterModel:
         active_adapter: The adapter's name.
         parameters_version: Another number for every time that the adapter on the device may have
             changed.
+        kept_saturated: Weights here that are kept dequantized, held at the end of their type.
     """
 
     active_adapter = DEFAULT
     parameters_version = 0
+    kept_saturated = 0
 
     def __init__(
         self, layout: ModelLayout, device: Device, *, options: TrainingOptions | None = None
@@ -208,6 +210,13 @@ class AdapterModel:
         """Clears the sums of loss and tokens, and what kernels have counted."""
         assert self.stats.storage is not None
         self.write_flat(self.stats, np.zeros(self.stats.storage.nbytes // 4, np.float32))
+
+    def count_saturated(self) -> int:
+        """How many values kernels held at the end of their type since sums were cleared; waits."""
+        counter = self.layout.saturated
+        if counter is None:
+            return 0
+        return int(self.read_flat(counter)[0])
 
     def zero_gradient(self) -> None:
         """Clears the summed gradient, loss and tokens."""

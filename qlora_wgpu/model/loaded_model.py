@@ -58,6 +58,9 @@ class LoadedModel(AdapterModel):
         super().__init__(layout, device, options=options)
         layout.load(device, progress, seed=seed)
         self.programs.fill_kept()
+        if layout.filling is not None:  # which no step repeats, so that its count is kept here
+            self.kept_saturated = self.count_saturated()
+            self.zero_stats()
         self._shape = AdapterShape(layout, self.programs, device)
         self.write_parameters(self.adapter.initial(seed) + self.neutral)
 

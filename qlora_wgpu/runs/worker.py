@@ -7,14 +7,11 @@ import os
 import time
 from typing import Any
 
-import numpy as np
-
 from qlora_wgpu.cluster.blocks import FloatArray, Identity, Specification, Sums
 from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.errors import ClusterError
-from qlora_wgpu.model.adapter_state import read_vector
 from qlora_wgpu.model.options import StepKind
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 from qlora_wgpu.ops.adamw import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
@@ -116,7 +113,8 @@ class Worker:
             self._zero.run()
             model.zero_stats()
             model.accumulate(ids, targets, mask, dropout_key=dropout_key, weights=weights)
-            sums, saturated = model.read_stats(), self._saturated()
+            sums = model.read_stats()
+            saturated = model.count_saturated() + model.kept_saturated
             gradient = model.read_flat(model.adapter.gradient)
             places = STATS_LOSS, STATS_TOKENS, STATS_CORRECT, STATS_BALANCE
             loss, tokens, correct, balance = (float(sums[i]) for i in places)
@@ -155,13 +153,6 @@ class Worker:
     def _require(self, version: int) -> None:
         if version != self._version:
             raise ClusterError(f"it has parameters {self._version}, not {version}")
-
-    def _saturated(self) -> int:
-        """How many values were held at the end of their type."""
-        counter = self._model.layout.saturated
-        if counter is None:
-            return 0
-        return int(read_vector(self._model.device, counter).view(np.uint32)[0])
 
     def _prepare(self, kind: StepKind, batch: int, seq: int) -> None:
         """Compiles a shape, which does not count as computing."""

@@ -70,7 +70,7 @@ class StepLog:
             TrainingError: If loss or gradient are not finite, or the loss has diverged.
         """
         stats = np.frombuffer(data, np.float32)
-        self._count_saturated(submitted.step, data)
+        self._count_saturated(submitted, data)
         balance, labels = float(stats[STATS_BALANCE]), float(stats[STATS_TOKENS])
         loss = float(stats[STATS_LOSS]) + self._balance * balance
         norm = float(stats[STATS_NORM])
@@ -96,14 +96,20 @@ class StepLog:
             return StepFigures(None, None, norm)
         return StepFigures(loss / labels, None if hits is None else hits / labels, norm)
 
-    def _count_saturated(self, step: int, data: bytes) -> None:
-        """Notes what kernels had to hold at the end of their type; says so the first time."""
+    def _count_saturated(self, submitted: SubmittedStep, data: bytes) -> None:
+        """Notes what kernels had to hold at the end of their type; says so the first time.
+
+        Weights that are kept dequantized count at every step, as those do that it dequantizes;
+        workers have counted theirs.
+        """
         count = int.from_bytes(data[SATURATED_OFFSET : SATURATED_OFFSET + 4], "little")
+        if not submitted.workers:
+            count += self._run.model.kept_saturated
         if count and not self._run.saturated:
             self._run.observer.warning(
-                f"step {step}: {count:,} values are larger than matrix units take (65,504 in "
-                "float16) and were held there, so that the model is computed wrongly; train it "
-                "with train.compute_dtype: float32 or device.backend: wgpu"
+                f"step {submitted.step}: {count:,} values are larger than matrix units take "
+                "(65,504 in float16) and were held there, so that the model is computed wrongly; "
+                "train it with train.compute_dtype: float32 or device.backend: wgpu"
             )
         self._run.saturated += count
 

@@ -119,6 +119,15 @@ def test_what_is_not_there_is_told(monkeypatch):
         adapters.choose_adapter("auto", "dawn")
 
 
+def test_a_gpu_of_another_api_is_named(monkeypatch):
+    use(monkeypatch, wgpu=[card("old", "IntegratedGPU", api="OpenGL")])
+    with pytest.raises(
+        DeviceError, match=r"^no GPU was found: old is reached through OpenGL alone.*Vulkan driver"
+    ) as told:
+        adapters.choose_adapter()
+    assert "\n" not in str(told.value)
+
+
 def test_features_need_all_their_parts():
     adapter = SimpleNamespace(features={"shader-f16", "a"})
     assert Fake("x").features_of(adapter) == {"shader-f16": ("shader-f16",)}

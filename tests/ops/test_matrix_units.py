@@ -84,7 +84,7 @@ def profile_of(device, shape):
     return dataclasses.replace(gpu_profile(shape, device.limits), **tile)
 
 
-@pytest.mark.parametrize("check", ["linear", "linear_group"])
+@pytest.mark.parametrize("check", ["linear", "linear_group", "trained_matrix"])
 def test_layers(device, units, check):
     if units is None:
         return

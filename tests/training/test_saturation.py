@@ -3,25 +3,33 @@
 from types import SimpleNamespace
 
 import numpy as np
+from e2e.tiny import CONFIG, weights, write_model, write_weights
 
-from qlora_wgpu.config import Config
+from qlora_wgpu import QLoRAModel
+from qlora_wgpu.config import Config, LoraConfig, QuantConfig
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.model.planned_step import make_sums
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.model.residency import Residency
 from qlora_wgpu.ops.adamw import STATS_LENGTH
+from qlora_wgpu.training.observer import WorkerFigures
 from qlora_wgpu.training.step_log import StepLog, log_window
 from qlora_wgpu.training.throughput import ThroughputMeter
 
 
-def a_run():
+def a_run(kept=0):
     warnings, rows = [], []
     dense = SimpleNamespace(vocab_size=83, balance_coefficient=lambda setting: 0.0)
     return SimpleNamespace(
-        model=SimpleNamespace(architecture=dense),
-        observer=SimpleNamespace(warning=warnings.append, step=rows.append),
+        model=SimpleNamespace(architecture=dense, kept_saturated=kept),
+        observer=SimpleNamespace(
+            warning=warnings.append, step=rows.append, workers=lambda figures: None
+        ),
         folder=SimpleNamespace(log=lambda row: None),
         config=Config(model={"path": "none"}, log={"logging_steps": 1}),
         throughput=ThroughputMeter(),
@@ -59,6 +67,32 @@ def test_a_count_is_told_once_and_logged_from_then_on():
     assert run.warnings[0].startswith("step 3: 7 values") and "float32" in run.warnings[0]
     log_window(run)
     assert len(run.rows) == 4
+
+
+def test_what_is_kept_dequantized_counts_at_every_step():
+    run = a_run(kept=3)
+    log = StepLog(run)
+    for step, workers in enumerate(((), (), (WorkerFigures("a", 1, 1.0, 1, 1),)), 1):
+        submitted = SimpleNamespace(step=step, learning_rate=0.1, tokens=2, workers=workers)
+        log.finish(submitted, stats(1))
+    assert [row.get("saturated") for row in run.rows] == [4, 8, 9]  # a worker has counted its own
+    assert run.warnings[0].startswith("step 1: 4 values")
+
+
+def test_a_fill_is_counted_before_sums_are_cleared(device, tmp_path, monkeypatch):
+    tensors = weights(CONFIG)
+    tensors["model.layers.1.mlp.up_proj.weight"][3, [1, 30]] = 7e4
+    folder = write_model(tmp_path / "model")
+    write_weights(folder, tensors)
+    monkeypatch.setattr(device, "profile", gpu_profile(MatrixShape(16, 16, 16, 32), device.limits))
+    counts = {}
+    for kept in (False, True):
+        settings = LoraConfig(r=8), QuantConfig(), "bfloat16", device, Residency(dequantized=kept)
+        model = QLoRAModel(device_layout(Pretrained.open(folder), *settings), device)
+        assert model.count_saturated() == 0  # steps begin with nothing
+        counts[kept] = model.kept_saturated
+        model.close()
+    assert counts == {False: 0, True: 2}
 
 
 def test_counting_keeps_no_product_that_nobody_needs():

@@ -45,6 +45,12 @@ def normal(name: str, *shape: int) -> Array:
     return np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
 
 
+def no_ties(name: str, *shape: int) -> Array:
+    """Normal numbers, none as near to two of float16, of which kernels take the larger one."""
+    numbers = normal(name, *shape).astype(np.float32)
+    return (numbers.view(np.uint32) | 1).view(np.float32).astype(np.float64)
+
+
 def uneven(name: str, rows: int, columns: int) -> Array:
     """Normal numbers whose rows are of several sizes, so small that a norm's ε counts, too."""
     sizes = np.array([1.0, 2e-3, 30.0])[np.arange(rows) % 3, None]

@@ -15,7 +15,7 @@ from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.ops.trained_matrix import TrainedMatrix, write_whole
 from qlora_wgpu.reference import cross_entropy as cross_entropy_reference
 from qlora_wgpu.reference import trained_matrix as reference
-from qlora_wgpu.selfcheck.cases.common import each, normal
+from qlora_wgpu.selfcheck.cases.common import each, no_ties, normal
 from qlora_wgpu.selfcheck.runner import ROUNDING, Runner
 
 _VOCAB, _COLUMNS, _CUT = 1101, 68, 768
@@ -43,7 +43,7 @@ def check_trained_matrix(run: Runner, confidence: bool) -> None:
     """Lookups, the hidden states' gradient and the matrix's own, which was one before."""
     g, ids = run.graph, _ids()
     g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 48, head_block=256)
-    rows, hidden = normal("rows", _VOCAB, _COLUMNS), normal("hidden", 111, _COLUMNS)
+    rows, hidden = no_ties("rows", _VOCAB, _COLUMNS), normal("hidden", 111, _COLUMNS)
     dy = normal("dy", math.prod(_BATCH), _COLUMNS)
     targets = np.roll(ids, -1, axis=1)
     targets[:, ::4] = IGNORE_INDEX

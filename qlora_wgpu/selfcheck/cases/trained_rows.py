@@ -16,7 +16,7 @@ from qlora_wgpu.ops.trained_gradient import sum_up
 from qlora_wgpu.ops.trained_rows import TrainedRows, overwrite
 from qlora_wgpu.reference import cross_entropy as cross_entropy_reference
 from qlora_wgpu.reference import trained_rows as reference
-from qlora_wgpu.selfcheck.cases.common import each, normal
+from qlora_wgpu.selfcheck.cases.common import each, no_ties, normal
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
 _VOCAB, _COLUMNS = 1101, 21
@@ -51,7 +51,7 @@ def _pieces(run: Runner, weight: Array) -> DenseMatrix:
 @each((False,), (True,))
 def check_trained_rows(run: Runner, confidence: bool) -> None:
     """Rows that both ends share: lookups, the hidden states' gradient, and the rows' own."""
-    g, ids, rows = run.graph, _ids(), normal("rows", len(_TOKENS), _COLUMNS)
+    g, ids, rows = run.graph, _ids(), no_ties("rows", len(_TOKENS), _COLUMNS)
     g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 48, head_block=256)
     weight, hidden = normal("weight", _VOCAB, _COLUMNS), normal("hidden", 111, _COLUMNS)
     dy = normal("dy", math.prod(_BATCH), _COLUMNS)

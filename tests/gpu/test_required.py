@@ -1,0 +1,48 @@
+"""GPUs of other limits than the one that is there: WebGPU holds devices to those."""
+
+import pytest
+from support.limited import Offered, limited_device
+
+from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu.matrix import Limits
+from qlora_wgpu.gpu.required import require_limits
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.kernels.rowwise import row_constants
+
+PROMISED = {
+    "max-storage-buffers-per-shader-stage": 8,
+    "max-compute-invocations-per-workgroup": 256,
+    "max-compute-workgroup-size-x": 256,
+    "max-compute-workgroup-storage-size": 16_384,
+    "max-compute-workgroups-per-dimension": 65_535,
+    "min-storage-buffer-offset-alignment": 256,
+    "min-uniform-buffer-offset-alignment": 256,
+}
+
+
+def test_as_much_as_webgpu_promises_is_enough():
+    require_limits("old", PROMISED)
+    device = limited_device(Offered(PROMISED, kind="DiscreteGPU"))
+    assert device.limits == Limits(256, 16_384)
+
+
+@pytest.mark.parametrize("limit", PROMISED)
+def test_a_gpu_that_allows_less_is_refused(limit):
+    other = PROMISED[limit] * 2 if limit.startswith("min") else PROMISED[limit] // 2
+    with pytest.raises(DeviceError, match=rf"^old .*{other:,}.*\({limit}\).*device\.gpu") as told:
+        require_limits("old", {**PROMISED, limit: other})
+    assert "\n" not in str(told.value)
+
+
+def test_such_a_gpu_is_not_opened():
+    with pytest.raises(DeviceError, match=r"allows 4 storage buffers of a shader"):
+        limited_device(Offered({"max-storage-buffers-per-shader-stage": 4}))
+
+
+def test_rows_of_many_threads_keep_to_the_first_dimension():
+    """More invocations may be allowed than along it, where all threads of a row lie."""
+    limits = {"max-compute-workgroup-size-x": 256, "max-compute-invocations-per-workgroup": 1024}
+    device = limited_device(Offered(limits, kind="DiscreteGPU"))
+    assert device.limits.invocations == 256
+    graph = Graph("float32", device.profile)
+    assert row_constants(graph, 1 << 14)["THREADS"] == 256
