@@ -6,8 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.masking import common_prefix
-
-_CONTEXT = 16  # tokens: decoders look at their neighbours only
+from qlora_wgpu.generation.settled_text import CONTEXT, SettledText
 
 
 def continuation(tokenizer: Tokenizer, context: Sequence[int], ids: Sequence[int]) -> str:
@@ -21,7 +20,7 @@ def continuation(tokenizer: Tokenizer, context: Sequence[int], ids: Sequence[int
         context: The tokens before; none where the text begins.
         ids: The tokens.
     """
-    before = list(context)[-_CONTEXT:]
+    before = list(context)[-CONTEXT:]
     whole = tokenizer.decode([*before, *ids])
     return whole[common_prefix(tokenizer.decode(before), whole) :]
 
@@ -30,8 +29,8 @@ class TextStream:
     """The text of tokens as they come: whole characters, and nothing of what ends it.
 
     Attributes:
-        text: All of it so far, without what ended it.
         stopped: Whether a stop string came.
+        count: Tokens so far.
     """
 
     def __init__(
@@ -49,49 +48,53 @@ class TextStream:
             context: Tokens of the text that they go on with.
             shown: Special tokens that are part of the text, and what they are there.
         """
-        self.text = ""
         self.stopped = False
+        self.count = 0
         self._tokenizer = tokenizer
         self._stop = [each for each in stop if each]
-        self._context = context
         self._special = shown or {}
-        self._ids: list[int] = []
-        self._before, self._first = "", 0  # the text up to the last special token, and past it
-        self._shown = 0
+        self._tokens = SettledText(tokenizer, context)
+        self._shown: list[str] = []
+        self._held = ""  # what may be the beginning of the end
 
     @property
-    def count(self) -> int:
-        """Tokens so far."""
-        return len(self._ids)
+    def text(self) -> str:
+        """All of it so far, without what ended it."""
+        waiting = "" if self.stopped else self._tokens.waiting
+        return "".join((*self._shown, self._held, waiting))
 
     def push(self, token: int) -> str:
         """Takes a token; what can be shown by now and was not."""
-        self._ids.append(token)
+        self.count += 1
         if token in self._special:
-            self._before, self._first = self._decoded(-1) + self._special[token], self.count
-        self.text = self._decoded(self.count)
-        ends = [place for each in self._stop if (place := self.text.find(each)) >= 0]
+            self._held += self._tokens.waiting + self._special[token]
+            self._tokens = SettledText(self._tokenizer)
+        else:
+            self._held += self._tokens.push(token)
+        # What was shown is no part of a stop string.
+        new = self._held + self._tokens.waiting
+        ends = [place for each in self._stop if (place := new.find(each)) >= 0]
         if ends:
-            self.stopped, self.text = True, self.text[: min(ends)]
-            return self.rest()
+            self.stopped = True
+            return self._show(new[: min(ends)], "")
         # Half a character decodes to the replacement sign: wait for its other half. What may be
         # the beginning of the end is held back, too.
-        if self.text.endswith("\ufffd"):
+        if self._tokens.waiting:
             return ""
-        held = max((beginning(self.text, each) for each in self._stop), default=0)
-        return self._show(len(self.text) - held)
-
-    def _decoded(self, end: int) -> str:
-        context = () if self._first else self._context
-        return self._before + continuation(self._tokenizer, context, self._ids[self._first : end])
+        held = max((beginning(new, each) for each in self._stop), default=0)
+        return self._show(new[: len(new) - held], new[len(new) - held :])
 
     def rest(self) -> str:
         """What was held back, once no token follows."""
-        return self._show(len(self.text))
+        if self.stopped:
+            return ""
+        waiting, self._tokens = self._tokens.waiting, SettledText(self._tokenizer)
+        return self._show(self._held + waiting, "")
 
-    def _show(self, end: int) -> str:
-        shown, self._shown = self._shown, max(self._shown, end)
-        return self.text[shown : self._shown]
+    def _show(self, text: str, held: str) -> str:
+        self._shown.append(text)
+        self._held = held
+        return text
 
 
 def beginning(text: str, other: str) -> int:

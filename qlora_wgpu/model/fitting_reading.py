@@ -53,8 +53,17 @@ def fit_reading(layout: ModelLayout, plans_of: PlansOf, budget: int) -> ModelLay
     )
 
 
-def reading_memory(plans: Sequence[Plan]) -> Counter[str]:
-    """Bytes on the device by kind of programs that share slots and run in turn."""
+def reading_memory(plans: Sequence[Plan], layout: ModelLayout | None = None) -> Counter[str]:
+    """Bytes on the device by kind of programs that share slots and run in turn.
+
+    Args:
+        plans: Theirs.
+        layout: The model, where what is kept dequantized is made before them.
+    """
+    if layout is not None and layout.filling is not None:
+        whole = reading_memory([layout.filling, *plans])
+        whole["uniforms"] -= layout.filling.uniform_bytes  # which do not stay
+        return +whole
     memory: Counter[str] = Counter({"activations": pooled_bytes(plans)})
     for storage in dict.fromkeys(storage for plan in plans for storage in plan.storages):
         if storage.section is None:

@@ -20,7 +20,12 @@ def with_kept(layout: ModelLayout, *, kept: bool = True) -> ModelLayout:
 
 
 def laid_out_for(
-    layout: ModelLayout, asked: KeepDequantized, *, is_cpu: bool, budget: int | None
+    layout: ModelLayout,
+    asked: KeepDequantized,
+    *,
+    is_cpu: bool,
+    budget: int | None,
+    beside: int = 0,
 ) -> ModelLayout:
     """A layout with such weights where they are asked for.
 
@@ -32,13 +37,14 @@ def laid_out_for(
         asked: Whether they are kept.
         is_cpu: Whether it is for a software GPU.
         budget: Bytes of ``device.memory``.
+        beside: Bytes that the model may take for copies that texts read, which come first.
     """
     nbytes = layout.dequantized_bytes
     if asked is True:
         return with_kept(layout)
-    if asked is False or not is_cpu or budget is not None or not nbytes or not has_room(nbytes):
+    if asked is False or not is_cpu or budget is not None or not nbytes:
         return layout
-    return with_kept(layout)
+    return with_kept(layout) if has_room(nbytes + beside) else layout
 
 
 def has_room(nbytes: int) -> bool:

@@ -12,6 +12,7 @@ from qlora_wgpu.model.keeping import KeepDequantized, laid_out_for
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.text_copies import copied_bytes
 
 
 def plan_training_memory(
@@ -58,5 +59,6 @@ def plan_training_memory(
         profile=profile,
         max_binding=max_binding,
     )
-    layout = laid_out_for(layout, keep_dequantized, is_cpu=is_cpu, budget=None)
+    copies = copied_bytes(layout, None)
+    layout = laid_out_for(layout, keep_dequantized, is_cpu=is_cpu, budget=None, beside=copies)
     return layout.memory(StepOptions("train", batch_size, seq, gradient_checkpointing))

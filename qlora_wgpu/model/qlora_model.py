@@ -27,6 +27,7 @@ from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.several_adapters import SeveralAdapters
+from qlora_wgpu.model.text_copies import copied_bytes
 from qlora_wgpu.ops.adamw import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 
 __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
@@ -76,8 +77,8 @@ class QLoRAModel(SeveralAdapters):
             gradient_dtype: What the adapter's gradient is summed in.
             keep_dequantized: Whether quantized weights are kept dequantized on the device beside
                 their codes, which takes memory and makes steps faster, with the same bits;
-                ``"auto"`` does so on a software GPU where they take a third of the machine's
-                memory at most and the device has no bound.
+                ``"auto"`` does so on a software GPU where they, with the copies that texts read
+                there, take a third of the machine's memory at most and the device has no bound.
             progress: Called with each tensor's name before it is read.
 
         Raises:
@@ -98,7 +99,7 @@ class QLoRAModel(SeveralAdapters):
             pretrained, lora or LoraConfig(), quant or QuantConfig(), compute_dtype, device,
             forms=AdapterForms(gradient=gradient_dtype),
         )  # fmt: skip
-        layout = laid_out_for(layout, keep_dequantized, is_cpu=device.is_cpu, budget=device.budget)
+        layout = _kept(layout, keep_dequantized, device)
         if start is not None:
             layout.adapter.start = layout.adapter.join(start)
         options = TrainingOptions(checkpointing=gradient_checkpointing)
@@ -125,7 +126,7 @@ class QLoRAModel(SeveralAdapters):
         """Loads a folder that is open already; arguments as for ``from_pretrained``."""
         pretrained = Pretrained.from_folder(folder, name_or_path)
         layout = device_layout(pretrained, lora, quant, compute_dtype, device)
-        layout = laid_out_for(layout, keep_dequantized, is_cpu=device.is_cpu, budget=device.budget)
+        layout = _kept(layout, keep_dequantized, device)
         options = TrainingOptions(checkpointing=gradient_checkpointing)
         return cls(layout, device, seed=seed, options=options, progress=progress)
 
@@ -229,6 +230,12 @@ def _config_of_folder(
     tensors, stored = load_adapter(Path(adapter), biases=True, stacking=stacking)
     own, _, _, start = as_begun(adapter, stored, tensors, base.architecture)
     return own, base.for_adapter(stored), start
+
+
+def _kept(layout: ModelLayout, asked: KeepDequantized, device: Device) -> ModelLayout:
+    """A layout with dequantized weights where they are asked for: texts may come as well."""
+    copies = copied_bytes(layout, device.budget)
+    return laid_out_for(layout, asked, is_cpu=device.is_cpu, budget=device.budget, beside=copies)
 
 
 def device_layout(

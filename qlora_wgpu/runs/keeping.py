@@ -8,7 +8,8 @@ from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.fit import Fit, planned
-from qlora_wgpu.model.keeping import has_room, laid_out_for, with_kept
+from qlora_wgpu.model.fitting_reading import PlansOf, reading_memory
+from qlora_wgpu.model.keeping import KeepDequantized, has_room, laid_out_for, with_kept
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.ways import Beside
 
@@ -17,6 +18,50 @@ def kept_as_asked(layout: ModelLayout, settings: Config, device: Device) -> Mode
     """A run's layout to begin with, which ``settled`` may change."""
     asked = settings.device.keep_dequantized
     return laid_out_for(layout, asked, is_cpu=device.is_cpu, budget=device.budget)
+
+
+def kept_to_measure(
+    layout: ModelLayout,
+    plans_of: PlansOf,
+    device: Device,
+    budget: int | None,
+    asked: KeepDequantized,
+    copies: int,
+) -> ModelLayout:
+    """A layout that measures rows with dequantized weights, where they are asked for and fit.
+
+    Args:
+        layout: The model without them, as it keeps the budget.
+        plans_of: All that will be computed of a layout.
+        device: The device.
+        budget: Bytes of it that there are, if they are bounded.
+        asked: Whether they are kept; ``"auto"`` as training does.
+        copies: Bytes of copies that texts read beside.
+
+    Raises:
+        OutOfMemoryError: If they were asked for, and the budget has no room for them.
+    """
+    bounded = device.budget is not None
+    if asked is False or not layout.dequantized_bytes:
+        return layout
+    if asked == "auto" and not bounded and not device.is_cpu:
+        return layout
+    kept, streams = with_kept(layout), bool(layout.residency.streamed_layers)
+    taken = copies + sum(reading_memory(plans_of(kept), kept).values())
+    fits = budget is None or (taken <= budget and not streams)
+    if asked is True:
+        if not fits:
+            raise _no_room(layout, "measuring", budget or 0)
+        return kept
+    return kept if fits and (not device.is_cpu or has_room(taken)) else layout
+
+
+def _no_room(layout: ModelLayout, what: str, budget: int) -> OutOfMemoryError:
+    return OutOfMemoryError(
+        "device.keep_dequantized has no room: weights that are kept dequantized take "
+        f"{layout.dequantized_bytes / MIB:,.0f} MiB, and {what} with them more than "
+        f"the {budget / MIB:,.0f} MiB there are; set it to auto, or raise device.memory"
+    )
 
 
 def settled(
@@ -50,11 +95,7 @@ def settled(
     asked, is_kept = settings.keep_dequantized, fitted.residency.dequantized
     if asked is True and not is_kept:
         assert budget is not None
-        raise OutOfMemoryError(
-            f"device.keep_dequantized has no room: weights that are kept dequantized take "
-            f"{fitted.layout.dequantized_bytes / MIB:,.0f} MiB, and training with them more than "
-            f"the {budget / MIB:,.0f} MiB there are; set it to auto, or raise device.memory"
-        )
+        raise _no_room(fitted.layout, "training", budget)
     if asked != "auto":
         return fitted
     if is_kept:

@@ -281,7 +281,9 @@ def load_adapted(
         refuse_other_base(adapter, stored, tensors, layout.adapter.shapes, settings.model.path)
     if start is not None:
         layout.adapter.start = layout.adapter.join(start)
-    layout = read_within_room(layout, reading or Texts.of(pretrained), device, observer)
+    layout = read_within_room(
+        layout, reading or Texts.of(pretrained), device, observer, settings.device.keep_dequantized
+    )
     model = load_model(layout, device, observer)
     if adapter is not None and tensors is not None:
         model.load_adapter(tensors)

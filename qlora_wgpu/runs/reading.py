@@ -17,13 +17,16 @@ from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.fit import waiting_in_words
 from qlora_wgpu.model.fitting_reading import fit_reading, reading_memory
+from qlora_wgpu.model.keeping import KeepDequantized
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.text_copies import copied_bytes
 from qlora_wgpu.ops.cross_entropy import PLAIN, Objective
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.runs.bindings import require_bindings
 from qlora_wgpu.runs.host_room import require_host_room
+from qlora_wgpu.runs.keeping import kept_to_measure
 from qlora_wgpu.runs.text_plans import text_plans
 from qlora_wgpu.training import Observer, training_options
 
@@ -33,6 +36,14 @@ _OTHER_LENGTHS = 8  # programs that are kept beside those that are planned
 
 class Reading(Protocol):
     """Something that is computed without a gradient."""
+
+    @property
+    def measures(self) -> bool:
+        """Whether rows are, of which every micro-batch dequantizes the weights."""
+
+    @property
+    def writes(self) -> bool:
+        """Whether texts are, which may read copies of the weights (``model/text_copies.py``)."""
 
     def plans(self, layout: ModelLayout) -> Sequence[Plan]:
         """Plans of all of it; those with the largest slots come first."""
@@ -53,6 +64,8 @@ class Texts:
     capacity: int
     count: int = 1
     others: tuple[LoraConfig, ...] = ()
+    measures = False
+    writes = True
 
     @classmethod
     def of(
@@ -81,6 +94,16 @@ class Several:
 
     parts: Sequence[Reading]
 
+    @property
+    def measures(self) -> bool:
+        """Whether any does."""
+        return any(part.measures for part in self.parts)
+
+    @property
+    def writes(self) -> bool:
+        """Whether any does."""
+        return any(part.writes for part in self.parts)
+
     def plans(self, layout: ModelLayout) -> Sequence[Plan]:
         """All their plans, those with the largest slots first."""
         plans = [plan for part in self.parts for plan in part.plans(layout)]
@@ -100,6 +123,8 @@ class Rows:
     count: int
     length: int
     objective: Objective = PLAIN
+    measures = True
+    writes = False
 
     @classmethod
     def of(cls, settings: Config, rows: Dataset) -> Rows:
@@ -116,7 +141,11 @@ class Rows:
 
 
 def read_within_room(
-    layout: ModelLayout, reading: Reading, device: Device, observer: Observer
+    layout: ModelLayout,
+    reading: Reading,
+    device: Device,
+    observer: Observer,
+    keep_dequantized: KeepDequantized = False,
 ) -> ModelLayout:
     """A layout that keeps within ``device.memory``: what has no room waits in host memory.
 
@@ -125,19 +154,25 @@ def read_within_room(
         reading: What will be computed.
         device: The device.
         observer: Told what waits.
+        keep_dequantized: Whether weights are kept dequantized where rows are measured; texts by
+            themselves, of which only prompts would gain, keep none.
 
     Raises:
         OutOfMemoryError: If nothing makes it fit, or the host has no room for what waits.
     """
+    asked = keep_dequantized if reading.measures else False
+    copies = copied_bytes(layout, device.budget) if reading.writes else 0
     budget = device.budget if device.budget is not None else room(device)
     if budget is None:
+        layout = kept_to_measure(layout, reading.plans, device, None, asked, copies)
         require_bindings(layout, reading.plans(layout), device)
         return layout
     beside = _shorter(reading_memory(reading.plans(layout)))
     fitted = fit_reading(layout, reading.plans, budget - beside)
+    fitted = kept_to_measure(fitted, reading.plans, device, budget - beside, asked, copies)
     plans = reading.plans(fitted)
     require_bindings(fitted, plans, device)
-    memory = reading_memory(plans)
+    memory = reading_memory(plans, fitted)
     observer.planned(memory)
     words = waiting_in_words(fitted.residency, fitted.num_layers)
     if words:
