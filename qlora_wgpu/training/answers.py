@@ -66,8 +66,8 @@ class Mismatched(Sequence[Example]):
         labels: npt.NDArray[np.int32],
     ) -> Example:  # fmt: skip
         masked = np.full(len(prompt), IGNORE_INDEX, np.int32)
-        whole = np.concatenate([prompt, ids]), np.concatenate([masked, labels])
-        return Example(*(array[: self._longest] for array in whole))
+        whole_ids, whole_labels = np.concatenate([prompt, ids]), np.concatenate([masked, labels])
+        return Example(whole_ids[: self._longest], whole_labels[: self._longest])
 
 
 @dataclass(frozen=True, eq=False)
