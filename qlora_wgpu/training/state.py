@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from qlora_wgpu.errors import CheckpointError
@@ -57,6 +59,11 @@ class RunState:
     total_steps: int = 0
     plateau: Plateau | None = None
     rate_factor: float = 1.0
+
+    def add_metrics(self, sums: Sequence[float]) -> None:
+        """Adds a step's sums of an objective over answers; an older version kept fewer."""
+        both = zip_longest(self.metrics, sums, fillvalue=0.0)
+        self.metrics = [before + own for before, own in both]
 
     def to_json(self) -> str:
         """The state as text, from which floats come back bit by bit."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 
 import numpy as np
 
@@ -82,9 +81,7 @@ class StepLog:
         state.window.append((loss, labels, hits, balance))
         if self._preference is not None:
             own = [float(value) for value in stats[STATS_METRICS:STATS_LENGTH]]
-            # An older version's checkpoint has fewer.
-            both = zip_longest(state.metrics, own, fillvalue=0.0)
-            state.metrics = [a + b for a, b in both]
+            state.add_metrics(own)
         for worker in submitted.workers:
             before = self._run.workers.get(worker.name)
             self._run.workers[worker.name] = before.and_then(worker) if before else worker
@@ -196,7 +193,8 @@ def answer_metrics(settings: TrainConfig, sums: Sequence[float], prefix: str = "
     preference = preference_of(settings)
     if preference is None or not sums:
         return {}
-    found = means(dict(zip(METRICS, sums, strict=True)), preference)
+    known = dict.fromkeys(METRICS, 0.0) | dict(zip(METRICS, sums, strict=False))
+    found = means(known, preference)
     return {f"{prefix}{name}": value for name, value in found.items()}
 
 

@@ -31,6 +31,33 @@ def test_trl(place, changes, objective, loss):
     assert any("ORPO" in note for note in conversion.notes) == (list(changes)[2:] == ["beta"])
 
 
+def test_what_is_cut_stays_what_is_cut(place):
+    for mode in ("keep_start", "keep_end"):
+        config, _ = converted(place, "trl.yaml", {"beta": 0.1, "truncation_mode": mode})
+        assert config.data.truncation == mode
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("precompute_ref_log_probs", True, "asked once, before the first step"),
+        ("metric_for_best_model", "eval_rewards/accuracies", "the lowest held-out loss"),
+        ("train_sampling_strategy", "sequential", "each epoch has all rows in another order"),
+    ],
+)
+def test_what_has_no_place_is_told_with_its_reason(place, key, value, reason):
+    _, conversion = converted(place, "trl.yaml", {"beta": 0.1, key: value})
+    shown = str(value).lower() if value is True else value
+    assert reason in reasons_of(conversion)[f"{key}: {shown}"]
+
+
+def test_axolotls_keys_of_trl(place):
+    changes = {"rl": "dpo", "rl_beta": 0.3, "trl": {"beta": 0.25}}
+    config, conversion = converted(place, "axolotl.yml", changes)
+    assert config.train.beta == 0.25
+    assert not any(key.startswith("trl:") for key in reasons_of(conversion))
+
+
 def test_dropout_stays_where_trl_keeps_it(place):
     config, _ = converted(place, "trl.yaml", {"beta": 0.1, "disable_dropout": False})
     assert config.lora.lora_dropout == 0.05

@@ -2,8 +2,11 @@
 
 import pytest
 
+from qlora_wgpu.config.schema import TrainConfig
 from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.ops.preference import METRICS
 from qlora_wgpu.training.state import RunState
+from qlora_wgpu.training.step_log import answer_metrics
 
 
 def test_the_lowest_is_the_best_whatever_the_threshold():
@@ -33,3 +36,13 @@ def test_it_comes_back_bit_by_bit():
     assert RunState.from_json(state.to_json(), "x") == state
     with pytest.raises(CheckpointError, match="x is damaged"):
         RunState.from_json('{"step": 1, "other": 2}', "x")
+
+
+def test_an_older_versions_metrics_are_gone_on_with():
+    """It kept no hits of chosen answers: those of the steps since then are told."""
+    older = METRICS[: METRICS.index("correct_tokens")]
+    state = RunState(metrics=[2.0] * len(older))
+    assert "mean_token_accuracy" not in answer_metrics(TrainConfig(objective="dpo"), state.metrics)
+    state.add_metrics([1.0] * (len(METRICS) - 1) + [4.0])
+    shown = answer_metrics(TrainConfig(objective="dpo"), state.metrics)
+    assert (shown["mean_token_accuracy"], shown["rewards/accuracies"]) == (0.25, 1.0)

@@ -102,11 +102,20 @@ def convert_axolotl(draft: Draft) -> str:
     _begin(draft, objective, "ipo" if method == "ipo" else loss, "rl")
     for key in ("rl_beta", "dpo_beta", *(["orpo_alpha"] if objective == "orpo" else [])):
         draft.move(key, "train.beta")
+    _beta_of_trl(draft)
     draft.move("kto_desirable_weight", "train.desirable_weight")
     draft.move("kto_undesirable_weight", "train.undesirable_weight")
     _smooth(draft, "dpo_label_smoothing")
     _finish(draft)
     return objective
+
+
+def _beta_of_trl(draft: Draft) -> None:
+    """Axolotl's keys of TRL, of which beta goes before ``rl_beta``."""
+    own = draft.theirs.get("trl")
+    if isinstance(own, Mapping) and own.get("beta") is not None:
+        draft.set("train.beta", own["beta"], "trl.beta")
+        draft.theirs["trl"] = {key: value for key, value in own.items() if key != "beta"} or None
 
 
 def convert_llama_factory(draft: Draft, stage: str) -> str:

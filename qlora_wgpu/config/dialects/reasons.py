@@ -31,8 +31,8 @@ NOT_NEEDED = {
     ),
     "rows are never padded further than they need": (
         "pad_to_sequence_len pad_to_multiple_of eval_sample_packing packing_strategy "
-        "eval_packing padding_free sample_packing_group_size sample_packing_bin_size "
-        "sample_packing_eff_est total_num_tokens pad_token"
+        "eval_packing padding_free dpo_padding_free sample_packing_group_size "
+        "sample_packing_bin_size sample_packing_eff_est total_num_tokens pad_token"
     ),
     "rows of a step are grouped by length in any case": "group_by_length length_column_name",
     "batches are made on the fly, from data that is kept prepared": (
@@ -48,6 +48,9 @@ NOT_NEEDED = {
         "eval_accumulation_steps eval_max_new_tokens eval_table_size "
         "eval_table_max_new_tokens max_eval_samples predict_with_generate do_eval do_predict "
         "eval_on_start prediction_loss_only do_bench_eval"
+    ),
+    "the reference is asked once, before the first step": (
+        "precompute_ref_log_probs precompute_ref_batch_size precompute_ref_eval_batch_size"
     ),
     "`train --resume` goes on with a run": ("resume_from_checkpoint auto_resume_from_checkpoints"),
     "`train --overwrite` replaces a run": "overwrite_output_dir",
@@ -85,6 +88,10 @@ NO_COUNTERPART = {
         "ray_num_workers use_ray ddp world_size dist_config init_config dp_size cp_size cp_mode "
         "mp_replicate_size mp_shard_size dist_timeout"
     ),
+    "the best adapter is that with the lowest held-out loss": (
+        "metric_for_best_model greater_is_better"
+    ),
+    "each epoch has all rows in another order": "train_sampling_strategy",
     _TOKENIZER: (
         "special_tokens added_tokens_overrides resize_token_embeddings_to_32x eos_token unk_token "
         "bos_token"

@@ -99,6 +99,8 @@ def _convert_data(draft: Draft) -> None:
     elif name is not None:
         draft.set("data.train", hub_place(draft, str(name), config, train), "dataset_name")
         _convert_held_out(draft, str(name), config, test)
+    if draft.theirs.get("truncation_mode") in ("keep_start", "keep_end"):
+        draft.move("truncation_mode", "data.truncation")
     if draft.theirs.get("packing") and draft.theirs.get("packing_strategy") == "wrapped":
         draft.notes.append(f"packing_strategy: wrapped cuts rows where a sequence is full; "
                            f"{PACKED_APART}, and none is cut")  # fmt: skip
