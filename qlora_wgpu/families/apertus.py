@@ -37,6 +37,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm,
         layers=(layer,) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
+        pad_token_id=3,
     )
 
 

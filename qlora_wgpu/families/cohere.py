@@ -33,6 +33,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm,
         layers=(Layer(norm, attention, mlp, PARALLEL),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings", True),
+        pad_token_id=0,
         logit_scale=read.number("logit_scale", 0.0625),
     )
 

@@ -38,6 +38,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm,
         layers=tuple(Layer(norm, each, mlp, PARALLEL) for each in attentions),
         tied=read.flag("tie_word_embeddings", True),
+        pad_token_id=0,
         logit_scale=read.number("logit_scale", 0.0625),
     )
 

@@ -134,6 +134,7 @@ class Decoder:
         norm: The final one.
         layers: From the first to the last.
         tied: Whether the head is the embedding.
+        pad_token_id: Hugging Face's default of that key, if it has one: see ``padding.py``.
         prefix: How the names of its modules begin.
         stored_prefixes: See ``Architecture``.
         embedding_scale: Factor of the embedding.
@@ -151,6 +152,7 @@ class Decoder:
     norm: Norm
     layers: tuple[Layer, ...]
     tied: bool
+    pad_token_id: int | None = None
     prefix: str = "model."
     stored_prefixes: tuple[tuple[str, str], ...] = ()
     embedding_scale: float = 1.0
@@ -234,8 +236,10 @@ class DecoderFamily:
         for part in (config, config.get("text_config")):
             if isinstance(part, Mapping):
                 ConfigReader(part).choice("is_causal", (True,), True)
-        architecture = self.compose(ConfigReader(config)).architecture()
-        return replace(architecture, padding_idx=padding_idx(config, architecture.vocab_size))
+        decoder = self.compose(ConfigReader(config))
+        architecture = decoder.architecture()
+        padding = padding_idx(config, architecture.vocab_size, decoder.pad_token_id)
+        return replace(architecture, padding_idx=padding)
 
     def forward(
         self,

@@ -38,6 +38,7 @@ def compose(read: ConfigReader) -> Decoder:
             for sparse in _sparse(read, dimensions.num_hidden_layers)
         ),
         tied=read.flag("tie_word_embeddings", True),
+        pad_token_id=0,
         balance=read_balance_loss(read),
     )
 

@@ -35,6 +35,7 @@ def compose(read: ConfigReader) -> Decoder:
             for attention, sparse in zip(attentions, _sparse(read, len(attentions)), strict=True)
         ),
         tied=read.flag("tie_word_embeddings"),
+        pad_token_id=0,
     )
 
 

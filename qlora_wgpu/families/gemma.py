@@ -38,6 +38,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm,
         layers=(Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings", True),
+        pad_token_id=0,
         embedding_scale=math.sqrt(dimensions.hidden_size),
         notes=() if named != "gelu" else (_IGNORED,),
     )

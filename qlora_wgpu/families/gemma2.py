@@ -42,6 +42,7 @@ def compose(read: ConfigReader) -> Decoder:
             Layer(norm, replace(attention, window=w), mlp, PRE_AND_POST_NORM) for w in windows
         ),
         tied=read.flag("tie_word_embeddings", True),
+        pad_token_id=0,
         embedding_scale=math.sqrt(dimensions.hidden_size),
         logit_softcap=read.softcap("final_logit_softcapping", 30.0),
     )

@@ -44,6 +44,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm,
         layers=tuple(Layer(norm, each, mlp, PRE_AND_POST_NORM) for each in attentions),
         tied=read.flag("tie_word_embeddings", True),
+        pad_token_id=0,
         embedding_scale=math.sqrt(dimensions.hidden_size),
         logit_softcap=read.softcap("final_logit_softcapping"),
         notes=_notes(read),

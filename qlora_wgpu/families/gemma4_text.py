@@ -72,6 +72,7 @@ def compose(read: ConfigReader) -> SharingDecoder:
         norm,
         layers=tuple(layers),
         tied=read.flag("tie_word_embeddings", True),
+        pad_token_id=0,
         embedding_scale=math.sqrt(dimensions.hidden_size),
         logit_softcap=read.softcap("final_logit_softcapping"),
         inputs=inputs,

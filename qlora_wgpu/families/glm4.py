@@ -35,6 +35,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm,
         layers=(Layer(norm, attention, mlp, ORDER),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
+        pad_token_id=151_329,
     )
 
 

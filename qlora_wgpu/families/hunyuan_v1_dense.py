@@ -46,6 +46,7 @@ def compose_with(read: ConfigReader, dimensions: Dimensions, mlps: Sequence[Half
         norm,
         layers=tuple(Layer(norm, attention, mlp) for mlp in mlps),
         tied=read.flag("tie_word_embeddings"),
+        pad_token_id=0,
     )
 
 

@@ -66,6 +66,7 @@ def compose_with(
             for own, mlp in zip(attends, mlps, strict=True)
         ),
         tied=read.flag("tie_embedding", read.flag("tie_word_embeddings", True)),
+        pad_token_id=0,
         final_norm="embedding_norm",
     )
 

@@ -44,6 +44,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm,
         layers=(Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
+        pad_token_id=11,
     )
 
 

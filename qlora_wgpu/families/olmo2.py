@@ -26,6 +26,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm,
         layers=(Layer(norm, attention, mlp, POST_NORM),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
+        pad_token_id=1,
     )
 
 

@@ -39,6 +39,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm,
         layers=tuple(Layer(norm, attention, mlp, POST_NORM) for attention in attentions),
         tied=read.flag("tie_word_embeddings"),
+        pad_token_id=1,
     )
 
 

@@ -41,6 +41,7 @@ def compose(read: ConfigReader) -> Decoder:
         norm,
         layers=(Layer(norm, attention, experts),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
+        pad_token_id=1,
         balance=read_balance_loss(read, 0.01),
     )
 

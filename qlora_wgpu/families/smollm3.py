@@ -35,6 +35,7 @@ def compose(read: ConfigReader) -> Decoder:
             for turns, window in zip(rotated, windows, strict=True)
         ),
         tied=read.flag("tie_word_embeddings", True),
+        pad_token_id=128_004,
     )
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from references.sized import MORE, traced_configs
+from references.sized import MORE, family_configs, traced_configs
 
 from qlora_wgpu import families
 from qlora_wgpu.config import LoraConfig, QuantConfig
@@ -184,18 +184,35 @@ def test_noise_is_added_where_hugging_face_does(case):
     assert "granite" not in case or values["scale"] == 3.0
 
 
+# What transformers 5.23 takes for pad_token_id where config.json does not have it.
+PADDED = {
+    "apertus": 3, "cohere": 0, "cohere2": 0, "ernie4_5": 0, "ernie4_5_moe": 0, "exaone_moe": 0,
+    "gemma": 0, "gemma2": 0, "gemma3_text": 0, "gemma4_text": 0, "gemma4_unified_text": 0,
+    "glm4": 151_329, "hunyuan_v1_dense": 0, "hunyuan_v1_moe": 0, "lfm2": 0, "lfm2_moe": 0,
+    "ministral3": 11, "olmo2": 1, "olmo3": 1, "olmoe": 1, "phi3": 32_000, "seed_oss": 1,
+    "smollm3": 128_004,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model_type", family_configs())
+def test_the_row_of_padding_by_default(model_type):
+    config = family_configs()[model_type]
+    config |= dict.fromkeys({"vocab_size", "vocab_size_per_layer_input"} & {*config}, 200_000)
+    del config["pad_token_id"]
+    assert find_family(config).read(config).padding_idx == PADDED.get(model_type)
+
+
 @pytest.mark.parametrize(
     ("config", "row"),
     [
-        ({"model_type": "llama"}, None),
-        ({"model_type": "llama", "pad_token_id": 3}, 3),
-        ({"model_type": "llama", "pad_token_id": -1}, 99),
-        ({"model_type": "llama", "pad_token_id": 100}, None),
-        ({"model_type": "gemma2"}, 0),
-        ({"model_type": "gemma2", "pad_token_id": None}, None),
-        ({"model_type": "gemma3", "pad_token_id": 4, "text_config": {"pad_token_id": 7}}, 7),
-        ({"model_type": "gemma3", "pad_token_id": 4, "text_config": {}}, 0),
+        ({}, 2),
+        ({"pad_token_id": 3}, 3),
+        ({"pad_token_id": -1}, 99),
+        ({"pad_token_id": 100}, None),
+        ({"pad_token_id": None}, None),
+        ({"pad_token_id": 4, "text_config": {"pad_token_id": 7}}, 7),
+        ({"pad_token_id": 4, "text_config": {}}, 2),
     ],
 )
 def test_the_row_of_padding(config, row):
-    assert padding_idx(config, 100) == row
+    assert padding_idx(config, 100, 2) == row

@@ -46,7 +46,7 @@ TELLING = {
 
 
 def theirs(config, ids):
-    """transformers' logits and the weights they were made with; an Exception where it fails."""
+    """transformers' logits, their weights, and the row of padding; an Exception where it fails."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -114,9 +114,10 @@ def theirs(config, ids):
                 parameter.copy_(torch.from_numpy(stack))
         with torch.no_grad():
             output = model(input_ids=torch.from_numpy(ids)[None], use_cache=False, return_dict=True)
-        return output.logits[0].double().numpy(), arrays
+        padding = model.get_input_embeddings().padding_idx
+        return output.logits[0].double().numpy(), arrays, padding
     except Exception as err:
-        return err, {}
+        return err, {}, None
 
 
 def ours(config, arrays, ids):
@@ -138,7 +139,7 @@ def ours(config, arrays, ids):
 
 def outcome(config, ids):
     """What became of a trial, why, and transformers' logits if there are any."""
-    expected, arrays = theirs(config, ids)
+    expected, arrays, padding = theirs(config, ids)
     got = ours(config, arrays, ids)
     if isinstance(got, UnsupportedModelError):
         both = isinstance(expected, Exception)
@@ -149,6 +150,8 @@ def outcome(config, ids):
         return "refused there", f"{type(expected).__name__}: {expected}", expected
     if not np.isfinite(expected).all():
         return "not finite", "", expected
+    if (row := find_family(config).read(config).padding_idx) != padding:
+        return "WRONG", f"the row of padding is {padding}, not {row}", expected
     apart = np.abs(got - expected).max() / np.abs(expected).max()
     return ("agree" if apart <= 1e-5 else "WRONG"), f"{apart:.1e}", expected
 
