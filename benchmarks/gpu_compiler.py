@@ -35,7 +35,8 @@ from compilers.report import show, to_json
 from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
 from qlora_wgpu.gpu.adapters import BACKENDS
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.gpu.profile import gpu_profile
+from qlora_wgpu.gpu.vendors import has_few_registers
 from qlora_wgpu.gpu.wgsl import Shader
 
 
@@ -95,7 +96,8 @@ def compiled(
 def run(args: argparse.Namespace) -> dict[str, object]:
     driver = DRIVERS[args.driver]
     compiler, front = Compiler(driver, args.family, args.shim), Front(args.backend)
-    looked_at = profiles(GPU_PROFILE, args.products, matrix=front.has_matrix_units)
+    own = gpu_profile(None, few_registers=has_few_registers({"vendor": args.driver}))
+    looked_at = profiles(own, args.products, matrix=front.has_matrix_units)
     plans = [
         trace(model, kind, profile, args.seq, args.layers)
         for model in (STEPS if "all" in args.model else args.model)

@@ -38,6 +38,10 @@ class Profile:
             that share the rows.
         attention_kind: ``"register"``, without workgroup memory; ``"tiled"``, with it; or
             ``"matrix"``, on matrix units.
+        gemm_few_registers: Whether tiled GEMMs hold less of their factors in registers at once, for
+            GPUs whose invocations have 128 of 4 bytes (Intel's, Apple's).
+        attention_few_registers: Whether tiled attention holds fewer rows, and lets no compiler
+            write its loops out, which takes more registers.
         attention_strips: Strips of 16 queries or keys of such an attention workgroup, at most.
         attention_threads: Queries or keys of an attention workgroup without such memory.
         attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
@@ -82,6 +86,8 @@ class Profile:
     gemm_kind: str = "register"
     attention_kind: str = "register"
     attention_strips: int = 4
+    gemm_few_registers: bool = False
+    attention_few_registers: bool = False
     tile_group: tuple[int, int] = (16, 16)
     matrix: tuple[int, ...] = ()
     matrix_element: str = "f16"
@@ -185,9 +191,22 @@ def cpu_profile(subgroup_size: int) -> Profile:
     )
 
 
-def gpu_profile(shape: MatrixShape | None, limits: Limits = PROMISED) -> Profile:
-    """The profile of a GPU, and of its matrix units if there are any that fit its limits."""
-    plain = replace(GPU_PROFILE, limits=limits)
+def gpu_profile(
+    shape: MatrixShape | None, limits: Limits = PROMISED, *, few_registers: bool = False
+) -> Profile:
+    """The profile of a GPU, and of its matrix units if there are any that fit its limits.
+
+    Args:
+        shape: What its matrix units multiply, if it has some.
+        limits: What it allows a workgroup.
+        few_registers: Whether its invocations have 128 registers instead of some 250.
+    """
+    plain = replace(
+        GPU_PROFILE,
+        limits=limits,
+        gemm_few_registers=few_registers,
+        attention_few_registers=few_registers,
+    )
     tile = next(fitting_tiles(shape, limits), None) if shape is not None else None
     if shape is None or tile is None:
         return plain

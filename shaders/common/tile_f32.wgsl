@@ -54,10 +54,31 @@ fn put_w(k: u32, unit: u32, v: Eight) {
 }
 //#endif
 
-// Adds the product of four k of the tiles to the sums, unrolled: 256 multiply-adds.
+// Adds the product of four k of the tiles to the sums, unrolled: 256 multiply-adds. An invocation
+// holds 32 of x, and of w a few at a time, which compilers load ahead where registers last. Where
+// they do not (HOLDS_W), it holds 32 of w, which lie along the columns, and four of x.
 fn multiply(q: u32, across: u32, down: u32) {
     let x_turn = turn(down);
     let w_turn = turn(across);
+//#if HOLDS_W
+    // Of each unit's eight k the even ones are in one vector of x, the odd ones in the next.
+    let k = q / 2u * 8u + q % 2u;
+    //#unroll t 4
+        let even_$t = w_tile[k + $tu * 2u][0][across];
+        let odd_$t = w_tile[k + $tu * 2u][1][across];
+    //#end
+    //#unroll i 8
+        {
+            let x = x_tile[$iu][down][q ^ x_turn];
+            //#unroll t 4
+                sum_$i_0 += x[$tu] * even_$t.x; sum_$i_1 += x[$tu] * odd_$t.x;
+                sum_$i_2 += x[$tu] * even_$t.y; sum_$i_3 += x[$tu] * odd_$t.y;
+                sum_$i_4 += x[$tu] * even_$t.z; sum_$i_5 += x[$tu] * odd_$t.z;
+                sum_$i_6 += x[$tu] * even_$t.w; sum_$i_7 += x[$tu] * odd_$t.w;
+            //#end
+        }
+    //#end
+//#else
     //#unroll i 8: let x_$i = x_tile[$iu][down][q ^ x_turn];
 //#if W_ROWS
     //#unroll j 8
@@ -81,6 +102,7 @@ fn multiply(q: u32, across: u32, down: u32) {
             //#end
         }
     //#end
+//#endif
 //#endif
 }
 
@@ -143,11 +165,13 @@ fn product(index: u32, is_first_part: bool, m0: u32, c0: u32, k_first: u32, k_la
 // after the other, each in its own columns.
 fn add_term(index: u32, across: u32, down: u32, m0: u32, c0: u32) {
     let last = layer_of(min(c0 + TILE_N, params.columns) - 1u);
+    let units = (params.r + 7u) / 8u;
     for (var layer = layer_of(c0); layer <= last; layer += 1u) {
-        for (var first = 0u; first < (params.r + 7u) / 8u; first += TILE_K / 8u) {
+        for (var first = 0u; first < units; first += TILE_K / 8u) {
             put_term(index, m0, c0, layer, first);
             workgroupBarrier();
-            for (var q = 0u; q < TILE_K / 4u; q += 1u) {
+            // As many as there are: compilers that know how many write all of them out.
+            for (var q = 0u; q < min(TILE_K / 4u, 2u * (units - first)); q += 1u) {
                 multiply(q, across, down);
             }
             workgroupBarrier();

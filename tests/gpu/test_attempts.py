@@ -75,11 +75,11 @@ def test_listeners_hear_what_is_under_way(monkeypatch):
     assert heard == ["trying a", ""]
 
 
-def opened(monkeypatch, *, is_cpu):
+def opened(monkeypatch, *, is_cpu, name="card"):
     """A device's profile and notes; its probes would find everything."""
     monkeypatch.setattr(trying, "matrix_units", lambda device: MatrixUnits(SHAPE))
     monkeypatch.setattr(trying, "subgroup_size", lambda device: 8)
-    info = {"device": "card", "description": "driver", "adapter_type": "CPU" if is_cpu else "GPU"}
+    info = {"device": name, "description": "driver", "adapter_type": "CPU" if is_cpu else "GPU"}
     own = Device.__new__(Device)
     own.gpu, own.backend = SimpleNamespace(info=info), SimpleNamespace(name="dawn")
     own.limits, own.notes, own._broadcasting = Limits(1024, 49_152), (), 0

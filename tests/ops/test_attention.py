@@ -5,7 +5,7 @@ import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.gpu.matrix import Limits
-from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.gpu.profile import GPU_PROFILE, gpu_profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import attention
@@ -136,6 +136,15 @@ def test_several_tiles(device, dtype, case, least_workgroups):
     if heads == kv_heads and least_workgroups:
         return  # nothing is shared
     profile = replace(GPU_PROFILE, least_workgroups=least_workgroups)
+    check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", SEVERAL_TILES)
+def test_several_tiles_in_few_registers(device, dtype, case):
+    """Loops that no compiler writes out, and half as many rows of an invocation."""
+    heads, kv_heads, head_dim, segments, options = SEVERAL_TILES[case]
+    profile = gpu_profile(None, few_registers=True)
     check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options)
 
 

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
-from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
+from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
@@ -103,6 +104,34 @@ def test_multiplier(device, profile, dtype):
         device, profile, dtype, 21, 44, 83, 3, bias=False, residual=True, p=0.2, shard=24,
         multiplier=0.3,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("few_registers", [False, True])
+def test_terms_of_several_turns(device, monkeypatch, dtype, few_registers):
+    """A rank of three units, of which a turn takes two; more than a tile of rows and columns."""
+    monkeypatch.setitem(PROFILES, "tried", gpu_profile(None, few_registers=few_registers))
+    check(device, "tried", dtype, 70, 72, 130, 20, bias=False, residual=True, p=0, shard=None)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_few_registers_change_no_bit(device, dtype):
+    """Sums are made in the same order, whichever factor an invocation holds."""
+    rng = np.random.default_rng(5)
+    x, dy = rng.standard_normal((70, 150)), rng.standard_normal((70, 138))
+    w, a, b = (rng.standard_normal(shape) for shape in ((138, 150), (12, 150), (138, 12)))
+    found, paths = [], []
+    for few_registers in (False, True):
+        bench = Bench(device, dtype, gpu_profile(None, few_registers=few_registers))
+        lora = Lora(12, 0.5, 0.0, MODULE, *map(bench.given, (a, b, 0 * a, 0 * b)))
+        weight = DenseMatrix(138, 150, ((0, bench.operand(w)),))
+        tx = bench.operand(x, grad=True)
+        y = linear(bench.graph, tx, Linear("layer", weight, None, lora), bench.batch_of(1, 70))
+        found.append(bench.run(y, *bench.gradients(y, bench.given(dy), tx)))
+        paths.append({launch.shader.label for launch in bench.graph.launches})
+    assert paths[0] != paths[1]
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_first_layer_needs_no_dx(device):

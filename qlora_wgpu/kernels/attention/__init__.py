@@ -29,7 +29,8 @@ def _changes(profile: Profile) -> tuple[Change, ...]:
         for threads, keys in ((32, 4), (64, 4), (32, 8), (64, 2))
     )
     if profile.attention_kind != "matrix":
-        return registers
+        other = not profile.attention_few_registers
+        return ({"attention_kind": "tiled", "attention_few_registers": other}, *registers)
     strips = (2, 8, 1)
     return (
         {"attention_kind": "tiled"},

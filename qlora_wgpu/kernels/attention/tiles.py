@@ -38,7 +38,8 @@ class WorkgroupTiles(PerHead):
         # Sums of 128 columns of dk and dv, or of 256 of anything else, fit into registers.
         spans = ceil_div(units, 32 if name == "dkdv" else 64)
         span = ceil_div(units, spans)
-        own = 2 if name == "forward" and span <= 16 else 1
+        few = profile.attention_few_registers
+        own = 2 if name == "forward" and span <= 16 and not few else 1
         lines = _BLOCK // 4 // own
         rows = next(n for n in (8, 4, 2) if n * span <= _PLACES)
         threads = _LANES * lines
@@ -58,6 +59,7 @@ class WorkgroupTiles(PerHead):
             "PRODUCTS": 1 if name == "forward" else 2,
             "MIXES": 2 if name == "dkdv" else 1,
             "BOTH": threads == _SIDE,
+            "FEW_REGISTERS": few,
             "MIXED_LOADS": ceil_div(4 * rows * span, threads),
         }
         if name == "dkdv":

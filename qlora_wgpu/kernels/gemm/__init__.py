@@ -62,6 +62,8 @@ _CHANGES: tuple[Change, ...] = (
     {"gemm_kind": "tiled", "tile_group": (8, 8)},
     {"gemm_kind": "tiled", "tile_group": (16, 8)},
     {"gemm_kind": "tiled", "tile_group": (8, 16)},
+    {"gemm_kind": "tiled", "gemm_few_registers": True},
+    {"gemm_kind": "tiled", "gemm_few_registers": False},
     {"gemm_kind": "register", "gemm_tile": 4, "gemm_group": (16, 8)},
     {"gemm_kind": "register", "gemm_tile": 8, "gemm_group": (16, 4)},
     {"gemm_kind": "register", "gemm_tile": 16, "gemm_group": (8, 8)},

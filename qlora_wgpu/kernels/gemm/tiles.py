@@ -27,7 +27,8 @@ class WorkgroupTiles:
 
     def launch(self, g: Graph, gemm: Gemm) -> None:
         """Adds the launches."""
-        across, down = _tile_group(g.profile.for_products(gemm.size_class), gemm)
+        own = g.profile.for_products(gemm.size_class)
+        across, down = _tile_group(own, gemm)
         constants: dict[str, Constant] = {
             "MATRIX": False,
             "HALF": False,
@@ -35,6 +36,7 @@ class WorkgroupTiles:
             "WG_N": across,
             "GROUP": across * down,
             "W_ROWS": gemm.with_rows,
+            "HOLDS_W": own.gemm_few_registers and not gemm.with_rows,
             "X_UNITS": _TILE_DEPTH // across,
             "W_UNITS": _TILE_DEPTH // down,
         }
