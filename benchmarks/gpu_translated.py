@@ -22,9 +22,9 @@ import tempfile
 from dataclasses import asdict
 from pathlib import Path
 
+from compilers.plans import profiles, trace
+from compilers.published import STEPS
 from direct3d.compilers import TARGETS, Outcome, build, compiled, translate
-from radv.plans import profiles, trace
-from radv.published import STEPS
 
 from qlora_wgpu.errors import ConfigError, QLoRAError
 from qlora_wgpu.gpu.profile import GPU_PROFILE
