@@ -216,6 +216,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     }
     m_largest = reduce_max(m_largest, local.x);
     v_largest = reduce_max(v_largest, local.x);
+//#if !ONE_THREAD
+    // All have read the block's scales before one overwrites them.
+    storageBarrier();
+//#endif
     for (var quad = local.x; quad < quads; quad += THREADS) {
         if (stats[3] != 0.0) {
             keep(block, quad, moments(block, quad), m_largest, v_largest);

@@ -31,7 +31,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let segment = segments[row0 + query];
     let keys = keys_of_block(row0, group.x * THREADS);
     //#unroll d UNITS: let q_$d = load_q(q_base + $du) * params.scale; var o_$d = HeadValue(0.0);
-    var highest = first_highest(head, -3.0e38);
+    var highest = first_highest(head, -2.0e38);
     var sum = FIRST_SUM;
     for (var key = keys.begin; key < keys.end; key += KEYS) {
         //#unroll c KEYS
@@ -43,7 +43,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         //#unroll c KEYS, d UNITS: s_$c += dot(q_$d, load_k(at_$c + $du));
         //#unroll c KEYS: s_$c = score(s_$c).value;
         var next = highest;
-        //#unroll c KEYS: next = max(next, select(-3.0e38, s_$c, sees_$c));
+        //#unroll c KEYS: next = max(next, select(-2.0e38, s_$c, sees_$c));
         let shrink = exp(highest - next);
         highest = next;
         //#unroll c KEYS: let p_$c = select(0.0, exp(not_above_zero(s_$c - highest)), sees_$c);
@@ -56,7 +56,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     if (sum > 0.0) {
         lse[lse_at] = highest + accurate_log(sum);
     } else {
-        lse[lse_at] = 3.0e38;
+        lse[lse_at] = 2.0e38;
     }
     let share = select(0.0, 1.0 / sum, sum > 0.0);
     //#unroll d UNITS: store_o(q_base + $du, o_$d * share);

@@ -88,7 +88,8 @@ fn after(turn: Turn) -> Turn {
 
 fn weights_of_scores(s: vec4<f32>, row_lse: f32) -> vec4<f32> {
     let below = s - vec4<f32>(row_lse);
-    return WEIGHT_SCALE * exp(select(below, vec4<f32>(0.0), below > vec4<f32>(0.0)));
+    let is_above = bitcast<vec4<u32>>(below) - vec4<u32>(1u) < vec4<u32>(0x7f800000u); // as not_above_zero
+    return WEIGHT_SCALE * exp(select(below, vec4<f32>(0.0), is_above));
 }
 
 // Adds eight scores to the row's sum, which has its highest so far as its unit.
@@ -164,10 +165,9 @@ fn sum_of_row(at: u32) -> f32 {
         let part = floats(at + i);
         sum += part.y * exp(part.x - highest);
     }
-    // NaN is not less than or equal to anything.
-    let nothing = sum <= 0.0;
-    let something = sum > 0.0;
-    return select(select(sum, highest + accurate_log(sum), something), 3.0e38, nothing);
+    // NaN stays NaN, told by its bits.
+    let bits = bitcast<u32>(sum);
+    return select(select(sum, highest + accurate_log(sum), bits <= 0x7f800000u), 2.0e38, bits == 0u);
 }
 
 fn put_0(row: u32, unit: u32, value: Eight) {

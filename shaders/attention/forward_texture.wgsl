@@ -27,7 +27,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     var q_own: array<Eight, HEAD>;
     var o_own: array<Eight, HEAD>;
     //#unroll d HEAD: q_own[$d] = scale8(load_q(q_base + $du), params.scale); o_own[$d] = zero8();
-    var highest = first_highest(head, -3.0e38);
+    var highest = first_highest(head, -2.0e38);
     var sum = FIRST_SUM;
     for (var key = keys.begin; key < keys.end; key += KEYS) {
         let loaded = min(key + local.x % KEYS, params.seq - 1u);
@@ -46,7 +46,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
                 && visible(query, key + $cu, segment, subgroupBroadcast(loaded_segment, $cu));
         //#end
         var next = highest;
-        //#unroll c KEYS: next = max(next, select(-3.0e38, s[$c], sees_$c));
+        //#unroll c KEYS: next = max(next, select(-2.0e38, s[$c], sees_$c));
         let shrink = exp(highest - next);
         highest = next;
         sum *= shrink;
@@ -60,6 +60,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     if (index < params.seq) {
         let share = select(0.0, 1.0 / sum, sum > 0.0);
         //#unroll d HEAD: store_o(q_base + $du, scale8(o_own[$d], share));
-        lse[(row0 + query) * params.heads + head] = select(3.0e38, highest + accurate_log(sum), sum > 0.0);
+        lse[(row0 + query) * params.heads + head] = select(2.0e38, highest + accurate_log(sum), sum > 0.0);
     }
 }

@@ -110,7 +110,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             let portion = select(0.0, 1.0 / sum_$b[$r], seen);
             //#unroll c COLUMNS: if (lane + $cu * LANES < SPAN && span_first + lane + $cu * LANES < UNITS) { put_o(query, span_first + lane + $cu * LANES, mix_0[4 * $b + $r][$c] * portion); }
             if (lane == 0u && span_first == 0u) {
-                lse[(row0 + query) * params.heads + group.y] = select(3.0e38, highest_$b[$r] + accurate_log(sum_$b[$r]), seen);
+                lse[(row0 + query) * params.heads + group.y] = select(2.0e38, highest_$b[$r] + accurate_log(sum_$b[$r]), seen);
             }
         }
     }

@@ -29,7 +29,7 @@ fn each(i: u32) {
         return;
     }
     let base = row * params.blocks;
-    var top = -3.0e38;
+    var top = -2.0e38;
     for (var block = 0u; block < params.blocks; block += 1u) {
         top = max(top, partials[base + block].x);
     }

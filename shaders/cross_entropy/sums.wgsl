@@ -45,7 +45,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     if (params.first + group.x * ROWS >= batch_info[0]) {
         units = 0u;
     }
-    let lowest = vec4<f32>(-3.0e38);
+    let lowest = vec4<f32>(-2.0e38);
     let none = vec4<f32>(0.0);
     var largest = lowest;
     for (var i = thread; i < units; i += THREADS) {

@@ -33,7 +33,7 @@ fn each(row: u32) {
     var last = 0.0;
     var last_id = 0u;
     for (var j = 0u; j < params.top_k; j += 1u) {
-        var best = -3.4e38;
+        var best = 0.0; // the first is taken whatever it is
         var best_id = params.experts;
         for (var e = 0u; e < params.experts; e += 1u) {
             let logit = logits[base + e];

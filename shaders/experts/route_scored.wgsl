@@ -31,7 +31,7 @@ struct Params {
 @group(0) @binding(3) var<storage, read_write> ids: array<u32>;
 @group(0) @binding(4) var<storage, read_write> weights: array<f32>;
 
-const NONE = -3.4e38;
+const NONE = -1.0e38; // below all scores, and so are two of them together
 
 fn preference(scale: Softmax, base: u32, e: u32) -> f32 {
     let score = score_of(logits[base + e], scale);

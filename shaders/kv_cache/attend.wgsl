@@ -86,7 +86,7 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     var highest = sinks[head];
     var sum = select(0.0, 1.0, thread == 0u);
 //#else
-    var highest = -3.0e38;
+    var highest = -2.0e38;
     var sum = 0.0;
 //#endif
     //#unroll u OWN: var o_$u = HeadValue(0.0);
@@ -94,10 +94,10 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     //#unroll d UNITS: let q_$d = load_q(q_at + $du);
 //#endif
     for (var begin = first; begin <= past; begin += KEYS * THREADS) {
-        var most = -3.0e38;
+        var most = -2.0e38;
         //#unroll e KEYS
             let key_$e = begin + $eu * THREADS + thread;
-            var score_$e = -3.0e38;
+            var score_$e = -2.0e38;
             if (key_$e <= past) {
                 var product = 0.0;
                 let k_at = kv_at + key_$e * params.kv_stride;

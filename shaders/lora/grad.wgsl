@@ -24,11 +24,12 @@ struct Part {
 
 fn part(group: vec3<u32>) -> Part {
 //#if xa
+    var own = Part(false, params.x_columns, params.r, group.x % params.across_b, group.x / params.across_b);
     if (group.x >= params.groups_b) {
         let i = group.x - params.groups_b;
-        return Part(true, params.xa_columns, params.ra, i % params.across_a, i / params.across_a);
+        own = Part(true, params.xa_columns, params.ra, i % params.across_a, i / params.across_a);
     }
-    return Part(false, params.x_columns, params.r, group.x % params.across_b, group.x / params.across_b);
+    return own;
 //#else
 //#if TRANSPOSED
     return Part(true, params.x_columns, params.r, group.x, group.y);
@@ -46,6 +47,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     // sums.v_i: column 4c + i against ranks 4j .. 4j+3.
     var sums = Sums(vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0));
 //#if xa
+    // Both meet the same barrier: Direct3D's FXC allows none in a branch that it cannot see through.
     if (own.of_a) {
         for (var m = first_row(group.z) + local.y; m < end; m += ROW_THREADS) {
             var v = load_xa(m * params.xa_stride + c);
@@ -55,16 +57,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
             let w = load_ua(m * params.r_stride + own.j);
             //#unroll i 4: sums.v_$i += v[$i] * w;
         }
-        add_to_gradient(own, group.z, local, sums);
-        return;
     }
+    let end_b = select(end, 0u, own.of_a);
+//#else
+    let end_b = end;
 //#endif
 //#if x1
     let u_at = (u32(c >= params.begin1) + u32(c >= params.begin2)) * (params.r / 4u) + own.j;
 //#else
     let u_at = own.j;
 //#endif
-    for (var m = first_row(group.z) + local.y; m < end; m += ROW_THREADS) {
+    for (var m = first_row(group.z) + local.y; m < end_b; m += ROW_THREADS) {
         var v = load_columns(m, c);
 //#if !xa
 //#if DROPOUT

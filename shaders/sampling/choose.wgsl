@@ -48,8 +48,12 @@ struct Choice {
 const NONE = 0xffffffffu;
 const LOWEST = -3.4e38;
 
-fn is_not_finite(x: vec4<f32>) -> vec4<bool> {
-    return (bitcast<vec4<u32>>(x) & vec4<u32>(0x7f800000u)) == vec4<u32>(0x7f800000u);
+// Whether a quad of logits has one that is not finite, by bits as they were loaded: drivers that compile
+// with fast math take it that what is computed always is.
+fn has_wrong(base: u32, quad: u32) -> bool {
+    let token = vec4<u32>(4u * quad) + vec4<u32>(0u, 1u, 2u, 3u);
+    let exponents = bitcast<vec4<u32>>(logits[base + quad]) & vec4<u32>(0x7f800000u);
+    return any((exponents == vec4<u32>(0x7f800000u)) & (token < vec4<u32>(params.vocab)));
 }
 
 // As large an integer as its number, among those of others.
@@ -103,7 +107,7 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     var wrong = 0.0;
     for (var quad = select(quads, thread, choice.penalty != 1.0); quad < quads; quad += THREADS) {
         let x = quad_at(base, quad);
-        wrong = select(wrong, 1.0, any(is_not_finite(x)));
+        wrong = select(wrong, 1.0, has_wrong(base, quad));
         let bits = seen[seen_at + quad / 8u] >> (4u * (quad % 8u));
         let is_seen = ((vec4<u32>(bits) >> vec4<u32>(0u, 1u, 2u, 3u)) & vec4<u32>(1u)) != vec4<u32>(0u);
         let less_likely = select(x / choice.penalty, x * choice.penalty, x < vec4<f32>(0.0));
@@ -113,7 +117,7 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     var own_token = 0u;
     for (var quad = thread; quad < quads; quad += THREADS) {
         let x = quad_at(base, quad);
-        wrong = select(wrong, 1.0, any(is_not_finite(x)));
+        wrong = select(wrong, 1.0, has_wrong(base, quad));
         //#unroll e 4
             own_token = select(own_token, 4u * quad + $eu, x[$e] > best);
             best = max(best, x[$e]);
@@ -158,6 +162,10 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
     let largest = reduce_max(best, thread);
     // The first of those: token numbers are exact as float32 (limits.py).
     let token = u32(-reduce_max(select(-1.6777216e7, -f32(own_token), best == largest), thread));
+//#if !ONE_THREAD
+    // All have read what the first overwrites.
+    storageBarrier();
+//#endif
     if (thread == 0u) {
 //#if NEXT
         chosen[position % AHEAD * params.rows + m] = select(token, NONE, wrong > 0.0);
