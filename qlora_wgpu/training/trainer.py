@@ -20,9 +20,9 @@ from qlora_wgpu.training.loop import TrainingLoop
 from qlora_wgpu.training.mixing import SourceCounter
 from qlora_wgpu.training.objectives import training_options
 from qlora_wgpu.training.observer import Observer
+from qlora_wgpu.training.one_run import one_run_of
 from qlora_wgpu.training.opening import open_run, refuse_fewer_steps, tell_of_length
 from qlora_wgpu.training.optimizer import Optimizer
-from qlora_wgpu.training.one_run import one_run_of
 from qlora_wgpu.training.own_rows import RowReader
 from qlora_wgpu.training.plateau import first_plateau
 from qlora_wgpu.training.prompts import keep_prompt
