@@ -20,6 +20,7 @@ from qlora_wgpu.training.loop import TrainingLoop
 from qlora_wgpu.training.mixing import SourceCounter
 from qlora_wgpu.training.objectives import training_options
 from qlora_wgpu.training.observer import Observer
+from qlora_wgpu.training.one_run import one_run_of
 from qlora_wgpu.training.opening import open_run, refuse_fewer_steps, tell_of_length
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.own_rows import RowReader
@@ -199,6 +200,11 @@ class Trainer:
         self, train_dataset: Dataset, eval_dataset: Dataset | None = None
     ) -> Iterator[Step]:
         """The steps of a run, and all that comes before and after them."""
+        with one_run_of(self.model, self.config.output.dir):
+            yield from self._steps_alone(train_dataset, eval_dataset)
+
+    def _steps_alone(self, train_dataset: Dataset, eval_dataset: Dataset | None) -> Iterator[Step]:
+        """``_steps_within``, of a model that no other run trains."""
         size = self.model.architecture.vocab_size
         rows = learnable(train_dataset, "train_dataset", size, "nothing would be learnt")
         held_out = None

@@ -245,3 +245,16 @@ def test_a_run_ends_saved_where_a_shown_runs_observer_fails(folder, device, tmp_
     with pytest.raises(CallbackError, match=r"Fails\.step failed"):
         Trainer(opened(folder, device), settings, ObserverList(watched)).train(rows())
     assert told in (["step-2"], ["step-3"])
+
+
+def test_a_model_is_trained_by_one_run_at_a_time(trainer, folder, tmp_path):
+    """Two would each go on from what the other one has learnt."""
+    first = trainer("first")
+    second = Trainer(first.model, config(folder, tmp_path / "second", train={"max_steps": 1}))
+    with closing(first.steps(rows())) as steps:
+        next(steps)
+        with pytest.raises(ConfigError, match=r"first trains this model: let it end, or open"):
+            second.train(rows())
+        assert not (tmp_path / "second").exists()
+    assert first.result.interrupted
+    assert second.train(rows()).steps == 1
