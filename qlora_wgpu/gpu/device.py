@@ -107,10 +107,9 @@ class Device(Transfers):
         self.memory = MemoryCounter()
         self.params_at_once = self.is_cpu and not self.backend.proves_uniformity
         self._pipelines: dict[str, Any] = {}
-        limits = self.raw.limits
+        own = self.raw.limits
         self.limits = Limits(
-            required.most_invocations(limits),
-            int(limits["max-compute-workgroup-storage-size"]),
+            required.most_invocations(own), int(own["max-compute-workgroup-storage-size"])
         )
         self.profile = CPU_PROFILE
         self.notes: tuple[str, ...] = ()
