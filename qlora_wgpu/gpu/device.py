@@ -13,14 +13,14 @@ from dataclasses import replace
 from typing import Any
 
 from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.gpu import required
 from qlora_wgpu.gpu.adapters import choose_adapter
 from qlora_wgpu.gpu.calls import driver_call
 from qlora_wgpu.gpu.forks import note_opened, refuse_fork, refuse_inherited
 from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.memory_counter import MemoryCounter
 from qlora_wgpu.gpu.pace import Pace
-from qlora_wgpu.gpu.profile import Profile, cpu_profile, gpu_profile
-from qlora_wgpu.gpu.required import most_invocations, require_limits
+from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.sizes import TEXTURE_PITCH, buffer_bytes, texture_bytes
 from qlora_wgpu.gpu.transfers import Transfers
 from qlora_wgpu.gpu.trying import try_matrix_units, try_subgroups
@@ -98,7 +98,7 @@ class Device(Transfers):
         self.pace = Pace.of_kind(self.gpu.info["adapter_type"], 1e-3 * submit_milliseconds)
         self.budget = memory
         self.timeout = timeout or (math.inf if self.is_cpu else _TIMEOUT)
-        require_limits(self.name, self.gpu.limits)
+        required.require_limits(self.name, self.gpu.limits)
         self.features = frozenset(self.backend.features_of(self.gpu))
         with self.driver_call("opening it"):
             self.raw = self.backend.request_device(self.gpu)
@@ -107,11 +107,11 @@ class Device(Transfers):
         self.memory = MemoryCounter()
         self.params_at_once = self.is_cpu and not self.backend.proves_uniformity
         self._pipelines: dict[str, Any] = {}
-        limits = self.raw.limits
+        own = self.raw.limits
         self.limits = Limits(
-            most_invocations(limits),
-            int(limits["max-compute-workgroup-storage-size"]),
+            required.most_invocations(own), int(own["max-compute-workgroup-storage-size"])
         )
+        self.profile = CPU_PROFILE
         self.notes: tuple[str, ...] = ()
         self._broadcasting = 0  # the size of subgroups that broadcasts count on
         with self.memory.uncounted():
@@ -162,9 +162,8 @@ class Device(Transfers):
 
     @property
     def max_binding(self) -> int:
-        """The largest number of bytes that one binding may show to a shader."""
-        limits = self.raw.limits
-        return int(min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"]))
+        """The largest number of bytes that one binding may show to a shader, in either memory."""
+        return required.most_bytes(self.raw.limits, in_textures=self.profile.textures)
 
     @property
     def max_buffer(self) -> int:

@@ -7,7 +7,12 @@ from collections.abc import Mapping
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.grid import MAX_WORKGROUPS
 from qlora_wgpu.gpu.matrix import PROMISED
-from qlora_wgpu.gpu.sizes import ALIGNMENT, MOST_STORAGE_BUFFERS
+from qlora_wgpu.gpu.sizes import (
+    ALIGNMENT,
+    MOST_STORAGE_BUFFERS,
+    MOST_STORAGE_TEXTURES,
+    TEXTURE_ROW,
+)
 
 _INVOCATIONS = "max-compute-invocations-per-workgroup"
 _ALONG_X = "max-compute-workgroup-size-x"
@@ -51,3 +56,32 @@ def require_limits(name: str, limits: Mapping[str, int]) -> None:
 def most_invocations(limits: Mapping[str, int]) -> int:
     """Invocations that a workgroup may have, all of them along its first dimension."""
     return min(limits[_INVOCATIONS], limits[_ALONG_X])
+
+
+def most_bytes(limits: Mapping[str, int], *, in_textures: bool) -> int:
+    """Bytes of a tensor that a shader is shown as one.
+
+    Args:
+        limits: The GPU's, by wgpu's names.
+        in_textures: Whether it may lie in a texture, too.
+    """
+    most = min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"])
+    if in_textures:
+        most = min(most, TEXTURE_ROW * limits["max-texture-dimension-2d"])
+    return int(most)
+
+
+def beyond_textures(name: str, limits: Mapping[str, int]) -> str:
+    """Why kernels for software GPUs cannot read from textures; empty if they can.
+
+    Args:
+        name: The GPU's.
+        limits: Its limits, by wgpu's names.
+    """
+    limit = "max-storage-textures-per-shader-stage"
+    if limits[limit] >= MOST_STORAGE_TEXTURES:
+        return ""
+    return (
+        f"{name} allows {limits[limit]:,} storage textures of a shader ({limit}), and kernels bind "
+        f"{MOST_STORAGE_TEXTURES}: operands lie in buffers instead, which is slower"
+    )

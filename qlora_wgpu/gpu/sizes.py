@@ -9,6 +9,7 @@ TEXTURE_ROW = 16 * TEXTURE_WIDTH  # bytes of them
 # apart fall into a few sets of the cache, and products on software GPUs lose an eighth.
 TEXTURE_PITCH = TEXTURE_ROW + 64
 MOST_STORAGE_BUFFERS = 8  # of a dispatch: what WebGPU promises on any device
+MOST_STORAGE_TEXTURES = 8  # of a dispatch, which is more than WebGPU promises
 _FREE_ROWS = 8192  # the least height that any device allows
 
 

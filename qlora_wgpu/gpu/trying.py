@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from qlora_wgpu.gpu.attempts import attempt, has_crashed
 from qlora_wgpu.gpu.probe import MatrixUnits, matrix_units, subgroup_size
+from qlora_wgpu.gpu.required import beyond_textures
 from qlora_wgpu.version import __version__
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 def try_subgroups(device: Device) -> tuple[int, str]:
     """A software GPU's subgroup size, 0 if it is of no use, and what a user should know of that."""
+    if problem := beyond_textures(device.name, device.raw.limits):
+        return 0, problem
     tried = f"subgroups {_driver(device)}"
     if has_crashed(tried):
         return 0, (

@@ -82,6 +82,7 @@ def opened(monkeypatch, *, is_cpu, name="card"):
     info = {"device": name, "description": "driver", "adapter_type": "CPU" if is_cpu else "GPU"}
     own = Device.__new__(Device)
     own.gpu, own.backend = SimpleNamespace(info=info), SimpleNamespace(name="dawn")
+    own.raw = SimpleNamespace(limits={"max-storage-textures-per-shader-stage": 8})
     own.limits, own.notes, own._broadcasting = Limits(1024, 49_152), (), 0
     return own._choose_profile(), own.notes
 
