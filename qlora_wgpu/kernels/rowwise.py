@@ -10,6 +10,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.kernels.kernel import Change, Tunable
 
 _LONG_ROW = 1 << 14  # columns, as a vocabulary has them
+_MOST_HELD = 8  # units, for straight-line code that software adapters compile quickly
 _MOST_THREADS = 1024  # of a workgroup, where the GPU allows them
 
 
@@ -30,6 +31,17 @@ def row_constants(g: Graph, columns: int = 0) -> dict[str, Constant]:
         "ONE_THREAD": threads == 1,
         "SUBGROUP": g.profile.textures,
     }
+
+
+def held_row(g: Graph, units: int) -> dict[str, Constant]:
+    """Whether an invocation holds its units of a row, TURNS of them, instead of reading them again.
+
+    Args:
+        g: The graph, in whose profile it is.
+        units: Units of eight elements of a row.
+    """
+    turns = ceil_div(units, g.profile.threads_per_row)
+    return {"HELD": g.profile.textures and turns <= _MOST_HELD, "TURNS": turns}
 
 
 def row_workgroups(g: Graph, rows: int) -> Workgroups:

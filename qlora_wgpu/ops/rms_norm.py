@@ -5,7 +5,7 @@ from __future__ import annotations
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.elementwise import take_parts
-from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
+from qlora_wgpu.kernels.rowwise import held_row, row_constants, row_workgroups
 
 
 def rms_norm(
@@ -32,6 +32,7 @@ def rms_norm(
     y = make(f"norm({x.name})", x.rows, x.columns)
     rstd = g.float_vector("rstd", x.rows)
     shape = {"rows": x.rows, "columns": x.columns, "stride": x.units(8)}
+    cut = {**row_constants(g), **held_row(g, x.units(8))}
     # What is added may be x itself, which then has to be there.
     parts = take_parts(g, x) if x.dtype == "float32" and residual is not x else None
     tensors: dict[str, Tensor | None] = {"x": x}
@@ -42,7 +43,7 @@ def rms_norm(
         row_workgroups(g, x.rows),
         {**tensors, "weight": weight, "y": y, "rstd": rstd, "residual": residual},
         {**shape, "parts": parts.count if parts is not None else 0, "eps": eps},
-        row_constants(g),
+        cut,
     )
 
     def again() -> Tensor:
@@ -62,7 +63,7 @@ def rms_norm(
             row_workgroups(g, x.rows),
             {**given, "x": x, "weight": weight, "rstd": rstd, "dx": dx},
             {**shape, "parts": parts.count if parts is not None else 0},
-            row_constants(g),
+            cut,
         )
         g.add_gradient(x, dx)
         if residual is not None:

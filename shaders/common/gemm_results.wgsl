@@ -1,7 +1,11 @@
 // How the results of products leave: four neighbours of a row at a time, into those of up to three
 // layers of one input. Who includes it has Params with columns, y_unit0, y_stride, begin1, begin2,
 // stride1, stride2, bias1, bias2 and, with experts, bias_expert.
+//#if EIGHT
+//#output 3 y: 8
+//#else
 //#output 3 y: 4 sum
+//#endif
 // Layers of one input as one product of rows: the second's and the third's results, whose columns
 // begin at begin1 and begin2.
 //#output 16 y1?: 4
@@ -44,6 +48,16 @@ fn bias_unit(row: u32, column: u32) -> u32 {
 }
 //#endif
 
+//#if EIGHT
+// Eight neighbouring results of one row, zero past the last column, with nothing added.
+fn store8(row: u32, column: u32, low: vec4<f32>, high: vec4<f32>) {
+    let columns = vec4<u32>(column) + vec4<u32>(0u, 1u, 2u, 3u);
+    let end = vec4<u32>(params.columns);
+    let lo = select(vec4<f32>(0.0), low, columns < end);
+    let hi = select(vec4<f32>(0.0), high, columns + vec4<u32>(4u) < end);
+    store_y((row * params.y_stride + params.y_unit0 + column / 4u) / 2u, eight(lo, hi));
+}
+//#else
 // Four neighbouring results of one row, zero past the last column, with the optional bias and
 // residual, overwritten or (ACCUMULATE) added to y.
 fn store4(row: u32, column: u32, value: vec4<f32>) {
@@ -72,3 +86,4 @@ fn store4(row: u32, column: u32, value: vec4<f32>) {
 //#endif
     store_y(at, v);
 }
+//#endif

@@ -56,8 +56,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     if (c0 < params.columns) {
         //#unroll p BLOCKS, s SPAN
             if (m0 + $pu * SPAN + $su < rows) {
+//#if EIGHT
+                store8(m0 + $pu * SPAN + $su, c0, lo_$p_$s, hi_$p_$s);
+//#else
                 store4(m0 + $pu * SPAN + $su, c0, lo_$p_$s);
                 store4(m0 + $pu * SPAN + $su, c0 + 4u, hi_$p_$s);
+//#endif
             }
         //#end
     }

@@ -2,7 +2,9 @@
 //
 // dy, x, dx (rows, columns), weight (columns), rstd (rows) float32. dx is overwritten or
 // (ACCUMULATE) added to; dx_operand, if bound, is what is then in dx. THREADS invocations share a
-// row. With parts (of a product, one below the other) dy is their sum. Launcher: ops/rms_norm.py.
+// row. With parts (of a product, one below the other) dy is their sum. Rows of at most TURNS units
+// an invocation are read once (HELD), since software adapters read buffers word by word.
+// Launcher: ops/rms_norm.py.
 //#include common/row_reduce.wgsl
 
 struct Params {
@@ -29,6 +31,26 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let thread = local.x;
     let base = row * params.stride;
     let r = rstd[row];
+//#if HELD
+    let last = params.stride - 1u;
+    //#unroll t TURNS
+        let at_$t = min(thread + $tu * THREADS, last);
+        let x_$t = load_x(base + at_$t);
+        let g_$t = multiply8(unit_of_dy(base + at_$t), load_weight(at_$t));
+    //#end
+    var sum = 0.0;
+    //#unroll t TURNS: sum += select(0.0, dot8(g_$t, x_$t), thread + $tu * THREADS <= last);
+    let mean = r * reduce_sum(sum, thread) / f32(params.columns);
+    //#unroll t TURNS
+        if (wanted < params.rows && thread + $tu * THREADS <= last) {
+            store_dx(base + at_$t, scale8(add_scaled8(g_$t, -(r * mean), x_$t), r));
+//#if dx_operand
+            store_dx_operand(base + at_$t, eight(dx[base + at_$t].lo, dx[base + at_$t].hi));
+//#endif
+        }
+    //#end
+}
+//#else
     var sum = 0.0;
     for (var i = thread; i < params.stride; i += THREADS) {
         sum += dot8(multiply8(unit_of_dy(base + i), load_weight(i)), load_x(base + i));
@@ -44,6 +66,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         }
     }
 }
+//#endif
 
 //#if parts
 fn unit_of_dy(at: u32) -> Eight {

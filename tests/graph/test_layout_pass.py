@@ -1,12 +1,14 @@
 """Memory is chosen between tracing and planning: ops never speak of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.plan import make_plan
-from qlora_wgpu.graph.tensor import Storage, matrix
+from qlora_wgpu.graph.tensor import Storage, matrix, row
 from qlora_wgpu.kernels.elementwise import sum_parts
 from qlora_wgpu.kernels.lora_grad import FACTOR_GRAD, FactorGrad
 from qlora_wgpu.ops.batch import make_batch_buffers
@@ -96,10 +98,22 @@ def test_a_copy_is_made_anew_after_its_source_was_written():
 def test_a_buffer_only_writer_keeps_a_tensor_in_a_buffer():
     graph, batch = Graph("bfloat16", TEXTURES), make_batch_buffers(1, 8)
     x = stored("x", 8, 16, "bfloat16", texture=True)
-    h = linear(graph, x, dense("a", "bfloat16", 24, 16, texture=True), batch)
+    first = replace(dense("a", "bfloat16", 24, 16, texture=True), bias=row("bias", 24, "float32"))
+    assert first.bias is not None  # what is added is added to four results at a time
+    first.bias.storage = Storage("bias", "test", first.bias.nbytes)
+    h = linear(graph, x, first, batch)
     y = linear(graph, h, dense("b", "bfloat16", 16, 24, texture=True), batch)
     plan = make_plan(graph, (y,))
     assert not h.texture and [la.tensors["x"] for la in copies(plan)] == [h]
+
+
+def test_a_product_writes_the_texture_that_the_next_one_reads():
+    graph, batch = Graph("bfloat16", TEXTURES), make_batch_buffers(1, 8)
+    x = stored("x", 8, 16, "bfloat16", texture=True)
+    h = linear(graph, x, dense("a", "bfloat16", 24, 16, texture=True), batch)
+    y = linear(graph, h, dense("b", "bfloat16", 16, 24, texture=True), batch)
+    plan = make_plan(graph, (y,))
+    assert h.texture and not y.texture and not copies(plan)
 
 
 def test_writing_memory_that_a_tensor_does_not_lie_in_is_an_error():

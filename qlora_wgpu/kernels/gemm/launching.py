@@ -33,6 +33,8 @@ class Cut:
         tensors: What the shader binds besides.
         direct: Whether whole tiles of results can go straight to y, where that is float32.
         loads: Whether their sums can begin with what they are added to.
+        eights: Whether it can write eight results at a time, to which nothing is added: textures
+            are written so.
     """
 
     path: str
@@ -45,6 +47,7 @@ class Cut:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     direct: bool = False
     loads: bool = False
+    eights: bool = False
 
 
 def launch_whole(
@@ -122,9 +125,12 @@ def _way_out(gemm: Gemm, cut: Cut, *, in_parts: bool) -> dict[str, Constant]:
     residual, bias = (None, None) if in_parts else (gemm.residual, gemm.bias)
     float32 = in_parts or gemm.y.dtype == "float32"
     alone = not (gemm.with_rows and gemm.others)
+    plain = residual is None and bias is None and not gemm.accumulate
+    begin = gemm.row0 if gemm.with_rows else 0
     adds = residual is None or (cut.loads and residual.dtype == "float32")
     return {
         "DIRECT": cut.direct and float32 and alone and bias is None and adds,
+        "EIGHT": cut.eights and plain and not float32 and begin % 8 == 0,
         "LOADS": cut.loads,
         "RESIDUAL": residual is not None,
     }

@@ -24,9 +24,8 @@ class SubgroupTexture:
         most = g.profile.texture_nt_rows if gemm.with_rows else g.profile.texture_nn_rows
         rows = _fewer(most, gemm.x.rows)
         path = f"gemm/{gemm.name}_texture.wgsl"
-        launch_whole(
-            g, gemm, Cut(path, rows, 8 * threads, broadcast_constants(threads, rows), True)
-        )
+        constants = broadcast_constants(threads, rows)
+        launch_whole(g, gemm, Cut(path, rows, 8 * threads, constants, True, eights=True))
 
 
 class Skinny:
