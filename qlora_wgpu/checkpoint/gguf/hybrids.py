@@ -39,6 +39,7 @@ NAMES = (
 )
 """What its tensors are called in Hugging Face's files."""
 _KINDS = {True: "linear_attention", False: "full_attention"}
+_MOST_LISTED = 65_536  # layers
 _QKVZ = "linear_attn.in_proj_qkvz.weight"
 
 
@@ -91,11 +92,12 @@ def _delta_nets(keys: Keys, file: GGUFFile, config: Config) -> Config:
 
 
 def _recurrent(keys: Keys, layers: int) -> list[bool]:
-    """Which layers are delta nets: those of a list, or all but every so manieth."""
+    """Which layers are delta nets: those of a list, or all but each fourth, or another number."""
     told = keys.raw("attention.recurrent_layers")
     every = keys.integer("full_attention_interval", 4)
     if told is None:
-        return [every < 1 or (i + 1) % every != 0 for i in range(min(layers, 1 << 16))]
+        # A file may say any number of layers, which is refused later.
+        return [every < 1 or (i + 1) % every != 0 for i in range(min(layers, _MOST_LISTED))]
     if not isinstance(told, np.ndarray) or told.dtype.kind not in "biu" or len(told) < layers:
         raise CheckpointError(
             f"{keys.where}: {keys.architecture}.attention.recurrent_layers must say it of each of "
@@ -116,7 +118,7 @@ def _experts(keys: Keys) -> Config:
 
 def tiled(found: Placements, file: GGUFFile, config: Config) -> None:
     """Gives the heads of values their order in Hugging Face's files."""
-    heads = _heads(config)
+    heads = _heads(file, config)
     of_value, of_one = (inverse(tiled_order(heads, size)) for size in (heads.value_dim, 1))
     channels = inverse(qkv_order(heads))
     rows = {
@@ -142,7 +144,7 @@ def tiled(found: Placements, file: GGUFFile, config: Config) -> None:
 
 def grouped(found: Placements, file: GGUFFile, config: Config) -> None:
     """Puts together what Hugging Face's files have of each head of keys."""
-    heads = _heads(config)
+    heads = _heads(file, config)
     order = inverse(np.concatenate(grouped_orders(heads)))
     for name, placement in _of_delta_nets(found):
         if name.endswith("A_log"):
@@ -185,13 +187,13 @@ def _logarithm(placement: Placement) -> Placement:
     return Placement(placement.stored, placement.shape, change=change)
 
 
-def _heads(config: Config) -> Heads:
+def _heads(file: GGUFFile, config: Config) -> Heads:
     names = ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim")
     heads = Heads(*(config[f"linear_{name}"] for name in names))
     if heads.key_heads < 1 or heads.value_heads % heads.key_heads:
         raise CheckpointError(
-            f"ssm.time_step_rank {heads.value_heads} is no multiple of ssm.group_count "
-            f"{heads.key_heads}"
+            f"{file.path}: ssm.time_step_rank {heads.value_heads} is no multiple of "
+            f"ssm.group_count {heads.key_heads}"
         )
     return heads
 
