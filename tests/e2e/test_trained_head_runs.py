@@ -6,17 +6,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.packed_runs import packed_run
+from support.trained_parts import PLAIN, check_beside_others, check_merged, check_untied
 
 from e2e.tiny import VOCAB, write_chats, write_model
-from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig, open_adapter
+from qlora_wgpu import LoraConfig, QLoRAModel
 from qlora_wgpu.errors import ConfigError, UnsupportedModelError
 from qlora_wgpu.export.gguf_adapter import export_gguf
-from qlora_wgpu.export.merge import merge
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.residency import Residency
 
-PLAIN = QuantConfig(scheme="none")
 TARGETS = ["q_proj", "lm_head"]
 A, B = (f"base_model.model.lm_head.lora_{x}.weight" for x in "AB")
 
@@ -83,33 +82,15 @@ def test_a_streamed_head_has_the_same_bits(device, place, dtype):
 
 
 def test_the_adapter_is_opened_and_merged_into_a_head_of_its_own(place, whole, tmp_path):
-    ids = np.array([[0, 5, 40, 3, VOCAB - 1, 9, 5]])
-    with open_adapter(place / "whole", quant=PLAIN, compute_dtype="float32") as model:
-        expected = model.logits(ids)
-        text = model.generate("hello", max_new_tokens=12)
-    merge(place / "model", place / "whole/adapter", tmp_path / "merged")
-    assert not json.loads((tmp_path / "merged/config.json").read_text())["tie_word_embeddings"]
-    with QLoRAModel.from_pretrained(tmp_path / "merged", None, PLAIN, "float32") as model:
-        got = model.logits(ids)
-        assert model.generate("hello", max_new_tokens=12) == text
-    assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
+    stored = check_merged(place, tmp_path / "merged")
+    check_untied(tmp_path / "merged")
     base = load_file(place / "model/model.safetensors")["model.embed_tokens.weight"]
-    stored = load_file(tmp_path / "merged/model.safetensors")
     assert np.array_equal(stored["model.embed_tokens.weight"], base)
     assert not np.array_equal(stored["lm_head.weight"], base)
 
 
 def test_it_stands_beside_other_adapters(place, whole):
-    ids = np.array([[0, 5, 40, 3, VOCAB - 1, 9, 5]])
-    with open_adapter(place / "whole", quant=PLAIN) as model:
-        expected = model.logits(ids)
-    with QLoRAModel.from_pretrained(place / "model", LoraConfig(r=2), PLAIN) as model:
-        before = model.logits(ids)
-        model.load_adapter(place / "whole/adapter", "other")
-        model.set_adapter("other")
-        assert np.array_equal(model.logits(ids), expected)
-        model.set_adapter("default")
-        assert np.array_equal(model.logits(ids), before)
+    check_beside_others(place)
 
 
 def test_all_linear_leaves_the_head_out(device, place):

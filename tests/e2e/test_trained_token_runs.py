@@ -6,19 +6,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 from support.packed_runs import packed_run
+from support.trained_parts import PLAIN, check_merged
 
 from e2e.tiny import VOCAB, write_chats, write_model
-from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig, open_adapter
+from qlora_wgpu import LoraConfig, QLoRAModel
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
 from qlora_wgpu.export.gguf_adapter import export_gguf
-from qlora_wgpu.export.merge import merge
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.residency import Residency
 
 TOKENS = [VOCAB - 1, 0, 5, 3]
 NAME = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"
-PLAIN = QuantConfig(scheme="none")
 
 
 @pytest.fixture(scope="module")
@@ -92,18 +91,9 @@ def test_a_streamed_tied_head_has_the_same_bits(device, place, dtype):
         assert np.array_equal(one, other)
 
 
-def test_the_adapter_is_opened_and_merged(device, place, whole, tmp_path):
-    ids = np.array([[0, 5, 40, 3, VOCAB - 1, 9, 5]])
-    with open_adapter(place / "whole", quant=PLAIN, compute_dtype="float32") as model:
-        expected = model.logits(ids)
-        text = model.generate("hello", max_new_tokens=12)
-    merge(place / "model", place / "whole/adapter", tmp_path / "merged")
-    with QLoRAModel.from_pretrained(tmp_path / "merged", None, PLAIN, "float32") as model:
-        got = model.logits(ids)
-        assert model.generate("hello", max_new_tokens=12) == text
-    assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
+def test_the_adapter_is_opened_and_merged(place, whole, tmp_path):
     rows = load_file(place / "whole/adapter/adapter_model.safetensors")[NAME]
-    stored = load_file(tmp_path / "merged/model.safetensors")["model.embed_tokens.weight"]
+    stored = check_merged(place, tmp_path / "merged")["model.embed_tokens.weight"]
     assert np.array_equal(stored[TOKENS], rows)
 
 
