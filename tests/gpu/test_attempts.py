@@ -2,17 +2,14 @@
 
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
+from support.chosen_profiles import opened
 
 from qlora_wgpu.cache_folder import cache_path
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu import attempts, trying
 from qlora_wgpu.gpu.attempts import attempt, has_crashed, under_way
-from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.matrix import Limits, MatrixShape
-from qlora_wgpu.gpu.probe import MatrixUnits
 
 CRASH = """\
 import os
@@ -20,7 +17,6 @@ from qlora_wgpu.gpu.attempts import attempt
 with attempt("a", "trying a"):
     os.abort()
 """
-SHAPE = MatrixShape(16, 16, 16, 32)
 
 
 @pytest.fixture(autouse=True)
@@ -73,18 +69,6 @@ def test_listeners_hear_what_is_under_way(monkeypatch):
     with pytest.raises(DeviceError), under_way("trying a"):
         raise DeviceError("no")
     assert heard == ["trying a", ""]
-
-
-def opened(monkeypatch, *, is_cpu, name="card"):
-    """A device's profile and notes; its probes would find everything."""
-    monkeypatch.setattr(trying, "matrix_units", lambda device: MatrixUnits(SHAPE))
-    monkeypatch.setattr(trying, "subgroup_size", lambda device: 8)
-    info = {"device": name, "description": "driver", "adapter_type": "CPU" if is_cpu else "GPU"}
-    own = Device.__new__(Device)
-    own.gpu, own.backend = SimpleNamespace(info=info), SimpleNamespace(name="dawn")
-    own.raw = SimpleNamespace(limits={"max-storage-textures-per-shader-stage": 8})
-    own.limits, own.notes, own._broadcasting = Limits(1024, 49_152), (), 0
-    return own._choose_profile(), own.notes
 
 
 @pytest.mark.parametrize("is_cpu", [False, True])

@@ -1,7 +1,7 @@
 """What is known of a GPU by its vendor: how many registers its invocations have."""
 
 import pytest
-from gpu.test_attempts import opened
+from support.chosen_profiles import opened
 
 from qlora_wgpu.gpu.profile import GPU_PROFILE, gpu_profile
 from qlora_wgpu.gpu.vendors import has_few_registers
