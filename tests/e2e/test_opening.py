@@ -15,11 +15,11 @@ from safetensors.numpy import save_file
 import qlora_wgpu
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import LoraConfig, Observer, QLoRAModel, QuantConfig
-from qlora_wgpu.cli import commands
+from qlora_wgpu.cli import _model, commands
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.export import merge
-from qlora_wgpu.runs import evaluation, opening
+from qlora_wgpu.runs import adapted, drift, evaluation, opening
 
 REFERENCES = Path(__file__).parents[1] / "references"
 QUANT = {"blocksize": 128, "double_quant": False}
@@ -148,11 +148,9 @@ def opened(monkeypatch):
     def stop(source, adapter, settings, observer, reading=None):
         raise Opened(settings)
 
-    for module in (opening, evaluation):
+    # All are imported before: what first imports its own while one is replaced would keep it.
+    for module in (opening, evaluation, _model, adapted, drift):
         monkeypatch.setattr(module, "load_adapted", stop)
-    monkeypatch.setattr("qlora_wgpu.cli._model.load_adapted", stop)
-    monkeypatch.setattr("qlora_wgpu.runs.adapted.load_adapted", stop)
-    monkeypatch.setattr("qlora_wgpu.runs.drift.load_adapted", stop)
 
     def run(*args):
         result = CliRunner().invoke(deepcopy(commands), list(map(str, args)))
