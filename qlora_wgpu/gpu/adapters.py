@@ -117,7 +117,8 @@ def no_gpu(backend: str = "auto") -> DeviceError:
         others = {(str(a.info["device"]), str(a.info["backend_type"])) for a in native.adapters()}
     except Exception:  # there is nothing to add then
         others = set()
-    for name, api in sorted(others):
+    if others:
+        name, api = min(others)
         return DeviceError(
             f"no GPU was found: {name} is reached through {api} alone, which is not enough to "
             f"train; {hint}{INSTALL_HINT}"

@@ -32,7 +32,6 @@ def rms_norm(
     y = make(f"norm({x.name})", x.rows, x.columns)
     rstd = g.float_vector("rstd", x.rows)
     shape = {"rows": x.rows, "columns": x.columns, "stride": x.units(8)}
-    cut = {**row_constants(g), **held_row(g, x.units(8))}
     # What is added may be x itself, which then has to be there.
     parts = take_parts(g, x) if x.dtype == "float32" and residual is not x else None
     tensors: dict[str, Tensor | None] = {"x": x}
@@ -43,7 +42,7 @@ def rms_norm(
         row_workgroups(g, x.rows),
         {**tensors, "weight": weight, "y": y, "rstd": rstd, "residual": residual},
         {**shape, "parts": parts.count if parts is not None else 0, "eps": eps},
-        cut,
+        row_constants(g),
     )
 
     def again() -> Tensor:
@@ -63,7 +62,7 @@ def rms_norm(
             row_workgroups(g, x.rows),
             {**given, "x": x, "weight": weight, "rstd": rstd, "dx": dx},
             {**shape, "parts": parts.count if parts is not None else 0},
-            cut,
+            {**row_constants(g), **held_row(g, x.units(8))},
         )
         g.add_gradient(x, dx)
         if residual is not None:

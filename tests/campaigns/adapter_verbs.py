@@ -10,9 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest.mock import patch
@@ -32,27 +31,22 @@ from qlora_wgpu import (
 )
 from qlora_wgpu.visible import visible
 from tests.campaigns.adapter_kinds import VOCAB, Kind
+from tests.campaigns.adapter_outcomes import (
+    QUESTION,
+    Refused,
+    answer_of,
+    as_refused,
+    await_server,
+    has_checkpoint,
+    outcome_of,
+    require,
+)
 from tests.campaigns.local_hub import local_hub
 
 IDS = np.random.default_rng(7).integers(5, VOCAB, (2, 20))
 PLAIN = QuantConfig(scheme="none")
-QUESTION = "what is 3 and 4?"
 WEIGHTS = "adapter/adapter_model.safetensors"
 _MODEL = Path(__file__).parents[2]
-
-
-class Refused(Exception):
-    """The verb ended with exit code 2, or raised a QLoRAError: one sentence."""
-
-
-class Wrong(Exception):
-    """Something is not what it has to be."""
-
-
-def require(condition: object, told: str) -> None:
-    """Raises ``Wrong`` where it does not hold."""
-    if not condition:
-        raise Wrong(told)
 
 
 class Walk:
@@ -111,7 +105,7 @@ class Walk:
 
     def _do(self, *args: Any) -> str:
         done = run_here(*args, cwd=self.place)
-        return _told(done)
+        return outcome_of(done)
 
     def _estimate(self) -> None:
         self._write_yaml()
@@ -134,7 +128,7 @@ class Walk:
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         until = time.monotonic() + 120
-        while time.monotonic() < until and not _has_checkpoint(out) and process.poll() is None:
+        while time.monotonic() < until and not has_checkpoint(out) and process.poll() is None:
             time.sleep(0.002)
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -267,7 +261,7 @@ class Walk:
         orders = ((other, own), (own, other))
         changes_base = self.kind.lora.get("init_lora_weights") is not None
         for first, second in orders[: 1 if changes_base else 2]:
-            with _as_refused(), self._opened(first) as model:
+            with as_refused(), self._opened(first) as model:
                 model.load_adapter(second, "second")
                 require(np.array_equal(model.logits(IDS), exact[first]), "loading changed it")
                 model.set_adapter("second")
@@ -285,7 +279,7 @@ class Walk:
         changes = {"optim.learning_rate": 1e-9, "train.max_steps": 2, "data.eval": None}
         path = self.yaml if self.kind.peft is None else f"beside-{self.kind.base}.yaml"
         before = self._logits(self.run / "adapter")
-        with _as_refused(), self._opened(self.run / "adapter") as model:
+        with as_refused(), self._opened(self.run / "adapter") as model:
             for i in range(2):
                 out = self.place / f"{self.slug}-again-{i}"
                 config = load_config(self.place / path, {**changes, "output.dir": str(out)})
@@ -311,7 +305,7 @@ class Walk:
             list(map(str, args)), input=turns, cwd=self.place, capture_output=True, text=True,
             timeout=300, check=False,
         )  # fmt: skip
-        _told(done)
+        outcome_of(done)
         beside = f"answers come from {self._beside()}" in done.stderr
         told = [line for line in done.stderr.splitlines() if "adapter" in line]
         alone = "stands alone" in done.stderr or "takes no other" in done.stderr
@@ -329,8 +323,8 @@ class Walk:
             text=True,
         )  # fmt: skip
         try:
-            _await_server(process, port)
-            said = [_said(port, name) for name in ("own", "beside", "own", "base")[:3]]
+            await_server(process, port)
+            said = [answer_of(port, name) for name in ("own", "beside", "own", "base")[:3]]
             require(said[0] == said[2], "the same question has another answer")
         finally:
             process.terminate()
@@ -432,55 +426,3 @@ class Walk:
 
     def _web(self) -> None:
         self._do("web", self.yaml, "--out", self.run / "site")
-
-
-def _told(done: Any) -> str:
-    if done.returncode == 2:
-        sentence = done.stderr.strip().splitlines()[-1]
-        require("Traceback" not in done.stderr, done.stderr[-500:])
-        raise Refused(sentence)
-    require(done.returncode == 0, f"exit code {done.returncode}: {done.stderr[-800:]}")
-    require("Traceback" not in done.stderr, done.stderr[-500:])
-    return str(done.stdout)
-
-
-@contextmanager
-def _as_refused() -> Iterator[None]:
-    from qlora_wgpu.errors import QLoRAError
-
-    try:
-        yield
-    except QLoRAError as err:
-        raise Refused(str(err)) from err
-
-
-def _has_checkpoint(out: Path) -> bool:
-    folder = out / "checkpoints"
-    return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
-
-
-def _await_server(process: Any, port: int) -> None:
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        if process.poll() is not None:
-            _, told = process.communicate()
-            if process.returncode == 2:
-                raise Refused(told.strip().splitlines()[-1])
-            raise Wrong(f"serve ended with {process.returncode}: {told[-500:]}")
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5):
-                return
-        except OSError:
-            time.sleep(0.1)
-    raise Wrong("the server does not come")
-
-
-def _said(port: int, name: str) -> str:
-    body = {"model": name, "temperature": 0, "max_tokens": 8,
-            "messages": [{"role": "user", "content": QUESTION}]}  # fmt: skip
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )  # fmt: skip
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        return str(json.loads(answer.read())["choices"][0]["message"]["content"])

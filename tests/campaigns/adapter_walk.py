@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 
 from tests.campaigns.adapter_kinds import KINDS, Kind, write_place
-from tests.campaigns.adapter_verbs import Refused, Walk, Wrong
+from tests.campaigns.adapter_outcomes import Refused, Wrong
+from tests.campaigns.adapter_verbs import Walk
 
 HERE = Path(__file__).parent
 MOST_APART = 1e-4  # of logits in float32, of which the largest are between 1 and 30

@@ -102,7 +102,7 @@ def exported(case: str, place: Path) -> tuple[bytes, int, list[int]]:
     Its layers differ, are made of several tensors or have another order of rows.
     """
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from export.test_gguf_model import changed, folder_of, written
+    from support.gguf_models import changed, folder_of, written
 
     *_, made = written(folder_of(place / case, changed(case)))
     whole = (place / case / "f32.gguf").read_bytes()

@@ -212,14 +212,13 @@ def described(case: Drawn) -> str:
     return f"{json.dumps(config)} {case.lora} {case.quant} {case.ids.shape} {case.mask.max(1)}"
 
 
-def run(count: int, seed: int, tally: Tally) -> None:
-    """So many trials of every family."""
+def try_all(tried: Campaign, count: int, tally: Tally) -> None:
+    """So many trials of every family, or of those that FAMILIES names; what was furthest off."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     only = os.environ.get("FAMILIES", "")
     types = only.split(",") if only else sorted(set(known_families()) - IMAGES)
-    tried = Campaign(seed, tally)
     for number in range(tally.first, tally.first + count):
         for model_type in types:
             if tally.over:
@@ -227,6 +226,11 @@ def run(count: int, seed: int, tally: Tally) -> None:
             tried.trial(number, model_type)
     for place, (value, how) in sorted(tried.worst.items()):
         print(f"  {value:8.1e}  {place}: {how}")
+
+
+def run(count: int, seed: int, tally: Tally) -> None:
+    """So many trials of every family."""
+    try_all(Campaign(seed, tally), count, tally)
 
 
 if __name__ == "__main__":

@@ -10,20 +10,16 @@ of all that is trained. Needs torch, transformers, peft and trl.
 
 from __future__ import annotations
 
-import os
 import random
-import warnings
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from transformers.utils import logging
 
-from qlora_wgpu.families.family import known_families
 from tests.campaigns.answer_steps import OTHER, Result, ours, scaled, with_head
 from tests.campaigns.drawn_answers import Asked, asked
 from tests.campaigns.drawn_models import EXACT, Drawn, drawn
-from tests.campaigns.model_shapes import IMAGES, Campaign, Trial, described, met
+from tests.campaigns.model_shapes import Campaign, Trial, described, met, try_all
 from tests.campaigns.support import Tally, campaign
 from tests.campaigns.torch_models import TorchModel
 from tests.campaigns.trl_losses import Texts, trl_loss
@@ -166,19 +162,7 @@ def told(step: Asked, case: Drawn) -> str:
 
 def run(count: int, seed: int, tally: Tally) -> None:
     """So many trials of every family."""
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    logging.disable_progress_bar()
-    only = os.environ.get("FAMILIES", "")
-    types = only.split(",") if only else sorted(set(known_families()) - IMAGES)
-    tried = Preferences(seed, tally)
-    for number in range(tally.first, tally.first + count):
-        for model_type in types:
-            if tally.over:
-                break
-            tried.trial(number, model_type)
-    for place, (value, how) in sorted(tried.worst.items()):
-        print(f"  {value:8.1e}  {place}: {how}")
+    try_all(Preferences(seed, tally), count, tally)
 
 
 if __name__ == "__main__":

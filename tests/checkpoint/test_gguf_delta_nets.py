@@ -5,8 +5,8 @@ from __future__ import annotations
 import gguf
 import numpy as np
 import pytest
-from export.test_gguf_model import VOCABULARY, changed, folder_of
 from support.gguf_files import write_gguf
+from support.gguf_models import VOCABULARY, changed, folder_of
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError

@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from export.test_gguf_model import changed, folder_of, written
 from support.gguf_files import write_gguf
+from support.gguf_models import changed, folder_of, written
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.gguf import latent

@@ -7,9 +7,9 @@ import json
 import gguf
 import numpy as np
 import pytest
-from export.test_gguf_model import adapter_of, folder_of
 from references.sized import family_configs, traced_configs
 from safetensors.numpy import load_file
+from support.gguf_models import adapter_of, folder_of
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export import export_gguf

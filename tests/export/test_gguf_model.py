@@ -2,148 +2,32 @@
 
 from __future__ import annotations
 
-import json
-
 import gguf
 import numpy as np
 import pytest
 from checkpoint.test_gguf_architectures import differing, parts
-from e2e.tiny import write_weights
-from references.sized import family_configs, traced_configs
 from safetensors.numpy import load_file
 from support.gguf_files import byte_vocabulary, random_weights, tensors_of, write_model
+from support.gguf_models import (
+    CHANGES,
+    CONFIGS,
+    ROPES,
+    VOCABULARY,
+    adapter_of,
+    changed,
+    folder_of,
+    kept,
+    written,
+)
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.gguf.element_types import QUANTIZED, TYPES
-from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
-from qlora_wgpu.export.gguf.architectures import find_llama_cpp
 from qlora_wgpu.export.gguf.element_types import FILE_TYPES, find_file_type
 from qlora_wgpu.export.gguf.model import gguf_model
 from qlora_wgpu.export.merged_weights import MergedWeights
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.lora import AdapterConfig, save_adapter
 
 NUMBER_OF = {kind.name: kind.number for kind in TYPES.values()}
-MORE = traced_configs()
-LATENT_YARN = {
-    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 0.7,
-    "mscale_all_dim": 0.7, "original_max_position_embeddings": 16,
-}  # fmt: skip
-# What llama.cpp has of a family, where the recorded case has something else.
-CHANGES = {
-    "mistral": {}, "llama": {"attention_bias": True, "mlp_bias": True}, "mixtral": {},
-    "granite": {}, "qwen3": {}, "gemma": {}, "olmo2": {"tie_word_embeddings": True},
-    "qwen2": {"use_sliding_window": False},
-    "qwen3_moe": {"norm_topk_prob": True},
-    "smollm3": {"num_hidden_layers": 5, "no_rope_layers": None, "layer_types": None},
-    "gemma2": {"query_pre_attn_scalar": 20},
-    "gemma3_text": {"query_pre_attn_scalar": 20, "final_logit_softcapping": 7.0},
-    "gpt_oss": {"swiglu_limit": 7.0},
-    "granitemoe": {},
-    "olmoe": {"norm_topk_prob": False, "attention_bias": False, "num_key_value_heads": 6},
-    "qwen2_moe": {"norm_topk_prob": False, "mlp_only_layers": [], "decoder_sparse_step": 1,
-                  "use_sliding_window": False, "layer_types": None},
-    "phi3": {}, "glm4": {},
-    "arcee": {"attention_bias": False, "mlp_bias": False},
-    "ernie4_5": {"use_bias": False},
-    "exaone4": {
-        "layer_types": ["full_attention"] * 2, "sliding_window": None, "head_dim": 12,
-    },
-    "hunyuan_v1_dense": {},
-    "seed_oss": {"attention_out_bias": False, "mlp_bias": False},
-    "stablelm": {"use_qkv_bias": True},
-    "stablelm heads": {"qk_layernorm": True, "use_parallel_residual": True},
-    "starcoder2": {"sliding_window": None}, "nemotron": {"head_dim": 12},
-    "apertus": {"attention_bias": False},
-    "cohere": {"use_qk_norm": False, "attention_bias": False},
-    "cohere2": {"num_hidden_layers": 5, "layer_types": None, "attention_bias": False},
-    "olmo3": {"num_hidden_layers": 5, "layer_types": None, "attention_bias": False,
-              "rope_parameters": {
-                  "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
-                  "full_attention": {
-                      "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
-                      "original_max_position_embeddings": 16}}},
-    "granitemoeshared": {},
-    "granitemoehybrid experts": {
-        "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 44,
-        "shared_intermediate_size": 36, "attention_bias": False},
-    "hunyuan_v1_moe": {}, "ernie4_5_moe": {}, "lfm2_moe": {
-        "conv_bias": False, "routed_scaling_factor": 1.0},
-    "glm4_moe": {"routed_scaling_factor": 1.7},
-    "exaone_moe": {"num_hidden_layers": 5, "layer_types": None, "n_group": 1, "topk_group": 1,
-                   "mlp_layer_types": None},
-    "exaone4 windows": {"num_hidden_layers": 64, "layer_types": None, "head_dim": 12},
-    "ministral3": {"sliding_window": None}, "lfm2": {"conv_bias": False},
-    "qwen3_5_text": {"attention_bias": False, "rms_norm_eps": 1e-6, "linear_key_head_dim": 24},
-    "qwen3_5_moe_text": {"linear_key_head_dim": 24},
-    "qwen3_next": {"mlp_only_layers": [], "linear_key_head_dim": 24},
-    "gemma4_text": {}, "gemma4_text dense": MORE["gemma4-dense"],
-    "gemma4_text experts": MORE["gemma4-experts"],
-    "gemma4_unified_text": {},
-    "deepseek_v2": {"mlp_bias": False, "topk_method": "greedy"},
-    "deepseek_v3": {"rope_interleave": True}, "glm4_moe_lite": {"attention_bias": False,
-        "rope_parameters": LATENT_YARN},
-}  # fmt: skip
-ROPES = {
-    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 3.0},
-    "yarn": {
-        "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
-        "original_max_position_embeddings": 16,
-    },
-    "llama3": {
-        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
-    },
-}  # fmt: skip
-CONFIGS = family_configs()
-VOCABULARY = {"general.name": "tiny", "tokenizer.ggml.model": "none"}
-
-
-def changed(case: str) -> dict:
-    """The config.json of a case: the recorded one of its type, with what llama.cpp has."""
-    return CONFIGS[case.split()[0]] | CHANGES[case]
-
-
-def folder_of(place, config, *, adapter: bool = True):
-    """A model's folder with an adapter for all its layers beside it."""
-    place.mkdir(exist_ok=True)
-    (place / "config.json").write_text(json.dumps(config))
-    write_weights(place, random_weights(config))
-    if adapter:
-        adapter_of(place, config)
-    return place
-
-
-def adapter_of(place, config, leaves: tuple[str, ...] = ()):
-    rng, tensors = np.random.default_rng(5), {}
-    linears = find_family(config).read(config).every_linear
-    chosen = [s for s in linears if not leaves or s.name.rpartition(".")[2] in leaves]
-    for spec in chosen:
-        at = f"base_model.model.{spec.name}.lora_"
-        tensors[f"{at}A.weight"] = rng.standard_normal((3, spec.in_features), np.float32)
-        tensors[f"{at}B.weight"] = rng.standard_normal((spec.out_features, 3), np.float32)
-    targets = sorted({spec.name.rpartition(".")[2] for spec in chosen})
-    save_adapter(place / "adapter", tensors, AdapterConfig(3, 6, 0.0, targets, False, "a/base"))
-
-
-def written(place, name: str = "f32", **more):
-    """A folder's model with its adapter, written and opened again, and the weights it is of."""
-    merged = MergedWeights(more.pop("base", place), place / "adapter")
-    made = gguf_model(merged, find_file_type(name), lambda size: VOCABULARY)
-    path = place / f"{name}.gguf"
-    made.write(path, lambda tensor: None)
-    return merged, ModelFolder.open(path), made
-
-
-def kept(model_type: str, name: str, array: np.ndarray) -> np.ndarray:
-    """What float32 keeps of a tensor that the file has with something added, or its exponential."""
-    with_one = model_type.startswith(("gemma", "nemotron", "qwen3_5", "qwen3_next"))
-    with_one = with_one and not model_type.startswith("gemma4")
-    if name.endswith("A_log"):
-        return np.log(np.exp(array))
-    if with_one and name.endswith("norm.weight") and "linear_attn" not in name:
-        return (array + np.float32(1)) - np.float32(1)
-    return array
 
 
 @pytest.mark.parametrize("model_type", CHANGES)
@@ -352,122 +236,3 @@ def test_another_adapter_on_a_file(tmp_path, case) -> None:
             assert not np.array_equal(array, before.float32(name))
         else:
             assert np.array_equal(file.float32(name), before.float32(name)), name
-
-
-REFUSED = {
-    "experts whose weights": ("qwen3_moe", {}),
-    "a swiglu_limit or": ("gpt_oss", {}),
-    "YaRN with factors of its own": ("gpt_oss", {
-        "swiglu_limit": 7.0, "rope_parameters": ROPES["yarn"]}),
-    "a score scale of": ("gemma2", {}),
-    "positions in layer 1": ("smollm3", {}),
-    "a head of its own": ("gemma", {"tie_word_embeddings": False}),
-    "the activation gelu": ("llama", {"hidden_act": "gelu"}),
-    "heads that are together 120 wide": ("qwen2", {"head_dim": 20}),
-    "RoPE of type dynamic": (
-        "llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
-    ),
-    "YaRN with beta_fast": ("llama", {"rope_parameters": ROPES["yarn"] | {"beta_fast": 8.0}}),
-    "RoPE of type llama3": ("qwen2", {
-        "rope_parameters": ROPES["llama3"], "use_sliding_window": False}),
-    "this order of layers": ("gemma2", {
-        "query_pre_attn_scalar": 20, "layer_types": ["full_attention", "sliding_attention"]}),
-    "a bias of model.layers.0.self_attn.o_proj": ("qwen3", {"attention_bias": True}),
-    "a bias of model.layers.0.conv.in_proj": ("lfm2", {}),
-    "groups that are ranked by the best of each": ("deepseek_v2", {"mlp_bias": False}),
-    "halves of heads that rotate together": ("deepseek_v3", {}),
-    "27 layers with a q_lora_rank": ("glm4_moe_lite", {
-        "attention_bias": False, "num_hidden_layers": 27, "mlp_layer_types": None}),
-    "YaRN whose mscale and": ("glm4_moe_lite", {"attention_bias": False}),
-    "YaRN with a beta_fast, beta_slow": ("glm4_moe_lite", {
-        "attention_bias": False, "rope_parameters": LATENT_YARN | {"beta_slow": 2.0}}),
-    "RoPE of type linear": ("deepseek_v3", {
-        "rope_interleave": True, "rope_parameters": ROPES["linear"]}),
-    "a model without experts": ("glm4_moe", {"first_k_dense_replace": 9}),
-    "this order of layers with and": ("exaone_moe", {
-        "num_hidden_layers": 4, "layer_types": None, "n_group": 1, "topk_group": 1,
-        "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}),
-    "a routed_scaling_factor of 1.7": ("lfm2_moe", {"conv_bias": False}),
-    "weights do not sum up to one, or": ("lfm2_moe", {"conv_bias": False, "norm_topk_prob": False}),
-    "chosen without a correction": ("lfm2_moe", {
-        "conv_bias": False, "routed_scaling_factor": 1.0, "use_expert_bias": False}),
-    "a token meets different numbers": ("hunyuan_v1_moe", {"moe_topk": [2, 3]}),
-    "layers that all attend": ("lfm2", {
-        "conv_bias": False, "layer_types": ["full_attention"] * 2}),
-    "layers without biases": ("starcoder2", {"use_bias": False}),
-    "2 layers with norms of heads": ("cohere", {"use_qk_norm": True, "attention_bias": False}),
-    "another activation than xIELU": ("apertus", {"attention_bias": False, "hidden_act": "silu"}),
-    "queries that grow without YaRN": ("ministral3", {
-        "sliding_window": None, "rope_parameters": {
-            "rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "llama_4_scaling_beta": 0.1,
-            "original_max_position_embeddings": 16}}),
-    "a rms_norm_eps of 0.001 beside delta nets": ("qwen3_5_text", {"attention_bias": False}),
-    "a linear_key_head_dim of 16 and": ("qwen3_next", {"mlp_only_layers": []}),
-    "layers without experts beside": ("qwen3_next", {"linear_key_head_dim": 24}),
-    "a model of delta nets without any": ("qwen3_5_moe_text", {
-        "linear_key_head_dim": 24, "layer_types": ["full_attention"] * 2}),
-    "keys and values that are shared by layers": ("gemma4_text", {
-        "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
-        "per_layer_config": {"0": {"head_dim": 28}, "4": {"head_dim": 28}}}),
-    "a scaled rotation of layers with": ("gemma4_text", {"rope_parameters": {
-        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
-        "sliding_attention": {
-            "rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0}}}),
-    "layers with a window whose rotation": ("olmo3", {
-        "num_hidden_layers": 4, "layer_types": None, "attention_bias": False}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_llama_cpp_does_not_compute(tmp_path, what) -> None:
-    model_type, changes = REFUSED[what]
-    place = folder_of(tmp_path, CONFIGS[model_type] | changes)
-    with pytest.raises(UnsupportedModelError) as told:
-        written(place)
-    assert what in str(told.value) and "qlora-wgpu merge" in str(told.value)
-    assert not (place / "f32.gguf").exists()
-
-
-def test_a_family_that_llama_cpp_has_not() -> None:
-    with pytest.raises(UnsupportedModelError, match="'phimoe' are not exported to GGUF"):
-        find_llama_cpp("phimoe", "models", has_experts=True)
-
-
-def test_roots_that_llama_cpp_adds_something_else_under(tmp_path) -> None:
-    *_, made = written(folder_of(tmp_path, changed("glm4_moe_lite")))
-    assert "adds 1e-05, the rms_norm_eps, under the roots of the latent" in made.notes[0]
-    *_, made = written(folder_of(tmp_path / "v3", changed("deepseek_v3")))
-    assert made.notes == ()
-
-
-def test_windows_that_llama_cpp_has_not(tmp_path) -> None:
-    *_, made = written(folder_of(tmp_path, CONFIGS["mistral"]))
-    assert "texts of more than 7 tokens" in made.notes[0]
-
-
-def test_numbers_that_are_too_large_for_a_type(tmp_path) -> None:
-    config = CONFIGS["llama"]
-    place = folder_of(tmp_path, config)
-    arrays = random_weights(config)
-    arrays["model.embed_tokens.weight"][3, 5] = 1e6
-    write_weights(place, arrays)
-    with pytest.raises(UnsupportedModelError, match="holds 1e\\+06, which f16 does not"):
-        written(place, "f16")
-    assert written(place, "bf16")[1].float32("model.embed_tokens.weight")[3, 5] > 9e5
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("q4_k_m", "llama-quantize model.gguf smaller.gguf Q4_K_M"), ("int8", "is no type of GGUF")],
-)
-def test_types_that_are_not_written(name, message) -> None:
-    with pytest.raises(ConfigError, match=message):
-        find_file_type(name)
-
-
-def test_a_disk_without_room(tmp_path, monkeypatch) -> None:
-    place = folder_of(tmp_path, CONFIGS["llama"])
-    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
-    with pytest.raises(CheckpointError, match=r"has room for 0[.]00 GB, but the file takes"):
-        written(place)
-    assert not (place / "f32.gguf").exists()

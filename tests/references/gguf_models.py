@@ -21,8 +21,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from checkpoint.test_gguf_tokenizer import SHARED, odd_texts
 from e2e.tiny import write_weights
-from export.test_gguf_model import CHANGES, CONFIGS, adapter_of
 from support.gguf_files import random_weights
+from support.gguf_models import CHANGES, CONFIGS, adapter_of
 
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import Tokenizer

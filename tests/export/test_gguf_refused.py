@@ -1,0 +1,130 @@
+"""Whole models in GGUF: what llama.cpp has not is refused, or told."""
+
+from __future__ import annotations
+
+import pytest
+from e2e.tiny import write_weights
+from support.gguf_files import random_weights
+from support.gguf_models import CONFIGS, LATENT_YARN, ROPES, changed, folder_of, written
+
+from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
+from qlora_wgpu.export.gguf.architectures import find_llama_cpp
+from qlora_wgpu.export.gguf.element_types import find_file_type
+
+REFUSED = {
+    "experts whose weights": ("qwen3_moe", {}),
+    "a swiglu_limit or": ("gpt_oss", {}),
+    "YaRN with factors of its own": ("gpt_oss", {
+        "swiglu_limit": 7.0, "rope_parameters": ROPES["yarn"]}),
+    "a score scale of": ("gemma2", {}),
+    "positions in layer 1": ("smollm3", {}),
+    "a head of its own": ("gemma", {"tie_word_embeddings": False}),
+    "the activation gelu": ("llama", {"hidden_act": "gelu"}),
+    "heads that are together 120 wide": ("qwen2", {"head_dim": 20}),
+    "RoPE of type dynamic": (
+        "llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+    ),
+    "YaRN with beta_fast": ("llama", {"rope_parameters": ROPES["yarn"] | {"beta_fast": 8.0}}),
+    "RoPE of type llama3": ("qwen2", {
+        "rope_parameters": ROPES["llama3"], "use_sliding_window": False}),
+    "this order of layers": ("gemma2", {
+        "query_pre_attn_scalar": 20, "layer_types": ["full_attention", "sliding_attention"]}),
+    "a bias of model.layers.0.self_attn.o_proj": ("qwen3", {"attention_bias": True}),
+    "a bias of model.layers.0.conv.in_proj": ("lfm2", {}),
+    "groups that are ranked by the best of each": ("deepseek_v2", {"mlp_bias": False}),
+    "halves of heads that rotate together": ("deepseek_v3", {}),
+    "27 layers with a q_lora_rank": ("glm4_moe_lite", {
+        "attention_bias": False, "num_hidden_layers": 27, "mlp_layer_types": None}),
+    "YaRN whose mscale and": ("glm4_moe_lite", {"attention_bias": False}),
+    "YaRN with a beta_fast, beta_slow": ("glm4_moe_lite", {
+        "attention_bias": False, "rope_parameters": LATENT_YARN | {"beta_slow": 2.0}}),
+    "RoPE of type linear": ("deepseek_v3", {
+        "rope_interleave": True, "rope_parameters": ROPES["linear"]}),
+    "a model without experts": ("glm4_moe", {"first_k_dense_replace": 9}),
+    "this order of layers with and": ("exaone_moe", {
+        "num_hidden_layers": 4, "layer_types": None, "n_group": 1, "topk_group": 1,
+        "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}),
+    "a routed_scaling_factor of 1.7": ("lfm2_moe", {"conv_bias": False}),
+    "weights do not sum up to one, or": ("lfm2_moe", {"conv_bias": False, "norm_topk_prob": False}),
+    "chosen without a correction": ("lfm2_moe", {
+        "conv_bias": False, "routed_scaling_factor": 1.0, "use_expert_bias": False}),
+    "a token meets different numbers": ("hunyuan_v1_moe", {"moe_topk": [2, 3]}),
+    "layers that all attend": ("lfm2", {
+        "conv_bias": False, "layer_types": ["full_attention"] * 2}),
+    "layers without biases": ("starcoder2", {"use_bias": False}),
+    "2 layers with norms of heads": ("cohere", {"use_qk_norm": True, "attention_bias": False}),
+    "another activation than xIELU": ("apertus", {"attention_bias": False, "hidden_act": "silu"}),
+    "queries that grow without YaRN": ("ministral3", {
+        "sliding_window": None, "rope_parameters": {
+            "rope_type": "linear", "factor": 2.0, "rope_theta": 1e4, "llama_4_scaling_beta": 0.1,
+            "original_max_position_embeddings": 16}}),
+    "a rms_norm_eps of 0.001 beside delta nets": ("qwen3_5_text", {"attention_bias": False}),
+    "a linear_key_head_dim of 16 and": ("qwen3_next", {"mlp_only_layers": []}),
+    "layers without experts beside": ("qwen3_next", {"linear_key_head_dim": 24}),
+    "a model of delta nets without any": ("qwen3_5_moe_text", {
+        "linear_key_head_dim": 24, "layer_types": ["full_attention"] * 2}),
+    "keys and values that are shared by layers": ("gemma4_text", {
+        "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
+        "per_layer_config": {"0": {"head_dim": 28}, "4": {"head_dim": 28}}}),
+    "a scaled rotation of layers with": ("gemma4_text", {"rope_parameters": {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {
+            "rope_type": "proportional", "rope_theta": 1e4, "factor": 2.0}}}),
+    "layers with a window whose rotation": ("olmo3", {
+        "num_hidden_layers": 4, "layer_types": None, "attention_bias": False}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_llama_cpp_does_not_compute(tmp_path, what) -> None:
+    model_type, changes = REFUSED[what]
+    place = folder_of(tmp_path, CONFIGS[model_type] | changes)
+    with pytest.raises(UnsupportedModelError) as told:
+        written(place)
+    assert what in str(told.value) and "qlora-wgpu merge" in str(told.value)
+    assert not (place / "f32.gguf").exists()
+
+
+def test_a_family_that_llama_cpp_has_not() -> None:
+    with pytest.raises(UnsupportedModelError, match="'phimoe' are not exported to GGUF"):
+        find_llama_cpp("phimoe", "models", has_experts=True)
+
+
+def test_roots_that_llama_cpp_adds_something_else_under(tmp_path) -> None:
+    *_, made = written(folder_of(tmp_path, changed("glm4_moe_lite")))
+    assert "adds 1e-05, the rms_norm_eps, under the roots of the latent" in made.notes[0]
+    *_, made = written(folder_of(tmp_path / "v3", changed("deepseek_v3")))
+    assert made.notes == ()
+
+
+def test_windows_that_llama_cpp_has_not(tmp_path) -> None:
+    *_, made = written(folder_of(tmp_path, CONFIGS["mistral"]))
+    assert "texts of more than 7 tokens" in made.notes[0]
+
+
+def test_numbers_that_are_too_large_for_a_type(tmp_path) -> None:
+    config = CONFIGS["llama"]
+    place = folder_of(tmp_path, config)
+    arrays = random_weights(config)
+    arrays["model.embed_tokens.weight"][3, 5] = 1e6
+    write_weights(place, arrays)
+    with pytest.raises(UnsupportedModelError, match="holds 1e\\+06, which f16 does not"):
+        written(place, "f16")
+    assert written(place, "bf16")[1].float32("model.embed_tokens.weight")[3, 5] > 9e5
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("q4_k_m", "llama-quantize model.gguf smaller.gguf Q4_K_M"), ("int8", "is no type of GGUF")],
+)
+def test_types_that_are_not_written(name, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        find_file_type(name)
+
+
+def test_a_disk_without_room(tmp_path, monkeypatch) -> None:
+    place = folder_of(tmp_path, CONFIGS["llama"])
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    with pytest.raises(CheckpointError, match=r"has room for 0[.]00 GB, but the file takes"):
+        written(place)
+    assert not (place / "f32.gguf").exists()
