@@ -9,7 +9,6 @@ wrong must say so.
 from __future__ import annotations
 
 import random
-import resource
 import signal
 import tempfile
 import time
@@ -21,7 +20,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.runs.training import train
 from qlora_wgpu.training import Observer
-from tests.campaigns.support import Tally, campaign
+from tests.campaigns.support import Tally, campaign, peak_bytes
 from tests.e2e.tiny import write_chats, write_model
 
 SECONDS, MEMORY = 30.0, 2**30  # of computing, by all threads
@@ -100,10 +99,6 @@ def outcome_of(values: dict[str, dict[str, Any]]) -> str:
     return outcome if seconds < SECONDS else f"WRONG: {seconds:.0f} s"
 
 
-def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
 def run(count: int, seed: int, tally: Tally) -> None:
     rng = random.Random(seed)
     every = [(*field, value) for field in numeric_fields() for value in VALUES]
@@ -115,6 +110,7 @@ def run(count: int, seed: int, tally: Tally) -> None:
         root = Path(place)
         write_model(root / "model")
         write_chats(root / "data.jsonl")
+        outcome_of(settings(root, "train", "max_steps", 4))  # the first run checks the driver, too
         peak = peak_bytes()
         for section, key, value in every[:count]:
             if tally.over:

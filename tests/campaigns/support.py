@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import resource
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had, whatever it did before."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Tally:

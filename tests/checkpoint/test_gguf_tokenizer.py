@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.gguf_files import byte_vocabulary, keys_of, random_weights, tensors_of, write_gguf
+from support.recorded import RECORDED, needs_recordings
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
@@ -17,7 +18,6 @@ from qlora_wgpu.checkpoint.gguf.tokenizer import tokenizer_files
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import TokenizerError
 
-SHARED = Path(__file__).parents[3] / "shared/data"
 CONFIG = {
     "model_type": "llama", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8,
     "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
@@ -110,13 +110,13 @@ def made_of(keys: dict[str, Any], folder: Path) -> Tokenizer:
     return Tokenizer.from_folder(folder)
 
 
+@needs_recordings
 @pytest.mark.parametrize(
     ("name", "pre", "scores"),
     [("smollm", "smollm", ""), ("qwen3", "qwen2", ""), ("tinyllama", "default", "own")],
 )  # fmt: skip
 def test_ids_of_real_tokenizers(tmp_path, name, pre, scores) -> None:
-    folder = SHARED / "tokenizers" / name
-    assert folder.is_dir(), f"this test reads {folder}, which the project's README tells of"
+    folder = RECORDED / "tokenizers" / name
     keys = keys_of_tokenizer(folder, pre, scores)
     tokenizer = made_of(keys, tmp_path)
     original = Tokenizer.from_folder(folder)
@@ -132,9 +132,10 @@ def test_ids_of_real_tokenizers(tmp_path, name, pre, scores) -> None:
     assert tokenizer.eos_token_ids >= original.eos_token_ids
 
 
+@needs_recordings
 def test_scores_that_tell_nothing() -> None:
     """A file that was converted without SentencePiece's own still has the order of its pieces."""
-    folder = SHARED / "tokenizers/tinyllama"
+    folder = RECORDED / "tokenizers/tinyllama"
     keys = as_read(keys_of_tokenizer(folder, "default", "alike"))
     merges = tokenizer_files(keys, Path("m.gguf")).tokenizer["model"]["merges"]
     stored = json.loads((folder / "tokenizer.json").read_text())["model"]["merges"]

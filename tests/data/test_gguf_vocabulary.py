@@ -6,7 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from checkpoint.test_gguf_tokenizer import SHARED, as_read, odd_texts
+from checkpoint.test_gguf_tokenizer import as_read, odd_texts
+from support.recorded import RECORDED, needs_recordings
 from support.tiny_tokenizer import write_folder
 
 from qlora_wgpu.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
@@ -38,10 +39,10 @@ def read_back(keys, folder, path) -> Tokenizer:
     return Tokenizer.from_folder(folder)
 
 
+@needs_recordings
 @pytest.mark.parametrize(("name", "pre"), [("smollm", "smollm"), ("tinyllama", "default")])
 def test_real_tokenizers(tmp_path, name, pre) -> None:
-    folder = SHARED / "tokenizers" / name
-    assert folder.is_dir(), f"this test reads {folder}, which the project's README tells of"
+    folder = RECORDED / "tokenizers" / name
     original = Tokenizer.from_folder(folder)
     size = original.vocab_size + EXTRA
     keys = vocabulary_keys(original, folder, size)
@@ -123,10 +124,10 @@ def test_what_llama_cpp_has_not(tmp_path) -> None:
             keys_of(changed(tmp_path / message[:5], **parts))
 
 
+@needs_recordings
 def test_pieces_that_are_joined_by_their_merges(tmp_path) -> None:
     """Gemma 4's: as SentencePiece's with bytes, nothing before a text, and merges in the file."""
-    folder = SHARED / "tokenizers/tinyllama"
-    assert folder.is_dir(), f"this test reads {folder}, which the project's README tells of"
+    folder = RECORDED / "tokenizers/tinyllama"
     stored = json.loads((folder / "tokenizer.json").read_text())
     [replace] = [p for p in stored["normalizer"]["normalizers"] if p["type"] == "Replace"]
     stored["normalizer"] = replace
