@@ -3,16 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.lora import AdapterConfig
+from qlora_wgpu.lora.embedding_pair import check_ends
 from qlora_wgpu.lora.file_tokens import StoredRows, stored_rows
 from qlora_wgpu.lora.file_wholes import wholes
-from qlora_wgpu.lora.names import Float32Array
+from qlora_wgpu.lora.names import Float32Array, adapted_layers
+from qlora_wgpu.lora.saved_modules import saved_modules
+from qlora_wgpu.lora.tokens import Vocabulary
+from qlora_wgpu.model.adapter_state import config_of
 from qlora_wgpu.model.own_head import has_own_head
 from qlora_wgpu.model.weight_names import stored_name
+
+
+def check_vocabulary(
+    folder: ModelFolder,
+    architecture: Architecture,
+    tensors: Mapping[str, Float32Array],
+    config: AdapterConfig,
+) -> None:
+    """Makes sure that what an adapter trained of embedding and head goes into the base's.
+
+    Args:
+        folder: The base.
+        architecture: What its config.json describes.
+        tensors: The adapter's, by PEFT's names.
+        config: The adapter's settings.
+
+    Raises:
+        ConfigError: If it trained anything else whole, or what is tied as PEFT alone computes it.
+    """
+    vocabulary = Vocabulary.of(architecture)
+    adapted = {layer.module for layer in adapted_layers(tensors)}
+    has_pair = not adapted.isdisjoint((vocabulary.embedding, vocabulary.head))
+    if not (has_pair or config.modules_to_save or config.trainable_token_indices):
+        return
+    if vocabulary.tied and has_own_head(folder, architecture):
+        vocabulary = replace(vocabulary, tied=False)
+    own = config_of(config, tensors, architecture)
+    saved_modules(own, vocabulary)
+    rows = vocabulary.trained(own.trainable_token_indices)
+    check_ends(own, vocabulary, adapted, trains_rows=bool(rows))
 
 
 def trained_rows_by_name(

@@ -13,7 +13,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.export.merged_rows import trained_rows_by_name, wholes_by_name
+from qlora_wgpu.export.merged_rows import check_vocabulary, trained_rows_by_name, wholes_by_name
 from qlora_wgpu.export.untied_ends import untied_ends
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import load_adapter
@@ -76,6 +76,7 @@ class MergedWeights:
         }
         shapes = adapter_shapes(architecture, config)
         refuse_other_base(adapter, config, tensors, shapes, model, whole=False)
+        check_vocabulary(folder, architecture, tensors, config)
         modules = {spec.name: name for name, spec in self._linears.items()}
         for end in (architecture.embed_name, architecture.head_name):
             modules[end.removesuffix(".weight")] = stored_name(folder, architecture, end)

@@ -48,7 +48,7 @@ _REFUSED = {
 }
 """Fields that change what an adapter computes, with what they stand for; empty or false is fine."""
 
-_STARTS_THAT_KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal", None)
+_STARTS_THAT_KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica", None)
 
 
 @dataclass(frozen=True)
@@ -236,7 +236,11 @@ def _pattern(path: Path, fields: Mapping[str, Any], key: str) -> dict[str, int |
 def _target_modules(path: Path, fields: Mapping[str, Any], adapted: list[str]) -> list[str]:
     """The list of the file, or if that is a pattern or narrowed down, the layers themselves."""
     targets = fields.get("target_modules")
-    narrowed = any(fields.get(key) for key in ("layers_to_transform", "exclude_modules"))
+    layers = fields.get("layers_to_transform")  # 0 is the first layer alone
+    # PEFT puts no pair on what is trained whole, whatever the targets are.
+    saved = set(_names(path, fields, "modules_to_save") or ())
+    twice = isinstance(targets, list) and not saved.isdisjoint(map(str, targets))
+    narrowed = twice or layers not in (None, []) or bool(fields.get("exclude_modules"))
     if targets is None or isinstance(targets, str) or narrowed:
         return adapted
     if targets == [] and fields.get("target_parameters"):

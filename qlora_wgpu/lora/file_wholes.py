@@ -7,17 +7,24 @@ from pathlib import Path
 
 import numpy as np
 
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.lora.adapter_config import AdapterConfig
 from qlora_wgpu.lora.names import WHOLE, Float32Array, parse_name, tensor_name
 
 
+def is_whole_of_base(module: str) -> bool:
+    """Whether it is what PEFT writes beside a whole matrix where the vocabulary was resized."""
+    return module.endswith((".modules_to_save", ".original_module"))
+
+
 def is_saved(module: str, config: AdapterConfig) -> bool:
-    """Whether the settings say that a module was trained whole."""
+    """Whether the settings say that a module was trained whole, as PEFT reads them."""
+    if is_whole_of_base(module):
+        return False
     names = config.modules_to_save or []
     # PEFT ties others to the embedding, of which its own settings then say nothing.
     tied = bool(names) and config.ensure_weight_tying
-    return tied or any(f".{module}".endswith(f".{name}") for name in names)
+    return tied or any(module.endswith(name) for name in names)
 
 
 def wholes(tensors: Mapping[str, Float32Array]) -> Iterator[tuple[str, Float32Array]]:
@@ -47,11 +54,17 @@ def check_whole(where: Path, tensors: Mapping[str, Float32Array], config: Adapte
 
     Raises:
         CheckpointError: If that is not so.
+        UnsupportedModelError: If a norm was.
     """
     found = dict(wholes(tensors))
     if config.modules_to_save and not found:
         raise CheckpointError(f"{where}: modules_to_save is set, but it holds no such matrix")
     for module, array in found.items():
+        if array.ndim == 1:
+            raise UnsupportedModelError(
+                f"{where} has a whole {module} (modules_to_save), but only embedding and head are "
+                "taken whole: merge the adapter with PEFT, or train it without"
+            )
         if array.ndim != 2 or not array.size:
             raise CheckpointError(f"{where}: the {module} it holds has shape {array.shape}")
         if not (np.isfinite(array.min()) and np.isfinite(array.max())):

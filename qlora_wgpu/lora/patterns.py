@@ -30,8 +30,7 @@ def value_for(patterns: Mapping[str, Number], module: str, default: Number) -> N
 
 
 def _fits(pattern: str, module: str) -> bool:
-    whole = pattern if pattern.startswith("^") else rf"{ANY_PARENT}({pattern})"
     try:
-        return fits(whole.removeprefix("^").removesuffix("$"), module)
+        return fits(rf"{ANY_PARENT}({pattern})", module)  # ^ lets no parent stand before it
     except ExpressionError as err:
         raise ConfigError(f"the pattern {pattern[:80]!r} for names of modules {err}") from err

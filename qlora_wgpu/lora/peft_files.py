@@ -21,6 +21,7 @@ from qlora_wgpu.lora.biases import bias_name, split_biases
 from qlora_wgpu.lora.file_tokens import check_trained_rows, is_whole_matrix, without_copies
 from qlora_wgpu.lora.file_wholes import check_whole, is_saved, without_tied_copy
 from qlora_wgpu.lora.names import (
+    EMBEDDING_A,
     LORA_A,
     LORA_B,
     MAGNITUDE,
@@ -175,7 +176,13 @@ def _standard_names(
     standard: dict[str, Float32Array] = {}
     for name, array in tensors.items():
         parsed = parse_name(name)
-        if parsed is None or (parsed[1] == WHOLE and not is_saved(parsed[0], config)):
+        if parsed is not None and parsed[1] == WHOLE and not is_saved(parsed[0], config):
+            raise UnsupportedModelError(
+                f"{where} holds the whole {parsed[0]}, which adapter_config.json does not say was "
+                "trained; PEFT writes embedding and head so where the vocabulary was resized: "
+                "merge the adapter with PEFT, and go on from the result"
+            )
+        if parsed is None:
             raise UnsupportedModelError(
                 f"{where}: tensor {name!r} is no LoRA matrix of a linear layer, which would be "
                 f"called {tensor_name('…', LORA_A)} or ….lora_B.weight"
@@ -229,6 +236,11 @@ def _check_magnitudes(
     config: AdapterConfig,
 ) -> None:
     """DoRA has one vector for each pair, and LoRA none."""
+    if config.use_dora and (of := [m for m, leaf in leaves.values() if leaf == EMBEDDING_A]):
+        raise UnsupportedModelError(
+            f"{where}: use_dora scales {of[0]}, an embedding, whose rows' norms are not computed "
+            "here: merge the adapter with PEFT, and go on from the result"
+        )
     magnitudes = {name for name, (_, leaf) in leaves.items() if leaf == MAGNITUDE}
     modules = {module for module, leaf in leaves.values() if leaf == LORA_A}
     needed = {tensor_name(m, MAGNITUDE) for m in modules} if config.use_dora else set()

@@ -26,7 +26,7 @@ def saved_modules(config: LoraConfig, vocabulary: Vocabulary) -> tuple[str, ...]
             raise ConfigError(
                 f"{_SETTING} names {names[0]}, and {vocabulary.head} is tied to "
                 f"{vocabulary.embedding}: set lora.ensure_weight_tying to true, which trains both "
-                "as one; without it PEFT would train two"
+                "as one; without it PEFT trains two, which is not computed here"
             )
         return (vocabulary.embedding,)
     return tuple(module for module in both if module in chosen)

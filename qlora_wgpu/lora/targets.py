@@ -90,6 +90,21 @@ def _check_stacks(names: set[str], experts: Sequence[ExpertSpec]) -> None:
             )
 
 
+def known_targets(
+    targets: Sequence[str], linears: Sequence[LinearSpec], experts: Sequence[ExpertSpec]
+) -> list[str]:
+    """The names in a file that fit a layer, since PEFT passes over others; all if none does.
+
+    Args:
+        targets: Names, or last parts of names.
+        linears: All that the base can adapt, experts' and ends too.
+        experts: The base's experts.
+    """
+    stacks = {stack.name for stack in experts}
+    known = [t for t in targets if t in stacks or any(is_named(spec, t) for spec in linears)]
+    return known or list(targets)
+
+
 def in_layers(linears: Sequence[LinearSpec], layers: Sequence[int] | None) -> list[LinearSpec]:
     """The linear layers of some decoder layers, numbered in their names as PEFT reads them.
 

@@ -71,7 +71,7 @@ class Vocabulary:
         for rows in named.values():
             self._check(rows)
         if self.tied and self.head in named:
-            if named.get(self.embedding, named[self.head]) != named[self.head]:
+            if named.get(self.embedding) != named[self.head]:  # PEFT trains two where one is named
                 raise ConfigError(
                     f"{_SETTING}: {self.head} is tied to {self.embedding}, so that both have the "
                     "same trained rows: name the same tokens for both, or for the embedding alone"

@@ -26,7 +26,8 @@ from qlora_wgpu.lora.biases import split_biases
 from qlora_wgpu.lora.conversion import started_in
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.names import MAGNITUDE, TOKENS, WHOLE, adapted_layers
-from qlora_wgpu.lora.targets import lora_config
+from qlora_wgpu.lora.targets import known_targets, lora_config
+from qlora_wgpu.lora.tokens import Vocabulary
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.programs import Programs
 from qlora_wgpu.ops import dora
@@ -72,7 +73,13 @@ def config_of(
         architecture: The base's.
     """
     adapted = {layer.module for layer in adapted_layers(tensors)}
-    return lora_config(stored, adapted, architecture.experts)
+    config = lora_config(stored, adapted, architecture.experts)
+    if isinstance(config.target_modules, str):
+        return config
+    ends = Vocabulary.of(architecture)
+    every = [*architecture.every_linear, ends.head_layer, ends.embedding_layer]
+    known = known_targets(config.target_modules, every, architecture.experts)
+    return config.model_copy(update={"target_modules": known})
 
 
 def read_vector(device: Device, tensor: Tensor) -> npt.NDArray[Any]:

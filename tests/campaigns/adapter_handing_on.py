@@ -56,10 +56,10 @@ class HandingOn(Walked):
             opening: list[Any] = [out]
         else:
             out, opening = self.run, [self.run / "adapter", "--model",
-                                      self.place / self.kind.base, "--scheme", "nf4"]  # fmt: skip
+                                      self.base, "--scheme", "nf4"]  # fmt: skip
         self._do("merge", *opening, "--out", f"{self.slug}/merged-nf4", "--base", "dequantized")
         with QLoRAModel.from_pretrained(
-            self.place / self.kind.base, quant=QuantConfig(), compute_dtype="float32",
+            self.base, quant=QuantConfig(), compute_dtype="float32",
             adapter=out / "adapter",
         ) as model:  # fmt: skip
             exact = model.logits(IDS)

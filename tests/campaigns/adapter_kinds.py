@@ -36,7 +36,10 @@ BASES: dict[str, dict[str, Any]] = {
                          "moe_intermediate_size": 32, "norm_topk_prob": True,
                          "mlp_only_layers": [], "decoder_sparse_step": 1,
                          "tie_word_embeddings": False},
+    "file": _LLAMA | {"tie_word_embeddings": False},
 }  # fmt: skip
+IN_GGUF = {"file"}
+"""Bases that runs take from a GGUF file; PyTorch has the same in a folder."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,11 @@ class Kind:
     def label(self) -> str:
         """The kind and its base."""
         return f"{self.name}, {self.base}"
+
+    @property
+    def base_path(self) -> str:
+        """What a run names as its base, in the folder of all."""
+        return f"{self.base}.gguf" if self.base in IN_GGUF else self.base
 
     @property
     def slug(self) -> str:
@@ -103,10 +111,12 @@ def _ends(name: str, targets: list[str]) -> list[Kind]:
 
 
 KINDS = [
-    *_each("plain", "tied untied biased gemma mixture"),
+    *_each("plain", "tied untied biased gemma mixture file"),
     *_each("dora", "tied biased gemma", _NO_DORA, lora={"use_dora": True}),
     *_each("dora", "mixture", _NO_DORA,
            lora={"use_dora": True, "target_modules": ["q_proj", "v_proj"]}),
+    *_each("dora rslora", "untied", _NO_DORA,
+           lora={"use_dora": True, "use_rslora": True, "rank_pattern": {"v_proj": 2}}),
     *_each("rslora", "biased mixture", lora={"use_rslora": True}),
     *_each("pissa", "tied mixture", _CHANGES_BASE, lora={"init_lora_weights": "pissa"}),
     *_each("olora", "gemma biased", _CHANGES_BASE, lora={"init_lora_weights": "olora"}),
@@ -116,7 +126,7 @@ KINDS = [
     *_whole("whole head", ["lm_head"]),
     *_whole("whole embedding", ["embed_tokens"]),
     *_whole("whole both", _BOTH),
-    *_each("rows", "tied untied gemma", _NO_ROWS, lora={"trainable_token_indices": [3, 4]}),
+    *_each("rows", "tied untied gemma file", _NO_ROWS, lora={"trainable_token_indices": [3, 4]}),
     *_each("rows of the head", "untied", _NO_ROWS,
            lora={"trainable_token_indices": {"embed_tokens": [3], "lm_head": [3, 4]}}),
     *_each("added", "tied untied gemma mixture", _NO_ROWS, model={"add_tokens": ["what is"]}),
@@ -143,8 +153,10 @@ def write_base(folder: Path, config: dict[str, Any]) -> None:
             tensors[name] = array * array.dtype.type(0.5 if array.ndim > 1 else 1.0)
     write_weights(folder, tensors)
     vocabulary = folder.parent / "vocabulary.gguf"
+    keys = byte_vocabulary(TEMPLATE)
+    if folder.name in IN_GGUF:
+        write_model(folder.with_suffix(".gguf"), kept, tensors, keys=keys)
     if not vocabulary.exists():
-        keys = byte_vocabulary(TEMPLATE)
         write_model(vocabulary, _LLAMA, random_weights(_LLAMA), keys=keys)
     texts = ModelFolder.without_weights(vocabulary).text_folder
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -36,6 +36,7 @@ class Walked:
         self.place, self.kind = place, kind
         self.slug = kind.slug
         self.run = place / self.slug
+        self.base = place / kind.base_path
         self.yaml = place / f"{self.slug}.yaml"
         self.exact: dict[str, tuple[Any, str]] = {}
         self.tasks: list[dict[str, Any]] = []
@@ -43,7 +44,7 @@ class Walked:
 
     def _config(self, out: str) -> dict[str, Any]:
         return {
-            "model": {"path": str(self.place / self.kind.base), **self.kind.model},
+            "model": {"path": str(self.base), **self.kind.model},
             "quant": {"scheme": "none"},
             "lora": {"r": 4, "lora_alpha": 8, "lora_dropout": 0.1, **self.kind.lora},
             "data": {"train": str(self.place / "train.jsonl"),
@@ -68,12 +69,12 @@ class Walked:
     def _opening(self) -> list[str]:
         if self.kind.peft is None:
             return []
-        return ["--model", str(self.place / self.kind.base), "--scheme", "none",
+        return ["--model", str(self.base), "--scheme", "none",
                 "--compute-dtype", "float32"]  # fmt: skip
 
     def _opened(self, adapter: Path | None) -> QLoRAModel:
         return QLoRAModel.from_pretrained(
-            self.place / self.kind.base, quant=PLAIN, compute_dtype="float32", adapter=adapter
+            self.base, quant=PLAIN, compute_dtype="float32", adapter=adapter
         )
 
     def _logits(self, adapter: Path | None) -> Any:
@@ -90,7 +91,7 @@ class Walked:
             out = self.place / f"beside-{self.kind.base}"
             config = self._config(out.name)
             config["lora"] = {"r": 3, "lora_alpha": 8}
-            config["model"] = {"path": str(self.place / self.kind.base)}
+            config["model"] = {"path": str(self.base)}
             config["train"]["max_steps"] = 4
             (self.place / f"{out.name}.yaml").write_text(json.dumps(config))
             self._do("train", f"{out.name}.yaml")
@@ -104,7 +105,7 @@ class Walked:
             nothing = self.place / f"{self.kind.base}-nothing"
             with self._opened(None) as model:
                 model.save_adapter(nothing)
-            self._do("export", "--model", self.place / self.kind.base, "--adapter", nothing,
+            self._do("export", "--model", self.base, "--adapter", nothing,
                      "--gguf", path, "--type", "f32", "--scheme", "none", "--no-check")  # fmt: skip
         return path
 

@@ -1,6 +1,7 @@
 """Runs that train a pair on the embedding: what they leave, and what follows."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from e2e.tiny import VOCAB, write_chats, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, open_adapter
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
 from qlora_wgpu.export.gguf_adapter import export_gguf
+from qlora_wgpu.export.merge import merge
 from qlora_wgpu.lora import load_adapter, save_adapter
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
@@ -161,6 +163,13 @@ def test_what_others_cannot_apply_is_a_sentence(device, place, whole, tmp_path):
     layout = device_layout(Pretrained.open(place / "model"), lora, PLAIN, "float32", device)
     with pytest.raises(ConfigError, match=r"LoRA on model\.embed_tokens is not trained in a brow"):
         check_model(layout)
+
+
+def test_one_pair_for_both_is_not_merged(place, whole, tmp_path):
+    tensors, config = load_adapter(place / "whole/adapter")
+    save_adapter(tmp_path / "tied", tensors, replace(config, ensure_weight_tying=True))
+    with pytest.raises(ConfigError, match="one pair for both is not computed here"):
+        merge(place / "model", tmp_path / "tied", tmp_path / "merged")
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,20 @@ def test_one_in_training_keeps_its_values(base, folders, device, tmp_path):
         optimizer.step(2)
 
 
+def test_names_that_the_base_lacks_are_passed_over(base, folders, device, tmp_path):
+    """As PEFT does: one list of names may be for models of several families."""
+    tensors, config = load_adapter(folders["third"])
+    names = [*config.target_modules, "c_attn"]
+    save_adapter(tmp_path / "named", tensors, replace(config, target_modules=names))
+    with QLoRAModel.from_pretrained(base, adapter=folders["third"], device=device) as model:
+        expected = outcomes(model)
+        model.load_adapter(tmp_path / "named", "named")
+        model.set_adapter("named")
+        assert same(outcomes(model), expected)
+    with QLoRAModel.from_pretrained(base, adapter=tmp_path / "named", device=device) as model:
+        assert same(outcomes(model), expected)
+
+
 def test_what_is_refused(base, folders, device, tmp_path):
     model = QLoRAModel.from_pretrained(base, adapter=folders["first"], device=device)
     before = outcomes(model)

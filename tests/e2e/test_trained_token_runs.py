@@ -121,6 +121,7 @@ def test_what_llama_cpp_cannot_apply_is_a_sentence(place, whole, tmp_path):
         ({"wte": [1]}, "no matrix with a row for each token is called 'wte'"),
         ({"embed_tokens": [1], "model.embed_tokens": [2]}, "names model.embed_tokens twice"),
         ({"embed_tokens": [1], "lm_head": [2]}, "lm_head is tied to model.embed_tokens"),
+        ({"lm_head": [2]}, "lm_head is tied to model.embed_tokens"),
     ],
 )
 def test_wrong_tokens_are_a_sentence(place, tokens, message):

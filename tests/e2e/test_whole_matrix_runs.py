@@ -91,6 +91,23 @@ def test_it_is_opened_taken_off_and_merged(place, whole, both, kind, tmp_path):
     assert np.abs(got - expected).max() <= 1e-5 * np.abs(expected).max()
 
 
+def test_what_is_computed_otherwise_is_not_merged(place, whole, both, tmp_path):
+    """PEFT leaves a tied head alone without ensure_weight_tying, and trains other modules whole."""
+    tensors, config = load_adapter(place / "whole/adapter")
+    save_adapter(tmp_path / "two", tensors, replace(config, ensure_weight_tying=False))
+    with pytest.raises(ConfigError, match="without it PEFT trains two"):
+        merge(place / "model", tmp_path / "two", tmp_path / "merged")
+    tensors, config = load_adapter(place / "both/adapter")
+    other = EMBEDDING.replace("embed_tokens", "layers.0.mlp.gate_proj")
+    saved = replace(config, modules_to_save=["gate_proj"])
+    pairs = {n: a for n, a in tensors.items() if n not in (EMBEDDING, HEAD)}
+    gate = load_file(place / "untied/model.safetensors")["model.layers.0.mlp.gate_proj.weight"]
+    save_adapter(tmp_path / "other", pairs | {other: gate}, saved)
+    with pytest.raises(ConfigError, match="not 'gate_proj': norms"):
+        merge(place / "untied", tmp_path / "other", tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
 def test_a_run_goes_on_from_it(place, both):
     trained(
         place, "further", "untied", steps=2, lora={**BOTH, "init_from": str(place / "both/adapter")}
@@ -174,6 +191,9 @@ def test_files_that_contradict_themselves_are_a_sentence(place, both, tmp_path):
         save_adapter(tmp_path / "broken", without, config)
     with pytest.raises(CheckpointError, match="not finite"):
         save_adapter(tmp_path / "broken", {**tensors, HEAD: tensors[HEAD] * np.nan}, config)
-    with pytest.raises(UnsupportedModelError, match="is no LoRA matrix"):
+    with pytest.raises(UnsupportedModelError, match=r"holds the whole model.embed_tokens, which"):
         save_adapter(tmp_path / "broken", tensors, replace(config, modules_to_save=["lm_head"]))
+    resized = {**tensors, HEAD.replace("weight", "modules_to_save.weight"): tensors[HEAD]}
+    with pytest.raises(UnsupportedModelError, match=r"the whole lm_head\.modules_to_save, which"):
+        save_adapter(tmp_path / "broken", resized, replace(config, ensure_weight_tying=True))
     assert json.loads((place / "both/adapter/adapter_config.json").read_text())["modules_to_save"]

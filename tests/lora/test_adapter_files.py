@@ -237,6 +237,15 @@ def test_magnitudes_of_dora(tmp_path: Path) -> None:
         assert message in str(caught.value)
 
 
+def test_magnitudes_of_an_embedding(tmp_path: Path) -> None:
+    at = "base_model.model.model.embed_tokens.lora_"
+    pair = {f"{at}embedding_A": np.ones((R, 7)), f"{at}embedding_B": np.ones((6, R))}
+    pair[f"{at}magnitude_vector"] = np.ones(6)
+    arrays = {name: array.astype(np.float32) for name, array in pair.items()}
+    with pytest.raises(UnsupportedModelError, match=r"scales model.embed_tokens, an embedding"):
+        save(tmp_path / "dora", arrays, use_dora=True, target_modules=["embed_tokens"])
+
+
 def test_a_rank_that_is_not_that_of_the_tensors(folder: Path) -> None:
     change_config(folder, r=8)
     assert "has shape (4, 6), but r = 8 asks for (8, in_features)" in refused(folder)
@@ -290,6 +299,7 @@ def test_what_peft_wrote_long_ago(folder: Path) -> None:
         {"target_modules": "all-linear"},
         {"target_modules": None},
         {"layers_to_transform": [0, 1]},
+        {"layers_to_transform": 0},
         {"exclude_modules": ["k_proj"]},
     ],
 )
@@ -304,7 +314,25 @@ def test_targets_that_are_no_plain_list_become_the_layers(
     ]
 
 
-@pytest.mark.parametrize("start", [True, False, "gaussian", "eva", "orthogonal", None, ...])
+def test_what_is_trained_whole_has_no_pair(tmp_path: Path) -> None:
+    """PEFT puts none there, though target_modules may name it, too."""
+    whole = {"base_model.model.lm_head.weight": np.ones((7, 6), np.float32)}
+    save(tmp_path, tensors() | whole, modules_to_save=["lm_head"])
+    change_config(tmp_path, target_modules=["q_proj", "down_proj", "lm_head"])
+    _, config = load_adapter(tmp_path)
+    assert "lm_head" not in config.target_modules
+
+
+@pytest.mark.parametrize("name", ["norm", "input_layernorm"])
+def test_norms_that_were_trained_are_a_sentence(folder: Path, name: str) -> None:
+    norm = {f"{PREFIX}0.input_layernorm.weight": np.ones(6, np.float32)}
+    write_safetensors(folder / "adapter_model.safetensors", tensors() | norm)
+    change_config(folder, modules_to_save=[name])
+    message = refused(folder, UnsupportedModelError)
+    assert "has a whole model.layers.0.input_layernorm (modules_to_save), but only" in message
+
+
+@pytest.mark.parametrize("start", [True, False, "gaussian", "eva", "orthogonal", "mica", None, ...])
 def test_starts_that_leave_the_base_alone(folder: Path, start: Any) -> None:
     change_config(folder, init_lora_weights=start)
     load_adapter(folder)

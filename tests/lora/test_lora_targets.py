@@ -13,7 +13,7 @@ from qlora_wgpu.families.stacking import Stacking
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.names import LORA_A, LORA_B, MAGNITUDE, parse_name, tensor_name
 from qlora_wgpu.lora.patterns import value_for
-from qlora_wgpu.lora.targets import lora_config, targeted
+from qlora_wgpu.lora.targets import known_targets, lora_config, targeted
 
 LINEARS = [
     LinearSpec(f"model.layers.{i}.{leaf}", 24, 20)
@@ -36,6 +36,7 @@ def names(**lora):
         ("layers.1.self_attn.q_proj", "model.layers.11.self_attn.q_proj", False),
         ("^model.layers.0.self_attn.q_proj$", "model.layers.0.self_attn.q_proj", True),
         ("^layers.0.self_attn.q_proj", "model.layers.0.self_attn.q_proj", False),
+        ("^model.layers.1.mlp.up_proj|q_proj", "model.layers.0.self_attn.q_proj", True),
     ],
 )
 def test_patterns(pattern, module, expected):
@@ -64,6 +65,13 @@ def test_ranks_and_alphas_of_their_own():
     assert lora_config(adapter.peft) == config.model_copy(
         update={"target_modules": ["q_proj", "up_proj", "v_proj"]}
     )
+
+
+def test_names_that_fit_nothing_are_passed_over_in_files():
+    stack = ExpertSpec("model.experts", "up", 3, 8, 4)
+    known = ["q_proj", "layers.0.mlp.up_proj", "model.experts.up"]
+    assert known_targets([*known, "c_attn"], LINEARS, [stack]) == known
+    assert known_targets(["c_attn"], LINEARS, []) == ["c_attn"]
 
 
 def test_layers():
