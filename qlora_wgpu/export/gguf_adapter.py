@@ -14,9 +14,10 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.export.gguf.architectures import find_llama_cpp, model_type_of
 from qlora_wgpu.export.gguf.parts import LayerParts
-from qlora_wgpu.families.family import ExpertSpec, find_family
+from qlora_wgpu.families.family import Architecture, ExpertSpec, find_family
 from qlora_wgpu.lora import AdapterConfig, load_adapter
-from qlora_wgpu.lora.names import AdaptedLayer, adapted_layers
+from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
+from qlora_wgpu.lora.names import LORA_A, LORA_B, AdaptedLayer, adapted_layers, tensor_name
 
 FloatArray = npt.NDArray[np.float32]
 Pair = tuple[FloatArray, FloatArray]
@@ -37,7 +38,8 @@ def export_gguf(
         How many layers it adapts, each expert's counted.
 
     Raises:
-        CheckpointError: If a file is missing, damaged or cannot be written.
+        CheckpointError: If a file is missing, damaged or cannot be written, or the adapter does not
+            fit the base.
         UnsupportedModelError: If llama.cpp's names for this model are not known here.
     """
     import gguf  # takes its time, for those alone who need it
@@ -65,6 +67,8 @@ def export_gguf(
             f"{adapter} has a whole {peft.modules_to_save[0]} (modules_to_save), which llama.cpp's "
             "adapters have not: merge it, or export the whole model"
         )
+    shapes = adapter_shapes(architecture, peft) | _of_routers(architecture, peft)
+    refuse_other_base(adapter, peft, tensors, shapes, model, whole=False)
     tensors_of = {layer.module for layer in adapted_layers(tensors)}
     embedding = architecture.embed_name.removesuffix(".weight")
     ends = [end for end in (embedding, architecture.head.name) if end in tensors_of]
@@ -105,6 +109,17 @@ def export_gguf(
             writer.add_tensor(f"{gguf_name}.lora_b", np.ascontiguousarray(b_part))
     _write(writer, path)
     return count
+
+
+def _of_routers(architecture: Architecture, peft: AdapterConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of pairs on routers, which PEFT and llama.cpp adapt, and nothing here trains."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, (rows, columns) in architecture.routers.items():
+        module = name.removesuffix(".weight")
+        rank = peft.rank_of(module)
+        shapes[tensor_name(module, LORA_A)] = (rank, columns)
+        shapes[tensor_name(module, LORA_B)] = (rows, rank)
+    return shapes
 
 
 def _scaled(layer: AdaptedLayer, peft: AdapterConfig) -> Pair:

@@ -101,7 +101,8 @@ def _difference(
 ) -> str:
     theirs, ours = _layers(tensors), _layers(shapes)
     if odd := sorted(theirs - ours):
-        return f"it adapts {odd[0]}, which this model has not ({len(odd)} such layers)"
+        here = "which this model has not, or not as a layer that is adapted here"
+        return f"it adapts {odd[0]} ({len(odd)} such layers), {here}"
     if whole and (odd := sorted(ours - theirs)):
         return f"it has nothing for {odd[0]} ({len(odd)} such layers)"
     for name, tensor in tensors.items():

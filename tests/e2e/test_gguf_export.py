@@ -189,6 +189,7 @@ def test_mistakes(place) -> None:
         (("export", "out", "--gguf", "model.bin"), "must end in .gguf"),
         (("export", "out", "--adapter-only", "--type", "f16"), "--type is of whole models"),
         ((*named, "--model", "other"), "does not fit other"),
+        ((*named, "--model", "other", "--adapter-only"), "does not fit other"),
         ((*named, "--model", "gone"), "there is no model folder 'gone'"),
     ):
         done = run_here(*args, cwd=place)
