@@ -136,6 +136,11 @@ KINDS = [
     *_each("layers", "tied", lora={"layers_to_transform": [1]}),
     *_each("biases", "biased", _BIASES, peft={
         "target_modules": ["q_proj", "v_proj", "down_proj"], "bias": "all"}),
+    *_each("one layer", "tied", peft={"target_modules": ["q_proj"], "layers_to_transform": 0}),
+    *_each("names of others", "tied", peft={
+        "target_modules": ["q_proj", "c_attn"], "init_lora_weights": "mica"}),
+    *_each("whole and named", "untied", _NOT_WHOLE, peft={
+        "target_modules": ["q_proj", "lm_head"], "modules_to_save": ["lm_head"]}),
     *_each("parameters", "mixture", peft={
         "target_modules": ["q_proj"],
         "target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]}),
