@@ -29,7 +29,7 @@ from tests.campaigns.drawn_parts import (
     windowed,
 )
 
-HEAD_DIMS = (20, 22, 24, 36, 40, 48, 64, 72, 80, 96, 112, 128, 160, 192, 256)
+HEAD_DIMS = (8, 20, 22, 24, 36, 40, 48, 64, 72, 80, 96, 112, 128, 160, 192, 256, 576)
 LONGEST = 256
 
 
@@ -39,13 +39,13 @@ def drawn_config(rng: random.Random, model_type: str) -> Config:
     layers = rng.choice((1, 2, 2, 3, 4))
     config: Config = {
         "model_type": model_type,
-        "vocab_size": rng.choice((131, 193, 331, 517)),
+        "vocab_size": rng.choice((17, 131, 193, 331, 517)) if rng.random() < 0.97 else 65_537,
         "hidden_size": rng.choice((24, 40, 72, 72, 136, 136, 200, 50)),
         "intermediate_size": rng.choice((33, 75, 100, 137, 211)),
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
         "num_key_value_heads": rng.choice([n for n in range(1, heads + 1) if heads % n == 0]),
-        "head_dim": rng.choice(HEAD_DIMS[:7] if rng.random() < 0.6 else HEAD_DIMS),
+        "head_dim": rng.choice(HEAD_DIMS[:8] if rng.random() < 0.6 else HEAD_DIMS),
         "max_position_embeddings": LONGEST,
         "rms_norm_eps": rng.choice((1e-6, 1e-5, 1e-3)),
         "tie_word_embeddings": rng.random() < 0.4,
@@ -53,7 +53,7 @@ def drawn_config(rng: random.Random, model_type: str) -> Config:
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    _OWN.get(model_type, _plain)(rng, config)
+    FAMILIES[model_type](rng, config)
     if len(config.get("mlp_only_layers", ())) >= config["num_hidden_layers"]:
         config["mlp_only_layers"] = []  # transformers balances no model without experts
     return config
@@ -211,11 +211,13 @@ def _phi(rng: random.Random, c: Config) -> None:
         c["hidden_size"] = c["num_attention_heads"] * c.pop("head_dim")
         c["rope_parameters"]["partial_rotary_factor"] = share
         c["original_max_position_embeddings"] = rng.choice((16, 60))
-    c["sliding_window"] = rng.choice((None, 7, 33))
+    c |= {"attention_bias": False, "sliding_window": rng.choice((None, 7, 33))}
 
 
-_OWN: dict[str, Callable[[random.Random, Config], None]] = {
-    "apertus": _plain, "qwen2": _upper_windows, "qwen3": _upper_windows, "mistral": _mistral,
+# What each model_type draws beside sizes; those with images are drawn as their text parts.
+FAMILIES: dict[str, Callable[[random.Random, Config], None]] = {
+    "apertus": _plain, "arcee": _plain, "llama": _plain, "olmo2": _plain,
+    "qwen2": _upper_windows, "qwen3": _upper_windows, "mistral": _mistral,
     "ministral3": _ministral, "smollm3": _smollm, "granite": _granite,
     "granitemoe": _granite_mixture, "granitemoeshared": _granite_mixture,
     "granitemoehybrid": _granite_hybrid, "gemma": _gemma, "gemma2": _gemma2,

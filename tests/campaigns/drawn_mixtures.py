@@ -97,7 +97,7 @@ def mixture(rng: random.Random, c: Config) -> None:
         c |= {"clip_qkv": rng.choice((None, 1.5)), "attention_bias": flag(rng)}
         c["head_dim"] = rng.choice((20, 24, 36, 40))
         c["hidden_size"] = c["num_attention_heads"] * c["head_dim"]
-        if c["num_experts"] == 33:
+        if c["num_experts"] >= 33:
             c["intermediate_size"] = 33
     if c["model_type"].startswith("qwen"):
         c |= {"norm_topk_prob": flag(rng), "qkv_bias": flag(rng)}
@@ -127,7 +127,7 @@ def gpt_oss(rng: random.Random, c: Config) -> None:
 
 def gemma4(rng: random.Random, c: Config) -> None:
     layers = c["num_hidden_layers"] = rng.choice((2, 3, 4, 5))
-    c["sliding_window"] = rng.choice((1, 7, 16, 33))
+    c["sliding_window"] = rng.choice((1, 7, 16, 33, 300))
     kinds = [rng.choice((SLIDING, FULL)) for _ in range(layers)]
     c["layer_types"] = [*kinds[:-1], FULL]
     c["global_head_dim"] = rng.choice((20, 28, 64, 96, 256))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile
 from tests.campaigns.drawn_configs import drawn_config
 
-LENGTHS = (1, 2, 17, 17, 65, 65, 130)
+LENGTHS = (1, 2, 17, 17, 63, 65, 65, 130, 257)
 EXACT = 1e-4
 FLOOR = 1e-6  # of the whole gradient, below which a tensor's own is rounding
 Arrays = dict[str, np.ndarray]
@@ -95,19 +96,24 @@ def _lora(rng: random.Random, architecture: Architecture) -> LoraConfig:
     of_experts = {name.rsplit(".", 1)[-1] for name in names if ".experts." in name}
     leaves = {name.rsplit(".", 1)[-1] for name in names} - {"lm_head"}
     dora = rng.random() < 0.25 and bool(leaves - of_experts)
-    rank = rng.choice((1, 3, 8, 16, 64, 130))
+    rank = rng.choice((1, 3, 8, 16, 64, 130, 256))
     if of_experts and len(names) > 40:
         rank = min(rank, 8)
     chosen = sorted(leaves - of_experts if dora else leaves)
-    if rng.random() < 0.3:
+    if of_experts and not dora and rng.random() < 0.2:
+        chosen = sorted(of_experts)
+    elif rng.random() < 0.3:
         chosen = sorted(rng.sample(chosen, rng.randint(1, len(chosen))))
     patterns: dict[str, Any] = {}
     if rng.random() < 0.3:
         patterns["rank_pattern"] = {rng.choice(chosen): rng.choice((1, 2, 8, 33))}
         patterns["alpha_pattern"] = {rng.choice(chosen): 7}
     stabilized = rng.random() < 0.2
+    layers = sorted({int(at[1]) for n in names if (at := re.search(r"\.layers\.(\d+)\.", n))})
+    if rng.random() < 0.25:
+        patterns["layers_to_transform"] = sorted(rng.sample(layers, rng.randint(1, len(layers))))
     return LoraConfig(
-        r=rank, lora_alpha=rng.choice((0.5, 1, 2)) * (rank**0.5 if stabilized else rank),
+        r=rank, lora_alpha=rng.choice((0.5, 1, 1.37, 2)) * (rank**0.5 if stabilized else rank),
         target_modules=chosen, use_dora=dora, use_rslora=stabilized, **patterns,
     )  # fmt: skip
 
@@ -127,6 +133,15 @@ def _batch(rng: random.Random, vocab: int) -> tuple[np.ndarray, np.ndarray, np.n
     labels = np.where(mask > 0, ids, -100)
     labels[random_ids.random(labels.shape) < 0.2] = -100
     return ids, mask, labels
+
+
+def met(config: dict[str, Any]) -> bool:
+    """Whether rounding may send a token to another expert."""
+    counts = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    tops = ("num_experts_per_tok", "top_k_experts", "moe_k", "moe_topk")
+    count = next((config[key] for key in counts if config.get(key)), 0)
+    top = next((config[key] for key in tops if config.get(key)), 0)
+    return bool(count) and top < count
 
 
 def write_model(folder: Path, config: dict[str, Any], tensors: Arrays) -> None:

@@ -40,18 +40,18 @@ def rope(rng: random.Random, rotary_dim: int, kinds: str = "") -> Config:
 
 
 def windowed(rng: random.Random, c: Config) -> None:
-    c["sliding_window"] = rng.choice((1, 3, 7, 16, 33, 64))
+    c["sliding_window"] = rng.choice((1, 3, 7, 16, 33, 64, 300))
     c["layer_types"] = [rng.choice((SLIDING, FULL)) for _ in range(c["num_hidden_layers"])]
 
 
 def experts(
     rng: random.Random, c: Config, count: str, top: str, size: str | None = "moe_intermediate_size"
 ) -> None:
-    number = rng.choice((2, 3, 5, 8, 12, 33))
-    c[count], c[top] = number, rng.choice((1, 2, number, rng.randint(1, number)))
+    number = rng.choice((1, 2, 3, 5, 8, 12, 33)) if rng.random() < 0.97 else 300
+    c[count], c[top] = number, rng.choice((1, min(2, number), number, rng.randint(1, number)))
     if size is not None:
         c[size] = rng.choice((12, 28, 33, 72))
-    if number == 33:
+    if number >= 33:
         c["num_hidden_layers"] = min(c["num_hidden_layers"], 2)
         for key in ("layer_types", "no_rope_layers"):
             if key in c:
@@ -63,7 +63,7 @@ def experts(
 def groups(rng: random.Random, c: Config, count: str) -> None:
     """Groups that divide the experts, of two at least, and hold as many as are chosen."""
     number = c[count]
-    groups = rng.choice([n for n in range(1, number // 2 + 1) if number % n == 0])
+    groups = rng.choice([n for n in range(1, min(number // 2, 32) + 1) if number % n == 0] or [1])
     c["n_group"], c["topk_group"] = groups, rng.randint(1, groups)
     c["num_experts_per_tok"] = min(c["num_experts_per_tok"], number // groups * c["topk_group"])
 

@@ -18,8 +18,8 @@ import torch
 
 from tests.campaigns.answer_steps import OTHER, Result, ours, scaled, with_head
 from tests.campaigns.drawn_answers import Asked, asked
-from tests.campaigns.drawn_models import EXACT, Drawn, drawn
-from tests.campaigns.model_shapes import Campaign, Trial, described, met, try_all
+from tests.campaigns.drawn_models import EXACT, Drawn, drawn, met
+from tests.campaigns.model_shapes import Campaign, Trial, described, try_all
 from tests.campaigns.support import Tally, campaign
 from tests.campaigns.torch_models import TorchModel
 from tests.campaigns.trl_losses import Texts, trl_loss

@@ -88,15 +88,22 @@ def test_scaled_rotations(tmp_path, kind) -> None:
     assert ropes[0].factor == pytest.approx(ropes[1].factor, rel=1e-6)
 
 
-def test_factors_of_phi_3(tmp_path) -> None:
+@pytest.mark.parametrize("model_type", ["phi3", "llama", "granite", "apertus"])
+def test_factors_of_longrope(tmp_path, model_type) -> None:
+    pairs = (
+        find_family(CONFIGS[model_type]).read(CONFIGS[model_type]).config.dimensions.head_dim // 2
+    )
     scaling = {
-        "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.25, 2.5] * 2,
-        "long_factor": [1.5, 3.0, 7.5] * 2,
+        "rope_type": "longrope", "rope_theta": 10000.0,
+        "short_factor": [1.0 + i / 4 for i in range(pairs)],
+        "long_factor": [1.5 + i for i in range(pairs)],
     }  # fmt: skip
-    config = CONFIGS["phi3"] | {
+    config = CONFIGS[model_type] | CHANGES[model_type] | {
         "rope_parameters": scaling, "original_max_position_embeddings": 32, "sliding_window": None,
     }  # fmt: skip
-    _, file, _ = written(folder_of(tmp_path, config))
+    _, file, made = written(folder_of(tmp_path, config))
+    # Other architectures than Phi 3's read the factors of no other type.
+    assert made.keys[f"{made.architecture}.rope.scaling.type"] == "longrope"
     ropes = [
         find_family(c).read(c).config.layers[0].attention.rope for c in (config, file.config)
     ]  # fmt: skip

@@ -49,6 +49,7 @@ REFUSED = {
     "chosen without a correction": ("lfm2_moe", {
         "conv_bias": False, "routed_scaling_factor": 1.0, "use_expert_bias": False}),
     "a token meets different numbers": ("hunyuan_v1_moe", {"moe_topk": [2, 3]}),
+    "heads that are together 60 wide": ("lfm2", {"conv_bias": False, "head_dim": 10}),
     "layers that all attend": ("lfm2", {
         "conv_bias": False, "layer_types": ["full_attention"] * 2}),
     "layers without biases": ("starcoder2", {"use_bias": False}),

@@ -96,18 +96,6 @@ OWN = {
         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
     },
 }  # fmt: skip
-MODEL_TYPES = [
-    "cohere", "gemma", "gemma2", "gemma3_text", "glm4", "granite", "llama", "mistral", "mixtral",
-    "olmo2", "olmo3", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3", "stablelm", "starcoder2",
-    "gemma3", "exaone4", "cohere2", "ernie4_5", "seed_oss", "hunyuan_v1_dense", "ministral3",
-    "mistral3", "granitemoehybrid", "arcee", "nemotron", "apertus", "lfm2",
-    "qwen2_moe", "olmoe", "ernie4_5_moe", "lfm2_moe", "glm4_moe",
-    "gpt_oss", "glm4_moe_lite", "deepseek_v2", "deepseek_v3",
-    "gemma4_text", "gemma4",
-    "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_5", "qwen3_5_moe",
-    "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "exaone_moe", "gemma4_unified_text",
-    "gemma4_unified",
-]  # fmt: skip
 # Of models with images, the type of their text part.
 TEXTS = {
     "gemma3": "gemma3_text", "gemma4": "gemma4_text", "mistral3": "ministral3",

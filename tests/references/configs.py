@@ -23,11 +23,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from qlora_wgpu.errors import UnsupportedModelError  # noqa: E402
-from qlora_wgpu.families.family import find_family  # noqa: E402
+from qlora_wgpu.families.family import find_family, known_families  # noqa: E402
 from references import numpy_model  # noqa: E402
 from references.config_trials import (  # noqa: E402
     GRANITES,
-    MODEL_TYPES,
     RENAMED,
     TEXTS,
     changed,
@@ -191,7 +190,7 @@ def main():
     ids = samples((20,))[0]
     random = np.random.default_rng(options.seed)
     table, recorded = Counter(), {}
-    for model_type in options.model_types or MODEL_TYPES:
+    for model_type in options.model_types or sorted(known_families()):
         trials = [{}, *singles(model_type), *several(model_type, options.count, random)]
         for changes in trials:
             config = changed(model_type, changes)

@@ -106,14 +106,14 @@ def folder_of(place, config, *, adapter: bool = True):
     return place
 
 
-def adapter_of(place, config, leaves: tuple[str, ...] = ()):
+def adapter_of(place, config, leaves: tuple[str, ...] = (), scale: float = 1.0):
     rng, tensors = np.random.default_rng(5), {}
     linears = find_family(config).read(config).every_linear
     chosen = [s for s in linears if not leaves or s.name.rpartition(".")[2] in leaves]
     for spec in chosen:
         at = f"base_model.model.{spec.name}.lora_"
-        tensors[f"{at}A.weight"] = rng.standard_normal((3, spec.in_features), np.float32)
-        tensors[f"{at}B.weight"] = rng.standard_normal((spec.out_features, 3), np.float32)
+        tensors[f"{at}A.weight"] = scale * rng.standard_normal((3, spec.in_features), np.float32)
+        tensors[f"{at}B.weight"] = scale * rng.standard_normal((spec.out_features, 3), np.float32)
     targets = sorted({spec.name.rpartition(".")[2] for spec in chosen})
     save_adapter(place / "adapter", tensors, AdapterConfig(3, 6, 0.0, targets, False, "a/base"))
 

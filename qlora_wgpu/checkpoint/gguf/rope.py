@@ -83,7 +83,9 @@ def _longrope(keys: Keys, file: GGUFFile) -> dict[str, Any]:
         "short_factor": _shortest(file.floats(SHORT_FACTORS)),
         "long_factor": _shortest(file.floats(LONG_FACTORS)),
     }
-    return scaling if factor is None else {**scaling, "attention_factor": factor}
+    length = keys.integer("rope.scaling.original_context_length", None)
+    more = {"attention_factor": factor, "original_max_position_embeddings": length}
+    return scaling | {key: value for key, value in more.items() if value is not None}
 
 
 def _of_factors(factors: npt.NDArray[np.float32], theta: float, head_dim: int) -> dict[str, Any]:

@@ -86,6 +86,7 @@ def _scaling_keys(keys: ModelKeys, rope: Rope) -> None:
         if keys.values.get("rope.scaling.original_context_length") != growth.length:
             raise keys.refuse("queries that grow without YaRN, or by another length than its own")
     if rope.kind == "longrope":
+        keys.values["rope.scaling.type"] = "longrope"  # without it LLAMA leaves its tensors out
         keys.values["rope.scaling.attn_factor"] = float(rope.factor)
         keys.values["rope.scaling.original_context_length"] = int(
             given.get("original_max_position_embeddings")

@@ -1,0 +1,28 @@
+"""The campaigns draw config.json files of every family, which it reads or refuses."""
+
+import random
+
+import pytest
+from references.config_trials import TEXTS
+
+from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.families.family import find_family, known_families
+from tests.campaigns.drawn_configs import FAMILIES, drawn_config
+
+DRAWS = 30
+
+
+def test_every_family_is_drawn():
+    assert set(FAMILIES) == set(known_families()) - set(TEXTS)
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_most_draws_are_read(model_type):
+    refused = []
+    for number in range(DRAWS):
+        config = drawn_config(random.Random(f"{number} {model_type}"), model_type)
+        try:
+            find_family(config).read(config)
+        except UnsupportedModelError as err:
+            refused.append(str(err))
+    assert len(refused) < DRAWS / 2, refused
