@@ -58,7 +58,7 @@ def computed(
     """A batch's loss and gradients, and a text."""
     model = QLoRAModel.from_pretrained(place, case.lora, case.quant, dtype, device)
     adapter = seeded_adapter({n: a.shape for n, a in model.adapter_state_dict().items()})
-    normalize({n: a for n, a in adapter.items() if a.size > 1})
+    normalize(adapter)
     model.load_adapter(adapter)
     loss, gradients = model.loss_and_grads(case.ids, case.labels, case.mask)
     prompt = [int(t) for t in max(case.samples, key=lambda s: len(s.ids)).ids[:24]]

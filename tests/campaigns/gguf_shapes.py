@@ -127,11 +127,11 @@ class Campaign:
             again = exact
         try:
             there = self.process.submit(theirs, self.library, str(path), ids).result()
-        except RuntimeError as err:
-            self.tally.fail("llama.cpp refuses", f"{how}: {str(err)[:300]}; {config}")
         except BrokenProcessPool:
             self.process = self._begun()
             self.tally.fail("llama.cpp ends", f"{how}; {config}")
+        except RuntimeError as err:
+            self.tally.fail("llama.cpp refuses", f"{how}: {str(err)[:300]}; {config}")
         else:
             kind = f"llama.cpp, {name}" + (f", noted: {noted[:80]}" if noted else "")
             self._judge(kind, there, again, name, config, how, noted=bool(noted))

@@ -58,7 +58,7 @@ class Trial:
         model = self.opened("float32", device.profile, fresh=True)
         names = {n: a.shape for n, a in model.adapter_state_dict().items()}
         self.adapter = seeded_adapter(names)
-        normalize({n: a for n, a in self.adapter.items() if a.size > 1})  # one number has no spread
+        normalize(self.adapter)
         held = {n: np.array(a, order="C") for n, a in model.base_state_dict().items()}
         stacked = as_stacks(case.config["model_type"], held)
         write_model(place / "held", case.config, stacked)

@@ -100,6 +100,19 @@ def test_queries_that_grow(tmp_path) -> None:
         assert read[key] == pytest.approx(rotation[key], rel=1e-6)
 
 
+def test_queries_that_grow_with_the_usual_factor_of_yarn(tmp_path) -> None:
+    config = changed("ministral3")
+    rotation = config["rope_parameters"]
+    plain = {key: value for key, value in rotation.items() if "mscale" not in key}
+    place = folder_of(tmp_path, config | {"rope_parameters": plain})
+    _, file, _ = written(place)
+    ropes = [
+        find_family(c).read(c).config.layers[0].attention.rope
+        for c in (file.config, config | {"rope_parameters": plain})
+    ]  # fmt: skip
+    assert ropes[0].factor == pytest.approx(ropes[1].factor, rel=1e-6) and ropes[0].factor > 1
+
+
 GEMMA_4 = {
     "has MLPs of sizes": {"gemma4__feed_forward_length": [100, 100, 100, 200, 200]},
     "several numbers for layers of full_attention": {

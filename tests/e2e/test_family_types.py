@@ -33,7 +33,7 @@ def normalize(tensors):
     """Makes products of the size of their inputs, whatever the width, as in trained models."""
     is_gemma4 = any("layer_scalar" in name for name in tensors)
     for name, array in tensors.items():
-        if array.ndim == 2 and "embed" not in name and "norm" not in name:
+        if array.ndim == 2 and array.size > 1 and "embed" not in name and "norm" not in name:
             array *= 0.7 / (array.std() * array.shape[1] ** 0.5)
         elif is_gemma4 and name.endswith("q_norm.weight"):
             # Its scores are not scaled otherwise.

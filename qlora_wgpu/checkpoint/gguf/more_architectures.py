@@ -97,7 +97,8 @@ def mistral3(keys: Keys, file: GGUFFile, config: Config) -> Config:
     scaling = config.pop("rope_scaling", {"rope_type": "default"})
     if scaling["rope_type"] == "yarn":
         share = keys.number("rope.scaling.yarn_log_multiplier", 0.0)
-        scaling |= {"mscale": 1.0, "mscale_all_dim": share}
+        if share:
+            scaling |= {"mscale": 1.0, "mscale_all_dim": share}
     return {
         "rope_parameters": {
             "original_max_position_embeddings": config["max_position_embeddings"],

@@ -101,7 +101,7 @@ ARCHITECTURES = {
     "mistral3": LlamaCpp("MISTRAL3", pairs=True, biases=_ALL),
     "arcee": LlamaCpp("ARCEE", pairs=True, biases=(), activation="relu2", scalings=("llama3",)),
     "nemotron": LlamaCpp("NEMOTRON", head="own", is_square=True, biases=_ALL, activation="relu2"),
-    "apertus": LlamaCpp("APERTUS", scalings=_FACTORS),
+    "apertus": LlamaCpp("APERTUS", head="own", scalings=_FACTORS),
     "lfm2": LlamaCpp("LFM2", is_square=True),
     "qwen3_next": LlamaCpp("QWEN3NEXT", biases=()),
     "qwen3_5_text": LlamaCpp("QWEN35", biases=()),

@@ -13,7 +13,7 @@ from qlora_wgpu.checkpoint.gguf.rope import FACTORS
 from qlora_wgpu.export.gguf.model_keys import ModelKeys
 from qlora_wgpu.export.gguf.scales import check_scales
 from qlora_wgpu.families.attention import Attention
-from qlora_wgpu.families.gemma4_text import DEFAULTS, FULL, ROPES, SLIDING
+from qlora_wgpu.families.gemma4_text import FULL, ROPES, SLIDING
 from qlora_wgpu.families.mlp import GatedMLP
 from qlora_wgpu.families.sharing import SharingDecoder, SharingLayer
 
@@ -28,6 +28,8 @@ def gemma4(keys: ModelKeys) -> None:
     attentions = keys.attentions
     far = next(a for a in attentions if a.window is None)  # the last layer's at least
     near = next((a for a in attentions if a.window is not None), None)
+    if near is None:
+        raise keys.refuse("layers none of which has a window")
     near_dim = decoder.dimensions.head_dim
     ropes: Mapping[str, Any] = keys.config.get("rope_parameters") or ROPES
     keys.values |= {
@@ -38,7 +40,7 @@ def gemma4(keys: ModelKeys) -> None:
         "attention.key_length_swa": near_dim,
         "attention.value_length_swa": near_dim,
         "attention.shared_kv_layers": sum(a.shared for a in attentions),
-        "attention.sliding_window": near.window if near else DEFAULTS["sliding_window"],
+        "attention.sliding_window": near.window,
         "attention.sliding_window_pattern": np.array([a.window is not None for a in attentions]),
         "embedding_length_per_layer_input": decoder.inputs.size if decoder.inputs else 0,
         "rope.dimension_count": far.dimensions.head_dim,
@@ -47,7 +49,7 @@ def gemma4(keys: ModelKeys) -> None:
         "rope.freq_base_swa": float({**ROPES, **ropes}[SLIDING]["rope_theta"]),
     }
     _check_sources(keys, layers)
-    if near is not None and _divisors(near, keys.values["rope.freq_base_swa"]).max() != 1.0:
+    if _divisors(near, keys.values["rope.freq_base_swa"]).max() != 1.0:
         raise keys.refuse("a scaled rotation of layers with a window")
     mixture = layers[0].mixture
     if mixture is not None:
