@@ -27,6 +27,7 @@ from qlora_wgpu.export.gguf.model import gguf_model
 from qlora_wgpu.export.merged_weights import MergedWeights
 from qlora_wgpu.families.family import find_family
 
+BOTH = ("olmo2", "apertus")  # whose files have a head, be it the embedding
 NUMBER_OF = {kind.name: kind.number for kind in TYPES.values()}
 
 
@@ -37,7 +38,7 @@ def test_a_file_is_the_merged_model(tmp_path, model_type) -> None:
     expected, read = merged.architecture, find_family(file.config).read(file.config)
     ours, theirs = parts(expected.config), parts(read.config)
     tied = ours.pop(".tied"), theirs.pop(".tied")
-    assert tied in ((True, True), (False, False)) or model_type == "olmo2"  # which has both
+    assert tied[0] == tied[1] if model_type not in BOTH else tied == (True, False)
     assert differing(theirs, ours) == {}
     names = set(merged.folder.names())
     assert names <= set(file.names())

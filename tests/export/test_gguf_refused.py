@@ -68,7 +68,8 @@ REFUSED = {
         "layer_types": ["full_attention", *["sliding_attention"] * 3, "full_attention"],
         "per_layer_config": {"0": {"head_dim": 28}, "4": {"head_dim": 28}}}),
     "layers none of which has a window": ("gemma4_text", {
-        "layer_types": ["full_attention"] * 5, "per_layer_config": {str(i): {"head_dim": 28} for i in range(5)}}),
+        "layer_types": ["full_attention"] * 5,
+        "per_layer_config": {str(i): {"head_dim": 28} for i in range(5)}}),
     "a scaled rotation of layers with": ("gemma4_text", {"rope_parameters": {
         "full_attention": {"rope_type": "default", "rope_theta": 1e6},
         "sliding_attention": {

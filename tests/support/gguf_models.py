@@ -46,7 +46,7 @@ CHANGES = {
     "stablelm": {"use_qkv_bias": True},
     "stablelm heads": {"qk_layernorm": True, "use_parallel_residual": True},
     "starcoder2": {"sliding_window": None}, "nemotron": {"head_dim": 12},
-    "apertus": {"attention_bias": False},
+    "apertus": {"attention_bias": False, "tie_word_embeddings": True},
     "cohere": {"use_qk_norm": False, "attention_bias": False},
     "cohere2": {"num_hidden_layers": 5, "layer_types": None, "attention_bias": False},
     "olmo3": {"num_hidden_layers": 5, "layer_types": None, "attention_bias": False,
