@@ -63,6 +63,9 @@ def exported_config(rng: random.Random, model_type: str) -> Config:
         config["tie_word_embeddings"] = architecture.head == "tied"
     if "linear_key_head_dim" in config:
         config |= {"linear_value_head_dim": config["linear_key_head_dim"], "rms_norm_eps": 1e-6}
+    for key in ("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts"):
+        if config.get(key):
+            config[key] = min(config[key], 64)  # llama.cpp's graphs have no room for hundreds
     for key in ("attention_bias", "mlp_bias", "use_bias", "qkv_bias", "use_qkv_bias"):
         if key in config and rng.random() < 0.7:
             config[key] = False

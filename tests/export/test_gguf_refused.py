@@ -18,6 +18,8 @@ REFUSED = {
         "swiglu_limit": 7.0, "rope_parameters": ROPES["yarn"]}),
     "a score scale of": ("gemma2", {}),
     "positions in layer 1": ("smollm3", {}),
+    "positions in layer 0": ("exaone4", {
+        "head_dim": 12, "layer_types": ["full_attention", "sliding_attention"]}),
     "a head of its own": ("gemma", {"tie_word_embeddings": False}),
     "the activation gelu": ("llama", {"hidden_act": "gelu"}),
     "heads that are together 120 wide": ("qwen2", {"head_dim": 20}),

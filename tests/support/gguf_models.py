@@ -63,7 +63,7 @@ CHANGES = {
         "conv_bias": False, "routed_scaling_factor": 1.0},
     "glm4_moe": {"routed_scaling_factor": 1.7},
     "exaone_moe": {"num_hidden_layers": 5, "layer_types": None, "n_group": 1, "topk_group": 1,
-                   "mlp_layer_types": None},
+                   "mlp_layer_types": None, "tie_word_embeddings": True},
     "exaone4 windows": {"num_hidden_layers": 64, "layer_types": None, "head_dim": 12},
     "ministral3": {"sliding_window": None}, "lfm2": {"conv_bias": False},
     "qwen3_5_text": {"attention_bias": False, "rms_norm_eps": 1e-6, "linear_key_head_dim": 24},

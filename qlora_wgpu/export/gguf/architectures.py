@@ -109,7 +109,7 @@ ARCHITECTURES = {
     "granitemoe": LlamaCpp("GRANITE_MOE", pairs=True, biases=(), scalings=_FACTORS),
     "granitemoeshared": LlamaCpp("GRANITE_MOE", pairs=True, biases=(), scalings=_FACTORS),
     "hunyuan_v1_moe": LlamaCpp("HUNYUAN_MOE", biases=()),
-    "exaone_moe": LlamaCpp("EXAONE_MOE", biases=(), windows="periodic"),
+    "exaone_moe": LlamaCpp("EXAONE_MOE", head="own", biases=(), windows="periodic"),
     "granitemoehybrid": LlamaCpp(
         "GRANITE", pairs=True, biases=_ALL, scalings=_FACTORS
     ),  # where it is dense

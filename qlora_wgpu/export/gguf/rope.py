@@ -45,6 +45,8 @@ def _check_layers(keys: ModelKeys) -> None:
     label = keys.llama_cpp.label
     each = _NO_ROTATION_EACH.get(label)
     has_windows = any(attention.window is not None for attention in keys.attentions)
+    if keys.llama_cpp.windows == "of 64 layers" and len(keys.decoder.layers) != 64:
+        has_windows = False  # that llama.cpp knows of: it rotates all layers then
     for i, attention in enumerate(keys.attentions):
         rotates = each is None or (i + 1) % each != 0
         if label in _ROTATES_SLIDING and has_windows:
