@@ -46,6 +46,8 @@ REFUSED = {
     "this order of layers with and": ("exaone_moe", {
         "num_hidden_layers": 4, "layer_types": None, "n_group": 1, "topk_group": 1,
         "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"]}),
+    "this order of layers with and without experts": ("ernie4_5_moe", {
+        "num_hidden_layers": 3, "moe_layer_start_index": 0, "moe_layer_interval": 2}),
     "a routed_scaling_factor of 1.7": ("lfm2_moe", {"conv_bias": False}),
     "weights do not sum up to one, or": ("lfm2_moe", {"conv_bias": False, "norm_topk_prob": False}),
     "chosen without a correction": ("lfm2_moe", {

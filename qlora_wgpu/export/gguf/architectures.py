@@ -70,7 +70,7 @@ ARCHITECTURES = {
     "qwen3": LlamaCpp("QWEN3"),
     "qwen2_moe": LlamaCpp("QWEN2MOE"),
     "qwen3_moe": LlamaCpp("QWEN3MOE"),
-    "olmoe": LlamaCpp("OLMOE", is_square=True, biases=()),
+    "olmoe": LlamaCpp("OLMOE", head="own", is_square=True, biases=()),
     "ernie4_5_moe": LlamaCpp("ERNIE4_5_MOE", biases=()),
     "lfm2_moe": LlamaCpp("LFM2MOE", is_square=True),
     "glm4": LlamaCpp("GLM4"),

@@ -86,11 +86,10 @@ def hunyuan_moe(keys: ModelKeys) -> None:
 
 
 def ernie4_5_moe(keys: ModelKeys) -> None:
-    """ERNIE 4.5's, in every so manieth layer from one on."""
+    """ERNIE 4.5's, in every layer from one on: llama.cpp loads no other order."""
     check_scales(keys)
-    step = int(keys.config.get("moe_layer_interval") or 1)
-    experts = _after_dense(keys, step)
-    keys.values["interleave_moe_layer_step"] = step
+    experts = _after_dense(keys)
+    keys.values["interleave_moe_layer_step"] = 1
     _shared(keys, experts)
     _check_router(keys, experts, sigmoid=False)
 
@@ -133,21 +132,17 @@ def tell_router(keys: ModelKeys, experts: Experts) -> None:
     keys.values["expert_group_used_count"] = scoring.top_groups
 
 
-def _after_dense(keys: ModelKeys, step: int = 1) -> Experts:
+def _after_dense(keys: ModelKeys) -> Experts:
     """Adds the numbers of experts, and the first layers, which have none.
 
-    Args:
-        keys: The keys.
-        step: Of the others every so manieth has experts.
-
     Raises:
-        UnsupportedModelError: If others have.
+        UnsupportedModelError: If others have none, either.
     """
     sparse = [isinstance(layer.mlp, Experts) for layer in keys.decoder.layers]
     if True not in sparse:
         raise keys.refuse("a model without experts")
-    lead = int(keys.config.get("moe_layer_start_index") or 0) if step > 1 else sparse.index(True)
-    if sparse != [i >= lead and (i + 1) % step == 0 for i in range(len(sparse))]:
+    lead = sparse.index(True)
+    if not all(sparse[lead:]):
         raise keys.refuse("this order of layers with and without experts")
     experts = keys.decoder.layers[sparse.index(True)].mlp
     assert isinstance(experts, Experts)
