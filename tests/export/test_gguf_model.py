@@ -113,6 +113,13 @@ def test_factors_of_longrope(tmp_path, model_type) -> None:
     assert ropes[0].factor == pytest.approx(ropes[1].factor, rel=1e-6)
 
 
+def test_logits_of_gemma_4_without_a_softcap(tmp_path) -> None:
+    config = changed("gemma4_unified_text") | {"final_logit_softcapping": None}
+    _, file, made = written(folder_of(tmp_path, config))
+    assert made.keys["gemma4.final_logit_softcapping"] == 0.0  # llama.cpp's own is 30
+    assert file.config["final_logit_softcapping"] is None
+
+
 @pytest.mark.parametrize("name", FILE_TYPES)
 def test_types(tmp_path, name) -> None:
     """Each matrix is what gguf's quantizer makes of the merged one; small tensors stay whole."""

@@ -54,6 +54,8 @@ REFUSED = {
         "conv_bias": False, "routed_scaling_factor": 1.0, "use_expert_bias": False}),
     "a token meets different numbers": ("hunyuan_v1_moe", {"moe_topk": [2, 3]}),
     "heads that are together 60 wide": ("lfm2", {"conv_bias": False, "head_dim": 10}),
+    "heads that are together 48 wide": ("qwen2_moe", {
+        "head_dim": 8, "norm_topk_prob": False, "use_sliding_window": False, "layer_types": None}),
     "layers that all attend": ("lfm2", {
         "conv_bias": False, "layer_types": ["full_attention"] * 2}),
     "layers without biases": ("starcoder2", {"use_bias": False}),

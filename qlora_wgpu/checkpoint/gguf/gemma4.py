@@ -77,7 +77,7 @@ def gemma4(keys: Keys, file: GGUFFile, config: Config) -> Config:
                 "rope_theta": keys.number("rope.freq_base_swa", 10_000.0),
             },
         },
-        "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
+        "final_logit_softcapping": keys.number("final_logit_softcapping", 30.0) or None,
         "hidden_size_per_layer_input": keys.integer("embedding_length_per_layer_input", 0),
         "vocab_size_per_layer_input": (
             file.tensor(table).place.shape[0] if table in file else config["vocab_size"]

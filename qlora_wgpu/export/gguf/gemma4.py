@@ -59,8 +59,7 @@ def gemma4(keys: ModelKeys) -> None:
             "expert_feed_forward_length": mixture.intermediate_size,
         }
     softcap = decoder.logit_softcap
-    if softcap is not None:
-        keys.values["final_logit_softcapping"] = float(softcap)
+    keys.values["final_logit_softcapping"] = float(softcap or 0.0)  # 30 where nothing is told
     check_scales(
         keys,
         embedding_scale=math.sqrt(decoder.dimensions.hidden_size),
