@@ -214,6 +214,11 @@ class Dataset(Sequence[Example]):
         return np.repeat(texts, self.unit)
 
     @property
+    def has_windows(self) -> bool:
+        """Whether several rows are of one text: its windows, or what a mixture repeats of it."""
+        return len(np.unique(self.text_numbers)) < self.num_rows
+
+    @property
     def num_label_tokens(self) -> int:
         """Positions that the loss is taken over, in all examples together."""
         return int(self.label_counts.sum())

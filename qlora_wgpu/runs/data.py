@@ -25,7 +25,12 @@ from qlora_wgpu.runs.samples import Prompt
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchPlan
-from qlora_wgpu.training.data_warnings import tell_left_out, warn_of_learnt_rows, warn_of_long_rows
+from qlora_wgpu.training.data_warnings import (
+    tell_left_out,
+    warn_of_learnt_rows,
+    warn_of_learnt_windows,
+    warn_of_long_rows,
+)
 from qlora_wgpu.training.mixing import read_mixture
 from qlora_wgpu.training.rows import preparation as preparation
 
@@ -188,6 +193,7 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
     held_out = None
     if settings.data.eval_split is not None:
         train, held_out = split_off(train, settings.data.eval_split, settings.train.seed)
+        warn_of_learnt_windows(train, held_out, observer)
     elif settings.data.eval is not None:
         held_out = read(settings.data, held_out=True)
         warn_of_learnt_rows(train, held_out, observer)

@@ -17,16 +17,31 @@ from qlora_wgpu.training.run_folder import checkpoint_folders
 
 def warn_of_learnt_rows(train: Dataset, held_out: Dataset, observer: Observer) -> None:
     """Tells where the held-out loss would say nothing, since its rows are learnt from."""
-    shared = rows_in_both(train, held_out)
-    if shared == len(held_out):
+    shared, of = rows_in_both(train, held_out), held_out.num_rows
+    if shared == of:
         observer.warning(
             "all rows of data.eval stand in data.train, too, so the held-out loss does not show "
             "what the model learns for others: data.eval_split holds rows of data.train out"
         )
     elif shared:
         observer.warning(
-            f"{shared:,} of {len(held_out):,} rows of data.eval stand in data.train, too, so the "
-            "held-out loss is lower than it should be: take them out of one of the two"
+            f"{shared:,} of {of:,} {_units(held_out)} of data.eval stand in data.train, too, so "
+            "the held-out loss is lower than it should be: take them out of one of the two"
+        )
+
+
+def warn_of_learnt_windows(train: Dataset, held_out: Dataset, observer: Observer) -> None:
+    """Tells what a split has on both sides: texts that differ may have equal windows.
+
+    Equal rows, and the windows of one text, are on one side.
+    """
+    if not (train.has_windows or held_out.has_windows):
+        return
+    if shared := rows_in_both(train, held_out):
+        observer.warning(
+            f"{shared:,} of the {held_out.num_rows:,} {_units(held_out)} that data.eval_split "
+            "holds out stand in other texts of data.train, too, so the held-out loss is lower than "
+            "it should be: take out what these texts repeat"
         )
 
 
@@ -103,3 +118,7 @@ def _how_to_measure(path: str, splits: Iterable[str]) -> str:
     place = Path(path)
     short = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
     return f"; data.eval: {short.as_posix()}:{split} measures on what is held out"
+
+
+def _units(dataset: Dataset) -> str:
+    return "windows" if dataset.has_windows else "rows"

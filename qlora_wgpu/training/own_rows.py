@@ -14,6 +14,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.data_warnings import (
     tell_left_out,
     warn_of_learnt_rows,
+    warn_of_learnt_windows,
     warn_of_long_rows,
 )
 from qlora_wgpu.training.mixing import read_mixture
@@ -82,6 +83,7 @@ class RowReader:
             warn_of_learnt_rows(learnt, measured, self._observer)
         elif settings.eval_split is not None:
             learnt, measured = split_off(learnt, settings.eval_split, self._config.train.seed)
+            warn_of_learnt_windows(learnt, measured, self._observer)
         else:
             return OwnRows(learnt, None, self._prompt(train))
         return OwnRows(learnt, measured, self._prompt(train))

@@ -102,6 +102,32 @@ def test_rows_that_are_learnt_and_measured_are_told(place):
     assert warned.about("all rows of data.eval stand in data.train")
 
 
+def test_pairs_that_are_learnt_and_measured_are_told(place):
+    """Each is two examples, and one row."""
+    pairs = [{"prompt": f"{i}?", "chosen": f"{i}.", "rejected": "no"} for i in range(6)]
+    for name, rows in (("pairs", pairs), ("some", [*pairs[:2], pairs[0] | {"prompt": "new?"}])):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (place / f"{name}.jsonl").write_text(text)
+    given = "train.objective=dpo", f"data.train={place / 'pairs.jsonl'}"
+    warned = told_of_a_run(place, *given, f"data.eval={place / 'some.jsonl'}")
+    assert warned.about("2 of 3 rows of data.eval stand in data.train, too")
+    warned = told_of_a_run(place, *given, f"data.eval={place / 'pairs.jsonl'}")
+    assert warned.about("all rows of data.eval stand in data.train")
+
+
+def test_windows_that_are_learnt_and_measured_are_told(place):
+    """Two texts that differ may begin alike."""
+    texts = [f"{i % 2}" * 15 + "abcd"[i] for i in range(4)]
+    (place / "texts.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    given = [
+        f"data.train={place / 'texts.jsonl'}", "data.truncation=windows", "data.eval_split=1",
+        "data.max_seq_length=8",
+    ]  # fmt: skip
+    warned = told_of_a_run(place, *given)
+    assert warned.about("1 of the 2 windows that data.eval_split holds out stand in other texts")
+    assert not told_of_a_run(place, *given[:-1], "data.max_seq_length=64").about("stand in")
+
+
 def test_rows_beyond_the_model_are_told(place):
     text = json.dumps({"text": "a b c d e f " * 30}) + "\n"
     (place / "long.jsonl").write_text(text + '{"text": "ab"}\n')
