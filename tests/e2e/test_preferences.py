@@ -25,7 +25,7 @@ from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.samples import Samples
-from qlora_wgpu.ops.adamw import STATS_METRICS
+from qlora_wgpu.ops.adamw import STATS_CORRECT, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.ops.cross_entropy import Objective
 from qlora_wgpu.ops.preference import METRICS, Preference, means
 
@@ -147,6 +147,49 @@ def test_dft(model):
     gradient = model.read_flat(model.adapter.gradient) / stats[1]
     model.zero_gradient()
     compare(model, "sft/dft", stats[0] / stats[1], {}, gradient)
+
+
+HITS = [4, 2, 1, 1, 0, 1]  # of the answers in turns; tokens of them: 7, 9, 2, 6, 10, 1
+
+
+@pytest.fixture(scope="module")
+def predicted(model):
+    """The pairs in turns; as many tokens of each answer are the likeliest, all others the least."""
+    ids, mask, completion = (array.copy() for array in in_turns(pairs()))
+    left = list(HITS)
+    for at in range(1, ids.shape[1]):
+        logits = model.logits(ids, mask)[:, at - 1]
+        for row in np.flatnonzero(completion[:, at]):
+            ids[row, at] = logits[row].argmax() if left[row] else logits[row].argmin()
+            left[row] -= left[row] > 0
+    assert not any(left)
+    return ids, mask, completion
+
+
+@pytest.mark.parametrize("size", [6, 2])
+def test_hits_are_those_of_chosen_answers(model, predicted, size):
+    block = checked(model, *predicted)
+    samples = Samples(references(model, *block), np.zeros(6, np.float32))
+    given = Preference("dpo", "sigmoid", BETA)
+    _, metrics, _ = computed(model, given, cut(block, samples, size))
+    assert metrics["mean_token_accuracy"] == pytest.approx((4 + 1 + 0) / (7 + 2 + 10))
+
+
+@pytest.mark.parametrize("confidence", [False, True])
+def test_hits_of_rows_with_weights(model, predicted, confidence):
+    """A hit counts what its row weighs, and not how likely it is."""
+    weights = np.array([1, 0.5, 3, 1, 2, 8])
+    model.options = TrainingOptions(objective=Objective(confidence=confidence))
+    block = checked(model, *predicted)
+    for given, each in ((None, np.ones(6)), (weights, weights)):
+        spread = None if given is None else np.repeat(given[:, None], 16, 1)
+        model.zero_stats()
+        model.accumulate(*block, weights=spread)
+        stats = model.read_stats()
+        model.zero_gradient()
+        model.zero_stats()
+        share = (each * HITS).sum() / (each * predicted[2].sum(1)).sum()
+        assert stats[STATS_CORRECT] / stats[STATS_TOKENS] == pytest.approx(share)
 
 
 def test_packed_pairs(model):
