@@ -120,7 +120,10 @@ def _figures(result: TrainResult) -> dict[str, str]:
         losses = f"{result.eval_loss_before:.4f} before, {result.eval_loss:.4f} after"
         figures["held-out loss"] = losses
     if result.best_step is not None and result.best_step != result.steps:
-        figures["best"] = f"{result.best_eval_loss:.4f} after step {result.best_step}"
+        best = f"{result.best_eval_loss:.4f}"
+        if result.best_metric is not None and result.metric_for_best_model != "loss":
+            best += f", {result.metric_for_best_model} {result.best_metric:.4f},"
+        figures["best"] = f"{best} after step {result.best_step}"
     if result.sample is not None:
         figures |= _texts(result.sample, ended=not result.interrupted)
     figures["trained"] = (

@@ -81,6 +81,7 @@ ARGUMENTS: dict[str, dict[str, _Number | _Word]] = {
         "num_cycles": _WAVES,
     },
     PLATEAU: {
+        "mode": _Word(("min", "max")),
         "factor": _Number(0.0, 1.0, open_above=True),
         "patience": _COUNT,
         "threshold": _Number(0.0, 1e9),

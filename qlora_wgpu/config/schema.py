@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
+from qlora_wgpu.config.figures import figures_of
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
 from qlora_wgpu.config.sections.cluster import ClusterConfig
 from qlora_wgpu.config.sections.data import DataConfig, SourceConfig
@@ -93,6 +94,20 @@ class Config(Section):
             raise ValueError(
                 f"stands beside {what}, whose rows are told by their keys and whose answers alone "
                 "are compared: leave data.format and data.train_on at auto"
+            )
+        return value
+
+    @field_validator("eval")
+    @classmethod
+    def _is_measured(cls, value: EvalConfig, info: ValidationInfo) -> EvalConfig:
+        train = info.data.get("train")
+        if train is None:
+            return value
+        known = figures_of(train.objective, train.loss_type)
+        if value.metric_for_best_model not in known:
+            raise ValueError(
+                f"has metric_for_best_model: {value.metric_for_best_model}, but evaluations with "
+                f"train.objective: {train.objective} give {', '.join(known)}"
             )
         return value
 

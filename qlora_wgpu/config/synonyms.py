@@ -44,6 +44,7 @@ _SYNONYMS = {
     "data.train_on": "train_on_inputs mask_prompt train_on_responses_only roles_to_train",
     "data.columns": "column_mapping field_mapping",
     "eval.load_best_model_at_end": "load_best save_best",
+    "eval.metric_for_best_model": "best_metric metric_for_best early_stopping_metric",
     "eval.early_stopping_patience": "early_stopping patience",
     "train.seed": "random_seed random_state",
     "optim.name": "optimizer optim optimizer_type optimizer_name",

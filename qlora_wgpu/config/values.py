@@ -30,6 +30,14 @@ def _in_float32(value: float) -> float:
 Float = Annotated[float, AfterValidator(_in_float32)]
 
 
+def _figure(value: str) -> str:
+    return value.removeprefix("eval_")
+
+
+Figure = Annotated[str, Field(min_length=1), AfterValidator(_figure)]
+"""The name of what an evaluation gives, which transformers takes with and without ``eval_``."""
+
+
 def _regular_expression(value: str) -> str:
     check_expression(value)
     return value

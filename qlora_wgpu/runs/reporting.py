@@ -189,7 +189,7 @@ def _ending(result: TrainResult) -> str:
         reason = f" ({result.stop_reason})" if result.stop_reason else ""
         return f"stopped after step {result.steps}{reason}; it can be resumed"
     if result.stopped_early:
-        return f"finished after step {result.steps}: the held-out loss no longer fell"
+        return f"finished after step {result.steps}: evaluations got no better"
     return f"finished after step {result.steps}"
 
 

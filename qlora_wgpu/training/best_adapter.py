@@ -1,4 +1,4 @@
-"""The adapter with the lowest held-out loss, in memory and in ``best/``."""
+"""The adapter with the best held-out figure, in memory and in ``best/``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qlora_wgpu.checkpoint import atomic_folder, read_manifest, write_manifest
+from qlora_wgpu.config import EvalConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
@@ -14,17 +15,21 @@ from qlora_wgpu.model.adapter_state import read_started
 
 @dataclass(frozen=True, eq=False)
 class BestAdapter:
-    """An adapter's parameters, the held-out loss with them, and the steps done.
+    """An adapter's parameters, the held-out figures with them, and the steps done.
 
     Attributes:
         step: The steps done.
         loss: The held-out loss.
+        figure: What it is the best by.
+        aim: What is best: ``EvalConfig.aim``.
         parameters: In their order on the device.
         is_saved: Whether it is on the disk.
     """
 
     step: int
     loss: float
+    figure: float
+    aim: str
     parameters: FloatArray
     is_saved: bool = False
 
@@ -40,19 +45,23 @@ def save_best(folder: Path, model: AdapterModel, best: BestAdapter) -> BestAdapt
     try:
         with atomic_folder(folder) as unfinished:
             model.save_adapter(unfinished)
-            write_manifest(unfinished, {"step": best.step, "eval_loss": best.loss})
+            known = {"step": best.step, "eval_loss": best.loss}
+            write_manifest(unfinished, {**known, "figure": best.figure, "aim": best.aim})
     finally:
         model.write_parameters(present)
     return replace(best, is_saved=True)
 
 
-def load_best(folder: Path, model: AdapterModel) -> BestAdapter | None:
-    """The adapter that a folder holds; None if it is not whole or is none of this model."""
+def load_best(folder: Path, model: AdapterModel, aim: str) -> BestAdapter | None:
+    """The adapter that a folder holds; None if it is not whole, or none of this model and aim."""
     try:
         manifest = read_manifest(folder)
         parameters = model.adapter.join(
             read_started(folder, *load_adapter(folder), model.adapter)[0]
         )
-        return BestAdapter(int(manifest["step"]), float(manifest["eval_loss"]), parameters, True)
+        step, loss = int(manifest["step"]), float(manifest["eval_loss"])
+        figure, its_aim = manifest.get("figure", loss), manifest.get("aim", EvalConfig().aim)
+        best = BestAdapter(step, loss, float(figure), str(its_aim), parameters, True)
+        return best if best.aim == aim else None
     except (CheckpointError, KeyError):
         return None

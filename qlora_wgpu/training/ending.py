@@ -96,7 +96,8 @@ def _adopt_best(run: Run) -> None:
         if run.state.best_loss is not None and run.state.best_step != run.state.step:
             run.observer.warning("the best adapter was not kept: the last one is the final one")
         return
-    run.state.best_loss, run.state.best_step = run.best.loss, run.best.step
+    state, best = run.state, run.best
+    state.best_loss, state.best_figure, state.best_step = best.loss, best.figure, best.step
     if run.best.step == 0:
         run.observer.warning(
             "no evaluation was better than the one before training: the final adapter is the one "
@@ -153,6 +154,8 @@ def result_of(
         eval_loss_before=state.eval_loss_before,
         eval_loss=state.eval_loss if state.eval_step == state.step else None,
         best_eval_loss=state.best_loss,
+        best_metric=state.best_figure,
+        metric_for_best_model=run.config.eval.metric_for_best_model,
         best_step=state.best_step if state.best_step >= 0 else None,
         num_tokens=state.num_tokens,
         seconds=state.seconds,

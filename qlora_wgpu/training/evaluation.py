@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
+from qlora_wgpu.config import EvalConfig
+from qlora_wgpu.config.figures import LOSS
 from qlora_wgpu.data import Batch, Dataset
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.labels import IGNORE_INDEX
@@ -107,7 +109,7 @@ class Evaluator:
 
     @property
     def has_stalled(self) -> bool:
-        """Whether the held-out loss has not fallen for as long as the user had patience."""
+        """Whether no evaluation was better for as long as the user had patience."""
         patience = self._run.config.eval.early_stopping_patience
         return patience is not None and self._run.state.without_gain >= patience
 
@@ -135,13 +137,14 @@ class Evaluator:
         loss = found["eval_loss"]
         if not math.isfinite(loss):
             raise run.failure(f"the held-out loss is not finite after step {step}")
+        figure = self._steering(found, step)
         row = {"step": step, **found}
         run.folder.log(row)
         if run.state.plateau is not None and step > 0 and self.is_due(step):
-            self._follow_plateau(run.state.plateau, loss, step)
-        lowest = run.state.evaluated(loss, step, run.config.eval.early_stopping_threshold)
-        if lowest and run.keeps_best:
-            self._keep_best(step, loss)
+            self._follow_plateau(run.state.plateau, figure, step)
+        best = run.state.evaluated(loss, figure, step, run.config.eval)
+        if best and run.keeps_best:
+            self._keep_best(step, loss, figure)
         run.observer.evaluation(row)  # who may stop or save the run: all is noted by now
         return loss
 
@@ -153,28 +156,48 @@ class Evaluator:
         loss, count, *metrics = sums
         return {"eval_loss": loss / count, **answer_metrics(config.train, metrics, "eval_")}
 
-    def _follow_plateau(self, plateau: Plateau, loss: float, step: int) -> None:
-        before = plateau.rate
-        if plateau.measured(loss, self._run.config.optim):
+    def _steering(self, found: Mapping[str, float], step: int) -> float:
+        """The figure that says what is best.
+
+        Raises:
+            TrainingError: If it is not finite.
+        """
+        name = self._run.config.eval.metric_for_best_model
+        figure = found[f"eval_{name}"]
+        if not math.isfinite(figure):
+            raise self._run.failure(f"the held-out {name} is not finite after step {step}")
+        return figure
+
+    def _follow_plateau(self, plateau: Plateau, figure: float, step: int) -> None:
+        before, settings = plateau.rate, self._run.config.eval
+        if plateau.measured(figure, self._run.config.optim, more_is_better=settings.more_is_better):
             self._run.observer.note(
-                f"step {step}: the held-out loss no longer falls, so the learning rate goes from "
+                f"step {step}: {no_gain(settings)}, so the learning rate goes from "
                 f"{before:.3g} to {plateau.rate:.3g}"
             )
 
     def _tell(self, done: int, total: int) -> None:
         self._run.observer.activity(f"held-out loss: {done:,} of {total:,} rows")
 
-    def _keep_best(self, step: int, loss: float) -> None:
+    def _keep_best(self, step: int, loss: float, figure: float) -> None:
         """Keeps the adapter in memory, and on the disk if that takes it."""
         run = self._run
         parameters = run.model.read_flat(run.model.adapter.parameters).copy()
-        run.best = BestAdapter(step, loss, parameters)
+        run.best = BestAdapter(step, loss, figure, run.config.eval.aim, parameters)
         try:
             run.save_best()
         except CheckpointError as err:
             run.observer.warning(
                 f"the best adapter so far is in memory only: {err}; the next checkpoint tries again"
             )
+
+
+def no_gain(settings: EvalConfig) -> str:
+    """Words for evaluations that are no better than those before."""
+    name = settings.metric_for_best_model
+    if name == LOSS:
+        return "the held-out loss no longer falls"
+    return f"the held-out {name} no longer {'rises' if settings.more_is_better else 'falls'}"
 
 
 def steps_between(eval_steps: float, total: int) -> int:

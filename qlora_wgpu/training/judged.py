@@ -1,8 +1,8 @@
-"""What the weights of KTO's good and bad answers mean for some data."""
+"""What KTO's good and bad answers in some data are to its settings."""
 
 from __future__ import annotations
 
-from qlora_wgpu.config.schema import TrainConfig
+from qlora_wgpu.config.schema import Config, TrainConfig
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.training.observer import Observer
@@ -23,7 +23,7 @@ def tell_of_weights(rows: Dataset, settings: TrainConfig, observer: Observer) ->
     """
     if settings.objective != "kto":
         return
-    good, bad = (int(number) for number in (rows.lengths.reshape(-1, 2) > 0).sum(axis=0))
+    good, bad = _good_and_bad(rows)
     sides = (
         (good, settings.desirable_weight, "desirable_weight", "good"),
         (bad, settings.undesirable_weight, "undesirable_weight", "bad"),
@@ -49,3 +49,26 @@ def tell_of_weights(rows: Dataset, settings: TrainConfig, observer: Observer) ->
             f"from {least * one:.3g} to {most * one:.3g}, or train.undesirable_weight from "
             f"{other / most:.3g} to {other / least:.3g}"
         )
+
+
+def require_both_kinds(held_out: Dataset | None, config: Config) -> None:
+    """Refuses to look for the best by a figure that comes of answers which are not there.
+
+    Raises:
+        ConfigError: If that is so.
+    """
+    if held_out is None or config.train.objective != "kto":
+        return
+    name = config.eval.metric_for_best_model
+    good, bad = _good_and_bad(held_out)
+    for number, kind, side in ((good, "good", "chosen"), (bad, "bad", "rejected")):
+        if not number and name.endswith((f"/{side}", "/margins")):
+            raise ConfigError(
+                f"eval.metric_for_best_model is {name}, but there is no {kind} answer among the "
+                "held-out rows to measure it on: hold out some, or name another figure"
+            )
+
+
+def _good_and_bad(rows: Dataset) -> tuple[int, int]:
+    good, bad = (rows.lengths.reshape(-1, 2) > 0).sum(axis=0)
+    return int(good), int(bad)

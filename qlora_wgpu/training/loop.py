@@ -26,7 +26,7 @@ from qlora_wgpu.training.answers import Answers
 from qlora_wgpu.training.batching import BatchPlan, padded_batch
 from qlora_wgpu.training.computing import MicroBatch
 from qlora_wgpu.training.disk_watch import DiskWatch
-from qlora_wgpu.training.evaluation import Evaluator
+from qlora_wgpu.training.evaluation import Evaluator, no_gain
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.steering import Steering, Step
@@ -174,7 +174,7 @@ class TrainingLoop:
             self._texts.write(step, stop)
         if self._evaluator.has_stalled:
             self._run.observer.warning(
-                f"stopped early after step {step}: the held-out loss has not fallen in "
+                f"stopped early after step {step}: {no_gain(self._run.config.eval)}, in "
                 f"{self._run.state.without_gain} evaluations"
             )
         elif saves:

@@ -55,7 +55,8 @@ def open_run(
     folder = RunFolder(
         path, config.to_yaml(), overwrite=overwrite, resume=resume, warn=observer.warning
     )
-    run = Run(model, config, observer, folder, identity, RunState(), longest, throughput, computing)
+    state = RunState(aim=config.eval.aim)
+    run = Run(model, config, observer, folder, identity, state, longest, throughput, computing)
     try:
         if resume:
             if check_resumable(path, config):
@@ -83,8 +84,25 @@ def _go_on(run: Run) -> None:
         folder.write_config(run.config.to_yaml())
     except CheckpointError as err:
         run.observer.warning(f"{err}; it stays as it was")
+    _take_aim(run)
     _load_best(run)
     run.observer.resumed(checkpoint, state.step)
+
+
+def _take_aim(run: Run) -> None:
+    """Begins to look for the best anew, where it is another figure that says what is best."""
+    state, aim = run.state, run.config.eval.aim
+    if state.aim == aim:
+        return
+    if not state.finished and (run.keeps_best or state.plateau is not None):
+        run.observer.note(
+            f"the best evaluation is the one with the {aim} now, not the {state.aim}: it is looked "
+            "for from here on"
+        )
+    state.aim = aim
+    state.forget_best()
+    if state.plateau is not None:
+        state.plateau.best, state.plateau.bad = None, 0
 
 
 def _load_best(run: Run) -> None:
@@ -96,12 +114,12 @@ def _load_best(run: Run) -> None:
     state = run.state
     if not run.keeps_best or state.best_loss is None:
         return
-    best = load_best(run.folder.best, run.model)
+    best = load_best(run.folder.best, run.model, state.aim)
     if best is not None and (best.step == state.best_step or best.step > state.step):
         run.best = best
     elif not state.finished:
         run.observer.warning(
-            f"the adapter with the lowest held-out loss so far, of step {state.best_step}, was not "
+            f"the adapter with the best evaluation so far, of step {state.best_step}, was not "
             "kept: the best one is looked for from here on"
         )
         state.forget_best()

@@ -1,8 +1,7 @@
-"""A learning rate that falls where the held-out loss no longer does, by torch's rule."""
+"""A learning rate that falls where evaluations get no better, by torch's rule."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +18,8 @@ class Plateau:
 
     Attributes:
         rate: The learning rate from here on.
-        best: The lowest loss; None before the first one.
-        bad: Evaluations in a row that were not lower.
+        best: The best figure; None before the first one.
+        bad: Evaluations in a row that were not better.
         cooldown: Evaluations to come that do not count.
     """
 
@@ -29,16 +28,18 @@ class Plateau:
     bad: int = 0
     cooldown: int = 0
 
-    def measured(self, loss: float, optim: OptimConfig) -> bool:
-        """Takes a held-out loss into account; whether it changes the rate.
+    def measured(self, figure: float, optim: OptimConfig, *, more_is_better: bool = False) -> bool:
+        """Takes an evaluation into account; whether it changes the rate.
 
         Args:
-            loss: The loss.
+            figure: Its loss, or what else steers.
             optim: What the schedule was told.
+            more_is_better: Torch's ``mode: max``, unless the schedule was told its own.
         """
         given = optim.lr_scheduler_kwargs
-        if loss < self._to_beat(given):
-            self.best, self.bad = loss, 0
+        sign = 1.0 if given.get("mode", "max" if more_is_better else "min") == "max" else -1.0
+        if self.best is None or sign * figure > sign * self._to_beat(self.best, given, sign):
+            self.best, self.bad = figure, 0
         else:
             self.bad += 1
         if self.cooldown > 0:
@@ -52,14 +53,12 @@ class Plateau:
         self.rate = lower
         return True
 
-    def _to_beat(self, given: dict[str, Any]) -> float:
-        """What a loss must be below to be the best."""
-        if self.best is None:
-            return math.inf
-        threshold = float(given.get("threshold", _THRESHOLD))
+    def _to_beat(self, best: float, given: dict[str, Any], sign: float) -> float:
+        """What a figure must be beyond to be the best."""
+        threshold = sign * float(given.get("threshold", _THRESHOLD))
         if given.get("threshold_mode", "rel") == "rel":
-            return self.best * (1.0 - threshold)
-        return self.best - threshold
+            return best * (1.0 + threshold)
+        return best + threshold
 
 
 def first_plateau(config: Config, *, held_out: bool) -> Plateau | None:
@@ -77,7 +76,7 @@ def first_plateau(config: Config, *, held_out: bool) -> Plateau | None:
     if not held_out or config.eval.eval_steps == 0:
         needs = "eval.eval_steps above 0" if held_out else "data.eval or data.eval_split"
         raise ConfigError(
-            f"optim.lr_scheduler_type {PLATEAU} goes by held-out losses: set {needs}, or choose a "
+            f"optim.lr_scheduler_type {PLATEAU} goes by evaluations: set {needs}, or choose a "
             "schedule by steps such as cosine"
         )
     return Plateau(config.optim.learning_rate)

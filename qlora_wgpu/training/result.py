@@ -47,12 +47,15 @@ class TrainResult:
         train_loss: Mean loss over the label tokens of the last logged steps, or None.
         eval_loss_before: Held-out loss before the first step, if there is held-out data.
         eval_loss: Held-out loss after the last step, if there is held-out data.
-        best_eval_loss: The lowest held-out loss.
+        best_eval_loss: The held-out loss of the best evaluation: the lowest, unless
+            ``eval.metric_for_best_model`` is another figure.
+        best_metric: That figure then.
+        metric_for_best_model: Its name.
         best_step: When it was measured.
         num_tokens: Tokens trained on, padding not counted.
         seconds: Time from the first step to the end.
         interrupted: Whether the user, or an observer, stopped it early: it can be resumed.
-        stopped_early: Whether it ended because the held-out loss no longer fell.
+        stopped_early: Whether it ended because evaluations got no better.
         was_finished: Whether it had ended before it was resumed, so that nothing was trained.
         run_dir: The run's folder.
         adapter_dir: The final adapter within it.
@@ -78,6 +81,8 @@ class TrainResult:
     adapter_dir: Path
     peak_bytes: int
     was_finished: bool = False
+    best_metric: float | None = None
+    metric_for_best_model: str = "loss"
     stop_reason: str | None = None
     stop_signal: int | None = None
     sample: Sample | None = None

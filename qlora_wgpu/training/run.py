@@ -35,7 +35,7 @@ class Run:
         throughput: Tokens per second.
         computing: Who computes micro-batches.
         saved_at: The step of the newest checkpoint; -1 without.
-        best: The adapter with the lowest held-out loss, where it is kept.
+        best: The adapter with the best evaluation, where it is kept.
         saturated: Values that kernels held at the end of their type, since this part began.
         workers: What the workers of a cluster have done since the last row of the log, by name.
         answers: The training data as an objective over answers reads it.

@@ -70,7 +70,7 @@ class RunFolder:
     Attributes:
         path: The folder.
         adapter: Folder of the final adapter.
-        best: Folder of the adapter with the lowest held-out loss.
+        best: Folder of the adapter with the best evaluation.
         checkpoints: Folder of the checkpoints.
         texts: What the model has written: samples.jsonl.
     """

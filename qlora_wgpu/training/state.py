@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from typing import Any
 
+from qlora_wgpu.config import EvalConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.training.plateau import Plateau
 
@@ -30,9 +31,11 @@ class RunState:
         eval_loss_before: Held-out loss before the first step.
         eval_loss: The latest one, after ``eval_step`` steps.
         eval_step: When it was measured.
-        best_loss: The lowest one.
+        best_loss: The one of the best evaluation.
         best_step: When it was measured.
-        without_gain: Evaluations in a row that were not lower by the user's threshold.
+        best_figure: What made it the best; None where that is the loss in an older version.
+        aim: What makes an evaluation the best: ``EvalConfig.aim``.
+        without_gain: Evaluations in a row that were not better by the user's threshold.
         finished: Whether the run has ended, with all that belongs to its end.
         seconds: Time that its parts have taken, from each one's first step on.
         total_steps: Steps that the run was to have; 0 where an older version did not say.
@@ -53,6 +56,8 @@ class RunState:
     eval_step: int = -1
     best_loss: float | None = None
     best_step: int = -1
+    best_figure: float | None = None
+    aim: str = EvalConfig().aim
     without_gain: int = 0
     finished: bool = False
     seconds: float = 0.0
@@ -82,6 +87,8 @@ class RunState:
             state.window = [_figures(*figures) for figures in state.window]
             state.metrics = [float(value) for value in state.metrics]
             state.plateau = Plateau(**values["plateau"]) if values.get("plateau") else None
+            if state.best_figure is None and state.aim == EvalConfig().aim:
+                state.best_figure = state.best_loss
             step = int(state.step)
         except (ValueError, TypeError) as err:
             raise CheckpointError(f"{where} is damaged: {err}") from err
@@ -89,25 +96,31 @@ class RunState:
             raise CheckpointError(f"{where} is damaged: step {step}")
         return state
 
-    def evaluated(self, loss: float, step: int, threshold: float) -> bool:
-        """Notes a held-out loss; whether it is the lowest.
+    def evaluated(self, loss: float, figure: float, step: int, settings: EvalConfig) -> bool:
+        """Notes an evaluation; whether it is the best.
 
         Args:
-            loss: The loss.
+            loss: The held-out loss.
+            figure: What the best one has most or least of (``settings.metric_for_best_model``).
             step: The steps done.
-            threshold: The least fall below the lowest one that patience counts as one.
+            settings: Which of both, and the least change that patience counts.
         """
         self.eval_loss, self.eval_step = loss, step
-        lowest = math.inf if self.best_loss is None else self.best_loss
-        self.without_gain = 0 if lowest - loss > threshold else self.without_gain + 1
-        if loss >= lowest:
+        gain = math.inf
+        if self.best_figure is not None:
+            sign = 1.0 if settings.more_is_better else -1.0
+            gain = sign * (figure - self.best_figure)
+        counts = gain > settings.early_stopping_threshold
+        self.without_gain = 0 if counts else self.without_gain + 1
+        if gain <= 0:
             return False
-        self.best_loss, self.best_step = loss, step
+        self.best_loss, self.best_figure, self.best_step = loss, figure, step
         return True
 
     def forget_best(self) -> None:
         """The next evaluation is the best one."""
-        self.best_loss, self.best_step, self.without_gain = None, -1, 0
+        self.best_loss, self.best_figure, self.best_step = None, None, -1
+        self.without_gain = 0
 
 
 def _figures(

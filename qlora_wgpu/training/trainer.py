@@ -15,7 +15,7 @@ from qlora_wgpu.training.beginning import Beginning
 from qlora_wgpu.training.computing import Computing, OwnDevice
 from qlora_wgpu.training.ending import check_ended, finish, interrupt, result_of, revisit
 from qlora_wgpu.training.evaluation import Evaluator
-from qlora_wgpu.training.judged import tell_of_weights
+from qlora_wgpu.training.judged import require_both_kinds, tell_of_weights
 from qlora_wgpu.training.loop import TrainingLoop
 from qlora_wgpu.training.mixing import SourceCounter
 from qlora_wgpu.training.objectives import training_options
@@ -214,6 +214,7 @@ class Trainer:
             if dataset is not None:
                 refuse_other_objectives(dataset, name, self.config.train.objective)
         tell_of_weights(rows, self.config.train, self._observer)
+        require_both_kinds(held_out, self.config)
         plateau = first_plateau(self.config, held_out=held_out is not None)
         plan = BatchPlan.of(rows.lengths, self.config)
         longest = max(self.config.data.max_seq_length, plan.longest)

@@ -94,6 +94,8 @@ DEFAULTS = {
     "eval": {
         "eval_steps": 50,
         "load_best_model_at_end": False,
+        "metric_for_best_model": "loss",
+        "greater_is_better": None,
         "early_stopping_patience": None,
         "early_stopping_threshold": 0.0,
         "sample_prompts": [],

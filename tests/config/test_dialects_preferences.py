@@ -41,7 +41,8 @@ def test_what_is_cut_stays_what_is_cut(place):
     ("key", "value", "reason"),
     [
         ("precompute_ref_log_probs", True, "asked once, before the first step"),
-        ("metric_for_best_model", "eval_rewards/accuracies", "the lowest held-out loss"),
+        ("metric_for_best_model", "eval_entropy", "evaluations give loss, rewards/accuracies"),
+        ("greater_is_better", True, "the lowest loss is the best"),
         ("train_sampling_strategy", "sequential", "each epoch has all rows in another order"),
     ],
 )
@@ -49,6 +50,28 @@ def test_what_has_no_place_is_told_with_its_reason(place, key, value, reason):
     _, conversion = converted(place, "trl.yaml", {"beta": 0.1, key: value})
     shown = str(value).lower() if value is True else value
     assert reason in reasons_of(conversion)[f"{key}: {shown}"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("trl.yaml", {"beta": 0.1}), ("axolotl.yml", {"rl": "dpo"}),
+        ("llama_factory.yaml", {"stage": "dpo", "dataset": "pairs"}),
+    ],
+)  # fmt: skip
+def test_what_the_best_adapter_goes_by(place, name, changes):
+    described = {"file_name": "pairs.json", "ranking": True}
+    (place / "data" / "dataset_info.json").write_text(json.dumps({"pairs": described}))
+    changes = {
+        "dataset_dir": str(place / "data"), **changes, "load_best_model_at_end": True,
+        "metric_for_best_model": "eval_rewards/margins", "greater_is_better": True,
+    }  # fmt: skip
+    if name != "llama_factory.yaml":
+        del changes["dataset_dir"]
+    config, conversion = converted(place, name, changes)
+    assert config.eval.load_best_model_at_end
+    assert config.eval.aim == "highest rewards/margins"
+    assert not any("best" in key or "greater" in key for key in reasons_of(conversion))
 
 
 def test_axolotls_keys_of_trl(place):

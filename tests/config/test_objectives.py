@@ -3,9 +3,10 @@
 import pytest
 
 from qlora_wgpu.config import Config
+from qlora_wgpu.config.figures import figures_of
 from qlora_wgpu.config.sections.train import LOSSES, TrainConfig
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.ops.preference import PAIR_LOSSES, SINGLE_LOSSES
+from qlora_wgpu.ops.preference import METRICS, PAIR_LOSSES, SINGLE_LOSSES, means
 from qlora_wgpu.training.objectives import preference_of, training_options
 
 
@@ -82,6 +83,42 @@ def test_what_does_not_go_together(train, message):
 def test_what_answers_do_not_go_with(sections, message):
     with pytest.raises(ConfigError, match=message):
         settings({"objective": "dpo"}, **sections)
+
+
+@pytest.mark.parametrize("objective", list(LOSSES))
+def test_evaluations_give_what_can_say_which_is_best(objective):
+    for loss in (None, *LOSSES[objective]):
+        if loss == "exo_pair":
+            continue
+        train = TrainConfig(objective=objective, loss_type=loss)
+        known = {"loss"}
+        if (preference := preference_of(train)) is None:
+            known.add("mean_token_accuracy")
+        else:
+            known |= means(dict.fromkeys(METRICS, 1.0), preference).keys()
+        assert set(figures_of(objective, loss)) == known
+        for name in known:
+            whole = settings({"objective": objective, "loss_type": loss},
+                             eval={"metric_for_best_model": f"eval_{name}"})  # fmt: skip
+            assert whole.eval.metric_for_best_model == name
+            assert whole.eval.more_is_better != name.endswith("loss")
+            assert Config.model_validate(whole.model_dump()) == whole
+
+
+@pytest.mark.parametrize(
+    ("train", "given", "message"),
+    [
+        ({}, {"metric_for_best_model": "rewards/margins"},
+         "has metric_for_best_model: rewards/margins, but .* with .*: sft give loss, mean_token_a"),
+        ({"objective": "kto"}, {"metric_for_best_model": "rewards/accuracies"}, "kto give .* kl"),
+        ({"objective": "kto", "loss_type": "apo_zero_unpaired"}, {"metric_for_best_model": "kl"},
+         "has metric_for_best_model: kl"),
+        ({}, {"greater_is_better": True}, "eval.greater_is_better .*of which the least is best"),
+    ],
+)  # fmt: skip
+def test_figures_that_no_evaluation_gives(train, given, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(train, eval=given)
 
 
 def test_a_pair_has_two_rows_unless_they_are_packed():

@@ -86,7 +86,7 @@ def test_a_plateau_needs_evaluations(folder, device, tmp_path, every):
     settings = config(folder, tmp_path / "r", **{**PLATEAU, "eval": {"eval_steps": every}})
     trainer = Trainer(opened(folder, device), settings)
     needed = "eval_steps above 0" if every == 0 else r"data\.eval or data\.eval_split"
-    with pytest.raises(ConfigError, match=f"goes by held-out losses: set .*{needed}"):
+    with pytest.raises(ConfigError, match=f"goes by evaluations: set .*{needed}"):
         trainer.train(rows(), rows(4, seed=1) if every == 0 else None)
     assert not (tmp_path / "r").exists()
 

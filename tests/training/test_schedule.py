@@ -56,7 +56,7 @@ def test_rates_are_those_of_transformers(kind):
         assert error <= 1e-14 * case["learning_rate"], (error, case)
 
 
-@pytest.mark.parametrize("case", RECORDED["plateaus"])
+@pytest.mark.parametrize("case", RECORDED["plateaus"] + RECORDED["rising"])
 def test_a_plateau_is_that_of_torch(case):
     optim = of_schedule(case, lr_scheduler_type="reduce_lr_on_plateau")
     plateau, rates = Plateau(optim.learning_rate), []
@@ -65,6 +65,17 @@ def test_a_plateau_is_that_of_torch(case):
         assert plateau.measured(loss, optim) == (plateau.rate != before)
         rates.append(plateau.rate)
         plateau = RunState.from_json(RunState(plateau=plateau).to_json(), "state").plateau
+    assert rates == case["rates"]
+
+
+@pytest.mark.parametrize("case", RECORDED["rising"])
+def test_a_plateau_has_the_direction_of_its_figure(case):
+    kwargs = {key: value for key, value in case["kwargs"].items() if key != "mode"}
+    optim = of_schedule(case | {"kwargs": kwargs}, lr_scheduler_type="reduce_lr_on_plateau")
+    plateau, rates = Plateau(optim.learning_rate), []
+    for figure in case["losses"]:
+        plateau.measured(figure, optim, more_is_better=True)
+        rates.append(plateau.rate)
     assert rates == case["rates"]
 
 

@@ -1,8 +1,8 @@
-"""What an evaluation says: the lowest loss is the best; the threshold is patience's alone."""
+"""What an evaluation says: which is the best; the threshold is patience's alone."""
 
 import pytest
 
-from qlora_wgpu.config.schema import TrainConfig
+from qlora_wgpu.config.schema import EvalConfig, TrainConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.ops.preference import METRICS
 from qlora_wgpu.training.state import RunState
@@ -12,7 +12,8 @@ from qlora_wgpu.training.step_log import answer_metrics
 def test_the_lowest_is_the_best_whatever_the_threshold():
     state = RunState()
     losses = [5.0, 4.9, 4.8, 4.5, 4.6, 4.4]
-    lowest = [state.evaluated(loss, step, 0.3) for step, loss in enumerate(losses)]
+    settings = EvalConfig(early_stopping_threshold=0.3)
+    lowest = [state.evaluated(loss, loss, step, settings) for step, loss in enumerate(losses)]
     assert lowest == [True, True, True, True, False, True]
     assert (state.best_loss, state.best_step) == (4.4, 5)
 
@@ -20,10 +21,34 @@ def test_the_lowest_is_the_best_whatever_the_threshold():
 def test_patience_counts_falls_above_the_threshold():
     """As in transformers: each loss is compared with the lowest before it."""
     state, counts = RunState(), []
+    settings = EvalConfig(early_stopping_threshold=0.25)
     for step, loss in enumerate([5.0, 4.9, 4.8, 4.4, 4.6, 4.1, 4.1]):
-        state.evaluated(loss, step, 0.25)
+        state.evaluated(loss, loss, step, settings)
         counts.append(state.without_gain)
     assert counts == [0, 1, 2, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_another_figure_may_say_what_is_best(sign):
+    """Rewards may be below 0; the loss is noted beside."""
+    state, counts, best = RunState(), [], []
+    settings = EvalConfig(
+        metric_for_best_model="eval_rewards/margins", early_stopping_threshold=0.25,
+        greater_is_better=None if sign > 0 else False,
+    )  # fmt: skip
+    for step, margin in enumerate([-0.5, -0.4, 0.2, 0.1, 0.5, 0.4]):
+        best.append(state.evaluated(step + 1.0, sign * margin, step, settings))
+        counts.append(state.without_gain)
+    assert best == [True, True, True, False, True, False] and counts == [0, 1, 0, 1, 0, 1]
+    assert (state.best_loss, state.best_figure, state.best_step) == (5.0, sign * 0.5, 4)
+    assert (state.eval_loss, state.eval_step) == (6.0, 5)
+
+
+def test_an_older_versions_best_goes_by_its_loss():
+    state = RunState.from_json('{"step": 4, "best_loss": 2.5, "best_step": 3}', "x")
+    assert (state.best_figure, state.aim) == (2.5, "lowest loss")
+    assert not state.evaluated(2.6, 2.6, 5, EvalConfig())
+    assert state.evaluated(2.4, 2.4, 6, EvalConfig())
 
 
 def test_it_comes_back_bit_by_bit():
@@ -31,6 +56,8 @@ def test_it_comes_back_bit_by_bit():
         step=3,
         window=[(0.1 + 0.2, 3.0, 2.0, 0.5), (0.5, 1.0, None, 0.0)],
         best_loss=1 / 3,
+        best_figure=2 / 3,
+        aim="highest rewards/margins",
         finished=True,
     )
     assert RunState.from_json(state.to_json(), "x") == state

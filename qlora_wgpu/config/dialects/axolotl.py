@@ -9,6 +9,7 @@ from qlora_wgpu.config.dialects import new_tokens, preferences
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.hugging_face import (
     PEFT_TARGETS,
+    convert_best,
     convert_optimizer,
     convert_precision,
     convert_schedule,
@@ -260,6 +261,7 @@ def _convert_loop(draft: Draft) -> None:
     convert_schedule(draft, "lr_scheduler")
     convert_precision(draft)
     convert_optimizer(draft, "optimizer")
+    convert_best(draft)
     if (checkpointing := draft.take("gradient_checkpointing")) is not None:
         draft.set("train.gradient_checkpointing", bool(checkpointing), "gradient_checkpointing")
     total, micro = draft.take("batch_size"), draft.theirs.get("micro_batch_size")

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qlora_wgpu.config.dialects.draft import Draft
+from qlora_wgpu.config.figures import LOSS, figures_of
 from qlora_wgpu.config.schedules import ARGUMENTS, check_schedule
 from qlora_wgpu.config.values import OPTIMIZERS
 
@@ -61,6 +62,7 @@ def convert_training(draft: Draft) -> None:
         draft.set("log.report_to", kept, "report_to")
     if others := [name for name in names if name not in (*_REPORTS, "none")]:
         draft.leave_out("report_to", others, "TensorBoard and Weights & Biases are written to")
+    convert_best(draft)
     if draft.take("save_strategy") in ("no", "epoch"):
         draft.drop("save_steps", "save_strategy saves by epochs or never; here steps decide")
 
@@ -180,6 +182,23 @@ def share_of_run(per_epoch: float, epochs: float) -> float | int:
     """Evaluations of an epoch as a fraction of the whole run; 0 stands for the end only."""
     times = per_epoch * epochs
     return round(1 / times, 6) if times > 1 else 0
+
+
+def convert_best(draft: Draft) -> None:
+    """Which figure says what the best adapter is."""
+    metric, greater = draft.take("metric_for_best_model"), draft.take("greater_is_better")
+    objective = str(draft.value_of("train.objective", "sft"))
+    known = figures_of(objective, draft.value_of("train.loss_type"))
+    name = LOSS if metric is None else str(metric).removeprefix("eval_")
+    if name not in known:
+        draft.leave_out("metric_for_best_model", metric, f"evaluations give {', '.join(known)}")
+        return
+    if metric is not None:
+        draft.set("eval.metric_for_best_model", name, "metric_for_best_model")
+    if greater and name == LOSS:
+        draft.leave_out("greater_is_better", greater, "the lowest loss is the best")
+    elif greater is not None:
+        draft.set("eval.greater_is_better", greater, "greater_is_better")
 
 
 def set_quantization(draft: Draft, bits: int | None, origin: str) -> None:

@@ -88,9 +88,6 @@ NO_COUNTERPART = {
         "ray_num_workers use_ray ddp world_size dist_config init_config dp_size cp_size cp_mode "
         "mp_replicate_size mp_shard_size dist_timeout"
     ),
-    "the best adapter is that with the lowest held-out loss": (
-        "metric_for_best_model greater_is_better"
-    ),
     "each epoch has all rows in another order": "train_sampling_strategy",
     _TOKENIZER: (
         "special_tokens added_tokens_overrides resize_token_embeddings_to_32x eos_token unk_token "

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
+from qlora_wgpu.config.figures import LOSS
 from qlora_wgpu.config.section import Section
-from qlora_wgpu.config.values import EvalSteps, Float, PositiveInt, SampleSteps, Text
+from qlora_wgpu.config.values import EvalSteps, Figure, Float, PositiveInt, SampleSteps, Text
 
 
 class EvalConfig(Section):
@@ -20,15 +21,26 @@ class EvalConfig(Section):
     )
     load_best_model_at_end: bool = Field(
         False,
-        description="Whether the adapter with the lowest held-out loss becomes the final one.",
+        description="Whether the adapter with the best held-out figure becomes the final one.",
+    )
+    metric_for_best_model: Figure = Field(
+        LOSS,
+        description="Figure of evaluations that says which adapter is the best, when the run ends "
+        "early and when reduce_lr_on_plateau lowers the rate: loss or mean_token_accuracy, over "
+        "answers also rewards/margins, rewards/accuracies and what else the log has of them.",
+    )
+    greater_is_better: bool | None = Field(
+        None,
+        description="Whether more of that figure is better, or null for transformers' rule: it is "
+        "unless the name ends in loss.",
     )
     early_stopping_patience: PositiveInt | None = Field(
         None,
-        description="Evaluations in a row without a lower held-out loss after which the run ends, "
-        "or null for never.",
+        description="Evaluations in a row without a better figure after which the run ends, or "
+        "null for never.",
     )
     early_stopping_threshold: Float = Field(
-        0.0, ge=0.0, description="Least fall of the held-out loss that counts as lower."
+        0.0, ge=0.0, description="Least change of the figure that patience counts as better."
     )
     sample_prompts: list[Text] = Field(
         [],
@@ -45,6 +57,27 @@ class EvalConfig(Section):
         description="Most tokens of such an answer; null is 64, and goes by the answer's length "
         "where the data has one.",
     )
+
+    @field_validator("greater_is_better")
+    @classmethod
+    def _of_the_figure(cls, value: bool | None, info: ValidationInfo) -> bool | None:
+        if value and info.data.get("metric_for_best_model") == LOSS:
+            raise ValueError(
+                "cannot be true with eval.metric_for_best_model: loss, of which the least is best"
+            )
+        return value
+
+    @property
+    def more_is_better(self) -> bool:
+        """Whether more of the figure that steers is better."""
+        if self.greater_is_better is None:
+            return not self.metric_for_best_model.endswith(LOSS)
+        return self.greater_is_better
+
+    @property
+    def aim(self) -> str:
+        """What the best adapter has, as ``highest rewards/margins``."""
+        return f"{'highest' if self.more_is_better else 'lowest'} {self.metric_for_best_model}"
 
 
 class LogConfig(Section):
