@@ -1,8 +1,8 @@
-"""TRL's own losses over answers, called with a model that is computed a text at a time.
+"""TRL's own losses, called with a model that is computed a text at a time.
 
-``DPOTrainer._compute_loss``, ``KTOTrainer._compute_loss`` and
-``ORPOTrainer.get_batch_loss_metrics`` run as they are, on what stands for their trainer and its
-model. Needs torch and trl.
+``DPOTrainer._compute_loss``, ``KTOTrainer._compute_loss``, ``ORPOTrainer.get_batch_loss_metrics``
+and ``SFTTrainer.compute_loss`` run as they are, on what stands for their trainer and its model.
+Needs torch and trl.
 """
 
 from __future__ import annotations
@@ -13,9 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from trl import DPOTrainer, KTOTrainer
+from transformers.modeling_outputs import CausalLMOutput
+from transformers.trainer_pt_utils import LabelSmoother
+from trl import DPOTrainer, KTOTrainer, SFTTrainer
 from trl.experimental.orpo import ORPOTrainer
 
+from qlora_wgpu.config import TrainConfig
+from qlora_wgpu.data import Example
 from qlora_wgpu.ops.preference import Preference
 from tests.campaigns.drawn_answers import Answer, mismatched
 from tests.campaigns.torch_models import TorchModel
@@ -43,7 +47,7 @@ class Texts:
                 logits.append(torch.nn.functional.pad(own, (0, 0, 0, seq - length)))
         whole = torch.stack(logits)
         if labels is None:
-            return SimpleNamespace(logits=whole)
+            return CausalLMOutput(logits=whole)
         whole, targets = whole[:, :-1], labels[:, 1:]
         known = targets != -100
         at = targets.clamp(min=0)[..., None]
@@ -51,12 +55,18 @@ class Texts:
         nothing = torch.zeros_like(logps)
         return SimpleNamespace(
             log_probs=logps, entropy=nothing, mean_logits=nothing,
-            is_top1=(whole.argmax(-1) == targets) & known,
+            is_top1=(whole.argmax(-1) == targets) & known, label_mask=known,
         )  # fmt: skip
 
 
+_SAME = SimpleNamespace(
+    device=torch.device("cpu"), gather=lambda x: x, gather_for_metrics=lambda x: x,
+    parallelism_config=None, num_processes=1,
+)  # fmt: skip
+
+
 class Trainer:
-    """What TRL's losses read of the trainer that they belong to."""
+    """What TRL's losses over answers read of the trainer that they belong to."""
 
     concatenated_inputs = staticmethod(ORPOTrainer.concatenated_inputs)
     get_batch_logps = staticmethod(ORPOTrainer.get_batch_logps)
@@ -65,10 +75,7 @@ class Trainer:
     _compute_kl_logps = KTOTrainer._compute_kl_logps
 
     def __init__(self, given: Preference) -> None:
-        same = SimpleNamespace(
-            device=torch.device("cpu"), gather=lambda x: x, gather_for_metrics=lambda x: x
-        )
-        self.accelerator, self.model = same, SimpleNamespace(training=True)
+        self.accelerator, self.model = _SAME, SimpleNamespace(training=True)
         self.aux_loss_enabled = self.use_weighting = self.is_encoder_decoder = False
         self.ld_alpha, self.f_divergence_type, self.padding_value = None, "reverse_kl", 0
         self.precompute_ref_logps, self._total_train_tokens, self._tp_size = True, 0, 1
@@ -78,6 +85,35 @@ class Trainer:
         self.desirable_weight = given.desirable_weight
         self.undesirable_weight = given.undesirable_weight
         self._metrics: Any = defaultdict(lambda: defaultdict(list))
+
+
+class Supervised:
+    """What TRL's supervised loss reads of its trainer."""
+
+    def __init__(self, given: TrainConfig) -> None:
+        self.accelerator, self.model = _SAME, SimpleNamespace(training=True)
+        self.args = SimpleNamespace(loss_type=given.loss, average_tokens_across_devices=True)
+        epsilon = given.label_smoothing_factor
+        self.label_smoother = LabelSmoother(epsilon) if epsilon else None
+        self.aux_loss_enabled, self.compute_loss_func = False, None
+        self._total_train_tokens, self._tp_size = 0, 1
+        self._metrics: Any = defaultdict(lambda: defaultdict(list))
+
+
+def supervised_loss(
+    given: TrainConfig, model: Texts, rows: list[Example]
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The loss of a step's rows as one batch, with its graph; and TRL's metrics."""
+    shape = len(rows), max(map(len, rows))
+    ids, mask = torch.zeros((2, *shape), dtype=torch.int64)
+    labels = torch.full(shape, -100)
+    for number, row in enumerate(rows):
+        ids[number, : len(row)] = torch.from_numpy(row.input_ids)
+        labels[number, : len(row)] = torch.from_numpy(row.labels)
+        mask[number, : len(row)] = 1
+    trainer: Any = Supervised(given)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    return SFTTrainer.compute_loss(trainer, model, batch), _latest(trainer)
 
 
 def padded(answers: list[Answer]) -> Tensors:
