@@ -155,7 +155,7 @@ def result_of(
         eval_loss=state.eval_loss if state.eval_step == state.step else None,
         best_eval_loss=state.best_loss,
         best_metric=state.best_figure,
-        metric_for_best_model=run.config.eval.metric_for_best_model,
+        metric_for_best_model=state.aim.partition(" ")[2],
         best_step=state.best_step if state.best_step >= 0 else None,
         num_tokens=state.num_tokens,
         seconds=state.seconds,

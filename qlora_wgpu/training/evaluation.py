@@ -110,8 +110,10 @@ class Evaluator:
     @property
     def has_stalled(self) -> bool:
         """Whether no evaluation was better for as long as the user had patience."""
-        patience = self._run.config.eval.early_stopping_patience
-        return patience is not None and self._run.state.without_gain >= patience
+        settings, state = self._run.config.eval, self._run.state
+        patience = settings.early_stopping_patience
+        is_same = state.aim == settings.aim  # else it is another figure that was no better
+        return is_same and patience is not None and state.without_gain >= patience
 
     def measure(self, step: int) -> float | None:
         """The mean loss per label token, of answers per pair or answer, logged; None without data.

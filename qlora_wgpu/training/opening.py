@@ -84,25 +84,8 @@ def _go_on(run: Run) -> None:
         folder.write_config(run.config.to_yaml())
     except CheckpointError as err:
         run.observer.warning(f"{err}; it stays as it was")
-    _take_aim(run)
     _load_best(run)
     run.observer.resumed(checkpoint, state.step)
-
-
-def _take_aim(run: Run) -> None:
-    """Begins to look for the best anew, where it is another figure that says what is best."""
-    state, aim = run.state, run.config.eval.aim
-    if state.aim == aim:
-        return
-    if not state.finished and (run.keeps_best or state.plateau is not None):
-        run.observer.note(
-            f"the best evaluation is the one with the {aim} now, not the {state.aim}: it is looked "
-            "for from here on"
-        )
-    state.aim = aim
-    state.forget_best()
-    if state.plateau is not None:
-        state.plateau.best, state.plateau.bad = None, 0
 
 
 def _load_best(run: Run) -> None:
@@ -123,6 +106,22 @@ def _load_best(run: Run) -> None:
             "kept: the best one is looked for from here on"
         )
         state.forget_best()
+
+
+def take_aim(run: Run) -> None:
+    """Begins to look for the best anew, where it is another figure that says what is best."""
+    state, aim = run.state, run.config.eval.aim
+    if state.aim == aim:
+        return
+    if run.keeps_best or state.plateau is not None:
+        run.observer.note(
+            f"the best evaluation is the one with the {aim} now, not the {state.aim}: it is looked "
+            "for from here on"
+        )
+    state.aim, run.best = aim, None
+    state.forget_best()
+    if state.plateau is not None:
+        state.plateau.best, state.plateau.bad = None, 0
 
 
 def refuse_fewer_steps(run: Run, total: int) -> None:

@@ -21,7 +21,7 @@ from qlora_wgpu.training.mixing import SourceCounter
 from qlora_wgpu.training.objectives import training_options
 from qlora_wgpu.training.observer import Observer
 from qlora_wgpu.training.one_run import one_run_of
-from qlora_wgpu.training.opening import open_run, refuse_fewer_steps, tell_of_length
+from qlora_wgpu.training.opening import open_run, refuse_fewer_steps, take_aim, tell_of_length
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.own_rows import RowReader
 from qlora_wgpu.training.plateau import first_plateau
@@ -271,6 +271,7 @@ class Trainer:
             revisit(run)
         else:
             run.state.finished = False
+            take_aim(run)
             run.folder.note_steps(plan.total_steps)
             memory = self.model.device.memory.by_kind
             self._observer.started(plan.total_steps, run.state.step, memory)

@@ -71,6 +71,10 @@ def test_a_reward_that_does_not_rise_ends_the_run(folder):
     assert result.stopped_early and result.steps == 2 and result.best_step == 0
     assert told[2]["eval_loss"] < told[1]["eval_loss"] < told[0]["eval_loss"]
     assert "after step 2: the held-out rewards/rejected no longer rises, in 2" in observer.texts[-1]
+    again, _ = run(folder, "early", settings, resume=True)
+    assert again.was_finished and again.best_step == 0
+    again, _ = run(folder, "early", settings | {"metric_for_best_model": "loss"}, resume=True)
+    assert again.steps == 6 and again.best_eval_loss == again.best_metric
 
 
 def test_another_figure_is_looked_for_anew(folder):
@@ -82,6 +86,9 @@ def test_another_figure_is_looked_for_anew(folder):
     after = [row for row in told if row["step"] > 3]
     best = min(after, key=lambda row: row["eval_rewards/rejected"])
     assert (result.best_step, result.best_eval_loss) == (best["step"], best["eval_loss"])
+    again, _ = run(folder, "another", {"load_best_model_at_end": True}, resume=True)
+    assert again.was_finished and again.best_step == result.best_step
+    assert again.metric_for_best_model == "rewards/rejected"
 
 
 def test_a_figure_that_the_rows_do_not_give_is_told_before_the_first_step(folder):
