@@ -117,12 +117,8 @@ def with_hits(rng: random.Random, trial: Trial, step: Learnt) -> Learnt:
         row = rows[number]
         if len(row) < 2 or rng.random() < 0.3:
             continue
-        ids, labels = row.input_ids.copy(), row.labels.copy()
-        for at in sorted(rng.sample(range(1, len(row)), min(3, len(row) - 1))):
-            with torch.no_grad():
-                likeliest = int(policy.logits_of(ids[:at]).logits[0, -1].argmax())
-            ids[at] = likeliest
-            labels[at] = -100 if labels[at] == -100 else likeliest
+        ids = policy.speaking(row.input_ids, rng.sample(range(1, len(row)), min(3, len(row) - 1)))
+        labels = np.where(row.labels == -100, -100, ids)
         rows[number] = Example(ids, labels, row.weight)
     return replace(step, rows=rows)
 

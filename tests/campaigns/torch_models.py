@@ -212,6 +212,14 @@ class TorchModel:
         row = torch.from_numpy(np.ascontiguousarray(ids))[None]
         return self.model(input_ids=row, use_cache=False, **keys)
 
+    def speaking(self, ids: np.ndarray, places: list[int]) -> np.ndarray:
+        """Tokens, those at some places replaced in turn by what it finds the likeliest there."""
+        ids = ids.copy()
+        for at in sorted(places):
+            with torch.no_grad():
+                ids[at] = int(self.logits_of(ids[:at]).logits[0, -1].argmax())
+        return ids
+
     def computed(self, samples: list[Sample], *, autocast: bool = False) -> Result:
         """Logits, loss and gradients; samples by themselves, as nothing joins them."""
         balanced = bool(getattr(self.causal.config, "output_router_logits", False))
