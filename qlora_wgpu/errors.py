@@ -118,3 +118,8 @@ def option(name: str, value: object = True) -> str:
 def brief(value: Any) -> str:
     """A value of a foreign file for a message: its ``repr``, of bounded length and depth."""
     return _BRIEF.repr(value)
+
+
+def reason(err: Exception) -> str:
+    """Why something failed, in the system's words: without the number and name that it adds."""
+    return getattr(err, "strerror", None) or str(err)

@@ -39,6 +39,7 @@ EXPERTS = 4096
 LINEARS = 2**18  # matrices of all layers and experts: Qwen3-Next has 74,076
 HEADS = 4096
 HEAD_DIM = 1024
+DELTA_KEY = 512  # elements of a delta net's key
 TAPS = 64  # tokens that a convolution sees
 WIDTH = 2**20  # of the residual stream and of an MLP
 VOCABULARY = 2**32
@@ -67,6 +68,12 @@ MAX_ENTRIES = 100_000  # entries of a data folder that are looked at
 MAX_TABLE_MEMORY = 768 << 20  # bytes that the process which reads a Parquet file may take
 MAX_EXPANSION = 1000  # bytes of a Parquet file's rows for each of its own, from 128 MiB on
 MAX_QUOTED = 80  # characters of the user's data in a message
+
+# A request to `serve`
+REQUEST_BYTES = 16 * MIB
+ANSWERS = 64  # to all of its prompts
+STOP_TEXTS = 16
+LOGPROBS = 20  # likeliest tokens that are told beside a chosen one
 
 # A stranger's template, tokenizer or pattern in a process of its own (qlora_wgpu/sandbox)
 CHILD_BYTES = 512 << 20

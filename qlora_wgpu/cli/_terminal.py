@@ -106,8 +106,9 @@ def write(text: str) -> None:
 
 
 def write_json(value: Any) -> None:
-    """Writes a value to stdout as a line of JSON."""
+    """Writes a value to stdout as a line of JSON at once."""
     sys.stdout.write(visible_json(value) + "\n")
+    sys.stdout.flush()
 
 
 def write_what_can_be_written() -> None:

@@ -57,7 +57,7 @@ def require_template(prompt: PromptFormat) -> PromptFormat:
     if prompt.kind == "chat" and prompt.template is None:
         raise TokenizerError(
             "the model has no chat template: give --chat-template a .jinja file or a built-in name "
-            f"({suitable_template(prompt.tokenizer)} fits its tokenizer), or generate without "
-            "--chat"
+            f"({suitable_template(prompt.tokenizer)} fits its tokenizer), or let it go on with "
+            "texts: qlora-wgpu generate --no-chat"
         )
     return prompt

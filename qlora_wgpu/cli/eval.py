@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
@@ -15,6 +14,7 @@ from qlora_wgpu.cli._settings import renamed_keys_told
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.runs.evaluation import Evaluation, HeldOutLoss
 from qlora_wgpu.runs.exact_match import Answering
+from qlora_wgpu.visible import visible_json
 
 
 @click.command("eval")
@@ -133,7 +133,7 @@ def _lines(result: Evaluation) -> bytes:
         }
         if result.adapter_predictions:
             row["base_prediction"] = base.prediction
-        lines.append(json.dumps(row, ensure_ascii=False))
+        lines.append(visible_json(row))
     return "".join(line + "\n" for line in lines).encode()
 
 

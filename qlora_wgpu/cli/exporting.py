@@ -153,7 +153,9 @@ def export(
     gguf_file = gguf_file or _beside(opening.adapter, name, "--gguf")
     if adapter_only:
         if type_name is not None:
-            raise ConfigError("--type is of whole models: an adapter is written in float32")
+            raise ConfigError(
+                "--type is for whole models, and --adapter-only writes float32: leave one out"
+            )
         count = export_adapter(opening.model, opening.adapter, gguf_file)
         console.print(f"{count} layers written to {gguf_file}", highlight=False)
         return

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from qlora_wgpu.cli._model import Opening, open_adapted, opening_options, sampling_options
-from qlora_wgpu.cli._terminal import Terminal, write
+from qlora_wgpu.cli._terminal import Terminal, write, write_json
 from qlora_wgpu.cli._text import prompt_format, require_template, stream
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import ConfigError
@@ -108,7 +107,7 @@ def _complete_file(
         max_new_tokens=count, max_length=model.max_length, batch=batch,
     )  # fmt: skip
     for row in made:
-        write(json.dumps(row, ensure_ascii=False) + "\n")
+        write_json(row)
 
 
 def _is_answered(written: PromptFormat, opening: Opening) -> bool:

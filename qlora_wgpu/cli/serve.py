@@ -14,7 +14,7 @@ from qlora_wgpu.cli._model import Opening, open_adapted, opening_options
 from qlora_wgpu.cli._sizes import whole_number
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.cli._text import prompt_format, require_template
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, reason
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.limits import MIB
@@ -126,7 +126,9 @@ def _listening(port: int) -> socket.socket:
         place.bind(("127.0.0.1", port))
     except (OSError, OverflowError) as err:
         place.close()
-        raise ConfigError(f"port {port} cannot be used ({err}): choose another --port") from err
+        raise ConfigError(
+            f"port {port} cannot be used ({reason(err)}): choose another --port"
+        ) from err
     return place
 
 

@@ -15,7 +15,7 @@ from qlora_wgpu.data.built_in_templates import (
     is_built_in,
 )
 from qlora_wgpu.data.tokenizer import Tokenizer
-from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
+from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError, reason
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import TEMPLATE_BYTES
 from qlora_wgpu.sandbox.jinja import SPAN_END, SPAN_START
@@ -240,7 +240,7 @@ def _read_template(path: Path) -> str:
             f"the template itself, or one of {', '.join(BUILT_IN_TEMPLATES)}"
         ) from None
     except (OSError, ValueError) as err:
-        raise TokenizerError(f"the chat template {path} cannot be read: {err}") from err
+        raise TokenizerError(f"the chat template {path} cannot be read: {reason(err)}") from err
 
 
 def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Any]:

@@ -13,7 +13,7 @@ from qlora_wgpu.config.paths import DATA_SUFFIXES
 from qlora_wgpu.data.json_rows import json_lines, json_list
 from qlora_wgpu.data.splits import VALIDATION, Selection, by_split, canonical, chosen_split
 from qlora_wgpu.data.tables import csv_rows, parquet_rows
-from qlora_wgpu.errors import DataError
+from qlora_wgpu.errors import DataError, reason
 from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MAX_ENTRIES
 
@@ -51,7 +51,7 @@ def check_file(path: Path) -> str:
             raise DataError(f"the data file {path} does not exist{_near_name(path)}")
         status = path.stat()
     except (OSError, ValueError) as err:
-        raise DataError(f"the data file {str(path)[:200]!r} cannot be read: {err}") from err
+        raise DataError(f"the data file {str(path)[:200]!r} cannot be read: {reason(err)}") from err
     suffix = path.suffix.lower()
     if suffix in _PACKED:
         raise DataError(f"the data file {path} is compressed: unpack it first")

@@ -14,7 +14,7 @@ import tokenizers
 
 from qlora_wgpu.checkpoint.tokenizer_files import WITHOUT_TOKENIZER
 from qlora_wgpu.config.json_object import read_json_object
-from qlora_wgpu.errors import TokenizerError
+from qlora_wgpu.errors import TokenizerError, reason
 from qlora_wgpu.files import file_bytes, file_text, is_there
 from qlora_wgpu.limits import TEMPLATE_BYTES, TOKENIZER_BYTES, TOKENIZER_CONFIG_BYTES
 from qlora_wgpu.sandbox.tokenizers import ConfinedTokenizer, library_errors, open_tokenizer
@@ -262,7 +262,7 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
         try:
             return file_text(path, TEMPLATE_BYTES, "utf-8-sig")
         except (OSError, ValueError) as err:
-            raise TokenizerError(f"{path} cannot be read: {err}") from err
+            raise TokenizerError(f"{path} cannot be read: {reason(err)}") from err
     template = config.get("chat_template")
     if template is None or isinstance(template, str):
         return template

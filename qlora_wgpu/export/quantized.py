@@ -78,7 +78,10 @@ def quantize_folder(
         if name not in linears:
             return {name: (Entry(folder.dtype(name), folder.shape(name)), lambda: folder.raw(name))}
         if folder.dtype(name) not in _DTYPES:
-            raise UnsupportedModelError(f"{model}: {name} is stored as {folder.dtype(name)}")
+            raise UnsupportedModelError(
+                f"{model}: {name} is stored as {folder.dtype(name)}, and only floats are quantized "
+                "here: take the model in 16 bits"
+            )
         return {
             part: (entry, lambda part=part: quantized(name)[part])  # type: ignore[misc]
             for part, entry in nf4_entries(name, folder.shape(name), *form).items()

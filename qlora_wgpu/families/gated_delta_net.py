@@ -10,9 +10,9 @@ from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.family import LinearSpec, NormSize, Weights
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.limits import DELTA_KEY
 
 _UNIT = 8  # elements that the kernels of a delta net take at once
-_MOST = 512  # elements of a key
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,10 @@ class DeltaHeads:
                 f"config.json: linear_num_value_heads {heads.value_heads} is no multiple of "
                 f"linear_num_key_heads {heads.key_heads}"
             )
-        if heads.key_dim > _MOST:
+        if heads.key_dim > DELTA_KEY:
             raise UnsupportedModelError(
-                f"config.json: linear_key_head_dim is {heads.key_dim}, more than the {_MOST} that "
-                "are computed"
+                f"config.json: linear_key_head_dim is {heads.key_dim}, more than the {DELTA_KEY} "
+                "that are computed"
             )
         sizes = {
             "linear_key_head_dim": heads.key_dim,

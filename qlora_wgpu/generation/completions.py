@@ -108,5 +108,4 @@ def _read(text: Text, stream: TextStream) -> None:
     if len(text.ids) > stream.count:
         stream.push(text.ids[-1])
         if stream.stopped:
-            text.cancel("stop")
             text.finish_reason = "stop"

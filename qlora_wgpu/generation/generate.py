@@ -78,5 +78,6 @@ def token_ids(prompt: Iterable[Any]) -> list[int]:
         return [operator.index(token) for token in prompt]
     except TypeError:
         raise ConfigError(
-            "prompt_ids are token ids: model.generate takes a text or messages as well"
+            "prompt_ids must be token ids, which are whole numbers: model.generate takes a text "
+            "or messages, too"
         ) from None

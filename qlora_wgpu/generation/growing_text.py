@@ -73,10 +73,10 @@ class Text:
         if len(self.ids) >= self.max_new_tokens:
             self.finish_reason = "length"
 
-    def cancel(self, reason: FinishReason = "cancelled") -> None:
+    def cancel(self) -> None:
         """Ends it before its next token; its place is free then."""
         if self.finish_reason is None:
-            self.finish_reason = reason
+            self.finish_reason = "cancelled"
 
     def __iter__(self) -> Iterator[int]:
         given = 0

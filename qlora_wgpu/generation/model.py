@@ -9,6 +9,7 @@ from typing import Any
 
 from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, read_prompt_files
 from qlora_wgpu.errors import ConfigError, TokenizerError
+from qlora_wgpu.families.positions import longest_text
 from qlora_wgpu.generation.generate import generate, token_ids
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.model import qlora_model
@@ -153,8 +154,7 @@ class QLoRAModel(qlora_model.QLoRAModel):
     @property
     def max_length(self) -> int | None:
         """Most tokens that the model was made for, where its config.json says it."""
-        length = self.folder.config.get("max_position_embeddings")
-        return length if isinstance(length, int) and length > 0 else None
+        return longest_text(self.folder.config)
 
 
 def _messages_of(prompt: Any) -> list[dict[str, Any]]:

@@ -71,7 +71,8 @@ def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
     if backend == "auto":
         return _automatic()
     if backend not in BACKENDS:
-        raise DeviceError(f"there is no backend {backend!r}: {', '.join(BACKENDS)} (or auto)")
+        known = " or ".join(("auto", *BACKENDS))
+        raise DeviceError(f"there is no backend {backend!r}: set device.backend to {known}")
     return _listed(BACKENDS[backend])
 
 

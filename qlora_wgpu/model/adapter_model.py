@@ -82,7 +82,8 @@ class AdapterModel:
         """
         if layout.pretrained.folder is None:
             raise CheckpointError(
-                f"{layout.pretrained.name_or_path} has a config.json but no files"
+                f"{layout.pretrained.name_or_path} has a config.json, but no weights: name a "
+                "whole model"
             )
         self.device = device
         self.layout = layout

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from qlora_wgpu.data import Dataset, Tokenizer
-from qlora_wgpu.errors import DataError
-from qlora_wgpu.generation import continuation
+from qlora_wgpu.errors import DataError, option
+from qlora_wgpu.generation import QLoRAModel, continuation
 from qlora_wgpu.generation.completions import Prompt, complete
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.model.qlora_model import QLoRAModel
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def questions(dataset: Dataset) -> list[Question]:
     if not found:
         raise DataError(
             "no held-out row has a prompt before what is learnt, as texts have none: leave "
-            "--generate out, or give rows of messages, or of prompt and completion"
+            f"{option('generate', ...)} out, or give rows of messages, or of prompt and completion"
         )
     return found
 
@@ -100,7 +99,7 @@ def predictions(
     prompts = [Prompt(question.ids, stops) for question in asked]
     made = complete(
         model, tokenizer, prompts, max_new_tokens=how.max_new_tokens, batch=how.batch,
-        max_length=model.folder.config.get("max_position_embeddings"),
+        max_length=model.max_length,
     )  # fmt: skip
     found = []
     for number, (question, each) in enumerate(zip(asked, made, strict=True), 1):

@@ -15,6 +15,7 @@ from qlora_wgpu.data.objective_choice import chosen_objective
 from qlora_wgpu.data.prepared import learns
 from qlora_wgpu.data.sources import data_files, holds_documents
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.families.positions import longest_text
 
 _BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _POSITIONS = 4096  # of a model that does not say how many it was made for
@@ -68,8 +69,7 @@ class FirstData:
         if objective == "dpo":
             lengths = lengths.reshape(-1, 2).max(axis=1)
         rows = np.sort(lengths[lengths > 0]).tolist()
-        positions = folder.config.get("max_position_embeddings")
-        limit = positions if isinstance(positions, int) else _POSITIONS
+        limit = longest_text(folder.config) or _POSITIONS
         documents = any(
             Path(path).exists() and holds_documents(data_files(Path(path))) for path in paths
         )

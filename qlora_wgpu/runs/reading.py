@@ -9,6 +9,7 @@ from typing import Protocol
 
 from qlora_wgpu.config import Config, LoraConfig
 from qlora_wgpu.data import Dataset, bucket_length
+from qlora_wgpu.families.positions import longest_text
 from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.prompts import largest_batch
 from qlora_wgpu.gpu.device import Device
@@ -72,8 +73,7 @@ class Texts:
         cls, base: Pretrained, prompt: int = _PROMPT, answer: int = _ANSWER, count: int = 1
     ) -> Texts:
         """Texts of so many tokens, at most as many as a model takes."""
-        longest = base.config.get("max_position_embeddings")
-        limit = longest if isinstance(longest, int) and longest > 0 else prompt + answer
+        limit = longest_text(base.config) or prompt + answer
         return cls(min(prompt, limit), min(prompt + answer, limit), count)
 
     def plans(self, layout: ModelLayout) -> Sequence[Plan]:

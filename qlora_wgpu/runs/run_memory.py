@@ -21,7 +21,7 @@ from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.tensor import fill_zero
 from qlora_wgpu.runs.answer_shapes import STEPS_LOOKED_AT, answer_shapes
 from qlora_wgpu.runs.data import RunData
-from qlora_wgpu.runs.samples import longest_text
+from qlora_wgpu.runs.samples import longest_sample
 from qlora_wgpu.runs.soundness import update_plan
 from qlora_wgpu.runs.text_plans import text_plans
 from qlora_wgpu.training.batching import in_order
@@ -34,7 +34,7 @@ class RunShapes:
 
     Attributes:
         prompts: Tokens of the texts that are continued.
-        longest_text: Most tokens of such a text.
+        longest_sample: Most tokens of such a text.
         held_out: Lengths of the batches whose loss is measured.
         training: Lengths of the batches that are trained on, the longest first.
         batch: Rows of a batch.
@@ -42,7 +42,7 @@ class RunShapes:
     """
 
     prompts: tuple[int, ...]
-    longest_text: int
+    longest_sample: int
     held_out: tuple[int, ...]
     training: tuple[int, ...]
     batch: int
@@ -62,7 +62,7 @@ class RunShapes:
             measured, answers = answer_shapes(data, preference, rows, longest)
         return cls(
             tuple(len(prompt.ids) for prompt in data.prompts),
-            longest_text(data.prompts),
+            longest_sample(data.prompts),
             measured,
             tuple(_trained_lengths(data, longest)),
             rows,
@@ -89,9 +89,9 @@ class RunShapes:
         return ((kind, self.batch, length) for kind, length in self.answers)
 
     def _texts(self, layout: ModelLayout) -> Iterator[Plan]:
-        lengths = [max(bucket_length(each, self.longest_text), 2) for each in self.prompts]
+        lengths = [max(bucket_length(each, self.longest_sample), 2) for each in self.prompts]
         in_order = [(1, tokens) for tokens in dict.fromkeys([lengths[0], 1, *lengths[1:]])]
-        yield from text_plans(layout, KVCache(self.longest_text), in_order)
+        yield from text_plans(layout, KVCache(self.longest_sample), in_order)
 
     def memory(
         self,

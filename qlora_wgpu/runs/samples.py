@@ -82,7 +82,7 @@ class SampleTexts:
         self._write = write
         self._tokenizer = tokenizer
         self._prompts = tuple(prompts)
-        self._longest = longest_text(prompts)
+        self._longest = longest_sample(prompts)
         self._ends = sorted(ends or tokenizer.eos_token_ids)
         self._all = all_of_them
         self._first: tuple[Written, ...] = ()
@@ -124,7 +124,7 @@ def sample_prompts(data: Dataset) -> list[Prompt]:
     return [_prompt(data, index) for index in chosen]
 
 
-def longest_text(prompts: Sequence[Prompt]) -> int:
+def longest_sample(prompts: Sequence[Prompt]) -> int:
     """Most tokens that one of them has with its continuation."""
     return max(len(prompt.ids) + prompt.new_tokens for prompt in prompts)
 

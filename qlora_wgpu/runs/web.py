@@ -12,7 +12,7 @@ from pathlib import Path
 
 from qlora_wgpu.checkpoint.atomic import atomic_folder
 from qlora_wgpu.config import Config
-from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.errors import ConfigError, DataError, reason
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.runs.locating import base_in
@@ -100,8 +100,9 @@ class SiteServer(socketserver.ThreadingTCPServer):
                 ("127.0.0.1", port), functools.partial(_Handler, directory=str(folder))
             )
         except (OSError, OverflowError) as err:
-            why = getattr(err, "strerror", None) or err
-            raise ConfigError(f"port {port} cannot be used ({why}): choose another --port") from err
+            raise ConfigError(
+                f"port {port} cannot be used ({reason(err)}): choose another --port"
+            ) from err
 
     @property
     def url(self) -> str:

@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from qlora_wgpu.data.json_text import parse_json
 from qlora_wgpu.errors import ConfigError, DataError, ShapeError, brief
+from qlora_wgpu.limits import REQUEST_BYTES
 from qlora_wgpu.serving.asked import Asked
 from qlora_wgpu.serving.chat_request import ChatRequest
 from qlora_wgpu.serving.choice import Choice
@@ -34,7 +35,6 @@ from qlora_wgpu.serving.together import together
 from qlora_wgpu.serving.writer import Answer, Writer, told
 
 HOSTS = ["127.0.0.1", "localhost"]
-_MOST_BYTES = 16 << 20  # of a request
 
 
 class ChatServer:
@@ -189,12 +189,12 @@ async def _body(request: Request) -> bytes:
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
-        if size <= _MOST_BYTES:
+        if size <= REQUEST_BYTES:
             parts.append(part)
-        elif size > 16 * _MOST_BYTES:
+        elif size > 16 * REQUEST_BYTES:
             break
-    if size > _MOST_BYTES:
-        raise DataError(f"the request has more than {_MOST_BYTES:,} bytes")
+    if size > REQUEST_BYTES:
+        raise DataError(f"the request has more than {REQUEST_BYTES:,} bytes")
     return b"".join(parts)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from qlora_wgpu.errors import ConfigError, DataError, brief
 from qlora_wgpu.generation.sampling import Sampling, check_count
+from qlora_wgpu.limits import ANSWERS, LOGPROBS, STOP_TEXTS
 
 # What changes nothing of the answer.
 _SAYS_NOTHING = frozenset(
@@ -25,11 +26,6 @@ _COMMON = {
     *_DEFAULTS,
 }  # fmt: skip
 _STREAM_OPTIONS = {"include_usage", "include_obfuscation"}  # the latter says nothing
-_MOST_STOPS = 16
-MOST_ANSWERS = 64
-"""Of a request."""
-MOST_LOGPROBS = 20
-"""Likeliest tokens that are told beside a chosen one."""
 
 
 @dataclass(frozen=True)
@@ -116,8 +112,8 @@ def number_of_logprobs(name: str, value: Any) -> int:
         ConfigError: If it is no count, or too large.
     """
     check_count(name, value)
-    if value > MOST_LOGPROBS:
-        raise ConfigError(f"{name} = {brief(value)} is more than {MOST_LOGPROBS}")
+    if value > LOGPROBS:
+        raise ConfigError(f"{name} = {brief(value)} is more than {LOGPROBS}")
     return int(value)
 
 
@@ -154,8 +150,8 @@ def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(each, str) for each in stops):
         raise DataError("'stop' must be a text or a list of texts")
-    if len(stops) > _MOST_STOPS:
-        raise DataError(f"'stop' has {len(stops)} texts, more than {_MOST_STOPS}")
+    if len(stops) > STOP_TEXTS:
+        raise DataError(f"'stop' has {len(stops)} texts, more than {STOP_TEXTS}")
     return tuple(stops)
 
 
@@ -163,6 +159,6 @@ def _count(value: Any) -> int:
     if value is None:
         return 1
     check_count("n", value)
-    if not 1 <= value <= MOST_ANSWERS:
-        raise ConfigError(f"n must be from 1 to {MOST_ANSWERS}, got {brief(value)}")
+    if not 1 <= value <= ANSWERS:
+        raise ConfigError(f"n must be from 1 to {ANSWERS}, got {brief(value)}")
     return int(value)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from qlora_wgpu.errors import ConfigError, DataError
-from qlora_wgpu.serving.asked import MOST_ANSWERS, Asked, number_of_logprobs, read_common
+from qlora_wgpu.limits import ANSWERS
+from qlora_wgpu.serving.asked import Asked, number_of_logprobs, read_common
 
 _KNOWN = {"prompt", "logprobs"}
 _DEFAULTS: Mapping[str, Any] = {"echo": False, "suffix": "", "best_of": 1}
@@ -38,9 +39,9 @@ class CompletionRequest(Asked):
         if common["max_new_tokens"] is None:
             common["max_new_tokens"] = _MOST_TOKENS
         prompts, logprobs = _prompts(body.get("prompt")), body.get("logprobs")
-        if len(prompts) * common["count"] > MOST_ANSWERS:
+        if len(prompts) * common["count"] > ANSWERS:
             raise ConfigError(
-                f"{len(prompts)} prompts with n = {common['count']} are more than {MOST_ANSWERS} "
+                f"{len(prompts)} prompts with n = {common['count']} are more than {ANSWERS} "
                 "answers: ask for fewer at a time"
             )
         told = None if logprobs is None else number_of_logprobs("logprobs", logprobs)

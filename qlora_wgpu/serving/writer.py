@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 
 from qlora_wgpu.errors import QLoRAError
@@ -105,7 +106,6 @@ class Answer:
         while len(text.ids) > stream.count and not stream.stopped:
             shown += stream.push(text.ids[stream.count])
         if stream.stopped:
-            text.cancel("stop")
             text.finish_reason = "stop"
         elif not self.is_wanted:
             text.cancel()
@@ -135,7 +135,7 @@ class Answer:
             self._begun.set_exception(error)
 
     def _tell(self, what: object, value: object) -> None:
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop has ended, and whoever waited with it
             self._loop.call_soon_threadsafe(what, value)  # type: ignore[arg-type]
 
 

@@ -17,7 +17,7 @@ from qlora_wgpu.checkpoint import (
     write_manifest,
     write_safetensors,
 )
-from qlora_wgpu.errors import CheckpointError, option
+from qlora_wgpu.errors import CheckpointError, option, reason
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
@@ -102,7 +102,7 @@ def _read_state(path: Path) -> RunState:
     try:
         text = file_text(path, OWN_JSON_BYTES)
     except (OSError, ValueError) as err:
-        raise CheckpointError(f"{path} cannot be read: {err}") from err
+        raise CheckpointError(f"{path} cannot be read: {reason(err)}") from err
     return RunState.from_json(text, str(path))
 
 

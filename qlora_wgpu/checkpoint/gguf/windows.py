@@ -35,7 +35,9 @@ def window_pattern(keys: Keys, config: Config, usual: int) -> Config:
     else:
         every = keys.integer(name, usual)
         if every < 0:
-            raise CheckpointError(f"{keys.where}: {keys.architecture}.{name} is {every}")
+            raise CheckpointError(
+                f"{keys.where}: {keys.architecture}.{name} must be 0 or more, got {every}"
+            )
         slides = [every == 0 or (i + 1) % every != 0 for i in range(min(layers, 1 << 16))]
     names = {True: "sliding_attention", False: "full_attention"}
     return {"layer_types": [names[slide] for slide in slides]}
