@@ -23,8 +23,10 @@ def main() -> None:
 def _main() -> None:
     from qlora_wgpu.supervision.journal import Journal
     from qlora_wgpu.supervision.signals import let_through
+    from qlora_wgpu.supervision.streams import replace_closed
 
     let_through()
+    replace_closed()
     journal = Journal.inherited()
     if journal is None and sys.argv[1:] not in _TELLING:
         from qlora_wgpu.supervision.parent import supervise

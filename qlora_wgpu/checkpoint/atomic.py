@@ -21,7 +21,7 @@ from os import PathLike
 from pathlib import Path
 from typing import IO
 
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.errors import CheckpointError, reason
 
 _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
@@ -194,9 +194,12 @@ def _explained(path: Path, done: str = "written") -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        # The user knows the name that it was to get, not the temporary one.
-        shown = Path(*(part.removeprefix(_TEMPORARY) for part in path.parts))
-        raise CheckpointError(f"{shown} cannot be {done}: {err.strerror or err}") from err
+        raise CheckpointError(f"{final_name(path)} cannot be {done}: {reason(err)}") from err
+
+
+def final_name(path: Path) -> Path:
+    """The name that a file or folder is to get, which the user knows, not the temporary one."""
+    return Path(*(part.removeprefix(_TEMPORARY) for part in path.parts))
 
 
 def _settle(path: Path) -> None:

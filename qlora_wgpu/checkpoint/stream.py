@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.checkpoint.atomic import final_name
 from qlora_wgpu.checkpoint.safetensors_format import BITS, METADATA
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.errors import CheckpointError, reason
 
 
 @dataclass(frozen=True)
@@ -62,4 +63,4 @@ def write_stream(
                     raise ValueError(f"{name} has {raw.size} bytes, not {entry.nbytes}")
                 file.write(raw.data)
     except OSError as err:
-        raise CheckpointError(f"{path} cannot be written: {err.strerror or err}") from err
+        raise CheckpointError(f"{final_name(path)} cannot be written: {reason(err)}") from err

@@ -10,7 +10,7 @@ import click
 
 from qlora_wgpu.cli._terminal import Terminal, write_what_can_be_written
 from qlora_wgpu.cli._verbs import Verbs
-from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.errors import QLoRAError, reason
 from qlora_wgpu.gpu.calls import overdue_call
 from qlora_wgpu.supervision.child import end_if_hung
 from qlora_wgpu.supervision.exit_codes import ERROR
@@ -21,6 +21,12 @@ _NO_MEMORY = (
     "this process gets no more host memory: close other programs, or raise what it may have "
     "(ulimit -v and -u, the container's limit); what was saved before is whole"
 )
+
+_SAID = {
+    "can't start new thread": _NO_MEMORY,
+    "determine home directory": "a path begins with ~, and there is no such home folder: write it "
+    "out, or set HOME",
+}
 
 
 @click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
@@ -54,15 +60,24 @@ def run_command(journal: Journal | None = None) -> None:
         text, code = str(err), err.exit_code
     except MemoryError:
         text, code = _NO_MEMORY, ERROR
-    except RuntimeError as err:
-        if "can't start new thread" not in str(err):  # which has no type of its own
+    except OSError as err:  # what no door has told of: a folder that may not be looked into
+        text, code = _of_the_system(err), ERROR
+    except RuntimeError as err:  # these have no types of their own
+        sentences = [text for words, text in _SAID.items() if words in str(err)]
+        if not sentences:
             raise
-        text, code = _NO_MEMORY, ERROR
+        text, code = sentences[0], ERROR
     # Told behind the handler: what the traceback holds is free by then.
     Terminal(stderr=True, soft_wrap=True).print(
         f"error: {text}", style="red", markup=False, highlight=False
     )
     sys.exit(code)
+
+
+def _of_the_system(err: OSError) -> str:
+    """A failure of the operating system's, with the file that it is about."""
+    names = [str(name) for name in (err.filename, err.filename2) if name is not None]
+    return ": ".join((*(names or ["input or output failed"]), reason(err)))
 
 
 def _tell(message: Warning | str, *where: Any, **options: Any) -> None:

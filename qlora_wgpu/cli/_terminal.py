@@ -18,7 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from qlora_wgpu.cli._lasting import LastingOutput
-from qlora_wgpu.errors import on_command_line
+from qlora_wgpu.errors import QLoRAError, on_command_line, reason
 from qlora_wgpu.visible import visible, visible_json, without_secrets
 
 _UNBROKEN = 100_000  # columns of a pipe or a file, whose lines nobody breaks
@@ -63,6 +63,15 @@ class Terminal(Console):
         for piece in super().render(renderable, options):
             yield piece if piece.control else Segment(visible(piece.text), piece.style)
 
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Prints a line.
+
+        Raises:
+            QLoRAError: If that is impossible.
+        """
+        with _explained():
+            super().print(*objects, **options)
+
     def facts(self, rows: Mapping[str, str]) -> None:
         """Prints a name and a text on each line, the texts below each other."""
         if self.is_terminal or self.is_jupyter:
@@ -100,23 +109,47 @@ def _plain(shown: RenderableType) -> RenderableType:
 
 
 def write(text: str) -> None:
-    """Writes a part of a text to stdout at once."""
-    sys.stdout.write(visible(text))
-    sys.stdout.flush()
+    """Writes a part of a text to stdout at once.
+
+    Raises:
+        QLoRAError: If that is impossible.
+    """
+    with _explained():
+        sys.stdout.write(visible(text))
+        sys.stdout.flush()
 
 
 def write_json(value: Any) -> None:
-    """Writes a value to stdout as a line of JSON at once."""
-    sys.stdout.write(visible_json(value) + "\n")
-    sys.stdout.flush()
+    """Writes a value to stdout as a line of JSON at once.
+
+    Raises:
+        QLoRAError: If that is impossible.
+    """
+    with _explained():
+        sys.stdout.write(visible_json(value) + "\n")
+        sys.stdout.flush()
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:  # whoever read has seen enough
+        raise
+    except OSError as err:
+        raise QLoRAError(f"what is shown cannot be written where it goes: {reason(err)}") from err
 
 
 def write_what_can_be_written() -> None:
-    """Lets stdout and stderr escape characters that the terminal's encoding lacks."""
-    for stream in (sys.stdout, sys.stderr):
+    """Lets stdout and stderr escape characters that the terminal's encoding lacks.
+
+    Stdin takes no others: locales of C would pass halves of characters on.
+    """
+    streams = {sys.stdout: "backslashreplace", sys.stderr: "backslashreplace", sys.stdin: "strict"}
+    for stream, errors in streams.items():
         reconfigure = getattr(stream, "reconfigure", None)  # others than files have none
         if reconfigure is not None:
-            reconfigure(errors="backslashreplace")
+            reconfigure(errors=errors)
 
 
 _TYPED = f"{__name__}.typed"

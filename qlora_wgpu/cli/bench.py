@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
 import click
@@ -15,6 +13,7 @@ from qlora_wgpu.bench.shapes import SHAPES, find_shape
 from qlora_wgpu.bench.workload import Workload
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._model import gpu_option
+from qlora_wgpu.cli._targets import target_file, write_figures
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.config.schema import DeviceConfig
@@ -96,7 +95,7 @@ def bench(
     has some; nothing is downloaded. Kernels are shown against what the GPU gives at most.
     """
     console = Terminal()
-    target = _writable(json_file)
+    target = None if json_file is None else target_file("--json", json_file)
     workload = Workload(
         find_shape(shape),
         batch=batch,
@@ -121,24 +120,5 @@ def bench(
         measurement = measure(workload, device, status.update)
     show(console, measurement)
     if target is not None:
-        _write(target, to_json(measurement))
+        write_figures("--json", target, to_json(measurement))
         console.print(f"written to {target}", highlight=False, markup=False)
-
-
-def _writable(name: str | None) -> Path | None:
-    """Checks where the figures will go, before minutes are spent on them."""
-    if name is None:
-        return None
-    path = Path(name).expanduser()
-    if not name or path.is_dir():
-        raise ConfigError(f"--json {name!r} is no file name: give one such as bench.json")
-    if not path.parent.is_dir():
-        raise ConfigError(f"--json {name}: there is no folder {path.parent}")
-    return path
-
-
-def _write(path: Path, figures: dict[str, Any]) -> None:
-    try:
-        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    except OSError as err:
-        raise ConfigError(f"--json {path} cannot be written: {err.strerror}") from err

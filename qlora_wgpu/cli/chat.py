@@ -217,11 +217,17 @@ class _Conversation:
 
 
 def _read(console: Console) -> str | None:
-    """A line, or None at the end."""
+    """A line, or None at the end.
+
+    Raises:
+        DataError: If it is not text.
+    """
     try:
         if sys.stdin.isatty():
             return console.input("[bold]> [/bold]").strip()
         line = sys.stdin.readline()
     except (EOFError, KeyboardInterrupt):
         return None
+    except UnicodeDecodeError as err:
+        raise DataError(f"what is piped or typed in is not text in {err.encoding}") from err
     return line.strip() if line else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,12 @@ from qlora_wgpu import runs
 from qlora_wgpu.cli._cards import cards_table, fitted_in_json, in_json
 from qlora_wgpu.cli._settings import read_settings
 from qlora_wgpu.cli._sizes import read_bytes, whole_number
+from qlora_wgpu.cli._targets import target_file, write_figures
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError, DeviceError
 from qlora_wgpu.gpu.adapters import cards
+from qlora_wgpu.limits import RANK
 from qlora_wgpu.runs.machine import of_several
 
 _DTYPES = ("bfloat16", "float32")
@@ -75,6 +76,7 @@ def estimate(
     TARGET is a run's YAML (with overrides, as for train), a config.json, a model folder or a
     shape's name, as for bench. The figures are the sum of the plan that training runs.
     """
+    file = None if json_file is None else target_file("--json", json_file)
     what: Config | str = target
     if Path(target).suffix in (".yaml", ".yml"):
         what, overrides = read_settings(target, overrides), ()
@@ -83,7 +85,7 @@ def estimate(
         overrides=overrides,
         batch=None if batch is None else whole_number("--batch", batch),
         seq=None if seq is None else whole_number("--seq", seq),
-        rank=None if rank is None else whole_number("--rank", rank),
+        rank=None if rank is None else whole_number("--rank", rank, RANK),
         checkpointing=checkpointing,
         scheme=_one_of("--scheme", scheme, _SCHEMES),
         compute_dtype=_one_of("--dtype", dtype, _DTYPES),
@@ -99,8 +101,8 @@ def estimate(
             "on that of the owner, which may be one of these GPUs",
             highlight=False,
         )
-    if json_file is not None:
-        _write(json_file, result)
+    if file is not None:
+        _write(file, result)
 
 
 def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> Any:
@@ -186,7 +188,7 @@ def _size(nbytes: int) -> str:
     return f"{nbytes / 2**30:,.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:,.1f} MiB"
 
 
-def _write(name: str, result: runs.Estimate) -> None:
+def _write(path: Path, result: runs.Estimate) -> None:
     workload = result.workload
     figures = {
         "batch": workload.batch,
@@ -207,7 +209,4 @@ def _write(name: str, result: runs.Estimate) -> None:
         "text_copies": result.text_copies,
         "on_cluster": None if result.on_cluster is None else asdict(result.on_cluster),
     }
-    try:
-        Path(name).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    except OSError as err:
-        raise ConfigError(f"--json {name} cannot be written: {err.strerror}") from err
+    write_figures("--json", path, figures)

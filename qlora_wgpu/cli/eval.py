@@ -11,6 +11,7 @@ from qlora_wgpu import runs
 from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._settings import renamed_keys_told
+from qlora_wgpu.cli._targets import target_file
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.runs.evaluation import Evaluation, HeldOutLoss
 from qlora_wgpu.runs.exact_match import Answering
@@ -69,13 +70,21 @@ def evaluate(
     overrides hold whatever it says.
     """
     console = Terminal(stderr=as_json)
+    file = None
+    if predictions_path is not None:
+        file = target_file("--predictions", predictions_path)
     with renamed_keys_told(), Display(console) as display:
         result = runs.evaluate(
             config, display, adapter=adapter, data=data_path, overrides=overrides,
-            generate=Answering(max_new_tokens, batch) if answers or predictions_path else None,
+            generate=Answering(max_new_tokens, batch) if answers or file is not None else None,
         )  # fmt: skip
-    if predictions_path is not None:
-        write_file(predictions_path, _lines(result))
+    _show(console, result, as_json=as_json)
+    if file is not None:  # last, so that what is shown is not lost with it
+        write_file(file, _lines(result))
+
+
+def _show(console: Terminal, result: Evaluation, *, as_json: bool) -> None:
+    """Prints the figures, or writes them as JSON."""
     matches = _matches(result)
     losses = {"base": result.base}
     if result.adapter is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -176,7 +177,8 @@ def export(
         console.print(f"note: {note}", style="yellow", highlight=False)
     size = f"{done.nbytes / 1e9:.2f} GB" if done.nbytes >= 1e7 else f"{done.nbytes:,} bytes"
     console.print(f"{size} in {done.type_name} written to {done.path}", highlight=False)
-    console.print(f"for Ollama: ollama create NAME -f {modelfile_of(done.path)}", highlight=False)
+    modelfile = shlex.quote(str(modelfile_of(done.path)))
+    console.print(f"for Ollama: ollama create NAME -f {modelfile}", highlight=False)
     if done.drift is not None:
         console.print(f"drift from base and adapter, as trained, {done.drift}", highlight=False)
 

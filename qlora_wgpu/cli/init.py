@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -54,10 +55,10 @@ def init(
     """
     console = Terminal()
     file = Path(out)
-    if file.exists() and not overwrite:
-        raise ConfigError(f"{out} is there already: name another with --out, or use --overwrite")
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out!r} must end in .yaml")
+    if file.exists() and not overwrite:
+        raise ConfigError(f"{out} is there already: name another with --out, or use --overwrite")
     if other is not None:
         if len(data_paths) > 1 or columns:
             what = "--columns" if columns else "one --data, in place of what the file names"
@@ -77,9 +78,10 @@ def init(
         file.write_text(text, encoding="utf-8")
     except OSError as err:
         raise ConfigError(f"{out} cannot be written: {err.strerror or err}") from err
+    typed = shlex.quote(out)
     console.print(
-        f"{out} written. Look at the data with `qlora-wgpu data {out}`, at the memory with "
-        f"`qlora-wgpu estimate {out}`, and train with `qlora-wgpu train {out}`.",
+        f"{out} written. Look at the data with `qlora-wgpu data {typed}`, at the memory with "
+        f"`qlora-wgpu estimate {typed}`, and train with `qlora-wgpu train {typed}`.",
         highlight=False,
     )
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from qlora_wgpu.cli._model import Opening, open_adapted, opening_options
-from qlora_wgpu.cli._sizes import whole_number
+from qlora_wgpu.cli._sizes import MOST_PORTS, whole_number
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.cli._text import prompt_format, require_template
 from qlora_wgpu.errors import ConfigError, reason
@@ -69,7 +69,7 @@ def serve(
     """
     require_server()
     console = Terminal(stderr=True)
-    place = _listening(whole_number("--port", port))
+    place = _listening(whole_number("--port", port, MOST_PORTS))
     count, capacity = whole_number("--batch", batch), whole_number("--context", context)
     source = OpenedModel.open(opening.model)
     shown = name or _name_of(opening.adapter or opening.model)
@@ -124,7 +124,7 @@ def _listening(port: int) -> socket.socket:
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         place.bind(("127.0.0.1", port))
-    except (OSError, OverflowError) as err:
+    except OSError as err:
         place.close()
         raise ConfigError(
             f"port {port} cannot be used ({reason(err)}): choose another --port"
@@ -137,8 +137,14 @@ def _run(models: Mapping[str, Served], writer: Writer, place: socket.socket) -> 
 
     from qlora_wgpu.serving.app import ChatServer
 
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            """Ends answers that are being written, for whose end it would wait else."""
+            writer.stop()
+            await super().shutdown(sockets)
+
     config = uvicorn.Config(ChatServer(models, writer).app(), log_level="warning", lifespan="off")
-    uvicorn.Server(config).run(sockets=[place])
+    Server(config).run(sockets=[place])
 
 
 def _name_of(place: str) -> str:

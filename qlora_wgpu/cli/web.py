@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from qlora_wgpu.cli._settings import read_settings
-from qlora_wgpu.cli._sizes import whole_number
+from qlora_wgpu.cli._sizes import MOST_PORTS, whole_number
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import RANK, TOKENS_OF_A_ROW
@@ -58,7 +58,7 @@ def web(
     be served. Nothing that is dropped leaves the machine, and no Python is needed there.
     """
     console = Terminal()
-    number = 0 if port == "0" else whole_number("--port", port)
+    number = 0 if port == "0" else whole_number("--port", port, MOST_PORTS)
     if (Path(target) / MANIFEST).is_file():
         if not serve:
             raise ConfigError(f"{target} is written already: serve it with --serve")
@@ -83,10 +83,8 @@ def web(
 
 
 def _numbers(option: str, text: str | None, most: int) -> tuple[int, ...]:
-    found = [whole_number(option, part.strip()) for part in text.split(",")] if text else []
-    if found and max(found) > most:
-        raise ConfigError(f"{option} must be at most {most:,}, got {max(found):,}")
-    return tuple(dict.fromkeys(found))
+    parts = text.split(",") if text else []
+    return tuple(dict.fromkeys(whole_number(option, part.strip(), most) for part in parts))
 
 
 def _lengths(text: str | None) -> tuple[int, ...]:

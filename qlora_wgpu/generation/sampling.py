@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from numbers import Real
 
@@ -11,6 +10,7 @@ import numpy as np
 from qlora_wgpu.errors import ConfigError, brief
 
 _HOTTEST = 1_000_000  # where all tokens are as likely as one another
+_STRONGEST = 1_000_000  # of penalties: the inverse is the weakest, and both are far from float32's
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ class Sampling:
         if not _is_number(self.min_p) or not 0 <= self.min_p <= 1:
             raise _wrong("min_p", "a number from 0 to 1", self.min_p)
         penalty = self.repetition_penalty
-        if not _is_number(penalty) or not 0 < penalty < math.inf:
-            raise _wrong("repetition_penalty", "a number above 0", penalty)
+        if not _is_number(penalty) or not 1 / _STRONGEST <= penalty <= _STRONGEST:
+            what = f"a number from 0.000001 to {_STRONGEST:,}"
+            raise _wrong("repetition_penalty", what, penalty)
 
 
 def check_count(name: str, value: object) -> int:

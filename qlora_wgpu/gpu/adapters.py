@@ -71,8 +71,9 @@ def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
     if backend == "auto":
         return _automatic()
     if backend not in BACKENDS:
-        known = " or ".join(("auto", *BACKENDS))
-        raise DeviceError(f"there is no backend {backend!r}: set device.backend to {known}")
+        named = f" ({BACKEND_VARIABLE})" if backend == os.environ.get(BACKEND_VARIABLE) else ""
+        known = " or ".join((", ".join(("auto", *list(BACKENDS)[:-1])), list(BACKENDS)[-1]))
+        raise DeviceError(f"there is no backend {backend!r}{named}: set device.backend to {known}")
     return _listed(BACKENDS[backend])
 
 

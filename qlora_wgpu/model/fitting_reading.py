@@ -46,10 +46,12 @@ def fit_reading(layout: ModelLayout, plans_of: PlansOf, budget: int) -> ModelLay
         fitted = layout.waiting(way)
         if _total(fitted, plans_of) <= budget:
             return fitted
+    there = max(budget, 0)  # inputs and the like may have taken more than all of it
     raise OutOfMemoryError(
         f"this takes at least {least / MIB:,.0f} MiB of device memory, "
-        f"{(least - budget) / MIB:,.0f} MiB more than the {budget / MIB:,.0f} MiB there are, even "
-        "with all that can wait in host memory: ask for shorter texts, or raise device.memory"
+        f"{(least - there) / MIB:,.0f} MiB more than the {there / MIB:,.0f} MiB there are, even "
+        "with all that can wait in host memory: ask for shorter texts, or raise device.memory "
+        "(--memory)"
     )
 
 

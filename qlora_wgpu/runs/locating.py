@@ -130,7 +130,8 @@ def adapter_in(place: str) -> str | None:
         return adapter_of_run(folder)
     run = _meant(folder)
     hint = "" if run is None else f": did you mean {run}?"
-    raise ConfigError(f"there is no run, adapter or model in {place}{hint}")
+    named = place or "''"
+    raise ConfigError(f"there is no run, adapter or model in {named}{hint}")
 
 
 def _is_on_the_hub(place: str) -> bool:

@@ -169,6 +169,7 @@ class Writer:
         Raises:
             DataError: If the conversation has no room, or the template refuses it.
             ConfigError: If a setting is out of its range.
+            QLoRAError: If nothing more is written.
         """
         # Elsewhere: answers go on while a long prompt becomes tokens.
         loop = asyncio.get_running_loop()
@@ -178,6 +179,8 @@ class Writer:
             for number, wanted in enumerate(each)
         ]
         with self._changed:
+            if self._closed:
+                raise _stopped()
             self._asked.extend(answers)
             self._changed.notify()
         begun = await asyncio.gather(*(a.begun() for a in answers), return_exceptions=True)
@@ -187,11 +190,15 @@ class Writer:
             raise problem
         return answers
 
-    def close(self) -> None:
-        """Ends the thread after its turn."""
+    def stop(self) -> None:
+        """Ends all answers after this turn, which their clients are told; nothing more begins."""
         with self._changed:
             self._closed = True
             self._changed.notify()
+
+    def close(self) -> None:
+        """Stops, and waits for the end of the thread."""
+        self.stop()
         self._thread.join()
         self._prompts.shutdown()
 
@@ -200,12 +207,14 @@ class Writer:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._asked or self._growing)
                 if self._closed:
-                    return
+                    break
                 begun = self._of_one_adapter()
             for answer in begun:
                 self._begin(answer)
             if self._growing:
                 self._turn()
+        for answer in (*self._growing, *self._asked):
+            answer.fail(_stopped())
 
     def _of_one_adapter(self) -> list[Answer]:
         """What may join, in the order in which it was asked for."""
@@ -251,6 +260,10 @@ class Writer:
         except Exception as err:  # which concerns no other
             answer.fail(told(err))
             return True
+
+
+def _stopped() -> QLoRAError:
+    return QLoRAError("the server has been stopped")
 
 
 def told(err: Exception) -> QLoRAError:

@@ -161,7 +161,7 @@ class RunFolder:
         try:
             yield
         except CheckpointError as err:
-            raise ConfigError(f"output.dir {self.path} cannot be written: {err}") from err
+            raise ConfigError(f"{err} (output.dir)") from err
         except OSError as err:
             reason = err.strerror or err
             raise ConfigError(f"output.dir {self.path} cannot be written: {reason}") from err

@@ -19,6 +19,10 @@ ROWS = [
     {"prompt": "what is 1?", "number": 7},
     {"messages": [{"role": "user", "content": "what is this?"}]},
     {"text": "the quick brown"},
+    {
+        "prompt": "what is this?",
+        "note": "\x7f\u202e\ufeff, which no terminal obeys",
+    },
 ]
 
 
@@ -65,6 +69,14 @@ def test_answers_are_compared(place):
     assert all(set(row) == {"prompt", "reference", "prediction", "exact_match"} for row in rows)
     assert json.loads(done.stdout)["base"]["exact_match"] == 0.0
     assert all("what is" in row["prompt"] and row["reference"] for row in rows)
+
+
+def test_a_place_for_answers_is_looked_at_before_they_are_written(place):
+    (place / "folder").mkdir()
+    for name, told in (("none/out.jsonl", "there is no folder none"), ("folder", "no file name")):
+        done = run_here("eval", "run.yaml", "--predictions", name, cwd=place)
+        assert (done.returncode, done.stdout) == (2, "") and told in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_what_counts_as_a_match():

@@ -28,6 +28,8 @@ WRONG = (
     {"top_p": 1.5},
     {"seed": -1},
     {"seed": "a"},
+    {"repetition_penalty": 1e300},
+    {"repetition_penalty": 1e-300},
 )
 BY_LENGTH = {"llama-dynamic", "phi3-longrope", "phi3-shortrope"}
 

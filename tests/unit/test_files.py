@@ -23,6 +23,7 @@ DOORS = {
     "checkpoint/file_lock.py",
     "supervision/journal.py",
     "sandbox/child.py",
+    "supervision/streams.py",
 }
 READERS = {"read_text", "read_bytes", "fromfile", "from_file", "loadtxt", "genfromtxt", "load_file"}
 

@@ -71,8 +71,8 @@ def _check_room(path: Path, tensors: Sequence[FileTensor]) -> None:
     free = shutil.disk_usage(path.parent).free
     if free < needed:
         raise CheckpointError(
-            f"{path.parent} has room for {free / 1e9:.2f} GB, but the file takes "
-            f"{needed / 1e9:.2f} GB: name another place with --gguf, or a smaller --type"
+            f"{path.parent} has room for {free / 1e6:,.1f} MB, but the file takes "
+            f"{needed / 1e6:,.1f} MB: name another place with --gguf, or a smaller --type"
         )
 
 

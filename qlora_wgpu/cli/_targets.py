@@ -1,0 +1,38 @@
+"""Files that a command writes, looked at before minutes are spent on what goes into them."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.errors import ConfigError, reason
+
+
+def target_file(option: str, name: str) -> Path:
+    """Where an option's file goes.
+
+    Raises:
+        ConfigError: If nothing can be written there.
+    """
+    path = Path(name).expanduser()
+    if not name or path.is_dir():
+        raise ConfigError(f"{option} {name!r} is no file name: give one such as figures.json")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{option} {name}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigError(f"{option} {name} cannot be written: you may not write there")
+    return path
+
+
+def write_figures(option: str, path: Path, figures: dict[str, Any]) -> None:
+    """Writes an option's file as JSON.
+
+    Raises:
+        ConfigError: If that fails.
+    """
+    try:
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    except OSError as err:
+        raise ConfigError(f"{option} {path} cannot be written: {reason(err)}") from err

@@ -1,0 +1,119 @@
+"""What the operating system refuses a command: one sentence and exit code 2."""
+
+import errno
+import io
+import json
+import os
+import sys
+
+import pytest
+from e2e.tiny import write_chats, write_model
+from support.commands import run_here
+
+from qlora_wgpu.cli._sizes import MOST_PORTS, read_bytes, whole_number
+from qlora_wgpu.cli._targets import target_file
+from qlora_wgpu.cli._terminal import Terminal, write, write_json
+from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
+from qlora_wgpu.gpu.adapters import list_adapters
+
+
+class Full(io.StringIO):
+    """A log on a disk that is full."""
+
+    def flush(self):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def told(*args, cwd):
+    done = run_here(*args, cwd=cwd)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        ("x" * 300, "adapter_config.json: File name too long"),
+        ("~nobody-of-that-name/run", "a path begins with ~, and there is no such home folder"),
+        ("", "there is no run, adapter or model in ''"),
+    ],
+)
+def test_runs_that_cannot_be_looked_for(tmp_path, run, message):
+    assert message in told("generate", run, "--prompt", "hi", cwd=tmp_path)
+
+
+def test_a_folder_that_may_not_be_looked_into(tmp_path, monkeypatch):
+    def refused(*_):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "locked/adapter")
+
+    monkeypatch.setattr("qlora_wgpu.cli.generate.OpenedModel.open", refused)
+    found = told("generate", "--model", "locked", "--prompt", "hi", cwd=tmp_path)
+    assert found == "error: locked/adapter: Permission denied\n"
+
+
+@pytest.mark.parametrize("show", [write, write_json, lambda text: Terminal().print(text)])
+def test_what_is_shown_on_a_disk_that_is_full(monkeypatch, show):
+    monkeypatch.setattr(sys, "stdout", Full())
+    with pytest.raises(QLoRAError, match=r"cannot be written where it goes: No space left"):
+        show("text")
+
+
+def test_a_pipe_that_nobody_reads_is_no_error_of_ours(monkeypatch):
+    full = Full()
+    full.flush = lambda: (_ for _ in ()).throw(BrokenPipeError(errno.EPIPE, "Broken pipe"))
+    monkeypatch.setattr(sys, "stdout", full)
+    with pytest.raises(BrokenPipeError):
+        write("text")
+
+
+def test_a_line_that_is_not_text(tmp_path, monkeypatch):
+    write_model(tmp_path / "model")
+    piped = io.TextIOWrapper(io.BytesIO(b"\xff\xfe hi\n"), "utf-8", errors="surrogateescape")
+    monkeypatch.setattr(sys, "stdin", piped)
+    done = run_here("chat", "--model", "model", "--chat-template", "chatml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.endswith("error: what is piped or typed in is not text in utf-8\n")
+
+
+def test_commands_to_be_copied_are_quoted(tmp_path):
+    write_model(tmp_path / "model")
+    write_chats(tmp_path / "chats.jsonl", 4)
+    args = ("--model", "model", "--data", "chats.jsonl", "--out")
+    assert "--out '' must end in .yaml" in told("init", *args, "", cwd=tmp_path)
+    done = run_here("init", *args, "my run.yaml", cwd=tmp_path)
+    assert done.returncode == 0 and "`qlora-wgpu train 'my run.yaml'`" in done.stdout
+
+
+def test_numbers_and_files_of_options(tmp_path, monkeypatch):
+    assert whole_number("--port", "65535", MOST_PORTS) == MOST_PORTS
+    for call, message in (
+        (lambda: whole_number("--port", "65536", MOST_PORTS), "--port must be at most 65,535"),
+        (lambda: whole_number("--port", "9" * 5000), "--port must be a whole number above zero"),
+        (lambda: read_bytes("--memory", "0"), "--memory must be a size such as"),
+        (lambda: target_file("--json", ""), "--json '' is no file name"),
+        (lambda: target_file("--json", str(tmp_path)), "is no file name"),
+        (lambda: target_file("--json", str(tmp_path / "a" / "b")), "there is no folder"),
+    ):
+        with pytest.raises(ConfigError, match=message) as refusal:
+            call()
+        assert len(str(refusal.value)) < 400
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match="you may not write there"):
+        target_file("--json", str(tmp_path / "figures.json"))
+
+
+def test_figures_of_an_estimate(tmp_path):
+    write_model(tmp_path / "model")
+    rank = told("estimate", "model", "--rank", "5000", cwd=tmp_path)
+    assert rank == "error: --rank must be at most 4,096, got 5000\n"
+    assert "no folder" in told("estimate", "model", "--json", "a/b.json", cwd=tmp_path)
+    done = run_here("estimate", "model", "--json", "b.json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "b.json").read_text())["rank"] == 16
+
+
+def test_the_variable_that_names_a_backend_is_told(monkeypatch):
+    monkeypatch.setenv("QLORA_WGPU_BACKEND", "nonsense")
+    with pytest.raises(DeviceError, match=r"no backend 'nonsense' \(QLORA_WGPU_BACKEND\): set"):
+        list_adapters()

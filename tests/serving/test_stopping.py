@@ -1,0 +1,61 @@
+"""A server that is stopped while it writes: clients are told, and nobody waits for answers."""
+
+import asyncio
+
+import pytest
+from e2e.tiny import write_model
+from support.openai_http import TALK
+
+from qlora_wgpu import QLoRAModel, QuantConfig
+from qlora_wgpu.data import PromptFormat, Tokenizer
+from qlora_wgpu.data.chat import find_chat_template
+from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.generation.engine import Engine
+from qlora_wgpu.serving.chat_request import ChatRequest
+from qlora_wgpu.serving.served import Served
+from qlora_wgpu.serving.writer import Writer
+
+
+@pytest.fixture
+def writer_and_served(device, tmp_path):
+    folder = write_model(tmp_path / "model")
+    model = QLoRAModel.from_pretrained(folder, quant=QuantConfig(scheme="none"), device=device)
+    tokenizer = Tokenizer.from_folder(folder)
+    written = PromptFormat("chat", tokenizer, find_chat_template("chatml", tokenizer))
+    writer = Writer(Engine(model, 1, 512), model)
+    yield writer, Served("default", written)
+    writer.close()
+
+
+def request(count):
+    return ChatRequest.read({"model": "tiny", "messages": TALK, "n": count, "logit_bias": {}})
+
+
+def test_answers_that_grow_and_wait_end_with_a_sentence(writer_and_served):
+    writer, served = writer_and_served
+
+    async def stopped():
+        answers = await writer.ask(served, request(3))  # of which one grows at a time
+        first = await anext(answers[0].pieces())
+        writer.stop()
+        for answer in answers:
+            with pytest.raises(QLoRAError, match="the server has been stopped"):
+                async for piece in answer.pieces():
+                    assert piece.finish_reason is None
+        with pytest.raises(QLoRAError, match="the server has been stopped"):
+            await writer.ask(served, request(1))
+        return first
+
+    assert asyncio.run(asyncio.wait_for(stopped(), 60)).tokens
+
+
+def test_whoever_has_gone_with_the_event_loop_is_told_nothing(writer_and_served, capsys):
+    writer, served = writer_and_served
+
+    async def gone():
+        return await writer.ask(served, request(1))
+
+    (answer,) = asyncio.run(gone())
+    answer.fail(QLoRAError("too late"))  # an error here would end the writer's thread
+    writer.close()
+    assert not writer._thread.is_alive() and "Traceback" not in capsys.readouterr().err
