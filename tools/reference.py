@@ -62,7 +62,7 @@ def command_line() -> str:
     lines.append(
         "Each command ends with exit code 0, or with 2 and one sentence on what is wrong, where,\n"
         "and what to do. One that is stopped ends with 128 and the signal's number: 130 after\n"
-        "Ctrl-C.\n"
+        "Ctrl-C, which is the usual end of `chat` and of `web --serve` and is 0 there.\n"
     )
     verbs = deepcopy(commands)
     parent = click.Context(verbs, info_name="qlora-wgpu", **verbs.context_settings)

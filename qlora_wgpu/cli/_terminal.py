@@ -22,6 +22,7 @@ from qlora_wgpu.errors import QLoRAError, on_command_line, reason
 from qlora_wgpu.visible import visible, visible_json, without_secrets
 
 _UNBROKEN = 100_000  # columns of a pipe or a file, whose lines nobody breaks
+_USUAL = 80  # of a terminal that says it has none
 
 
 class Terminal(Console):
@@ -49,8 +50,12 @@ class Terminal(Console):
             stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, force_jupyter=False,
             force_terminal=False if in_notebook() else None, file=output,
         )  # fmt: skip
-        if not (self.is_terminal or "COLUMNS" in os.environ):
+        columns = os.environ.get("COLUMNS", "")
+        is_set = columns.isdigit() and int(columns) > 0  # in no columns nothing would be shown
+        if not (self.is_terminal or is_set):
             self.width = _UNBROKEN
+        elif self.width < 1:
+            self.width = _USUAL
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Styles a text, which is shown as it is."""

@@ -11,7 +11,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import explicit_in
 from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.errors import ConfigError, option
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.runs.answer_loss import AnswerLoss
 from qlora_wgpu.runs.data import (
     check_ids,

@@ -99,7 +99,7 @@ class SiteServer(socketserver.ThreadingTCPServer):
             super().__init__(
                 ("127.0.0.1", port), functools.partial(_Handler, directory=str(folder))
             )
-        except OSError as err:
+        except (OSError, OverflowError) as err:
             raise ConfigError(
                 f"port {port} cannot be used ({reason(err)}): choose another --port"
             ) from err

@@ -194,3 +194,16 @@ def test_a_notebook_gets_plain_lines(monkeypatch):
     assert not Terminal().is_terminal
     del shell.kernel  # IPython in a terminal
     assert Terminal().is_terminal
+
+
+@pytest.mark.parametrize("columns", ["0", "-3", "many", "", "40"])
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_terminal_of_no_columns_shows_something(monkeypatch, columns, is_terminal):
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setattr(Terminal, "is_terminal", is_terminal)
+    shown = StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    console = Terminal()
+    console.print("what a run has learnt")
+    assert "what a run has learnt" in shown.getvalue()
+    assert (console.width == 40) == (columns == "40") and console.width > 0

@@ -10,6 +10,7 @@ import pytest
 
 from qlora_wgpu.cli._display import TrainingDisplay
 from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.errors import QLoRAError
 
 SHOWS = """
 import sys
@@ -49,7 +50,7 @@ def test_a_display_outlives_a_full_disk(monkeypatch):
 
 def test_elsewhere_a_full_disk_is_an_error(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Full())
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(QLoRAError, match="No space left"):
         Terminal().print("a" * 50)
 
 

@@ -182,12 +182,12 @@ def test_a_request_must_be_an_object():
 def test_what_nobody_foresaw_is_told_and_others_go_on(url, monkeypatch):
     with monkeypatch.context() as broken:
         broken.setattr("qlora_wgpu.generation.growing_text.Text.take", lambda *_: 1 / 0)
-        status, text = post(url, {"model": "tiny", "messages": TALK})
+        status, text = post(url, {"model": "tiny", "messages": TALK, "seed": 0})
         assert status == 500
         assert json.loads(text)["error"]["message"].endswith(
             "(ZeroDivisionError: division by zero)"
         )
     with monkeypatch.context() as broken:
         broken.setattr("qlora_wgpu.generation.text.TextStream.push", lambda *_: 1 / 0)
-        assert post(url, {"model": "tiny", "messages": TALK})[0] == 500
+        assert post(url, {"model": "tiny", "messages": TALK, "seed": 0})[0] == 500
     assert ask(url, max_tokens=2)["choices"]
