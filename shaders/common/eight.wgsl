@@ -53,6 +53,6 @@ fn eight_of_bf16(u: vec4<u32>) -> Eight {
 }
 
 fn bf16_of_eight(v: Eight) -> vec4<u32> {
-    return to_bf16(v.even) | (to_bf16(v.odd) << vec4<u32>(16u));
+    return to_bf16(v.even) | to_high_bf16(v.odd);
 }
 //#include common/bfloat16.wgsl
