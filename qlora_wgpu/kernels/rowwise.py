@@ -11,6 +11,7 @@ from qlora_wgpu.kernels.kernel import Change, Tunable
 
 _LONG_ROW = 1 << 14  # columns, as a vocabulary has them
 _MOST_HELD = 8  # units, for straight-line code that software adapters compile quickly
+_HELD_ROWS = 4  # of a workgroup, which has its price, too
 _MOST_THREADS = 1024  # of a workgroup, where the GPU allows them
 
 
@@ -36,17 +37,20 @@ def row_constants(g: Graph, columns: int = 0) -> dict[str, Constant]:
 def held_row(g: Graph, units: int) -> dict[str, Constant]:
     """Whether an invocation holds its units of a row, TURNS of them, instead of reading them again.
 
+    Then a workgroup has EACH rows, one after the other, for which it reads a weight once.
+
     Args:
         g: The graph, in whose profile it is.
         units: Units of eight elements of a row.
     """
     turns = ceil_div(units, g.profile.threads_per_row)
-    return {"HELD": g.profile.textures and turns <= _MOST_HELD, "TURNS": turns}
+    held = g.profile.textures and turns <= _MOST_HELD
+    return {"HELD": held, "TURNS": turns, "EACH": _HELD_ROWS if held else 1}
 
 
-def row_workgroups(g: Graph, rows: int) -> Workgroups:
-    """Workgroups that cover so many rows."""
-    return (ceil_div(rows, g.profile.rows_per_group), 1, 1)
+def row_workgroups(g: Graph, rows: int, each: Constant = 1) -> Workgroups:
+    """Workgroups that cover so many rows, ``each`` at a time."""
+    return (ceil_div(rows, g.profile.rows_per_group * int(each)), 1, 1)
 
 
 def _changes(profile: Profile) -> tuple[Change, ...]:

@@ -375,9 +375,10 @@ class _Loss:
         """What some rows of the head, the first is row0, add to the gradient; in their order."""
         g, head = self._g, self._head
         dlogits = g.operand("d logits", logits.rows, w.rows)
+        by_row = g.profile.textures
         g.launch(
             "cross_entropy/gradient.wgsl",
-            logits.rows * dlogits.units(8),
+            (logits.rows, 1, 1) if by_row else logits.rows * dlogits.units(8),
             {"logits": logits, **self._labels(), "softmax": self._softmax, "dlogits": dlogits},
             {
                 "count": logits.rows,
@@ -391,7 +392,12 @@ class _Loss:
                 "softcap": head.softcap or 1.0,
                 "smoothing": self._objective.label_smoothing,
             },
-            {"SOFTCAP": head.softcap is not None, "OBJECTIVE": self._objective.is_bent},
+            {
+                "SOFTCAP": head.softcap is not None,
+                "OBJECTIVE": self._objective.is_bent,
+                "BY_ROW": by_row,
+                **({"THREADS": g.profile.threads_per_row} if by_row else {}),
+            },
         )
         if self.of_rows is not None:
             self.of_rows.take(dlogits, row0, first, head.scale)

@@ -37,12 +37,13 @@ def rms_norm(
     tensors: dict[str, Tensor | None] = {"x": x}
     if parts is not None:
         tensors = {"sum": x, "parts": parts.stacked, "added": parts.added}
+    held = held_row(g, x.units(8))
     g.launch(
         "rms_norm/forward.wgsl",
-        row_workgroups(g, x.rows),
+        row_workgroups(g, x.rows, held["EACH"]),
         {**tensors, "weight": weight, "y": y, "rstd": rstd, "residual": residual},
         {**shape, "parts": parts.count if parts is not None else 0, "eps": eps},
-        row_constants(g),
+        {**row_constants(g), **held},
     )
 
     def again() -> Tensor:
@@ -59,10 +60,10 @@ def rms_norm(
         dx = g.gradient_for(x)
         g.launch(
             "rms_norm/backward.wgsl",
-            row_workgroups(g, x.rows),
+            row_workgroups(g, x.rows, held["EACH"]),
             {**given, "x": x, "weight": weight, "rstd": rstd, "dx": dx},
             {**shape, "parts": parts.count if parts is not None else 0},
-            {**row_constants(g), **held_row(g, x.units(8))},
+            {"ACCUMULATE": False, **row_constants(g), **held},
         )
         g.add_gradient(x, dx)
         if residual is not None:

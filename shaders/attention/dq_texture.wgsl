@@ -12,48 +12,63 @@
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     // No invocation leaves alone: a broadcast needs all of them.
-    let index = group.x * THREADS + local.x;
-    let query = min(index, params.seq - 1u);
+    let first = group.x * (SETS * THREADS);
     let head = group.y;
     let row0 = group.z * params.seq;
-    let q_base = (row0 + query) * params.q_stride + head * HEAD;
     let piece = min(local.x, HOLDERS - 1u) / KEYS;
     let kv_base = row0 * params.kv_stride + (head / params.group) * HEAD + piece * UNITS;
-    let segment = segments[row0 + query];
-    let pair = lse_delta[(row0 + query) * params.heads + head];
-    let keys = keys_of_block(row0, group.x * THREADS);
-    var q_own: array<Eight, HEAD>;
-    var do_own: array<Eight, HEAD>;
-    var dq_own: array<Eight, HEAD>;
-    //#unroll d HEAD
-        q_own[$d] = scale8(load_q(q_base + $du), params.scale);
-        do_own[$d] = load_dout(q_base + $du);
-        dq_own[$d] = zero8();
+    let keys = keys_of_block(row0, first);
+    //#unroll b SETS
+        let index_$b = first + $bu * THREADS + local.x;
+        let query_$b = min(index_$b, params.seq - 1u);
+        let q_base_$b = (row0 + query_$b) * params.q_stride + head * HEAD;
+        let segment_$b = segments[row0 + query_$b];
+        let pair_$b = lse_delta[(row0 + query_$b) * params.heads + head];
+        var q_own_$b: array<Eight, HEAD>;
+        var do_own_$b: array<Eight, HEAD>;
+        var dq_own_$b: array<Eight, HEAD>;
+        //#unroll d HEAD
+            q_own_$b[$d] = scale8(load_q(q_base_$b + $du), params.scale);
+            do_own_$b[$d] = load_dout(q_base_$b + $du);
+            dq_own_$b[$d] = zero8();
+        //#end
     //#end
     for (var key = keys.begin; key < keys.end; key += KEYS) {
         let loaded = min(key + local.x % KEYS, params.seq - 1u);
         let at = kv_base + loaded * params.kv_stride;
         let loaded_segment = segments[row0 + loaded];
         //#unroll t UNITS: let k_$t = load_k(at + $tu); let v_$t = load_v(at + $tu);
-        var products: array<f32, KEYS>;
-        var dp: array<f32, KEYS>;
-        var ds: array<f32, KEYS>;
-        //#unroll c KEYS: products[$c] = 0.0; dp[$c] = 0.0;
+        //#unroll b SETS
+            var products_$b: array<f32, KEYS>;
+            var dp_$b: array<f32, KEYS>;
+            var ds_$b: array<f32, KEYS>;
+            //#unroll c KEYS: products_$b[$c] = 0.0; dp_$b[$c] = 0.0;
+        //#end
         //#unroll l HOLDERS, t UNITS
-            products[$lu % KEYS] += dot8(q_own[$lu / KEYS * UNITS + $tu], broadcast_k_$l(k_$t));
-            dp[$lu % KEYS] += dot8(do_own[$lu / KEYS * UNITS + $tu], broadcast_v_$l(v_$t));
+            let k_$l_$t = broadcast_k_$l(k_$t);
+            let v_$l_$t = broadcast_v_$l(v_$t);
+            //#unroll b SETS
+                products_$b[$lu % KEYS] += dot8(q_own_$b[$lu / KEYS * UNITS + $tu], k_$l_$t);
+                dp_$b[$lu % KEYS] += dot8(do_own_$b[$lu / KEYS * UNITS + $tu], v_$l_$t);
+            //#end
         //#end
         //#unroll c KEYS
-            let sees_$c = key + $cu < params.seq
-                && visible(query, key + $cu, segment, subgroupBroadcast(loaded_segment, $cu));
-            ds[$c] = weight_of(products[$c], dp[$c], pair, sees_$c).ds;
+            let segment_of_$c = subgroupBroadcast(loaded_segment, $cu);
+            //#unroll b SETS
+                let sees_$b_$c = key + $cu < params.seq && visible(query_$b, key + $cu, segment_$b, segment_of_$c);
+                ds_$b[$c] = weight_of(products_$b[$c], dp_$b[$c], pair_$b, sees_$b_$c).ds;
+            //#end
         //#end
         //#unroll l HOLDERS, t UNITS
-            dq_own[$lu / KEYS * UNITS + $tu] = add_scaled8(
-                dq_own[$lu / KEYS * UNITS + $tu], ds[$lu % KEYS], broadcast_k_$l(k_$t));
+            //#unroll b SETS
+                dq_own_$b[$lu / KEYS * UNITS + $tu] = add_scaled8(
+                    dq_own_$b[$lu / KEYS * UNITS + $tu], ds_$b[$lu % KEYS], k_$l_$t);
+            //#end
         //#end
     }
-    if (index < params.seq) {
-        //#unroll d HEAD: store_dq(q_base + $du, scale8(dq_own[$d], params.scale));
-    }
+    //#unroll b SETS
+        if (index_$b < params.seq) {
+            //#unroll d HEAD: store_dq(q_base_$b + $du, scale8(dq_own_$b[$d], params.scale));
+        }
+    //#end
 }

@@ -5,9 +5,12 @@
 //
 // logits (count, ·) float32, of which the block begins at unit unit0; dlogits (count, columns),
 // overwritten with zeros in its padding. softmax (label rows, 2): cross_entropy/losses.wgsl.
+// On software adapters a subgroup has a row (BY_ROW), so that what is the row's is read once.
 // Launcher: ops/cross_entropy.py.
 //#include common/columns.wgsl
+//#if !BY_ROW
 //#include common/flat.wgsl
+//#endif
 
 struct Params {
     count: u32,
@@ -30,6 +33,23 @@ struct Params {
 @group(0) @binding(5) var<storage, read> softmax: array<f32>;
 //#output 6 dlogits: 8
 
+//#if BY_ROW
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+    let row = group.x;
+    let label = params.first + row;
+    if (label >= batch_info[0]) {
+        return;
+    }
+    let at = u32(targets[rows[label]]) - params.token0;
+    let top = softmax[2u * label];
+    let sum = softmax[2u * label + 1u];
+    let base = row * params.stride + params.unit0;
+    for (var i = local.x; i < params.units; i += THREADS) {
+        store_dlogits(row * params.units + i, eight(dlogit(base, 2u * i, at, top, sum), dlogit(base, 2u * i + 1u, at, top, sum)));
+    }
+}
+//#else
 fn each(i: u32) {
     let row = i / params.units;
     let label = params.first + row;
@@ -43,6 +63,7 @@ fn each(i: u32) {
     let base = row * params.stride + params.unit0;
     store_dlogits(i, eight(dlogit(base, unit, at, top, sum), dlogit(base, unit + 1u, at, top, sum)));
 }
+//#endif
 
 fn dlogit(base: u32, unit: u32, at: u32, top: f32, sum: f32) -> vec4<f32> {
     let p = live4(unit, exp(logits[base + unit] - top) / sum);

@@ -2,8 +2,9 @@
 //
 // dy, x, dx (rows, columns), weight (columns), rstd (rows) float32. dx is overwritten or
 // (ACCUMULATE) added to; dx_operand, if bound, is what is then in dx. THREADS invocations share a
-// row. With parts (of a product, one below the other) dy is their sum. Rows of at most TURNS units
-// an invocation are read once (HELD), since software adapters read buffers word by word.
+// row. With parts (of a product, one below the other) dy is their sum. Software adapters read buffers
+// word by word: where an invocation has at most TURNS units of a row (HELD), it reads them once, and
+// the weight once for EACH rows.
 // Launcher: ops/rms_norm.py.
 //#include common/row_reduce.wgsl
 
@@ -25,32 +26,51 @@ struct Params {
 
 @compute @workgroup_size(THREADS, ROWS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+//#if HELD
+    let thread = local.x;
+    let last = params.stride - 1u;
+    //#unroll t TURNS
+        let at_$t = min(thread + $tu * THREADS, last);
+        let w_$t = load_weight(at_$t);
+    //#end
+    let end = min((group.x + 1u) * EACH, params.rows);
+    for (var row = group.x * EACH; row < end; row += 1u) {
+        let base = row * params.stride;
+        let r = rstd[row];
+        var sum = 0.0;
+        //#unroll t TURNS
+            let x_$t = load_x(base + at_$t);
+            let g_$t = multiply8(unit_of_dy(base + at_$t), w_$t);
+            sum += select(0.0, dot8(g_$t, x_$t), thread + $tu * THREADS <= last);
+        //#end
+        let mean = r * reduce_sum(sum, thread) / f32(params.columns);
+        //#unroll t TURNS
+            if (thread + $tu * THREADS <= last) {
+                store_both(base + at_$t, scale8(add_scaled8(g_$t, -(r * mean), x_$t), r));
+            }
+        //#end
+    }
+}
+
+fn store_both(at: u32, value: Eight) {
+//#if dx_operand
+    var v = value;
+//#if ACCUMULATE
+    v = add8(eight(dx[at].lo, dx[at].hi), v);
+//#endif
+    dx[at] = Float8(low(v), high(v));
+    store_dx_operand(at, v);
+//#else
+    store_dx(at, value);
+//#endif
+}
+//#else
     let wanted = group.x * ROWS + local.y;
     // Every invocation reaches the barriers; one past the end repeats the last row, unstored.
     let row = min(wanted, params.rows - 1u);
     let thread = local.x;
     let base = row * params.stride;
     let r = rstd[row];
-//#if HELD
-    let last = params.stride - 1u;
-    //#unroll t TURNS
-        let at_$t = min(thread + $tu * THREADS, last);
-        let x_$t = load_x(base + at_$t);
-        let g_$t = multiply8(unit_of_dy(base + at_$t), load_weight(at_$t));
-    //#end
-    var sum = 0.0;
-    //#unroll t TURNS: sum += select(0.0, dot8(g_$t, x_$t), thread + $tu * THREADS <= last);
-    let mean = r * reduce_sum(sum, thread) / f32(params.columns);
-    //#unroll t TURNS
-        if (wanted < params.rows && thread + $tu * THREADS <= last) {
-            store_dx(base + at_$t, scale8(add_scaled8(g_$t, -(r * mean), x_$t), r));
-//#if dx_operand
-            store_dx_operand(base + at_$t, eight(dx[base + at_$t].lo, dx[base + at_$t].hi));
-//#endif
-        }
-    //#end
-}
-//#else
     var sum = 0.0;
     for (var i = thread; i < params.stride; i += THREADS) {
         sum += dot8(multiply8(unit_of_dy(base + i), load_weight(i)), load_x(base + i));

@@ -3,7 +3,9 @@
 // x, residual, y (rows, columns), weight (columns), rstd (rows) float32; both outputs overwritten.
 // Padding columns of x are zero and stay so. THREADS invocations share a row.
 // With parts (of a product, one below the other) x is their sum, to which `added` is, and is
-// written to `sum`, float32. Launcher: ops/rms_norm.py.
+// written to `sum`, float32. Software adapters read buffers word by word: where an invocation has at
+// most TURNS units of a row (HELD), it reads them once, and the weight once for EACH rows.
+// Launcher: ops/rms_norm.py.
 //#include common/row_reduce.wgsl
 
 struct Params {
@@ -26,6 +28,37 @@ struct Params {
 
 @compute @workgroup_size(THREADS, ROWS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
+//#if HELD
+    let thread = local.x;
+    let last = params.stride - 1u;
+    //#unroll t TURNS
+        let at_$t = min(thread + $tu * THREADS, last);
+        let w_$t = load_weight(at_$t);
+    //#end
+    let end = min((group.x + 1u) * EACH, params.rows);
+    for (var row = group.x * EACH; row < end; row += 1u) {
+        let base = row * params.stride;
+        var total = 0.0;
+        //#unroll t TURNS
+            let x_$t = first_x(base + at_$t);
+            total += select(0.0, dot8(x_$t, x_$t), thread + $tu * THREADS <= last);
+        //#end
+        let r = inverseSqrt(reduce_sum(total, thread) / f32(params.columns) + params.eps);
+        //#unroll t TURNS
+            if (thread + $tu * THREADS <= last) {
+                var y_$t = multiply8(scale8(x_$t, r), w_$t);
+//#if residual
+                y_$t = add8(y_$t, load_residual(base + at_$t));
+//#endif
+                store_y(base + at_$t, y_$t);
+            }
+        //#end
+        if (thread == 0u) {
+            rstd[row] = r;
+        }
+    }
+}
+//#else
     // Every invocation reaches the barriers: a row past the end repeats the last one.
     let row = min(group.x * ROWS + local.y, params.rows - 1u);
     let thread = local.x;
@@ -47,6 +80,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         rstd[row] = r;
     }
 }
+//#endif
 
 // A unit of x, and the same for the invocation that has had it.
 //#if parts

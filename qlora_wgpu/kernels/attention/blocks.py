@@ -16,6 +16,7 @@ from qlora_wgpu.kernels.attention.problem import Attention, Gradients
 # Straight-line code is kept within what software adapters compile quickly: multiply-adds a turn.
 _FORWARD_BODY = 512
 _BACKWARD_BODY = 768
+_HEAD_OF_TWO = 64  # elements of a head of which an invocation takes two queries, at most
 
 
 # Products over every query and the keys up to it, of each kernel.
@@ -141,11 +142,14 @@ class SubgroupTexture(Blocks):
         """How many keys are loaded a turn, and how the invocations of a subgroup share them."""
         threads, head = profile.subgroup_size, problem.head_dim // 8
         body = _FORWARD_BODY if problem.gradients is None else _BACKWARD_BODY
-        most = max(body // (_PRODUCTS[name] * problem.head_dim), 1)
+        # What is broadcast serves two queries, where they still fit into the first cache.
+        sets = 2 if name != "dkdv" and problem.head_dim <= _HEAD_OF_TWO else 1
+        most = max(body // (_PRODUCTS[name] * problem.head_dim * sets), 1)
         keys = next(n for n in (8, 4, 2, 1) if n <= most and n <= threads)
         pieces = next(n for n in range(threads // keys, 0, -1) if head % n == 0)
-        shares: dict[str, Constant] = {"UNITS": head // pieces, "HOLDERS": pieces * keys}
-        return Cut(threads, {"THREADS": threads, "HEAD": head, "KEYS": keys, **shares})
+        cut: dict[str, Constant] = {"THREADS": threads, "HEAD": head, "KEYS": keys}
+        cut |= {"UNITS": head // pieces, "HOLDERS": pieces * keys}
+        return Cut(sets * threads, cut if name == "dkdv" else {**cut, "SETS": sets})
 
 
 class Registers(Blocks):
