@@ -23,6 +23,9 @@ class Sums:
         gradient: Flat, summed over its label tokens; None where only the loss was asked for.
         correct: Label tokens whose logit is the largest; a float32.
         balance: The loss that balances experts, times the label tokens; a float32.
+        metrics: What an objective over answers sums up beside its loss, in the order of
+            ``ops.preference.METRICS``; of the divergence only what the block itself adds.
+        answers: The summed log probability of each of its answers, where that was asked for.
     """
 
     loss: float
@@ -32,12 +35,17 @@ class Sums:
     gradient: FloatArray | None = None
     correct: float = 0.0
     balance: float = 0.0
+    metrics: FloatArray | None = None
+    answers: FloatArray | None = None
 
     @property
     def is_finite(self) -> bool:
         """Whether there is no NaN and no infinity in it."""
         if not np.isfinite(self.loss):
             return False
+        for few in (self.metrics, self.answers):
+            if few is not None and not np.isfinite(few).all():
+                return False
         if self.gradient is None:
             return True
         with np.errstate(all="ignore"):
@@ -108,10 +116,22 @@ class RemoteWorker(Protocol):
         """Takes the adapter's parameters."""
 
     def gradient(self, version: int, *arrays: Any) -> Sums:
-        """Computes a micro-batch: ids, targets, mask, the dropout key, weights."""
+        """Computes a micro-batch: ids, targets, mask, the dropout key, weights.
+
+        Of answers also their samples, and the divergence so far and over how many it is summed.
+        """
 
     def loss(self, version: int, *arrays: Any) -> Sums:
         """Computes the loss of a batch: ids, labels and mask."""
+
+    def divergence(self, version: int, *arrays: Any) -> Sums:
+        """Computes how far answers are from the reference: ids, targets, mask, samples."""
+
+    def answer_loss(self, version: int, *arrays: Any) -> Sums:
+        """Computes the loss over answers: as ``divergence``, and the divergence so far."""
+
+    def answer_logps(self, version: int, *arrays: Any) -> Sums:
+        """Computes log probabilities of answers: ids, targets, mask, how many answers."""
 
     def text(self, version: int, *details: Any) -> list[int]:
         """Continues a text: its ids, how many more, what ends it, and the longest."""

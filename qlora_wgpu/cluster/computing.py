@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from qlora_wgpu.cluster import answer_work
 from qlora_wgpu.cluster.blocks import FloatArray, Identity, RemoteWorker, Specification, Sums
 from qlora_wgpu.cluster.connection import Connection, connect
 from qlora_wgpu.cluster.engine import Engine
 from qlora_wgpu.cluster.gradient_sum import GradientSum
 from qlora_wgpu.cluster.loop_thread import LoopThread
+from qlora_wgpu.cluster.running_sums import RunningSums
 from qlora_wgpu.config.schema import ClusterConfig
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.loss_sums import LossSums
-from qlora_wgpu.training.computing import Arrays, MicroBatch
+from qlora_wgpu.model.options import StepKind
+from qlora_wgpu.ops.adamw import STATS_CORRECT, STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.training.computing import Arrays, Done, MicroBatch
 from qlora_wgpu.training.observer import WorkerFigures
 
 _T = TypeVar("_T")
@@ -60,6 +65,14 @@ class Cluster:
         self._settings = settings
         self._warn = warn
         self._told: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._devices: set[tuple[str, str]] = set()
+
+        def checked(identity: Identity) -> str | None:
+            problem = check(identity)
+            if problem is None:
+                self._devices.add((identity.device, identity.kernels))
+            return problem
+
         self._thread = LoopThread()
         self._connection: Connection | None = None
         self._engine: Engine | None = None
@@ -69,7 +82,7 @@ class Cluster:
                 connect(settings, processes, self._told.put), self._tell
             )
             self._engine = Engine(
-                self._connection, worker_class, specify, check, self._told.put,
+                self._connection, worker_class, specify, checked, self._told.put,
                 fixed=settings.division == "fixed", patience=settings.patience,
             )  # fmt: skip
         except BaseException:
@@ -130,8 +143,12 @@ class Cluster:
 
     # -- as training asks for it -----------------------------------------------------------
 
-    def prepare(self, batch: int, seq: int) -> None:
+    def prepare(self, batch: int, seq: int, kind: StepKind = "train") -> None:
         """Nothing: workers have prepared the longest shape when they opened the model."""
+
+    def devices(self) -> list[tuple[str, str]]:
+        """Of all workers that there have been: a device's name, and how its kernels are cut."""
+        return sorted(self._devices.copy())
 
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
         """Adds summed gradients, losses and label tokens of a step to the device's.
@@ -144,10 +161,15 @@ class Cluster:
             return not is_stopped()
         total = self._own_sum()
         total.begin()
-        self._own_engine().publish(total.parameters())
-        arguments = [(b.ids, b.targets, b.mask, b.dropout_key, b.weights) for b in blocks]
-        sizes = [b.ids.size for b in blocks]
-        done = self._compute("gradient", arguments, sizes, total.add, is_stopped)
+        self._publish()
+        compute = partial(self._compute, is_stopped=is_stopped)
+        if measured := [block for block in blocks if block.is_measured]:
+            if not answer_work.measure(compute, measured, total.sums.add):
+                return False
+            self.figures()  # what is told is of gradients
+        divergence = total.sums.divergence
+        learnt = [answer_work.learnt(b, divergence) for b in blocks if not b.is_measured]
+        done = compute("gradient", learnt, total.add)
         if done:
             total.end()
         return done
@@ -159,17 +181,33 @@ class Cluster:
             ClusterError: If no worker is left to compute it.
         """
         arguments = [tuple(np.asarray(array) for array in batch) for batch in batches]
-        self._own_engine().publish(self._own_sum().parameters())
-        loss = tokens = correct = np.float32(0)
-
-        def add(sums: Sums) -> None:
-            nonlocal loss, tokens, correct
-            loss, tokens = loss + np.float32(sums.loss), tokens + np.float32(sums.tokens)
-            correct += np.float32(sums.correct)
-
-        self._compute("loss", arguments, [block[0].size for block in arguments], add)
+        self._publish()
+        total = RunningSums()
+        self._compute("loss", arguments, total.add)
         self.figures()  # what is told is of training steps
+        loss, tokens, correct = (total.stats[i] for i in (STATS_LOSS, STATS_TOKENS, STATS_CORRECT))
         return LossSums(float(loss), int(tokens), int(correct))
+
+    def answer_logps(self, batches: Iterable[MicroBatch], done: Done) -> Iterator[FloatArray]:
+        """The summed log probability of each answer, a micro-batch at a time.
+
+        Raises:
+            ClusterError: If no worker is left to compute it.
+        """
+        self._publish()
+        yield from answer_work.said(self._compute, batches, done)
+        self.figures()
+
+    def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
+        """Loss and metrics summed over some micro-batches of answers, as ``stats`` has them.
+
+        Raises:
+            ClusterError: If no worker is left to compute them.
+        """
+        self._publish()
+        total = answer_work.summed(self._compute, batches, done)
+        self.figures()
+        return total.stats
 
     def text(self, ids: list[int], more: int, stop_ids: list[int], longest: int) -> list[int]:
         """A text's continuation by the adapter as it is, greedily.
@@ -183,7 +221,7 @@ class Cluster:
         Raises:
             ClusterError: If no worker is left to write it.
         """
-        self._own_engine().publish(self._own_sum().parameters())
+        self._publish()
         return self._run(self._own_engine().text(ids, more, stop_ids, longest))
 
     def figures(self) -> tuple[WorkerFigures, ...]:
@@ -206,13 +244,18 @@ class Cluster:
         assert self._sum is not None
         return self._sum
 
+    def _publish(self) -> None:
+        """Blocks are computed with the adapter as it is now."""
+        self._own_engine().publish(self._own_sum().parameters())
+
     def _compute(
-        self, method: str, arguments: list[Any], sizes: list[int], add: Callable[[Sums], None],
+        self, method: str, arguments: list[answer_work.Arguments], add: Callable[[Sums], None],
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> bool:  # fmt: skip
         """Computes blocks and adds what they give in their order; False where it was stopped."""
         results: queue.SimpleQueue[tuple[int, Sums]] = queue.SimpleQueue()
         early: dict[int, Sums] = {}
+        sizes = [given[0].size for given in arguments]  # a block's token ids come first
         work = self._own_engine().compute(
             method, arguments, sizes, lambda block, sums: results.put((block, sums))
         )

@@ -113,7 +113,7 @@ class Engine:
         """Computes all blocks of a step.
 
         Args:
-            method: The worker's, ``"gradient"`` or ``"loss"``.
+            method: The worker's, such as ``"gradient"`` or ``"loss"``.
             blocks: Its arguments after the version.
             sizes: Each block's tokens, padding included.
             deliver: Takes each block's number and its sums, once, in any order.

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from qlora_wgpu.cluster.blocks import FloatArray, Sums
+from qlora_wgpu.cluster.running_sums import RunningSums
 from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.ops.adamw import (
-    SATURATED_OFFSET,
-    STATS_BALANCE,
-    STATS_CORRECT,
-    STATS_LOSS,
-    STATS_TOKENS,
-)
 from qlora_wgpu.ops.tensor import add_to
 
 
@@ -24,7 +16,11 @@ def received_gradient(adapter: Adapter) -> Pieces:
 
 
 class GradientSum:
-    """Adds one block's gradient after another, as the kernels of a single device do."""
+    """Adds one block's gradient after another, as the kernels of a single device do.
+
+    Attributes:
+        sums: What blocks of the step have given beside their gradients.
+    """
 
     def __init__(self, model: AdapterModel) -> None:
         """Allocates room for a gradient that has come.
@@ -45,27 +41,15 @@ class GradientSum:
 
     def begin(self) -> None:
         """A step begins."""
-        self._loss = self._tokens = self._correct = self._balance = np.float32(0)
-        self._saturated = 0
+        self.sums = RunningSums()
 
     def add(self, sums: Sums) -> None:
         """Adds a block's sums."""
         assert sums.gradient is not None
         self._model.write_flat(self._received, sums.gradient)
         self._program.run()
-        self._loss += np.float32(sums.loss)
-        self._tokens += np.float32(sums.tokens)
-        self._correct += np.float32(sums.correct)
-        self._balance += np.float32(sums.balance)
-        self._saturated += sums.saturated
+        self.sums.add(sums)
 
     def end(self) -> None:
-        """Puts the step's loss, label tokens and hits where the update and the log read them."""
-        storage = self._model.stats.storage
-        assert storage is not None
-        stats = np.zeros(storage.nbytes // 4, np.float32)
-        stats[STATS_LOSS], stats[STATS_TOKENS] = self._loss, self._tokens
-        stats[STATS_CORRECT], stats[STATS_BALANCE] = self._correct, self._balance
-        if storage.nbytes > SATURATED_OFFSET:
-            stats.view(np.uint32)[SATURATED_OFFSET // 4] = self._saturated
-        self._model.write_flat(self._model.stats, stats)
+        """Puts the step's loss, label tokens and the rest where update and log read them."""
+        self._model.write_stats(self.sums.stats, self.sums.saturated)

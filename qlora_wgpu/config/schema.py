@@ -70,30 +70,24 @@ class Config(Section):
         default_factory=ClusterConfig, description="Several GPUs and machines."
     )
 
-    @field_validator("cluster")
+    @field_validator("train")
     @classmethod
-    def _goes_with_the_objective(cls, value: ClusterConfig, info: ValidationInfo) -> ClusterConfig:
-        train, data = info.data.get("train"), info.data.get("data")
-        if train is None or train.objective == "sft":
+    def _goes_with_the_data(cls, value: TrainConfig, info: ValidationInfo) -> TrainConfig:
+        data = info.data.get("data")
+        if data is None or value.objective == "sft":
             return value
-        what = f"train.objective: {train.objective}"
-        if value.scheduler is not None:
+        what = f"has the objective {value.objective}"
+        if data.has_weights:
             raise ValueError(
-                f"cannot be used with {what}, which is computed on one device: leave "
-                "cluster.scheduler out"
+                f"{what} beside a column of weights in data.columns, which belong to rows that "
+                "are learnt by themselves: leave that out"
             )
-        if data is not None and data.has_weights:
-            raise ValueError(
-                f"stands beside {what} and a column of weights in data.columns, which belong to "
-                "rows that are learnt by themselves: leave it out"
-            )
-        if data is not None and (
-            any(part.format != "auto" for part in data.parts())
-            or data.train_on in ("assistant", "all")
+        if data.train_on in ("assistant", "all") or any(
+            part.format != "auto" for part in data.parts()
         ):
             raise ValueError(
-                f"stands beside {what}, whose rows are told by their keys and whose answers alone "
-                "are compared: leave data.format and data.train_on at auto"
+                f"{what}, whose rows are told by their keys and whose answers alone are compared: "
+                "leave data.format and data.train_on at auto"
             )
         return value
 

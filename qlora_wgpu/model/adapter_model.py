@@ -36,6 +36,7 @@ from qlora_wgpu.model.adapter_state import (
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.programs import Programs
+from qlora_wgpu.ops.adamw import SATURATED_OFFSET, STATS_LENGTH
 
 FloatArray = npt.NDArray[np.float32]
 ComputeDtype = Literal["bfloat16", "float32"]
@@ -209,8 +210,22 @@ class AdapterModel:
 
     def zero_stats(self) -> None:
         """Clears the sums of loss and tokens, and what kernels have counted."""
+        self.write_stats(np.zeros(STATS_LENGTH, np.float32))
+
+    def write_stats(self, sums: FloatArray, saturated: int = 0) -> None:
+        """Overwrites the sums, and what kernels have counted.
+
+        Args:
+            sums: (STATS_LENGTH,), in the order of ``stats``.
+            saturated: Values that were held at the end of their type; left out where no kernel
+                has such a type.
+        """
         assert self.stats.storage is not None
-        self.write_flat(self.stats, np.zeros(self.stats.storage.nbytes // 4, np.float32))
+        whole = np.zeros(self.stats.storage.nbytes // 4, np.float32)
+        whole[:STATS_LENGTH] = sums
+        if len(whole) > SATURATED_OFFSET // 4:
+            whole.view(np.uint32)[SATURATED_OFFSET // 4] = saturated
+        self.write_flat(self.stats, whole)
 
     def count_saturated(self) -> int:
         """How many values kernels held at the end of their type since sums were cleared; waits."""

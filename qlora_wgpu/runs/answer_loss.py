@@ -10,6 +10,7 @@ from qlora_wgpu.data import Dataset
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.training.answers import Answers
+from qlora_wgpu.training.computing import OwnDevice
 from qlora_wgpu.training.evaluation import answer_sums
 from qlora_wgpu.training.objectives import preference_of
 from qlora_wgpu.training.references import references_of
@@ -37,13 +38,14 @@ class AnswerLoss:
         preference = preference_of(settings.train)
         assert preference is not None
         self._model, self._dataset, self._settings = model, dataset, settings
+        self._computing = OwnDevice(model)
         self._observer = observer
         model.options = training_options(settings.train)
         longest = max(settings.data.max_seq_length, dataset.longest)
         begun_from = settings.lora.init_from if preference.has_reference else None
         with model.adapter_off() if begun_from is None else _adapter(model, begun_from):
             references = references_of(
-                model, dataset, preference, settings.rows_at_once, longest,
+                model, self._computing, dataset, preference, settings.rows_at_once, longest,
                 keep=settings.data.cache, progress=observer.activity,
             )  # fmt: skip
         self._answers = Answers(dataset, preference, references, longest)
@@ -55,7 +57,7 @@ class AnswerLoss:
             self._observer.activity(f"measuring {what}: {done:,} of {rows:,} rows")
 
         rows, settings = self._dataset, self._settings
-        given = self._model, self._answers, rows, settings.rows_at_once
+        given = self._model, self._computing, self._answers, rows, settings.rows_at_once
         loss, count, *sums = answer_sums(*given, progress)
         return loss / count, int(count), answer_metrics(settings.train, sums)
 

@@ -5,16 +5,27 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from qlora_wgpu.cluster.blocks import FloatArray, Identity, Specification, Sums
+from qlora_wgpu.cluster.running_sums import DIVERGENCE, NO_DIVERGENCE
 from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.errors import ClusterError
 from qlora_wgpu.model.options import StepKind
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
-from qlora_wgpu.ops.adamw import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.model.samples import Samples
+from qlora_wgpu.ops.adamw import (
+    STATS_BALANCE,
+    STATS_CORRECT,
+    STATS_LENGTH,
+    STATS_LOSS,
+    STATS_METRICS,
+    STATS_TOKENS,
+)
 from qlora_wgpu.runs.cluster_memory import forms_of_worker
 from qlora_wgpu.runs.keeping import kept_as_asked
 from qlora_wgpu.runs.locating import base_in
@@ -64,7 +75,7 @@ class Worker:
         self._version = -1
         self._shapes: set[tuple[str, int, int]] = set()
         self._write = writer_of(self._model)
-        self._prepare("train", settings.train.per_device_train_batch_size, specification.length)
+        self._prepare("train", settings.rows_at_once, specification.length)
 
     def identity(self) -> Identity:
         """What it is; waits until the base weights are hashed."""
@@ -96,9 +107,21 @@ class Worker:
 
     def gradient(
         self, version: int, ids: Any, targets: Any, mask: Any, dropout_key: int | None,
-        weights: Any = None,
+        weights: Any = None, samples: Samples | None = None,
+        divergence: tuple[float, float] = NO_DIVERGENCE,
     ) -> Sums:  # fmt: skip
-        """A micro-batch's summed gradient, loss, label tokens and hits.
+        """A micro-batch's summed gradient, loss, label tokens and hits, or metrics of its answers.
+
+        Args:
+            version: The number of the parameters.
+            ids: As in ``MicroBatch``, and so are the next five.
+            targets: What each position predicts.
+            mask: 0 for padding, else numbers of samples.
+            dropout_key: Of its dropout masks and noise, or None.
+            weights: Of its targets, or None.
+            samples: What an objective over answers knows of them, or None.
+            divergence: Of all answers of the step from the reference, and over how many it is
+                summed.
 
         Raises:
             ClusterError: If the parameters here have another number.
@@ -111,15 +134,43 @@ class Worker:
             self._prepare("train", *ids.shape)
             began = time.perf_counter()
             self._zero.run()
-            model.zero_stats()
-            model.accumulate(ids, targets, mask, dropout_key=dropout_key, weights=weights)
-            sums = model.read_stats()
-            saturated = model.count_saturated() + model.kept_saturated
-            gradient = model.read_flat(model.adapter.gradient)
-            places = STATS_LOSS, STATS_TOKENS, STATS_CORRECT, STATS_BALANCE
-            loss, tokens, correct, balance = (float(sums[i]) for i in places)
-            seconds = time.perf_counter() - began
-            return Sums(loss, tokens, saturated, seconds, gradient, correct, balance)
+            self._begin(divergence)
+            model.accumulate(
+                ids, targets, mask, dropout_key=dropout_key, weights=weights, samples=samples
+            )
+            return self._sums(began, "train", model.read_flat(model.adapter.gradient))
+
+    def divergence(self, version: int, ids: Any, targets: Any, mask: Any, samples: Samples) -> Sums:
+        """How far a micro-batch's answers are from what the reference says; no gradient.
+
+        Raises:
+            As ``gradient`` does.
+        """
+        return self._measured("divergence", version, ids, targets, mask, samples, NO_DIVERGENCE)
+
+    def answer_loss(
+        self, version: int, ids: Any, targets: Any, mask: Any, samples: Samples,
+        divergence: tuple[float, float],
+    ) -> Sums:  # fmt: skip
+        """Loss and metrics of a micro-batch's answers; no gradient.
+
+        Raises:
+            As ``gradient`` does.
+        """
+        return self._measured("loss", version, ids, targets, mask, samples, divergence)
+
+    def answer_logps(self, version: int, ids: Any, targets: Any, mask: Any, count: int) -> Sums:
+        """The summed log probabilities of so many answers.
+
+        Raises:
+            As ``gradient`` does.
+        """
+        self._require(version)
+        with self._model.device.in_turn:
+            self._prepare("sums", *ids.shape)
+            began = time.perf_counter()
+            said = self._model.answer_logps(ids, targets, mask, count)
+            return Sums(0.0, 0.0, 0, time.perf_counter() - began, answers=said)
 
     def loss(self, version: int, ids: Any, labels: Any, mask: Any) -> Sums:
         """The loss summed over a batch's labels, their number and hits; no gradient.
@@ -154,6 +205,36 @@ class Worker:
         if version != self._version:
             raise ClusterError(f"it has parameters {self._version}, not {version}")
 
+    def _measured(
+        self, kind: Literal["loss", "divergence"], version: int, ids: Any, targets: Any, mask: Any,
+        samples: Samples, divergence: tuple[float, float],
+    ) -> Sums:  # fmt: skip
+        self._require(version)
+        with self._model.device.in_turn:
+            self._prepare(kind, *ids.shape)
+            began = time.perf_counter()
+            self._begin(divergence)
+            self._model.measure(kind, ids, targets, mask, samples)
+            return self._sums(began, kind)
+
+    def _begin(self, divergence: tuple[float, float]) -> None:
+        """Clears the sums but for the divergence, from which KTO's losses measure."""
+        stats = np.zeros(STATS_LENGTH, np.float32)
+        stats[STATS_METRICS:][DIVERGENCE] = divergence
+        self._model.write_stats(stats)
+
+    def _sums(self, began: float, kind: StepKind, gradient: FloatArray | None = None) -> Sums:
+        """The sums of what ran since then; waits."""
+        model, stats = self._model, self._model.read_stats()
+        metrics = stats[STATS_METRICS:].copy()
+        if kind != "divergence":  # which the owner has added up already
+            metrics[DIVERGENCE] = 0.0
+        saturated = model.count_saturated() + (model.kept_saturated if kind == "train" else 0)
+        places = STATS_LOSS, STATS_TOKENS, STATS_CORRECT, STATS_BALANCE
+        loss, tokens, correct, balance = (float(stats[i]) for i in places)
+        seconds = time.perf_counter() - began
+        return Sums(loss, tokens, saturated, seconds, gradient, correct, balance, metrics)
+
     def _prepare(self, kind: StepKind, batch: int, seq: int) -> None:
         """Compiles a shape, which does not count as computing."""
         if (kind, batch, seq) not in self._shapes:
@@ -185,7 +266,7 @@ def _opened(settings: Config, length: int, shapes: RunShapes, observer: Observer
     )  # fmt: skip
     layout = kept_as_asked(layout, settings, device)
     options = training_options(train, weighted=settings.data.has_weights)
-    longest = options.train(train.per_device_train_batch_size, length)
+    longest = options.train(settings.rows_at_once, length)
     fitted = within_room(settings, layout, longest, device, observer, shapes)
     options = dataclasses.replace(options, checkpointing=fitted.options.checkpointing)
     folder = source.pretrained.folder

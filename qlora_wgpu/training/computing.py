@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
-from qlora_wgpu.model.adapter_model import FloatArray
+from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.batch_encoding import IntArray
 from qlora_wgpu.model.loss_sums import LossSums
+from qlora_wgpu.model.options import StepKind
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.samples import Samples
+from qlora_wgpu.training.answers import AnswerBatch
 from qlora_wgpu.training.observer import WorkerFigures
 from qlora_wgpu.training.throughput import ThroughputMeter
 
 Arrays = tuple[Any, Any, Any]
+Done = Callable[[int], None]
+"""Told how many micro-batches are done, before the next."""
+_QUEUED_BATCHES = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +46,29 @@ class MicroBatch:
     samples: Samples | None = None
     is_measured: bool = False
 
+    @classmethod
+    def of_answers(
+        cls, model: AdapterModel, made: AnswerBatch, dropout_key: int | None = None
+    ) -> MicroBatch:
+        """One of answers, checked.
+
+        Args:
+            model: Whose vocabulary counts.
+            made: Tokens and samples.
+            dropout_key: Of what is learnt.
+
+        Raises:
+            ShapeError: If a token is none of the model's.
+        """
+        batch = made.batch
+        return cls(
+            *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
+            dropout_key=dropout_key,
+            tokens=made.tokens,
+            samples=made.samples,
+            is_measured=made.kind == "divergence",
+        )
+
 
 class MeasuresLoss(Protocol):
     """Base and adapter, wherever they are."""
@@ -53,14 +81,50 @@ class MeasuresLoss(Protocol):
         """
 
 
-class Computing(MeasuresLoss, Protocol):
+class MeasuresAnswers(Protocol):
+    """Base and adapter, wherever they are, as objectives over answers ask them; no gradient."""
+
+    def prepare(self, batch: int, seq: int, kind: StepKind = "train") -> None:
+        """Makes ready what steps of this shape and kind need."""
+
+    def neutral(self) -> FloatArray:
+        """A flat adapter that does nothing.
+
+        Raises:
+            ClusterError: If nobody is left to tell.
+        """
+
+    def devices(self) -> list[tuple[str, str]]:
+        """Of whatever computes, or has so far: a device's name, and how its kernels are cut."""
+
+    def answer_logps(self, batches: Iterable[MicroBatch], done: Done) -> Iterable[FloatArray]:
+        """The summed log probability of each answer of some micro-batches, float32.
+
+        Args:
+            batches: Micro-batches, of whose samples the number alone counts.
+            done: Told how far it is.
+
+        Raises:
+            ClusterError: If nobody is left to compute them.
+        """
+
+    def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
+        """Loss and metrics summed over some micro-batches, as ``stats`` has them.
+
+        Args:
+            batches: Those whose divergence is measured come first.
+            done: Told how far it is.
+
+        Raises:
+            ClusterError: If nobody is left to compute them.
+        """
+
+
+class Computing(MeasuresLoss, MeasuresAnswers, Protocol):
     """Adds up what micro-batches give; the sums end on the device of the run's adapter.
 
     Whoever does it, the sums have the same bits: each micro-batch is one term, in their order.
     """
-
-    def prepare(self, batch: int, seq: int) -> None:
-        """Makes ready what training on this shape needs."""
 
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
         """Adds gradients, losses, label tokens and hits of a step; they may still be on the way.
@@ -84,7 +148,7 @@ class Computing(MeasuresLoss, Protocol):
 class OwnDevice:
     """The device of the run's model."""
 
-    def __init__(self, model: QLoRAModel, throughput: ThroughputMeter) -> None:
+    def __init__(self, model: QLoRAModel, throughput: ThroughputMeter | None = None) -> None:
         """Has compiled nothing yet.
 
         Args:
@@ -92,12 +156,12 @@ class OwnDevice:
             throughput: Its clock stands still while a shape is compiled.
         """
         self._model = model
-        self._throughput = throughput
+        self._throughput = throughput or ThroughputMeter()
         self._shapes: set[tuple[int, int]] = set()
 
-    def prepare(self, batch: int, seq: int) -> None:
-        """Compiles and allocates what training on this shape needs."""
-        self._model.prepare(batch, seq)
+    def prepare(self, batch: int, seq: int, kind: StepKind = "train") -> None:
+        """Compiles and allocates what steps of this shape and kind need."""
+        self._model.program(kind, batch, seq)
 
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
         """Queues them, each before the next one is made; does not wait."""
@@ -126,6 +190,38 @@ class OwnDevice:
     def summed_loss(self, batches: Iterable[Arrays]) -> LossSums:
         """The loss summed over all labels of some batches, their number and hits."""
         return self._model.summed_loss(batches)
+
+    def neutral(self) -> FloatArray:
+        """A flat adapter that does nothing."""
+        return self._model.neutral
+
+    def devices(self) -> list[tuple[str, str]]:
+        """The model's: its name, and how its kernels are cut."""
+        device = self._model.device
+        return [(device.name, repr(device.profile))]
+
+    def answer_logps(self, batches: Iterable[MicroBatch], done: Done) -> Iterator[FloatArray]:
+        """The summed log probability of each answer, a micro-batch at a time."""
+        for number, batch in enumerate(batches):
+            done(number)
+            assert batch.samples is not None
+            count = len(batch.samples.references)
+            yield self._model.answer_logps(batch.ids, batch.targets, batch.mask, count)
+
+    def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
+        """Loss and metrics summed over some micro-batches, as ``stats`` has them."""
+        model = self._model
+        with model.device.in_turn:
+            model.zero_stats()
+            for number, batch in enumerate(batches):
+                if number % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
+                    model.read_stats()  # waits, so that the queue stays short
+                done(number)
+                kind: Literal["loss", "divergence"] = "divergence" if batch.is_measured else "loss"
+                model.measure(kind, batch.ids, batch.targets, batch.mask, batch.samples)
+            stats = model.read_stats()
+            model.zero_stats()
+        return stats
 
     def figures(self) -> tuple[WorkerFigures, ...]:
         """None: the run's own figures say all."""

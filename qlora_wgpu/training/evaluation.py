@@ -10,18 +10,16 @@ from qlora_wgpu.config.figures import LOSS
 from qlora_wgpu.data import Batch, Dataset
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.loss_sums import LossSums
-from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.adamw import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.training.answers import Answers, in_blocks
 from qlora_wgpu.training.batching import in_order, padded_batch
 from qlora_wgpu.training.best_adapter import BestAdapter
-from qlora_wgpu.training.computing import MeasuresLoss
+from qlora_wgpu.training.computing import MeasuresAnswers, MeasuresLoss, MicroBatch
 from qlora_wgpu.training.plateau import Plateau
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import answer_metrics
-
-_QUEUED_BATCHES = 16
 
 
 def held_out_loss(
@@ -57,7 +55,8 @@ def _batches(
 
 
 def answer_sums(
-    model: QLoRAModel,
+    model: AdapterModel,
+    computing: MeasuresAnswers,
     answers: Answers,
     rows: Dataset,
     batch_size: int,
@@ -66,26 +65,22 @@ def answer_sums(
     """Loss, number of pairs or answers, and metrics, summed over all answers of a data set.
 
     Args:
-        model: Base and adapter, whose options say the objective.
+        model: The adapter, whose options say the objective.
+        computing: Base and adapter, wherever they are.
         answers: The data as the objective reads it.
         rows: The same as examples.
         batch_size: Rows of a micro-batch.
         progress: Told how many rows of all are done, before each micro-batch.
     """
-    preference = model.objective.preference
+    preference = model.options.objective.preference
     assert preference is not None
+
+    def done(count: int) -> None:
+        progress(min(count * batch_size // rows.unit, rows.num_rows), rows.num_rows)
+
     blocks = in_blocks(rows, preference, batch_size)
-    with model.device.in_turn:
-        model.zero_stats()
-        for index, made in enumerate(answers.batches(blocks, batch_size)):
-            if index % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
-                model.read_stats()  # waits, so that the queue stays short
-            progress(min(index * batch_size // rows.unit, rows.num_rows), rows.num_rows)
-            batch = made.batch
-            checked = model.checked(batch.input_ids, batch.labels, batch.attention_mask)
-            model.measure(made.kind, *checked, made.samples)
-        stats = model.read_stats().tolist()
-        model.zero_stats()
+    batches = answers.batches(blocks, batch_size)
+    stats = computing.answer_sums((MicroBatch.of_answers(model, b) for b in batches), done).tolist()
     return [stats[STATS_LOSS], stats[STATS_TOKENS], *stats[STATS_METRICS:STATS_LENGTH]]
 
 
@@ -152,9 +147,9 @@ class Evaluator:
 
     def _answered(self, answers: Answers, rows: Dataset) -> dict[str, float]:
         """The loss and the metrics of an objective over answers."""
-        model, config = self._run.model, self._run.config
-        assert isinstance(model, QLoRAModel)
-        sums = answer_sums(model, answers, rows, config.rows_at_once, self._tell)
+        run, config = self._run, self._run.config
+        given = run.model, run.computing, answers, rows, config.rows_at_once
+        sums = answer_sums(*given, self._tell)
         loss, count, *metrics = sums
         return {"eval_loss": loss / count, **answer_metrics(config.train, metrics, "eval_")}
 

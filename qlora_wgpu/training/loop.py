@@ -229,16 +229,11 @@ class TrainingLoop:
         model, blocks = self._run.model, self._plan.blocks(step - 1)
         learnt = 0
         for made in answers.batches(blocks, self._plan.batch_size):
-            batch, is_measured = made.batch, made.kind == "divergence"
-            is_random = model.is_random and not is_measured
-            yield MicroBatch(
-                *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
-                dropout_key=self._plan.dropout_key(step, learnt) if is_random else None,
-                tokens=made.tokens,
-                samples=made.samples,
-                is_measured=is_measured,
-            )
-            learnt += not is_measured
+            is_learnt = made.kind == "loss"
+            is_random = model.is_random and is_learnt
+            key = self._plan.dropout_key(step, learnt) if is_random else None
+            yield MicroBatch.of_answers(model, made, key)
+            learnt += is_learnt
 
     def _micro_batch(self, step: int, index: int, rows: list[list[Example]]) -> MicroBatch:
         """A micro-batch of a step, packed and checked."""

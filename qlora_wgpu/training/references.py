@@ -21,10 +21,11 @@ from qlora_wgpu.errors import CheckpointError, DataError
 from qlora_wgpu.files import open_file
 from qlora_wgpu.lora.names import EMBEDDING_B, LORA_A, parse_name
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.model.samples import Samples
 from qlora_wgpu.ops.preference import Preference
-from qlora_wgpu.training.answers import Answers, Mismatched, References, in_blocks
+from qlora_wgpu.training.answers import Answers, Block, Mismatched, References, in_blocks
 from qlora_wgpu.training.batching import padded_batch
+from qlora_wgpu.training.computing import MeasuresAnswers, MicroBatch
 from qlora_wgpu.training.objectives import preference_of
 from qlora_wgpu.training.observer import Observer
 
@@ -34,13 +35,19 @@ Progress = Callable[[str], None]
 
 
 def answers_of(
-    rows: Dataset | None, model: AdapterModel, config: Config, observer: Observer, longest: int
+    rows: Dataset | None,
+    model: AdapterModel,
+    computing: MeasuresAnswers,
+    config: Config,
+    observer: Observer,
+    longest: int,
 ) -> Answers | None:
     """A data set as an objective over answers reads it, with what the reference says of it.
 
     Args:
         rows: The data.
-        model: Base and adapter as the run begins.
+        model: The adapter as the run begins.
+        computing: Base and adapter, wherever they are.
         config: The run's settings.
         observer: Told what is being done.
         longest: Tokens of the longest row.
@@ -51,17 +58,17 @@ def answers_of(
     preference = preference_of(config.train)
     if preference is None or rows is None:
         return None
-    assert isinstance(model, QLoRAModel)  # clusters are refused
     most = max(longest, rows.longest)
     references = references_of(
-        model, rows, preference, config.rows_at_once, most,
+        model, computing, rows, preference, config.rows_at_once, most,
         keep=config.data.cache, progress=observer.activity,
     )  # fmt: skip
     return Answers(rows, preference, references, most)
 
 
 def references_of(
-    model: QLoRAModel,
+    model: AdapterModel,
+    computing: MeasuresAnswers,
     dataset: Dataset,
     preference: Preference,
     batch_size: int,
@@ -73,7 +80,8 @@ def references_of(
     """What a model as it is now says of all answers of a data set.
 
     Args:
-        model: Base and adapter as the run begins.
+        model: The adapter as the run begins.
+        computing: Base and adapter, wherever they are.
         dataset: The answers.
         preference: The objective.
         batch_size: Rows of a micro-batch.
@@ -83,28 +91,32 @@ def references_of(
 
     Raises:
         DataError: If what it says is not finite.
+        ClusterError: If nobody is left to ask.
     """
     if not preference.has_reference:
         return References.none(len(dataset))
     parts: list[Sequence[Example]] = [dataset]
     if preference.has_divergence:
         parts.append(Mismatched(dataset, longest))
-    name = _key(model, dataset, preference, batch_size, longest)
+    devices, decides = computing.devices(), (model, computing, dataset, preference)
+    name = _key(*decides, batch_size, longest)
     kept = _kept(name, len(parts) * len(dataset)) if keep else None
     if kept is not None:  # memory is planned for what asks
         for part in parts:
-            _make_ready(model, part, dataset, preference, batch_size, longest)
+            _make_ready(computing, part, dataset, preference, batch_size, longest)
     if kept is None:
         given = (dataset, preference, batch_size, longest, progress)
-        kept = np.concatenate([_asked(model, part, *given) for part in parts])
+        kept = np.concatenate([_asked(model, computing, part, *given) for part in parts])
         progress("")
         if keep and cache_problem() is None:
+            if computing.devices() != devices:  # workers of another kind have come meanwhile
+                name = _key(*decides, batch_size, longest)
             _keep(name, kept)
     return References(kept[: len(dataset)], kept[len(dataset) :])
 
 
 def _make_ready(
-    model: QLoRAModel,
+    computing: MeasuresAnswers,
     examples: Sequence[Example],
     dataset: Dataset,
     preference: Preference,
@@ -114,11 +126,12 @@ def _make_ready(
     for block in in_blocks(dataset, preference, batch_size):
         tokens = max(sum(len(examples[i]) for i in row) for row in block)
         length = bucket_length(tokens, max(longest, tokens))
-        model.program("sums", batch_size, length)
+        computing.prepare(batch_size, length, "sums")
 
 
 def _asked(
-    model: QLoRAModel,
+    model: AdapterModel,
+    computing: MeasuresAnswers,
     examples: Sequence[Example],
     dataset: Dataset,
     preference: Preference,
@@ -128,24 +141,34 @@ def _asked(
 ) -> FloatArray:
     said = np.zeros(len(dataset), np.float32)
     blocks = in_blocks(dataset, preference, batch_size)
-    for number, block in enumerate(blocks):
-        progress(f"asking the reference: {number * batch_size:,} answers of {len(dataset):,}")
+
+    def made(block: Block) -> MicroBatch:
         rows = [[examples[i] for i in row] for row in block]
         most = max(longest, max(len(example) for row in rows for example in row))
         batch = padded_batch(rows, batch_size, most)
         checked = model.checked(batch.input_ids, batch.labels, batch.attention_mask)
-        said[[i for row in block for i in row]] = model.answer_logps(*checked, len(rows))
+        tokens = sum(len(example) for row in rows for example in row)
+        return MicroBatch(*checked, None, tokens, samples=Samples.plain(len(rows)))
+
+    def done(count: int) -> None:
+        progress(f"asking the reference: {count * batch_size:,} answers of {len(dataset):,}")
+
+    logps = computing.answer_logps(map(made, blocks), done)
+    for block, each in zip(blocks, logps, strict=True):
+        said[[i for row in block for i in row]] = each
     if not np.isfinite(said).all():
         raise DataError("the reference's log probability of an answer is not finite")
     return said
 
 
 def _key(
-    model: QLoRAModel, dataset: Dataset, preference: Preference, batch_size: int, longest: int
-) -> str:
-    """A hash of what decides the numbers, to the bit."""
+    model: AdapterModel, computing: MeasuresAnswers, dataset: Dataset, preference: Preference,
+    batch_size: int, longest: int,
+) -> str:  # fmt: skip
+    """A hash of what decides the numbers, to the bit where all devices are of one kind."""
     parameters = model.read_flat(model.adapter.parameters)
-    folder = model.folder
+    folder, devices = model.folder, computing.devices()
+    does_nothing = _does_nothing(model, parameters, computing.neutral())
     folder.finish_fingerprint()
     known = {
         "version": _VERSION,
@@ -153,33 +176,33 @@ def _key(
         "quant": model.quant.model_dump(),
         "compute_dtype": model.compute_dtype,
         "vocabulary": [model.architecture.vocab_size, list(model.architecture.new_tokens)],
-        "adapter": None if _does_nothing(model, parameters) else _identity(model, parameters),
+        "adapter": None if does_nothing else _identity(model, parameters),
         "data": dataset.fingerprint,
         "divergence": preference.has_divergence,
         "batch": [batch_size, longest],
-        "device": model.device.name,
-        "profile": repr(model.device.profile),
+        "device": "; ".join(name for name, _ in devices),
+        "profile": "; ".join(kernels for _, kernels in devices),
     }
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _identity(model: QLoRAModel, parameters: FloatArray) -> list[object]:
+def _identity(model: AdapterModel, parameters: FloatArray) -> list[object]:
     """What an adapter adds to the base: its numbers, where they lie and what they are scaled by."""
     names = sorted(model.adapter.split(parameters))
     settings = model.adapter.config.model_dump(exclude={"lora_dropout", "init_from"})
     return [hashlib.sha256(parameters.tobytes()).hexdigest(), names, settings]
 
 
-def _does_nothing(model: QLoRAModel, parameters: FloatArray) -> bool:
+def _does_nothing(model: AdapterModel, parameters: FloatArray, neutral: FloatArray) -> bool:
     """Whether an adapter leaves the base as it is, wherever its first factors begin.
 
     One that began as a part of the base is never such, since its base is rounded without it.
     """
     if model.adapter.start is not None:
         return False
-    own, neutral = (model.adapter.split(flat) for flat in (parameters, model.neutral))
+    own, idle = (model.adapter.split(flat) for flat in (parameters, neutral))
     free = {name for name in own if (parse_name(name) or ("", ""))[1] in (LORA_A, EMBEDDING_B)}
-    return all(np.array_equal(own[name], neutral[name]) for name in own.keys() - free)
+    return all(np.array_equal(own[name], idle[name]) for name in own.keys() - free)
 
 
 def _kept(name: str, count: int) -> FloatArray | None:

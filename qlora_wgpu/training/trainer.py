@@ -227,7 +227,7 @@ class Trainer:
         # The longest batch first, so that all memory is taken before training.
         computing.prepare(plan.batch_size, bucket_length(plan.longest, longest))
         optimizer = Optimizer(self.model, self.config.optim, plan.total_steps)
-        given = self.model, self.config, self._observer, longest
+        given = self.model, computing, self.config, self._observer, longest
         answers, measured = answers_of(rows, *given), answers_of(held_out, *given)
         asked = None if answers is None else answers.reference_hash
         identity = RunIdentity(self.model, self.config, rows, held_out, asked)

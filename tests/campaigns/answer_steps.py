@@ -10,6 +10,7 @@ from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.ops.preference import METRICS, means
 from qlora_wgpu.training.answers import Answers
 from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.computing import OwnDevice
 from qlora_wgpu.training.objectives import training_options
 from qlora_wgpu.training.references import references_of
 from tests.campaigns.drawn_answers import Asked, asked
@@ -51,7 +52,8 @@ def ours(model: QLoRAModel, step: Asked, adapter: Arrays) -> Result:
         model.write_parameters(model.adapter.initial(0) + model.neutral)
     plan = BatchPlan.of(dataset.lengths, config)
     longest = max(config.data.max_seq_length, plan.longest)
-    says = references_of(model, dataset, given, config.rows_at_once, longest, keep=False)
+    asked = model, OwnDevice(model), dataset
+    says = references_of(*asked, given, config.rows_at_once, longest, keep=False)
     model.load_adapter(adapter)
     answers = Answers(dataset, given, says, longest)
     model.options = training_options(config.train)

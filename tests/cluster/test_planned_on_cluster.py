@@ -2,14 +2,13 @@
 
 import pytest
 from e2e.test_residency import write_family
-from e2e.tiny import write_chats, write_model, write_tokenizer
+from e2e.tiny import write_chats, write_model, write_pairs, write_tokenizer
 from support.allocating import allocating_device
+from support.workers_here import WorkersHere
 
 from qlora_wgpu import Config, Observer, estimate, train
-from qlora_wgpu.cluster.gradient_sum import GradientSum
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.model.loss_sums import LossSums
 from qlora_wgpu.runs import worker
 
 WIDE = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "head_dim": 32,
@@ -20,63 +19,10 @@ CASES = {
     "dora, in 8 bits": {"lora": {"use_dora": True}, "optim": {"name": "adamw_8bit"}},
     "packed": {"data": {"packing": True}, "train": {"gradient_dtype": "bfloat16"}},
     "no held-out rows": {"data": {"eval_split": None}},
+    "dpo": {"train": {"objective": "dpo"}},
+    "kto": {"train": {"objective": "kto"}},
     "long prompts": {"eval": {"sample_prompts": ["is a1 " * 20, "b2?"], "sample_steps": 2}},
 }
-
-
-class OneWorker:
-    """A cluster of one worker, in this process."""
-
-    dashboard = None
-
-    def __init__(self, settings, worker_class, specify, check, warn, *, processes):
-        self.worker, self.version = worker_class(specify("0")), 0
-        identity = self.worker.identity()
-        assert check(identity) is None
-        self.identities = {"0": identity}
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *given):
-        pass
-
-    def wait_for(self, count):
-        return self.identities
-
-    def neutral(self):
-        return self.worker.neutral()
-
-    def take(self, model):
-        self.sum = GradientSum(model)
-
-    def prepare(self, batch, seq):
-        pass
-
-    def figures(self):
-        return ()
-
-    def publish(self):
-        self.version += 1
-        self.worker.write(self.version, self.sum.parameters())
-        return self.version
-
-    def accumulate(self, batches, is_stopped):
-        self.sum.begin()
-        version = self.publish()
-        for b in batches:
-            given = b.ids, b.targets, b.mask, b.dropout_key, b.weights
-            self.sum.add(self.worker.gradient(version, *given))
-        self.sum.end()
-        return True
-
-    def summed_loss(self, batches):
-        version = self.publish()
-        sums = [self.worker.loss(version, *batch) for batch in batches]
-        return LossSums(1.0, len(sums), 0)
-
-    def text(self, *given):
-        return self.worker.text(self.publish(), *given)
 
 
 class Plans(Observer):
@@ -91,7 +37,7 @@ class Plans(Observer):
 def devices(monkeypatch):
     """The owner's and the worker's, and what is planned of the latter."""
     own, owner, plans = Device(), allocating_device(monkeypatch), Plans()
-    monkeypatch.setattr("qlora_wgpu.runs.clustered.Cluster", OneWorker)
+    monkeypatch.setattr("qlora_wgpu.runs.clustered.Cluster", WorkersHere)
     monkeypatch.setattr("qlora_wgpu.runs.clustered.sound_layout", lambda *given: given[3])
     monkeypatch.setattr(worker, "sound_layout", lambda *given: given[3])
     monkeypatch.setattr(worker, "device_of", lambda settings: own)
@@ -101,7 +47,8 @@ def devices(monkeypatch):
 
 
 def settings_of(place, changes):
-    write_chats(place / "chats.jsonl", rows=24)
+    write = write_pairs if "objective" in changes.get("train", {}) else write_chats
+    write(place / "chats.jsonl", rows=24)
     settings = {
         "model": {"path": str(place)},
         "data": {"train": str(place / "chats.jsonl"), "max_seq_length": 64, "eval_split": 5},

@@ -71,7 +71,6 @@ def test_what_does_not_go_together(train, message):
 @pytest.mark.parametrize(
     ("sections", "message"),
     [
-        ({"cluster": {"scheduler": "local"}}, "computed on one device"),
         ({"data": {"train_on": "all"}}, "data.format and data.train_on at auto"),
         ({"data": {"format": "text"}}, "data.format and data.train_on at auto"),
         (

@@ -8,13 +8,14 @@ import pytest
 from safetensors.numpy import load_file
 
 import qlora_wgpu
-from e2e.tiny import write_model
+from e2e.tiny import write_model, write_pairs
 from qlora_wgpu import Config, QLoRAModel, Trainer
 from qlora_wgpu.data import load_dataset
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.runs.estimation import estimate
 from qlora_wgpu.training import Observer, references
+from qlora_wgpu.training.computing import OwnDevice
 from qlora_wgpu.training.objectives import preference_of
 from qlora_wgpu.training.references import _key
 
@@ -32,14 +33,7 @@ OBJECTIVES = {"dpo": {}, "orpo": {}, "kto": {}, "ipo": {"objective": "dpo", "los
 def folder(tmp_path_factory):
     base = tmp_path_factory.mktemp("preferences")
     write_model(base / "model")
-    rng, rows = np.random.default_rng(0), []
-    for _ in range(14):
-        a, b = rng.integers(0, 10, 2)
-        prompt = [{"role": "user", "content": f"what is {a} and {b}?"}]
-        answers = (f"{a}{b}.", f"{b}{a}" * int(rng.integers(1, 6)))
-        chosen, rejected = ([{"role": "assistant", "content": text}] for text in answers)
-        rows.append({"prompt": prompt, "chosen": chosen, "rejected": rejected})
-    (base / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_pairs(base / "pairs.jsonl")
     return base
 
 
@@ -299,4 +293,4 @@ def key_of(folder, lora, start):
     dataset = load_dataset(rows, folder / "model", 16, how=Preparation(16, objective="dpo"))
     model = QLoRAModel.from_pretrained(folder / "model", settings.lora, settings.quant, "float32")
     model.load_adapter(start(model))
-    return _key(model, dataset, preference_of(settings.train), 2, 16)
+    return _key(model, OwnDevice(model), dataset, preference_of(settings.train), 2, 16)

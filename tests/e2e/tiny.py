@@ -129,3 +129,16 @@ def write_chats(path: Path, rows: int = 24, seed: int = 0) -> Path:
         lines.append(json.dumps({"messages": chat}))
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def write_pairs(path: Path, rows: int = 14, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
+    lines = []
+    for _ in range(rows):
+        a, b = rng.integers(0, 10, 2)
+        prompt = [{"role": "user", "content": f"what is {a} and {b}?"}]
+        answers = (f"{a}{b}.", f"{b}{a}" * int(rng.integers(1, 6)))
+        chosen, rejected = ([{"role": "assistant", "content": text}] for text in answers)
+        lines.append(json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected}))
+    path.write_text("\n".join(lines) + "\n")
+    return path

@@ -1,0 +1,53 @@
+"""A cluster whose workers live in this process: no scheduler, and no block comes out of turn."""
+
+import pickle
+
+from qlora_wgpu.cluster.computing import Cluster
+from qlora_wgpu.cluster.gradient_sum import GradientSum
+
+
+class WorkersHere(Cluster):
+    """Workers that compute blocks in turn; what they get and give is pickled, as on its way."""
+
+    dashboard = None
+
+    def __init__(self, settings, worker_class, specify, check, warn, *, processes):
+        self.workers = [worker_class(specify(str(number))) for number in range(processes)]
+        self.identities = {str(n): worker.identity() for n, worker in enumerate(self.workers)}
+        self.version, self.asked = 0, []
+        self._devices = set()
+        for identity in self.identities.values():
+            assert check(identity) is None
+            self._devices.add((identity.device, identity.kernels))
+
+    def close(self):
+        pass
+
+    def wait_for(self, count):
+        return self.identities
+
+    def neutral(self):
+        return self.workers[0].neutral()
+
+    def take(self, model):
+        self._sum = GradientSum(model)
+
+    def figures(self):
+        return ()
+
+    def text(self, *given):
+        self._publish()
+        return self.workers[0].text(self.version, *given)
+
+    def _publish(self):
+        self.version += 1
+        for worker in self.workers:
+            worker.write(self.version, self._sum.parameters())
+
+    def _compute(self, method, arguments, add, is_stopped=lambda: False):
+        self.asked.append((method, len(arguments)))
+        for number, given in enumerate(arguments):
+            worker = self.workers[number % len(self.workers)]
+            call = getattr(worker, method)
+            add(pickle.loads(pickle.dumps(call(self.version, *pickle.loads(pickle.dumps(given))))))
+        return True
