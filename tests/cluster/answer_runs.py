@@ -41,12 +41,17 @@ def settings_of(place, name, objective, loss, workers=0, **sections):
         "optim": {"learning_rate": 5e-3, "warmup_ratio": 0.0},
         "eval": {"eval_steps": 2},
         "output": {"dir": str(place / name), "save_steps": 1},
-        "cluster": {"scheduler": "local", "workers": workers} if workers else {},
+        "cluster": {},
     }  # fmt: skip
+    if workers:
+        given["cluster"] = {"scheduler": "local", "workers": workers, "patience": 120.0}
     if loss in ("robust", "exo_pair"):
         given["train"]["label_smoothing"] = 0.1
+    if objective == "kto":  # all answers become likelier, so that the divergence is above 0
+        given["train"] |= {"desirable_weight": 4.0, "undesirable_weight": 0.1, "beta": 1.0}
+        given["optim"]["learning_rate"] = 5e-2
     for section, values in sections.items():
-        given[section] |= values
+        given[section] = given.get(section, {}) | values
     return given
 
 
