@@ -12,7 +12,9 @@ from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.model.adapter_state import norms_graph
 from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.options import StepKind
 from qlora_wgpu.ops.kv_cache import KVCache
+from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.runs.text_plans import text_plans
 from qlora_wgpu.selfcheck import give_way, problem_of, unsound
 from qlora_wgpu.training import Observer, training_options
@@ -71,7 +73,7 @@ def run_launches(settings: Config, layout: ModelLayout, length: int) -> Iterator
     rows = settings.rows_at_once
     if layout.filling is not None:
         yield from layout.filling.launches
-    for kind in ("train", "loss"):
+    for kind in _kinds(options.objective.preference):
         yield from layout.step(options.step(kind, rows, length)).plan.launches
     yield from update_launches(settings, layout)
     for plan in text_plans(layout, KVCache(_TEXT), ((1, _TEXT), (1, 1))):
@@ -82,6 +84,16 @@ def run_launches(settings: Config, layout: ModelLayout, length: int) -> Iterator
         for name in layout.adapter.loras:
             graph, norms = norms_graph(layout, name)
             yield from make_plan(graph, (norms,)).launches
+
+
+def _kinds(preference: Preference | None) -> list[StepKind]:
+    """What a run's steps are of, those of an objective over answers with its reference's."""
+    kinds: list[StepKind] = ["train", "loss"]
+    if preference is not None and preference.has_reference:
+        kinds.append("sums")
+    if preference is not None and preference.has_divergence:
+        kinds.append("divergence")
+    return kinds
 
 
 def _strip_launches(own: ModelLayout) -> Iterator[Launch]:

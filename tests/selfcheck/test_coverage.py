@@ -77,6 +77,22 @@ def test_every_statement_of_pairs_on_both_ends_is_checked(device, name, traced):
     assert not missing, sorted(missing)
 
 
+@pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
+def test_every_statement_of_an_objective_over_answers_is_checked(device, objective, traced):
+    train = {"objective": objective, "per_device_train_batch_size": 2}
+    settings = Config.model_validate({"model": {"path": "none"}, "train": train})
+    base = Pretrained.from_config(with_head_dim(CONFIGS["llama"], 24))
+    layout = ModelLayout(
+        base, LoraConfig(r=5), QuantConfig(), "bfloat16", profile=device.profile,
+        max_binding=1 << 27,
+    )  # fmt: skip
+    ran = list(run_launches(settings, layout, 24))
+    paths = {launch.path for launch in ran}
+    assert ("preference/divergence.wgsl" in paths) == (objective == "kto")
+    _, missing = covering(statements(ran), traced(device, device.profile, "bfloat16"))
+    assert not missing, sorted(missing)
+
+
 def assert_chosen_for_a_reason(cases, needed, traced):
     """A check is alike, all within the run's files but one, or executes what none before did."""
     files = {path for path, _ in needed}
