@@ -156,6 +156,7 @@ class FewRows:
                 "ROWS": together,
                 "ACCUMULATE": False,
                 "EIGHT": False,
+                "KEEPS": False,
                 "X_IN_TEXTURE": self.insists(g.profile),
                 **of_experts,
                 **_codes(self.w, g.profile, experts=self.experts is not None),

@@ -13,6 +13,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.tensor import Tensor, vector
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.rotated_product import rotated_product
 
 _ROPE = "rope/rotate_units.wgsl"
 _NORM = "qk_norm/forward.wgsl"
@@ -50,6 +51,8 @@ def append_rotated(
     if not _fits(tensors):
         return False
     g.take_back(_ROPE, k)
+    if rotated_product(g, tensors, constants, batch):
+        return True
     eps = _take_norms(g, tensors) if both else 0.0
     heads, kv_heads = (int(constants[name]) for name in ("HEADS", "HEADS1"))
     if not both:

@@ -5,7 +5,8 @@
 // x (rows, 8 · units), u (rows, r) float32, b (columns, r) float32, r padded with zeros to units of
 // four; results as in common/gemm_results.wgsl. Where tile_experts is bound each row meets the matrix
 // of its expert. An invocation has four neighbouring columns, all of one layer. A row's sums are made
-// in one order whatever rows are beside it: a text's tokens do not depend on its neighbours.
+// in one order whatever rows are beside it: a text's tokens do not depend on its neighbours. What KEEPS
+// keys and values knows how many tokens of a text there is room for, its capacity.
 // Launcher: kernels/few_rows.py.
 struct Params {
     rows: u32,
@@ -47,6 +48,9 @@ struct Params {
     absmax_expert: u32,
     nested_expert: u32,
     maps_expert: u32,
+//#if KEEPS
+    capacity: u32,
+//#endif
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

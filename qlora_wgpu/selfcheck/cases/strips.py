@@ -57,12 +57,12 @@ def check_strips(run: Runner, form: str, inner: int, rows: int, r: int, dense: b
     given = run.float32(residual)
     y = linear(run.graph, run.operand(x), layer, reading_strips(rows, store), given)
     (got,) = run.run(y)
-    w, x = _multiplied(run, stored, dense=dense), run.rounded(x)
+    w, x = multiplied(run, stored, dense=dense), run.rounded(x)
     exact = reference.forward(x, w, bias, a, b, 2.0, np.ones_like(x)) + residual
     run.compare(got, exact, y.dtype)
 
 
-def _multiplied(run: Runner, stored: QuantizedWeight, *, dense: bool) -> Array:
+def multiplied(run: Runner, stored: QuantizedWeight, *, dense: bool) -> Array:
     """A quantized matrix as the products of strips have it."""
     w = stored.dequantize().astype(np.float64)
     return run.rounded_weight(w) if dense and run.graph.profile.textures else w
@@ -90,7 +90,7 @@ def check_strips_of_a_group(run: Runner, dense: bool, r: int, letters: str) -> N
     x = run.rounded(x)
     for index, (name, weight) in enumerate(zip(names, stored, strict=True)):
         a, b = (parts[n] * (r > 0) for n in parts if name in n)
-        w = _multiplied(run, weight, dense=dense)
+        w = multiplied(run, weight, dense=dense)
         exact = reference.forward(x, w, np.zeros(len(w)), a, b, 2.0, np.ones_like(x))
         run.compare(got[index], exact, ys[index].dtype)
 
@@ -124,7 +124,7 @@ def check_glu_of_strips(
     x, exact = run.rounded(x), []
     for name, weight in zip(names, stored, strict=True):
         a, b = (parts[n] * (r > 0) for n in parts if name in n)
-        w = _multiplied(run, weight, dense=dense)
+        w = multiplied(run, weight, dense=dense)
         exact.append(reference.forward(x, w, np.zeros(outer), a, b, 1.0, np.ones_like(x)))
     gates, ups = exact
     # Sums of float32 may be rounded to the neighbours of what exact ones are.
