@@ -37,13 +37,14 @@ from qlora_wgpu.export.merged_weights import MergedWeights
 from qlora_wgpu.families.family import Architecture, find_family
 from tests.campaigns.drawn_configs import FAMILIES, drawn_config
 from tests.campaigns.drawn_models import met, write_model
-from tests.campaigns.drawn_parts import Config
+from tests.campaigns.drawn_parts import FULL, SLIDING, Config, rope
 from tests.campaigns.support import Tally, campaign
 
 # Norm of the difference over that of the logits. llama.cpp's GELU is a table in float16.
 CLOSE = {"f32": 1e-4, "f16": 0.03, "q8_0": 0.3}
 TABLE = 0.01
-SIZES = ("size", "heads", "layers", "dim", "experts", "layer_types", "head_dim", "per_tok", "top")
+DRAWS = 6
+SIZES = ("size", "heads", "hidden_layers", "dim", "num_experts", "layer_types", "per_tok", "window")
 
 
 def exported_config(rng: random.Random, model_type: str) -> Config:
@@ -55,8 +56,17 @@ def exported_config(rng: random.Random, model_type: str) -> Config:
     given = CHANGES.get(model_type, {})
     config |= {
         key: value for key, value in given.items()
-        if not any(word in key for word in SIZES) and key != "sliding_window"
+        if not any(word in key for word in SIZES)
     }  # fmt: skip
+    layers, period = config["num_hidden_layers"], rng.randint(1, 4)
+    if architecture.windows == "every other":
+        period = 2
+    if architecture.windows in ("every other", "periodic"):
+        config["layer_types"] = [FULL if (i + 1) % period == 0 else SLIDING for i in range(layers)]
+    if "query_pre_attn_scalar" in config:
+        config["query_pre_attn_scalar"] = config["head_dim"]
+    if rng.random() < 0.5 and "rope_type" in config.get("rope_parameters", {}):
+        config |= rope(rng, config.get("head_dim", 64), "default linear")
     if architecture.is_square and "head_dim" in config:
         config["hidden_size"] = config["num_attention_heads"] * config["head_dim"]
     if architecture.head != "own or tied":
@@ -90,9 +100,15 @@ class Campaign:
         self.worst: dict[str, tuple[float, str]] = {}
 
     def trial(self, number: int, model_type: str) -> None:
-        """One drawn model in one type of file."""
+        """One drawn model in one type of file; the next one where it is refused, some times."""
         rng = random.Random(f"{self.seed} {number} {model_type}")
         how = f"--seed {self.seed} --first {number} --count 1 (FAMILIES={model_type})"
+        for _ in range(DRAWS):
+            if self._drawn(rng, model_type, how):
+                break
+
+    def _drawn(self, rng: random.Random, model_type: str, how: str) -> bool:
+        """Whether a drawn model is exported."""
         name = rng.choice(("f32", "f32", "f16", "q8_0"))
         config = exported_config(rng, model_type)
         count = rng.choice((1, 2, 17, 65, 130))
@@ -105,10 +121,12 @@ class Campaign:
                 self._compare(Path(folder), config, name, ids, how)
             except UnsupportedModelError as err:
                 self.tally.add(f"refused: {str(err)[:110]}")
+                return False
             except Exception as err:
                 if os.environ.get("RAISE"):
                     raise
                 self.tally.fail(type(err).__name__, f"{how}: {str(err)[:400]}; {config}")
+        return True
 
     def _compare(self, place: Path, config: Config, name: str, ids: list[int], how: str) -> None:
         write_model(place, config, normalize(weights(*shapes(config))))

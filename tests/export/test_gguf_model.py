@@ -27,7 +27,13 @@ from qlora_wgpu.export.gguf.model import gguf_model
 from qlora_wgpu.export.merged_weights import MergedWeights
 from qlora_wgpu.families.family import find_family
 
-BOTH = ("olmo2", "apertus", "exaone_moe", "olmoe")  # whose files have a head, be it the embedding
+BOTH = (
+    "olmo2",
+    "apertus",
+    "exaone_moe",
+    "gpt_oss",
+    "olmoe",
+)  # whose files have a head, be it the embedding
 NUMBER_OF = {kind.name: kind.number for kind in TYPES.values()}
 
 

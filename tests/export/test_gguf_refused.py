@@ -14,6 +14,7 @@ from qlora_wgpu.export.gguf.element_types import find_file_type
 REFUSED = {
     "experts whose weights": ("qwen3_moe", {}),
     "a swiglu_limit or": ("gpt_oss", {}),
+    "attention without biases": ("gpt_oss", {"swiglu_limit": 7.0, "attention_bias": False}),
     "YaRN with factors of its own": ("gpt_oss", {
         "swiglu_limit": 7.0, "rope_parameters": ROPES["yarn"]}),
     "a score scale of": ("gemma2", {}),

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
 from qlora_wgpu.errors import UnsupportedModelError  # noqa: E402
 from qlora_wgpu.families.family import find_family, known_families  # noqa: E402

@@ -30,7 +30,7 @@ CHANGES = {
     "smollm3": {"num_hidden_layers": 5, "no_rope_layers": None, "layer_types": None},
     "gemma2": {"query_pre_attn_scalar": 20},
     "gemma3_text": {"query_pre_attn_scalar": 20, "final_logit_softcapping": 7.0},
-    "gpt_oss": {"swiglu_limit": 7.0},
+    "gpt_oss": {"swiglu_limit": 7.0, "tie_word_embeddings": True},
     "granitemoe": {},
     "olmoe": {"norm_topk_prob": False, "attention_bias": False, "num_key_value_heads": 6,
               "tie_word_embeddings": True},

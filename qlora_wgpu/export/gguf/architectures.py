@@ -78,7 +78,7 @@ ARCHITECTURES = {
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,
     "glm4_moe_lite": _DEEPSEEK,
-    "gpt_oss": LlamaCpp("GPT_OSS", windows="every other", biases=_ALL),
+    "gpt_oss": LlamaCpp("GPT_OSS", head="own", windows="every other", biases=_ALL),
     "gemma": LlamaCpp("GEMMA", head="tied", activation=_GELU),
     "gemma2": LlamaCpp("GEMMA2", head="tied", windows="every other", activation=_GELU),
     "gemma3_text": LlamaCpp("GEMMA3", windows="periodic", activation=_GELU),

@@ -191,7 +191,7 @@ OTHERS: dict[str, Callable[[ModelKeys], None]] = {
     "qwen2_moe": mixtures.qwen2_moe,
     "olmoe": mixtures.olmoe,
     "granitemoe": mixtures.granite_moe,
-    "gpt_oss": mixtures.qwen3_moe,
+    "gpt_oss": mixtures.gpt_oss,
     "gemma": _gemma,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

@@ -17,10 +17,17 @@ def mixtral(keys: ModelKeys) -> None:
 
 
 def qwen3_moe(keys: ModelKeys) -> None:
-    """Qwen 3, and gpt-oss."""
+    """Qwen 3."""
     check_scales(keys)
     experts = _expert_counts(keys)
     keys.values["expert_feed_forward_length"] = experts.intermediate_size
+
+
+def gpt_oss(keys: ModelKeys) -> None:
+    """gpt-oss, every layer of which has biases."""
+    if not all(attention.qkv_bias and attention.o_bias for attention in keys.attentions):
+        raise keys.refuse("attention without biases")
+    qwen3_moe(keys)
 
 
 def olmoe(keys: ModelKeys) -> None:
