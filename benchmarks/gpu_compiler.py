@@ -36,7 +36,7 @@ from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
 from qlora_wgpu.gpu.adapters import BACKENDS
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import gpu_profile
-from qlora_wgpu.gpu.vendors import has_few_registers
+from qlora_wgpu.gpu.vendors import has_few_registers, hoists_loads
 from qlora_wgpu.gpu.wgsl import Shader
 
 
@@ -96,7 +96,10 @@ def compiled(
 def run(args: argparse.Namespace) -> dict[str, object]:
     driver = DRIVERS[args.driver]
     compiler, front = Compiler(driver, args.family, args.shim), Front(args.backend)
-    own = gpu_profile(None, few_registers=has_few_registers({"vendor": args.driver}))
+    vendor = {"vendor": args.driver}
+    own = gpu_profile(
+        None, few_registers=has_few_registers(vendor), hoists_loads=hoists_loads(vendor)
+    )
     looked_at = profiles(own, args.products, matrix=front.has_matrix_units)
     plans = [
         trace(model, kind, profile, args.seq, args.layers)

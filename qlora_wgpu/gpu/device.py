@@ -25,7 +25,7 @@ from qlora_wgpu.gpu.sizes import TEXTURE_PITCH, buffer_bytes, texture_bytes
 from qlora_wgpu.gpu.transfers import Transfers
 from qlora_wgpu.gpu.trying import try_matrix_units, try_subgroups
 from qlora_wgpu.gpu.uniforms import read_at_once
-from qlora_wgpu.gpu.vendors import has_few_registers
+from qlora_wgpu.gpu.vendors import has_few_registers, hoists_loads
 from qlora_wgpu.gpu.wgsl import Shader
 
 _TIMEOUT = 1800.0  # seconds
@@ -156,8 +156,9 @@ class Device(Transfers):
                 f"the matrix units of {self.name} are not used: {units.refusal}; products go "
                 "through workgroup memory instead",
             )
-        few = has_few_registers(self.gpu.info)
-        profile = gpu_profile(units.shape, self.limits, few_registers=few)
+        info = self.gpu.info
+        few, hoists = has_few_registers(info), hoists_loads(info)
+        profile = gpu_profile(units.shape, self.limits, few_registers=few, hoists_loads=hoists)
         return replace(profile, gemm_kind="tiled") if units.refusal else profile
 
     @property

@@ -42,6 +42,10 @@ class Profile:
             GPUs whose invocations have 128 of 4 bytes (Intel's, Apple's).
         attention_few_registers: Whether tiled attention holds fewer rows, and lets no compiler
             write its loops out, which takes more registers.
+        unit_by_unit: Rows from which a product of few rows with a quantized matrix takes its units
+            one after the other, in a loop that no compiler writes out; 0 for never. With 1 a new
+            token's attention does the like, for GPUs whose compilers load ahead more than they have
+            registers for (Adreno).
         attention_strips: Strips of 16 queries or keys of such an attention workgroup, at most.
         attention_threads: Queries or keys of an attention workgroup without such memory.
         attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
@@ -88,6 +92,7 @@ class Profile:
     attention_strips: int = 4
     gemm_few_registers: bool = False
     attention_few_registers: bool = False
+    unit_by_unit: int = 0
     tile_group: tuple[int, int] = (16, 16)
     matrix: tuple[int, ...] = ()
     matrix_element: str = "f16"
@@ -131,6 +136,9 @@ class Profile:
         """The profile that products of a class are cut by."""
         changes: Mapping[str, Any] = dict(dict(self.products).get(size_class, ()))
         return replace(self, **changes) if changes else self
+
+
+_ROWS_OF_FEW_REGISTERS = 4  # whose units do not fit all at once
 
 
 CPU_PROFILE = Profile(
@@ -192,7 +200,11 @@ def cpu_profile(subgroup_size: int) -> Profile:
 
 
 def gpu_profile(
-    shape: MatrixShape | None, limits: Limits = PROMISED, *, few_registers: bool = False
+    shape: MatrixShape | None,
+    limits: Limits = PROMISED,
+    *,
+    few_registers: bool = False,
+    hoists_loads: bool = False,
 ) -> Profile:
     """The profile of a GPU, and of its matrix units if there are any that fit its limits.
 
@@ -200,12 +212,14 @@ def gpu_profile(
         shape: What its matrix units multiply, if it has some.
         limits: What it allows a workgroup.
         few_registers: Whether its invocations have 128 registers instead of some 250.
+        hoists_loads: Whether its compiler loads all of straight-line code first.
     """
     plain = replace(
         GPU_PROFILE,
         limits=limits,
         gemm_few_registers=few_registers,
         attention_few_registers=few_registers,
+        unit_by_unit=1 if hoists_loads else _ROWS_OF_FEW_REGISTERS if few_registers else 0,
     )
     tile = next(fitting_tiles(shape, limits), None) if shape is not None else None
     if shape is None or tile is None:

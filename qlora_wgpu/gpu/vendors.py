@@ -6,17 +6,33 @@ from collections.abc import Mapping
 from typing import Any
 
 _FEW_REGISTERS = {"intel", "apple"}
-_PCI_IDS = {0x8086: "intel", 0x106B: "apple"}
+_HOIST_LOADS = {"qualcomm"}
+_IDS = {0x8086: "intel", 0x106B: "apple", 0x5143: "qualcomm", 0x4D4F4351: "qualcomm"}
 
 
 def has_few_registers(info: Mapping[str, Any]) -> bool:
     """Whether a GPU's invocations have 128 registers of 4 bytes, where others have some 250.
 
-    Some drivers tell of themselves alone, not of the vendor; the GPU's name then begins with it.
+    Args:
+        info: What WebGPU tells of the GPU.
+    """
+    return not _FEW_REGISTERS.isdisjoint(_names(info))
+
+
+def hoists_loads(info: Mapping[str, Any]) -> bool:
+    """Whether a GPU's compiler loads all of straight-line code first, and spills what it loaded.
 
     Args:
         info: What WebGPU tells of the GPU.
     """
+    return not _HOIST_LOADS.isdisjoint(_names(info))
+
+
+def _names(info: Mapping[str, Any]) -> set[str]:
+    """What may be the vendor's name.
+
+    Some drivers tell of themselves alone, not of the vendor; the GPU's name then begins with it.
+    """
     first = str(info.get("device", "")).lower().partition(" ")[0]
-    names = {str(info.get("vendor", "")).lower(), first.removesuffix("(r)")}
-    return not _FEW_REGISTERS.isdisjoint({*names, _PCI_IDS.get(info.get("vendor_id", 0), "")})
+    told = str(info.get("vendor", "")).lower()
+    return {told, first.removesuffix("(r)"), _IDS.get(info.get("vendor_id", 0), "")}

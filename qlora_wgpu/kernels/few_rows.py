@@ -213,6 +213,14 @@ def _codes(
     }
 
 
+def _taken_together(problem: FewRows, profile: Profile) -> dict[str, Constant]:
+    """How many units of a chunk an invocation has at a time: all, or one after the other."""
+    least = profile.unit_by_unit
+    by_unit = 0 < least <= problem.rows_together
+    chunk = _codes(problem.w, profile, experts=False).get("CHUNK", 1)
+    return {"UNIT_BY_UNIT": by_unit, "TOGETHER": 1 if by_unit else chunk}
+
+
 def _is_cpu(profile: Profile) -> bool:
     return profile.name == CPU_PROFILE.name
 
@@ -282,6 +290,7 @@ class Shared:
             "THREADS": threads,
             "GROUPS": groups,
             "ONE_THREAD": threads == 1,
+            **_taken_together(problem, g.profile),
         }
         problem.launch(g, "few_rows/shared.wgsl", 4 * groups, constants)
 

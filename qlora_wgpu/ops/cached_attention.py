@@ -75,7 +75,7 @@ def attend(
     heads, capacity = q.columns // head_dim, batch.cache.capacity
     unit = 4 if head_dim % 4 == 0 else 2
     units, cut = head_dim // unit, row_constants(g)
-    threads = int(cut["THREADS"])
+    threads, few = int(cut["THREADS"]), g.profile.unit_by_unit == 1
     at_once = min(units, threads)
     constants: dict[str, Constant] = {
         **cut,
@@ -86,6 +86,8 @@ def attend(
         "TURNS": ceil_div(threads, groups),
         "OWN": ceil_div(units, at_once),
         "SOFTCAP": softcap is not None,
+        "LOADS_FEW": few,
+        "AHEAD": next(n for n in (8, 4, 2, 1) if units % n == 0),
         "SOFTWARE": threads == 1 or g.profile.textures,
         "KEYS": 8 if threads == 1 else 1,
         "TOGETHER": 8 if threads == 1 else 1,

@@ -57,6 +57,35 @@ fn put_dk_and_dv(at: u32, unit: u32, dk_value: vec4<f32>, dv_value: vec4<f32>) {
 //#endif
 }
 
+//#if HALVES
+// Makes d scores of the products in workgroup memory, for two queries by four keys; returns the
+// weights of dv.
+fn weigh(index: u32, row0: u32, head: u32, first: u32, query: u32) -> array<vec4<f32>, 2> {
+    let place = place_of(index);
+    let key = first + 4u * place.own;
+    let own_query = query + 4u * place.other + 2u * place.half;
+    let key_segments = segments_of(row0, key);
+    var kept: array<vec4<f32>, 2>;
+    for (var k = 0u; k < turns(2u); k += 1u) {
+        let at = 2u * place.half + k;
+        let row = row0 + min(own_query + k, params.seq - 1u);
+        let seen = sees(vec4<u32>(own_query + k), four_from(key), vec4<u32>(segments[row]), key_segments);
+        let pair = lse_delta[row * params.heads + head];
+        let weights = weights_of(tile[at][at_place(place)], tile[at][HALF + at_place(place)], vec4<f32>(pair.x), vec4<f32>(pair.y), seen);
+        tile[at][at_place(place)] = weights.ds;
+        kept[0] = select(kept[0], weights.p, k == 0u);
+        kept[1] = weights.p;
+    }
+    workgroupBarrier();
+    return kept;
+}
+
+fn put(index: u32, weights: array<vec4<f32>, 2>) {
+    let place = place_of(index);
+    //#unroll k 2: tile[2u * place.half + $ku][at_place(place)] = weights[$k];
+}
+//#endif
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     take_place(index);
@@ -68,12 +97,26 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let heads_begin = select(group.y * params.group, group.y, PER_HEAD);
     let heads_end = heads_begin + select(params.group, 1u, PER_HEAD);
     kv_at = row0 * params.kv_stride + kv_head * HEAD_UNITS;
+//#if !HALVES
     let sample = own_sample(row0, first);
+//#endif
     let last_segment = segments[row0 + last];
     let end = end_of_queries(first);
     for (var head = heads_begin; head < heads_end; head += 1u) {
         q_at = row0 * params.q_stride + head * HEAD_UNITS;
         // Earlier queries do not see these keys.
+//#if HALVES
+        for (var query = first; query < end; query += OTHERS) {
+            if (is_past(row0, query, OTHERS, last_segment)) {
+                continue;
+            }
+            score_halves(index, first, query);
+            let kept = weigh(index, row0, head, first, query);
+            mix_part_0(index, query, span_first);
+            put(index, kept);
+            mix_part_1(index, query, span_first);
+        }
+//#else
         for (var query = first; query < end; query += BLOCK) {
             if (is_past(row0, query, BLOCK, last_segment)) {
                 continue;
@@ -102,6 +145,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             mix_tile_0(index, query, span_first);
             mix_tile_1(index, query, span_first);
         }
+//#endif
     }
     let stride = select(params.kv_stride, params.q_stride, PER_HEAD);
     let out_at = row0 * stride + group.y * HEAD_UNITS;

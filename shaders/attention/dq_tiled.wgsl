@@ -46,6 +46,24 @@ fn put_dq(row: u32, unit: u32, value: vec4<f32>) {
 //#endif
 }
 
+//#if HALVES
+// Makes d scores of the products in workgroup memory, for two keys by four queries.
+fn weigh(index: u32, row0: u32, head: u32, first: u32, key: u32) {
+    let place = place_of(index);
+    let query = first + 4u * place.own;
+    let own_key = key + 4u * place.other + 2u * place.half;
+    let query_segments = segments_of(row0, query);
+    let pairs = pairs_of(row0, query, head);
+    for (var k = 0u; k < turns(2u); k += 1u) {
+        let at = 2u * place.half + k;
+        let key_segment = segments[row0 + min(own_key + k, params.seq - 1u)];
+        let seen = sees(four_from(query), vec4<u32>(own_key + k), query_segments, vec4<u32>(key_segment));
+        tile[at][at_place(place)] = weights_of(tile[at][at_place(place)], tile[at][HALF + at_place(place)], pairs.lse, pairs.delta, seen).ds;
+    }
+    workgroupBarrier();
+}
+//#endif
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
     take_place(index);
@@ -57,9 +75,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     let row0 = group.z * params.seq;
     q_at = row0 * params.q_stride + group.y * HEAD_UNITS;
     kv_at = row0 * params.kv_stride + group.y / params.group * HEAD_UNITS;
+    let keys = keys_of_block(row0, first);
+//#if HALVES
+    for (var key = keys.begin; key < keys.end; key += OTHERS) {
+        score_halves(index, first, key);
+        weigh(index, row0, group.y, first, key);
+        mix_part_0(index, key, span_first);
+    }
+//#else
     let sample = own_sample(row0, first);
     //#unroll b OWN: let query_$b = first + 4u * own_four($bu); let pairs_$b = pairs_of(row0, query_$b, group.y);
-    let keys = keys_of_block(row0, first);
     for (var key = keys.begin; key < keys.end; key += BLOCK) {
         let own_key = key + 4u * lane;
         let key_segments = segments_of(row0, own_key);
@@ -80,9 +105,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
         //#end
         mix_tile_0(index, key, span_first);
     }
+//#endif
     //#unroll b OWN, r 4
     {
-        let query = query_$b + $ru;
+        let query = first + 4u * own_four($bu) + $ru;
         if (query <= last) {
             //#unroll c COLUMNS: if (lane + $cu * LANES < SPAN && span_first + lane + $cu * LANES < UNITS) { put_dq(query, span_first + lane + $cu * LANES, mix_0[4 * $b + $r][$c] * params.scale); }
         }

@@ -37,21 +37,30 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
         //#unroll j 4: let codes_$j = chunk_at(codes_at_$j, k);
         var scale = vec4<f32>(0.0);
         var minimum = vec4<f32>(0.0);
-        //#unroll c CHUNK
-            if ($cu % SCALED == 0u) {
+//#if UNIT_BY_UNIT
+        // One unit after the other, so that no compiler loads all ahead: it does not know the bound,
+        // since rows are never 0.
+        for (var first = 0u; first < select(CHUNK, 0u, params.rows == 0u); first += 1u) {
+//#else
+        {
+            let first = 0u;
+//#endif
+        //#unroll c TOGETHER
+            if ((first + $cu) % SCALED == 0u) {
                 //#unroll j 4
-                    let block_$j = block_at(row_$j, k + $cu);
+                    let block_$j = block_at(row_$j, k + first + $cu);
                     scale[$j] = block_scale(matrix, block_$j);
                     minimum[$j] = block_minimum(matrix, block_$j);
                 //#end
             }
-            //#unroll j 4: let w_$c_$j = eight_values(codes_$j, $cu);
+            //#unroll j 4: let w_$c_$j = eight_values(codes_$j, first + $cu);
             //#unroll i ROWS
-                let v_$c_$i = load_x(x_at_$i + k + $cu);
+                let v_$c_$i = load_x(x_at_$i + k + first + $cu);
                 let sum_$c_$i = sum8(v_$c_$i);
                 //#unroll j 4: acc_$i[$j] += scaled_sum(tree8(v_$c_$i, w_$c_$j), sum_$c_$i, scale[$j], minimum[$j]);
             //#end
         //#end
+        }
     }
 //#endif
     let first = min(column, params.columns - 1u);

@@ -104,7 +104,14 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
 //#if SOFTWARE
                 //#unroll d UNITS: product += dot(q_$d, load_keys(k_at + $du));
 //#else
+//#if LOADS_FEW
+                // No compiler knows the bound, and loads all before it multiplies: rows are never 0.
+                for (var d = 0u; d < select(UNITS, 0u, params.rows == 0u); d += AHEAD) {
+                    //#unroll a AHEAD: product += dot(load_q(q_at + d + $au), load_keys(k_at + d + $au));
+                }
+//#else
                 //#unroll d UNITS: product += dot(load_q(q_at + $du), load_keys(k_at + $du));
+//#endif
 //#endif
                 score_$e = product * params.scale;
 //#if SOFTCAP

@@ -4,7 +4,7 @@ import pytest
 from support.chosen_profiles import opened
 
 from qlora_wgpu.gpu.profile import GPU_PROFILE, gpu_profile
-from qlora_wgpu.gpu.vendors import has_few_registers
+from qlora_wgpu.gpu.vendors import has_few_registers, hoists_loads
 
 INTEL = (
     {"vendor": "Intel open-source Mesa driver", "device": "Intel(R) Arc(tm) A770M Graphics (DG2)",
@@ -17,25 +17,35 @@ APPLE = (
     {"vendor": "", "device": "Apple M1", "vendor_id": 0},  # Metal tells of no vendor
     {"vendor": "Honeykrisp", "device": "Apple M1 (G13G A0)", "vendor_id": 0x10005},
 )
+QUALCOMM = (
+    {"vendor": "turnip Mesa driver", "device": "Turnip Adreno (TM) 630", "vendor_id": 0x5143},
+    {"vendor": "qualcomm", "device": ""},
+    {"vendor": "", "device": "Qualcomm(R) Adreno(TM) X1-85 GPU", "vendor_id": 0x4D4F4351},
+)
 OTHERS = (
     {"vendor": "NVIDIA", "device": "NVIDIA GeForce RTX 3060", "vendor_id": 0x10DE},
     {"vendor": "radv", "device": "AMD Radeon RX 7900 XTX (RADV NAVI31)", "vendor_id": 0x1002},
-    {"vendor": "turnip Mesa driver", "device": "Turnip Adreno (TM) 630", "vendor_id": 0x5143},
     {"vendor": "llvmpipe", "device": "llvmpipe (LLVM 15.0.6, 512 bits)", "vendor_id": 65541},
     {"device": "card"},
 )
 
 
-@pytest.mark.parametrize("info", [*INTEL, *APPLE, *OTHERS], ids=lambda info: info["device"])
+@pytest.mark.parametrize(
+    "info", [*INTEL, *APPLE, *QUALCOMM, *OTHERS], ids=lambda info: info["device"]
+)
 def test_vendors_of_few_registers(info):
-    assert has_few_registers(info) == (info not in OTHERS)
+    assert has_few_registers(info) == (info in (*INTEL, *APPLE))
+    assert hoists_loads(info) == (info in QUALCOMM)
 
 
-@pytest.mark.parametrize("name", ["Intel(R) UHD Graphics 770 (ADL-S GT1)", "NVIDIA H200"])
+@pytest.mark.parametrize(
+    "name", ["Intel(R) UHD Graphics 770 (ADL-S GT1)", "NVIDIA H200", "Qualcomm(R) Adreno"]
+)
 def test_a_device_gets_the_kernels_of_its_registers(monkeypatch, name):
     profile, _ = opened(monkeypatch, is_cpu=False, name=name)
     few = name.startswith("Intel")
     assert profile.gemm_few_registers == profile.attention_few_registers == few
+    assert profile.unit_by_unit == (4 if few else int(name.startswith("Qualcomm")))
 
 
 def test_kernels_of_few_registers_are_not_the_default():

@@ -120,6 +120,7 @@ SEVERAL_TILES = {
     "a window wider than a tile": (4, 2, 24, np.ones((1, 140), int), {"window": 70}),
     "a window within a tile": (2, 1, 64, packed(150, 70)[None], {"window": 33, "softcap": 4.0}),
     "padding in front and within, tails": (3, 1, 22, np.ones((2, 130), int), {}),
+    "two columns a lane": (2, 1, 128, packed(90, 70)[None], {"window": 100}),
     "columns in several spans": (2, 1, 160, packed(70, 66)[None], {}),
     "columns in more spans": (1, 1, 264, np.ones((1, 5), int), {}),
 }
@@ -142,10 +143,24 @@ def test_several_tiles(device, dtype, case, least_workgroups):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", SEVERAL_TILES)
 def test_several_tiles_in_few_registers(device, dtype, case):
-    """Loops that no compiler writes out, and half as many rows of an invocation."""
+    """Loops that no compiler writes out, half as many rows, or scores, of an invocation."""
     heads, kv_heads, head_dim, segments, options = SEVERAL_TILES[case]
     profile = gpu_profile(None, few_registers=True)
     check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options)
+
+
+def test_few_registers_change_no_bit_of_attention(device):
+    """Of heads whose scores are held by an invocation, and of those that meet in its memory."""
+    for head_dim in (64, 128):
+        rng, got = np.random.default_rng(8), []
+        q, k, v, do = (rng.standard_normal((150, 2 * head_dim)) for _ in range(4))
+        for few_registers in (False, True):
+            bench = Bench(device, "bfloat16", gpu_profile(None, few_registers=few_registers))
+            tensors = [bench.operand(a, grad=True) for a in (q, k, v)]
+            batch = bench.batch_of(1, 150, segments=packed(90, 60)[None])
+            o = attention(bench.graph, *tensors, batch, head_dim, 0.125)
+            got.append(bench.run_bits(o, *bench.gradients(o, bench.given(do), *tensors)))
+        assert all(np.array_equal(a, b) for a, b in zip(*got, strict=True)), head_dim
 
 
 @pytest.mark.parametrize("limits", [Limits(256, 16 << 10), Limits(128, 1 << 15), Limits(256, 8191)])
@@ -235,7 +250,10 @@ def test_nan_in_scores_stays_nan(device, profile, dtype, softcap, source):
     assert np.isnan(got_dq[spoilt]).any(axis=1).all()
 
 
-@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+HOISTING = gpu_profile(None, hoists_loads=True)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), [*VARIANTS, (HOISTING, "bfloat16")])
 @pytest.mark.parametrize("given", DTYPES)
 @pytest.mark.parametrize(
     ("head_dim", "options"),
@@ -247,8 +265,9 @@ def test_a_token_after_a_prompt(device, profile, dtype, given, head_dim, options
     q = rng.standard_normal((10, 4 * head_dim))
     k, v = (rng.standard_normal((10, 2 * head_dim)) for _ in range(2))
     cache, scale, got = KVCache(13), 1 / np.sqrt(head_dim), []
+    own_profile = PROFILES[profile] if isinstance(profile, str) else profile
     for tokens in (slice(0, 9), slice(9, 10)):
-        bench = Bench(device, dtype, PROFILES[profile])
+        bench = Bench(device, dtype, own_profile)
         mask = np.ones((1, tokens.stop - tokens.start), np.int64)
         batch = make_batch_buffers(*mask.shape, CacheView(cache))
         batch.storage.data = encode_batch(batch, mask, mask, past=tokens.start)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench
 
-from qlora_wgpu.graph.graph import GraphError
+from qlora_wgpu.gpu.profile import gpu_profile
+from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
 from qlora_wgpu.kernels.lora import Lora
@@ -40,6 +41,11 @@ CASES = [
     for each in (("Q6_K", 256, 8, False, 2), ("AWQ", 96, 8, True, 3))
 ]
 
+BY_UNIT = {
+    "few registers": gpu_profile(None, few_registers=True),
+    "loads held back": gpu_profile(None, hoists_loads=True),
+}
+
 
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_all_forms(device, number):
@@ -52,6 +58,34 @@ def test_all_forms(device, number):
     assert not any(path.startswith("dequantize/") for path in bench.shaders) or arguments[1] % 8
 
 
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_all_forms_a_unit_after_the_other(device, number):
+    check, arguments = CASES[number]
+    bench = Bench(device, "bfloat16", BY_UNIT["loads held back"])
+    check(bench, *arguments)
+    assert bench.excess <= 1.0
+
+
+def test_units_follow_each_other_where_registers_are_few():
+    """Told by the shaders: from one row on, from four on, and never."""
+    profiles = {"gpu": PROFILES["gpu"], **BY_UNIT}
+    found = {
+        name: [rows for rows in (1, 2, 4, 8) if "UNIT_BY_UNIT=True" in product(profile, rows)]
+        for name, profile in profiles.items()
+    }
+    assert found == {"gpu": [], "few registers": [4, 8], "loads held back": [1, 2, 4, 8]}
+
+
+def product(profile, rows):
+    """The label of the shader of a product with a quantized matrix."""
+    g = Graph("bfloat16", profile)
+    weights = cases.stored_weight("double", 72, 256)
+    (matrix,) = cases.in_one_range([weights], Storage("group", "test", 256))
+    linear(g, g.operand("x", rows, 256), Linear("layer", matrix, None, None), cases.new_tokens(rows))
+    (launch,) = g.launches
+    return launch.shader.label
+
+
 @pytest.mark.parametrize("profile", PROFILES)
 def test_logits_of_a_prompt(device, profile):
     bench = Bench(device, "bfloat16", PROFILES[profile])
@@ -60,7 +94,7 @@ def test_logits_of_a_prompt(device, profile):
 
 
 @pytest.mark.parametrize("form", ["double", "Q6_K", "dense"])
-@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("profile", [*PROFILES, *BY_UNIT])
 def test_a_row_has_the_same_bits_beside_any_others(device, profile, form):
     random = np.random.default_rng(3)
     x = random.standard_normal((19, 256))
@@ -69,7 +103,7 @@ def test_a_row_has_the_same_bits_beside_any_others(device, profile, form):
     weights = cases.stored_weight("double" if form == "dense" else form, 72, 256)
 
     def made(rows):
-        bench = Bench(device, "bfloat16", PROFILES[profile])
+        bench = Bench(device, "bfloat16", {**PROFILES, **BY_UNIT}[profile])
         (matrix,) = cases.in_one_range([weights], Storage("group", "test", 256))
         if form == "dense":
             matrix = DenseMatrix(72, 256, ((0, bench.weight(weights.dequantize())),))

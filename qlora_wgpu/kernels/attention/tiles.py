@@ -19,6 +19,7 @@ _BLOCK = 64  # rows of a tile
 _LANES = 16  # invocations that share a row
 _SIDE = 128  # invocations that stage a side
 _CHUNK = 8  # fours of a head that products take at a time, at most
+_HALF_CHUNK = 5  # where both products' rows are there at once
 _PLACES = 128  # fours of columns, of every fourth row, that have room beside the rows' weights
 _NEEDED = Limits(256, 16 << 10)
 
@@ -34,11 +35,13 @@ class WorkgroupTiles(PerHead):
 
     def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
         unit, units = self._unit(problem), ceil_div(problem.head_dim, 4)
-        chunk = ceil_div(units, ceil_div(units, _CHUNK))
         # Sums of 128 columns of dk and dv, or of 256 of anything else, fit into registers.
         spans = ceil_div(units, 32 if name == "dkdv" else 64)
         span = ceil_div(units, spans)
         few = profile.attention_few_registers
+        halves = few and name != "forward" and span > _LANES
+        chunk = ceil_div(units, ceil_div(units, _HALF_CHUNK if halves else _CHUNK))
+        by_row = few and span > 2 * _LANES
         own = 2 if name == "forward" and span <= 16 and not few else 1
         lines = _BLOCK // 4 // own
         rows = next(n for n in (8, 4, 2) if n * span <= _PLACES)
@@ -60,6 +63,9 @@ class WorkgroupTiles(PerHead):
             "MIXES": 2 if name == "dkdv" else 1,
             "BOTH": threads == _SIDE,
             "FEW_REGISTERS": few,
+            "HALVES": halves,
+            "ROW_BY_ROW": by_row,
+            "TOGETHER": 1 if by_row else 4,
             "MIXED_LOADS": ceil_div(4 * rows * span, threads),
         }
         if name == "dkdv":
