@@ -26,7 +26,7 @@ from qlora_wgpu.training.schedule import STEP_NUMBERS
 
 MODELS = ("llama-3.2-1b", "llama-3.1-8b")  # where others are not asked for
 MOST_BINDING = (1 << 31) - 1  # what most cards allow
-NEW_TOKENS = (1, 3)  # texts of which the next token is computed together
+NEW_TOKENS = (1, 8)  # texts of which the next token is computed together
 LIMITS = Limits(invocations=1024, workgroup_bytes=49_152)  # of a workgroup; AMD's have 64 KiB
 
 
