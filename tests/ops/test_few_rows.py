@@ -81,7 +81,8 @@ def product(profile, rows):
     g = Graph("bfloat16", profile)
     weights = cases.stored_weight("double", 72, 256)
     (matrix,) = cases.in_one_range([weights], Storage("group", "test", 256))
-    linear(g, g.operand("x", rows, 256), Linear("layer", matrix, None, None), cases.new_tokens(rows))
+    layer = Linear("layer", matrix, None, None)
+    linear(g, g.operand("x", rows, 256), layer, cases.new_tokens(rows))
     (launch,) = g.launches
     return launch.shader.label
 
