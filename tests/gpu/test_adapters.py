@@ -110,7 +110,8 @@ def test_what_is_not_there_is_told(monkeypatch):
     assert chosen()[1] == "wgpu"  # a broken extra does not stand in the way
     with pytest.raises(DeviceError, match=r"numpy cannot be loaded \(no such file\): pip install"):
         adapters.choose_adapter("auto", "dawn")
-    with pytest.raises(DeviceError, match="no backend 'cuda': set device.backend to auto, wgpu or dawn"):
+    told = r"no backend 'cuda': set device\.backend to auto, wgpu or dawn"
+    with pytest.raises(DeviceError, match=told):
         adapters.choose_adapter("auto", "cuda")
     use(monkeypatch)
     with pytest.raises(DeviceError, match=r"^no GPU was found: install your"):
