@@ -62,8 +62,8 @@ def experts(
 
 def groups(rng: random.Random, c: Config, count: str) -> None:
     """Groups that divide the experts, of two at least, and hold as many as are chosen."""
-    number = c[count]
-    groups = rng.choice([n for n in range(1, min(number // 2, 32) + 1) if number % n == 0] or [1])
+    number = c[count] = max(c[count], 2)  # transformers ranks a group by its two best
+    groups = rng.choice([n for n in range(1, min(number // 2, 32) + 1) if number % n == 0])
     c["n_group"], c["topk_group"] = groups, rng.randint(1, groups)
     c["num_experts_per_tok"] = min(c["num_experts_per_tok"], number // groups * c["topk_group"])
 

@@ -41,7 +41,7 @@ from tests.campaigns.drawn_parts import FULL, SLIDING, Config, rope
 from tests.campaigns.support import Tally, campaign
 
 # Norm of the difference over that of the logits. llama.cpp's GELU is a table in float16.
-CLOSE = {"f32": 1e-4, "f16": 0.03, "q8_0": 0.3}
+CLOSE = {"f32": 1e-4, "f16": 0.03, "q8_0": 0.1}
 TABLE = 0.01
 DRAWS = 6
 SIZES = ("size", "heads", "hidden_layers", "dim", "num_experts", "layer_types", "per_tok", "window")

@@ -119,6 +119,13 @@ def test_factors_of_longrope(tmp_path, model_type) -> None:
     assert ropes[0].factor == pytest.approx(ropes[1].factor, rel=1e-6)
 
 
+def test_gemma_3_without_windows(tmp_path) -> None:
+    config = changed("gemma3_text")
+    config |= {"layer_types": ["full_attention"] * config["num_hidden_layers"]}
+    _, file, _ = written(folder_of(tmp_path, config))
+    assert file.config["layer_types"] == config["layer_types"]
+
+
 def test_logits_of_gemma_4_without_a_softcap(tmp_path) -> None:
     config = changed("gemma4_unified_text") | {"final_logit_softcapping": None}
     _, file, made = written(folder_of(tmp_path, config))

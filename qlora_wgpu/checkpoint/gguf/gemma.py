@@ -35,13 +35,16 @@ def gemma2(keys: Keys, file: GGUFFile, config: Config) -> Config:
 def gemma3(keys: Keys, file: GGUFFile, config: Config) -> Config:
     """Gemma 3, text."""
     whole_heads(keys, config)
+    window, layers = keys.integer("attention.sliding_window", 0), window_pattern(keys, config, 6)
+    if not window:  # no layer slides then, whatever the pattern
+        layers = {"layer_types": ["full_attention"] * len(layers["layer_types"])}
     return {
         "hidden_activation": "gelu_pytorch_tanh",
-        "sliding_window": keys.integer("attention.sliding_window", 0) or 4096,
+        "sliding_window": window or 4096,
         "rope_local_base_freq": keys.number("rope.freq_base_swa", 10_000.0),
         "final_logit_softcapping": keys.number("final_logit_softcapping", 0.0) or None,
         "query_pre_attn_scalar": _query_scalar(keys, config, largest=62),
-        **window_pattern(keys, config, 6),
+        **layers,
     }
 
 
