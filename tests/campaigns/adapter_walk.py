@@ -1,12 +1,14 @@
 """Every kind of adapter through every verb, as a user meets them.
 
-usage: python -m tests.campaigns.adapter_walk [--only TEXT] [--torch PYTHON] [--llama LIBRARY]
+usage: python -m tests.campaigns.adapter_walk [--only TEXT;TEXT] [--verbs VERB,VERB]
+                                              [--torch PYTHON] [--llama LIBRARY]
 
 Each kind of adapter is trained on a small base, killed and resumed, trained on from, measured,
 asked for texts, served beside another one, merged, exported, pushed to a hub on this machine, and
 opened from Python. PYTHON has torch, transformers and peft: it makes the adapters that PEFT alone
 makes, and computes the logits of adapters and merged models. LIBRARY is llama.cpp's, see
-``tests/references/llama_cpp.py``. Tells what became of each verb, and ends with 1 if one is wrong,
+``tests/references/llama_cpp.py``. Kinds are chosen by parts of their labels ("plain, tied");
+``estimate`` writes the configuration that other verbs read. Tells what became of each verb, and ends with 1 if one is wrong,
 or refuses what ``adapter_kinds.py`` does not say.
 """
 
