@@ -8,8 +8,8 @@ asked for texts, served beside another one, merged, exported, pushed to a hub on
 opened from Python. PYTHON has torch, transformers and peft: it makes the adapters that PEFT alone
 makes, and computes the logits of adapters and merged models. LIBRARY is llama.cpp's, see
 ``tests/references/llama_cpp.py``. Kinds are chosen by parts of their labels ("plain, tied");
-``estimate`` writes the configuration that other verbs read. Tells what became of each verb, and ends with 1 if one is wrong,
-or refuses what ``adapter_kinds.py`` does not say.
+``estimate`` writes the configuration that other verbs read. Tells what became of each verb, and
+ends with 1 if one is wrong, or refuses what ``adapter_kinds.py`` does not say.
 """
 
 from __future__ import annotations
