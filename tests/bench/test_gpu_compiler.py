@@ -91,8 +91,8 @@ ELSEWHERE = (
     "attention/delta_sizes.wgsl", "attention/dkdv.wgsl", "attention/dq.wgsl",
     "attention/forward.wgsl", "experts/factors.wgsl", "few_rows/narrow.wgsl",
     "few_rows/strip_copy.wgsl", "few_rows/strip_scales.wgsl", "few_rows/strips.wgsl",
-    "few_rows/strips_glu.wgsl",
-    "few_rows/subgroup.wgsl", "gemm/sizes.wgsl", "rms_norm/again.wgsl", "tensor/add_rounded.wgsl",
+    "few_rows/strips_glu.wgsl", "few_rows/strips_rotated.wgsl", "few_rows/subgroup.wgsl",
+    "gemm/sizes.wgsl", "rms_norm/again.wgsl", "tensor/add_rounded.wgsl",
     "tensor/copy.wgsl", "tensor/scale.wgsl", "tensor/weighted_sum.wgsl",
     "trained_rows/overwrite_looked_up.wgsl",
 )  # fmt: skip

@@ -79,7 +79,7 @@ def test_scalars_of_each_layer(tmp_path) -> None:
         ("apertus", {"xielu__eps": None}, "lacks the key xielu.eps"),
         ("lfm2", {"lfm2__attention__head_count_kv": [0, 0]}, "must have one number beside 0"),
         ("cohere2", {"cohere2__rope__freq_base_swa": 77.0}, "freq_base_swa = 77.0 is not computed"),
-        ("cohere2", {"cohere2__attention__sliding_window_pattern": -1}, "pattern is -1"),
+        ("cohere2", {"cohere2__attention__sliding_window_pattern": -1}, "0 or more, got -1"),
         ("cohere2", {"cohere2__attention__sliding_window_pattern": [True]}, "has 1 values for 5"),
         ("stablelm", {"stablelm__use_parallel_residual": True}, "= True is not computed"),
     ],
