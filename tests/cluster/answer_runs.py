@@ -70,7 +70,7 @@ class Told(Observer):
     """Keeps what was told, and does something after a step."""
 
     def __init__(self, after=None, do=lambda told: None):
-        self.after, self.do = after, do
+        self.after, self.do, self.has_acted = after, do, False
         self.texts, self.rows = [], []
 
     def warning(self, text):
@@ -80,3 +80,4 @@ class Told(Observer):
         self.rows.append(row)
         if row["step"] == self.after:
             self.do(self)
+            self.has_acted = True

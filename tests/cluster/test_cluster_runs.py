@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cluster.answer_runs import Told
 from e2e.tiny import write_chats, write_model
 from safetensors.numpy import load_file
 
@@ -15,7 +16,6 @@ from qlora_wgpu.cluster.blocks import Identity
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs import clustered, train
 from qlora_wgpu.selfcheck import results
-from qlora_wgpu.training import Observer
 
 pytest.importorskip("distributed")
 
@@ -50,23 +50,6 @@ def place(tmp_path_factory):
 def own(place):
     """A run without a cluster."""
     return run(place, "own")
-
-
-class Told(Observer):
-    """Keeps what was told, and does something after a step."""
-
-    def __init__(self, after=None, do=lambda told: None):
-        self.after, self.do, self.has_acted = after, do, False
-        self.texts, self.rows = [], []
-
-    def warning(self, text):
-        self.texts.append(text)
-
-    def step(self, row):
-        self.rows.append(row)
-        if row["step"] == self.after:
-            self.do(self)
-            self.has_acted = True
 
 
 def run(place, name, told=None, *, resume=False, cluster=None, **sections):

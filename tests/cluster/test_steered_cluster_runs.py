@@ -4,7 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from cluster.test_cluster_runs import LOCAL, Told, traces
+from cluster.answer_runs import Told
+from cluster.test_cluster_runs import LOCAL, traces
 from e2e.tiny import write_chats, write_model
 from safetensors.numpy import load_file, save_file
 
