@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from support.processes import PATIENCE
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals wait on POSIX alone")
 
@@ -38,7 +39,7 @@ time.sleep(0.3)
 from qlora_wgpu.supervision.signals import let_through
 try:
     let_through()
-    time.sleep(20)
+    time.sleep(300)
 except KeyboardInterrupt:
     sys.exit(130)
 """
@@ -47,7 +48,7 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize("module", ["journal", "signals", "parent"])
 def test_the_first_command_while_it_imports(module):
     code = [sys.executable, "-c", INTERRUPTED, f"qlora_wgpu.supervision.{module}"]
-    done = subprocess.run(code, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(code, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 128 + signal.SIGINT, done.stderr
     assert not done.stderr
 
@@ -59,7 +60,7 @@ def test_the_process_that_it_begins(verb, moment):
     moments = {"before": "pass", "after": "pass"} | {moment: interrupt}
     code = [sys.executable, "-c", SUPERVISING.format(**moments, child=STARTING, verb=verb)]
     done = subprocess.run(
-        code, capture_output=True, text=True, timeout=60, check=False, start_new_session=True
+        code, capture_output=True, text=True, timeout=PATIENCE, check=False, start_new_session=True
     )
     assert done.returncode == 128 + signal.SIGINT, done.stderr
     assert not done.stderr

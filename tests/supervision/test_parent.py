@@ -1,13 +1,13 @@
 """What a supervisor does when its process ends, with a process that ends as the test wants."""
 
-import os
 import signal
 import subprocess
 import sys
-import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.processes import PATIENCE, is_running, until
 
 HERE = Path(__file__).parent
 SUPERVISE = """\
@@ -16,16 +16,29 @@ from qlora_wgpu.supervision import parent
 parent._command = lambda: [sys.executable, sys.argv[1]]
 sys.exit(parent.supervise(sys.argv[2:]))
 """
+# Its clock: each signal that it passes on takes the next of these seconds, and notes that.
+CLOCK = """\
+from types import SimpleNamespace
+from qlora_wgpu.supervision import parent
+seconds = iter((0.0, 0.9, 1.1))
+def now():
+    with open("clock", "a") as file:
+        print(second := next(seconds), file=file)
+    return second
+parent.time = SimpleNamespace(monotonic=now)
+"""
 
 
-def command(*arguments):
-    return [sys.executable, "-c", SUPERVISE, str(HERE / "faulty_command.py"), *arguments]
+def command(*arguments, before=""):
+    code = before + SUPERVISE
+    return [sys.executable, "-c", code, str(HERE / "faulty_command.py"), *arguments]
 
 
 def supervised(folder, *arguments):
     done = subprocess.run(
-        command(*arguments), cwd=folder, capture_output=True, text=True, timeout=60, check=False
-    )
+        command(*arguments), cwd=folder, capture_output=True, text=True, timeout=PATIENCE,
+        check=False,
+    )  # fmt: skip
     attempts = (folder / "attempts").read_text().splitlines()
     return done, attempts
 
@@ -107,52 +120,49 @@ def test_a_process_killed_from_outside_is_not_repeated(tmp_path):
     assert "killed from outside" in done.stderr
 
 
-def sleeping(folder, how="sleep", **options):
-    process = subprocess.Popen(command("train", f"1:{how}"), cwd=folder, **options)
-    ready = folder / "ready"
-    while not ready.exists() or not ready.read_text():
-        time.sleep(0.01)
-    return process, int(ready.read_text())
+@contextmanager
+def sleeping(folder, how="sleep", before=""):
+    """A supervisor and the number of its process, which is ready for signals."""
+    process = subprocess.Popen(
+        command("train", f"1:{how}", before=before), cwd=folder, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        ready = folder / "ready"
+        until(lambda: ready.exists() and ready.read_text())
+        yield process, int(ready.read_text())
+    finally:
+        process.kill()  # its own process ends with it, or after a while
+        process.wait()
+        process.stderr.close()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 8)])
 def test_signals_are_passed_on(tmp_path, number, code):
-    process, _ = sleeping(tmp_path)
-    process.send_signal(number)
-    assert process.wait(10) == code
+    with sleeping(tmp_path) as (process, _):
+        process.send_signal(number)
+        assert process.wait(PATIENCE) == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(tmp_path, number):
-    process, child = sleeping(tmp_path, "open+deaf", stderr=subprocess.PIPE, text=True)
-    process.send_signal(number)
-    assert "once more ends it at once" in process.stderr.readline()
-    assert process.poll() is None and is_running(child)
-    process.send_signal(number)  # as `timeout` does, to the group
-    time.sleep(1.1)
-    assert process.poll() is None and is_running(child)
-    process.send_signal(number)
-    errors = process.communicate(timeout=10)[1]
-    assert process.returncode == 128 + number and not errors
-    assert not is_running(child)
+    with sleeping(tmp_path, "open+deaf", before=CLOCK) as (process, child):
+        process.send_signal(number)
+        assert "once more ends it at once" in process.stderr.readline()
+        process.send_signal(number)  # as `timeout` does, to the group: less than a second later
+        until(lambda: (tmp_path / "clock").read_text().split() == ["0.0", "0.9"])
+        assert process.poll() is None and is_running(child)
+        process.send_signal(number)
+        errors = process.communicate(timeout=PATIENCE)[1]
+        assert process.returncode == 128 + number and not errors
+        assert (tmp_path / "clock").read_text().split() == ["0.0", "0.9", "1.1"]
+        assert not is_running(child)
 
 
 def test_no_process_outlives_its_supervisor(tmp_path):
-    process, child = sleeping(tmp_path)
-    process.kill()
-    process.wait(10)
-    deadline = time.monotonic() + 10
-    while is_running(child):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def is_running(process):
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    with sleeping(tmp_path) as (process, child):
+        process.kill()
+        process.wait(PATIENCE)
+        until(lambda: not is_running(child))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be cut there")

@@ -1,0 +1,28 @@
+"""Processes that a test has begun, and whether they still run."""
+
+import os
+import time
+from pathlib import Path
+
+PATIENCE = 300.0
+"""Seconds that bound a hang alone: what is waited for comes as fast as the machine lets it."""
+
+
+def is_running(number):
+    """Whether a process runs; one that has ended, and that nobody has collected, does not."""
+    try:
+        os.kill(number, 0)
+        state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+    except ProcessLookupError:
+        return False
+    except OSError:  # no /proc, or no longer
+        return not Path("/proc/self").exists()
+    return state not in "ZX"
+
+
+def until(condition, seconds=PATIENCE):
+    """Waits for something that happens by itself."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
