@@ -32,6 +32,13 @@ ABOUT = (
     *("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"),
     *("config.json", "generation_config.json"),
 )
+# What only folders of these kinds hold beside one another.
+_OTHER_FOLDERS = (
+    ("an adapter's", ("adapter_config.json",)),
+    ("a run's", ("config.yaml", "metrics.jsonl")),
+    ("a model's", ("config.json", "*.safetensors")),
+    ("a model's", ("config.json", "tokenizer_config.json")),
+)
 KINDS = "a .jsonl, .json, .csv, .parquet or .txt file"
 
 
@@ -115,6 +122,7 @@ def select_files(path: Path, *, held_out: bool = False) -> Selection:
     if not folder.is_dir():
         check_file(path)
         return Selection(path.name, [path], "", {})
+    _refuse_other_folder(folder)
     files = [p for p in _entries(folder) if _is_data(p)]
     if not files:
         raise DataError(f"the folder {folder} holds no data file: put {KINDS} there")
@@ -149,6 +157,16 @@ def with_split(path: Path) -> tuple[Path, str | None]:
 
 def _is_data(path: Path) -> bool:
     return path.suffix.lower() in DATA_SUFFIXES and path.name not in ABOUT and path.is_file()
+
+
+def _refuse_other_folder(folder: Path) -> None:
+    """Refuses a model, an adapter and a run, whose JSON files are no rows."""
+    for kind, patterns in _OTHER_FOLDERS:
+        if all(any(folder.glob(pattern)) for pattern in patterns):
+            raise DataError(
+                f"the folder {folder} is {kind}, not data: name the file of rows, or a folder that "
+                "holds rows alone"
+            )
 
 
 def _refuse_mixture(folder: Path, files: list[Path]) -> None:

@@ -138,3 +138,28 @@ def test_splits_of_the_hub(tmp_path):
         "validation": ["data-dev.jsonl"],
         "test": ["test-00000-of-00001.parquet"],
     }
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["config.json", "model-00001-of-00002.safetensors"], "a model's"),
+        (["config.json", "tokenizer.json", "tokenizer_config.json"], "a model's"),
+        (["adapter_config.json", "adapter_model.safetensors"], "an adapter's"),
+        (["config.yaml", "metrics.jsonl", "report.html"], "a run's"),
+    ],
+)
+def test_a_folder_of_something_else(tmp_path, names, kind):
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    with pytest.raises(DataError, match=f"the folder .* is {kind}, not data: name the"):
+        select_files(tmp_path)
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows" / "train.jsonl").write_text('{"text": "a"}')
+    assert len(select_files(tmp_path / "rows").files) == 1
+
+
+def test_a_file_about_the_data_makes_no_model(tmp_path):
+    for name in ("config.json", "train.jsonl", "metrics.jsonl"):
+        (tmp_path / name).write_text('{"text": "a"}')
+    assert [path.name for path in select_files(tmp_path).files] == ["train.jsonl"]
