@@ -73,6 +73,7 @@ MAX_QUOTED = 80  # characters of the user's data in a message
 REQUEST_BYTES = 16 * MIB
 ANSWERS = 64  # to all of its prompts
 STOP_TEXTS = 16
+LOGIT_BIASES = 1024  # tokens of a text that are made likelier, or less likely
 LOGPROBS = 20  # likeliest tokens that are told beside a chosen one
 
 # A stranger's template, tokenizer or pattern in a process of its own (qlora_wgpu/sandbox)

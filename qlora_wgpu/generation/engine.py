@@ -24,7 +24,6 @@ from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import NONE, make_seen
 
 _AHEAD_SECONDS = 0.12  # of work that is done before its tokens are looked at
-
 _PROMPT_SECONDS = 0.25  # of prompts that are computed between two tokens of other texts
 
 Logits = npt.NDArray[np.float32] | None
@@ -108,7 +107,7 @@ class Engine:
         Raises:
             DataError: If the prompt is empty or leaves no room.
             ShapeError: If an id is outside the vocabulary.
-            ConfigError: If ``max_new_tokens`` is no count.
+            ConfigError: If ``max_new_tokens`` is no count, or ``logit_bias`` names no token.
         """
         ids = [int(token) for token in prompt_ids]
         max_new_tokens = check_count("max_new_tokens", max_new_tokens)
@@ -118,9 +117,12 @@ class Engine:
             raise DataError(
                 f"the prompt has {len(ids)} tokens, and a text may have {self.capacity} in all"
             )
-        batch_encoding.checked_ids([ids], self._model.architecture.vocab_size)
+        vocab = self._model.architecture.vocab_size
+        batch_encoding.checked_ids([ids], vocab)
+        sampling = sampling or Sampling()
+        sampling.check_tokens(vocab)
         count = min(max_new_tokens, self.capacity - len(ids))
-        text = Text(self.step, ids, sampling or Sampling(), count, stop_ids, logprobs)
+        text = Text(self.step, ids, sampling, count, stop_ids, logprobs)
         if text.finish_reason is None:
             self._waiting.append(text)
         return text

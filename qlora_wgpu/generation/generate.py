@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.errors import ConfigError, DataError
@@ -24,6 +24,7 @@ def generate(
     stop_ids: Collection[int] = (),
     min_p: float = 0.0,
     repetition_penalty: float = 1.0,
+    logit_bias: Mapping[int, float] | None = None,
     max_length: int | None = None,
     engine: Engine | None = None,
 ) -> Iterator[int]:
@@ -41,6 +42,7 @@ def generate(
         min_p: Sample among tokens that have at least this share of the likeliest's probability.
         repetition_penalty: What positive logits of tokens that the text has are divided by, and
             negative ones multiplied; 1 for none.
+        logit_bias: What is added to the logits of tokens, by their ids; -100 bans one.
         max_length: Longest text the model was made for; generation ends there.
         engine: One with room for the whole text, to be used again; a new one by default.
 
@@ -53,7 +55,8 @@ def generate(
     if not ids:
         raise DataError("the prompt is empty: give at least one token to go on from")
     max_new_tokens = check_count("max_new_tokens", max_new_tokens)
-    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty)
+    biases = {} if logit_bias is None else logit_bias
+    sampling = Sampling(temperature, top_k, top_p, seed, min_p, repetition_penalty, biases)
     limit = max_length or len(ids) + max_new_tokens
     if max_length and len(ids) >= limit:
         raise DataError(f"the prompt has {len(ids)} tokens, and the model takes at most {limit}")

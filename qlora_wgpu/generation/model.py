@@ -78,6 +78,7 @@ class QLoRAModel(qlora_model.QLoRAModel):
         stop_ids: Collection[int] | None = None,
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
+        logit_bias: Mapping[int, float] | None = None,
     ) -> Any:
         """Goes on with a text, answers a conversation, or goes on with token ids.
 
@@ -94,6 +95,7 @@ class QLoRAModel(qlora_model.QLoRAModel):
             stop_ids: Tokens that end the text; by default the tokenizer's and the template's.
             min_p: Sample among tokens that have this share of the likeliest's probability.
             repetition_penalty: What positive logits of tokens that the text has are divided by.
+            logit_bias: What is added to the logits of tokens, by their ids; -100 bans one.
 
         Returns:
             What was added: the ids where ids were given, else text.
@@ -119,6 +121,7 @@ class QLoRAModel(qlora_model.QLoRAModel):
             seed=seed,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
+            logit_bias=logit_bias,
             stop_ids=written.stop_ids if stop_ids is None else stop_ids,
             max_length=self.max_length,
         )

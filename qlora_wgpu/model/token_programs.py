@@ -14,7 +14,7 @@ from qlora_wgpu.graph.program import Program
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.sampling import MOST_AHEAD, Choices, Settings, encode_choices, seen_bits
+from qlora_wgpu.ops.sampling import MOST_AHEAD, Choices, Settings, encode_choices, seen_words
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class TokenPrograms:
         values = np.frombuffer(self.head.read(self.kept), np.float32)
         return values.reshape(self.kept.rows, -1)[:, : self.vocab]
 
-    def note_seen(self, place: int, ids: Sequence[int]) -> None:
-        """Says which tokens a text has."""
+    def _note_seen(self, place: int, ids: Sequence[int], settings: Settings) -> None:
+        """Says which tokens a text has, and which are biased."""
         seen = self.choices.seen
         assert seen.storage is not None
-        bits = seen_bits(ids, self.vocab)
-        self.device.write(seen.storage.buffer, bits, bits.nbytes * place)
+        words = seen_words(ids, self.vocab, settings.logit_bias)
+        self.device.write(seen.storage.buffer, words, words.nbytes * place)
 
     @property
     def most_ahead(self) -> int:
@@ -123,8 +123,8 @@ class TokenPrograms:
         at = np.array(places)[:, None]
         self._write(self.next, none, np.ones_like(none), np.arange(len(prompts)), none, at)
         self._settle(settings, seeds, steps)
-        for place, prompt in zip(places, prompts, strict=True):
-            self.note_seen(place, prompt)
+        for place, prompt, own in zip(places, prompts, settings, strict=True):
+            self._note_seen(place, prompt, own)
         self.head.run()
         return [each[0] for each in self._chosen(none)]
 

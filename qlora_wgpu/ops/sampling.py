@@ -6,7 +6,7 @@ host reads what they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.kernels.rowwise import row_constants
+from qlora_wgpu.limits import LOGIT_BIASES
 from qlora_wgpu.ops.batch import BatchBuffers
 
 NONE = 0xFFFFFFFF
@@ -50,6 +51,10 @@ class Settings(Protocol):
     def repetition_penalty(self) -> float:
         """What positive logits of the text's tokens are divided by."""
 
+    @property
+    def logit_bias(self) -> Mapping[int, float]:
+        """What is added to the logits of some tokens, at most ``LOGIT_BIASES``."""
+
 
 @dataclass(frozen=True)
 class Choices:
@@ -57,7 +62,7 @@ class Choices:
 
     Attributes:
         settings: float32 (rows · 8), as ``encode_choices`` writes them.
-        seen: uint32 (texts · words), a bit for each token that a text has.
+        seen: uint32 (texts · words), as ``seen_words`` has them.
         chosen: uint32 (rows · MOST_AHEAD): the tokens at the positions that are 0, 1, 2 … by that
             module; of a prompt it is the first.
     """
@@ -67,14 +72,13 @@ class Choices:
     chosen: Tensor
 
 
-def seen_words(vocab: int) -> int:
-    """Words of a text's bits."""
-    return -(-vocab // 32)
+def _words_of_text(vocab: int) -> int:
+    return -(-vocab // 32) + 1 + 2 * LOGIT_BIASES
 
 
 def make_seen(texts: int, vocab: int) -> Tensor:
-    """Room for the bits of some texts."""
-    count = texts * seen_words(vocab)
+    """Room for the ``seen_words`` of some texts."""
+    count = texts * _words_of_text(vocab)
     return vector("seen tokens", count, "uint32", Storage("seen tokens", "kv cache", 4 * count))
 
 
@@ -104,7 +108,7 @@ def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: Choices) -> N
     Raises:
         GraphError: If they are of other rows, or the vocabulary is of another size.
     """
-    rows, words = logits.rows, seen_words(logits.columns)
+    rows, words = logits.rows, _words_of_text(logits.columns)
     places, fits = batch.places, choices.chosen.columns == rows * MOST_AHEAD
     if not fits or choices.seen.columns % words or places is None or batch.cache is None:
         raise GraphError(f"sampling: {logits} do not fit {choices}")
@@ -167,8 +171,23 @@ def inverse_of(temperature: float) -> float:
     return min(1 / temperature, 1e30) if temperature > 1e-30 else 1e30 * (temperature > 0)
 
 
-def seen_bits(ids: Sequence[int], vocab: int) -> npt.NDArray[np.uint32]:
-    """A text's bits."""
-    bits = np.zeros(32 * seen_words(vocab), np.uint8)
+def seen_words(
+    ids: Sequence[int], vocab: int, biases: Mapping[int, float] | None = None
+) -> npt.NDArray[np.uint32]:
+    """What is known of a text beside its settings: bits of its tokens, and its biases.
+
+    Args:
+        ids: Its tokens so far.
+        vocab: Tokens that there are.
+        biases: What is added to logits; at most ``LOGIT_BIASES``, of tokens that there are.
+    """
+    words, room = np.zeros(_words_of_text(vocab), np.uint32), 1 + 2 * LOGIT_BIASES
+    bits = np.zeros(32 * (len(words) - room), np.uint8)
     bits[list(ids)] = 1
-    return np.packbits(bits, bitorder="little").view(np.uint32)
+    words[:-room] = np.packbits(bits, bitorder="little").view(np.uint32)
+    given = dict(biases or {})
+    words[-room] = len(given)
+    pairs = words[1 - room :].reshape(-1, 2)[: len(given)]
+    pairs[:, 0] = list(given)
+    pairs[:, 1] = np.array(list(given.values()), np.float32).view(np.uint32)
+    return words

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,6 +14,7 @@ def scores(
     logits: Array,
     seen: npt.NDArray[np.bool_],
     *,
+    biases: Mapping[int, float],
     temperature: float,
     top_k: int,
     top_p: float,
@@ -25,6 +28,7 @@ def scores(
     Args:
         logits: (vocab).
         seen: (vocab), the tokens that the text has.
+        biases: What is added to the logits of tokens, before anything else.
         temperature: 0 takes the likeliest.
         top_k: Sample among this many, and those as likely as the last; 0 for all.
         top_p: Sample among the likeliest that together have this probability.
@@ -33,7 +37,9 @@ def scores(
         seed: The text's.
         step: Tokens that the text got before.
     """
-    x = np.where(seen, np.where(logits < 0, logits * penalty, logits / penalty), logits)
+    x = logits.copy()
+    x[list(biases)] += list(biases.values())
+    x = np.where(seen, np.where(x < 0, x * penalty, x / penalty), x)
     if temperature <= 0:
         return x
     x = (x - x.max()) / temperature

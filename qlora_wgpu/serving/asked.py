@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,15 +16,15 @@ _SAYS_NOTHING = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 )
 # What is computed only as it is by default.
-_DEFAULTS: Mapping[str, Any] = {"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
+_DEFAULTS: Mapping[str, Any] = {"presence_penalty": 0, "frequency_penalty": 0}
 _INSTEAD = {
     "presence_penalty": "; repetition_penalty is",
     "frequency_penalty": "; repetition_penalty is",
 }
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed")
 _COMMON = {
-    "model", "stream", "stream_options", "stop", "max_tokens", "n", *_SAMPLING, *_SAYS_NOTHING,
-    *_DEFAULTS,
+    "model", "stream", "stream_options", "stop", "max_tokens", "n", "logit_bias", *_SAMPLING,
+    *_SAYS_NOTHING, *_DEFAULTS,
 }  # fmt: skip
 _STREAM_OPTIONS = {"include_usage", "include_obfuscation"}  # the latter says nothing
 
@@ -132,7 +133,20 @@ def _refuse(body: Mapping[str, Any], known: Collection[str], more: Mapping[str, 
 
 def _sampling(body: Mapping[str, Any]) -> Sampling:
     given = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
-    return Sampling(**{"temperature": 1.0, "seed": None, **given})
+    biases = _biases(body.get("logit_bias"))
+    return Sampling(**{"temperature": 1.0, "seed": None, **given}, logit_bias=biases)
+
+
+def _biases(value: Any) -> dict[int, float]:
+    """Biases by tokens' ids, which are texts in JSON."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise DataError("'logit_bias' must be an object of tokens' ids and numbers")
+    for token in value:
+        if not re.fullmatch("0|[1-9][0-9]{0,9}", token):
+            raise DataError(f"'logit_bias' has {brief(token)}, which is no token's id")
+    return {int(token): bias for token, bias in value.items()}
 
 
 def _most_tokens(body: Mapping[str, Any]) -> int | None:

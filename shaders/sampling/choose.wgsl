@@ -1,6 +1,7 @@
 // chosen[m] = the next token of text m, by its logits; NONE where one of them is not finite.
 //
-// Logits of tokens that the text has are first divided by the penalty, or multiplied if negative. With
+// First the text's biases are added to the logits of their tokens, then logits of tokens that the text
+// has are divided by the penalty, or multiplied if negative. With
 // inverse = 0 the likeliest is taken, the first of equals. Else, with x the logits below the largest
 // times inverse, those stay that are no less than the top_k-th of them, that are no less than the
 // last of the likeliest that together have top_p of what stays then, and that have min_p of the
@@ -8,7 +9,8 @@
 // a hash of (seed, step, token): it has the probability exp(x) / Σ exp(x).
 //
 // logits (rows, vocab) float32, changed; choices[m] of each row; seen (texts, words) has a bit for each
-// token that a text has, and gets the chosen one's. inputs are a batch's, places of which say the text
+// token that a text has, and gets the chosen one's; then the number of its biases, and of each the token,
+// below vocab, and the bias. inputs are a batch's, places of which say the text
 // of each row. With NEXT each row is a new token, and its place and step are counted from position p:
 // chosen[p % AHEAD, m] gets the token, and the batch becomes that of the token after it, at p + 1 or
 // where the capacity ends. THREADS invocations share a row. Launcher: ops/sampling.py.
@@ -104,6 +106,15 @@ fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_id) l
 //#endif
     // What a choice does not need are loops of no turns: software GPUs compute both sides of an if.
     let sampled = choice.inverse > 0.0;
+    let biases_at = seen_at + (params.vocab + 31u) / 32u;
+    let biases_end = biases_at + 1u + 2u * seen[biases_at];
+    for (var at = biases_at + 1u; at < biases_end; at += 2u) {
+        let token = seen[at];
+        if (token / 4u % THREADS == thread) {
+            let is_own = vec4<u32>(token % 4u) == vec4<u32>(0u, 1u, 2u, 3u);
+            logits[base + token / 4u] += select(vec4<f32>(0.0), vec4<f32>(bitcast<f32>(seen[at + 1u])), is_own);
+        }
+    }
     var wrong = 0.0;
     for (var quad = select(quads, thread, choice.penalty != 1.0); quad < quads; quad += THREADS) {
         let x = quad_at(base, quad);

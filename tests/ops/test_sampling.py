@@ -14,7 +14,7 @@ VOCAB = 50
 def chosen(device, profile, logits, rows, seeds, steps, seen=()):
     bench = Bench(device, "float32", PROFILES[profile])
     bits = sampling.make_seen(len(rows), logits.shape[1])
-    bits.storage.data = np.tile(sampling.seen_bits(seen, logits.shape[1]), len(rows))
+    bits.storage.data = np.tile(sampling.seen_words(seen, logits.shape[1]), len(rows))
     choices = sampling.make_choices(len(rows), bits)
     choices.settings.storage.data = sampling.encode_choices(rows, seeds, steps).view(np.float32)
     sampling.choose(bench.graph, bench.given(logits), new_tokens(len(rows)), choices)
@@ -64,7 +64,7 @@ def test_seen_tokens_are_penalized_and_noted(device):
         device, "gpu", logits, [Row(0.0, repetition_penalty=2.0)], [0], [0], seen=[7]
     )
     assert other == [9]
-    assert np.array_equal(after[0], sampling.seen_bits([7, 9], VOCAB))
+    assert np.array_equal(after[0], sampling.seen_words([7, 9], VOCAB))
 
 
 def test_what_is_not_finite_is_told(device):

@@ -64,6 +64,24 @@ def test_several_answers_are_those_of_their_seeds(url):
     assert sorted(ends) == [0, 1, 2]
 
 
+def test_biases_are_added_to_logits(url, model, written):
+    """Each token is the likeliest of the model's logits with the biases; others' texts stay."""
+    prompt = written.ids(TALK)
+    plain = model.generate(prompt, max_new_tokens=6, stop_ids=())
+    biases = {plain[0]: -100, plain[1]: -2.5, 7: 3, 8: 1.25}
+    made = model.generate(prompt, max_new_tokens=6, stop_ids=(), logit_bias=biases)
+    row = model.logits(np.array([prompt + made]))[0, len(prompt) - 1 : -1]
+    row[:, list(biases)] += list(biases.values())
+    assert row.argmax(axis=1).tolist() == made != plain
+    assert model.generate(prompt, max_new_tokens=6, stop_ids=()) == plain
+    asked = {"temperature": 0, "max_tokens": 6}
+    given = {str(token): bias for token, bias in biases.items()}
+    assert texts_of(ask(url, logit_bias=given, **asked))[0] in written.tokenizer.decode(made)
+    alone = ask(url, logit_bias={"7": 100}, logprobs=True, seed=1, max_tokens=3)["choices"][0]
+    assert len({each["token"] for each in alone["logprobs"]["content"]}) == 1
+    assert ask(url, **asked)["choices"][0] == ask(url, logit_bias={}, **asked)["choices"][0]
+
+
 def test_logprobs_are_those_of_the_models_logits(url, model, written):
     """Of what was sampled, at any temperature: of the logits as they are."""
     asked = {"seed": 3, "temperature": 1.7, "repetition_penalty": 1.3, "max_tokens": 7}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from qlora_wgpu.ops.sampling import (
     encode_choices,
     make_choices,
     make_seen,
-    seen_bits,
+    seen_words,
 )
 from qlora_wgpu.reference import sampling as reference
 from qlora_wgpu.selfcheck.cases.common import each, normal
@@ -33,8 +34,11 @@ class Row:
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
 
 
+# Neighbours among them, more of some invocations than of others.
+_BIASES = {token: (-1.0) ** token * (token % 7) for token in (*range(1, 1000, 13), 0, 2, 3, 999)}
 ROWS = (
     Row(0.0),
     Row(),
@@ -44,7 +48,9 @@ ROWS = (
     Row(0.0, repetition_penalty=5.0),
     Row(2.0, min_p=0.2),
     Row(1e-9),
-    Row(1.0),
+    Row(0.0, repetition_penalty=1.5, logit_bias=_BIASES),
+    Row(1.1, top_p=0.9, logit_bias=_BIASES),
+    Row(1.0, logit_bias={3: 1.0}),
 )
 # Of tokens as likely the first is taken; others are the same invocation's, or of one before it.
 _FIRST, _AS_LIKELY = 300, (301, 300 + 256, 300 + 512, 255 + 256, 255 + 512)
@@ -60,13 +66,18 @@ def check_choice(run: Runner, vocab: int) -> None:
     logits = 3 * normal("logits", count, vocab).astype(np.float32)
     logits[0, [_FIRST, *_AS_LIKELY]] = 20.0
     logits[-1, vocab // 2] = np.nan
+    for row, settings in enumerate(ROWS):
+        logits[row, list(settings.logit_bias)] += 12.0  # what is biased is among the likeliest
     seen = normal("seen", count, vocab) > 0.5
     seeds = [index * 0x1234567890 for index in range(count)]
     steps = [7 * index for index in range(count)]
     bits = make_seen(count, vocab)
     assert bits.storage is not None
     bits.storage.data = np.concatenate(
-        [seen_bits(np.flatnonzero(row).tolist(), vocab) for row in seen]
+        [
+            seen_words(np.flatnonzero(row).tolist(), vocab, settings.logit_bias)
+            for row, settings in zip(seen, ROWS, strict=True)
+        ]
     )
     choices = make_choices(count, bits)
     assert choices.settings.storage is not None
@@ -83,9 +94,10 @@ def check_choice(run: Runner, vocab: int) -> None:
     run.compare_exactly(got[[0, -1]], np.array([_FIRST, NONE], np.float64))
     for row, (settings, token) in enumerate(zip(ROWS[:-1], got.astype(int), strict=False)):
         scores = reference.scores(
-            logits[row].astype(np.float64), seen[row], temperature=settings.temperature,
-            top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p,
-            penalty=settings.repetition_penalty, seed=seeds[row], step=steps[row],
+            logits[row].astype(np.float64), seen[row], biases=settings.logit_bias,
+            temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p,
+            min_p=settings.min_p, penalty=settings.repetition_penalty, seed=seeds[row],
+            step=steps[row],
         )  # fmt: skip
         chosen = scores[token] if 0 <= token < vocab else np.inf
         run.compare(np.array([chosen]), np.array([scores.max()]))
@@ -99,7 +111,7 @@ def check_choice_after_a_prompt(run: Runner, settings: Row) -> None:
     seen = normal("seen", vocab) > 0.5
     bits = make_seen(2, vocab)
     assert bits.storage is not None
-    own, other = (seen_bits(np.flatnonzero(row).tolist(), vocab) for row in (seen, ~seen))
+    own, other = (seen_words(np.flatnonzero(row).tolist(), vocab) for row in (seen, ~seen))
     bits.storage.data = np.concatenate([other, own])
     choices = make_choices(1, bits)
     assert choices.settings.storage is not None
@@ -114,7 +126,7 @@ def check_choice_after_a_prompt(run: Runner, settings: Row) -> None:
     run.compare_exactly(kept, np.zeros(2))  # the batch stays the prompt's
     token = int(made.reshape(-1)[0])
     scores = reference.scores(
-        logits[0].astype(np.float64), seen, temperature=settings.temperature,
+        logits[0].astype(np.float64), seen, biases={}, temperature=settings.temperature,
         top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p,
         penalty=settings.repetition_penalty, seed=seed, step=step,
     )  # fmt: skip
