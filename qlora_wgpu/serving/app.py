@@ -15,6 +15,7 @@ from contextlib import aclosing
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -30,6 +31,7 @@ from qlora_wgpu.serving.chat_request import ChatRequest
 from qlora_wgpu.serving.choice import Choice
 from qlora_wgpu.serving.completion_request import CompletionRequest
 from qlora_wgpu.serving.forms import ChatForm, Form, TextForm
+from qlora_wgpu.serving.leaving import unless_gone
 from qlora_wgpu.serving.served import Served
 from qlora_wgpu.serving.together import together
 from qlora_wgpu.serving.writer import Answer, Writer, told
@@ -94,32 +96,34 @@ class ChatServer:
             asked = kind.read(_json(await _body(request)))
             if asked.model not in self.models:
                 return self._no_model(asked.model)
-            answers = await self._writer.ask(self.models[asked.model], asked)
+            model = self.models[asked.model]
+            answers = await unless_gone(request, self._writer.ask(model, asked))
+            if not asked.streamed:
+                try:
+                    return await unless_gone(request, self._whole(asked, answers, form))
+                finally:
+                    await _leave(answers)
         except (ConfigError, DataError, ShapeError) as err:
             return _error(400, str(err))
         except ClientDisconnect:
             return Response(status_code=400)  # which nobody reads
         except Exception as err:  # no traceback for clients, nor in the terminal
             return _error(500, str(told(err)))
-        if asked.streamed:
-            events = self._events(asked, answers, form)
-            return StreamingResponse(events, media_type="text/event-stream")
-        return await self._whole(request, asked, answers, form)
+        events = self._events(asked, answers, form)
+        # Which are not begun where the client has gone by now.
+        left = BackgroundTask(_leave, answers)
+        return StreamingResponse(events, media_type="text/event-stream", background=left)
 
     def _no_model(self, name: str) -> Response:
         known = ", ".join(map(repr, self.models))
         return _error(404, f"there is no model {brief(name)} here, only {known}", "model_not_found")
 
-    async def _whole(
-        self, request: Request, asked: Asked, answers: Sequence[Answer], form: Form
-    ) -> Response:
+    async def _whole(self, asked: Asked, answers: Sequence[Answer], form: Form) -> Response:
         choices = [Choice(*each, form) for each in enumerate(answers)]
         try:
             async with aclosing(together(answers)) as pieces:
                 async for number, piece in pieces:
                     choices[number].take(piece)
-                    if await request.is_disconnected():
-                        break
         except Exception as err:
             return _error(500, str(told(err)))
         head = _head(form.prefix, form.whole, asked.model)
@@ -147,8 +151,13 @@ class ChatServer:
         except Exception as err:
             yield _event(_problem(str(told(err)), "server_error"))
         finally:
-            for answer in answers:
-                answer.is_wanted = False  # whoever asked may have gone
+            await _leave(answers)
+
+
+async def _leave(answers: Sequence[Answer]) -> None:
+    """Ends what nobody waits for any more."""
+    for answer in answers:
+        answer.is_wanted = False
 
 
 async def _no_such(request: Request, err: Exception) -> Response:

@@ -183,11 +183,14 @@ class Writer:
                 raise _stopped()
             self._asked.extend(answers)
             self._changed.notify()
-        begun = await asyncio.gather(*(a.begun() for a in answers), return_exceptions=True)
-        if problem := next((each for each in begun if each is not None), None):
+        try:
+            begun = await asyncio.gather(*(a.begun() for a in answers), return_exceptions=True)
+            if problem := next((each for each in begun if each is not None), None):
+                raise problem
+        except BaseException:  # whoever asked may have gone
             for answer in answers:
                 answer.is_wanted = False
-            raise problem
+            raise
         return answers
 
     def stop(self) -> None:
@@ -222,7 +225,7 @@ class Writer:
         first = next(iter([*self._growing, *self._asked]), None)
         while first and self._asked and self._asked[0].served.adapter == first.served.adapter:
             found.append(self._asked.popleft())
-        return found
+        return [answer for answer in found if answer.is_wanted]
 
     def _begin(self, answer: Answer) -> None:
         asked = answer.asked
