@@ -194,7 +194,9 @@ class Members:
                 return
 
     def _part(self, member: Member, why: str) -> None:
-        """Forgets a worker that is not there any more."""
+        """Forgets a worker that is not there any more; who notices it later tells nothing."""
+        if member.gone.is_set():
+            return
         if self._members.get(member.address) is member:
             del self._members[member.address]
         member.gone.set()

@@ -1,4 +1,7 @@
-"""Workers that compute next to nothing, and go wrong when they are told to."""
+"""Workers that compute next to nothing, and go wrong when they are told to.
+
+One that is to ``open`` has done so once there is a file ``opened``.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ class OddWorker:
         self.does = self.settings.get(self.name, "")
         self.count, self.version = 0, -1
         if self.does == "open":
-            time.sleep(2.5)
+            while not (Path(self.settings["folder"]) / "opened").exists():
+                time.sleep(0.05)
         if self.does == "refuse":
             raise ClusterError("it does not want to")
 

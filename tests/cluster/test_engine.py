@@ -4,24 +4,17 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from cluster.odd_workers import OddWorker
+from cluster.asked_engine import BLOCKS, PARAMETERS, an_engine
+from support.processes import PATIENCE, until
 
-from qlora_wgpu.cluster import crew, members, suspects
-from qlora_wgpu.cluster.blocks import Specification
-from qlora_wgpu.cluster.connection import Connection, connect
-from qlora_wgpu.cluster.engine import Engine
-from qlora_wgpu.cluster.loop_thread import LoopThread
+from qlora_wgpu.cluster import crew, members, patience, suspects
+from qlora_wgpu.cluster.connection import Connection
 from qlora_wgpu.cluster.opening import Opening
-from qlora_wgpu.config import ClusterConfig
 from qlora_wgpu.errors import ClusterError, OutOfMemoryError
-
-PARAMETERS = np.arange(64, dtype=np.float32)
-BLOCKS = [(np.full((1, 10), i),) for i in range(10)]
 
 
 @pytest.fixture(scope="module")
@@ -35,65 +28,9 @@ def scheduler():
         yield cluster.scheduler_address
 
 
-class Told(list):
-    def __call__(self, text):
-        self.append(text)
-
-    def of(self, word):
-        return [text for text in self if word in text]
-
-
-@contextmanager
-def an_engine(address, count=2, patience=20.0, check=None, told=None, **settings):
-    """An engine with open workers, and what it tells."""
-    told, thread = Told() if told is None else told, LoopThread()
-    connection = thread.run(connect(ClusterConfig(scheduler=address), 0, told))
-
-    async def made():
-        return Engine(
-            connection,
-            OddWorker,
-            lambda name: Specification(settings, 8, "1", {}, name),
-            check or (lambda identity: None),
-            told,
-            fixed=False,
-            patience=patience,
-        )
-
-    engine = thread.run(made())
-    try:
-        if count:
-            thread.run(engine.begin(count))
-        engine.publish(PARAMETERS)
-        yield Asked(thread, engine, told)
-    finally:
-        thread.run(engine.stop())
-        thread.run(connection.close())
-        thread.stop(5)
-
-
-class Asked:
-    def __init__(self, thread, engine, told):
-        self.thread, self.engine, self.told = thread, engine, told
-
-    def step(self, blocks=BLOCKS):
-        """What a step's blocks give, by their numbers, and the seconds that it took."""
-        got, began = {}, time.monotonic()
-
-        def deliver(block, sums):
-            assert block not in got
-            got[block] = sums
-
-        sizes = [block[0].size for block in blocks]
-        self.thread.run(self.engine.compute("gradient", blocks, sizes, deliver))
-        return got, time.monotonic() - began
-
-
-def until(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+@pytest.fixture(autouse=True)
+def nobody_is_missed(monkeypatch):
+    monkeypatch.setattr(patience, "_SOON", PATIENCE)  # however long a busy machine takes to begin
 
 
 def right(got, blocks=BLOCKS):
@@ -104,11 +41,11 @@ def right(got, blocks=BLOCKS):
 
 def test_blocks_come_from_all_workers_and_new_parameters_reach_them(scheduler):
     with an_engine(scheduler) as asked:
-        assert right(asked.step()[0])
+        assert right(asked.step())
         work = asked.thread.run(asked.engine.work())
         assert all(each.tokens > 0 for each in work.values()) and len(work) == 2
         asked.engine.publish(PARAMETERS + 1)
-        got, _ = asked.step()
+        got = asked.step()
         np.testing.assert_array_equal(got[1].gradient, (PARAMETERS + 1) * np.float32(10))
         assert asked.thread.run(asked.engine.text([1, 2], 3)) == [1, 2, 3]
         assert asked.told == []
@@ -124,7 +61,7 @@ def test_what_goes_to_a_worker_that_is_not_reached_is_passed_on(scheduler, monke
     monkeypatch.setattr(Connection, "unreached", unreached)
     with an_engine(scheduler) as asked:
         for _ in range(3):
-            assert right(asked.step()[0])
+            assert right(asked.step())
         work = asked.thread.run(asked.engine.work())
         assert all(each.tokens > 0 for each in work.values()) and len(work) == 2
         (text,) = asked.told
@@ -136,12 +73,27 @@ def test_what_goes_to_a_worker_that_is_not_reached_is_passed_on(scheduler, monke
 @pytest.mark.parametrize("name", ["0", "1"])
 def test_a_killed_worker_loses_nothing_and_comes_back(scheduler, name, tmp_path):
     with an_engine(scheduler, folder=str(tmp_path), **{name: "kill"}) as asked:
-        got, seconds = asked.step()
-        assert right(got) and seconds < 10
+        assert right(asked.step())
         until(lambda: asked.told)
-        assert asked.told == [f"worker {name}: it is gone; its blocks go to others"]
+        (text,) = asked.told  # Dask, or a look at who is there, has noticed first
+        whys = ("it is gone", "its process was lost")
+        assert text in [f"worker {name}: {why}; its blocks go to others" for why in whys]
         until(lambda: len(asked.engine.identities) == 2)
-        assert right(asked.step()[0])
+        assert right(asked.step())
+
+
+def test_a_worker_that_is_gone_is_told_of_once(scheduler):
+    with an_engine(scheduler) as asked:
+        member, *_ = asked.engine._members.ready
+
+        async def noticed():
+            for why in ("its process was lost", "it is gone"):
+                asked.engine._members._part(member, why)
+
+        asked.thread.run(noticed())
+        assert asked.told == [
+            f"worker {member.name}: its process was lost; its blocks go to others"
+        ]
 
 
 def test_a_stopped_worker_is_not_waited_for_and_works_again(scheduler, tmp_path, monkeypatch):
@@ -149,14 +101,13 @@ def test_a_stopped_worker_is_not_waited_for_and_works_again(scheduler, tmp_path,
     monkeypatch.setattr(suspects, "_PAUSE", 0.3)
     with an_engine(scheduler, folder=str(tmp_path), **{"0": "stop"}) as asked:
         try:
-            got, seconds = asked.step()
-            assert right(got) and seconds < 10
-            assert asked.step()[1] < 5
-        finally:
+            assert right(asked.step())
+            assert right(asked.step())
+        finally:  # until here it is stopped
             os.kill(int((tmp_path / "stop").read_text()), signal.SIGCONT)
 
         def works():
-            assert right(asked.step()[0])
+            assert right(asked.step())
             return asked.thread.run(asked.engine.work())["0"].tokens
 
         asked.thread.run(asked.engine.work())
@@ -165,15 +116,15 @@ def test_a_stopped_worker_is_not_waited_for_and_works_again(scheduler, tmp_path,
 
 def test_a_worker_without_memory_is_left_out_by_name(scheduler):
     with an_engine(scheduler, **{"1": "memory"}) as asked:
-        assert right(asked.step()[0])
+        assert right(asked.step())
         assert asked.told == ["worker 1 is left out: the device has no room"]
-        assert right(asked.step()[0])
+        assert right(asked.step())
 
 
 def test_a_text_is_written_by_a_worker_that_has_room_for_it(scheduler):
     with an_engine(scheduler, **{"0": "no text"}) as asked:
         assert asked.thread.run(asked.engine.text([1], 2)) == [1, 2]
-        assert right(asked.step()[0])
+        assert right(asked.step())
         assert asked.thread.run(asked.engine.work())["0"].tokens > 0  # it is not left out for that
     full = an_engine(scheduler, **{"0": "no text", "1": "no text"})
     with full as asked, pytest.raises(OutOfMemoryError, match="no room for a text on"):
@@ -182,14 +133,14 @@ def test_a_text_is_written_by_a_worker_that_has_room_for_it(scheduler):
 
 def test_a_worker_that_returns_nan_is_told_by_name(scheduler):
     with an_engine(scheduler, **{"0": "nan"}) as asked:
-        assert right(asked.step()[0])
+        assert right(asked.step())
         (text,) = asked.told
         assert text.startswith("worker 0 is left out: it returned a gradient") and "1" in text
 
 
 def test_a_nan_that_all_workers_return_is_the_models(scheduler):
     with an_engine(scheduler, **{"0": "all nan", "1": "all nan"}) as asked:
-        got, _ = asked.step()
+        got = asked.step()
         assert len(got) == len(BLOCKS) and np.isnan(got[0].gradient[1])
         assert asked.told == []
 
@@ -199,7 +150,7 @@ def test_a_refused_worker_is_named_and_the_others_go_on(scheduler):
         return "it has other weights" if identity.base["weights"] == "another" else None
 
     with an_engine(scheduler, count=1, check=check, **{"0": "other"}) as asked:
-        assert right(asked.step()[0])
+        assert right(asked.step())
         until(lambda: asked.told)
         assert asked.told == ["worker 0 is left out: it has other weights"]
 
@@ -212,70 +163,81 @@ def test_where_all_workers_are_refused_nothing_begins(scheduler):
         pass
 
 
-def test_who_opens_the_model_is_waited_for_longer_than_for_nobody(scheduler):
-    with an_engine(scheduler, patience=1.0, **{"1": "open"}) as asked:
-        assert len(asked.engine.identities) == 2
+def test_who_opens_the_model_is_waited_for_longer_than_for_nobody(scheduler, tmp_path):
+    with an_engine(scheduler, count=0, folder=str(tmp_path), **{"1": "open"}) as asked:
+        begun = asked.thread.submit(asked.engine.begin(2))
+        until(lambda: list(asked.engine.identities) == ["0"])
+        looks = asked.lose_patience(times=2)
+        until(lambda: len(looks) > 2)
+        (tmp_path / "opened").touch()
+        begun.result(PATIENCE)
+        assert list(asked.engine.identities) == ["0", "1"]
 
 
-def test_nothing_is_told_of_workers_that_the_end_interrupts(scheduler):
-    with an_engine(scheduler, count=1, **{"1": "open"}) as asked:
-        assert list(asked.engine.identities) == ["0"]
-    assert asked.told == []
+def test_nothing_is_told_of_workers_that_the_end_interrupts(scheduler, tmp_path):
+    try:
+        with an_engine(scheduler, count=1, folder=str(tmp_path), **{"1": "open"}) as asked:
+            assert list(asked.engine.identities) == ["0"]
+        assert asked.told == []
+    finally:
+        (tmp_path / "opened").touch()
 
 
 def test_workers_that_cannot_be_reached_are_told_once_and_end_it(scheduler, monkeypatch):
+    tried = []
+
     async def unreached(opening, member):
+        tried.append(member)
         raise OSError("no route to host")
 
     monkeypatch.setattr(Opening, "open", unreached)
     monkeypatch.setattr(members, "_AGAIN", 0.2)
-    told = Told()
-    with (
-        pytest.raises(ClusterError, match=r"0 of 2 .* for 2 seconds .*reached: no route to host"),
-        an_engine(scheduler, patience=2.0, told=told),
-    ):
-        pass
-    assert sorted(told.of("reached")) == [
-        f"worker {name} cannot be reached: no route to host; it is tried again" for name in "01"
-    ]
+    with an_engine(scheduler, count=0) as asked:
+        begun = asked.thread.submit(asked.engine.begin(2))
+        until(lambda: len(tried) > 5 and len(asked.told) == 2)
+        asked.lose_patience()
+        with pytest.raises(ClusterError, match=r"0 of 2 .* seconds .*reached: no route to host"):
+            begun.result(PATIENCE)
+        assert sorted(asked.told.of("reached")) == [
+            f"worker {name} cannot be reached: no route to host; it is tried again" for name in "01"
+        ]
 
 
 def test_too_few_workers_end_it_after_some_patience(scheduler):
-    began = time.monotonic()
-    with (
-        pytest.raises(ClusterError, match="2 of 3 workers are there for 3 seconds"),
-        an_engine(scheduler, count=3, patience=3.0),
-    ):
-        pass
-    assert time.monotonic() - began < 15
+    with an_engine(scheduler, count=0) as asked:
+        begun = asked.thread.submit(asked.engine.begin(3))
+        until(lambda: len(asked.engine.identities) == 2)
+        asked.lose_patience()
+        with pytest.raises(ClusterError, match=r"2 of 3 workers are there for \d+ seconds"):
+            begun.result(PATIENCE)
 
 
 def test_workers_that_all_fail_end_it_after_some_patience(scheduler):
-    with an_engine(scheduler, patience=2.0, **{"0": "memory", "1": "memory"}) as asked:
-        asked.told.clear()
-        with pytest.raises(ClusterError, match=r"2 seconds .*the device has no room"):
-            for _ in range(3):
-                asked.step()
+    with an_engine(scheduler, **{"0": "memory", "1": "memory"}) as asked:
+        begun = asked.begin_step()
+        until(lambda: len(asked.told.of("left out")) == 2)
+        asked.lose_patience()
+        with pytest.raises(ClusterError, match=r"\d+ seconds .*the device has no room"):
+            begun.result(PATIENCE)
 
 
-def test_a_lost_scheduler_ends_it_soon(tmp_path):
+def test_a_lost_scheduler_ends_it_soon(tmp_path, monkeypatch):
     file = tmp_path / "scheduler"
     code = (
         "import sys, time\nfrom distributed import LocalCluster\n"
         "if __name__ == '__main__':\n"
         "    cluster = LocalCluster(n_workers=1, threads_per_worker=1, host='127.0.0.1',\n"
         "        protocol='tcp://', dashboard_address='127.0.0.1:0', processes=False)\n"
-        "    open(sys.argv[1], 'w').write(cluster.scheduler_address)\n    time.sleep(100)\n"
+        "    open(sys.argv[1], 'w').write(cluster.scheduler_address)\n    time.sleep(1000)\n"
     )
     with closing_process([sys.executable, "-c", code, str(file)]) as process:
         until(lambda: file.exists() and file.read_text())
-        with an_engine(file.read_text(), count=1, patience=3.0, seconds=0.2) as asked:
-            assert right(asked.step()[0])
+        with an_engine(file.read_text(), count=1) as asked:
+            assert right(asked.step())
+            monkeypatch.setattr(members, "_SILENCE", 3.0)
             process.kill()
-            began = time.monotonic()
-            with pytest.raises(ClusterError, match=r"the scheduler has not answered|no block"):
+            with pytest.raises(ClusterError, match=r"the scheduler has not answered"):
                 asked.step()
-            assert time.monotonic() - began < 25
 
 
 @contextmanager
