@@ -154,7 +154,9 @@ async def _greet(address: Address, security: Security) -> None:
 async def _identity(address: Address, security: Security) -> object:
     from distributed.comm import connect
 
-    comm = await connect(str(address), timeout=_ATTEMPT, **security.get_connection_args("worker"))
+    # Dask's own end, of which it says less, comes after that of who waits for this.
+    arguments = security.get_connection_args("worker")
+    comm = await connect(str(address), timeout=2 * _ATTEMPT, **arguments)
     try:
         await comm.write({"op": "identity", "reply": True})
         return await comm.read()

@@ -1,10 +1,9 @@
 """Objectives over answers on worker processes that are lost, and that join late."""
 
-import time
-
 import pytest
 from cluster.answer_runs import Told, answers_in, settings_of, traces
 from cluster.dying_worker import FOLDER, METHODS, DyingWorker
+from support.processes import until
 
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.runs import train
@@ -48,10 +47,7 @@ def test_a_worker_that_joins_late_has_its_share(place, monkeypatch):
 
         def another(told):
             local.scale(2)
-            end = time.monotonic() + 120
-            while len(made[0]._own_engine().identities) < 2:
-                assert time.monotonic() < end
-                time.sleep(0.1)
+            until(lambda: len(made[0]._own_engine().identities) == 2)
 
         cluster = {"scheduler": local.scheduler_address, "division": "fixed"}
         told = Told(after=1, do=another)

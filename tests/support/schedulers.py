@@ -8,10 +8,13 @@ from contextlib import closing, contextmanager
 _START = "from distributed.cli.dask_scheduler import main; main()"
 
 
+@contextmanager
 def free_port():
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port that nobody else is given meanwhile, and that who is told of it can listen at."""
+    with closing(socket.socket()) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @contextmanager
@@ -22,8 +25,12 @@ def scheduler(folder=None, port=None):
         folder: Of its certificates; None for plain TCP.
         port: None for any that is free.
     """
+    if port is None:
+        with free_port() as port, scheduler(folder, port) as address:
+            yield address
+        return
     protocol = "tcp" if folder is None else "tls"
-    address = f"{protocol}://127.0.0.1:{port or free_port()}"
+    address = f"{protocol}://127.0.0.1:{port}"
     options = ["--host", address, "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
     if folder is not None:
         names = {"--tls-ca-file": "ca.pem", "--tls-cert": "cert.pem", "--tls-key": "key.pem"}
