@@ -9,11 +9,11 @@ fn random_bits(index: u32) -> u32 {
     return mix_bits(mix_bits(index + batch_info[2]) ^ params.module_key);
 }
 
+// Without a branch: one invocation draws up to 32 of these, and SwiftShader's compiler took 9 GB
+// for as many branches before it was stopped.
 fn dropout_mask(index: u32) -> f32 {
-    if (batch_info[1] == 0u) {
-        return 1.0;
-    }
-    return select(0.0, params.keep_scale, random_bits(index) < params.keep_below);
+    let kept = select(0.0, params.keep_scale, random_bits(index) < params.keep_below);
+    return select(kept, 1.0, batch_info[1] == 0u);
 }
 
 fn dropout_mask4(index: u32) -> vec4<f32> {
