@@ -21,6 +21,7 @@ BACKEND_VARIABLE = "QLORA_WGPU_BACKEND"
 # are Vulkan's.
 _APIS = {"darwin": ("Metal",), "win32": ("Vulkan", "D3D12")}
 _TYPE_ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
+_FASTEST_SOFTWARE = "llvmpipe"  # as lavapipe calls itself; SwiftShader takes several times as long
 
 INSTALL_HINT = (
     "install your graphics card's Vulkan driver, or on Debian and Ubuntu the software GPU "
@@ -49,6 +50,12 @@ class FoundAdapter:
         """Whether it is a software GPU."""
         return bool(self.raw.info["adapter_type"] == "CPU")
 
+    @property
+    def slowness(self) -> tuple[int, bool]:
+        """What adapters are ordered by, the fastest kind first."""
+        kind = _TYPE_ORDER.get(self.raw.info["adapter_type"], 2)
+        return kind, self.is_cpu and _FASTEST_SOFTWARE not in self.name.lower()
+
 
 def installed_backends() -> list[Backend]:
     """The implementations whose package is there, the default one first."""
@@ -60,8 +67,8 @@ def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
 
     Args:
         backend: ``"wgpu"``, ``"dawn"``, or ``"auto"``: wgpu, unless wgpudawn is installed and
-            offers a GPU's matrix units, or finds a software GPU only. The environment's
-            QLORA_WGPU_BACKEND says what ``"auto"`` is.
+            offers a GPU's matrix units, or finds a software GPU only and wgpu none that is
+            faster. The environment's QLORA_WGPU_BACKEND says what ``"auto"`` is.
 
     Raises:
         DeviceError: If the implementation cannot be loaded or fails.
@@ -136,8 +143,13 @@ def _automatic() -> list[FoundAdapter]:
         except DeviceError:
             adapters = []
         # Its matrix units on GPUs, and on lavapipe its compiler's code, are the faster ones.
-        if adapters and (adapters[0].is_cpu or any(dawn.matrix_shapes(a.raw) for a in adapters)):
+        if any(dawn.matrix_shapes(adapter.raw) for adapter in adapters):
             return adapters
+        if adapters and adapters[0].is_cpu:
+            others = _listed(BACKENDS["wgpu"])
+            # It does not list every driver that wgpu does: that of a card may be among these.
+            faster = others and others[0].slowness < adapters[0].slowness
+            return others if faster else adapters
     return _listed(BACKENDS["wgpu"])
 
 
@@ -153,7 +165,7 @@ def _listed(backend: Backend) -> list[FoundAdapter]:
     except Exception as err:
         raise DeviceError(f"no GPU can be listed ({err}): {INSTALL_HINT}") from err
     usable = [FoundAdapter(adapter, backend) for adapter in _one_api_a_card(adapters)]
-    return sorted(usable, key=lambda adapter: _TYPE_ORDER.get(adapter.raw.info["adapter_type"], 2))
+    return sorted(usable, key=lambda adapter: adapter.slowness)
 
 
 def _one_api_a_card(adapters: list[Any]) -> list[Any]:

@@ -85,17 +85,43 @@ def test_on_windows_each_card_is_listed_once(monkeypatch):
     assert adapters.cards() == ["0", "1", "2", "3"]
 
 
+LAVAPIPE, SWIFTSHADER = "llvmpipe (LLVM 15.0.6, 256 bits)", "SwiftShader Device (Subzero)"
+
+
+def test_lavapipe_comes_before_other_software(monkeypatch):
+    soft = [card(SWIFTSHADER, "CPU"), card(LAVAPIPE, "CPU")]
+    for listed in (soft, soft[::-1]):
+        use(monkeypatch, wgpu=listed)
+        assert [a.name for a in adapters.list_adapters()] == [LAVAPIPE, SWIFTSHADER]
+        assert chosen("swift") == (SWIFTSHADER, "wgpu")
+
+
+@pytest.mark.parametrize(
+    ("wgpu", "dawn", "taken"),
+    [
+        ((LAVAPIPE, "CPU"), (SWIFTSHADER, "CPU"), (LAVAPIPE, "wgpu")),
+        (("old card", "IntegratedGPU"), (LAVAPIPE, "CPU"), ("old card", "wgpu")),
+        ((SWIFTSHADER, "CPU"), (LAVAPIPE, "CPU"), (LAVAPIPE, "dawn")),
+        ((SWIFTSHADER, "CPU"), (SWIFTSHADER, "CPU"), (SWIFTSHADER, "dawn")),
+    ],
+)
+def test_software_of_dawn_stands_in_no_faster_gpus_way(monkeypatch, wgpu, dawn, taken):
+    use(monkeypatch, wgpu=[card(*wgpu)], dawn=[card(*dawn)])
+    assert chosen() == taken
+
+
 @pytest.mark.parametrize(
     ("dawn", "taken"),
     [
         ([card("card", matrix=True)], "dawn"),  # matrix units
         ([card("card")], "wgpu"),
-        ([card("soft", "CPU")], "dawn"),
+        ([card("card", "CPU")], "dawn"),
         ([], "wgpu"),
     ],
 )
 def test_dawn_is_taken_where_it_is_the_faster(monkeypatch, dawn, taken):
-    use(monkeypatch, wgpu=[card("card")], dawn=dawn)
+    kind = dawn[0].info["adapter_type"] if dawn else "DiscreteGPU"
+    use(monkeypatch, wgpu=[card("card", kind)], dawn=dawn)
     assert chosen()[1] == taken
     assert chosen("auto", "wgpu")[1] == "wgpu"
     monkeypatch.setenv(adapters.BACKEND_VARIABLE, "wgpu")
