@@ -63,6 +63,9 @@ def _rope(config: Mapping[str, Any], head_dim: int) -> Rope:
         )
     thetas = (scaling.get("rope_theta"), config.get("rope_theta"), 10_000.0)
     theta = next(value for value in thetas if value is not None)
+    theta = read_rope({"rope_theta": theta}, head_dim).theta  # which refuses what is no base
+    if head_dim <= 2:
+        raise UnsupportedModelError("config.json: RoPE of type 'dynamic' needs more than one pair")
     return read_rope({"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}, head_dim)
 
 

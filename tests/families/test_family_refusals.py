@@ -17,6 +17,7 @@ from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import known_families
 
 DENSE = NEEDED["granitemoehybrid"]
+ALPHA = {"type": "dynamic", "alpha": 50.0}
 
 
 REFUSED = {
@@ -28,6 +29,12 @@ REFUSED = {
     ),
     "alpha": (
         "hunyuan_v1_dense", {"rope_scaling": {"type": "linear", "alpha": 2.0}}, "alpha 2.0 must",
+    ),
+    "alpha of one pair": (
+        "hunyuan_v1_dense", {"head_dim": 2, "rope_scaling": ALPHA}, "more than one pair",
+    ),
+    "alpha without a base": (
+        "hunyuan_v1_dense", {"rope_theta": "x", "rope_scaling": ALPHA}, "rope_theta must be a num",
     ),
     "growth": ("ministral3", {"rope_parameters": {"type": "default"}}, "llama_4_scaling_beta"),
     "one text": ("qwen3_5", {}, "needs a text_config .text alone is 'qwen3_5_text'"),
