@@ -95,6 +95,8 @@ def _granite(rng: random.Random, c: Config) -> None:
     c |= rope(rng, c["head_dim"])
     c["attention_bias"] = flag(rng)
     c |= {"embedding_multiplier": 3.0, "residual_multiplier": 0.6, "attention_multiplier": 0.11}
+    if c["attention_bias"] and c["model_type"] == "granite":
+        c["residual_multiplier"] = 1.0  # another one is refused beside biases
     c["logits_scaling"] = 2.5
 
 
@@ -184,7 +186,7 @@ def _exaone(rng: random.Random, c: Config) -> None:
     if flag(rng):
         windowed(rng, c)
     else:
-        c["sliding_window"] = None
+        c |= {"sliding_window": None, "layer_types": [FULL] * c["num_hidden_layers"]}
     if c["model_type"] == "exaone_moe":
         windowed(rng, c)
         experts(rng, c, "num_experts", "num_experts_per_tok")

@@ -73,6 +73,8 @@ class Drawn:
         for row, marks in enumerate(self.mask):
             for number in range(1, int(marks.max()) + 1):
                 at = np.flatnonzero(marks == number)
+                if not len(at):
+                    continue
                 own = self.ids[row, at], self.labels[row, at]
                 found.append(Sample(row, int(at[0]), *own))
         return found
@@ -82,16 +84,20 @@ def drawn(rng: random.Random, model_type: str) -> Drawn:
     """A trial; its config.json may be refused."""
     config = drawn_config(rng, model_type)
     architecture = find_family(config).read(config)
-    lora = _lora(rng, architecture)
-    scheme = rng.choice(("none", "nf4"))
-    quant = QuantConfig(
-        scheme=scheme, blocksize=rng.choice((32, 64, 64, 128, 512)),
-        double_quant=rng.random() < 0.5,
-    )  # fmt: skip
+    lora, quant = drawn_lora(rng, architecture), drawn_quant(rng)
     return Drawn(config, lora, quant, *_batch(rng, config["vocab_size"]))
 
 
-def _lora(rng: random.Random, architecture: Architecture) -> LoraConfig:
+def drawn_quant(rng: random.Random) -> QuantConfig:
+    """How the base is held."""
+    return QuantConfig(
+        scheme=rng.choice(("none", "nf4")), blocksize=rng.choice((32, 64, 64, 128, 512)),
+        double_quant=rng.random() < 0.5,
+    )  # fmt: skip
+
+
+def drawn_lora(rng: random.Random, architecture: Architecture) -> LoraConfig:
+    """An adapter of some linear layers of a model."""
     names = [spec.name for spec in architecture.every_linear]
     of_experts = {name.rsplit(".", 1)[-1] for name in names if ".experts." in name}
     leaves = {name.rsplit(".", 1)[-1] for name in names} - {"lm_head"}
