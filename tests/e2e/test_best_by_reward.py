@@ -1,11 +1,13 @@
 """Runs whose best adapter is not that with the lowest loss: another figure says which is."""
 
 import json
+import math
 
 import pytest
 from safetensors.numpy import load_file
 
 import qlora_wgpu
+from e2e.stopped_runs import Kill, Killed
 from e2e.test_preference_runs import config
 from e2e.test_preference_runs import folder as folder
 from qlora_wgpu.errors import ConfigError
@@ -34,10 +36,10 @@ LEAST = {
 }  # fmt: skip
 
 
-def run(folder, name, settings, observer=None, data=None, **how):
+def run(folder, name, settings, observer=None, data=None, optim=None, **how):
     made = config(folder, name, "kto", data, max_steps=6)
     made["eval"] = {"eval_steps": 1, **settings}
-    made["optim"]["learning_rate"] = 3e-2
+    made["optim"] |= {"learning_rate": 3e-2, **(optim or {})}
     made["output"]["save_steps"] = 3
     result = qlora_wgpu.train(made, observer or Told(), **how)
     lines = (folder / name / "metrics.jsonl").read_text().splitlines()
@@ -75,6 +77,44 @@ def test_a_reward_that_does_not_rise_ends_the_run(folder):
     assert again.was_finished and again.best_step == 0
     again, _ = run(folder, "early", settings | {"metric_for_best_model": "loss"}, resume=True)
     assert again.steps == 6 and again.best_eval_loss == again.best_metric
+
+
+PLATEAU = {
+    "lr_scheduler_type": "reduce_lr_on_plateau",
+    "lr_scheduler_kwargs": {"patience": 1, "factor": 0.5, "cooldown": 1},
+}
+
+
+def rates_of(folder, name):
+    lines = (folder / name / "metrics.jsonl").read_text().splitlines()
+    return [row["learning_rate"] for row in map(json.loads, lines) if "learning_rate" in row]
+
+
+@pytest.mark.parametrize("at", [2, 4, 5])
+def test_a_plateau_by_a_reward_goes_on_with_what_it_knows(folder, at):
+    by_reward = {"metric_for_best_model": "rewards/rejected"}
+    name = f"plateau-{at}"
+    result, told = run(folder, name, by_reward, optim=PLATEAU)
+    rewards = [row["eval_rewards/rejected"] for row in told]
+    rate, best, bad, cooldown, expected = 3e-2, -math.inf, 0, 0, []
+    for reward in rewards[1:]:
+        expected.append(rate)
+        # As torch has it: a share more than a negative figure is below it.
+        bad = 0 if reward > best * (1 + 1e-4) else bad + 1
+        best = reward if bad == 0 else best
+        if cooldown:
+            cooldown, bad = cooldown - 1, 0
+        if bad > 1:
+            rate, cooldown, bad = rate / 2, 1, 0
+    rates = rates_of(folder, name)
+    assert rates == expected and len(set(rates)) > 1, (rates, rewards)
+    run(folder, f"loss-{at}", {}, optim=PLATEAU)
+    assert rates_of(folder, f"loss-{at}") != rates
+    with pytest.raises(Killed):
+        run(folder, f"killed-{at}", by_reward, Kill(at), optim=PLATEAU)
+    again, rows = run(folder, f"killed-{at}", by_reward, optim=PLATEAU, resume=True)
+    assert rows == told and rates_of(folder, f"killed-{at}") == rates
+    assert all((adapter(again)[name] == array).all() for name, array in adapter(result).items())
 
 
 def test_another_figure_is_looked_for_anew(folder):
