@@ -236,8 +236,8 @@ def _read_template(path: Path) -> str:
         return file_text(path, TEMPLATE_BYTES, "utf-8-sig")
     except FileNotFoundError:
         raise TokenizerError(
-            f"the chat template {path} does not exist: data.chat_template is a .jinja file, "
-            f"the template itself, or one of {', '.join(BUILT_IN_TEMPLATES)}"
+            f"the chat template {path} does not exist: give a .jinja file, the template "
+            f"itself, or one of {', '.join(BUILT_IN_TEMPLATES)}"
         ) from None
     except (OSError, ValueError) as err:
         raise TokenizerError(f"the chat template {path} cannot be read: {reason(err)}") from err

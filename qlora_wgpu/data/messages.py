@@ -71,7 +71,7 @@ def _check_content(message: Mapping[str, Any], number: int) -> None:
             if part.get("type") != "text" or not isinstance(part.get("text"), str):
                 raise DataError(
                     f"message {number} holds a part of type {quoted(part.get('type'))}: "
-                    "only text can be learnt"
+                    "only text is read"
                 )
         return
     raise DataError(f"message {number} needs 'content' as text, got {kind_of(content)}")

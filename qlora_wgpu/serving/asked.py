@@ -133,6 +133,8 @@ def _refuse(body: Mapping[str, Any], known: Collection[str], more: Mapping[str, 
 
 def _sampling(body: Mapping[str, Any]) -> Sampling:
     given = {name: body[name] for name in _SAMPLING if body.get(name) is not None}
+    if type(seed := given.get("seed")) is int and -(2**63) <= seed < 0:
+        given["seed"] = seed + 2**64  # OpenAI's have a sign
     biases = _biases(body.get("logit_bias"))
     return Sampling(**{"temperature": 1.0, "seed": None, **given}, logit_bias=biases)
 

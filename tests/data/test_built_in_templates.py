@@ -25,7 +25,7 @@ from qlora_wgpu.data import (
 )
 from qlora_wgpu.data.built_in_templates import is_built_in
 from qlora_wgpu.data.masking import last_turn_spans
-from qlora_wgpu.errors import DataError
+from qlora_wgpu.errors import DataError, TokenizerError
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 SYSTEM, USER = {"role": "system", "content": "Be terse."}, {"role": "user", "content": "Hi there"}
@@ -262,3 +262,9 @@ def test_an_answer_s_prompt_has_the_tokens_that_rows_have(name):
     row = RowEncoder(tokenizer, template).encode({"messages": CHAT}, "messages")
     prompt = PromptFormat("chat", tokenizer, template).ids(CHAT[:1])
     assert row.ids[: len(prompt)] == prompt and row.labels[len(prompt)] == row.ids[len(prompt)]
+
+
+def test_a_name_that_no_template_has():
+    known = "give a .jinja file, the template itself, or one of chatml, llama2"
+    with pytest.raises(TokenizerError, match=f"the chat template chatlm does not exist: {known}"):
+        find_chat_template("chatlm", tiny_tokenizer())

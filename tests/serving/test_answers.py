@@ -64,6 +64,13 @@ def test_several_answers_are_those_of_their_seeds(url):
     assert sorted(ends) == [0, 1, 2]
 
 
+def test_seeds_have_a_sign(url):
+    below, above, other = (
+        texts_of(ask(url, seed=seed, max_tokens=8)) for seed in (-5, 2**64 - 5, 5)
+    )
+    assert below == above != other
+
+
 def test_biases_are_added_to_logits(url, model, written):
     """Each token is the likeliest of the model's logits with the biases; others' texts stay."""
     prompt = written.ids(TALK)

@@ -125,6 +125,11 @@ def test_models_are_listed(url):
         ({"model": None}, 400, "'model' must be"),
         ({"messages": []}, 400, "'messages' must be"),
         ({"messages": [{"role": "user"}]}, 400, "needs 'content'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            400,
+            "message 1 holds a part of type 'image_url': only text is read",
+        ),
         ({"n": 0}, 400, "n must be from 1 to 64"),
         (
             {"tools": [{"type": "function", "function": {"name": "f"}}]},
