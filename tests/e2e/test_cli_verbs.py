@@ -3,10 +3,8 @@
 import json
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -267,37 +265,3 @@ def test_export_to_gguf(place):
     assert "a.gguf is there already" in refused(place, *named, "a.gguf", "--adapter-only")
     assert "tokenizer.json is of the kind 'WordLevel'" in refused(place, *named, "whole.gguf")
     assert not (place / "whole.gguf").exists()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_cleanly_and_resume_goes_on(place, number):
-    out = f"stopped-{number.name}"
-    args = ("train", "run.yaml", f"output.dir={out}", "train.max_steps=160", "eval.eval_steps=0",
-            "output.save_steps=1000")  # fmt: skip
-    process = subprocess.Popen(
-        [sys.executable, "-m", "qlora_wgpu", *args], cwd=place, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )  # fmt: skip
-    metrics = place / out / "metrics.jsonl"
-    for _ in range(600):
-        if metrics.exists() and metrics.read_text().count("\n") > 5:
-            break
-        time.sleep(0.1)
-    process.send_signal(number)
-    printed, errors = process.communicate(timeout=120)
-    assert process.returncode == 128 + number and "Traceback" not in errors, errors
-    assert "stopped after step" in printed and "`qlora-wgpu train run.yaml output.dir=" in printed
-    assert "qlora-wgpu chat" not in printed  # it goes on first
-    [kept] = (place / out / "checkpoints").iterdir()
-    step = int(kept.name.removeprefix("step-"))
-    assert 0 < step < 160
-    again = run(*args[:-3], "train.max_steps=160", "eval.eval_steps=0", "--resume",
-                "output.save_steps=1000", cwd=place)  # fmt: skip
-    assert again.returncode == 0, again.stderr
-    assert f"goes on from step-{step}" in again.stdout
-    rows = [json.loads(x) for x in metrics.read_text().splitlines()]
-    assert [r["step"] for r in rows if "loss" in r] == list(range(1, 161))
-    assert "exclude each other" in refused(place, "train", "run.yaml", "--resume", "--overwrite")
-    assert "train.seed" in refused(
-        place, *args[:3], "train.max_steps=160", "eval.eval_steps=0", "--resume", "train.seed=9"
-    )
