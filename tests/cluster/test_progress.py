@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from support.processes import PATIENCE
 
 from qlora_wgpu.cluster.progress import Progress
 from qlora_wgpu.errors import ClusterError
@@ -12,7 +13,7 @@ async def deaf():
     """Loses two cancellations, as a call of Dask's may."""
     for _ in range(3):
         try:
-            await asyncio.sleep(100)
+            await asyncio.sleep(1000)
         except asyncio.CancelledError:
             continue
 
@@ -22,7 +23,7 @@ def test_what_loses_a_cancellation_is_cancelled_again():
         progress = Progress()
         progress.spawn(deaf())
         await asyncio.sleep(0)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await progress.stop()
 
     asyncio.run(ended())

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from support.processes import PATIENCE
 
 from qlora_wgpu.data.hub_datasets import choose, is_dataset_name
 from qlora_wgpu.errors import DataError
@@ -59,6 +60,6 @@ def test_a_data_set_alone_in_a_process_of_its_own(tmp_path):
     code = "from qlora_wgpu.data.hub_datasets import download as d; print(*d('owner/chats').files)"
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=PATIENCE
     )
     assert done.stdout.strip().endswith("train.jsonl"), done.stderr

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from references.seeded import VOCAB, adapter, weights
 from safetensors.numpy import save_file
+from support.processes import PATIENCE
 
 from e2e.test_family_references import FORWARDS, lora
 from qlora_wgpu import QLoRAModel, QuantConfig
@@ -144,8 +145,8 @@ def test_a_forked_process_is_told_to_open_its_own(device, tmp_path):
     child = fork.Process(target=_say_what_fails, args=(model, question), daemon=True)
     child.start()
     for _ in range(2):
-        assert answer.poll(20) and "before this process was forked" in answer.recv()
-    child.join(20)
+        assert answer.poll(PATIENCE) and "before this process was forked" in answer.recv()
+    child.join(PATIENCE)
 
 
 def _say_what_fails(model, question):

@@ -6,6 +6,7 @@ import threading
 import pytest
 from e2e.tiny import write_model
 from support.openai_http import TALK
+from support.processes import PATIENCE
 
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, Tokenizer
@@ -39,7 +40,7 @@ def hold(engine, turns):
 
     def held():
         if len(taken) == turns:
-            assert go_on.wait(60)
+            assert go_on.wait(PATIENCE)
         else:
             taken.append(None)
         return step()
@@ -66,7 +67,7 @@ def test_answers_that_grow_and_wait_end_with_a_sentence(writer_and_served):
             await writer.ask(served, request(1))
         return first
 
-    assert asyncio.run(asyncio.wait_for(stopped(), 60)).tokens
+    assert asyncio.run(asyncio.wait_for(stopped(), PATIENCE)).tokens
 
 
 def test_whoever_has_gone_with_the_event_loop_is_told_nothing(writer_and_served, capsys):

@@ -13,6 +13,7 @@ import uvicorn
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.serving.app import ChatServer
 from qlora_wgpu.serving.writer import Writer
+from support.processes import PATIENCE
 
 TALK = [{"role": "user", "content": "what is this?"}]
 
@@ -38,7 +39,7 @@ def post(url, body, path="chat/completions", **headers):
     headers = {"Content-Type": "application/json", **headers}
     request = urllib.request.Request(f"{url}/{path}", data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as err:
         return err.code, err.read().decode()

@@ -9,6 +9,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from support.processes import PATIENCE
 
 import qlora_wgpu
 from qlora_wgpu.files import file_bytes, file_text, is_there, open_file
@@ -97,7 +98,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
             env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
             capture_output=True,
             text=True,
-            timeout=20,
+            timeout=PATIENCE,
         )
     assert run.stdout.splitlines() == [
         "pipe it is a named pipe, not a regular file",
