@@ -6,10 +6,11 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from support.processes import PATIENCE, is_running, until
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -44,7 +45,7 @@ def ran(folder, name):
     return (folder / f"{name}.log").read_text().count("$ ")
 
 
-def session(gpu, tmp_path, minutes=1.0, folder="all"):
+def session(gpu, tmp_path, minutes=10.0, folder="all"):
     return gpu.Session(tmp_path / folder, tmp_path / "all.tar.gz", minutes)
 
 
@@ -72,33 +73,60 @@ def test_what_is_done_is_not_repeated_and_what_failed_is(gpu, tmp_path):
     assert (ran(folder, "good"), ran(folder, "bad-1.5b")) == (2, 4)
 
 
-def test_a_part_is_ended_with_its_time_and_the_rest_left_for_later(gpu, tmp_path):
-    endless = python("os.system('sleep 60')")
-    begin = time.monotonic()
-    first = session(gpu, tmp_path, minutes=0.01)
+ENDLESS = "import subprocess; child = subprocess.Popen(['sleep', '600']); " + (
+    "open(sys.argv[1] + '.pid', 'w').write(f'{child.pid}\\n'); child.wait()"
+)
+
+
+@pytest.fixture
+def clock(gpu, monkeypatch):
+    """The time of sessions: parts called long take for ever, others none."""
+    module = sys.modules["gpu_session"]
+
+    class Timed(subprocess.Popen):
+        def wait(self, timeout=None):
+            if Path(self.args[-1]).name != "long" or hasattr(self, "is_late"):
+                return super().wait(PATIENCE if timeout is None else max(timeout, PATIENCE))
+            self.is_late, pid = True, Path(self.args[-1] + ".pid")
+            until(lambda: pid.exists() and pid.read_text().endswith("\n"))
+            time.now += timeout
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    time = SimpleNamespace(now=0.0, monotonic=lambda: time.now)
+    monkeypatch.setattr(module, "time", time)
+    monkeypatch.setattr(
+        module, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": Timed})
+    )
+    return time
+
+
+def test_a_part_is_ended_with_its_time_and_the_rest_left_for_later(gpu, tmp_path, clock):
+    endless, pid = python(ENDLESS), tmp_path / "all" / "long.pid"
+    first = session(gpu, tmp_path, minutes=1)
     first.run([gpu.Part("long", endless, least=0), gpu.Part("later", python("pass"), least=1)])
-    assert time.monotonic() - begin < 10
+    assert clock.now == 60
+    until(lambda: not is_running(int(pid.read_text())))
     parts = json.loads((tmp_path / "all" / "state.json").read_text())
     assert state(tmp_path / "all") == {"long": "stopped", "later": "left out"}
     assert parts["long"]["attempts"] == 0  # the session's time was up, not the part's
     second = session(gpu, tmp_path)
-    second.run([gpu.Part("long", endless, seconds=0.3), gpu.Part("later", python("pass"))])
+    second.run([gpu.Part("long", endless, seconds=20), gpu.Part("later", python("pass"))])
     assert state(tmp_path / "all") == {"long": "stopped", "later": "done"}
     assert json.loads((tmp_path / "all" / "state.json").read_text())["long"]["attempts"] == 1
 
 
-def test_what_was_cut_off_is_begun_again_only_with_more_time(gpu, tmp_path):
+def test_what_was_cut_off_is_begun_again_only_with_more_time(gpu, tmp_path, clock):
     """Else every call would end with the same part, cut off as the last one was."""
-    long = gpu.Part("long", python("time.sleep(60)"), least=0)
+    long = gpu.Part("long", python(ENDLESS), least=0)
     short = gpu.Part("short", python("pass"), least=0)
-    session(gpu, tmp_path, minutes=0.02).run([long])  # 1.2 seconds
+    session(gpu, tmp_path, minutes=1).run([long])
     assert state(tmp_path / "all") == {"long": "stopped"}
-    second = session(gpu, tmp_path, minutes=0.1)
-    second._ends = time.monotonic() + 1.3  # what others left of six
+    second = session(gpu, tmp_path, minutes=10)
+    second._ends = clock.now + 70  # what others left of ten minutes
     second.run([long, short])
     assert state(tmp_path / "all") == {"long": "left out", "short": "done"}
     assert ran(tmp_path / "all", "long") == 1
-    session(gpu, tmp_path, minutes=0.02).run([long])  # a call that never lasts longer
+    session(gpu, tmp_path, minutes=1).run([long])  # a call that never lasts longer
     assert ran(tmp_path / "all", "long") == 2
 
 
@@ -145,23 +173,34 @@ def test_a_line_that_was_cut_off_is_measured_again(gpu, tmp_path):
 
 
 def test_parts_that_time_nothing_run_at_once(gpu, tmp_path):
-    wait = python("time.sleep(0.5)")
-    parts = [gpu.Part(name, wait, together="checks") for name in "abcd"]
+    """Each of four goes on once all have begun."""
+    wait = python(
+        "import pathlib; mine = pathlib.Path(sys.argv[1] + '.begun'); mine.touch()\n"
+        "while len(list(mine.parent.glob('*.begun'))) < 4: time.sleep(0.02)"
+    )
+    parts = [gpu.Part(name, wait, PATIENCE, together="checks") for name in "abcd"]
     session(gpu, tmp_path).run([*parts, gpu.Part("alone", python("pass"))])
-    seconds = json.loads((tmp_path / "all" / "state.json").read_text())
     assert set(state(tmp_path / "all").values()) == {"done"}
-    assert sum(part["seconds"] for part in seconds.values()) >= 2.0
 
 
 def test_the_driver_is_asked_while_a_part_runs(gpu, tmp_path, monkeypatch):
-    tool = tmp_path / "bin" / "nvidia-smi"
+    """It answers three times once the part has begun, which waits until that has been read."""
+    tool, begun = tmp_path / "bin" / "nvidia-smi", tmp_path / "begun"
     tool.parent.mkdir()
-    line = 'for m in 100 900 300; do echo "1980, 3201, [N/A], 40, $m"; done'
-    tool.write_text(f"#!/bin/sh\nwhile :; do {line}; sleep 0.1; done\n")
+    tool.write_text(
+        f"#!/bin/sh\nwhile ! [ -e {begun} ]; do sleep 0.05; done\n"
+        'for m in 100 900 300; do echo "1980, 3201, [N/A], 40, $m"; done\n'
+        "echo nothing else\nexec sleep 600\n"
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
     watched = session(gpu, tmp_path)
-    watched.run([gpu.Part("bench-x", python("time.sleep(0.5)"))])
+    read = (
+        f"import pathlib; pathlib.Path({str(begun)!r}).touch(); "
+        "read = pathlib.Path(sys.argv[1]).with_name('nvidia-smi.csv')\n"
+        "while not read.exists() or 'else' not in read.read_text(): time.sleep(0.02)"
+    )
+    watched.run([gpu.Part("bench-x", python(read))])
     watched.close()
     driver = json.loads((tmp_path / "all" / "state.json").read_text())["bench-x"]["driver"]
     assert driver["memory.used"] == [100, 300, 900] and driver["clocks.sm"] == [1980, 1980, 1980]
@@ -173,30 +212,25 @@ def test_a_session_that_is_ended_ends_its_part(tmp_path):
 import sys; sys.path.insert(0, {str(BENCHMARKS)!r})
 from gpu_session import Part, Session
 from pathlib import Path
-s = Session(Path({str(tmp_path / "all")!r}), Path({str(tmp_path / "all.tar.gz")!r}), 1)
+s = Session(Path({str(tmp_path / "all")!r}), Path({str(tmp_path / "all.tar.gz")!r}), 10)
 s.run([Part('long', [sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); '
-                     'time.sleep(60)'])])
+                     'time.sleep(600)'])])
 """
     log = tmp_path / "all" / "long.log"
     for number in (signal.SIGTERM, signal.SIGKILL):
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
         size = log.stat().st_size if log.exists() else 0
-        while (
-            not log.exists()
-            or not log.read_text()[size:].endswith("\n")
-            or (not log.read_text().splitlines()[-1].isdigit())
-        ):
-            time.sleep(0.02)
+
+        def told(size=size):
+            text = log.read_text() if log.exists() else ""
+            return text[size:].endswith("\n") and text.splitlines()[-1].isdigit()
+
+        until(told)
         child = int(log.read_text().splitlines()[-1])
         process.send_signal(number)
-        process.wait(10)
+        process.wait(PATIENCE)
         assert (tmp_path / "all.tar.gz").exists()
-        for _ in range(200):
-            if not Path(f"/proc/{child}").exists():
-                break
-            time.sleep(0.02)
-        else:
-            pytest.fail("the part runs on")
+        until(lambda child=child: not is_running(child))
 
 
 def test_the_summary_takes_what_there_is(gpu, tmp_path):
