@@ -19,6 +19,7 @@ from qlora_wgpu.gpu.calls import driver_call
 from qlora_wgpu.gpu.forks import note_opened, refuse_fork, refuse_inherited
 from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.memory_counter import MemoryCounter
+from qlora_wgpu.gpu.mesa import rows_of_products
 from qlora_wgpu.gpu.pace import Pace
 from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.sizes import TEXTURE_PITCH, buffer_bytes, texture_bytes
@@ -149,15 +150,14 @@ class Device(Transfers):
         if self.is_cpu:
             self._broadcasting, problem = try_subgroups(self)
             self.notes = (problem,) if problem else ()
-            return cpu_profile(self._broadcasting)
+            return cpu_profile(self._broadcasting, rows_of_products(self._broadcasting))
         units = try_matrix_units(self)
         if units.refusal:
             self.notes = (
                 f"the matrix units of {self.name} are not used: {units.refusal}; products go "
                 "through workgroup memory instead",
             )
-        info = self.gpu.info
-        few, hoists = has_few_registers(info), hoists_loads(info)
+        few, hoists = has_few_registers(self.gpu.info), hoists_loads(self.gpu.info)
         profile = gpu_profile(units.shape, self.limits, few_registers=few, hoists_loads=hoists)
         return replace(profile, gemm_kind="tiled") if units.refusal else profile
 

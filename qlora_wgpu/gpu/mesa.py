@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import MutableMapping
 
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
@@ -14,6 +15,9 @@ _THREADS_PER_PROCESSOR = 2  # with more, waking them takes longer than they gain
 _MOST_THREADS = 16  # that Mesa takes
 _WIDTH = "LP_NATIVE_VECTOR_WIDTH"
 _WIDTHS = (128, 256, 512)  # bits: Mesa 22 and 26 crash or hang with any other
+_FAMILY = re.compile(r"^cpu family\s*:\s*(\d+)$", re.MULTILINE)
+_ZEN_5 = 26  # the first family of AMD's that computes 512 bits in one turn
+_LANES_OF_512_BITS = 16
 
 
 def add_software_threads(environ: MutableMapping[str, str]) -> None:
@@ -68,6 +72,22 @@ def _check_width(text: str) -> None:
         )
 
 
+def rows_of_products(subgroup_size: int) -> int:
+    """How many rows of results an invocation of a product should hold on this processor.
+
+    An AMD of family 26 (Zen 5) computes all 512 bits in one turn and then waits for instructions:
+    the loop over 32 rows has 55 KB of them, that over 16 rows 30 KB, and the cache for them 32 KB.
+    Others take two turns or have 256 bits, and gain by what 32 rows load less.
+
+    Args:
+        subgroup_size: Invocations of a subgroup.
+    """
+    cpu = _cpu()
+    families = [int(family) for family in _FAMILY.findall(cpu)]
+    waits = "AuthenticAMD" in cpu and max(families, default=0) >= _ZEN_5
+    return 16 if waits and subgroup_size == _LANES_OF_512_BITS else 32
+
+
 def _processors() -> int:
     """Those that this process may use."""
     if hasattr(os, "sched_getaffinity"):
@@ -76,9 +96,14 @@ def _processors() -> int:
 
 
 def _gains_by_512_bits() -> bool:
-    try:
-        words = set(file_bytes("/proc/cpuinfo", 16 * MIB).decode("ascii", "ignore").split())
-    except OSError:
-        return False
     # Mesa's code for 512 bits needs these parts of AVX-512.
-    return {"AuthenticAMD", "avx512f", "avx512dq", "avx512bw", "avx512vl"} <= words
+    needed = {"AuthenticAMD", "avx512f", "avx512dq", "avx512bw", "avx512vl"}
+    return needed <= set(_cpu().split())
+
+
+def _cpu() -> str:
+    """What Linux tells of the processors."""
+    try:
+        return file_bytes("/proc/cpuinfo", 16 * MIB).decode("ascii", "ignore")
+    except OSError:
+        return ""

@@ -183,8 +183,13 @@ GPU_PROFILE = Profile(
 )
 
 
-def cpu_profile(subgroup_size: int) -> Profile:
-    """The profile of a software GPU whose subgroups have so many invocations, 0 if unknown."""
+def cpu_profile(subgroup_size: int, product_rows: int = 32) -> Profile:
+    """The profile of a software GPU.
+
+    Args:
+        subgroup_size: Invocations of its subgroups, 0 if unknown.
+        product_rows: Rows of results that an invocation of a product holds.
+    """
     if not subgroup_size:
         return CPU_PROFILE
     return replace(
@@ -196,6 +201,8 @@ def cpu_profile(subgroup_size: int) -> Profile:
         attention_threads=subgroup_size,
         skinny_group=(1, subgroup_size),
         head_group=1,
+        texture_nt_rows=product_rows,
+        texture_nn_rows=product_rows,
     )
 
 

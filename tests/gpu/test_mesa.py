@@ -2,7 +2,7 @@
 
 import pytest
 
-from qlora_wgpu.gpu.mesa import add_software_threads
+from qlora_wgpu.gpu.mesa import add_software_threads, rows_of_products
 
 
 @pytest.mark.parametrize(("processors", "threads"), [(1, "2"), (2, "4"), (8, "16"), (64, "16")])
@@ -19,3 +19,28 @@ def test_what_the_user_has_set_stays():
     environ = {"LP_NUM_THREADS": "1"}
     add_software_threads(environ)
     assert environ == {"LP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("vendor", "family", "lanes", "rows"),
+    [
+        ("AuthenticAMD", 26, 16, 16),
+        ("AuthenticAMD", 26, 8, 32),
+        ("AuthenticAMD", 25, 16, 32),
+        ("GenuineIntel", 26, 16, 32),
+    ],
+)
+def test_products_hold_fewer_rows_where_instructions_are_waited_for(
+    monkeypatch, vendor, family, lanes, rows
+):
+    told = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 2\n\n" * 2
+    monkeypatch.setattr("qlora_wgpu.gpu.mesa.file_bytes", lambda *_: told.encode())
+    assert rows_of_products(lanes) == rows
+
+
+def test_products_of_an_unknown_processor_hold_as_many_rows_as_most(monkeypatch):
+    def missing(*_):
+        raise FileNotFoundError
+
+    monkeypatch.setattr("qlora_wgpu.gpu.mesa.file_bytes", missing)
+    assert rows_of_products(16) == 32

@@ -36,10 +36,12 @@ __all__ = [
 
 def _changes(profile: Profile) -> tuple[Change, ...]:
     if profile.textures:
+        # 16 rows where there are 32, and the other way round.
+        nt, nn = (48 - rows for rows in (profile.texture_nt_rows, profile.texture_nn_rows))
         return (
-            {"texture_nt_rows": 16},
-            {"texture_nn_rows": 16},
-            {"texture_nt_rows": 16, "texture_nn_rows": 16},
+            {"texture_nt_rows": nt},
+            {"texture_nn_rows": nn},
+            {"texture_nt_rows": nt, "texture_nn_rows": nn},
         )
     if profile.name == CPU_PROFILE.name:
         return ({"gemm_tile": 8}, {"gemm_tile": 16, "gemm_group": (16, 1)})
