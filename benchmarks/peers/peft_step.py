@@ -22,30 +22,49 @@ MODULES = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def random_base(args: argparse.Namespace, dtype: torch.dtype) -> torch.nn.Module:
-    """A model of random weights, its linear layers quantized in place if asked for."""
+    """A model of random weights, made layer by layer as from_pretrained reads them.
+
+    It never holds more than a layer that is not quantized, so that the most memory that is taken is
+    a step's.
+    """
     config = AutoConfig.from_pretrained(args.model)
     torch.set_default_dtype(dtype)
-    with torch.device(args.device):
+    with torch.device("meta"):
         base = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
     torch.set_default_dtype(torch.float32)
-    if args.quant == "nf4":
-        import bitsandbytes
-
-        for parent in list(base.model.modules()):
-            for name, layer in list(parent.named_children()):
-                if isinstance(layer, torch.nn.Linear):
-                    quantized = bitsandbytes.nn.Linear4bit(
-                        layer.in_features, layer.out_features, layer.bias is not None,
-                        compute_dtype=dtype, quant_type="nf4", device="meta",
-                    )  # fmt: skip
-                    quantized.weight = bitsandbytes.nn.Params4bit(
-                        layer.weight.data, requires_grad=False, quant_type="nf4"
-                    ).to(args.device)
-                    quantized.bias = layer.bias
-                    setattr(parent, name, quantized)
+    for parent in list(base.model.modules()) if args.quant == "nf4" else ():
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, torch.nn.Linear):
+                setattr(parent, name, random_nf4(layer, dtype, args.device))
+    for module in base.modules():
+        if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+            module.to_empty(device=args.device, recurse=False)
+            for parameter in module.parameters(recurse=False):
+                torch.nn.init.normal_(parameter, 0.0 if parameter.ndim > 1 else 1.0, 0.02)
+    base.tie_weights()
+    base.model.rotary_emb = type(base.model.rotary_emb)(config).to(args.device)
+    left = [name for name, tensor in base.named_buffers() if tensor.is_meta]
+    assert not left, f"{left} have no values"
     for parameter in base.parameters():
         parameter.requires_grad = False
     return base
+
+
+def random_nf4(layer: torch.nn.Linear, dtype: torch.dtype, device: str) -> torch.nn.Module:
+    import bitsandbytes
+
+    quantized = bitsandbytes.nn.Linear4bit(
+        layer.in_features, layer.out_features, layer.bias is not None, compute_dtype=dtype,
+        quant_type="nf4", device="meta",
+    )  # fmt: skip
+    weight = torch.empty(layer.weight.shape, dtype=dtype, device=device).normal_(0.0, 0.02)
+    quantized.weight = bitsandbytes.nn.Params4bit(weight, requires_grad=False, quant_type="nf4").to(
+        device
+    )
+    if layer.bias is not None:
+        bias = torch.zeros(layer.out_features, dtype=dtype, device=device)
+        quantized.bias = torch.nn.Parameter(bias)
+    return quantized
 
 
 def load(args: argparse.Namespace) -> torch.nn.Module:
@@ -111,6 +130,9 @@ def main() -> None:
     vocab = model.config.vocab_size
     ids = np.random.default_rng(1).integers(0, vocab, (args.batch, args.seq))
     ids = torch.from_numpy(ids).to(args.device)
+    if args.device == "cuda":  # what loading took, and gave back, is none of a step's
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=2e-4, weight_decay=0.0)
     seconds, losses = [], []
