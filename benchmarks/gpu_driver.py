@@ -98,7 +98,7 @@ def _files(roots: Iterable[Path]) -> Iterator[Path]:
 
 
 def _look(environment: Mapping[str, str]) -> Tried:
-    """Asks Vulkan in a process of its own: drivers crash, and loaders read their environment once."""
+    """Asks Vulkan in a process of its own, since drivers crash."""
     command = [sys.executable, str(Path(__file__)), "--list"]
     whole = {**os.environ, "VK_LOADER_DEBUG": "error", **environment}
     try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
+import os
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -10,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 ATTEMPTS = 2  # at a row whose process ended before it did
+SECONDS = "GPU_ROW_SECONDS"  # the environment's: after so many a row counts as hung
 
 
 class Rows:
     """A file of rows, one JSON object a line.
 
     A row is noted before it is measured. One that never ends, since it hangs or takes its process
-    along, is tried once more and then left.
+    along, is tried once more and then left. A process whose row hangs is ended, and its stack told,
+    where the environment says after how long.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._seconds = float(os.environ.get(SECONDS) or 0)
         self._begun: Counter[str] = Counter()
         self._done: set[str] = set()
         for row in read_rows(path, begun=True):
@@ -34,9 +39,12 @@ class Rows:
         if key in self._done:
             return
         if self._begun[key] >= ATTEMPTS:
-            self._add({"key": key, "failed": f"did not end, {ATTEMPTS} times"})
+            why = f"did not end, {ATTEMPTS} times: it crashed or hung, as its log tells"
+            self._add({"key": key, "failed": why})
             return
         self._add({"key": key, "begun": self._begun[key] + 1})
+        if self._seconds:
+            faulthandler.dump_traceback_later(self._seconds, exit=True)
         try:
             row = function()
         except Exception as err:
@@ -44,6 +52,8 @@ class Rows:
             row = {"failed": f"{type(err).__name__}: {err}"}
             if "Lost" in type(err).__name__:
                 raise SystemExit(3) from err  # nothing more can be measured by this process
+        finally:
+            faulthandler.cancel_dump_traceback_later()
         self._add({"key": key, **row})
         self._done.add(key)
         print(json.dumps({"key": key, **row})[:500], flush=True)

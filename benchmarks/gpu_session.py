@@ -9,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tarfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,15 @@ from typing import Any
 from gpu_watch import Watch
 
 _ATTEMPTS = 3  # at a part that fails, or overruns its own time
+_LOST = 2  # sessions that ended with a part under way, before it counts as their cause
 _RESTARTS = 4  # of a part that ended by a crash and had got on before
 _LONGER, _MOST_OF_A_CALL = 1.25, 0.9
-_REMEMBERED = ("attempts", "cut_off")
-# Not archived: what parts write for themselves, but for what this package remembers of a GPU.
+_REMEMBERED = ("attempts", "cut_off", "lost")
+_UNDER_WAY = "under way"
+# Not archived: what parts write for themselves, but for what this package remembers of a GPU. What
+# it remembers of processes that crashed is of one machine, and of those that a call ended, too.
 _KEPT_OUT = ("models", "cache")
-_KEPT = ("cache/qlora-wgpu",)
+_CACHE, _OF_PROCESSES = "cache/qlora-wgpu", "attempts"
 _C = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
@@ -61,13 +65,17 @@ class Part:
 class Session:
     """Runs parts until the time is up."""
 
-    def __init__(self, folder: Path, archive: Path, minutes: float) -> None:
-        self.folder, self._archive = folder, archive
+    def __init__(
+        self, folder: Path, archive: Path, minutes: float,
+        farewell: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.folder, self._archive, self._farewell = folder, archive, farewell
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "state.json").exists() and archive.exists():
             with tarfile.open(archive) as packed:
                 packed.extractall(folder, filter="data")
         self.state: dict[str, dict[str, Any]] = _read_json(folder / "state.json")
+        self._take_up()
         self._whole = 60 * minutes
         self._ends = time.monotonic() + self._whole
         self._watch = Watch(folder / "nvidia-smi.csv")
@@ -84,10 +92,27 @@ class Session:
                 path.unlink()
         self._keep()
 
-    def run(self, parts: Sequence[Part]) -> None:
-        """Runs what is not done yet, in this order."""
+    def _take_up(self) -> None:
+        """What was under way when a session ended is begun again, but not for ever."""
+        shutil.rmtree(self.folder / _CACHE / _OF_PROCESSES, ignore_errors=True)
+        for name, part in self.state.items():
+            if part.get("status") == _UNDER_WAY:
+                lost = int(part.get("lost", 0)) + 1
+                self.state[name] = {
+                    **part, "status": "stopped", "lost": lost,
+                    "attempts": self._attempts(name) + (lost >= _LOST),
+                    "why": f"the call ended while it ran, {lost} times",
+                }  # fmt: skip
+
+    def run(self, parts: Sequence[Part], *, failed: bool = True) -> None:
+        """Runs what is not done yet, in this order.
+
+        Args:
+            parts: All that may be left.
+            failed: Whether what failed before, by its own fault, is tried again.
+        """
         for all_parts in _grouped(parts):
-            group = [part for part in all_parts if self._is_open(part.name)]
+            group = [p for p in all_parts if self._is_open(p.name, 1 if not failed else _ATTEMPTS)]
             if not group:
                 continue
             threads = [threading.Thread(target=self._run, args=(part,)) for part in group[1:]]
@@ -101,8 +126,8 @@ class Session:
     def is_done(self, name: str) -> bool:
         return self.state.get(name, {}).get("status") == "done"
 
-    def _is_open(self, name: str) -> bool:
-        return not self.is_done(name) and self._attempts(name) < _ATTEMPTS
+    def _is_open(self, name: str, most: int) -> bool:
+        return not self.is_done(name) and self._attempts(name) < most
 
     def _attempts(self, name: str) -> int:
         return int(self.state.get(name, {}).get("attempts", 0))
@@ -119,9 +144,8 @@ class Session:
             for path in sorted(self.folder.iterdir()):
                 if path.name not in _KEPT_OUT and path not in (new, self._archive):
                     packed.add(path, arcname=path.name)
-            for name in _KEPT:
-                if (self.folder / name).exists():
-                    packed.add(self.folder / name, arcname=name)
+            if (self.folder / _CACHE).exists():
+                packed.add(self.folder / _CACHE, arcname=_CACHE, filter=_lasting)
         new.replace(self._archive)
 
     def close(self) -> None:
@@ -141,6 +165,8 @@ class Session:
             return
         begin = time.monotonic()
         ends = min(begin + part.seconds, self._ends)
+        known = {key: self.state.get(part.name, {}).get(key, 0) for key in _REMEMBERED}
+        self._note(part.name, status=_UNDER_WAY, **known)
         status, code = "failed", 0
         for _ in range(_RESTARTS):
             before = self._size(part)
@@ -156,9 +182,14 @@ class Session:
             "attempts": self._attempts(part.name) + (not cut_off),
             "driver": self._watch.during(begin, end),
         }
-        if status != "done":
-            late = status == "stopped"
-            values["why"] = "its time was up" if late else self._last_words(part, code)
+        if cut_off:
+            values["why"] = "the call's time was up"
+        elif status == "stopped":
+            values["why"] = (
+                f"it took more than {part.seconds:.0f} s: {self._last_words(part, code)}"
+            )
+        elif status == "failed":
+            values["why"] = self._last_words(part, code)
         self._note(part.name, status=status, **values)
 
     def _needed(self, part: Part) -> float:
@@ -195,14 +226,16 @@ class Session:
 
     def _last_words(self, part: Part, code: int) -> str:
         text = self.file(part.name, "log").read_text(errors="replace")
-        lines = [line for line in text.splitlines() if line.strip()]
-        return f"code {code}: {' | '.join(lines[-3:])}"[-600:]
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        words = " | ".join(line[:400] for line in reversed(lines[-3:]))  # what came last tells most
+        return f"{_code(code)}: {words}"[:900]
 
     def _note(self, name: str, **values: Any) -> None:
         with self._lock:
             self.state[name] = values
             self._keep()
-        print(f"{name}: {values['status']}, {values.get('seconds', 0)} s", flush=True)
+        if values["status"] != _UNDER_WAY:
+            print(f"{name}: {values['status']}, {values.get('seconds', 0)} s", flush=True)
 
     def _keep(self) -> None:
         new = self.folder / "state.json.new"
@@ -212,6 +245,7 @@ class Session:
     def _stopped(self, number: int, frame: object) -> None:
         for process in list(self._running):
             _end(process)
+        self._farewell()
         self.pack()
         print("stopped: the same command goes on with what is left", flush=True)
         os._exit(128 + number)
@@ -225,6 +259,18 @@ def _grouped(parts: Sequence[Part]) -> list[list[Part]]:
         else:
             groups.append([part])
     return groups
+
+
+def _code(code: int) -> str:
+    """How a process ended, with a signal's name: a driver that crashes ends it by one."""
+    try:
+        return signal.Signals(-code).name if code < 0 else f"code {code}"
+    except ValueError:
+        return f"code {code}"
+
+
+def _lasting(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return None if Path(entry.name).name == _OF_PROCESSES else entry
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

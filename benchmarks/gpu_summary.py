@@ -1,13 +1,9 @@
-"""What the parts of benchmarks/gpu.py found, as JSON and as a page of text.
-
-usage: python benchmarks/gpu_summary.py FOLDER
-"""
+"""What the parts of benchmarks/gpu.py found, as JSON."""
 
 from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +13,6 @@ from gpu_rows import read_rows
 
 _WARM_UP = 2
 _DRIVER_MEMORY = "memory.used"
-_BAD_SHOWN, _KERNELS_SHOWN, _LAUNCHES_SHOWN = 12, 12, 8
 Figures = dict[str, Any]
 
 
@@ -26,10 +21,13 @@ def summary(folder: Path) -> Figures:
     state = _json(folder / "state.json")
     devices = {n.removeprefix("device-"): _keyed(folder, n) for n in state if "device-" in n}
     ceilings = {n.removeprefix("ceilings-"): _ceilings(folder, n) for n in _named(state, "ceil")}
-    torch = _json(folder / "torch-ceilings.json")
+    torch = _json(folder / "torch.json")
     figures: Figures = {
         "parts": state,
+        "driver": _text(folder / "driver.txt"),
+        "cards": _list(folder / "cards.json"),
         "devices": devices,
+        "own_checks": _checks(folder, _named(state, "own-")),
         "checks": _checks(folder, _named(state, "checks-")),
         "ceilings": {**ceilings, **({"torch": torch} if torch else {})},
         "layers": {n: _layers(folder, n, ceilings) for n in _named(state, "layers-")},
@@ -53,6 +51,17 @@ def _json(path: Path) -> Figures:
     except (OSError, ValueError):
         return {}
     return loaded
+
+
+def _list(path: Path) -> list[Any]:
+    try:
+        return list(json.loads(path.read_text()))
+    except (OSError, ValueError):
+        return []
+
+
+def _text(path: Path) -> str:
+    return path.read_text(errors="replace") if path.exists() else ""
 
 
 def _keyed(folder: Path, name: str) -> Figures:
@@ -203,140 +212,3 @@ def _ratios(figures: Figures) -> Figures:
 
 def _quotient(ours: Figures, theirs: Figures) -> float:
     return round(ours["median"] / theirs["median"], 3)
-
-
-# -- text ------------------------------------------------------------------------------------
-
-
-def written(figures: Figures) -> str:
-    lines: list[str] = []
-    for part in (_devices, _check_lines, _ceiling_lines, _layer_lines, _attention_lines,
-                 _step_lines, _other_lines, _loss_lines, _test_lines, _part_lines):  # fmt: skip
-        lines += part(figures)
-    return "\n".join(lines) + "\n"
-
-
-def _devices(figures: Figures) -> list[str]:
-    lines = ["== devices"]
-    for backend, rows in figures["devices"].items():
-        about, sizes = rows.get("about", {}), rows.get("subgroups", {}).get("sizes")
-        driver = about.get("info", {}).get("description", "")
-        lines.append(
-            f"{backend}: {about.get('name')} ({driver}), subgroups {sizes}, matrices "
-            f"{about.get('matrix_shapes')}, chosen {about.get('matrix_shape_chosen')}"
-        )
-    return lines
-
-
-def _check_lines(figures: Figures) -> list[str]:
-    checks = figures["checks"]
-    bad = [f"  {text[:200]}" for text in checks["bad"]]
-    more = [f"  and {len(bad) - _BAD_SHOWN} more"] if len(bad) > _BAD_SHOWN else []
-    return [f"== checks {checks['rows']}, {len(bad)} bad", *bad[:_BAD_SHOWN], *more]
-
-
-def _ceiling_lines(figures: Figures) -> list[str]:
-    lines = ["== ceilings"]
-    for name, values in figures["ceilings"].items():
-        rates = {k: f"{v / 1e9:,.0f} G/s" for k, v in values.items() if isinstance(v, float)}
-        gaps = {k: f"{1e6 * v:.1f} us" for k, v in values.get("gaps", {}).items()}
-        lines.append(f"{name}: {rates} {gaps or ''}")
-    return lines
-
-
-def _layer_lines(figures: Figures) -> list[str]:
-    lines = []
-    for name, layer in figures["layers"].items():
-        if not (layer["total_us"] or layer["failed"]):
-            continue
-        lines.append(f"== {name}: us of a layer and the head")
-        lines += [f"  {us:,.0f}: {key[:90]}" for key, us in layer["total_us"].items()]
-        lines += [f"  failed: {key}: {why[:150]}" for key, why in layer["failed"].items()]
-        kernels = sorted(layer["kernels"].items(), key=lambda kv: -min(kv[1]["us"].values()))
-        for label, kernel in kernels[:_LAUNCHES_SHOWN]:
-            default = f"{kernel['us']['default']:,.0f} us, " if "default" in kernel["us"] else ""
-            lines.append(
-                f"  {label}: {default}best {min(kernel['us'].values()):,.0f} "
-                f"({kernel['best'][:60]}), {kernel['gflops']:,.0f} GFLOP/s, "
-                f"{kernel['of_nearest']:.0%} of {kernel['nearest']}"
-            )
-    return lines
-
-
-def _attention_lines(figures: Figures) -> list[str]:
-    lines = []
-    for name, rows in figures["attention"].items():
-        if not rows:
-            continue
-        lines.append(f"== {name}")
-        for row in rows:
-            shown = row.get("failed", "")[:150] or ", ".join(
-                f"{label.removeprefix('attention/')} {row['us'][label]:,.0f} us {rate:,.0f} GFLOP/s"
-                for label, rate in row["gflops"].items()
-            )
-            lines.append(f"  {row['key']}: {shown}")
-    return lines
-
-
-def _step_lines(figures: Figures) -> list[str]:
-    lines = ["== steps"]
-    for name, step in {**figures["steps"], **figures["peers"]}.items():
-        if not step:
-            continue
-        rate = step["tokens_per_second"]
-        compiled = step.get("seconds", {}).get("compile")
-        lines.append(
-            f"{name}: {rate['median']:,.0f} tokens/s ({rate['min']:,.0f} to {rate['max']:,.0f}), "
-            f"{step['own_mib']:,} MiB (driver {step['driver_mib']}), loss {step['loss']:.4f}"
-            + (f", gap {step['gap_ms']} ms, compiled in {compiled:.1f} s" if compiled else "")
-        )
-        for kernel in (step.get("kernels") or [])[:_KERNELS_SHOWN]:
-            lines.append(
-                f"  {kernel['label']}: {kernel['launches']} x, {1e3 * kernel['seconds']:.2f} ms, "
-                f"{kernel['share']:.1%}, {kernel['of_nearest_ceiling']:.0%} of "
-                f"{kernel['nearest_ceiling']}"
-            )
-    lines += [f"ours / peft {name}: {pair}" for name, pair in figures["ratios"].items()]
-    return lines
-
-
-def _other_lines(figures: Figures) -> list[str]:
-    lines = []
-    for name, rows in figures["others"].items():
-        if not rows:
-            continue
-        lines.append(f"== {name}")
-        for key, row in rows.items():
-            shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
-            lines.append(
-                f"  {key}: {', '.join(f'{k} {v}' for k, v in shown.items() if k != 'key')}"
-            )
-    return lines
-
-
-def _loss_lines(figures: Figures) -> list[str]:
-    lines = [f"{name}: {losses}" for name, losses in figures["losses"].items() if losses]
-    return ["== first losses", *lines]
-
-
-def _test_lines(figures: Figures) -> list[str]:
-    lines = ["== tests"]
-    for name, outcome in figures["tests"].items():
-        counts = {key: value for key, value in outcome.items() if key != "failed"}
-        lines.append(f"{name}: {counts}")
-        lines += [f"  {text[:200]}" for text in outcome["failed"][:_BAD_SHOWN]]
-    return lines
-
-
-def _part_lines(figures: Figures) -> list[str]:
-    lines = ["== parts"]
-    for name, part in figures["parts"].items():
-        clocks = part.get("driver", {}).get("clocks.sm")
-        shown = f"{part.get('seconds', 0)} s" + (f", SM clocks {clocks}" if clocks else "")
-        why = "" if part["status"] == "done" else f" ({part.get('why', '')[-200:]})"
-        lines.append(f"{name}: {part['status']}, {shown}{why}")
-    return lines
-
-
-if __name__ == "__main__":
-    print(written(summary(Path(sys.argv[1]))))

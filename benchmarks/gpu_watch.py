@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "memory.used")
+_PATIENCE = 5.0  # seconds
 
 
 class Watch:
@@ -51,9 +52,13 @@ class Watch:
     def close(self) -> None:
         if self._process is not None and self._process.stdout is not None:
             self._process.terminate()
-            self._process.wait()
-            self._reader.join()
-            self._process.stdout.close()
+            try:
+                self._process.wait(_PATIENCE)
+            except subprocess.TimeoutExpired:  # it hangs with its driver
+                self._process.kill()
+            self._reader.join(_PATIENCE)
+            if not self._reader.is_alive():
+                self._process.stdout.close()
 
 
 def _number(text: str) -> float | None:

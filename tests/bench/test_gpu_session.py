@@ -24,8 +24,13 @@ def gpu(monkeypatch):
     import gpu_rows
     import gpu_session
     import gpu_summary
+    import gpu_written
 
-    yield type("Scripts", (), {**vars(gpu_session), **vars(gpu_rows), "summary": gpu_summary})
+    yield type(
+        "Scripts",
+        (),
+        {**vars(gpu_session), **vars(gpu_rows), "summary": gpu_summary, "written": gpu_written},
+    )
     for number, handler in handlers.items():
         signal.signal(number, handler)
     for name in set(sys.modules) - before:
@@ -159,7 +164,7 @@ def test_a_row_that_takes_its_process_along_is_tried_twice_and_left(gpu, tmp_pat
     assert state(tmp_path / "all") == {"rows": "done"} and ran(tmp_path / "all", "rows") == 3
     assert (rows["a"]["value"], rows["b"]["value"]) == (1, 2)
     assert rows["broken"]["failed"] == "ValueError: wrong"
-    assert rows["crash"]["failed"] == "did not end, 2 times"
+    assert rows["crash"]["failed"] == "did not end, 2 times: it crashed or hung, as its log tells"
 
 
 def test_a_line_that_was_cut_off_is_measured_again(gpu, tmp_path):
@@ -237,7 +242,7 @@ def test_the_summary_takes_what_there_is(gpu, tmp_path):
     """Half a measurement, and nothing at all."""
     folder = tmp_path / "half"
     folder.mkdir()
-    assert "== parts" in gpu.summary.written(gpu.summary.summary(folder))
+    assert "== parts" in gpu.written.written(gpu.summary.summary(folder))
     driver = {"memory.used": [100.0, 500.0, 1100.0]}
     parts = {
         "device-dawn": {"status": "failed", "why": "no GPU was found"},
@@ -284,7 +289,7 @@ def test_the_summary_takes_what_there_is(gpu, tmp_path):
         "bench-S-64-tune-wgpu": {"speed": 1.5, "own_mib": 0.5, "driver_mib": 1.0}
     }
     assert figures["checks"]["rows"] == {"wgpu": 2} and len(figures["checks"]["bad"]) == 1
-    text = gpu.summary.written(figures)
+    text = gpu.written.written(figures)
     for expected in ("error 5.0e-01", "device-dawn: failed", "gap 100.0 ms", "7.25",
                      "'PASSED': 1, 'FAILED': 1", "failed: matrix: DeviceError: no"):  # fmt: skip
         assert expected in text, expected

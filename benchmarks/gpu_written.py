@@ -1,0 +1,228 @@
+"""What the parts of benchmarks/gpu.py found, as a page of text.
+
+usage: python benchmarks/gpu_written.py FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gpu_summary import Figures, summary
+
+_BAD_SHOWN, _KERNELS_SHOWN, _LAUNCHES_SHOWN = 12, 12, 8
+_WHY_SHOWN = 300
+_MOST_LOSS, _FAR_LOSS = 20.0, 0.05  # of random weights; between two ways of rounding
+
+
+def written(figures: Figures) -> str:
+    lines: list[str] = []
+    for part in (_devices, _check_lines, _ceiling_lines, _layer_lines, _attention_lines,
+                 _step_lines, _other_lines, _loss_lines, _test_lines, _part_lines):  # fmt: skip
+        lines += part(figures)
+    return "\n".join(lines) + "\n"
+
+
+def _devices(figures: Figures) -> list[str]:
+    lines = ["== devices"]
+    for backend, rows in figures["devices"].items():
+        about, sizes = rows.get("about", {}), rows.get("subgroups", {}).get("sizes")
+        driver = about.get("info", {}).get("description", "")
+        lines.append(
+            f"{backend}: {about.get('name')} ({driver}), subgroups {sizes}, matrices "
+            f"{about.get('matrix_shapes')}, chosen {about.get('matrix_shape_chosen')}"
+        )
+    return lines
+
+
+def _check_lines(figures: Figures) -> list[str]:
+    checks = figures["checks"]
+    bad = [f"  {text[:200]}" for text in checks["bad"]]
+    more = [f"  and {len(bad) - _BAD_SHOWN} more"] if len(bad) > _BAD_SHOWN else []
+    return [f"== checks {checks['rows']}, {len(bad)} bad", *bad[:_BAD_SHOWN], *more]
+
+
+def _ceiling_lines(figures: Figures) -> list[str]:
+    lines = ["== ceilings"]
+    for name, values in figures["ceilings"].items():
+        rates = {k: f"{v / 1e9:,.0f} G/s" for k, v in values.items() if isinstance(v, float)}
+        gaps = {k: f"{1e6 * v:.1f} us" for k, v in values.get("gaps", {}).items()}
+        lines.append(f"{name}: {rates} {gaps or ''}")
+    return lines
+
+
+def _layer_lines(figures: Figures) -> list[str]:
+    lines = []
+    for name, layer in figures["layers"].items():
+        if not (layer["total_us"] or layer["failed"]):
+            continue
+        lines.append(f"== {name}: us of a layer and the head")
+        lines += [f"  {us:,.0f}: {key[:90]}" for key, us in layer["total_us"].items()]
+        lines += [f"  failed: {key}: {why[:150]}" for key, why in layer["failed"].items()]
+        kernels = sorted(layer["kernels"].items(), key=lambda kv: -min(kv[1]["us"].values()))
+        for label, kernel in kernels[:_LAUNCHES_SHOWN]:
+            default = f"{kernel['us']['default']:,.0f} us, " if "default" in kernel["us"] else ""
+            lines.append(
+                f"  {label}: {default}best {min(kernel['us'].values()):,.0f} "
+                f"({kernel['best'][:60]}), {kernel['gflops']:,.0f} GFLOP/s, "
+                f"{kernel['of_nearest']:.0%} of {kernel['nearest']}"
+            )
+    return lines
+
+
+def _attention_lines(figures: Figures) -> list[str]:
+    lines = []
+    for name, rows in figures["attention"].items():
+        if not rows:
+            continue
+        lines.append(f"== {name}")
+        for row in rows:
+            shown = row.get("failed", "")[:150] or ", ".join(
+                f"{label.removeprefix('attention/')} {row['us'][label]:,.0f} us {rate:,.0f} GFLOP/s"
+                for label, rate in row["gflops"].items()
+            )
+            lines.append(f"  {row['key']}: {shown}")
+    return lines
+
+
+def _step_lines(figures: Figures) -> list[str]:
+    lines = ["== steps"]
+    for name, step in {**figures["steps"], **figures["peers"]}.items():
+        if not step:
+            continue
+        rate = step["tokens_per_second"]
+        compiled = step.get("seconds", {}).get("compile")
+        lines.append(
+            f"{name}: {rate['median']:,.0f} tokens/s ({rate['min']:,.0f} to {rate['max']:,.0f}), "
+            f"{step['own_mib']:,} MiB (driver {step['driver_mib']}), loss {step['loss']:.4f}"
+            + (f", gap {step['gap_ms']} ms, compiled in {compiled:.1f} s" if compiled else "")
+        )
+        for kernel in (step.get("kernels") or [])[:_KERNELS_SHOWN]:
+            lines.append(
+                f"  {kernel['label']}: {kernel['launches']} x, {1e3 * kernel['seconds']:.2f} ms, "
+                f"{kernel['share']:.1%}, {kernel['of_nearest_ceiling']:.0%} of "
+                f"{kernel['nearest_ceiling']}"
+            )
+    lines += [f"ours / peft {name}: {pair}" for name, pair in figures["ratios"].items()]
+    return lines
+
+
+def _other_lines(figures: Figures) -> list[str]:
+    lines = []
+    for name, rows in figures["others"].items():
+        if not rows:
+            continue
+        lines.append(f"== {name}")
+        for key, row in rows.items():
+            shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
+            lines.append(
+                f"  {key}: {', '.join(f'{k} {v}' for k, v in shown.items() if k != 'key')}"
+            )
+    return lines
+
+
+def _loss_lines(figures: Figures) -> list[str]:
+    lines = [f"{name}: {losses}" for name, losses in figures["losses"].items() if losses]
+    return ["== first losses", *lines]
+
+
+def _test_lines(figures: Figures) -> list[str]:
+    lines = ["== tests"]
+    for name, outcome in figures["tests"].items():
+        counts = {key: value for key, value in outcome.items() if key != "failed"}
+        lines.append(f"{name}: {counts}")
+        lines += [f"  {text[:200]}" for text in outcome["failed"][:_BAD_SHOWN]]
+    return lines
+
+
+def _part_lines(figures: Figures) -> list[str]:
+    lines = ["== parts"]
+    for name, part in figures["parts"].items():
+        clocks = part.get("driver", {}).get("clocks.sm")
+        shown = f"{part.get('seconds', 0)} s" + (f", SM clocks {clocks}" if clocks else "")
+        why = "" if part["status"] == "done" else f" ({part.get('why', '')[:200]})"
+        lines.append(f"{name}: {part['status']}, {shown}{why}")
+    return lines
+
+
+# -- in short ----------------------------------------------------------------------------------
+
+
+def in_short(figures: Figures) -> str:
+    """What went wrong, then what it comes to: the least that has to come back of a call."""
+    lines = ["== IN SHORT", *_wrong(figures), *_results(figures), *_left(figures)]
+    return "\n".join(lines) + "\n"
+
+
+def _wrong(figures: Figures) -> list[str]:
+    lines = []
+    if not any(_card(rows) for rows in figures["devices"].values()):
+        told = (f"  {line[:_WHY_SHOWN]}" for line in figures["driver"].splitlines())
+        lines += ["NO CARD was opened; Vulkan lists, by environment:", *told]
+    if len(figures["cards"]) > 1:
+        lines.append(f"SEVERAL CARDS were measured: {', '.join(figures['cards'])}")
+    for name, part in figures["parts"].items():
+        if part["status"] in ("failed", "stopped") and "the call's time" not in part.get("why", ""):
+            lines.append(f"FAILED {name}: {part.get('why', '')[:_WHY_SHOWN]} ({name}.log)")
+    for kind in ("own_checks", "checks"):
+        bad = figures[kind]["bad"]
+        lines += [f"WRONG {text[:_WHY_SHOWN]}" for text in bad[:_BAD_SHOWN]]
+        lines += [f"WRONG, {len(bad)} in all"] if len(bad) > _BAD_SHOWN else []
+    for name, tests in figures["tests"].items():
+        if tests["failed"]:
+            lines.append(f"FAILED tests of {name}: {len(tests['failed'])}, {tests['failed'][0]}")
+    for name, step in {**figures["steps"], **figures["peers"]}.items():
+        if step and not step["loss"] < _MOST_LOSS:  # NaN, too
+            lines.append(f"WRONG {name}: its loss is {step['loss']}")
+    return [*lines, *_apart(figures["losses"])] or ["nothing failed"]
+
+
+def _card(rows: Figures) -> bool:
+    return bool(rows.get("about"))
+
+
+def _apart(losses: Figures) -> list[str]:
+    """Losses on the same weights that are not the peer's."""
+    expected = losses.get("losses-peft")
+    lines = []
+    for name, own in losses.items():
+        if own and expected:
+            far = max((abs(a - b) for a, b in zip(own, expected, strict=False)), default=0.0)
+            if not far < _FAR_LOSS:
+                lines.append(f"WRONG {name}: {far} away from PEFT's losses")
+    return lines
+
+
+def _results(figures: Figures) -> list[str]:
+    lines = _devices(figures)[1:]
+    for kind in ("own_checks", "checks"):
+        for backend, count in figures[kind]["rows"].items():
+            bad = sum(text.startswith(f"{backend} ") for text in figures[kind]["bad"])
+            lines.append(
+                f"{kind.replace('_', ' ')} through {backend}: {count - bad} of {count} good"
+            )
+    for name, step in {**figures["steps"], **figures["peers"]}.items():
+        if step:
+            lines.append(
+                f"{name}: {step['tokens_per_second']['median']:,.0f} tokens/s, "
+                f"{step['own_mib']:,} MiB (driver {step['driver_mib']}), loss {step['loss']:.3f}"
+            )
+    for name, pair in figures["ratios"].items():
+        lines.append(f"ours / PEFT, {name}: {pair}")
+    return lines
+
+
+def _left(figures: Figures) -> list[str]:
+    parts = figures["parts"]
+    left = [
+        f"{name} ({part.get('why', '')[:60]})"
+        for name, part in parts.items()
+        if part["status"] in ("left out", "under way") or "the call's time" in part.get("why", "")
+    ]
+    done = sum(part["status"] == "done" for part in parts.values())
+    return [f"{done} parts done; left: {', '.join(left) or 'none of those begun'}"]
+
+
+if __name__ == "__main__":
+    found = summary(Path(sys.argv[1]))
+    print(f"{written(found)}\n{in_short(found)}")
