@@ -96,6 +96,10 @@ def test_each_computes_what_it_does_alone(base, folders, device, profile, dtype)
     assert same(outcomes(model), alone["third"])
 
 
+# Pools of the driver and of Python may move by some pages; what each swap left would always grow.
+GROWTH = 2 << 20
+
+
 def rss():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
@@ -119,10 +123,13 @@ def test_swapping_takes_no_memory(base, folders):
             model.logits(IDS[:, :4])
 
     swap(24)
-    taken, host = device.memory.by_kind.copy(), rss()
-    swap(100)
+    taken, grown = device.memory.by_kind.copy(), []
+    while len(grown) < 5 and min(grown, default=GROWTH) >= GROWTH:
+        host = rss()
+        swap(100)
+        grown.append(rss() - host)
     assert device.memory.by_kind == taken and device.memory.peak == sum(taken.values())
-    assert rss() - host < 2 << 20  # the driver's own pools move by some pages
+    assert min(grown) < GROWTH, grown
     gc.disable()
     try:
         for name in ("third", "fourth", "second"):
