@@ -1,7 +1,7 @@
 """What a GPU's compiler makes of the kernels of training, without a GPU: Mesa's for five vendors.
 
 usage: python benchmarks/gpu_compiler.py [--json FILE] [--driver amd] [--family navi21]
-           [--shim FILE] [--model NAME ...] [--products KIND ...] [--backend NAME]
+           [--shim FILE] [--subgroup N] [--model NAME ...] [--products KIND ...] [--backend NAME]
            [--only PREFIX ...] [--seq N] [--layers N] [--assembly FOLDER]
 
 Every kernel of the models' training plans is made into SPIR-V by the WebGPU implementation on
@@ -9,9 +9,9 @@ Mesa's software GPU, and compiled for a family of a vendor's cards: registers an
 spills to scratch memory, workgroup memory (LDS), waves that run at once, and the compiler's own
 estimates of cycles, which take every loop for a few turns. Linux, and the package
 mesa-vulkan-drivers, are all it takes for AMD's (up to Mesa 25); others take a library that pretends
-a card, from the package mesa-drm-shim, or as ``--shim`` names it. Kernels for matrix units
-(16 x 16 x 16, f16) are among them with ``--backend dawn``, a Mesa whose software GPU has some, and
-a family that has.
+a card, from the package mesa-drm-shim, or as ``--shim`` names it. Kernels for matrix units are
+among them with ``--backend dawn``, a Mesa whose software GPU has some (which passes for the
+family's: 16 x 16 x 16 in f16, Intel's 8 x 8 x 16 or 8 x 16 x 16), and a family that has.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from compilers.report import show, to_json
 from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
 from qlora_wgpu.gpu.adapters import BACKENDS
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.gpu.vendors import has_few_registers, hoists_loads
 from qlora_wgpu.gpu.wgsl import Shader
@@ -43,10 +44,10 @@ from qlora_wgpu.gpu.wgsl import Shader
 class Front:
     """A WebGPU implementation on Mesa's software GPU, and the SPIR-V that it makes."""
 
-    def __init__(self, backend: str) -> None:
+    def __init__(self, backend: str, units: MatrixShape) -> None:
         os.environ.update(only(driver_file("lvp")))
         self._backend = BACKENDS[backend]
-        self._capture = Capture()
+        self._capture = Capture(units)
 
     @cached_property
     def _device(self) -> Device:
@@ -95,12 +96,14 @@ def compiled(
 
 def run(args: argparse.Namespace) -> dict[str, object]:
     driver = DRIVERS[args.driver]
-    compiler, front = Compiler(driver, args.family, args.shim), Front(args.backend)
+    compiler = Compiler(driver, args.family, args.shim, args.subgroup)
+    front = Front(args.backend, compiler.units)
     vendor = {"vendor": args.driver}
     own = gpu_profile(
         None, few_registers=has_few_registers(vendor), hoists_loads=hoists_loads(vendor)
     )
-    looked_at = profiles(own, args.products, matrix=front.has_matrix_units)
+    wanted = front.has_matrix_units or "matrix" in args.products
+    looked_at = profiles(own, args.products, compiler.units if wanted else None)
     plans = [
         trace(model, kind, profile, args.seq, args.layers)
         for model in (STEPS if "all" in args.model else args.model)
@@ -126,6 +129,7 @@ def main() -> int:
     parser.add_argument("--driver", choices=DRIVERS, default="amd", help="the cards' vendor")
     parser.add_argument("--family", help="the cards, as the driver calls them")
     parser.add_argument("--shim", type=Path, help="the library that pretends a card to the driver")
+    parser.add_argument("--subgroup", type=int, help="its size where it multiplies matrices")
     parser.add_argument(
         "--model",
         nargs="+",

@@ -130,8 +130,10 @@ def reckoned(
 
 
 def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    compiler, front = Compiler(amd.DRIVER, args.family), Front(args.backend)
-    looked_at = profiles(GPU_PROFILE, args.products, matrix=front.has_matrix_units)
+    compiler = Compiler(amd.DRIVER, args.family)
+    front = Front(args.backend, compiler.units)
+    wanted = front.has_matrix_units or "matrix" in args.products
+    looked_at = profiles(GPU_PROFILE, args.products, compiler.units if wanted else None)
     plans = {
         f"{model}, {kind}": step_launches(model, profile, args.seq)
         for model in args.model

@@ -14,14 +14,14 @@ from types import ModuleType
 from typing import Any
 
 from compilers.elf import replace_import
-from compilers.spirv import MATRIX_SUBGROUP, empty_module, interface
+from compilers.spirv import empty_module, interface
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.wgsl import Shader
 
 _Pointer, _Name = ctypes.c_void_p, ctypes.c_char_p
 _Lookup = ctypes.CFUNCTYPE(_Pointer, _Pointer, _Name)
-MATRIX = 16  # rows, columns and depth of what AMD's, NVIDIA's and Intel's matrix units multiply
 _CreateModule = ctypes.CFUNCTYPE(ctypes.c_int, _Pointer, _Pointer, _Pointer, _Pointer)
 _GetProperties = ctypes.CFUNCTYPE(None, _Pointer, _Pointer)
 _SHARED_MEMORY_AT = 296 + 216  # of a VkPhysicalDeviceProperties' maxComputeSharedMemorySize
@@ -69,12 +69,17 @@ class _SubgroupSizes(ctypes.Structure):
 class Capture:
     """Catches shader modules on their way to the driver.
 
-    To the WebGPU implementation, the driver's matrix units are those of a card, ``MATRIX`` at once,
-    its subgroups may be as wide, and its workgroups have a card's memory.
+    To the WebGPU implementation, the driver's matrix units are those of a card, its subgroups may
+    be as wide, and its workgroups have a card's memory.
     """
 
-    def __init__(self) -> None:
-        """Sees nothing yet."""
+    def __init__(self, units: MatrixShape) -> None:
+        """Sees nothing yet.
+
+        Args:
+            units: What the card's matrix units multiply, and the subgroup that does it.
+        """
+        self._units = units
         self._catches = False
         self._caught: bytes | None = None
         self._real: dict[bytes, Any] = {}
@@ -160,7 +165,7 @@ class Capture:
         while at:
             sizes = _SubgroupSizes.from_address(at)
             if sizes.type == _SUBGROUP_SIZES:
-                sizes.most = max(sizes.most, MATRIX_SUBGROUP)
+                sizes.most = max(sizes.most, self._units.threads)
             at = sizes.next
 
     def _matrices(self, physical: int, count: int, rows: int | None) -> int:
@@ -169,7 +174,7 @@ class Capture:
         if rows is not None:
             listed = _MatrixProperties * ctypes.c_uint32.from_address(count).value
             for row in listed.from_address(rows):
-                row.m = row.n = row.k = MATRIX
+                row.m, row.n, row.k = self._units.m, self._units.n, self._units.k
         return result
 
 

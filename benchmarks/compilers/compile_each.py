@@ -1,9 +1,10 @@
 """Compiles SPIR-V modules and prints the driver's figures, a line of JSON for each.
 
-usage: python compile_each.py [--assembly] MODULE.spv ...
+usage: python compile_each.py SUBGROUP ASSEMBLY MODULE.spv ...
 
 Some compilers die of one kernel: each is compiled by a process of its own, a copy of this one with
-the driver loaded. With ``--assembly`` the processor's code is written beside the module, as ``.s``.
+the driver loaded. SUBGROUP is the size of subgroups that multiply matrices; where ASSEMBLY is 1 and
+not 0, the processor's code is written beside the module, as ``.s``.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from compilers.spirv import MATRIX_SUBGROUP, interface, uses_matrix_units
+from compilers.spirv import interface, uses_matrix_units
 from compilers.vulkan import Compiler, VulkanError
 
 _SECONDS = 120  # for one kernel
 
 
-def compile_one(compiler: Compiler, module: Path, assembly: bool) -> None:
+def compile_one(compiler: Compiler, module: Path, subgroup: int, assembly: bool) -> None:
     """Compiles one; what is known is written at once, since the rest may fail."""
     code = module.read_bytes()
     described = (code, *interface(code))
-    size = MATRIX_SUBGROUP if uses_matrix_units(code) else None
+    size = subgroup if uses_matrix_units(code) else None
     figures = asdict(compiler.look_at(compiler.compile(*described, subgroup_size=size)))
     module.with_suffix(".json").write_text(json.dumps(figures))
     if assembly:
@@ -35,7 +36,7 @@ def compile_one(compiler: Compiler, module: Path, assembly: bool) -> None:
         module.with_suffix(".s").write_text(list(texts.values())[-1])
 
 
-def in_a_copy(compiler: Compiler, module: Path, assembly: bool) -> str:
+def in_a_copy(compiler: Compiler, module: Path, subgroup: int, assembly: bool) -> str:
     """Compiles one in a copy of this process; what went wrong, or nothing."""
     for suffix in (".json", ".error", ".s"):  # of an earlier run
         module.with_suffix(suffix).unlink(missing_ok=True)
@@ -43,7 +44,7 @@ def in_a_copy(compiler: Compiler, module: Path, assembly: bool) -> str:
     if not child:
         signal.alarm(_SECONDS)
         try:
-            compile_one(compiler, module, assembly)
+            compile_one(compiler, module, subgroup, assembly)
         except BaseException as err:
             module.with_suffix(".error").write_text(f"failed with {type(err).__name__}: {err}")
             os._exit(1)
@@ -56,13 +57,13 @@ def in_a_copy(compiler: Compiler, module: Path, assembly: bool) -> str:
 
 
 def main() -> None:
-    assembly = "--assembly" in sys.argv
+    subgroup, assembly = int(sys.argv[1]), sys.argv[2] == "1"
     try:
         compiler = Compiler()
     except VulkanError as err:
         sys.exit(str(err))
-    for module in (Path(name) for name in sys.argv[1:] if name != "--assembly"):
-        failure = in_a_copy(compiler, module, assembly)
+    for module in map(Path, sys.argv[3:]):
+        failure = in_a_copy(compiler, module, subgroup, assembly)
         figures = module.with_suffix(".json")
         answer = {
             "failure": failure,

@@ -7,15 +7,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from compilers.spirv import barriers
 from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu.matrix import MatrixShape
 
 _FOLDERS = ("/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/etc/vulkan/icd.d")
 _LIBRARIES = ("lib", "lib64", "lib/*")  # in /usr
+UNITS = MatrixShape(16, 16, 16, 32)  # AMD's and NVIDIA's
 _SCRIPT = Path(__file__).with_name("compile_each.py")
 
 
@@ -32,6 +34,7 @@ class Driver:
         figures: The driver's names of figures by ours; a version may lack some.
         needs_shim: Whether it compiles nothing without that library.
         origin: Where the library comes from.
+        units: What a family's matrix units multiply, by the smallest subgroup that does.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Driver:
     figures: Mapping[str, str]
     needs_shim: bool = True
     origin: str = "the package mesa-drm-shim has it"
+    units: Callable[[str], MatrixShape] = lambda family: UNITS
 
 
 @dataclass(frozen=True)
@@ -81,20 +85,34 @@ def only(file: Path) -> dict[str, str]:
 
 
 class Compiler:
-    """A driver's compiler for a family of cards that are not there."""
+    """A driver's compiler for a family of cards that are not there.
 
-    def __init__(self, driver: Driver, family: str | None = None, shim: Path | None = None) -> None:
+    Attributes:
+        family: The family.
+        units: What its matrix units multiply.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        family: str | None = None,
+        shim: Path | None = None,
+        subgroup: int | None = None,
+    ) -> None:
         """Looks for the driver.
 
         Args:
             driver: The driver.
             family: Such as ``"navi21"``; the driver's own choice by default.
             shim: The library that pretends the card; one that is installed by default.
+            subgroup: Invocations that multiply matrices together; the family's by default.
 
         Raises:
             DeviceError: If the driver, or a library that it needs, is not there.
         """
         self.family = family or driver.family
+        units = driver.units(self.family)
+        self.units = replace(units, threads=subgroup) if subgroup else units
         self._driver = driver
         self._environment: Mapping[str, str] = {
             **os.environ,
@@ -114,7 +132,7 @@ class Compiler:
         Raises:
             DeviceError: If the driver offers no such cards.
         """
-        command = [sys.executable, str(_SCRIPT), *(["--assembly"] if assembly else [])]
+        command = [sys.executable, str(_SCRIPT), str(self.units.threads), str(int(assembly))]
         child = subprocess.run(
             [*command, *map(str, modules)], env=self._environment, capture_output=True, text=True
         )

@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from compilers.capture import MATRIX
 from compilers.published import STEPS, Step
-from compilers.spirv import MATRIX_SUBGROUP
 from qlora_wgpu.config import LoraConfig, OptimConfig, QuantConfig
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.gpu.profile import Profile, gpu_profile
@@ -45,21 +43,26 @@ class KernelPlan:
     shaders: dict[str, Shader]
 
 
-def profiles(own: Profile, products: Sequence[str], *, matrix: bool) -> dict[str, Profile]:
+def profiles(
+    own: Profile, products: Sequence[str], units: MatrixShape | None
+) -> dict[str, Profile]:
     """The profiles to look at, by name.
 
     Args:
         own: The GPU's default.
         products: Kinds of products to look at, ``"default"`` for its own; none for all.
-        matrix: Whether those on matrix units are among all.
+        units: What matrix units multiply, if products on them are among all.
     """
     default = own.gemm_kind
     kinds = [default if kind == "default" else kind for kind in products]
-    every = [default, "register", "tiled", *(["matrix"] if matrix else [])]
-    units = MatrixShape(MATRIX, MATRIX, MATRIX, MATRIX_SUBGROUP)
+    every = [default, "register", "tiled", *(["matrix"] if units else [])]
+    on_units = replace(
+        gpu_profile(units, LIMITS, few_registers=own.gemm_few_registers),
+        unit_by_unit=own.unit_by_unit,
+    )
     return {
         f"{kind}{' (the default)' * (kind == default)}": (
-            gpu_profile(units, LIMITS) if kind == "matrix" else replace(own, gemm_kind=kind)
+            on_units if kind == "matrix" else replace(own, gemm_kind=kind)
         )
         for kind in dict.fromkeys(kinds or every)
     }

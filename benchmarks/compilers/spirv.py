@@ -11,7 +11,6 @@ _TYPE_VOID, _TYPE_FUNCTION, _FUNCTION, _FUNCTION_END, _VARIABLE = 19, 33, 54, 56
 _DECORATE, _BARRIER, _LABEL, _RETURN = 71, 224, 248, 253
 _MATRICES = 6022  # the capability CooperativeMatrixKHR
 _BINDING, _SET = 33, 34
-MATRIX_SUBGROUP = 32  # invocations that multiply matrices together, of cards
 _HEADER = 5  # words
 # Storage classes, and Vulkan's descriptor types of what this project's shaders have in them.
 _STORAGE_IMAGE, _UNIFORM_BUFFER, _STORAGE_BUFFER = 3, 6, 7

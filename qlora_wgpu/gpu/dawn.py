@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from qlora_wgpu.gpu.backend import Backend, checks_everything, explain_refusal
 from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.preprocessor import without_comments
+from qlora_wgpu.gpu.vendors import has_few_registers
 
 _MATRIX = "chromium-experimental-subgroup-matrix"
 _SIZE_CONTROL = "subgroup-size-control"
@@ -112,7 +113,8 @@ class Dawn(Backend):
         if adapter.info["adapter_type"] == "CPU":
             # Mesa 26's software GPU ends the process when it compiles them for 512-bit vectors.
             shapes = {shape for shape in shapes if shape.threads < _WIDEST_VECTORS}
-        return tuple(sorted(shapes, key=_rank))
+        few = has_few_registers(adapter.info)
+        return tuple(sorted(shapes, key=lambda shape: _rank(shape, few_registers=few)))
 
 
 def _known(extras: Any, toggles: tuple[str, ...]) -> tuple[str, ...]:
@@ -140,11 +142,15 @@ def _shapes(entry: dict[str, Any], *, any_size: bool) -> Iterator[MatrixShape]:
         size *= 2
 
 
-def _rank(shape: MatrixShape) -> tuple[int, ...]:
-    """f16 first, then the largest, then the usual size of a subgroup."""
+def _rank(shape: MatrixShape, *, few_registers: bool = False) -> tuple[int, ...]:
+    """f16 first, then the largest, then the usual size of a subgroup.
+
+    Where a wide subgroup's invocations share a narrow one's registers, the narrowest comes first.
+    """
     volume = shape.m * shape.n * shape.k
-    usual = shape.threads != _USUAL_SIZE
-    return (_FACTORS.index(shape.element), -volume, shape.m, usual, -shape.threads)
+    usual = 0 if few_registers else shape.threads != _USUAL_SIZE
+    threads = shape.threads if few_registers else -shape.threads
+    return (_FACTORS.index(shape.element), -volume, shape.m, usual, threads)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from qlora_wgpu.gpu.wgsl import Constant
 _BYTES = {"f16": 2, "f32": 4}
 _PADDING = 16  # bytes at a row's end, so that rows do not begin in the same bank
 _STEPS = 2  # products along the depth of a tile
+_FEW_SUMS = 16  # registers that an invocation of 128 can spare for them
 _TERM_BYTES = {"f16": 136, "f32": 0}  # in which an adapter's largest values are looked for
 
 
@@ -96,6 +97,12 @@ class MatrixTile:
         """Invocations of the workgroup."""
         return self.groups_m * self.groups_n * self.shape.threads
 
+    @property
+    def sum_registers(self) -> int:
+        """Registers of 4 bytes in which an invocation holds its share of the results."""
+        shape = self.shape
+        return self.fragments_m * self.fragments_n * shape.m * shape.n // shape.threads
+
     def workgroup_bytes(self, *, with_rows: bool) -> int:
         """Bytes of workgroup memory: both factors' tiles, and results on their way out."""
         size = _BYTES[self.shape.element]
@@ -151,13 +158,27 @@ _TILES = (
     (2, 2, 2, 2),
     (1, 2, 2, 2),
     (1, 1, 2, 2),
+    (8, 4, 1, 2),
+    (4, 4, 1, 2),
+    (2, 2, 1, 2),
     (1, 1, 1, 1),
 )
 
 
-def fitting_tiles(shape: MatrixShape, limits: Limits) -> Iterator[MatrixTile]:
-    """The tiles that a GPU allows in both kinds of products."""
+def fitting_tiles(
+    shape: MatrixShape, limits: Limits, *, few_registers: bool = False
+) -> Iterator[MatrixTile]:
+    """The tiles that a GPU allows in both kinds of products.
+
+    Args:
+        shape: What its matrix units multiply.
+        limits: What it allows a workgroup.
+        few_registers: Whether its invocations have 128 registers instead of some 250.
+    """
     for numbers in _TILES:
         tile = MatrixTile(shape, *numbers)
-        if all(tile.fits(limits, with_rows=with_rows) for with_rows in (True, False)):
+        spills = few_registers and tile.sum_registers > _FEW_SUMS
+        if not spills and all(
+            tile.fits(limits, with_rows=with_rows) for with_rows in (True, False)
+        ):
             yield tile

@@ -138,6 +138,7 @@ class Profile:
         return replace(self, **changes) if changes else self
 
 
+_WHOLE = 32  # invocations of a subgroup, of most GPUs
 _ROWS_OF_FEW_REGISTERS = 4  # whose units do not fit all at once
 
 
@@ -228,13 +229,16 @@ def gpu_profile(
         attention_few_registers=few_registers,
         unit_by_unit=1 if hoists_loads else _ROWS_OF_FEW_REGISTERS if few_registers else 0,
     )
-    tile = next(fitting_tiles(shape, limits), None) if shape is not None else None
-    if shape is None or tile is None:
+    if shape is None:
+        return plain
+    tile = next(fitting_tiles(shape, limits, few_registers=few_registers), None)
+    if tile is None:
         return plain
     return replace(
         plain,
         gemm_kind="matrix",
-        attention_kind="matrix",
+        # Fewer than 32 invocations have too few registers for the rows that attention keeps.
+        attention_kind="tiled" if few_registers and shape.threads < _WHOLE else "matrix",
         matrix=(shape.m, shape.n, shape.k, shape.threads),
         matrix_element=shape.element,
         matrix_tile=(tile.groups_m, tile.groups_n, tile.fragments_m, tile.fragments_n),

@@ -1,5 +1,6 @@
 """Which adapter and which WebGPU implementation are taken; no driver is asked."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -203,6 +204,30 @@ def test_shapes_whose_subgroups_have_a_certain_size(cards, entries, sized, best)
     shapes = [shape for entry in entries for shape in dawn._shapes(entry, any_size=sized)]
     first = min(shapes, key=dawn._rank, default=None)
     assert best == (first and (first.m, first.threads, first.element)), cards
+
+
+@pytest.mark.parametrize(
+    ("cards", "vendor", "entry", "threads"),
+    [
+        ("Alchemist", "intel", listed(8, 8, 16, 8, 32), 8),
+        ("Battlemage", "intel", listed(8, 16, 16, 16, 32), 16),
+        ("RDNA3", "amd", listed(16, 16, 16, 32, 64), 32),
+    ],
+)
+def test_wide_subgroups_do_not_share_a_narrow_one_s_registers(
+    monkeypatch, cards, vendor, entry, threads
+):
+    own = {"subgroup_matrix_configs": (entry,)}
+    extras = SimpleNamespace(get_adapter_properties=lambda adapter: own)
+    for name in ("wgpudawn", "wgpudawn.backends", "wgpudawn.backends.dawn"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(extras=extras))
+    adapter = SimpleNamespace(
+        features={dawn._MATRIX, dawn._SIZE_CONTROL, "shader-f16"},
+        info={"vendor": vendor, "adapter_type": "DiscreteGPU", "device": cards},
+    )
+    shapes = Dawn().matrix_shapes(adapter)
+    assert (shapes[0].m, shapes[0].n, shapes[0].k) == (entry["m"], entry["n"], entry["k"])
+    assert shapes[0].threads == threads and len(shapes) > 1
 
 
 @pytest.mark.parametrize(("value", "checks"), [("1", True), ("0", False), ("", False)])

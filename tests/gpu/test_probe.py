@@ -18,7 +18,8 @@ LARGE = Limits(1024, 49_152)
 def device_with(*shapes, limits=LARGE):
     backend = SimpleNamespace(matrix_shapes=lambda gpu: shapes)
     features = {"subgroup-matrix", "subgroups"}
-    return SimpleNamespace(backend=backend, gpu=None, features=features, limits=limits)
+    gpu = SimpleNamespace(info={})
+    return SimpleNamespace(backend=backend, gpu=gpu, features=features, limits=limits)
 
 
 def driver(monkeypatch, size, spoil=lambda product: product):
@@ -77,6 +78,36 @@ def test_limits_choose_the_tile(monkeypatch):
     tiny = Limits(16, 16_384)
     assert gpu_profile(SHAPE, tiny).gemm_kind != "matrix"
     assert "no tile fits" in probe.matrix_units(device_with(SHAPE, limits=tiny)).refusal
+
+
+ALCHEMIST, BATTLEMAGE = MatrixShape(8, 8, 16, 8), MatrixShape(8, 16, 16, 16)
+M1 = MatrixShape(8, 8, 8, 32, "f32")
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile", "attention"),
+    [
+        (ALCHEMIST, (8, 4, 1, 2), "tiled"),
+        (BATTLEMAGE, (8, 4, 1, 2), "tiled"),
+        (M1, (2, 4, 4, 2), "matrix"),
+    ],
+)
+def test_few_registers_hold_few_sums(monkeypatch, shape, tile, attention):
+    """Intel's compiler spilled 10 to 600 registers of tiles with more sums an invocation."""
+    own = gpu_profile(shape, LARGE, few_registers=True)
+    assert (own.gemm_kind, own.matrix_tile, own.attention_kind) == ("matrix", tile, attention)
+    assert gpu_profile(shape, LARGE).attention_kind == "matrix"
+    assert gpu_profile(shape, LARGE).matrix_tile == (2, 4, 4, 2)
+    for fitting in fitting_tiles(shape, LARGE, few_registers=True):
+        assert fitting.sum_registers <= 16
+    tried = []
+    monkeypatch.setattr(
+        probe, "tile_problem", lambda device, tile, with_rows: tried.append(tile) or ""
+    )
+    device = device_with(shape)
+    device.gpu = SimpleNamespace(info={"vendor": "intel"})
+    probe.matrix_units(device)
+    assert {(t.groups_m, t.groups_n, t.fragments_m, t.fragments_n) for t in tried} == {tile}
 
 
 @pytest.mark.parametrize("element", ["f16", "f32"])

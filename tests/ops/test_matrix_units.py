@@ -65,7 +65,11 @@ def test_products(device, shape, monkeypatch, index, dtype):
         test_experts.test_a_mixture(device, "tried", dtype, True, *sizes)
 
 
-@pytest.fixture(params=["own", "f16", "f32"])
+INTEL = {"f16 8x8x16": MatrixShape(8, 8, 16, 8), "f16 8x16x16": MatrixShape(8, 16, 16, 16)}
+PLAIN = {"f16": HALVES, "f32": FLOATS, **INTEL}  # in plain WGSL
+
+
+@pytest.fixture(params=["own", *PLAIN])
 def units(request, device, shape, monkeypatch):
     """Matrix units: the GPU's, or those of either type that are plain WGSL."""
     if request.param == "own":
@@ -75,12 +79,13 @@ def units(request, device, shape, monkeypatch):
         backend, "compile", lambda raw, code, label: original(raw, emulated(code), label)
     )
     monkeypatch.setattr(device, "_pipelines", {})
-    return HALVES if request.param == "f16" else FLOATS
+    return PLAIN[request.param]
 
 
 def profile_of(device, shape):
     """The profile of matrix units; those in plain WGSL have tiles small enough for it."""
-    tile = {"matrix_tile": (1, 2, 2, 1)} if shape in (HALVES, FLOATS) else {}
+    tile = {"matrix_tile": (1, 2, 2, 1)} if shape in PLAIN.values() else {}
+    tile = {"matrix_tile": (2, 2, 1, 2)} if shape in INTEL.values() else tile
     return dataclasses.replace(gpu_profile(shape, device.limits), **tile)
 
 

@@ -7,6 +7,10 @@ a subgroup of 8, from then on of 16, has as many of 4 bytes; of one twice as wid
 from __future__ import annotations
 
 from compilers.driver import Driver
+from qlora_wgpu.gpu.matrix import MatrixShape
+
+# As the driver lists them from Battlemage and Lunar Lake on, and for Arc's Alchemist before.
+_WIDE, _NARROW = MatrixShape(8, 16, 16, 16), MatrixShape(8, 8, 16, 8)
 
 DRIVER = Driver(
     name="ANV",
@@ -14,6 +18,7 @@ DRIVER = Driver(
     shim="libintel_noop_drm_shim.so",
     forced=lambda family: {"INTEL_STUB_GPU_PLATFORM": family},
     family="dg2",
+    units=lambda family: _NARROW if family.startswith("dg2") else _WIDE,
     origin="Mesa's sources have it, Debian's packages do not",
     figures={
         "registers": "GRF registers",
