@@ -11,7 +11,7 @@ from pathlib import Path
 from gpu_summary import Figures, summary
 
 _BAD_SHOWN, _KERNELS_SHOWN, _LAUNCHES_SHOWN = 12, 12, 8
-_WHY_SHOWN = 300
+_WHY_SHOWN, _DRIVER_SHOWN = 300, 30
 _MOST_LOSS, _FAR_LOSS = 20.0, 0.05  # of random weights; between two ways of rounding
 
 
@@ -157,7 +157,7 @@ def in_short(figures: Figures) -> str:
 def _wrong(figures: Figures) -> list[str]:
     lines = []
     if not any(_card(rows) for rows in figures["devices"].values()):
-        told = (f"  {line[:_WHY_SHOWN]}" for line in figures["driver"].splitlines())
+        told = (f"  {x[:_WHY_SHOWN]}" for x in figures["driver"].splitlines()[:_DRIVER_SHOWN])
         lines += ["NO CARD was opened; Vulkan lists, by environment:", *told]
     if len(figures["cards"]) > 1:
         lines.append(f"SEVERAL CARDS were measured: {', '.join(figures['cards'])}")
@@ -178,7 +178,8 @@ def _wrong(figures: Figures) -> list[str]:
 
 
 def _card(rows: Figures) -> bool:
-    return bool(rows.get("about"))
+    kind = rows.get("about", {}).get("info", {}).get("adapter_type", "CPU")
+    return bool(kind != "CPU")
 
 
 def _apart(losses: Figures) -> list[str]:
