@@ -43,21 +43,18 @@ what is left. On another machine RESULTS.tar.gz brings along what is done. Bring
 SETUP = """\
 # Sourced by a shell: installs the wheels beside it and finds the driver.
 here={folder}
-site=${{TMPDIR:-/tmp}}/qlora-wgpu-site
-python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade \\
-    --target "$site" "$here"/*.whl || return 1
+site=${{TMPDIR:-/tmp}}/qlora-wgpu-site-$(cat "$here"/*.whl | cksum | cut -d " " -f 1)
+if [ ! -e "$site/whole" ]; then
+    rm -rf "$site"
+    python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir \\
+        --target "$site" "$here"/*.whl && touch "$site/whole" || return 1
+fi
 export PYTHONPATH="$site${{PYTHONPATH:+:$PYTHONPATH}}"
 if ! ldconfig -p | grep -q libvulkan.so.1; then
     for deb in "$here"/*.deb; do [ -e "$deb" ] && dpkg -x "$deb" /; done
     ldconfig
 fi
-if ! ls /usr/share/vulkan/icd.d/*.json >/dev/null 2>&1 &&
-    ! ls /etc/vulkan/icd.d/*.json >/dev/null 2>&1; then
-    driver=$(find /usr/local /opt -name 'nvidia_icd*.json' 2>/dev/null | head -1)
-    if [ -n "$driver" ]; then export VK_DRIVER_FILES="$driver"; fi
-    vendor=$(find /usr/local /opt -name '10_nvidia.json' 2>/dev/null | head -1)
-    if [ -n "$vendor" ]; then export __EGL_VENDOR_LIBRARY_FILENAMES="$vendor"; fi
-fi
+eval "$(python3 benchmarks/gpu_driver.py)"
 """
 
 

@@ -1,5 +1,7 @@
 """The calls of a GPU's measurement: what is measured where a backend does not open the GPU."""
 
+import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,11 +17,14 @@ def scripts(monkeypatch):
     """The scripts, as a run in their folder finds them."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     before = set(sys.modules)
-    import gpu
-    import gpu_driver
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    import gpu_calls
     import gpu_prepare
+    import gpu_session
 
-    yield SimpleNamespace(gpu=gpu, prepare=gpu_prepare, driver=gpu_driver)
+    yield SimpleNamespace(calls=gpu_calls, prepare=gpu_prepare, session=gpu_session)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     for name in set(sys.modules) - before:
         del sys.modules[name]
 
@@ -28,7 +33,7 @@ def scripts(monkeypatch):
 @pytest.mark.parametrize("opened", ["dawn", "wgpu"])
 def test_what_opens_the_gpu_is_measured(scripts, tmp_path, opened, call):
     session = SimpleNamespace(folder=tmp_path)
-    calls = scripts.gpu.Calls(scripts.gpu.Sizes(), session, ["dawn", "wgpu"], "python")
+    calls = scripts.calls.Calls(scripts.calls.Sizes(), session, ["dawn", "wgpu"], "python")
     assert [part.name for part in calls.devices()] == ["device-dawn", "device-wgpu"]
     before = {part.needs for part in calls.parts(call)}
     assert "device-dawn" in before
@@ -41,29 +46,84 @@ def test_what_opens_the_gpu_is_measured(scripts, tmp_path, opened, call):
 
 def test_no_part_asks_for_more_time_than_it_is_given_or_a_call_has(scripts, tmp_path):
     session = SimpleNamespace(folder=tmp_path)
-    calls = scripts.gpu.Calls(scripts.gpu.Sizes(), session, ["dawn", "wgpu"], "python")
+    calls = scripts.calls.Calls(scripts.calls.Sizes(), session, ["dawn", "wgpu"], "python")
     for part in (part for call in (1, 2, 3) for part in calls.parts(call)):
         assert part.least < part.seconds < 4.75 * 60, part.name
 
 
-PYTHON = "exit 0\n"
-NONE = "exit 1\n"
-DRIVER = "echo /usr/local/nvidia/nvidia_icd.json\n"
-
-
-@pytest.mark.parametrize(
-    ("find", "expected"), [(NONE, ""), (DRIVER, "/usr/local/nvidia/nvidia_icd.json")]
-)
-def test_the_setup_goes_on_without_a_driver_of_nvidias(scripts, tmp_path, find, expected):
+@pytest.mark.parametrize("driver", ["", "/usr/local/nvidia/nvidia_icd.json"])
+def test_the_setup_goes_on_without_a_driver_of_nvidias(scripts, tmp_path, driver):
     """A shell that stops at the first failure, and one that goes on only if it succeeded."""
-    tools = {"python3": PYTHON, "ldconfig": "echo libvulkan.so.1\n", "find": find, "ls": NONE}
+    wheel = tmp_path / "one.whl"
+    wheel.write_text("1")
+    count = tmp_path / "count"
+    tools = {
+        "python3": f"""case "$1" in
+            -m) echo pip >> {count}; while [ "$1" != --target ]; do shift; done; mkdir -p "$2";;
+            *) [ -z "{driver}" ] || echo "export VK_DRIVER_FILES={driver}";;
+        esac""",
+        "ldconfig": "echo libvulkan.so.1",
+    }
     for name, code in tools.items():
         tool = tmp_path / "bin" / name
         tool.parent.mkdir(exist_ok=True)
-        tool.write_text(f"#!/bin/sh\n{code}")
+        tool.write_text(f"#!/bin/sh\n{code}\n")
         tool.chmod(0o755)
     (tmp_path / "setup.sh").write_text(scripts.prepare.SETUP.format(folder=tmp_path))
-    shell = f'set -e; . {tmp_path}/setup.sh && echo "went on with $VK_DRIVER_FILES"'
-    path = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin"}
-    done = subprocess.run(["bash", "-c", shell], env=path, capture_output=True, text=True)
-    assert done.stdout.strip() == f"went on with {expected}".strip(), done.stderr
+    shell = f'set -e; . {tmp_path}/setup.sh && echo "went on with $VK_DRIVER_FILES $PYTHONPATH"'
+    path = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
+
+    def run():
+        done = subprocess.run(["bash", "-c", shell], env=path, capture_output=True, text=True)
+        assert done.stdout.startswith(f"went on with {driver} {tmp_path}/"), done.stderr
+        return done.stdout.split("/")[-1]
+
+    first = run()
+    assert run() == first and count.read_text() == "pip\n"  # what is installed stays
+    wheel.write_text("2")
+    assert run() != first and count.read_text() == "pip\n" * 2
+
+
+def session_of(scripts, tmp_path, kinds):
+    """A session in which backends opened GPUs of some kinds."""
+    state = {}
+    for backend, kind in kinds.items():
+        row = {"key": "about", "name": f"card of {backend}", "info": {"adapter_type": kind}}
+        (tmp_path / f"device-{backend}.jsonl").write_text(json.dumps(row) + "\n")
+        state[f"device-{backend}"] = {"status": "done"}
+    (tmp_path / "state.json").write_text(json.dumps(state))
+    return scripts.session.Session(tmp_path, tmp_path / "all.tar.gz", 1.0)
+
+
+def test_a_software_gpu_is_not_measured_as_a_card(scripts, tmp_path):
+    calls = scripts.calls
+    session = session_of(scripts, tmp_path, {"dawn": "CPU", "wgpu": "DiscreteGPU"})
+    of_cards = calls.Calls(calls.Sizes(), session, ["dawn", "wgpu"], "python")
+    assert of_cards.opened(session) == {"wgpu": "card of wgpu"}
+    to_try = calls.Calls(calls.SMALL, session, ["dawn", "wgpu"], "python")
+    assert set(to_try.opened(session)) == {"dawn", "wgpu"}
+
+
+def test_speed_beside_peft_comes_right_after_the_check_of_own_kernels(scripts, tmp_path):
+    session = SimpleNamespace(folder=tmp_path)
+    calls = scripts.calls.Calls(scripts.calls.Sizes(), session, ["dawn", "wgpu"], "python")
+    names = [part.name for part in calls.parts(1)]
+    assert names[:9] == [
+        "doctor", "own-dawn", "own-wgpu", "torch", "bench-llama-3.2-1b-1024-dawn",
+        "peft-llama-3.2-1b-1024", "bench-llama-3.1-8b-1024-dawn", "peft-llama-3.1-8b-1024",
+        "losses-peft",
+    ]  # fmt: skip
+    peers = [p for call in (1, 2, 3) for p in calls.parts(call) if "peft" in p.name]
+    assert {part.needs for part in peers} == {"torch"}
+
+
+def test_without_a_card_a_call_ends_and_tells_where_it_looked(scripts, tmp_path):
+    """Here, where there is a software GPU only."""
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), str(tmp_path / "all"), "--call", "1"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    short = done.stdout[done.stdout.index("== IN SHORT") :]
+    assert "NO CARD was opened" in short and "as it is: no card (software: llvmpipe" in short
+    state = json.loads((tmp_path / "all" / "state.json").read_text())
+    assert {name.split("-")[0] for name in state} == {"device"}
+    assert "nvidia-smi" in (tmp_path / "all" / "driver.txt").read_text()

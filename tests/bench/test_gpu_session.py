@@ -10,48 +10,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from bench.parts import BENCHMARKS, python, ran, session, state
 from support.processes import PATIENCE, is_running, until
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-@pytest.fixture
-def gpu(monkeypatch):
-    """The scripts, as a run in their folder finds them."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    before = set(sys.modules)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    import gpu_rows
-    import gpu_session
-    import gpu_summary
-    import gpu_written
-
-    yield type(
-        "Scripts",
-        (),
-        {**vars(gpu_session), **vars(gpu_rows), "summary": gpu_summary, "written": gpu_written},
-    )
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
-
-
-def python(code):
-    return [sys.executable, "-c", "import sys, os, time; " + code, "{out}"]
-
-
-def state(folder):
-    parts = json.loads((folder / "state.json").read_text())
-    return {name: part["status"] for name, part in parts.items()}
-
-
-def ran(folder, name):
-    return (folder / f"{name}.log").read_text().count("$ ")
-
-
-def session(gpu, tmp_path, minutes=10.0, folder="all"):
-    return gpu.Session(tmp_path / folder, tmp_path / "all.tar.gz", minutes)
 
 
 def test_what_is_done_is_not_repeated_and_what_failed_is(gpu, tmp_path):
