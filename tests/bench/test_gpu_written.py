@@ -1,0 +1,84 @@
+"""The short end of a measurement's summary, which has to tell what went wrong."""
+
+import json
+
+import pytest
+
+STEP = {"work_seconds": None, "step_seconds": {"median": 0.5}, "flops_per_second": 1e9,
+        "tokens_per_second": {"median": 300.0, "min": 200.0, "max": 400.0},
+        "memory": {"peak": 500 << 20}, "host_share": 0.1, "seconds": {"compile": 2.0},
+        "loss": 12.0, "kernels": None}  # fmt: skip
+PEER = {"seconds": [1.0] * 4, "tokens_per_step": 600, "losses": [12.1], "device_mib": 1000,
+        "versions": {}}  # fmt: skip
+DONE = {"status": "done"}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A measurement in which nothing failed."""
+    about = {"key": "about", "name": "H100", "info": {"adapter_type": "DiscreteGPU"}}
+    check = {"key": "own bfloat16 rope 0", "good": True}
+    for name, row in {"device-dawn": about, "own-dawn": check}.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n")
+    names = ("device-dawn", "own-dawn", "bench-1b-64-dawn", "peft-1b-64", "losses-peft",
+             "losses-dawn")  # fmt: skip
+    files = {"state": dict.fromkeys(names, DONE), "bench-1b-64-dawn": STEP, "peft-1b-64": PEER,
+             "losses-peft": {"losses": [12.0, 11.9]}, "losses-dawn": {"losses": [12.01, 11.9]},
+             "cards": ["H100"]}  # fmt: skip
+    for name, contents in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(contents))
+    return tmp_path
+
+
+def short(gpu, folder):
+    return gpu.written.in_short(gpu.summary.summary(folder)).splitlines()
+
+
+def note(folder, name, **part):
+    path = folder / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: part}))
+
+
+def test_it_comes_to_speed_and_memory_beside_peft(gpu, folder):
+    lines = short(gpu, folder)
+    assert lines[1] == "nothing failed"
+    assert "own checks through dawn: 1 of 1 good" in lines
+    assert any(line.startswith("bench-1b-64-dawn: 300 tokens/s, 500 MiB") for line in lines)
+    assert "ours / PEFT, bench-1b-64-dawn: {'speed': 0.5, 'own_mib': 0.5}" in lines
+    assert lines[-1] == "6 parts done; left: none of those begun"
+
+
+def test_what_failed_comes_first_and_what_the_call_ended_is_no_failure(gpu, folder):
+    note(folder, "layers-x-dawn", status="stopped", why="the call's time was up")
+    note(folder, "attention-dawn", status="left out", why="3 s left of 10")
+    note(folder, "others-x", status="under way")
+    note(folder, "torch", status="failed", why="code 1: torch reaches no card")
+    lines = short(gpu, folder)
+    assert lines[1] == "FAILED torch: code 1: torch reaches no card (torch.log)"
+    assert not lines[2].startswith("FAILED")
+    for name in ("layers-x-dawn (the call's", "attention-dawn (3 s", "others-x"):
+        assert name in lines[-1]
+
+
+def test_wrong_kernels_and_losses_are_told(gpu, folder):
+    (folder / "own-dawn.jsonl").write_text(
+        json.dumps({"key": "own bfloat16 rope 0", "good": False, "error": 0.5}) + "\n"
+    )
+    (folder / "losses-dawn.json").write_text(json.dumps({"losses": [12.0, float("nan")]}))
+    (folder / "bench-1b-64-dawn.json").write_text(json.dumps({**STEP, "loss": float("nan")}))
+    wrong = [line for line in short(gpu, folder) if line.startswith("WRONG")]
+    assert wrong == [
+        "WRONG dawn own bfloat16 rope 0: error 5.0e-01",
+        "WRONG bench-1b-64-dawn: its loss is nan",
+        "WRONG losses-dawn: 0, nan away from PEFT's losses",
+    ]
+
+
+def test_a_software_gpu_and_another_card_are_told(gpu, folder):
+    about = {"key": "about", "name": "llvmpipe", "info": {"adapter_type": "CPU"}}
+    (folder / "device-dawn.jsonl").write_text(json.dumps(about) + "\n")
+    (folder / "driver.txt").write_text("as it is: no card\n$ nvidia-smi -L\n")
+    (folder / "cards.json").write_text('["H100", "llvmpipe"]')
+    lines = short(gpu, folder)
+    assert lines[1].startswith("NO CARD") and lines[2] == "  as it is: no card"
+    assert "SEVERAL CARDS were measured: H100, llvmpipe" in lines
