@@ -232,9 +232,10 @@ class Session:
 
     def _note(self, name: str, **values: Any) -> None:
         with self._lock:
+            before = self.state.get(name, {}).get("status")
             self.state[name] = values
             self._keep()
-        if values["status"] != _UNDER_WAY:
+        if values["status"] != _UNDER_WAY and values["status"] != before:
             print(f"{name}: {values['status']}, {values.get('seconds', 0)} s", flush=True)
 
     def _keep(self) -> None:

@@ -45,7 +45,9 @@ def _check_lines(figures: Figures) -> list[str]:
 def _ceiling_lines(figures: Figures) -> list[str]:
     lines = ["== ceilings"]
     for name, values in figures["ceilings"].items():
-        rates = {k: f"{v / 1e9:,.0f} G/s" for k, v in values.items() if isinstance(v, float)}
+        rates = {
+            k: f"{v / 1e9:,.0f} G/s" for k, v in values.items() if isinstance(v, float) and v > 1.0
+        }
         gaps = {k: f"{1e6 * v:.1f} us" for k, v in values.get("gaps", {}).items()}
         lines.append(f"{name}: {rates} {gaps or ''}")
     return lines
@@ -217,7 +219,7 @@ def _results(figures: Figures) -> list[str]:
 def _left(figures: Figures) -> list[str]:
     parts = figures["parts"]
     left = [
-        f"{name} ({part.get('why', '')[:60]})"
+        name
         for name, part in parts.items()
         if part["status"] in ("left out", "under way") or "the call's time" in part.get("why", "")
     ]

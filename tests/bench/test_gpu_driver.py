@@ -84,6 +84,7 @@ def test_drivers_that_crash_or_list_nothing_are_told_and_left(driver, tmp_path):
 
 def test_the_card_that_vulkan_lists_is_taken_as_it_is(driver, tmp_path, monkeypatch):
     file = icd(tmp_path / "own.json", str(make(tmp_path / "lib")))
+    make(tmp_path / "libEGL_nvidia.so.0")
     monkeypatch.setenv("VK_DRIVER_FILES", str(file))
     (tried,) = driver.find_driver([tmp_path], tmp_path)
     assert tried.cards == ("H100",) and not tried.environment
