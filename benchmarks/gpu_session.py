@@ -246,6 +246,10 @@ class Session:
     def _stopped(self, number: int, frame: object) -> None:
         for process in list(self._running):
             _end(process)
+        for part in self.state.values():
+            if part["status"] == _UNDER_WAY:
+                part |= {"status": "stopped", "why": "the call's time was up"}
+        self._keep()
         self._farewell()
         self.pack()
         print("stopped: the same command goes on with what is left", flush=True)

@@ -194,7 +194,10 @@ s.run([Part('long', [sys.executable, '-c', 'import os, time; print(os.getpid(), 
         child = int(log.read_text().splitlines()[-1])
         process.send_signal(number)
         process.wait(PATIENCE)
-        assert (tmp_path / "all.tar.gz").exists()
+        if number == signal.SIGTERM:
+            assert (tmp_path / "all.tar.gz").exists()
+            part = json.loads((tmp_path / "all" / "state.json").read_text())["long"]
+            assert (part["status"], part["lost"]) == ("stopped", 0)
         until(lambda child=child: not is_running(child))
 
 
