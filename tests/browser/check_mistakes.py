@@ -49,7 +49,7 @@ def test_rows_that_are_too_long_are_counted(ask):
 @pytest.mark.parametrize(
     ("name", "change", "told"),
     [
-        ("weights/000.bin", lambda content: content[:-512], "it was not copied whole"),
+        ("weights/000.bin", lambda content: content[:-512], "it has not come whole"),
         ("weights/000.bin", lambda content: content[:-4] + b"\1\2\3\4", "000.bin is damaged"),
         ("weights/000.bin", None, "weights/000.bin cannot be fetched (404)"),
         ("plans/r16/variant.plan", lambda content: content[:-1] + b"\7", "variant.plan is damaged"),

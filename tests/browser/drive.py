@@ -57,6 +57,8 @@ class Server:
         under: str = "",
         types: Mapping[str, str] | None = None,
         packs: bool = False,
+        stale: Mapping[str, bytes] | None = None,
+        cut: str = "",
     ) -> None:
         """Serves at once.
 
@@ -67,10 +69,13 @@ class Server:
             under: A path under which all files are, too, such as ``people/me/``.
             types: MIME types by the ends of names.
             packs: Whether files are sent as gzip.
+            stale: What files were before: it is sent the first time, to be kept for an hour.
+            cut: The file of which only a half is sent.
         """
         self.posted: Queue[Any] = Queue()
         self.requested: list[str] = []
         posted, requested, others = self.posted, self.requested, dict(aliases or {})
+        before = dict(stale or {})
 
         class Handler(http.server.SimpleHTTPRequestHandler):
             extensions_map = {  # noqa: RUF012 - as the base class declares it
@@ -92,13 +97,24 @@ class Server:
             def do_GET(self) -> None:
                 requested.append(self.path)
                 path = Path(self.translate_path(self.path))
+                name = self.path.partition("?")[0].lstrip("/").removeprefix(under)
+                if name in before:
+                    content = before.pop(name)
+                    return self._send(content, len(content), {"Cache-Control": "max-age=3600"})
+                if name == cut:
+                    content = path.read_bytes()
+                    return self._send(content[: len(content) // 2], len(content), {})
                 if not packs or not path.is_file():
                     return super().do_GET()
                 content = gzip.compress(path.read_bytes())
+                self._send(content, len(content), {"Content-Encoding": "gzip"})
+
+            def _send(self, content: bytes, length: int, headers: Mapping[str, str]) -> None:
                 self.send_response(200)
-                self.send_header("Content-Type", self.guess_type(path))
-                self.send_header("Content-Encoding", "gzip")
-                self.send_header("Content-Length", str(len(content)))
+                self.send_header("Content-Type", self.guess_type(self.path.partition("?")[0]))
+                self.send_header("Content-Length", str(length))
+                for header, value in headers.items():
+                    self.send_header(header, value)
                 self.end_headers()
                 self.wfile.write(content)
 

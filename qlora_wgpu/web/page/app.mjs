@@ -1,16 +1,21 @@
 /** The page: what people see and press. All computing is the worker's. */
 
+import { Awake } from './awake.mjs';
 import { Chart } from './chart.mjs';
+import { droppable } from './drop.mjs';
+import { ofExample, ofTurn } from './elements.mjs';
 import { Requests } from './requests.mjs';
+import { saveFile } from './saving.mjs';
 import { sealedWorker } from './sealed.mjs';
-import { bytes, duration, number, ofData, ofEnd, ofKept } from './words.mjs';
+import { bytes, duration, hintOf, number, ofData, ofEnd, ofKept, ofMemory } from './words.mjs';
 
 const $ = (id) => document.getElementById(id);
 const ANSWER = 200; // tokens of an answer at most
 const SAMPLE = 60; // of a text before and after
 
-const page = { site: null, title: document.title, loaded: false, data: null, busy: false, messages: [], kept: null, resumes: false };
+const page = { site: null, title: document.title, loaded: false, data: null, busy: false, messages: [], kept: null, resumes: false, began: null };
 const requests = new Requests(sealedWorker('worker.mjs'), heard);
+const awake = new Awake();
 const chart = new Chart({ raw: $('curve'), mean: $('mean') }, { now: $('chart-now'), top: $('chart-top'), middle: $('chart-middle'), steps: $('chart-steps') });
 
 function tell(text) {
@@ -49,8 +54,8 @@ function show() {
   $('hush').hidden = !page.written;
   for (const id of ['send', 'message', 'again', 'folder', 'weights', 'config']) $(id).disabled = !page.loaded || !free;
   for (const id of ['file', 'sample']) $(id).disabled = !page.site || !free;
-  for (const id of ['epochs', 'rate']) $(id).disabled = !page.site || !free || page.resumes; // they go on as they began
-  $('hint').textContent = !page.site || page.busy ? '' : !page.loaded ? 'Load the model first.' : !page.data ? 'Drop your data first.' : '';
+  for (const id of ['epochs', 'rate']) $(id).disabled = !page.site || !free;
+  $('hint').textContent = hintOf(page);
   const next = !page.loaded ? 'load' : page.data ? 'train' : null;
   for (const id of ['load', 'train']) $(id).classList.toggle('main', id === next);
 }
@@ -60,6 +65,7 @@ function heard(news) {
   else if (news.kind === 'reading') $('rows').textContent = `Reading, ${Math.round(100 * news.share)} %`;
   else if (news.kind === 'told') tell(news.text);
   else if (news.kind === 'step') showStep(news);
+  else if (news.kind === 'kept') Object.assign(page, { resumes: news.step < news.total, trained: true });
   else if (news.kind === 'text') page.written?.(news.text);
 }
 
@@ -90,8 +96,8 @@ async function open() {
   $('base').textContent = name;
   $('subtitle').textContent = `${bytes(site.bytes)} of weights to load once, 4 bits each where it matters.`;
   for (const { rank } of site.variants) $('rank').add(new Option(rank, rank));
-  $('epochs').value = site.training.epochs;
-  $('rate').value = site.training.learning_rate;
+  showSettings(site.training);
+  $('passes').hidden = site.training.max_steps > 0; // which count in their place
   $('sample').hidden = !site.sample;
   if (kept) {
     $('rank').value = kept.rank;
@@ -100,11 +106,14 @@ async function open() {
   showMemory();
 }
 
+function showSettings({ epochs, learning_rate: rate }) {
+  $('epochs').value = epochs;
+  $('rate').value = rate;
+}
+
 function showMemory() {
-  const variant = page.site.variants.find((each) => each.rank === Number($('rank').value));
-  const lengths = Object.keys(variant.memory).map(Number);
-  const longest = page.data ? lengths.find((n) => n >= page.data.longest) ?? Math.max(...lengths) : Math.max(...lengths);
-  $('memory').textContent = `Training takes ${bytes(variant.memory[longest])} of the GPU's memory (rows of ${longest} tokens).`;
+  const { memory } = page.site.variants.find((each) => each.rank === Number($('rank').value));
+  $('memory').textContent = ofMemory(memory, page.data?.longest);
 }
 
 async function load() {
@@ -125,10 +134,8 @@ async function load() {
 /** Takes up what an earlier visit left. */
 async function goOn({ data, text, settings, step, total }) {
   await take(data, text);
-  $('epochs').value = settings.epochs;
-  $('rate').value = settings.learning_rate;
-  page.resumes = step < total;
-  page.trained = true;
+  Object.assign(page, { resumes: step < total, trained: true, began: settings });
+  showSettings(settings);
 }
 
 // -- 2. data ---------------------------------------------------------------------------------
@@ -145,32 +152,39 @@ async function take(name, content) {
   }
   Object.assign(page, { data: found, resumes: false, trained: false });
   $('rows').textContent = ofData(name, found);
-  const shown = found.sample.parts.map(({ text: part, learnt }) => {
-    const element = document.createElement(learnt ? 'mark' : 'span');
-    element.textContent = part;
-    return element;
-  });
-  $('tokens').replaceChildren(...shown, found.sample.cut ? ' …' : '');
+  $('tokens').replaceChildren(...ofExample(found.sample));
   $('example').hidden = false;
   showMemory();
 }
 
-const takeFile = (file) => doing(() => take(file.name, file));
+function takeFiles([file, ...others]) {
+  if (page.busy) return tell(`The page is at work: take ${file.name} when it has ended.`);
+  return doing(() => {
+    if (others.length) throw new Error(`${others.length + 1} files at once: training takes one, so put their rows into one file.`);
+    return take(file.name, file);
+  });
+}
+
+async function takeSample() {
+  const response = await fetch(encodeURIComponent(page.site.sample));
+  if (!response.ok) throw new Error(`${page.site.sample} cannot be fetched (${response.status}): copy the site again.`);
+  return take(page.site.sample, await response.blob());
+}
 
 // -- 3. training -----------------------------------------------------------------------------
 
 async function train({ anew = false } = {}) {
-  const epochs = Number($('epochs').value);
-  const rate = Number($('rate').value);
-  if (!(epochs > 0)) throw new Error('Passes over the data must be more than 0.');
-  if (!(rate >= 0 && rate <= 1)) throw new Error('The learning rate must be from 0 to 1.');
-  if (anew) page.resumes = false;
-  const resume = page.resumes;
+  const resume = page.resumes && !anew;
+  if (resume) showSettings(page.began);
+  const settings = { epochs: $('epochs').valueAsNumber, learning_rate: $('rate').valueAsNumber }; // NaN where there is no number
+  if (!(settings.epochs > 0)) throw new Error('Passes over the data must be more than 0.');
+  if (!(settings.learning_rate >= 0 && settings.learning_rate <= 1)) throw new Error('The learning rate must be from 0 to 1.');
   const messages = [{ role: 'user', content: page.data.prompt }];
   const asked = { messages, most: SAMPLE, temperature: 0 };
   $('asked').textContent = page.data.prompt;
   $('after').textContent = '…';
-  Object.assign(page, { training: true, stopping: false });
+  Object.assign(page, { training: true, stopping: false, resumes: resume, began: settings });
+  awake.on();
   show();
   if (document.activeElement === document.body) $('stop').focus();
   for (const id of ['progress', 'chart']) $(id).hidden = false;
@@ -186,13 +200,16 @@ async function train({ anew = false } = {}) {
       $('before').textContent = (await requests.ask('write', asked)).text.trim();
       $('compared').hidden = false;
     }
-    const result = await requests.ask('train', { settings: { epochs, learning_rate: rate }, resume, stopped: page.stopping });
+    const result = await requests.ask('train', { settings, resume, stopped: page.stopping });
     $('figures').textContent = ofEnd(result);
     say(ofEnd(result));
-    page.resumes = !result.ended;
-    page.trained = true;
+  } catch (error) {
+    $('figures').textContent = page.resumes ? 'Training was cut off: it goes on from where it was last kept.' : '';
+    $('compared').hidden = true;
+    throw error;
   } finally {
     page.training = false;
+    awake.off();
     $('stop').disabled = false;
     $('stop').textContent = 'Stop and keep';
     document.title = page.title;
@@ -217,6 +234,7 @@ async function send() {
   turn(text, true);
   const answer = turn('…', false);
   page.written = (part) => (answer.textContent = part.trimStart() || '…');
+  $('chat').setAttribute('aria-busy', 'true'); // those who listen hear the answer once, when it is whole
   show();
   try {
     const found = await requests.ask('write', {
@@ -232,34 +250,28 @@ async function send() {
     throw error;
   } finally {
     page.written = null;
+    $('chat').setAttribute('aria-busy', 'false');
   }
 }
 
 function turn(text, own) {
-  const element = document.createElement('div');
-  element.className = own ? 'turn own' : 'turn';
-  element.textContent = text;
-  $('chat').append(element);
-  return element;
+  return $('chat').appendChild(ofTurn(text, own));
 }
 
 // -- 5. files --------------------------------------------------------------------------------
 
-async function save(name) {
-  const content = await requests.ask('adapter', { name });
-  const link = document.createElement('a');
-  link.href = URL.createObjectURL(new Blob([content]));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
-}
+const save = async (name) => saveFile(name, await requests.ask('adapter', { name }));
 
 // --------------------------------------------------------------------------------------------
 
 $('load').onclick = () => doing(load);
 $('rank').onchange = showMemory;
-$('file').onchange = (event) => event.target.files[0] && takeFile(event.target.files[0]);
-$('sample').onclick = () => doing(async () => take(page.site.sample, await (await fetch(page.site.sample)).blob()));
+$('file').onchange = ({ target }) => {
+  const files = [...target.files];
+  target.value = ''; // the same file, mended, can be chosen again
+  if (files.length) takeFiles(files);
+};
+$('sample').onclick = () => doing(takeSample);
 $('train').onclick = () => doing(train);
 $('anew').onclick = () => doing(() => train({ anew: true }));
 $('stop').onclick = stop;
@@ -280,13 +292,7 @@ $('again').onclick = () => {
 $('folder').onclick = () => doing(() => save('adapter.zip'));
 $('weights').onclick = () => doing(() => save('adapter_model.safetensors'));
 $('config').onclick = () => doing(() => save('adapter_config.json'));
-for (const kind of ['dragover', 'dragleave', 'drop']) {
-  document.addEventListener(kind, (event) => {
-    event.preventDefault();
-    $('drop').classList.toggle('over', kind === 'dragover');
-    if (kind === 'drop' && event.dataTransfer.files[0] && page.site) takeFile(event.dataTransfer.files[0]);
-  });
-}
+droppable($('drop'), (files) => page.site && takeFiles(files));
 addEventListener('beforeunload', (event) => page.training && event.preventDefault());
 
 doing(open);

@@ -3,6 +3,9 @@
 /** A mistake or a lack that a sentence tells; the page shows it as it is. */
 export class Told extends Error {}
 
+/** There is no GPU now, which may be so for a while after one was lost. */
+export class NoGpu extends Told {}
+
 const SWITCHES = [
   [/Firefox/, 'Firefox: open about:config and set dom.webgpu.enabled to true'],
   [/Edg\//, 'Edge: open the page edge:flags and enable "Unsafe WebGPU Support"'],
@@ -29,7 +32,7 @@ export async function openDevice(gpu, needs, userAgent = '') {
   if (!gpu) throw new Told(`This browser offers no WebGPU. ${remedy(userAgent)}.`);
   const adapter = await gpu.requestAdapter({ powerPreference: 'high-performance' });
   if (!adapter) {
-    throw new Told(`This browser finds no GPU that it would use. ${remedy(userAgent)}, and update the GPU's driver.`);
+    throw new NoGpu(`This browser finds no GPU that it would use. ${remedy(userAgent)}, and update the GPU's driver.`);
   }
   const requiredLimits = {};
   for (const [name, value] of Object.entries(needs)) {
@@ -43,6 +46,6 @@ export async function openDevice(gpu, needs, userAgent = '') {
   try {
     return await adapter.requestDevice({ requiredLimits }); // no kernel of a page needs a feature
   } catch (error) {
-    throw new Told(`The GPU could not be opened: ${error.message}`);
+    throw new NoGpu(`The GPU could not be opened: ${error.message}`);
   }
 }

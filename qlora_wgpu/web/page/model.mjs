@@ -8,6 +8,14 @@ import { Pipelines, Program } from './program.mjs';
 const STATS = 4; // loss sum, label tokens, gradient norm, update factor
 const VECTORS = ['parameters', 'gradient', 'first_moment', 'second_moment'];
 
+/** What a device says that nobody asked. */
+function refusal(error) {
+  if (error instanceof GPUOutOfMemoryError) {
+    return `The GPU has no memory left (${error.message}): close other tabs and programs, or train on shorter rows.`;
+  }
+  return `The GPU refuses what the page asks: ${error.message}`;
+}
+
 export class Model {
   /**
    * Opens a device and puts the weights onto it.
@@ -26,24 +34,36 @@ export class Model {
     if (!described) throw new Told(`This site has no adapter of rank ${rank}.`);
     self.device = await openDevice(gpu, site.needs, userAgent);
     self.errors = [];
-    self.device.addEventListener('uncapturederror', (event) => self.errors.push(event.error.message));
+    self.device.addEventListener('uncapturederror', ({ error }) => self.errors.push(refusal(error)));
     self.lost = null;
     self.device.lost.then((info) => (self.lost = info));
-    self.variant = await files.json(described.file);
-    await files.keep([...Object.values(self.variant.steps), self.variant.text]);
-    self.memory = new Memory(self.device, self.variant.buffers);
-    self.pipelines = new Pipelines(self.device, await files.json(site.shaders));
-    self.pipelines.begin(self.variant.shaders);
-    self._steps = new Map();
-    await self._fill(progress);
-    for (const name of VECTORS) for (const [number] of self.variant.adapter[name]) await self.memory.buffer(number);
-    await self.memory.buffer(self.variant.stats[0]);
-    await self.memory.buffer(self.variant.step_info[0]);
-    await self.memory.reserve(self.variant.slots);
-    await self._begin();
-    self.update = await Program.ready(self.variant.update, self.memory, self.pipelines);
-    self.initial = await self.readVector('parameters');
+    try {
+      await self._open(described, progress);
+    } catch (error) {
+      const lost = (await self.isLost()) && self._lostError();
+      self.close(); // what it has taken of the GPU is free at once
+      throw lost || error;
+    }
     return self;
+  }
+
+  /** Puts everything onto the device. */
+  async _open(described, progress) {
+    const { files, site } = this;
+    this.variant = await files.json(described.file);
+    await files.keep([...Object.values(this.variant.steps), this.variant.text]);
+    this.memory = new Memory(this.device, this.variant.buffers);
+    this.pipelines = new Pipelines(this.device, await files.json(site.shaders));
+    this.pipelines.begin(this.variant.shaders);
+    this._steps = new Map();
+    await this._fill(progress);
+    for (const name of VECTORS) for (const [number] of this.variant.adapter[name]) await this.memory.buffer(number);
+    await this.memory.buffer(this.variant.stats[0]);
+    await this.memory.buffer(this.variant.step_info[0]);
+    await this.memory.reserve(this.variant.slots);
+    await this._begin();
+    this.update = await Program.ready(this.variant.update, this.memory, this.pipelines);
+    this.initial = await this.readVector('parameters');
   }
 
   /** Uploads the weights, a file after another. */
@@ -76,10 +96,17 @@ export class Model {
 
   /** Ends with a sentence if the device is gone or refused something. */
   check() {
-    if (this.lost) {
-      throw Object.assign(new Told(`The GPU was lost (${this.lost.message || this.lost.reason}).`), { lost: true });
-    }
-    if (this.errors.length) throw new Told(`The GPU refuses what the page asks: ${this.errors[0]}`);
+    if (this.lost) throw this._lostError();
+    if (this.errors.length) throw new Told(this.errors[0]);
+  }
+
+  /** Whether it can be computed with: a device that refused something may have left something out. */
+  get sound() {
+    return !this.lost && !this.errors.length;
+  }
+
+  _lostError() {
+    return Object.assign(new Told(`The GPU was lost (${this.lost.message || this.lost.reason}).`), { lost: true });
   }
 
   /** Whether the device is gone, asked when something failed: what waits on it may fail a little earlier. */

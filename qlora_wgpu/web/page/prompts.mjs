@@ -6,6 +6,7 @@ import { Told } from './device.mjs';
 import { isBlank } from './strip.mjs';
 
 const SHOWN = 60; // characters of a text that is to be continued
+const TRIED = 100; // prompts that are too long
 const NO_TOKENS = { bos_token: '', eos_token: '' };
 
 /** The kind of prompts of rows in a format: turns of a chat template, Alpaca's, or a text. */
@@ -15,20 +16,24 @@ export function kindOf(format) {
 }
 
 /**
- * What the first row asks that asks anything, for a sample before and after.
+ * What the first row asks that asks anything, and leaves room for an answer, for a sample before and after.
  *
  * @param {{row: object, document?: boolean}[]} rows
  * @param {string} format
  * @param {import('./examples.mjs').RowEncoder} encoder What has encoded them.
+ * @param {(text: string) => boolean} hasRoom
  */
-export function firstPrompt(rows, format, encoder) {
+export function firstPrompt(rows, format, encoder, hasRoom) {
+  let tried = 0;
   for (const { row, document } of rows) {
     try {
       const found = promptOf(document ? row : encoder.named(row), format);
       const text = Array.isArray(found) ? found.map((part) => part.text).join('') : found ?? '';
-      if (!isBlank(text)) return text;
+      if (isBlank(text)) continue;
+      if (hasRoom(text)) return text;
+      if (++tried === TRIED) return '';
     } catch (error) {
-      if (!(error instanceof Told)) throw error; // else the row was left out
+      if (!(error instanceof Told)) throw error; // else the row was left out, or is no prompt by itself
     }
   }
   return '';

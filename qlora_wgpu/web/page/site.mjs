@@ -6,7 +6,7 @@ import { sha256 } from './digest.mjs';
 const FORMAT = 1;
 
 export class SiteFiles {
-  /** @param {(name: string) => Promise<Response>} get Fetches a file of the site. */
+  /** @param {(name: string, cache: RequestCache) => Promise<Response>} get Fetches a file of the site. */
   constructor(get) {
     this._get = get;
     this._kept = new Map();
@@ -14,7 +14,7 @@ export class SiteFiles {
 
   /** Reads site.json. */
   async open() {
-    const response = await this._fetched('site.json');
+    const response = await this._fetched('site.json', 'no-cache');
     try {
       this.site = await response.json();
     } catch {
@@ -34,15 +34,32 @@ export class SiteFiles {
   /** A file's bytes. */
   async bytes(name) {
     if (this._kept.has(name)) return this._kept.get(name);
-    const response = await this._fetched(name);
-    const content = await response.arrayBuffer();
+    const content = await this._content(name, 'default');
+    if (!(await this._damage(name, content))) return content;
+    // It may be that of a site which was here before, and which the browser has kept.
+    const anew = await this._content(name, 'reload');
+    const damage = await this._damage(name, anew);
+    if (damage) throw new Told(damage);
+    return anew;
+  }
+
+  async _content(name, cache) {
+    const response = await this._fetched(name, cache);
+    try {
+      return await response.arrayBuffer();
+    } catch (error) {
+      throw new Told(`${name} has not come whole (${error.message}): try again when the network is there.`);
+    }
+  }
+
+  /** What is wrong with a file's content; nothing, if it is what site.json tells of. */
+  async _damage(name, content) {
     const known = this.site.files[name];
     if (content.byteLength !== known.bytes) {
-      throw new Told(`${name} has ${content.byteLength.toLocaleString('en')} bytes in place of ${known.bytes.toLocaleString('en')}: ` +
-        'it was not copied whole; copy the site again.');
+      return `${name} has ${content.byteLength.toLocaleString('en')} bytes in place of ${known.bytes.toLocaleString('en')}: ` +
+        'it has not come whole; try again, or copy the site again.';
     }
-    if ((await sha256(content)) !== known.sha256) throw new Told(`${name} is damaged: copy the site again.`);
-    return content;
+    return (await sha256(content)) === known.sha256 ? null : `${name} is damaged: copy the site again.`;
   }
 
   /** A packed JSON file. */
@@ -51,10 +68,10 @@ export class SiteFiles {
     return new Response(stream).json();
   }
 
-  async _fetched(name) {
+  async _fetched(name, cache) {
     let response;
     try {
-      response = await this._get(name);
+      response = await this._get(name, cache);
     } catch (error) {
       throw new Told(`${name} cannot be fetched (${error.message}): is the server still there?`);
     }

@@ -1,6 +1,7 @@
 /** The training loop: figures come a step behind the device, snapshots while it goes on. */
 
 import { BatchPlan, dropoutKey } from './batches.mjs';
+import { Told } from './device.mjs';
 import { learningRate, stepRow } from './schedule.mjs';
 
 export class Training {
@@ -58,6 +59,7 @@ export class Training {
       const { step, figures, rate, tokens } = pending;
       pending = null;
       const [loss, labels, norm] = await figures;
+      if (!Number.isFinite(loss) || !Number.isFinite(norm)) throw new Told(notFinite(step));
       onStep({ step, total: this.total, loss: loss / labels, labels, norm, rate, tokens });
     };
     while (this.step < Math.min(last, this.total) && !this.stopped) {
@@ -87,4 +89,9 @@ export class Training {
     this.step = step + 1;
     return { step: this.step, figures, rate: learningRate(settings, this.total, step), tokens: this.tokens };
   }
+}
+
+function notFinite(step) {
+  if (step > 1) return `The loss or its gradient is no longer finite at step ${step}: train anew with a lower learning rate.`;
+  return 'The loss or its gradient is not finite at step 1, before anything is learnt: the model computes numbers that are too large.';
 }

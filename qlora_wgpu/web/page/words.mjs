@@ -9,6 +9,13 @@ export function duration(seconds) {
   return seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
 
+/** What training takes of the GPU, by the lengths of rows, if the longest row has so many tokens. */
+export function ofMemory(memory, longest = Infinity) {
+  const lengths = Object.keys(memory).map(Number);
+  const taken = lengths.find((n) => n >= longest) ?? Math.max(...lengths);
+  return `Training takes ${bytes(memory[taken])} of the GPU's memory (rows of ${taken} tokens).`;
+}
+
 /** What was found in a file. */
 export function ofData(name, { rows, held, tokens, learnt, counts }) {
   const left = [
@@ -17,6 +24,14 @@ export function ofData(name, { rows, held, tokens, learnt, counts }) {
   ].filter(Boolean);
   return `${name}: ${number(rows)} rows to learn from (${number(tokens)} tokens, ${number(learnt)} of them learnt)` +
     `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.`;
+}
+
+/** What is to be done, or known, before training. */
+export function hintOf({ site, busy, loaded, data, resumes }) {
+  if (!site || busy) return '';
+  if (!loaded) return 'Load the model first.';
+  if (!data) return 'Drop your data first.';
+  return resumes ? 'To go on keeps the settings that training began with; to train anew takes those above.' : '';
 }
 
 /** How training ended. */

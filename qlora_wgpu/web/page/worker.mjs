@@ -1,7 +1,7 @@
 /** All that computes, away from the page: requests come as {id, do, ...}, answers and news go back. */
 
 import { ChatTemplate } from './chat.mjs';
-import { Told, openDevice } from './device.mjs';
+import { NoGpu, Told, openDevice } from './device.mjs';
 import { sha256 } from './digest.mjs';
 import { RowEncoder } from './examples.mjs';
 import { rowsOf, textOf } from './files.mjs';
@@ -19,7 +19,8 @@ const HELD_OUT = 10; // every so manieth row
 const MOST_HELD_OUT = 64;
 const SNAPSHOT_SECONDS = 30;
 const SHOWN_TOKENS = 400; // of a sample
-const RETRIES = 3; // of a device that was lost
+const RETRIES = 3; // of a device that is lost again and again, at the same place
+const [WAITS, WAIT_SECONDS] = [10, 2]; // until a lost GPU is there again
 
 const state = { files: null, site: null, rank: 0, model: null, tokenizer: null, template: null, prompts: null, trained: null, data: null, training: null, writer: null, settings: null, last: null };
 const news = (value) => postMessage({ news: value });
@@ -27,7 +28,7 @@ const news = (value) => postMessage({ news: value });
 const requests = {
   /** Reads site.json and the tokenizer, and sees whether there is a GPU that will do. */
   async open({ base }) {
-    state.files = new SiteFiles((name) => fetch(new URL(name, base)));
+    state.files = new SiteFiles((name, cache) => fetch(new URL(name, base), { cache }));
     const site = (state.site = await state.files.open());
     state.settings = { ...site.training };
     await state.files.keep([site.text.tokenizer]);
@@ -67,7 +68,7 @@ const requests = {
       learnt: train.reduce((n, e) => n + e.labels.slice(1).filter((label) => label !== -100).length, 0),
       longest: Math.max(...examples.map((e) => e.ids.length)),
       sample: shownExample(train[0]),
-      prompt: firstPrompt(rows, format, encoder),
+      prompt: firstPrompt(rows, format, encoder, (text) => hasRoom(kindOf(format), text)),
     };
   },
 
@@ -121,10 +122,17 @@ const requests = {
   },
 };
 
+/** Whether there is room for an answer behind a text. */
+function hasRoom(kind, text) {
+  const { length } = state.prompts.ids(kind, [{ role: 'user', content: text }]);
+  return length <= 0.75 * state.site.buckets.at(-1);
+}
+
 /** Where a site's snapshots lie: one that was written anew begins anew. */
 async function storageName({ model, training, files }) {
   const content = new TextEncoder().encode(JSON.stringify([training, files]));
-  return `${model.name}-${(await sha256(content)).slice(0, 16)}`.replaceAll(/[^\w.-]/g, '_');
+  // File systems end names at 255 bytes.
+  return `${model.name.slice(-100)}-${(await sha256(content)).slice(0, 16)}`.replaceAll(/[^\w.-]/g, '_');
 }
 
 function restore(kept) {
@@ -133,10 +141,10 @@ function restore(kept) {
   state.model.writeVector('parameters', kept.parameters);
 }
 
-/** Opens a device that was lost anew, with the adapter as it was last kept. */
+/** Opens a device anew that was lost or has refused something, with the adapter as it was last kept. */
 async function alive() {
-  if (!state.model.lost) return;
-  await loadModel();
+  if (state.model?.sound) return;
+  await reopen();
   if (state.last) restore(state.last);
 }
 
@@ -144,8 +152,21 @@ function siteBytes(site) {
   return site.weights.reduce((n, name) => n + site.files[name].bytes, 0);
 }
 
+/** A system that has lost its GPU, or sleeps, may take a while to bring it back. */
+async function reopen() {
+  for (let left = WAITS; ; left--) {
+    try {
+      return await loadModel();
+    } catch (error) {
+      if (!(error instanceof NoGpu) || !left) throw error;
+    }
+    await new Promise((done) => setTimeout(done, 1000 * WAIT_SECONDS));
+  }
+}
+
 async function loadModel() {
   state.model?.close();
+  state.model = null;
   state.model = await Model.open(navigator.gpu, state.files, state.rank, (what, share) => news({ kind: 'loading', share }), navigator.userAgent);
   state.writer = new Writer(state.model);
 }
@@ -159,7 +180,8 @@ async function train(kept) {
   const { examples, held, name } = state.data;
   const before = kept ? kept.about.before : await measured(held);
   let snapshot = kept;
-  for (let lost = 0; ; ) {
+  let [lost, reached] = [0, 0];
+  for (;;) {
     const training = (state.training = new Training(state.model, examples, state.settings));
     if (state.stopped) training.stop();
     if (snapshot) training.resume(snapshot);
@@ -182,9 +204,12 @@ async function train(kept) {
       await keepSnapshot(snapshot, about);
       return { ended, step: training.step, total: training.total, before, after: await measured(held) };
     } catch (error) {
-      if (!(await state.model.isLost()) || lost++ === RETRIES) throw error;
-      news({ kind: 'told', text: `${lostSentence()} Training goes on from step ${snapshot?.step ?? 0}.` });
-      await loadModel();
+      if (!(await state.model.isLost())) throw error;
+      const step = snapshot?.step ?? 0;
+      [lost, reached] = [step > reached ? 1 : lost + 1, step];
+      if (lost > RETRIES) throw error;
+      news({ kind: 'told', text: `${lostSentence()} Training goes on from step ${step}.` });
+      await reopen();
     }
   }
 }
@@ -193,6 +218,7 @@ const lostSentence = () => `The GPU was lost (${state.model.lost.message || stat
 
 async function keepSnapshot(snapshot, about) {
   state.last = { ...snapshot, about: { ...about, floats: snapshot.parameters.length } };
+  news({ kind: 'kept', step: snapshot.step, total: about.total });
   try {
     await state.snapshots.keep(snapshot, about);
   } catch (error) {
@@ -251,9 +277,11 @@ onmessage = async ({ data: { id, do: name, ...given } }) => {
     postMessage({ id, answer: await requests[name](given) });
   } catch (error) {
     const told = error instanceof Told;
-    const lost = !told && (await state.model?.isLost());
     if (!told) console.error(error);
-    const sentence = lost ? `${lostSentence()} Try again: it is opened anew.` : `Something went wrong in the page: ${error.message}`;
-    postMessage({ id, error: told ? error.message : sentence });
+    let sentence = told ? error.message : `Something went wrong in the page: ${error.message}`;
+    if (error.lost || (!told && (await state.model?.isLost()))) {
+      sentence = `${error.lost ? error.message : lostSentence()} Try again: it is opened anew.`;
+    }
+    postMessage({ id, error: sentence });
   }
 };

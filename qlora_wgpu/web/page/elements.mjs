@@ -1,0 +1,15 @@
+/** Texts as elements of the page. */
+
+function element(kind, text, className = '') {
+  return Object.assign(document.createElement(kind), { textContent: text, className });
+}
+
+/** The parts of a row as the model sees it, those marked that are learnt. */
+export function ofExample({ parts, cut }) {
+  return [...parts.map(({ text, learnt }) => element(learnt ? 'mark' : 'span', text)), cut ? ' …' : ''];
+}
+
+/** What was said in a chat; the direction is the text's. */
+export function ofTurn(text, own) {
+  return Object.assign(element('div', text, own ? 'turn own' : 'turn'), { dir: 'auto' });
+}

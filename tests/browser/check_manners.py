@@ -1,0 +1,45 @@
+"""What the page asks of people, and what it spares them."""
+
+import json
+
+import pytest
+from browser.check_mistakes import row
+from browser.conftest import user_task
+
+BROWSERS = pytest.mark.parametrize("browser", ["firefox", "chromium"])
+
+
+@BROWSERS
+def test_the_page_is_kind(browser, ask):
+    task = user_task() | {
+        "odd": [["rate", ""], ["rate", "2"]],
+        "dropped": [{"name": f"{n}.jsonl", "text": row(3, 3)} for n in ("a", "b")],
+    }
+    found, _ = ask(browser, "page.html", task)
+    rate = "The learning rate must be from 0 to 1."
+    files = "2 files at once: training takes one, so put their rows into one file."
+    busy = "The page is at work: take a.jsonl when it has ended."
+    assert found["sentences"] == [rate, rate, files, busy]
+    # The same file can be chosen again, since the field forgets it.
+    assert found["left"] == 0
+    # The screen stays on while it trains, and no longer.
+    assert found["screen"] == ["screen", "released"]
+    # A screen reader waits for an answer to be whole.
+    assert found["busy"][0] == "true" and found["busy"][-1] == "false"
+
+
+@BROWSERS
+def test_the_first_question_may_be_too_long_for_a_sample(browser, ask):
+    task = user_task(58)
+    lines = [row(400, 1), *task["text"].splitlines()]
+    found, _ = ask(browser, "page.html", task | {"text": "\n".join(lines) + "\n"})
+    assert "1 with nothing to learn left out" in found["rows"]
+    assert found["figures"].startswith("Done") and found["before"] and found["after"]
+
+
+def test_steps_count_in_place_of_passes(ask, site):
+    manifest = json.loads((site / "site.json").read_text())
+    manifest["training"]["max_steps"] = 3
+    over = {"site.json": json.dumps(manifest).encode()}
+    found, _ = ask("firefox", "page.html", user_task(), over)
+    assert found["figures"].startswith("Done, 3 steps.") and not found["asks"]
