@@ -17,7 +17,8 @@ WIDTHS = (2, 7, 17, 31, 33, 37, 63, 65, 97, 127, 129, 193, 257)
 INNER = (1, 2, 3, 7, 31, 63, 65, 127, 129, 255, 257, 509)
 VOCABULARIES = (2, 3, 31, 33, 127, 257, 509, 1009, 1025, 4099)
 HEADS = (1, 5, 7, 8, 9, 12, 16, 17)
-HEAD_DIMS = (2, 4, 6, 10, 14, 18, 26, 34, 50, 62, 66, 126, 130, 254, 258, 320, 512)
+HEAD_DIMS = (2, 4, 6, 10, 14, 18, 26, 34, 50, 62, 66, 126, 130)
+LONG_HEADS = (254, 258, 320, 512)  # which lavapipe compiles for minutes
 WINDOWS = (1, 2, 31, 32, 63, 65, 127, 128, 129, 1000)
 COUNTS = (1, 2, 7, 31, 64, 65, 128)
 # Families whose heads, or whose rotation, are counted from hidden_size by a division.
@@ -61,7 +62,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
     "shared_expert_intermediate_size": (1, 3, 65, 129),
     "moe_intermediate_size": (1, 2, 3, 7, 65, 127, 129),
     "hidden_size_per_layer_input": (2, 6, 34, 66),
-    "global_head_dim": (2, 6, 34, 130, 258, 512),
+    "global_head_dim": (2, 6, 34, 66, 130),
 }
 COUNTED = (
     ("num_experts", "num_experts_per_tok"), ("num_local_experts", "num_experts_per_tok"),
@@ -117,7 +118,7 @@ def _head_dim(rng: random.Random, c: Config) -> None:
     ropes = _ropes(c)
     if c["model_type"] in DIVIDED or "head_dim" not in c or any(LISTED & r.keys() for r in ropes):
         return
-    c["head_dim"] = rng.choice(HEAD_DIMS)
+    c["head_dim"] = rng.choice(HEAD_DIMS if rng.random() < 0.97 else LONG_HEADS)
     for rope in ropes:
         share = rope.get("partial_rotary_factor", 1.0)
         if rope.get("rope_type") != "proportional" and int(share * c["head_dim"]) % 2:

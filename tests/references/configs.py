@@ -4,13 +4,15 @@ usage: python tests/references/configs.py [--count N] [--seed S] [--record FILE]
 
 Each trial is a small config.json of a family with one key changed (or, with --count, with a few at
 random). transformers makes a float64 model of it with seeded weights; ``numpy_model`` computes what
-our family composes. Logits must agree, or one of the two must refuse. Needs torch and transformers
+our family composes. Logits must agree, or one of the two must refuse. --odd N tries so many of the
+campaign of odd models instead (``tests/campaigns/drawn_oddities.py``). Needs torch and transformers
 besides this project. --record writes trials that agree and tell something to FILE: the tests have
 them in tests/families/config_keys.npz.
 """
 
 import argparse
 import json
+import random as plain_random
 import sys
 import tempfile
 import warnings
@@ -34,8 +36,10 @@ from references.config_trials import (  # noqa: E402
     singles,
 )
 from references.seeded import norm_offset, samples, weights  # noqa: E402
+from tests.campaigns.drawn_oddities import odd_config  # noqa: E402
 
 SHOWN = 12
+SHOWN_OUTCOMES = ("WRONG", "FAULT", "refused there", "refused here")
 # Keys that some families honour and others ignore.
 TELLING = {
     "partial_rotary_factor", "attn_logit_softcapping", "sliding_window", "layer_types",
@@ -155,6 +159,14 @@ def outcome(config, ids):
     return ("agree" if apart <= 1e-5 else "WRONG"), f"{apart:.1e}", expected
 
 
+def odd(model_type, number, seed):
+    """A drawn config.json and some tokens; few, as rounding of angles grows with their number."""
+    draw = plain_random.Random(f"{seed} {number} {model_type}")
+    config = odd_config(draw, model_type)
+    length = draw.choice((1, 2, 19, 37))
+    return config, np.random.default_rng(number).integers(0, config["vocab_size"], length)
+
+
 def note(recorded, model_type, changes, logits):
     """Keeps a trial that differs from all with the same keys, or where a key is to be ignored."""
     keys = set(changes)
@@ -180,6 +192,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("model_types", nargs="*")
     parser.add_argument("--count", type=int, default=0)
+    parser.add_argument("--odd", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--record")
     options = parser.parse_args()
@@ -192,14 +205,20 @@ def main():
     table, recorded = Counter(), {}
     for model_type in options.model_types or sorted(known_families()):
         trials = [{}, *singles(model_type), *several(model_type, options.count, random)]
-        for changes in trials:
+        for changes in [] if options.odd else trials:
             config = changed(model_type, changes)
             what, why, expected = outcome(config, ids)
             table[model_type, what] += 1
-            if what in ("WRONG", "FAULT", "refused there", "refused here"):
+            if what in SHOWN_OUTCOMES:
                 print(f"{what:14} {model_type:12} {json.dumps(changes)}  {why[:170]}", flush=True)
             if what == "agree":
                 note(recorded, model_type, changes, expected[-1, :SHOWN].astype(np.float32))
+        for number in range(options.odd if model_type not in TEXTS else 0):
+            config, drawn = odd(model_type, number, options.seed)
+            what, why, _ = outcome(config, drawn)
+            table[model_type, what] += 1
+            if what in SHOWN_OUTCOMES:
+                print(f"{what:14} {json.dumps(config)}  {why[:170]}", flush=True)
     if options.record:
         recorded = kept(options.record, options.model_types) | recorded
         trials = json.dumps([[m, json.loads(changes)] for m, changes in recorded])
