@@ -68,7 +68,7 @@ class MergedWeights:
         self.folder = folder = ModelFolder.open(model)
         self.architecture = architecture = find_family(folder.config).read(folder.config)
         tensors, config = load_adapter(adapter, biases=True, stacking=architecture.stacking)
-        rows = rows_for(architecture, config)
+        rows = rows_for(architecture, config, tensors)
         self.architecture = architecture = architecture.resized(rows)
         self._linears = {
             stored_name(folder, architecture, f"{s.name}.weight"): s
@@ -160,6 +160,8 @@ class MergedWeights:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of the merged weight that is stored by this name."""
+        if name in self._wholes:
+            return self._wholes[name].shape
         shape = self.folder.weight_shape(self.source_of(name))
         return (self.architecture.vocab_size, *shape[1:]) if name in self._rows else shape
 

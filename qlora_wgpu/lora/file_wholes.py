@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +11,23 @@ from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.lora.adapter_config import AdapterConfig
 from qlora_wgpu.lora.names import WHOLE, Float32Array, parse_name, tensor_name
 
+_COPIES = (".modules_to_save", ".original_module")
 
-def is_whole_of_base(module: str) -> bool:
-    """Whether it is what PEFT writes beside a whole matrix where the vocabulary was resized."""
-    return module.endswith((".modules_to_save", ".original_module"))
+
+def is_other_copy(name: str, names: Collection[str]) -> bool:
+    """Whether a tensor is what PEFT writes beside a whole matrix where the vocabulary was resized.
+
+    That is the same matrix by its name in the model, and the one that it took the place of.
+    """
+    for part in _COPIES:
+        if name.endswith(f"{part}.weight"):
+            return f"{name.removesuffix(f'{part}.weight')}.weight" in names
+    return False
 
 
 def is_saved(module: str, config: AdapterConfig) -> bool:
     """Whether the settings say that a module was trained whole, as PEFT reads them."""
-    if is_whole_of_base(module):
+    if module.endswith(_COPIES):  # without the matrix itself
         return False
     names = config.modules_to_save or []
     # PEFT ties others to the embedding, of which its own settings then say nothing.

@@ -8,6 +8,7 @@ from os import PathLike
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.lora.adapter_config import AdapterConfig
+from qlora_wgpu.lora.file_wholes import wholes
 from qlora_wgpu.lora.names import (
     EMBEDDING_A,
     EMBEDDING_B,
@@ -51,13 +52,17 @@ def refuse_other_base(
         )
 
 
-def rows_for(architecture: Architecture, stored: AdapterConfig) -> int:
+def rows_for(
+    architecture: Architecture, stored: AdapterConfig, tensors: Mapping[str, Float32Array]
+) -> int:
     """Rows of the embedding that an adapter needs: the base's, and those of tokens that it added.
 
     Raises:
         CheckpointError: If it has trained some that do not follow on the base's, or a head of its
             own lacks their rows.
     """
+    if more := _rows_of_wholes(architecture, tensors):
+        return more
     rows, indices = architecture.vocab_size, stored.trainable_token_indices or []
     lists = list(indices.values()) if isinstance(indices, dict) else [indices]
     beyond = [{row for row in each if row >= rows} for each in lists]
@@ -75,6 +80,23 @@ def rows_for(architecture: Architecture, stored: AdapterConfig) -> int:
             "one of embedding and head alone: both have to be named in trainable_token_indices"
         )
     return max(new) + 1
+
+
+def _rows_of_wholes(architecture: Architecture, tensors: Mapping[str, Float32Array]) -> int:
+    """Rows of matrices that were trained whole, where they have more than the base's; else 0."""
+    rows = {module: len(matrix) for module, matrix in wholes(tensors)}
+    larger = {count for count in rows.values() if count > architecture.vocab_size}
+    if not larger:
+        return 0
+    names = (architecture.embed_name, architecture.head_name)
+    ends = [name.removesuffix(".weight") for name in names[: 1 if architecture.tied else 2]]
+    if len(larger) > 1 or any(rows.get(end) not in larger for end in ends):
+        has = " and ".join(f"{module} with {count:,} rows" for module, count in rows.items())
+        raise CheckpointError(
+            f"the base has {architecture.vocab_size:,} tokens, and of a larger vocabulary the "
+            f"adapter has {has} alone: merge it with PEFT, and go on from the result"
+        )
+    return larger.pop()
 
 
 def adapter_shapes(architecture: Architecture, stored: AdapterConfig) -> dict[str, tuple[int, ...]]:

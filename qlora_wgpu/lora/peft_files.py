@@ -19,7 +19,7 @@ from qlora_wgpu.files import is_there
 from qlora_wgpu.lora.adapter_config import AdapterConfig, read_adapter_config, to_json
 from qlora_wgpu.lora.biases import bias_name, split_biases
 from qlora_wgpu.lora.file_tokens import check_trained_rows, is_whole_matrix, without_copies
-from qlora_wgpu.lora.file_wholes import check_whole, is_saved, without_tied_copy
+from qlora_wgpu.lora.file_wholes import check_whole, is_other_copy, is_saved, without_tied_copy
 from qlora_wgpu.lora.names import (
     EMBEDDING_A,
     LORA_A,
@@ -104,8 +104,9 @@ def load_adapter(
     _check_files(folder)
     with SafetensorsFile(folder / WEIGHTS) as file:
         config = read_adapter_config(folder / CONFIG, _adapted(folder, file.names()))
-        names = (name for name in file.names() if not is_whole_matrix(name))
-        stored = {name: file.float32(name) for name in names}
+        held = set(file.names())
+        own = (n for n in file.names() if not (is_whole_matrix(n) or is_other_copy(n, held)))
+        stored = {name: file.float32(name) for name in own}
         told = _arranged(folder, file.metadata.get(ARRANGED))
     stored = without_copies(folder / WEIGHTS, stored, config.trainable_token_indices)
     stored = without_tied_copy(stored, config)

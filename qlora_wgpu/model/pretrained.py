@@ -12,6 +12,7 @@ from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.families.family import Architecture, Family, find_family
 from qlora_wgpu.lora import AdapterConfig
 from qlora_wgpu.lora.fitting import rows_for
+from qlora_wgpu.lora.names import Float32Array
 from qlora_wgpu.model.own_head import has_own_head
 from qlora_wgpu.model.storage_forms import kept_in_floats, planned_formats, stored_formats
 from qlora_wgpu.model.stored_shapes import check_stored_shapes
@@ -108,13 +109,13 @@ class Pretrained:
         """The same base, of which only what an adapter names is trained."""
         return replace(self, architecture=replace(self.architecture, new_tokens=()))
 
-    def for_adapter(self, stored: AdapterConfig) -> Pretrained:
+    def for_adapter(self, stored: AdapterConfig, tensors: Mapping[str, Float32Array]) -> Pretrained:
         """The same base with the tokens that an adapter of a file has added to its own.
 
         Raises:
             CheckpointError: If it has trained some that do not follow on the base's.
         """
-        rows = rows_for(self.architecture, stored)
+        rows = rows_for(self.architecture, stored, tensors)
         return self if rows == self.architecture.vocab_size else self.resized(rows)
 
     def scheme(self, quant: QuantConfig) -> str:

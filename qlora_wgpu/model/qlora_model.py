@@ -229,7 +229,7 @@ def _config_of_folder(
     stacking = base.architecture.stacking
     tensors, stored = load_adapter(Path(adapter), biases=True, stacking=stacking)
     own, _, _, start = as_begun(adapter, stored, tensors, base.architecture)
-    return own, base.for_adapter(stored), start
+    return own, base.for_adapter(stored, tensors), start
 
 
 def _kept(layout: ModelLayout, asked: KeepDequantized, device: Device) -> ModelLayout:

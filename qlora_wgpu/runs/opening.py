@@ -69,8 +69,9 @@ class OpenedModel:
         """
         if adapter is None:
             return self
-        stored = load_adapter(adapter, biases=True, stacking=self.architecture.stacking)[1]
-        return replace(self, pretrained=self.pretrained.for_adapter(stored))
+        stacking = self.architecture.stacking
+        tensors, stored = load_adapter(adapter, biases=True, stacking=stacking)
+        return replace(self, pretrained=self.pretrained.for_adapter(stored, tensors))
 
     @property
     def architecture(self) -> Architecture:
@@ -267,7 +268,7 @@ def load_adapted(
         stacking = source.architecture.stacking
         tensors, stored = load_adapter(adapter, biases=True, stacking=stacking)
         lora, tensors, stored, start = as_begun(adapter, stored, tensors, source.architecture)
-        pretrained = pretrained.for_adapter(stored)
+        pretrained = pretrained.for_adapter(stored, tensors)
     device = device_of(settings.device)
     layout = device_layout(
         pretrained,
