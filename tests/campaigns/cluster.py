@@ -4,8 +4,9 @@ usage: python -m tests.campaigns.cluster [--count FAULTS] [--seed S] [--seconds 
 
 Each machine is a network namespace, so this takes root; all speak TLS. First come the machines that
 must not be let in, then a run that nobody disturbs, though its owner cannot connect to one worker,
-then one with faults at random moments. Both must leave the adapter and the losses of a run without
-a cluster.
+then one with faults at random moments, then one whose owner is killed and which goes on with fewer
+workers, of whom one joins late. All must leave the adapter and the losses of a run without a
+cluster. OBJECTIVE=kto (or dpo, orpo) learns from answers that are better and worse.
 """
 
 from __future__ import annotations
@@ -19,25 +20,21 @@ import signal
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from qlora_wgpu.cluster.certificates import make_certificates
-from tests.campaigns.namespaces import Network, can_be_made, network
+from tests.campaigns.cluster_judging import Progress, judge
+from tests.campaigns.cluster_machines import ROOT, WORKERS, Machines, ended, machines
+from tests.campaigns.cluster_owner import owner_killed
+from tests.campaigns.namespaces import can_be_made
 from tests.campaigns.support import Tally, campaign
 
-ROOT = Path(__file__).parents[2]
-WORKERS = ("one", "two", "three")
-PORT = 8786
 RECOVERED = 10.0  # seconds without a step, beyond the time that a fault was set to last
 _STEPS_PER_FAULT = 30  # on a quiet machine; on a busy one more time is left over
-_TIMES = re.compile("second|workers|time")
 _STRANGER = """
 import sys, types
 module = types.ModuleType("qlora_wgpu.version")
@@ -57,135 +54,11 @@ class Fault:
     standstill: float = 0.0
 
 
-@dataclass
-class Machines:
-    """The processes of a cluster.
-
-    Attributes:
-        net: Between them.
-        folder: Of all files.
-        address: The scheduler's.
-        running: Workers' processes, the supervising ones, by name.
-    """
-
-    net: Network
-    folder: Path
-    address: str = ""
-    running: dict[str, subprocess.Popen[Any]] = field(default_factory=dict)
-    _logs: dict[str, IO[bytes]] = field(default_factory=dict)
-
-    def start_scheduler(self) -> None:
-        host = self.net.addresses["scheduler"]
-        self.address = f"tls://{host}:{PORT}"
-        ours = self.folder / "certificates"
-        command = [
-            sys.executable, "-c", "from distributed.cli.dask_scheduler import main; main()",
-            "--host", f"tls://{host}:{PORT}", "--protocol", "tls", "--no-dashboard",
-            "--tls-ca-file", str(ours / "ca.pem"), "--tls-cert", str(ours / "cert.pem"),
-            "--tls-key", str(ours / "key.pem"),
-        ]  # fmt: skip
-        self.running["scheduler"] = self._start("scheduler", "scheduler", command)
-
-    def start_worker(self, name: str, *options: str, **environ: str) -> None:
-        certificates = () if "--certificates" in options else self._certificates()
-        command = ["worker", self.address, *certificates, "--patience", "60", *options]
-        self.running[name] = self.qlora(name, name, *command, "--name", name, **environ)
-
-    def train(self, out: str, *overrides: str) -> subprocess.Popen[Any]:
-        folder = str(self.folder / "certificates")
-        return self.qlora(
-            "owner", out, "train", *self.settings(out, *overrides),
-            f"cluster.scheduler={self.address}", f"cluster.certificates={folder}",
-        )  # fmt: skip
-
-    def settings(self, out: str, *overrides: str) -> list[str]:
-        return [
-            str(ROOT / "demo" / "demo.yaml"), f"output.dir={self.folder / out}",
-            "train.per_device_train_batch_size=4", "train.gradient_accumulation_steps=6",
-            "log.logging_steps=1", "eval.eval_steps=50", "output.save_steps=100", *overrides,
-        ]  # fmt: skip
-
-    def qlora(
-        self, machine: str, log: str, *arguments: str, **environ: str
-    ) -> subprocess.Popen[Any]:
-        return self._start(machine, log, [sys.executable, "-m", "qlora_wgpu", *arguments], environ)
-
-    def log(self, name: str) -> str:
-        return (self.folder / f"{name}.log").read_text(errors="replace")
-
-    def wait_for(self, name: str, text: str, seconds: float = 60.0) -> bool:
-        """Whether a text appears in a log in time."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if text in self.log(name):
-                return True
-            time.sleep(0.05)
-        return False
-
-    def end(self, name: str) -> int:
-        """Asks a worker to end, and gives its exit code."""
-        process = self.running.pop(name)
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        return ended(process, 15.0)
-
-    def end_all(self) -> None:
-        for name in list(self.running):
-            self.end(name)
-        for log in self._logs.values():
-            log.close()
-
-    def computing(self, name: str) -> int | None:
-        """The process of a worker that computes: the child of the supervising one."""
-        pid = self.running[name].pid
-        with suppress(OSError):
-            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            return int(children[0]) if children else None
-        return None
-
-    def _certificates(self) -> tuple[str, str]:
-        return "--certificates", str(self.folder / "certificates")
-
-    def _start(
-        self, machine: str, name: str, command: list[str], environ: dict[str, str] | None = None
-    ) -> subprocess.Popen[Any]:
-        log = self._logs.setdefault(name, (self.folder / f"{name}.log").open("ab"))
-        own = {**os.environ, "PYTHONPATH": str(ROOT), "LP_NUM_THREADS": "1", **(environ or {})}
-        return self.net.start(
-            machine, command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=own,
-            cwd=self.folder,
-        )  # fmt: skip
-
-
-def ended(process: subprocess.Popen[Any], seconds: float) -> int:
-    """The exit code, -9 where it had to be killed."""
-    try:
-        return process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-
-
-@contextmanager
-def machines() -> Iterator[Machines]:
-    """A scheduler, an owner's machine, and workers' that are connected."""
-    names = ("scheduler", "owner", *WORKERS)
-    with tempfile.TemporaryDirectory(prefix="cluster-") as folder, network(names) as net:
-        made = Machines(net, Path(folder))
-        make_certificates(made.folder / "certificates", 2)
-        make_certificates(made.folder / "foreign", 2)
-        made.start_scheduler()
-        try:
-            yield made
-        finally:
-            made.end_all()
-
-
 def cluster(count: int, seed: int, tally: Tally) -> None:
     """The campaign."""
     if not can_be_made():
         sys.exit("this campaign makes network namespaces: run it as root, with iproute2")
-    with machines() as all_machines:
+    with machines(os.environ.get("OBJECTIVE", "sft")) as all_machines:
         strangers(all_machines, tally)
         steps = max(20, _STEPS_PER_FAULT * count)
         alone = all_machines.qlora(
@@ -198,6 +71,7 @@ def cluster(count: int, seed: int, tally: Tally) -> None:
             all_machines.start_worker(name)
         undisturbed(all_machines, tally, steps)
         disturbed(all_machines, tally, steps, count, seed)
+        owner_killed(all_machines, tally, steps)
 
 
 def strangers(machines: Machines, tally: Tally) -> None:
@@ -283,25 +157,6 @@ def judge_shares(machines: Machines, tally: Tally) -> None:
         tally.add("worked through the scheduler")
 
 
-def judge(machines: Machines, out: str, tally: Tally) -> None:
-    """Compares a run's adapter and losses with those of the run without a cluster."""
-    wrong = [what for what in (adapter_of, rows_of) if what(machines.folder / out)
-             != what(machines.folder / "alone")]  # fmt: skip
-    for what in wrong:
-        tally.fail(f"{out}: another {what.__name__.removesuffix('_of')}", out)
-    if not wrong:
-        tally.add(f"the same adapter and losses: {out}")
-
-
-def adapter_of(out: Path) -> bytes:
-    return (out / "adapter" / "adapter_model.safetensors").read_bytes()
-
-
-def rows_of(out: Path) -> list[dict[str, Any]]:
-    rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return [{k: v for k, v in row.items() if not _TIMES.search(k)} for row in rows]
-
-
 def disturbed(machines: Machines, tally: Tally, steps: int, count: int, seed: int) -> None:
     """Faults at random moments of one run, at one worker at a time."""
     rng = random.Random(seed)
@@ -369,39 +224,6 @@ def _commit(
             until=lambda: machines.log(name).count("is connected") > connected,
         )
     progress.watch(process, seconds=1.0)
-
-
-class Progress:
-    """When a run's steps were done, as its rows say.
-
-    Attributes:
-        times: By the clock of this process.
-    """
-
-    def __init__(self, rows: Path) -> None:
-        self._rows = rows
-        self.times: list[float] = []
-
-    def watch(
-        self, process: subprocess.Popen[Any], *, seconds: float = 120.0, until: Any = None
-    ) -> None:
-        """Looks until a time has passed, the process has ended or something is so."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end and process.poll() is None and not (until and until()):
-            self._look()
-            time.sleep(0.02)
-        self._look()
-
-    def longest_gap(self, since: float) -> float:
-        """Seconds between two steps, the longest since a moment, the present included."""
-        times = [t for t in self.times if t < since][-1:] + [t for t in self.times if t >= since]
-        times.append(time.monotonic())
-        return max((b - a for a, b in pairwise(times)), default=0.0)
-
-    def _look(self) -> None:
-        with suppress(OSError):
-            done = self._rows.read_bytes().count(b'"loss"')
-            self.times += [time.monotonic()] * (done - len(self.times))
 
 
 def _tell(faults: list[Fault], count: int, progress: Progress, tally: Tally) -> None:
