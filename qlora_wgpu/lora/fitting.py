@@ -46,9 +46,12 @@ def refuse_other_base(
     """
     if difference := _difference(tensors, shapes, whole=whole):
         trained = stored.base_model_name_or_path or "a base that it does not name"
+        # Of the right model, PEFT adapts layers that stay frozen here, such as routers.
+        is_frozen = bool(_layers(tensors) - _layers(shapes))
+        otherwise = ", or, if it is this one, merge it with PEFT" if is_frozen else ""
         raise CheckpointError(
             f"{path} was trained on {trained} and does not fit {base}: {difference}; open it with "
-            "the model that it was trained on"
+            f"the model that it was trained on{otherwise}"
         )
 
 

@@ -1,0 +1,35 @@
+"""What is said of an adapter that does not fit a base."""
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.lora.adapter_config import AdapterConfig
+from qlora_wgpu.lora.fitting import refuse_other_base
+from qlora_wgpu.lora.names import LORA_A, LORA_B, tensor_name
+
+STORED = AdapterConfig(2, 4, 0.0, ["q_proj", "gate"], False, "org/mixture")
+LAYER, ROUTER = "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.gate"
+
+
+def pair(module, rows, columns):
+    return {
+        tensor_name(module, LORA_A): np.ones((2, columns), np.float32),
+        tensor_name(module, LORA_B): np.ones((rows, 2), np.float32),
+    }
+
+
+def told(tensors, shapes):
+    with pytest.raises(CheckpointError) as caught:
+        refuse_other_base("a", STORED, tensors, shapes, "base")
+    return str(caught.value)
+
+
+def test_a_layer_that_stays_frozen_here_may_be_of_the_right_model():
+    own = pair(LAYER, 6, 8)
+    shapes = {name: array.shape for name, array in own.items()}
+    text = told(own | pair(ROUTER, 4, 8), shapes)
+    assert f"org/mixture and does not fit base: it adapts {ROUTER} (1 such layers), which" in text
+    assert text.endswith("that it was trained on, or, if it is this one, merge it with PEFT")
+    larger = told(pair(LAYER, 6, 9), shapes)
+    assert "(2, 9), this model takes (2, 8)" in larger and "PEFT" not in larger
