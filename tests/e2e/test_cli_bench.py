@@ -136,7 +136,8 @@ def test_without_timestamps_the_host_times_what_it_can(place, device, monkeypatc
     assert all(map(is_positive, figures["ceilings"].values()))
 
 
-def test_ceilings_leave_no_memory_behind(device):
+def test_ceilings_leave_no_memory_behind(settled_device):
+    device = settled_device
     before = device.memory.total
     ceilings = measure_ceilings(device)
     assert is_positive(ceilings.flops_per_second) and is_positive(ceilings.bytes_per_second)

@@ -154,8 +154,8 @@ def test_a_refusal_is_the_line_that_says_what_is_wrong(message, reason):
     assert results._reason(ValueError(message)) == reason
 
 
-def test_a_sound_driver_is_remembered_for_what_was_checked(device, sound, traced_once):
-    messages = []
+def test_a_sound_driver_is_remembered_for_what_was_checked(settled_device, sound, traced_once):
+    messages, device = [], settled_device
     before = device.memory.total
     sound(messages.append)
     assert device.memory.total == before  # nothing of it stays

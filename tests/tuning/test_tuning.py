@@ -275,7 +275,8 @@ class OwnFamily:
         return dataclasses.replace(decoder, config=object())
 
 
-def test_it_is_timed_on_a_device(device, monkeypatch):
+def test_it_is_timed_on_a_device(settled_device, monkeypatch):
+    device = settled_device
     other = dataclasses.replace(CPU_PROFILE, gemm_tile=8)
     monkeypatch.setattr(tuner, "bases", lambda profile: [profile])
     monkeypatch.setattr(tuner, "candidates", lambda profile: [other])
