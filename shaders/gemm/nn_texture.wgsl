@@ -2,9 +2,11 @@
 //
 // gemm/nn.wgsl for software adapters: x, w and a lie in textures. A workgroup is one subgroup of
 // THREADS and makes BLOCKS · SPAN rows by 8 · THREADS columns: each invocation loads eight columns
-// of w, the rows of x are loaded one by each invocation and broadcast to all.
+// of w, the rows of x are loaded one by each invocation and broadcast to all. A last tile of at most
+// half the width may have half as many columns an invocation (common/gemm_narrow.wgsl).
 // Launcher: kernels/gemm/launching.py.
 //#include common/gemm_interface.wgsl
+//#include common/gemm_narrow.wgsl
 //#input 1 x: 8 texture
 //#input 2 w: 8 texture
 //#input 4 u?: 4 float32 buffer
@@ -12,7 +14,8 @@
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let c0 = (group.y * THREADS + local.x) * 8u;
+    let narrow = is_narrow(group.y);
+    let c0 = first_column(group.y, local.x, narrow);
     let m0 = group.x * (BLOCKS * SPAN);
     let rows = row_count();
     if (m0 >= rows) {
@@ -31,7 +34,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         let x_at_$p = params.x_unit0 + m_$p * params.x_stride;
     //#end
     //#unroll p BLOCKS, s SPAN: var even_$p_$s = vec4<f32>(0.0); var odd_$p_$s = vec4<f32>(0.0);
-    for (var k = 0u; k < params.k; k += 8u) {
+    for (var k = select(0u, params.k, narrow); k < params.k; k += 8u) {
         // Rows of w past the last meet zeros in x's padding.
         //#unroll j 8: let w_$j = load_w(w_at + min(k + $ju, last) * params.w_stride);
         //#unroll p BLOCKS: let x_$p = load_x(x_at_$p + k / 8u);
@@ -43,17 +46,29 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
                 + ((v_$p_$s.even.z * w_4.odd + v_$p_$s.odd.z * w_5.odd) + (v_$p_$s.even.w * w_6.odd + v_$p_$s.odd.w * w_7.odd));
         //#end
     }
+//#if NARROW
+    // Four columns lie in even_, one after the other.
+    for (var k = select(params.k, 0u, narrow); k < params.k; k += 8u) {
+        //#unroll j 8: let w_$j = half_at(c0, load_w(w_at + min(k + $ju, last) * params.w_stride));
+        //#unroll p BLOCKS: let x_$p = load_x(x_at_$p + k / 8u);
+        //#unroll p BLOCKS, s SPAN
+            let v_$p_$s = broadcast_x_$s(x_$p);
+            even_$p_$s += ((v_$p_$s.even.x * w_0 + v_$p_$s.odd.x * w_1) + (v_$p_$s.even.y * w_2 + v_$p_$s.odd.y * w_3))
+                + ((v_$p_$s.even.z * w_4 + v_$p_$s.odd.z * w_5) + (v_$p_$s.even.w * w_6 + v_$p_$s.odd.w * w_7));
+        //#end
+    }
+//#endif
     //#unroll p BLOCKS, s SPAN: even_$p_$s *= params.scale; odd_$p_$s *= params.scale;
 //#if u
 //#if DROPOUT
     //#unroll p BLOCKS, s SPAN
-        let mask_$p_$s = dropout_mask8((m0 + $pu * SPAN + $su) * params.y_stride * 4u + c0);
+        let mask_$p_$s = own_columns(narrow, 0u, dropout_mask8((m0 + $pu * SPAN + $su) * params.y_stride * 4u + c0));
     //#end
 //#endif
     for (var j = 0u; j < params.r; j += 4u) {
         // Ranks past the last meet zeros in u's padding.
         //#unroll t 4
-            let a_$t = load_a(adapter_at(expert) / 2u + min(j + $tu, params.r - 1u) * (params.y_stride / 2u) + column);
+            let a_$t = own_columns(narrow, c0, load_a(adapter_at(expert) / 2u + min(j + $tu, params.r - 1u) * (params.y_stride / 2u) + column));
         //#end
         //#unroll p BLOCKS: let u_$p = load_u((m_$p * params.r_stride + j) / 4u);
         //#unroll p BLOCKS, s SPAN
@@ -68,18 +83,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         //#end
     }
 //#endif
-    if (c0 < params.columns) {
-        //#unroll p BLOCKS, s SPAN
-            if (m0 + $pu * SPAN + $su < rows) {
-                let lo_$p_$s = low(Eight(even_$p_$s, odd_$p_$s));
-                let hi_$p_$s = high(Eight(even_$p_$s, odd_$p_$s));
-//#if EIGHT
-                store8(m0 + $pu * SPAN + $su, c0, lo_$p_$s, hi_$p_$s);
-//#else
-                store4(m0 + $pu * SPAN + $su, c0, lo_$p_$s);
-                store4(m0 + $pu * SPAN + $su, c0 + 4u, hi_$p_$s);
-//#endif
-            }
-        //#end
-    }
+    //#unroll p BLOCKS, s SPAN
+        {
+            let all = Eight(even_$p_$s, odd_$p_$s);
+            let lo = select(low(all), all.even, narrow);
+            store_tile(m0 + $pu * SPAN + $su, rows, c0, narrow, lo, high(all));
+        }
+    //#end
 }

@@ -2,9 +2,11 @@
 //
 // gemm/nt.wgsl for software adapters: x, w and b lie in textures. A workgroup is one subgroup of
 // THREADS and makes BLOCKS · SPAN rows by 8 · THREADS columns: each invocation loads eight rows of
-// w, the rows of x are loaded one by each invocation and broadcast to all.
+// w, the rows of x are loaded one by each invocation and broadcast to all. A last tile of at most half
+// the width may have half as many columns an invocation (common/gemm_narrow.wgsl).
 // Launcher: kernels/gemm/launching.py.
 //#include common/gemm_interface.wgsl
+//#include common/gemm_narrow.wgsl
 //#input 1 x: 8 texture
 //#input 2 w: 8 texture
 //#input 4 u?: 4 float32 buffer
@@ -12,7 +14,8 @@
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
-    let c0 = (group.y * THREADS + local.x) * 8u;
+    let narrow = is_narrow(group.y);
+    let c0 = first_column(group.y, local.x, narrow);
     let m0 = group.x * (BLOCKS * SPAN);
     let rows = row_count();
     if (m0 >= rows) {
@@ -29,7 +32,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     //#end
     //#unroll p BLOCKS: let m_$p = min(m0 + $pu * SPAN + local.x % SPAN, rows - 1u);
     //#unroll p BLOCKS, s SPAN: var lo_$p_$s = vec4<f32>(0.0); var hi_$p_$s = vec4<f32>(0.0);
-    for (var k = 0u; k < (params.k + 7u) / 8u; k += 1u) {
+    let turns = (params.k + 7u) / 8u;
+    for (var k = select(0u, turns, narrow); k < turns; k += 1u) {
         //#unroll j 8: let w_$j = load_w(w_at_$j + k);
         //#unroll p BLOCKS: let x_$p = load_x(m_$p * params.x_stride + k);
         //#unroll p BLOCKS, s SPAN
@@ -38,6 +42,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
             hi_$p_$s += vec4<f32>(tree8(v_$p_$s, w_4), tree8(v_$p_$s, w_5), tree8(v_$p_$s, w_6), tree8(v_$p_$s, w_7));
         //#end
     }
+//#if NARROW
+    for (var k = select(turns, 0u, narrow); k < turns; k += 1u) {
+        //#unroll j 4: let w_$j = load_w(w_at_$j + k);
+        //#unroll p BLOCKS: let x_$p = load_x(m_$p * params.x_stride + k);
+        //#unroll p BLOCKS, s SPAN
+            let v_$p_$s = broadcast_x_$s(x_$p);
+            lo_$p_$s += vec4<f32>(tree8(v_$p_$s, w_0), tree8(v_$p_$s, w_1), tree8(v_$p_$s, w_2), tree8(v_$p_$s, w_3));
+        //#end
+    }
+//#endif
     //#unroll p BLOCKS, s SPAN: lo_$p_$s *= params.scale; hi_$p_$s *= params.scale;
 //#if u
     let r_stride = params.r_stride / 4u;
@@ -53,18 +67,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         //#end
     }
 //#endif
-    if (c0 < params.columns) {
-        //#unroll p BLOCKS, s SPAN
-            if (m0 + $pu * SPAN + $su < rows) {
-//#if EIGHT
-                store8(m0 + $pu * SPAN + $su, c0, lo_$p_$s, hi_$p_$s);
-//#else
-                store4(m0 + $pu * SPAN + $su, c0, lo_$p_$s);
-                store4(m0 + $pu * SPAN + $su, c0 + 4u, hi_$p_$s);
-//#endif
-            }
-        //#end
-    }
+    //#unroll p BLOCKS, s SPAN
+        store_tile(m0 + $pu * SPAN + $su, rows, c0, narrow, lo_$p_$s, hi_$p_$s);
+    //#end
 }
 
 //#include common/tree8.wgsl

@@ -24,8 +24,14 @@ class SubgroupTexture:
         most = g.profile.texture_nt_rows if gemm.with_rows else g.profile.texture_nn_rows
         rows = _fewer(most, gemm.x.rows)
         path = f"gemm/{gemm.name}_texture.wgsl"
-        constants = broadcast_constants(threads, rows)
-        launch_whole(g, gemm, Cut(path, rows, 8 * threads, constants, True, eights=True))
+        tile = 8 * threads
+        left = gemm.columns % tile
+        constants: dict[str, Constant] = {
+            **broadcast_constants(threads, rows),
+            # Of a product of less than a tile it would save little, and takes longer to compile.
+            "NARROW": gemm.columns > tile and 0 < left <= tile // 2,
+        }
+        launch_whole(g, gemm, Cut(path, rows, tile, constants, True, eights=True))
 
 
 class Skinny:

@@ -1,0 +1,44 @@
+"""Products whose last tile is narrow have the bits that they have in a whole one."""
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.kernels.gemm import GEMM, Gemm, LoraTerm
+from tests.support.harness import DTYPES, PROFILES, Bench
+
+ROWS, DEPTH, RANK = 37, 72, 5
+WHOLE = 256  # columns, of whole tiles whatever a subgroup's size
+
+
+def product(device, dtype, columns, *, with_rows, float32, residual):
+    """The first columns of one product."""
+    rng = np.random.default_rng(3)
+    x, w, skip = (
+        rng.standard_normal((n, m)) for n, m in ((ROWS, DEPTH), (DEPTH, WHOLE), (ROWS, WHOLE))
+    )
+    u, factor = rng.standard_normal((ROWS, RANK)), rng.standard_normal((RANK, WHOLE))
+    w, factor, skip = w[:, :columns], factor[:, :columns], skip[:, :columns]
+    if with_rows:
+        w, factor = w.T, factor.T
+    bench = Bench(device, dtype, PROFILES["texture"])
+    g = bench.graph
+    y = (g.float32 if float32 else g.operand)("y", ROWS, columns)
+    term = LoraTerm(bench.given(u), bench.given(factor), 0)
+    added = bench.given(skip) if residual else None
+    GEMM.launch(
+        g, Gemm(bench.operand(x), bench.operand(w), y, with_rows, lora=term, residual=added)
+    )
+    (launch,) = [each for each in g.launches if "gemm" in each.kernel]
+    return bench.run(y)[0], "fn half_at" in launch.shader.code
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_rows", [True, False])
+@pytest.mark.parametrize(("float32", "residual"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("columns", [140, 136])
+def test_narrow_tiles_change_no_bit(device, dtype, columns, with_rows, float32, residual):
+    options = {"with_rows": with_rows, "float32": float32, "residual": residual}
+    got, narrow = product(device, dtype, columns, **options)
+    whole, other = product(device, dtype, WHOLE, **options)
+    assert (narrow, other) == (True, False)
+    np.testing.assert_array_equal(got, whole[:, :columns])
