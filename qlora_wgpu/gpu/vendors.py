@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_FEW_REGISTERS = {"intel", "apple"}
+FEW_REGISTERS = ("apple", "intel")  # by WebGPU's names of vendors
 _HOIST_LOADS = {"qualcomm"}
 _IDS = {0x8086: "intel", 0x106B: "apple", 0x5143: "qualcomm", 0x4D4F4351: "qualcomm"}
 
@@ -16,7 +16,7 @@ def has_few_registers(info: Mapping[str, Any]) -> bool:
     Args:
         info: What WebGPU tells of the GPU.
     """
-    return not _FEW_REGISTERS.isdisjoint(_names(info))
+    return not _names(info).isdisjoint(FEW_REGISTERS)
 
 
 def hoists_loads(info: Mapping[str, Any]) -> bool:

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.data.batches import bucket_length
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, gpu_profile
 from qlora_wgpu.gpu.recording import RecordedBuffer, RecordingDevice
+from qlora_wgpu.gpu.vendors import FEW_REGISTERS
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.model.pretrained import Pretrained
@@ -27,7 +28,30 @@ from qlora_wgpu.web.variant import FilledBuffers, Variant
 MANIFEST = "site.json"
 FORMAT = 1
 _MAX_BINDING = 128 * MIB  # what WebGPU promises on every device
-_PROFILES: Mapping[str, Profile] = {"gpu": GPU_PROFILE, "cpu": CPU_PROFILE}
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How kernels are cut for some browsers.
+
+    Attributes:
+        profile: How.
+        vendors: Whose GPUs they are for, by WebGPU's names; none for all that have no other.
+        suffix: Of their folder's name.
+    """
+
+    profile: Profile
+    vendors: tuple[str, ...] = ()
+    suffix: str = ""
+
+
+_CUTS: Mapping[str, Sequence[_Cut]] = {
+    "gpu": (
+        _Cut(GPU_PROFILE),
+        _Cut(gpu_profile(None, few_registers=True), FEW_REGISTERS, "-few-registers"),
+    ),
+    "cpu": (_Cut(CPU_PROFILE),),
+}
 
 
 @dataclass(frozen=True)
@@ -99,7 +123,8 @@ def write_site(
     text = put_texts(files, text_folder, settings, max(buckets))
     weights = WeightFiles(files)
     variants = [
-        _variant(settings, pretrained, rank, buckets, options, (files, shaders, weights), progress)
+        _variant(settings, pretrained, rank, buckets, cut, (files, shaders, weights), progress)
+        for cut in _CUTS[options.kernels]
         for rank in options.ranks or (settings.lora.r,)
     ]
     names = weights.end()
@@ -132,7 +157,11 @@ def write_site(
         folder,
         sum(sizes.values()),
         sum(sizes[name] for name in names),
-        {v["rank"]: {int(n): b for n, b in v["memory"].items()} for v in variants},
+        {
+            v["rank"]: {int(n): b for n, b in v["memory"].items()}
+            for v in variants
+            if not v["vendors"]
+        },
     )
 
 
@@ -141,14 +170,14 @@ def _variant(
     pretrained: Pretrained,
     rank: int,
     buckets: Sequence[int],
-    options: SiteOptions,
+    cut: _Cut,
     into: tuple[SiteFiles, Shaders, WeightFiles],
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Writes the files of one rank."""
+    """Writes the files of one rank, for some browsers."""
     files, shaders, weights = into
     filled = FilledBuffers(weights)
-    device = RecordingDevice(_PROFILES[options.kernels], _MAX_BINDING, filled.fill)
+    device = RecordingDevice(cut.profile, _MAX_BINDING, filled.fill)
     lora = settings.lora.model_copy(
         update={"r": rank, "lora_alpha": settings.lora.lora_alpha * rank / settings.lora.r}
     )
@@ -162,10 +191,11 @@ def _variant(
         progress=progress,
     )  # fmt: skip
     batch = settings.train.per_device_train_batch_size
-    made = Variant(model, device, shaders, files, f"plans/r{rank}").write(
+    made = Variant(model, device, shaders, files, f"plans/r{rank}{cut.suffix}").write(
         settings.optim, batch, buckets, filled
     )
-    return {**made, "largest": max(_largest(device.buffers), made.pop("largest_slot"))}
+    largest = max(_largest(device.buffers), made.pop("largest_slot"))
+    return {**made, "vendors": cut.vendors, "largest": largest}
 
 
 def _largest(buffers: Sequence[RecordedBuffer]) -> int:

@@ -107,6 +107,25 @@ def test_buffers_are_filled_with_what_training_uploads(written, device, rank):
     assert np.array_equal(parameters, model.read_flat(model.adapter.parameters))
 
 
+def test_gpus_of_few_registers_have_plans_of_their_own(written):
+    site = json.loads((written.folder / "site.json").read_text())
+    cuts = {(v["rank"], tuple(v["vendors"])): v for v in site["variants"]}
+    assert set(cuts) == {(rank, v) for rank in (4, 8) for v in ((), ("apple", "intel"))}
+    plain, few = (plan_of(written.folder, cuts[8, v]["file"]) for v in ((), ("apple", "intel")))
+    assert plain["adapter"] == few["adapter"]
+    codes = [shader["label"] for shader in plan_of(written.folder, "shaders.plan")]
+    for name, own, other in (("HOLDS_W", few, plain), ("FEW_REGISTERS", few, plain)):
+        assert any(f"{name}=True" in codes[i] for i in own["shaders"])
+        assert not any(f"{name}=True" in codes[i] for i in other["shaders"])
+    # The same weights are there once.
+    assert {piece[2] for piece in few["filled"]} == {piece[2] for piece in plain["filled"]}
+    assert sum(site["files"][name]["bytes"] for name in site["weights"]) == written.weight_bytes
+    of_software = SiteOptions(ranks=(4,), kernels="cpu", buckets=(32,))
+    other = write_page(settings(), written.folder.parent / "cpu", of_software)
+    (variant,) = json.loads((other.folder / "site.json").read_text())["variants"]
+    assert variant["vendors"] == []
+
+
 def test_windows_lie_within_their_buffers_and_slots(written):
     variant = plan_of(written.folder, "plans/r8/variant.plan")
     sizes = [nbytes for _, _, nbytes in variant["buffers"]]

@@ -20,12 +20,25 @@ export function remedy(userAgent) {
 }
 
 /**
+ * The variants of a site whose kernels are cut for a vendor's GPUs; those for all others if it has none.
+ *
+ * @template {{vendors: string[]}} V
+ * @param {V[]} variants
+ * @param {string} vendor
+ * @returns {V[]}
+ */
+export function cutFor(variants, vendor) {
+  const own = variants.filter(({ vendors }) => vendors.includes(vendor));
+  return own.length ? own : variants.filter(({ vendors }) => !vendors.length);
+}
+
+/**
  * Opens a device that keeps to what the plans need.
  *
  * @param {GPU} gpu navigator.gpu, or undefined.
  * @param {Record<string, number>} needs Limits by WebGPU's names.
  * @param {string} userAgent The browser, for messages.
- * @returns {Promise<GPUDevice>}
+ * @returns {Promise<{device: GPUDevice, vendor: string}>} With the vendor as WebGPU names it, '' if it does not.
  * @throws {Told} If there is none.
  */
 export async function openDevice(gpu, needs, userAgent = '') {
@@ -44,7 +57,8 @@ export async function openDevice(gpu, needs, userAgent = '') {
     requiredLimits[name] = value;
   }
   try {
-    return await adapter.requestDevice({ requiredLimits }); // no kernel of a page needs a feature
+    const device = await adapter.requestDevice({ requiredLimits }); // no kernel of a page needs a feature
+    return { device, vendor: adapter.info?.vendor ?? '' };
   } catch (error) {
     throw new NoGpu(`The GPU could not be opened: ${error.message}`);
   }

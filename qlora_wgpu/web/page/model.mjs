@@ -1,7 +1,7 @@
 /** A base with an adapter on the device: its programs, its vectors, and what is computed of them. */
 
 import { encodeBatch } from './batches.mjs';
-import { Told, openDevice } from './device.mjs';
+import { Told, cutFor, openDevice } from './device.mjs';
 import { Memory } from './memory.mjs';
 import { Pipelines, Program } from './program.mjs';
 
@@ -30,9 +30,10 @@ export class Model {
     const { site } = files;
     self.files = files;
     self.site = site;
-    const described = site.variants.find((each) => each.rank === rank);
-    if (!described) throw new Told(`This site has no adapter of rank ${rank}.`);
-    self.device = await openDevice(gpu, site.needs, userAgent);
+    if (!site.variants.some((each) => each.rank === rank)) throw new Told(`This site has no adapter of rank ${rank}.`);
+    const { device, vendor } = await openDevice(gpu, site.needs, userAgent);
+    const described = cutFor(site.variants, vendor).find((each) => each.rank === rank);
+    self.device = device;
     self.errors = [];
     self.device.addEventListener('uncapturederror', ({ error }) => self.errors.push(refusal(error)));
     self.lost = null;

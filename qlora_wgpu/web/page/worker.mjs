@@ -1,7 +1,7 @@
 /** All that computes, away from the page: requests come as {id, do, ...}, answers and news go back. */
 
 import { ChatTemplate } from './chat.mjs';
-import { NoGpu, Told, openDevice } from './device.mjs';
+import { NoGpu, Told, cutFor, openDevice } from './device.mjs';
 import { sha256 } from './digest.mjs';
 import { RowEncoder } from './examples.mjs';
 import { rowsOf, textOf } from './files.mjs';
@@ -36,10 +36,11 @@ const requests = {
     state.tokenizer = new Tokenizer(file, site.text);
     state.template = site.text.template === null ? null : new ChatTemplate(site.text.template, site.text.special_tokens);
     state.prompts = new Prompts(await state.files.json(site.text.prompts), state.tokenizer, state.template, site.text.alpaca);
-    (await openDevice(navigator.gpu, site.needs, navigator.userAgent)).destroy();
+    const { device, vendor } = await openDevice(navigator.gpu, site.needs, navigator.userAgent);
+    device.destroy();
     state.snapshots = new Snapshots(await storageName(site), navigator.storage, navigator.locks);
     const kept = await state.snapshots.last();
-    return { site: { model: site.model, variants: site.variants, buckets: site.buckets, training: site.training, sample: site.sample ?? null, bytes: siteBytes(site) }, kept: kept && kept.about };
+    return { site: { model: site.model, variants: cutFor(site.variants, vendor), buckets: site.buckets, training: site.training, sample: site.sample ?? null, bytes: siteBytes(site) }, kept: kept && kept.about };
   },
 
   /** Opens the device and puts the weights onto it, and the adapter that was kept if it is of this rank. */
