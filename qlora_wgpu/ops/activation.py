@@ -9,8 +9,10 @@ from qlora_wgpu.graph.tensor import Tensor
 _PLAIN: dict[str, Constant] = {
     "SILU": False,
     "ERF": False,
+    "RELU": False,
     "SQUARED_RELU": False,
     "SIGMOID": False,
+    "QUICK_GELU": False,
 }
 SIGMOID: dict[str, Constant] = {**_PLAIN, "SIGMOID": True}
 """What gates pass through, which no MLP has for its activation."""
@@ -20,6 +22,8 @@ ACTIVATIONS: dict[str, dict[str, Constant]] = {
     "gelu_pytorch_tanh": _PLAIN,
     "gelu_new": _PLAIN,
     "gelu": {**_PLAIN, "ERF": True},
+    "quick_gelu": {**_PLAIN, "QUICK_GELU": True},
+    "relu": {**_PLAIN, "RELU": True},
     "relu2": {**_PLAIN, "SQUARED_RELU": True},
 }
 

@@ -9,12 +9,17 @@ import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
 _C = math.sqrt(2 / math.pi)
+_QUICK = 1.702  # of Hugging Face's QuickGELUActivation
 
 
 def forward(x: Array, activation: str) -> Array:
-    """SiLU, squared ReLU, sigmoid, GELU (``gelu``) or its tanh form, of each element."""
+    """SiLU, ReLU, its square, sigmoid, GELU (``gelu``) or a form of it, of each element."""
     if activation == "silu":
         y: Array = x / (1 + np.exp(-x))
+    elif activation == "quick_gelu":
+        y = x / (1 + np.exp(-_QUICK * x))
+    elif activation == "relu":
+        y = np.maximum(x, 0.0)
     elif activation == "gelu":
         y = x * _normal_below(x)
     elif activation == "relu2":
@@ -31,6 +36,11 @@ def slope(x: Array, activation: str) -> Array:
     if activation == "silu":
         s = 1 / (1 + np.exp(-x))
         derivative: Array = s * (1 + x * (1 - s))
+    elif activation == "quick_gelu":
+        s = 1 / (1 + np.exp(-_QUICK * x))
+        derivative = s * (1 + _QUICK * x * (1 - s))
+    elif activation == "relu":
+        derivative = np.where(x > 0, 1.0, 0.0)
     elif activation == "gelu":
         derivative = _normal_below(x) + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
     elif activation == "relu2":

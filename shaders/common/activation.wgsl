@@ -1,6 +1,7 @@
 // activate(x) and activate_gradient(x) = d activate / dx:
-// SILU: x·σ(x);  SIGMOID: σ(x);  SQUARED_RELU: max(x, 0)²;  ERF: GELU, ½x(1 + erf(x/√2));  else its
-// tanh form, ½x(1 + tanh(√(2/π)(x + 0.044715x³))).
+// SILU: x·σ(x);  SIGMOID: σ(x);  RELU: max(x, 0);  SQUARED_RELU: max(x, 0)²;  ERF: GELU,
+// ½x(1 + erf(x/√2));  QUICK_GELU: x·σ(1.702x);  else GELU's tanh form,
+// ½x(1 + tanh(√(2/π)(x + 0.044715x³))).
 
 //#include common/logistic.wgsl
 //#if SILU
@@ -22,6 +23,27 @@ fn activate(x: vec4<f32>) -> vec4<f32> {
 
 fn activate_gradient(x: vec4<f32>) -> vec4<f32> {
     return sigmoid_gradient(x);
+}
+//#else
+//#if RELU
+
+fn activate(x: vec4<f32>) -> vec4<f32> {
+    return max(x, vec4<f32>(0.0));
+}
+
+fn activate_gradient(x: vec4<f32>) -> vec4<f32> {
+    return select(vec4<f32>(0.0), vec4<f32>(1.0), x > vec4<f32>(0.0));
+}
+//#else
+//#if QUICK_GELU
+
+fn activate(x: vec4<f32>) -> vec4<f32> {
+    return x * sigmoid(1.702 * x);
+}
+
+fn activate_gradient(x: vec4<f32>) -> vec4<f32> {
+    let s = sigmoid(1.702 * x);
+    return s * (1.0 + 1.702 * x * (1.0 - s));
 }
 //#else
 //#if SQUARED_RELU
@@ -86,6 +108,8 @@ fn activate_gradient(x: vec4<f32>) -> vec4<f32> {
     let s = gate_of(x);
     return s + x * s * (1.0 - s) * 1.5957691216 * (1.0 + 0.134145 * x * x);
 }
+//#endif
+//#endif
 //#endif
 //#endif
 //#endif

@@ -26,7 +26,9 @@ DIVIDED = ("stablelm", "deepseek_v2", "phi3", "olmoe", "lfm2", "lfm2_moe")
 # Those whose hidden_size transformers wants to be a multiple of the heads.
 MULTIPLES = ("arcee", "llama", "gemma2", "gemma3_text", "granite")
 LISTED = {"short_factor", "mrope_section"}  # of rotations that are so long
-ACTIVATIONS = ("silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu2")
+ACTIVATIONS = (
+    "silu", "swish", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2",
+)  # fmt: skip
 ONE_ACTIVATION = (
     "apertus", "gpt_oss", "gemma", "gemma4_text", "gemma4_unified_text", "qwen3_next",
     "qwen3_5_text", "qwen3_5_moe_text",

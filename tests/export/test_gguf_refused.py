@@ -23,6 +23,7 @@ REFUSED = {
         "head_dim": 12, "layer_types": ["full_attention", "sliding_attention"]}),
     "a head of its own": ("gemma", {"tie_word_embeddings": False}),
     "the activation gelu": ("llama", {"hidden_act": "gelu"}),
+    "the activation relu": ("llama", {"hidden_act": "relu"}),
     "heads that are together 120 wide": ("qwen2", {"head_dim": 20}),
     "RoPE of type dynamic": (
         "llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},

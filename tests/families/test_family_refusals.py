@@ -64,7 +64,7 @@ REFUSED = {
     ),
     "rope type": ("llama", {"rope_scaling": {"rope_type": "mrope"}}, "mrope"),
     "rope key": ("llama", {"rope_scaling": {"type": "linear", "factor": 2, "x": 1}}, "x"),
-    "activation": ("qwen3", {"hidden_act": "relu"}, "hidden_act"),
+    "activation": ("qwen3", {"hidden_act": "mish"}, "hidden_act"),
     "dropout": ("phi3", {"resid_pdrop": 0.1}, "resid_pdrop"),
     "both ways": ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional"),
     "layer types": ("qwen2", {"use_sliding_window": True, "layer_types": ["x"] * 4}, "layer_types"),
@@ -120,7 +120,7 @@ REFUSED = {
     "one rotation": ("olmo3", {"rope_parameters": {"rope_theta": 1e4}}, "read in two ways"),
     "one scaling": ("olmo3", {"rope_parameters": {"rope_type": "yarn"}}, "read in two ways"),
     "two readings": ("olmo3", {"rope_theta": 1e4}, "both kinds of layers .* are read in two ways"),
-    "no such activation": ("gemma2", {"hidden_activation": "relu"}, "hidden_activation"),
+    "no such activation": ("gemma2", {"hidden_activation": "mish"}, "hidden_activation"),
     "two numbers": (
         "ernie4_5_moe", {"moe_num_experts": 9, "num_experts": 8}, "mean the same, but differ",
     ),

@@ -7,9 +7,11 @@ from qlora_wgpu.ops.glu import glu, sigmoid_gate
 from qlora_wgpu.reference import activation as activations
 from qlora_wgpu.reference import glu as reference
 
+ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu", "quick_gelu", "relu", "relu2")
+
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu", "sigmoid"])
+@pytest.mark.parametrize("activation", [*ACTIVATIONS, "sigmoid"])
 @pytest.mark.parametrize("shape", [(1, 5), (37, 52)])
 def test_glu(device, profile, dtype, activation, shape):
     rng = np.random.default_rng(3)
@@ -30,7 +32,7 @@ def test_glu(device, profile, dtype, activation, shape):
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu", "relu2"])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_activation(device, profile, dtype, activation):
     rng = np.random.default_rng(4)
     x, dy = 2 * rng.standard_normal((37, 52)), rng.standard_normal((37, 52))

@@ -106,7 +106,10 @@ def test_qk_layer_norm():
     check(lambda v: np.sum(dy * qk_layer_norm.forward(v, w, 1e-5)), x, dx)
 
 
-@pytest.mark.parametrize("activation", ["silu", "gelu_pytorch_tanh", "gelu", "relu2", "sigmoid"])
+@pytest.mark.parametrize(
+    "activation",
+    ["silu", "gelu_pytorch_tanh", "gelu", "quick_gelu", "relu", "relu2", "sigmoid"],
+)
 def test_glu(activation):
     gate, up, dy = normal(3, 5), normal(3, 5), normal(3, 5)
     dgate, dup = glu.backward(dy, gate, up, activation)

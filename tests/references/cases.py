@@ -64,6 +64,8 @@ CASES = {
         ),
     ),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": 3}),
+    "llama-relu": ("llama", {**WIDE, "hidden_act": "relu"}),
+    "llama-quick-gelu": ("llama", {**WIDE, "hidden_act": "quick_gelu"}),
     "llama-dora": ("llama", {**WIDE, "attention_bias": True}),
     "mistral": ("mistral", {**WIDE, "sliding_window": 7, "num_key_value_heads": 3}),
     "qwen2": ("qwen2", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),

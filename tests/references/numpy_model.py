@@ -139,7 +139,7 @@ class NumpyOps(LayerOps):
         return y if residual is None else residual + y
 
     def activation(self, x, name):
-        kinds = ("silu", "gelu", "relu2", "gelu_new")
+        kinds = ("silu", "gelu", "relu", "relu2", "quick_gelu", "gelu_new")
         alike = [kind for kind in kinds if ACTIVATIONS[kind] == ACTIVATIONS[name]]
         return activation.forward(x, alike[0])
 

@@ -21,6 +21,7 @@ from qlora_wgpu.export.gguf.windows import window_keys
 from qlora_wgpu.families.decoder import Decoder
 from qlora_wgpu.families.mlp import XIELUMLP
 from qlora_wgpu.families.norm import LayerNorm
+from qlora_wgpu.ops.activation import ACTIVATIONS
 from qlora_wgpu.ops.clamped_glu import ClampedGLU
 
 _WITH_QK_NORM = 64  # from so many layers on llama.cpp takes Command R for Command R+
@@ -89,7 +90,7 @@ def _check_parts(keys: ModelKeys) -> None:
         if isinstance(activation, ClampedGLU):
             if activation != ClampedGLU():
                 raise keys.refuse("a swiglu_limit or swiglu_alpha other than gpt-oss's")
-        elif activation.replace("swish", "silu") != llama_cpp.activation:
+        elif ACTIVATIONS[activation] != ACTIVATIONS[llama_cpp.activation]:
             raise keys.refuse(f"the activation {activation}")
 
 
