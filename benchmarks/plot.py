@@ -25,9 +25,9 @@ def read(name: str) -> Any:
 
 def peers() -> None:
     runs = [
-        ("S, batch 1", "llvmpipe-mesa22-compare-S"),
-        ("S, batch 4", "llvmpipe-mesa22-compare-S-batch4"),
-        ("M, batch 1", "llvmpipe-mesa22-compare-M"),
+        ("S, batch 1", "llvmpipe-mesa22-zen5-compare-S"),
+        ("S, batch 4", "llvmpipe-mesa22-zen5-compare-S-batch4"),
+        ("M, batch 1", "llvmpipe-mesa22-zen5-compare-M"),
     ]
     figure, axes = plt.subplots(1, len(runs), figsize=(10, 3.2), layout="constrained")
     for axis, (title, name) in zip(axes, runs, strict=True):
