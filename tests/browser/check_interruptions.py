@@ -10,8 +10,9 @@ HURRIED = b"""
 const now = performance.now.bind(performance);
 performance.now = () => 200 * now();
 """
-# The first device is opened to see whether one can be, the second computes.
-LOST = b"""
+# What happens to the device with a step's news. The first is opened to see whether one can be,
+# the second computes.
+AT_STEP = b"""
 const open = GPUAdapter.prototype.requestDevice;
 let devices = 0;
 GPUAdapter.prototype.requestDevice = async function (...given) {
@@ -19,13 +20,14 @@ GPUAdapter.prototype.requestDevice = async function (...given) {
   if (++devices === 2) {
     const post = self.postMessage.bind(self);
     self.postMessage = (message, ...more) => {
-      if (message.news?.kind === 'step' && message.news.step === 3) device.destroy();
+      if (message.news?.kind === 'step' && message.news.step === %d) { %b }
       post(message, ...more);
     };
   }
   return device;
 };
 """
+LOST = AT_STEP % (3, b"device.destroy();")
 FULL = b"""
 const write = FileSystemSyncAccessHandle.prototype.write;
 let writes = 0;

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from browser.check_interruptions import ALIASES, HURRIED, LOST, ROWS, WORKER, whole
+from browser.check_interruptions import ALIASES, AT_STEP, HURRIED, LOST, ROWS, WORKER, whole
 from browser.conftest import user_task
 
 __all__ = ["whole"]
@@ -54,24 +54,13 @@ self.postMessage = (message, ...more) => {
 };
 """
 # A step finds no memory, which nobody had asked for by a scope.
-STARVED = b"""
-const open = GPUAdapter.prototype.requestDevice;
-let devices = 0;
-GPUAdapter.prototype.requestDevice = async function (...given) {
-  const device = await open.apply(this, given);
-  if (++devices === 2) {
-    const post = self.postMessage.bind(self);
-    self.postMessage = (message, ...more) => {
-      if (message.news?.kind === 'step' && message.news.step === 4) {
-        const error = new GPUOutOfMemoryError('no more');
-        device.dispatchEvent(new GPUUncapturedErrorEvent('uncapturederror', { error }));
-      }
-      post(message, ...more);
-    };
-  }
-  return device;
-};
-"""
+STARVED = AT_STEP % (
+    4,
+    b"""
+    const error = new GPUOutOfMemoryError('no more');
+    device.dispatchEvent(new GPUUncapturedErrorEvent('uncapturederror', { error }));
+    """,
+)
 BROWSERS = pytest.mark.parametrize("browser", ["firefox", "chromium"])
 
 

@@ -6,29 +6,17 @@ import threading
 import time
 
 import pytest
-from e2e.tiny import write_model
-from support.openai_http import TALK, ask, serving
+from serving.tiny_served import tiny_served
+from support.openai_http import HEAD, TALK, ask, serving
 
-from qlora_wgpu import QLoRAModel, QuantConfig
-from qlora_wgpu.data import PromptFormat, Tokenizer
-from qlora_wgpu.data.chat import find_chat_template
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.serving import writer as writing
-from qlora_wgpu.serving.served import Served
-
-HEAD = (
-    "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-    "Content-Length: {}\r\n\r\n"
-)
 
 
 @pytest.fixture(scope="module")
 def served(device, tmp_path_factory):
-    folder = write_model(tmp_path_factory.mktemp("leaving") / "model")
-    model = QLoRAModel.from_pretrained(folder, quant=QuantConfig(scheme="none"), device=device)
-    tokenizer = Tokenizer.from_folder(folder)
-    written = PromptFormat("chat", tokenizer, find_chat_template("chatml", tokenizer))
-    with serving(model, {"tiny": Served("default", written)}, texts=1, capacity=2048) as address:
+    model, tiny = tiny_served(device, tmp_path_factory.mktemp("leaving") / "model")
+    with serving(model, {"tiny": tiny}, texts=1, capacity=2048) as address:
         yield address
 
 

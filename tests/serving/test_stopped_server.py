@@ -4,28 +4,21 @@ import asyncio
 import threading
 
 import pytest
-from e2e.tiny import write_model
+from serving.tiny_served import tiny_served
 from support.openai_http import TALK
 from support.processes import PATIENCE
 
-from qlora_wgpu import QLoRAModel, QuantConfig
-from qlora_wgpu.data import PromptFormat, Tokenizer
-from qlora_wgpu.data.chat import find_chat_template
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.serving.chat_request import ChatRequest
-from qlora_wgpu.serving.served import Served
 from qlora_wgpu.serving.writer import Writer
 
 
 @pytest.fixture
 def writer_and_served(device, tmp_path):
-    folder = write_model(tmp_path / "model")
-    model = QLoRAModel.from_pretrained(folder, quant=QuantConfig(scheme="none"), device=device)
-    tokenizer = Tokenizer.from_folder(folder)
-    written = PromptFormat("chat", tokenizer, find_chat_template("chatml", tokenizer))
+    model, tiny = tiny_served(device, tmp_path / "model")
     writer = Writer(Engine(model, 1, 512), model)
-    yield writer, Served("default", written)
+    yield writer, tiny
     writer.close()
 
 

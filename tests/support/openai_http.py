@@ -16,6 +16,10 @@ from qlora_wgpu.serving.writer import Writer
 from support.processes import PATIENCE
 
 TALK = [{"role": "user", "content": "what is this?"}]
+HEAD = (
+    "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    "Content-Length: {}\r\n\r\n"
+)
 
 
 @contextmanager
