@@ -97,6 +97,16 @@ def test_what_llama_cpp_does_not_compute(tmp_path, what) -> None:
     assert not (place / "f32.gguf").exists()
 
 
+@pytest.mark.parametrize(
+    ("model_type", "name"), [("llama", "swish"), ("starcoder2", "gelu_new"), ("gemma2", "gelu_new")]
+)
+def test_another_name_of_the_same_activation_is_taken(tmp_path, model_type, name) -> None:
+    key = "hidden_activation" if model_type == "gemma2" else "hidden_act"
+    config = changed(model_type)
+    written(folder_of(tmp_path, config | {key: name}))
+    assert (tmp_path / "f32.gguf").exists()
+
+
 def test_a_family_that_llama_cpp_has_not() -> None:
     with pytest.raises(UnsupportedModelError, match="'phimoe' are not exported to GGUF"):
         find_llama_cpp("phimoe", "models", has_experts=True)
