@@ -1,5 +1,7 @@
 """Products whose last tile is narrow have the bits that they have in a whole one."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -8,6 +10,7 @@ from tests.support.harness import DTYPES, PROFILES, Bench
 
 ROWS, DEPTH, RANK = 37, 72, 5
 WHOLE = 256  # columns, of whole tiles whatever a subgroup's size
+OF_16_ROWS = {"texture_nn_rows": 16, "texture_nt_rows": 16}
 
 
 def product(device, dtype, columns, *, with_rows, float32, residual):
@@ -20,7 +23,7 @@ def product(device, dtype, columns, *, with_rows, float32, residual):
     w, factor, skip = w[:, :columns], factor[:, :columns], skip[:, :columns]
     if with_rows:
         w, factor = w.T, factor.T
-    bench = Bench(device, dtype, PROFILES["texture"])
+    bench = Bench(device, dtype, replace(PROFILES["texture"], **OF_16_ROWS))
     g = bench.graph
     y = (g.float32 if float32 else g.operand)("y", ROWS, columns)
     term = LoraTerm(bench.given(u), bench.given(factor), 0)

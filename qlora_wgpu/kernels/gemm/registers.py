@@ -28,8 +28,9 @@ class SubgroupTexture:
         left = gemm.columns % tile
         constants: dict[str, Constant] = {
             **broadcast_constants(threads, rows),
-            # Of a product of less than a tile it would save little, and takes longer to compile.
-            "NARROW": gemm.columns > tile and 0 < left <= tile // 2,
+            # Of a product of less than a tile it would save little, and takes longer to compile. A
+            # loop over 32 rows is too long to be there twice.
+            "NARROW": most <= 16 and gemm.columns > tile and 0 < left <= tile // 2,
         }
         launch_whole(g, gemm, Cut(path, rows, tile, constants, True, eights=True))
 
