@@ -7,7 +7,7 @@ from references.sized import traced_configs, with_head_dim
 
 from qlora_wgpu.config import Config, LoraConfig, QuantConfig
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, gpu_profile
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
@@ -16,6 +16,11 @@ from qlora_wgpu.selfcheck.coverage import covering, statements
 
 PROFILES = {
     "own": None,
+    # What software GPUs have on processors of other vectors than this one.
+    "4 lanes": cpu_profile(4),
+    "8 lanes": cpu_profile(8),
+    "16 lanes": cpu_profile(16),
+    "16 lanes, 16 rows": cpu_profile(16, 16),
     "buffers": CPU_PROFILE,
     "registers": replace(GPU_PROFILE, gemm_kind="register", attention_kind="register"),
     "workgroup memory": GPU_PROFILE,

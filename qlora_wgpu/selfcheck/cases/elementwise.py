@@ -32,7 +32,8 @@ from qlora_wgpu.selfcheck.cases.common import ROWS, SAMPLES, each, normal, uneve
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
 _Maker = Callable[[Array], Tensor]
-_WIDE = 530  # more than a row's threads take at once
+_HELD = 250  # no more than any subgroup holds of a row, where its invocations hold one
+_WIDE = 2100  # more than any subgroup holds, and than a row's threads take at once
 
 
 def _types(run: Runner, rounded_first: bool) -> tuple[_Maker, _Maker]:
@@ -40,14 +41,14 @@ def _types(run: Runner, rounded_first: bool) -> tuple[_Maker, _Maker]:
     return (run.operand, run.float32) if rounded_first else (run.float32, run.operand)
 
 
-@each((True,), (False,))
-def check_rms_norm(run: Runner, rounded_first: bool) -> None:
+@each((True, _HELD), (False, _HELD), (True, _WIDE), (False, _WIDE))
+def check_rms_norm(run: Runner, rounded_first: bool, columns: int) -> None:
     """y, and dx of two uses, each with a gradient of its own type; one adds to a residual.
 
     dx as an operand comes from the launch that adds to it.
     """
-    x, weight, skip = uneven("x", ROWS, _WIDE), normal("weight", _WIDE), normal("skip", ROWS, _WIDE)
-    dy, dz = normal("dy", ROWS, _WIDE), normal("dz", ROWS, _WIDE)
+    x, weight = uneven("x", ROWS, columns), normal("weight", columns)
+    skip, dy, dz = (normal(name, ROWS, columns) for name in ("skip", "dy", "dz"))
     tskip = (run.operand if rounded_first else run.float32)(skip, grad=True)
     tx = run.float32(x, grad=True)
     run.graph.recomputation = Recomputation(remakes=True)
