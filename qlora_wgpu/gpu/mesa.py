@@ -17,7 +17,7 @@ _WIDTH = "LP_NATIVE_VECTOR_WIDTH"
 _WIDTHS = (128, 256, 512)  # bits: Mesa 22 and 26 crash or hang with any other
 _FAMILY = re.compile(r"^cpu family\s*:\s*(\d+)$", re.MULTILINE)
 _ZEN_5 = 26  # the first family of AMD's that computes 512 bits in one turn
-_LANES_OF_512_BITS = 16
+_LANES_OF_256_BITS, _LANES_OF_512_BITS = 8, 16
 
 
 def add_software_threads(environ: MutableMapping[str, str]) -> None:
@@ -75,17 +75,22 @@ def _check_width(text: str) -> None:
 def rows_of_products(subgroup_size: int) -> int:
     """How many rows of results an invocation of a product should hold on this processor.
 
-    An AMD of family 26 (Zen 5) computes all 512 bits in one turn and then waits for instructions:
-    the loop over 32 rows has 55 KB of them, that over 16 rows 30 KB, and the cache for them 32 KB.
-    Others take two turns or have 256 bits, and gain by what 32 rows load less.
+    More rows load less, but make a longer loop, and AMD's processors wait for instructions beyond
+    those that their caches hold. Up to family 25 (Zen 4), with 256 bits, that is 4,096 decoded
+    ones, where the loop over 32 rows has 6,300, over 16 rows 3,500, over 8 rows 2,050; family 26
+    (Zen 5) computes all 512 bits in one turn, and of the 55 KB of 32 rows 32 KB are held, of 16
+    rows all 30.
 
     Args:
         subgroup_size: Invocations of a subgroup.
     """
     cpu = _cpu()
-    families = [int(family) for family in _FAMILY.findall(cpu)]
-    waits = "AuthenticAMD" in cpu and max(families, default=0) >= _ZEN_5
-    return 16 if waits and subgroup_size == _LANES_OF_512_BITS else 32
+    family = max(map(int, _FAMILY.findall(cpu)), default=0)
+    if "AuthenticAMD" not in cpu:
+        return 32
+    if subgroup_size == _LANES_OF_512_BITS:
+        return 16 if family >= _ZEN_5 else 32
+    return 8 if subgroup_size == _LANES_OF_256_BITS and family < _ZEN_5 else 32
 
 
 def _processors() -> int:

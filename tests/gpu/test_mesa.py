@@ -27,7 +27,11 @@ def test_what_the_user_has_set_stays():
         ("AuthenticAMD", 26, 16, 16),
         ("AuthenticAMD", 26, 8, 32),
         ("AuthenticAMD", 25, 16, 32),
+        ("AuthenticAMD", 25, 8, 8),
+        ("AuthenticAMD", 23, 8, 8),
+        ("AuthenticAMD", 25, 4, 32),
         ("GenuineIntel", 26, 16, 32),
+        ("GenuineIntel", 6, 8, 32),
     ],
 )
 def test_products_hold_fewer_rows_where_instructions_are_waited_for(

@@ -19,6 +19,7 @@ PROFILES = {
     # What software GPUs have on processors of other vectors than this one.
     "4 lanes": cpu_profile(4),
     "8 lanes": cpu_profile(8),
+    "8 lanes, 8 rows": cpu_profile(8, 8),
     "16 lanes": cpu_profile(16),
     "16 lanes, 16 rows": cpu_profile(16, 16),
     "buffers": CPU_PROFILE,
