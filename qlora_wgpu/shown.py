@@ -34,27 +34,27 @@ def train(
     """Fine-tunes a model: all that ``qlora-wgpu train`` does, and shows what it shows.
 
     The driver is checked the first time, memory is planned before weights are read, kernels are
-    timed where the run is long, and ``output.dir`` gets the adapter, checkpoints, metrics.jsonl,
+    timed if the run is long, and ``output.dir`` gets the adapter, checkpoints, metrics.jsonl,
     config.yaml and report.html. Ctrl-C (in a notebook, interrupting the kernel) and SIGTERM end it
     early with its state saved, and so does an observer's ``stop_run``.
 
     No other process watches over a run from Python: a driver that crashes takes this process with
-    it, as does one that hangs. A device that is lost raises ``DeviceLostError``. The last
-    checkpoint is whole in each case, and ``resume=True`` goes on from it.
+    it, and one that hangs blocks it. A device that is lost raises ``DeviceLostError``. The last
+    checkpoint is complete in each case, and ``resume=True`` continues from it.
 
     Args:
         config: A ``Config``, the path of a YAML file, or a mapping with its sections.
-        observer: Who is told what goes on, too.
+        observer: Is told what goes on, beside what is shown.
         overwrite: Whether a run in ``output.dir`` may be replaced.
-        resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint, bit by
-            bit; begins one where there is none. A finished one is left as it is.
+        resume: Whether to continue the run in ``output.dir`` from its newest complete checkpoint,
+            with the same bits; begins a run if there is none. A finished one is left as it is.
         overrides: Texts such as ``"optim.learning_rate=1e-4"``, for a YAML file.
         quiet: Whether nothing is shown.
         on_step: Called with a ``Step`` after each step; it may stop, save and evaluate the run, and
             change its learning rate.
         on_evaluate: Called likewise after each evaluation, the one before training included.
         on_save: Called likewise after a checkpoint or the adapter was written.
-        **settings: Other values than the configuration's, by key (``learning_rate=1e-4``), by
+        **settings: Values that replace the configuration's, by key (``learning_rate=1e-4``), by
             section (``optim={"learning_rate": 1e-4}``), or by both
             (``**{"optim.learning_rate": 1e-4}``).
 

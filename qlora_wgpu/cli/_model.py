@@ -105,7 +105,7 @@ def _take_old_name(context: click.Context, parameter: click.Parameter, value: st
 _OPENING = (
     click.option(
         "--config",
-        help="YAML of the run that trained the adapter; by default the config.yaml in whose "
+        help="YAML of the run that trained the adapter; by default that of the run in whose "
         "folder the adapter lies.",
     ),
     click.option(

@@ -15,7 +15,7 @@ from qlora_wgpu.cluster.certificates import make_certificates
     default=365,
     show_default=True,
     type=click.IntRange(1, 3650),
-    help="For how long the certificate is valid.",
+    help="How long the certificate is valid.",
 )
 def certificates(folder: str, days: int) -> None:
     """Make the certificate that the machines of a cluster share, in FOLDER.

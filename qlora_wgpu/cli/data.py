@@ -48,8 +48,8 @@ _LEARNT = "bold green"
     "--json",
     "as_json",
     is_flag=True,
-    help="Print an object per sample (text, input_ids, labels; answer, such as chosen, where rows "
-    "have several) instead, one a line.",
+    help="Print an object per sample instead, one a line: text, input_ids, labels, and answer "
+    "(such as chosen) where rows have several.",
 )
 def data(
     config: str, overrides: tuple[str, ...], samples: int, held_out: bool, as_json: bool

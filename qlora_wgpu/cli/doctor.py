@@ -45,8 +45,8 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 def doctor(check: bool, gpu: str, backend: str) -> None:
     """Show the GPUs found, their driver, limits and features, and what that means for training.
 
-    Exits with code 2, and says what to install, where there is none; with --check also where the
-    driver computes wrongly.
+    Exits with code 2, and says what to install, if there is none; with --check also if the driver
+    computes wrongly.
     """
     console = Terminal()
     if check:

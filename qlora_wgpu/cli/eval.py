@@ -27,14 +27,14 @@ from qlora_wgpu.visible import visible_json
     "--generate",
     "answers",
     is_flag=True,
-    help="Generate the rows' first answers, too, greedily, and tell how many are the data's.",
+    help="Also generate the rows' first answers, greedily, and count those that match the data.",
 )
 @click.option(
     "--predictions",
     "predictions_path",
     type=click.Path(),
-    help="File for the answers: prompt, reference, prediction and exact_match of each row, of the "
-    "base as base_prediction. Implies --generate.",
+    help="File for the answers: prompt, reference, prediction and exact_match of each row, and "
+    "the base's answer as base_prediction. Implies --generate.",
 )
 @click.option(
     "--max-new-tokens",
@@ -64,10 +64,10 @@ def evaluate(
 ) -> None:
     """Measure loss and perplexity on held-out data: the base against an adapter.
 
-    CONFIG is a run's YAML or its folder, such as runs/first; its held-out data (data.eval or
-    data.eval_split) is measured on, and the adapter in its output.dir.
+    CONFIG is a run's YAML or its folder, such as runs/first. The adapter in its output.dir is
+    measured on its held-out data (data.eval or data.eval_split).
     An adapter in the folder of its run is opened as the run's config.yaml says it was trained;
-    overrides hold whatever it says.
+    overrides take precedence.
     """
     console = Terminal(stderr=as_json)
     file = None

@@ -98,7 +98,7 @@ def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, expe
     """Write a model with its linear layers in 4 bits (NF4), as bitsandbytes does.
 
     Training from the new folder gives the same result and starts sooner; transformers with
-    bitsandbytes opens it, too. Experts are kept in 16 bits for it, and are then trained so.
+    bitsandbytes opens it, too. For that, experts stay in 16 bits, in training as well.
     """
     console = Terminal()
     settings = QuantConfig.model_validate(

@@ -24,7 +24,7 @@ from qlora_wgpu.runs.pushing import push as push_to_hub
     "--private/--public",
     default=True,
     show_default=True,
-    help="Let the owner alone see a new repository, or everybody.",
+    help="Whether a new repository is visible to its owner alone or to everybody.",
 )
 @click.option("--yes", is_flag=True, help="Send it without asking.")
 def push(

@@ -28,9 +28,9 @@ from qlora_wgpu.visible import without_empty_lines
 @click.option(
     "--resume",
     is_flag=True,
-    help="Go on with the run in output.dir from its newest whole checkpoint, bit by bit as if it "
-    "had not stopped; begins one where there is none. A finished one stays as it is, or goes on "
-    "with more epochs or steps.",
+    help="Continue the run in output.dir from its newest complete checkpoint, with the same bits "
+    "as if it had not stopped; begins a run if there is none. A finished one stays as it is, or "
+    "continues with more epochs or steps.",
 )
 @click.pass_obj
 def train(

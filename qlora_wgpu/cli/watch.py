@@ -24,13 +24,13 @@ _STYLES = ("green", "yellow")
 @click.command()
 @click.argument("run", type=click.Path())
 @click.option("--once", is_flag=True, help="Show it once, instead of following it.")
-@click.option("--every", default=2.0, show_default=True, help="Seconds between two looks.",
+@click.option("--every", default=2.0, show_default=True, help="Seconds between updates.",
               type=click.FloatRange(min=0.2))  # fmt: skip
 def watch(run: str, once: bool, every: float) -> None:
     """Show a run's progress, curves and texts, from the folder that another process writes.
 
-    RUN is its folder, such as runs/first. It is followed until it ends, or Ctrl-C, which stops
-    the looking alone. Without a terminal it is shown once.
+    RUN is its folder, such as runs/first. It is followed until it ends, or until Ctrl-C, which
+    does not stop the run. Without a terminal it is shown once.
     """
     console = Terminal()
     view = look(run)

@@ -28,7 +28,7 @@ from qlora_wgpu.cluster.serving import PATIENCE, Service, serve
 )
 @click.option(
     "--memory-limit",
-    help="Memory of this machine, such as 16GiB, beyond which the worker begins anew.",
+    help="Memory of this machine, such as 16GiB, beyond which the worker restarts.",
 )
 @click.option(
     "--patience",
@@ -50,7 +50,7 @@ def worker(
     """Compute on this machine's GPU for training runs elsewhere, through a Dask scheduler.
 
     SCHEDULER is its address, such as tls://192.168.1.5:8786. One worker takes one GPU. Ctrl-C ends
-    it: what it was computing goes to others. If it crashes, it begins anew by itself.
+    it: what it was computing goes to others. If it crashes, it restarts by itself.
     """
     console = Terminal(soft_wrap=True)
     limit = None if memory_limit is None else read_bytes("--memory-limit", memory_limit)

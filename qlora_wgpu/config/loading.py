@@ -48,8 +48,8 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
     Args:
         path: The YAML file.
         overrides: Texts such as ``"optim.learning_rate=1e-4"``; they win over the file, the last
-            one over earlier ones. The value is YAML; where the key holds text, it may stand
-            without quotes whatever it looks like. Or a mapping of values, by key, dotted key or
+            one over earlier ones. The value is YAML; where the key holds text, it needs
+            no quotes, whatever it looks like. Or a mapping of values, by key, dotted key or
             section: ``{"learning_rate": 1e-4}``.
 
     Raises:

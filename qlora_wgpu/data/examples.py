@@ -69,7 +69,7 @@ class Dataset(Sequence[Example]):
         counts: Counts of what became of the source's rows.
         warnings: Sentences for the user about what was cut or left out.
         left_out: Names of the source's files that belong to other splits, by their split.
-        source_names: Names of the data sets that a mixture is of; none of another data set.
+        source_names: Names of the data sets in a mixture; none for a single data set.
         source_sizes: How many rows each of these has.
         unit: How many examples make one row: 2 where a chosen answer and a rejected one stand side
             by side, of which one may be empty.

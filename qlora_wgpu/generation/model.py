@@ -80,7 +80,7 @@ class QLoRAModel(qlora_model.QLoRAModel):
         repetition_penalty: float = 1.0,
         logit_bias: Mapping[int, float] | None = None,
     ) -> Any:
-        """Goes on with a text, answers a conversation, or goes on with token ids.
+        """Continues a text or token ids, or answers a conversation.
 
         Args:
             prompt: A text; messages such as ``{"role": "user", "content": "Hi"}``, which are

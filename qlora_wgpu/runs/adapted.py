@@ -43,7 +43,7 @@ def open_adapter(
     Args:
         adapter: Folder of a run, or of a PEFT adapter such as one of a run's checkpoints.
         model: Folder or hub name of the base; by default what the run or the adapter names.
-        observer: Who is told what goes on, and where it is not known how the adapter was trained.
+        observer: Is told what goes on, and if it is not known how the adapter was trained.
         quant: How the base's linear layers are stored, whatever the run says.
         compute_dtype: Element type of matmul operands, likewise.
         gpu: The GPU, likewise.

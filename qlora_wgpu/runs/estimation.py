@@ -94,7 +94,7 @@ def estimate(
     by_data: bool = False,
     cards: bool = False,
 ) -> Estimate:
-    """Plans the memory of training; no GPU is needed, and of weights only their form is read.
+    """Plans the memory of training; needs no GPU, and reads only the form of weights.
 
     Args:
         target: A run's configuration (a ``Config``, a YAML file's path, a mapping), or the path of
@@ -106,9 +106,9 @@ def estimate(
         checkpointing: Whether layers are recomputed in the backward, instead of the target's.
         scheme: How frozen layers are stored, instead of the target's.
         compute_dtype: Type of matmul operands, instead of the target's.
-        budget: Bytes of memory that there are; the largest batch and sequence are looked for.
-        by_data: Whether a run's longest batch is that of its data, where this is here, as training
-            plans it; else it is of ``data.max_seq_length``.
+        budget: Bytes of memory available, for which the largest batch and sequence are found.
+        by_data: Whether to plan a run's longest batch by its data, if that is here, as training
+            does; else by ``data.max_seq_length``.
         cards: Whether to plan it for cards from 4 to 80 GB, too, which takes seconds.
 
     Raises:

@@ -100,8 +100,8 @@ def evaluate(
         observer: Who is told what goes on.
         adapter: Folder of a PEFT adapter; by default that of the run in ``output.dir``, if any.
         data: Other data than ``data.eval``.
-        overrides: Texts such as ``"data.eval=other.jsonl"``, for a YAML file; they hold
-            whatever the adapter's run says.
+        overrides: Texts such as ``"data.eval=other.jsonl"``, for a YAML file; they take
+            precedence over the adapter's run.
         generate: If given, the rows' first answers are generated, too, and compared.
 
     Raises:

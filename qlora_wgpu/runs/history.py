@@ -35,7 +35,7 @@ class RunHistory:
         return inline(self.rows)
 
     def to_pandas(self) -> Any:
-        """A ``DataFrame`` with a row a step, evaluations beside what was trained.
+        """A ``DataFrame`` with one row per step, evaluations in the same row.
 
         Raises:
             ConfigError: If pandas is not installed.

@@ -67,7 +67,7 @@ def train(
 
     Args:
         config: A ``Config``, the path of a YAML file, or a mapping with its sections.
-        observer: Who is told what goes on; by default nobody.
+        observer: Is told what goes on; by default nobody is.
         overwrite: Whether a run in ``output.dir`` may be replaced.
         resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint, bit by
             bit; begins one where there is none. A finished one is left as it is.

@@ -115,10 +115,10 @@ class Observer:
     _reason: str | None = None
 
     def stop_run(self, reason: str = "an observer stopped it") -> None:
-        """Asks the run to end as Ctrl-C does: after the present step, saved, to be resumed.
+        """Asks the run to end as Ctrl-C does: after the current step, its state saved.
 
         Args:
-            reason: What the result says of it (``TrainResult.stop_reason``).
+            reason: Why; kept as ``TrainResult.stop_reason``.
         """
         self._reason = reason
 

@@ -60,7 +60,7 @@ class TrainResult:
         run_dir: The run's folder.
         adapter_dir: The final adapter within it.
         peak_bytes: Most bytes that were ever allocated on the device.
-        stop_reason: What the observer said that stopped it.
+        stop_reason: The reason that the observer gave for stopping it.
         stop_signal: The number of the signal that did, as with Ctrl-C or SIGTERM.
         sample: A text before and after; None from a ``Trainer``, which has no tokenizer.
         samples: All texts before and after, of which ``sample`` is the first.

@@ -83,15 +83,15 @@ class Step:
         return self._steering.latest.get("eval_mean_token_accuracy")
 
     def stop(self, reason: str = "the program stopped it") -> None:
-        """Ends the run after this step, saved, to be resumed.
+        """Ends the run after this step, with its state saved.
 
         Args:
-            reason: What the result says of it (``TrainResult.stop_reason``).
+            reason: Why; kept as ``TrainResult.stop_reason``.
         """
         self._own().run.observer.stop_run(reason)
 
     def evaluate(self) -> float:
-        """The held-out loss of the model as it is, logged; measured once a step.
+        """Measures and logs the held-out loss of the model as it is, once a step at most.
 
         Raises:
             ConfigError: If there is no held-out data.
@@ -99,13 +99,13 @@ class Step:
         return self._own().evaluate()
 
     def save(self) -> Path | None:
-        """Writes a checkpoint; its folder, or None if it cannot be written, which is told."""
+        """Writes a checkpoint and returns its folder; None, with a warning, if it cannot."""
         return self._own().save()
 
     def set_learning_rate(self, rate: float) -> None:
-        """The next step's learning rate; later ones are the schedule's in the same proportion.
+        """Sets the next step's rate; later ones follow the schedule in the same proportion.
 
-        It is kept in checkpoints, and so holds in a run that is resumed.
+        It is kept in checkpoints, so a resumed run has it.
 
         Raises:
             ConfigError: If it is out of range, or the schedule's next rate is 0.

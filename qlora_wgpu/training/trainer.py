@@ -113,7 +113,7 @@ class Trainer:
         Rows are encoded as the model's prompts are written: with the tokenizer and the chat
         template kept beside its adapter, else the base's; both are kept beside the new one, too.
         Ctrl-C and SIGTERM end it early, between two micro-batches, with its state saved. What
-        cannot be written in between is told and does not end it.
+        cannot be written in between is warned of and does not end it.
 
         Args:
             train_dataset: A path; rows of any format that files have, such as
@@ -124,7 +124,7 @@ class Trainer:
                 holds rows of the training data out.
             overwrite: Whether a run in ``output.dir`` may be replaced; by default as the trainer
                 was made.
-            resume: Whether that run goes on; likewise.
+            resume: Whether to continue that run; likewise.
 
         Returns:
             The run's figures.
@@ -153,10 +153,10 @@ class Trainer:
         overwrite: bool | None = None,
         resume: bool | None = None,
     ) -> Iterator[Step]:
-        """``train``, a step at a time: for a loop of one's own.
+        """``train``, a step at a time: for a loop of your own.
 
-        A step is begun when it is asked for. A loop that is left early, by ``break`` or an error,
-        stops the run, saved, to be resumed. In the end ``result`` has the run's figures.
+        A step begins when it is asked for. Leaving the loop early, by ``break`` or an error, stops
+        the run with its state saved. In the end ``result`` has the run's figures.
 
         Args:
             train_dataset: As for ``train``.

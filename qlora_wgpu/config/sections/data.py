@@ -44,16 +44,16 @@ class DataConfig(Section):
     sources: Annotated[list[SourceConfig] | None, FREE_ON_RESUME] = Field(
         None,
         min_length=1,
-        description="Several sources in place of data.train, each with its path and, where they "
-        "differ from data.format and data.columns, format and columns of its own; with a weight "
-        "each, or rows (a number, or a share of its own), else all of its rows.",
+        description="Several sources in place of data.train. Each has a path and, where they "
+        "differ from data.format and data.columns, its own format and columns; a weight, or rows "
+        "(a number, or a share of its own), says how much of it is used, else all is.",
     )
     stopping_strategy: Annotated[Literal["first_exhausted", "all_exhausted"], FREE_ON_RESUME] = (
         Field(
             "first_exhausted",
-            description="How many rows weighted sources make an epoch: as many as there are before "
-            "the first source has no more (first_exhausted), or until the last one has given all, "
-            "others repeated (all_exhausted).",
+            description="When an epoch of weighted sources ends: before the first source runs out "
+            "of rows (first_exhausted), or once the last one has given all of its rows, while "
+            "others repeat theirs (all_exhausted).",
         )
     )
     eval: Annotated[Text | None, FREE_ON_RESUME] = Field(

@@ -49,15 +49,15 @@ class DeviceConfig(Section):
     dispatches_per_submit: int = Field(
         100,
         ge=1,
-        description="After how many dispatches work is handed to the driver at the latest. On a "
-        "software GPU, new tokens that are computed ahead are handed over in pieces that double.",
+        description="Most dispatches that are handed to the driver at once. On a software GPU, "
+        "new tokens that are computed ahead are handed over in pieces that double.",
     )
     submit_milliseconds: float = Field(
         100.0,
         gt=0,
-        description="After how much time of work it is handed to the driver, as measured in the "
-        "first step: less where a desktop system resets a GPU that is slow to answer. A software "
-        "GPU has no such limit.",
+        description="Most work, in milliseconds, that is handed to the driver at once, as "
+        "measured in the first step: take less if a desktop system resets a GPU that is slow to "
+        "answer. A software GPU has no such limit.",
     )
     timeout: float | None = Field(
         None,

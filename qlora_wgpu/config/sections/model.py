@@ -36,12 +36,12 @@ class ModelConfig(Section):
     )
     add_tokens: list[Text] = Field(
         [],
-        description="Texts that become tokens of their own, where the tokenizer has them not; "
-        "their rows begin as the mean of all, and are trained.",
+        description="Texts that become tokens of their own if the tokenizer lacks them; their "
+        "rows begin as the mean of all others and are trained.",
     )
     add_special_tokens: list[Text] = Field(
         [],
-        description="The same of special tokens, such as those of a chat template: "
+        description="The same for special tokens, such as those of a chat template: "
         "['<|im_start|>', '<|im_end|>'].",
     )
 

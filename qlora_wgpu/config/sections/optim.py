@@ -52,7 +52,7 @@ class OptimConfig(Section):
     )
     lr_scheduler_kwargs: dict[str, Any] = Field(
         {},
-        description="What the schedule takes beside, as in transformers, such as {min_lr_rate: "
+        description="Further arguments of the schedule, as in transformers, such as {min_lr_rate: "
         "0.1} or {num_decay_steps: 200}.",
     )
     warmup_ratio: Float = Field(
@@ -73,14 +73,14 @@ class OptimConfig(Section):
         ge=0.0,
         lt=1.0,
         le=BETA,
-        description="Decay rate of the first moment; how much of Lion's is in its updates.",
+        description="Decay rate of the first moment; with lion, the moment's share in an update.",
     )
     adam_beta2: Float = Field(
         0.999,
         ge=0.0,
         lt=1.0,
         le=BETA,
-        description="Decay rate of the second moment, or of Lion's one, where it is 0.99 unless "
+        description="Decay rate of the second moment; with lion, of its only one, and 0.99 unless "
         "you say otherwise.",
     )
     adam_epsilon: Float = Field(

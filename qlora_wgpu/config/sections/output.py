@@ -26,8 +26,9 @@ class EvalConfig(Section):
     metric_for_best_model: Figure = Field(
         LOSS,
         description="Figure of evaluations that says which adapter is the best, when the run ends "
-        "early and when reduce_lr_on_plateau lowers the rate: loss or mean_token_accuracy, over "
-        "answers also rewards/margins, rewards/accuracies and what else the log has of them.",
+        "early and when reduce_lr_on_plateau lowers the rate: loss or mean_token_accuracy, or "
+        "with dpo, orpo and kto any other of their figures in the log, such as rewards/margins or "
+        "rewards/accuracies.",
     )
     greater_is_better: bool | None = Field(
         None,
@@ -50,7 +51,7 @@ class EvalConfig(Section):
     sample_steps: SampleSteps = Field(
         0,
         description="Steps between answers to them while training goes on, or a fraction of the "
-        "whole run below 1, or eval for each evaluation; 0 for before and after alone.",
+        "whole run below 1, or eval for each evaluation; 0 for only before and after.",
     )
     sample_max_new_tokens: PositiveInt | None = Field(
         None,

@@ -49,8 +49,8 @@ class TrainConfig(Section):
         0.0,
         ge=0.0,
         lt=1.0,
-        description="Share of each label that is spread over the whole vocabulary; the held-out "
-        "loss stays without.",
+        description="Share of each label that is spread over the whole vocabulary, in training "
+        "alone; held-out losses have none.",
     )
     z_loss_weight: Float = Field(
         0.0,
@@ -87,8 +87,8 @@ class TrainConfig(Section):
     beta: Float = Field(
         0.1,
         gt=0.0,
-        description="Strength of what keeps dpo and kto near the reference, which is the model as "
-        "the run begins; of orpo the weight of the odds ratio.",
+        description="How strongly dpo and kto are kept near the reference, which is the model as "
+        "the run begins; with orpo, the weight of the odds ratio.",
     )
     label_smoothing: Float = Field(
         0.0,
