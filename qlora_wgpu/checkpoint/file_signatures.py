@@ -17,7 +17,7 @@ _KINDS = (
 
 
 def what_it_is(start: bytes) -> str | None:
-    """The end of a sentence about a file that is no safetensors file, or None if it may be one.
+    """The end of a sentence about a file that is not a safetensors file, or None if it may be one.
 
     Args:
         start: The first bytes; 64 are enough. A safetensors file starts with the length of its

@@ -92,11 +92,11 @@ def _snapshot(
         ) from err
     except errors.LocalEntryNotFoundError as err:
         raise CheckpointError(
-            f"{name} is no folder, and as a model of the Hugging Face hub it is not in the local "
-            "cache and the hub cannot be reached: check the path or the network"
+            f"{name} is not a folder, and as a model of the Hugging Face hub it is not in the "
+            "local cache and the hub cannot be reached: check the path or the network"
         ) from err
     except Exception as err:  # every other failure of the client or of the network
         reason = next(iter(str(err).splitlines()), "") or type(err).__name__
         raise CheckpointError(
-            f"{name} is no folder, and downloading it from the Hugging Face hub failed: {reason}"
+            f"{name} is not a folder, and downloading it from the Hugging Face hub failed: {reason}"
         ) from err

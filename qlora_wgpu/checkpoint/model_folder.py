@@ -361,5 +361,7 @@ def _read_config(path: Path) -> dict[str, Any]:
             )
         if other := next(iter(sorted(path.glob(f"*{GGUF}"))), None):
             raise CheckpointError(f"{path} has no config.json: name the file {other} itself")
-        raise CheckpointError(f"{path} has no config.json, so it is no Hugging Face model folder")
+        raise CheckpointError(
+            f"{path} has no config.json, so it is not a Hugging Face model folder"
+        )
     return read_json_object(file)

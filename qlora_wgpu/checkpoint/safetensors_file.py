@@ -163,11 +163,11 @@ def _open(
         if kind := what_it_is(start):
             raise HeaderError(kind)
         if size < 8:
-            raise HeaderError(f"is no safetensors file: it has only {size} bytes")
+            raise HeaderError(f"is not a safetensors file: it has only {size} bytes")
         length = int.from_bytes(start[:8], "little")
         if length > HEADER_BYTES:
             raise HeaderError(
-                f"is no safetensors file: its header would have {length} bytes, more than the "
+                f"is not a safetensors file: its header would have {length} bytes, more than the "
                 f"{HEADER_BYTES} allowed"
             )
         if length > size - 8:

@@ -18,7 +18,7 @@ def target_file(option: str, name: str) -> Path:
     """
     path = Path(name).expanduser()
     if not name or path.is_dir():
-        raise ConfigError(f"{option} {name!r} is no file name: give one such as figures.json")
+        raise ConfigError(f"{option} {name!r} is not a file name: give one such as figures.json")
     if not path.parent.is_dir():
         raise ConfigError(f"{option} {name}: there is no folder {path.parent}")
     if not os.access(path if path.exists() else path.parent, os.W_OK):

@@ -64,8 +64,8 @@ def download(text: str, *, held_out: bool = False) -> Selection:
     except Exception as err:  # every other failure of the client or of the network
         reason = next(iter(str(err).splitlines()), "") or type(err).__name__
         raise DataError(
-            f"{text} is no file or folder, and as a data set of the Hugging Face hub it cannot be "
-            f"had: {reason}"
+            f"{text} is not a file or folder, and as a data set of the Hugging Face hub it cannot "
+            f"be had: {reason}"
         ) from err
 
 

@@ -65,7 +65,9 @@ def check_file(path: Path) -> str:
     if suffix not in DATA_SUFFIXES:
         raise DataError(f"the data file {path} must end in {', '.join(DATA_SUFFIXES[:-1])} or .txt")
     if not stat.S_ISREG(status.st_mode):
-        raise DataError(f"{path} is no regular file, such as a pipe or a device: copy it into one")
+        raise DataError(
+            f"{path} is not a regular file but a pipe, a device or the like: copy it into one"
+        )
     if status.st_size == 0:
         raise DataError(f"the data file {path} is empty")
     _refuse_other_contents(path, suffix)

@@ -144,7 +144,7 @@ def _rows_of(lines: IO[bytes], name: str) -> Iterator[tuple[str, dict[str, Any]]
         if kind == parquet_child.END:
             return
         if kind == parquet_child.ERROR:
-            raise DataError(f"{name} is no Parquet file that can be read: {_reason(text)}")
+            raise DataError(f"{name} is not a Parquet file that can be read: {_reason(text)}")
         number += 1
         where = f"{name} row {number}"
         try:

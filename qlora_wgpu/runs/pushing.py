@@ -99,7 +99,7 @@ def push(
     """
     for text in filter(None, (name, base)):
         if not is_hub_name(text):
-            raise ConfigError(f"{text!r} is no name on the hub, which would be owner/name")
+            raise ConfigError(f"{text!r} is not a name on the hub, which would be owner/name")
     check_reachable()
     if merged is not None:
         files = _merged_files(Path(merged))
@@ -223,7 +223,7 @@ def _figures(settings: Config, run: Path) -> dict[str, str]:
 
 
 def _scheme(settings: Config) -> str:
-    """How the base was stored in training, as far as is known where it is no folder here."""
+    """How the base was stored in training, as far as is known where it is not a folder here."""
     base = Path(settings.model.path)
     scheme: str = settings.quant.scheme
     if (base / "config.json").is_file():

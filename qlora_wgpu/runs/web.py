@@ -48,7 +48,7 @@ def write_page(
     """
     out = Path(out)
     if out.exists() and not (out / MANIFEST).is_file():
-        raise ConfigError(f"{out} is there already and is no site: choose another --out")
+        raise ConfigError(f"{out} is there already and is not a site: choose another --out")
     sample = _sample(settings) if with_data else None
     source = OpenedModel.open(base_in(settings))
     with atomic_folder(out) as unfinished:
@@ -86,14 +86,14 @@ class SiteServer(socketserver.ThreadingTCPServer):
             port: 0 for any that is free.
 
         Raises:
-            ConfigError: If the folder is no site, or the port is taken.
+            ConfigError: If the folder is not a site, or the port is taken.
         """
         folder = Path(folder)
         try:
             json.loads(file_bytes(folder / MANIFEST, OWN_JSON_BYTES))
         except (OSError, ValueError):
             raise ConfigError(
-                f"{folder} is no site: write one with qlora-wgpu web RUN.yaml --out {folder}"
+                f"{folder} is not a site: write one with qlora-wgpu web RUN.yaml --out {folder}"
             ) from None
         try:
             super().__init__(

@@ -40,7 +40,7 @@ def check_expression(expression: str) -> None:
         _problem(expression) if _is_quick(expression) else _apart(_problem, expression)
     )
     if problem is not None:
-        raise ExpressionError(f"is no regular expression: {problem}")
+        raise ExpressionError(f"is not a regular expression: {problem}")
 
 
 @lru_cache(maxsize=2**16)

@@ -128,5 +128,5 @@ def test_offline_without_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """The real client, told that it is offline, with an empty cache."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    with pytest.raises(CheckpointError, match=f"^{NAME} is no folder, and .* cannot be reached"):
+    with pytest.raises(CheckpointError, match=f"^{NAME} is not a folder, and .* cannot be reached"):
         ModelFolder.open(NAME)

@@ -206,7 +206,7 @@ def test_a_configuration_of_absurd_size(folder: Path) -> None:
 
 def test_folders_that_are_no_models(folder: Path) -> None:
     (folder / "config.json").unlink()
-    assert "has no config.json, so it is no Hugging Face model folder" in refused(folder)
+    assert "has no config.json, so it is not a Hugging Face model folder" in refused(folder)
     (folder / "adapter_config.json").write_text("{}")
     assert "holds a PEFT adapter, not a model" in refused(folder)
 

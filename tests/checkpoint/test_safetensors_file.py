@@ -202,8 +202,8 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         (b"PK\x03\x04\x14\x00\x00\x00\x08\x08 archive/data.pkl", "PyTorch"),
         (b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.", "pickle"),
         (b"GGUF\x03\x00\x00\x00\x23\x01\x00", "GGUF"),
-        (bytes(range(128, 256)), "no safetensors file: its header would have"),
-        (b"\xff" * 100, "no safetensors file: its header would have"),
+        (bytes(range(128, 256)), "not a safetensors file: its header would have"),
+        (b"\xff" * 100, "not a safetensors file: its header would have"),
         (struct.pack("<Q", 16 * 2**20 + 1) + bytes(99), "more than the 16777216 allowed"),
         (struct.pack("<Q", 0), "header is not JSON"),
         (struct.pack("<Q", 4) + b"null", "is no JSON object"),
@@ -228,7 +228,9 @@ def test_every_truncation_is_found(path: Path, cut: int) -> None:
     assert len(content) > 400
     path.write_bytes(content[:cut])
     message = refused(path)
-    assert message.startswith(("is truncated", "is empty", "is no safetensors file: it has only"))
+    assert message.startswith(
+        ("is truncated", "is empty", "is not a safetensors file: it has only")
+    )
 
 
 def test_truncation_says_how_much_is_missing(path: Path) -> None:

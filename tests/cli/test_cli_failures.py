@@ -91,8 +91,8 @@ def test_numbers_and_files_of_options(tmp_path, monkeypatch):
         (lambda: whole_number("--port", "65536", MOST_PORTS), "--port must be at most 65,535"),
         (lambda: whole_number("--port", "9" * 5000), "--port must be a whole number above zero"),
         (lambda: read_bytes("--memory", "0"), "--memory must be a size such as"),
-        (lambda: target_file("--json", ""), "--json '' is no file name"),
-        (lambda: target_file("--json", str(tmp_path)), "is no file name"),
+        (lambda: target_file("--json", ""), "--json '' is not a file name"),
+        (lambda: target_file("--json", str(tmp_path)), "is not a file name"),
         (lambda: target_file("--json", str(tmp_path / "a" / "b")), "there is no folder"),
     ):
         with pytest.raises(ConfigError, match=message) as refusal:

@@ -53,8 +53,8 @@ N = 1 << 17  # bytes; all of these took over ten seconds at a MiB
         (f"log: {{report_to: [{'a,' * 4000}]}}", "and 3980 more"),
         (f"? {'k' * (N // 2)}\n: 1", "has a key that is longer than 500 characters"),
         ('"a\\nb": 1', "or holds a control character"),
-        (f"lora: {{target_modules: '{'(' * 1500 + ')' * 1500}'}}", "no regular expression"),
-        (f"lora: {{target_modules: 'a{{{2**80}}}'}}", "no regular expression"),
+        (f"lora: {{target_modules: '{'(' * 1500 + ')' * 1500}'}}", "not a regular expression"),
+        (f"lora: {{target_modules: 'a{{{2**80}}}'}}", "not a regular expression"),
     ],
     ids=lambda value: repr(value)[:40],
 )

@@ -212,7 +212,7 @@ def test_only_regular_files_are_data(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").symlink_to("/dev/zero")
     for name in ("a.jsonl", "b.jsonl"):
-        with pytest.raises(DataError, match=f"{name} is no regular file"):
+        with pytest.raises(DataError, match=f"{name} is not a regular file"):
             data_files(tmp_path / name)
     with pytest.raises(DataError, match="holds no data file"):
         data_files(tmp_path)

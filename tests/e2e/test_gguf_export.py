@@ -185,7 +185,7 @@ def test_mistakes(place) -> None:
     named = ("export", "--adapter", "out/adapter", "--gguf", "x.gguf")
     for args, message in (
         (("export", "out", "--type", "q5_k_m"), "llama-quantize model.gguf smaller.gguf Q5_K_M"),
-        (("export", "out", "--type", "int4"), "--type 'int4' is no type of GGUF files"),
+        (("export", "out", "--type", "int4"), "--type 'int4' is not a type of GGUF files"),
         (("export", "out", "--gguf", "model.bin"), "must end in .gguf"),
         (("export", "out", "--adapter-only", "--type", "f16"), "--type is for whole models"),
         ((*named, "--model", "other"), "does not fit other"),

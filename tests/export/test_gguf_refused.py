@@ -137,7 +137,10 @@ def test_numbers_that_are_too_large_for_a_type(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("q4_k_m", "llama-quantize model.gguf smaller.gguf Q4_K_M"), ("int8", "is no type of GGUF")],
+    [
+        ("q4_k_m", "llama-quantize model.gguf smaller.gguf Q4_K_M"),
+        ("int8", "is not a type of GGUF"),
+    ],
 )
 def test_types_that_are_not_written(name, message) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -251,7 +251,7 @@ def test_what_a_browser_does_not_train_is_refused(tmp_path, override, told):
 
 def test_a_folder_that_is_no_site_is_left_alone(tmp_path):
     (tmp_path / "mine").write_text("mine")
-    with pytest.raises(ConfigError, match="is no site"):
+    with pytest.raises(ConfigError, match="is not a site"):
         write_page(settings(), tmp_path)
     assert (tmp_path / "mine").read_text() == "mine"
 

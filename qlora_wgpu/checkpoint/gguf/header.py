@@ -83,9 +83,9 @@ def read_header(data: memoryview, size: int) -> Header:
         HeaderError: If it is none that is read, damaged, or beyond the limits.
     """
     if size < 24:
-        raise HeaderError(f"is no GGUF file: it has only {size} bytes")
+        raise HeaderError(f"is not a GGUF file: it has only {size} bytes")
     if bytes(data[:4]) != MAGIC:
-        raise HeaderError("is no GGUF file: it does not begin with GGUF")
+        raise HeaderError("is not a GGUF file: it does not begin with GGUF")
     cursor = _Cursor(data, size)
     version = cursor.number("<I")
     if version not in _VERSIONS:

@@ -60,7 +60,7 @@ def find_file_type(name: str) -> FileType:
             f"llama.cpp's own tool make it of that: llama-quantize model.gguf smaller.gguf "
             f"{name.upper()}"
         )
-    raise ConfigError(f"--type {name!r} is no type of GGUF files (written: {known})")
+    raise ConfigError(f"--type {name!r} is not a type of GGUF files (written: {known})")
 
 
 def type_within(wanted: ElementType, shape: tuple[int, ...], *, is_head: bool) -> ElementType:
