@@ -33,7 +33,7 @@ _LONG = np.array(
     (22, None, None, False, False, True),
     (24, 7, 3.0, True, False, False),
     (24, None, None, True, True, True),
-    (64, 7, None, True, False, True),
+    (64, 7, None, True, True, True),
     (64, 70, 3.0, False, False, False),
     (128, None, None, True, False, False),
 )

@@ -91,6 +91,18 @@ def _confidence(
     return share
 
 
+def check_trained_rows_of_an_embedding(run: Runner) -> None:
+    """Rows of a matrix that no product reads, which is of the operands' type."""
+    g, ids, rows = run.graph, _ids(), normal("rows", len(_TOKENS), _COLUMNS)
+    weight, trained = normal("weight", _VOCAB, _COLUMNS), _trained(run, rows)
+    pieces = tuple((i, run.operand(weight[i : i + 512])) for i in (0, 512, 1024))
+    overwrite(g, trained, pieces)
+    batch = run.batch(np.ones(_BATCH, np.int64), ids)
+    (got,) = run.run(embedding(g, DenseMatrix(_VOCAB, _COLUMNS, pieces), batch, _SCALE))
+    held = reference.overwritten(run.rounded(weight), _TOKENS, run.rounded(rows))
+    run.compare(got, _SCALE * held[ids.ravel()])
+
+
 @each((False,), (True,))
 def check_trained_rows_looked_up(run: Runner, rounded: bool) -> None:
     """Rows of a matrix in host memory, and the gradient of an embedding alone."""
