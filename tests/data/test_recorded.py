@@ -36,7 +36,7 @@ def template(name: str, **special: str) -> ChatTemplate:
 @pytest.mark.parametrize(
     "case",
     CASES["cases"],
-    ids=lambda c: f"{c['template']}-{c['conv']}-{c['add_generation_prompt']}",
+    ids=[f"{c['template']}-{c['conv']}-{c['add_generation_prompt']}" for c in CASES["cases"]],
 )
 def test_recorded_chats(case) -> None:
     tok = tokenizer(f"tokenizers/{case['tokenizer']}")
