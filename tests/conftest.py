@@ -1,7 +1,9 @@
 """One device for the whole session; no GPU is a failure, never a skip."""
 
+import ctypes
 import gc
 import os
+from contextlib import suppress
 
 import pytest
 
@@ -10,19 +12,39 @@ os.environ.setdefault("QLORA_WGPU_CHECKS", "1")
 # References are small: a second thread, of each of pytest's processes, only waits for them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+from support.processes import heed_signals
 from support.shaders import keep_compiled_shaders
 
 from qlora_wgpu.gpu.device import Device
 
+heed_signals()
 keep_compiled_shaders()
 # Servers of tests are on this machine: no proxy that its user has is asked for them.
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
 
 
+_MOST_PIPELINES = 200  # of some 3 to 6 MB on software GPUs
+_opened: list[Device] = []
+
+
 @pytest.fixture(scope="session")
 def device() -> Device:
-    return Device()
+    _opened.append(Device())
+    return _opened[0]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_pipelines():
+    """Lets go of what a session's device has compiled, which would be gigabytes in the end."""
+    yield
+    for opened in _opened:
+        if len(opened._pipelines) > _MOST_PIPELINES:
+            opened._pipelines.clear()
+            gc.collect()
+            opened.read(opened.buffer(4, "settling"), 4)  # drivers let go while they are waited for
+            with suppress(OSError, AttributeError):  # glibc keeps what is free otherwise
+                ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @pytest.fixture

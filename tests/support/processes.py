@@ -1,11 +1,21 @@
 """Processes that a test has begun, and whether they still run."""
 
 import os
+import signal
 import time
 from pathlib import Path
 
 PATIENCE = 300.0
 """Seconds that bound a hang alone: what is waited for comes as fast as the machine lets it."""
+
+
+def heed_signals():
+    """Undoes what a shell lets jobs in the background ignore (nohup): commands under test would."""
+    for name in ("SIGINT", "SIGHUP", "SIGQUIT"):
+        number = getattr(signal, name, None)
+        if number and signal.getsignal(number) is signal.SIG_IGN:
+            heeded = signal.default_int_handler if name == "SIGINT" else signal.SIG_DFL
+            signal.signal(number, heeded)
 
 
 def is_running(number):
