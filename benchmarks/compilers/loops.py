@@ -1,13 +1,20 @@
-"""The loop that a kernel spends its time in, read off RDNA's assembly."""
+"""The loop that a kernel spends its time in, read off RDNA's assembly.
+
+What converts and counts numbers beyond f16's end is left out, which no lane has in the usual turn:
+a branch passes over it, and it names that end.
+"""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 _BLOCK = re.compile(r"^(BB\d+):")
 _BRANCH = re.compile(r"^s_c?branch\w* (BB\d+)")
+_PASSED = re.compile(r"^s_cbranch_execz (BB\d+)")
+_BEYOND = re.compile(r"0x[4c]77fe000")  # 65,504 in float32
 _MATRIX_FLOPS = 2 * 16**3
 _FMA = re.compile(r"v_(?:pk_)?(?:fma|fmac|mad|mac|dot)|v_dual_fma|:: v_dual_fma")
 _BYTES = {"b8": 1, "u8": 1, "b16": 2, "u16": 2, "b32": 4, "b64": 8, "b96": 12, "b128": 16}
@@ -39,12 +46,30 @@ def main_loop(assembly: str) -> Turn:
 
     Of several alike it is the first: an adapter's term is added up behind the base's.
     """
-    lines = [line.split(";")[0].strip() for line in assembly.splitlines()]
+    lines = _usual([line.split(";")[0].strip() for line in assembly.splitlines()])
     turns = [_turn(lines[begin:end]) for begin, end in sorted(_innermost(lines))]
     most = max((turn.flops(32) for turn in turns), default=0)
     if not most:
         return _turn(lines)
     return next(turn for turn in turns if 2 * turn.flops(32) > most)
+
+
+def _usual(lines: list[str]) -> list[str]:
+    """What is left without the code that hardly any turn gets to."""
+    places = {m[1]: i for i, line in enumerate(lines) if (m := _BLOCK.match(line))}
+    kept, at = [], 0
+    while at < len(lines):
+        kept.append(lines[at])
+        passed = _PASSED.match(lines[at])
+        end = places.get(passed[1], 0) if passed else 0
+        at = end if _names_end(lines[at + 1 : end]) else at + 1
+    return kept
+
+
+def _names_end(passed: list[str]) -> bool:
+    """Whether what is passed over names f16's end, but for the sake of a branch within it."""
+    own = itertools.takewhile(lambda line: not _PASSED.match(line), passed)
+    return any(_BEYOND.search(line) and not line.startswith("v_cmpx") for line in own)
 
 
 def _innermost(lines: list[str]) -> Iterator[tuple[int, int]]:

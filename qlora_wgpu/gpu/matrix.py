@@ -115,7 +115,10 @@ class MatrixTile:
         return left + right + results + _TERM_BYTES[self.shape.element]
 
     def fits(self, limits: Limits, *, with_rows: bool) -> bool:
-        """Whether a GPU allows it."""
+        """Whether a GPU allows it, and its invocations lie in whole rows of the tiles' units."""
+        across = self.depth if with_rows else max(self.depth, self.columns)
+        if self.invocations % (across // 8):
+            return False
         taken = Limits(self.invocations, self.workgroup_bytes(with_rows=with_rows))
         return taken.within(limits)
 

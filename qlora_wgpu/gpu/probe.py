@@ -137,6 +137,8 @@ def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
         "DIRECT": not with_rows,
         "ACCUMULATE": False,
         "TERM": False,
+        "BFLOAT16": False,
+        "WHOLE_K": True,
         "SIZED_PARTS": False,
         "LOADS": False,
         "RESIDUAL": False,

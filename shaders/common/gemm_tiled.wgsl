@@ -4,6 +4,7 @@
 // a form of their own, and multiply.
 //#if MATRIX
 //#include common/tile_matrix.wgsl
+//#include common/gemm_tile_units.wgsl
 //#else
 //#include common/tile_f32.wgsl
 //#endif
@@ -51,6 +52,10 @@ fn w_columns(column: u32) -> u32 {
 
 fn w_row(k: u32) -> u32 {
     return min(k, params.k - 1u) * params.w_stride;
+}
+
+fn w_stride() -> u32 {
+    return params.w_stride;
 }
 //#endif
 //#if u

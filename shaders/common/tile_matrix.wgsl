@@ -40,6 +40,10 @@ const W_ROW_UNITS = TILE_N / 8u;
 const X_COUNT = TILE_M * K_UNITS;
 const W_COUNT = W_HEIGHT * W_ROW_UNITS;
 
+// An invocation's next unit lies so many rows further on, at the same place of its row.
+const X_STEP = THREADS / K_UNITS;
+const W_STEP = THREADS / W_ROW_UNITS;
+
 //#if sizes
 @group(0) @binding(14) var<storage, read> sizes: array<u32>;
 //#endif
@@ -77,14 +81,63 @@ fn put_w(at: u32, v: Eight) {
 //#endif
 }
 
-// Where a unit of w lies that this workgroup needs.
-fn w_place(unit: u32, c0: u32, k0: u32) -> u32 {
+// Where the unit of w lies that belongs to a place of the tile.
+fn w_place(row: u32, unit: u32, c0: u32, k0: u32) -> u32 {
 //#if W_ROWS
-    return w_row(c0 + unit / K_UNITS) + k_unit(k0 / 8u + unit % K_UNITS);
+//#if WHOLE_K
+    return w_row(c0 + row) + unit + k0 / 8u;
 //#else
-    return w_columns(c0 + 8u * (unit % W_ROW_UNITS)) + w_row(k0 + unit / W_ROW_UNITS);
+    return w_row(c0 + row) + k_unit(k0 / 8u + unit);
+//#endif
+//#else
+//#if WHOLE_K
+    return w_columns(c0 + 8u * unit) + row * w_stride() + k0 * w_stride();
+//#else
+    return w_columns(c0 + 8u * unit) + w_row(k0 + row);
+//#endif
 //#endif
 }
+
+// Which tile is loaded while the one at k0 is multiplied: behind the last one any that exists.
+fn next_tile(k0: u32, k_last: u32) -> u32 {
+//#if WHOLE_K
+    return min(k0 + TILE_K, k_last - TILE_K);
+//#else
+    return k0 + TILE_K;
+//#endif
+}
+
+// A unit of x as it is multiplied.
+fn scaled_x(raw: Raw_x, x_scale: f32, unit: u32) -> Eight {
+    let v = unpack_x(raw);
+//#if WHOLE_K
+//#if sizes
+    return scale8(v, x_scale);
+//#else
+    return v;
+//#endif
+//#else
+    return scale8(v, x_scale * k_factor(unit));
+//#endif
+}
+//#if HALF
+
+// What is not zero where some of a unit are no numbers of f16 once they are scaled.
+fn beyond_bits(raw: Raw_x, v: Eight) -> u32 {
+//#if BFLOAT16
+    // Two at a time. What is finite and scaled is below f16's end.
+//#if sizes
+    let room = vec4<u32>(0x00800080u);
+//#else
+    let room = vec4<u32>(0x38803880u);
+//#endif
+    let carried = (raw & vec4<u32>(0x7fff7fffu)) + room;
+    return (carried.x | carried.y | carried.z | carried.w) & 0x80008000u;
+//#else
+    return u32(size8(v) > LARGEST_BITS);
+//#endif
+}
+//#endif
 
 //#if sizes
 // The exponent, as float32 has it, of x's factor. 2¹⁴ is a power below f16's end, and leaves it
@@ -143,43 +196,64 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
     }
 //#endif
 //#endif
-    //#unroll i X_UNITS
-        let x_at_$i = index + $iu * THREADS;
-        var x_$i = raw_unit(m0 + x_at_$i / K_UNITS, k_unit(k_first / 8u + x_at_$i % K_UNITS));
-    //#end
-    //#unroll i W_UNITS
-        let w_at_$i = index + $iu * THREADS;
-        var w_$i = raw_w(w_place(w_at_$i, c0, k_first));
-    //#end
+    let x_row = index / K_UNITS;
+    let x_unit = index % K_UNITS;
+    let x_at = x_row * X_STRIDE + x_unit * (8u / VECTOR);
+    let w_line = index / W_ROW_UNITS;
+    let w_unit = index % W_ROW_UNITS;
+    let w_at = w_line * W_STRIDE + w_unit * (8u / VECTOR);
+    //#unroll i W_UNITS: var w_$i = raw_w(w_place(w_line + $iu * W_STEP, w_unit, c0, k_first));
+    //#unroll i X_UNITS: var x_$i = raw_tile_unit(m0 + x_row + $iu * X_STEP, k_first / 8u, x_unit);
     for (var k0 = k_first; k0 < k_last; k0 += TILE_K) {
-        //#unroll i X_UNITS
-            if (X_UNITS * THREADS == X_COUNT || x_at_$i < X_COUNT) {
-                let v = unpack_x(x_$i);
-                put_x(x_at_$i / K_UNITS * X_STRIDE + x_at_$i % K_UNITS * (8u / VECTOR), scale8(v, x_scale * k_factor(k0 / 8u + x_at_$i % K_UNITS)));
-//#if saturated
-                if (c0 == 0u && m0 + x_at_$i / K_UNITS < row_count() && k0 / 8u + x_at_$i % K_UNITS < k_units()) { beyond += beyond8(v); }
-//#endif
-            }
-        //#end
+        // Before the branch below, behind which the next tile's units would need registers of their own.
         //#unroll i W_UNITS
-            if (W_UNITS * THREADS == W_COUNT || w_at_$i < W_COUNT) {
+            if (W_UNITS * THREADS == W_COUNT || w_line + $iu * W_STEP < W_HEIGHT) {
 //#if HALF
                 // Weights that are f16 already are copied.
-                w_tile[w_at_$i / W_ROW_UNITS * W_STRIDE + w_at_$i % W_ROW_UNITS] = halves_w(w_$i);
+                w_tile[w_at + $iu * (W_STEP * W_STRIDE)] = halves_w(w_$i);
 //#if saturated
-                if (m0 == 0u && c0 + w_at_$i / K_UNITS < params.columns && k0 / 8u + w_at_$i % K_UNITS < k_units()) { beyond += beyond_w(w_$i); }
+                if (m0 == 0u && c0 + w_line + $iu * W_STEP < params.columns && k0 / 8u + w_unit < k_units()) { beyond += beyond_w(w_$i); }
 //#endif
 //#else
-                put_w(w_at_$i / W_ROW_UNITS * W_STRIDE + w_at_$i % W_ROW_UNITS * (8u / VECTOR), unpack_w(w_$i));
+                put_w(w_at + $iu * (W_STEP * W_STRIDE), unpack_w(w_$i));
 //#endif
             }
         //#end
+        let unit = k0 / 8u + x_unit;
+//#if HALF
+        var beyond_any = 0u;
+        //#unroll i X_UNITS
+            if (X_UNITS * THREADS == X_COUNT || x_row + $iu * X_STEP < TILE_M) {
+                let v = scaled_x(x_$i, x_scale, unit);
+                x_tile[x_at + $iu * (X_STEP * X_STRIDE)] = few_digits(v);
+                beyond_any |= beyond_bits(x_$i, v);
+            }
+        //#end
+        // Hardly ever; so that no other turn waits for it, all units are written once more.
+        if (beyond_any != 0u) {
+            //#unroll i X_UNITS
+                if (X_UNITS * THREADS == X_COUNT || x_row + $iu * X_STEP < TILE_M) {
+                    x_tile[x_at + $iu * (X_STEP * X_STRIDE)] = held_f16(scaled_x(x_$i, x_scale, unit));
+//#if saturated
+                    if (c0 == 0u && m0 + x_row + $iu * X_STEP < row_count() && unit < k_units()) { beyond += beyond8(unpack_x(x_$i)); }
+//#endif
+                }
+            //#end
+        }
+//#else
+        //#unroll i X_UNITS
+            if (X_UNITS * THREADS == X_COUNT || x_row + $iu * X_STEP < TILE_M) {
+                put_x(x_at + $iu * (X_STEP * X_STRIDE), scaled_x(x_$i, x_scale, unit));
+            }
+        //#end
+//#endif
         workgroupBarrier();
         for (var k = 0u; k < TILE_K; k += MATRIX_K) {
             // Within the loop, lest a compiler moves the loads behind it, to where they are used.
             if (k == 0u) {
-                //#unroll i X_UNITS: x_$i = raw_unit(m0 + x_at_$i / K_UNITS, k_unit((k0 + TILE_K) / 8u + x_at_$i % K_UNITS));
-                //#unroll i W_UNITS: w_$i = raw_w(w_place(w_at_$i, c0, k0 + TILE_K));
+                let next = next_tile(k0, k_last);
+                //#unroll i W_UNITS: w_$i = raw_w(w_place(w_line + $iu * W_STEP, w_unit, c0, next));
+                //#unroll i X_UNITS: x_$i = raw_tile_unit(m0 + x_row + $iu * X_STEP, next / 8u, x_unit);
             }
             //#unroll i FRAGMENTS_M
                 let left_$i = subgroupMatrixLoad<subgroup_matrix_left<Factor, MATRIX_K, MATRIX_M>, row_major>(&x_tile, (m + $iu * MATRIX_M) * X_STRIDE + k / VECTOR, X_STRIDE);

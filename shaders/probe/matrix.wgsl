@@ -11,21 +11,13 @@ enable chromium_experimental_subgroup_matrix;
 @group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read_write> seen: array<vec4<u32>>;
 
-fn raw_unit(m: u32, unit: u32) -> Raw_x {
-    return raw_x(min(m, TILE_M - 1u) * DEPTH / 8u + unit);
-}
-
-fn k_unit(unit: u32) -> u32 {
-    return min(unit, DEPTH / 8u - 1u);
-}
-
-fn k_factor(unit: u32) -> f32 {
-    return f32(unit < DEPTH / 8u);
+fn raw_tile_unit(m: u32, first: u32, unit: u32) -> Raw_x {
+    return raw_x(min(m, TILE_M - 1u) * (DEPTH / 8u) + unit + first);
 }
 //#if W_ROWS
 
 fn w_row(n: u32) -> u32 {
-    return min(n, TILE_N - 1u) * DEPTH / 8u;
+    return min(n, TILE_N - 1u) * (DEPTH / 8u);
 }
 //#else
 
@@ -33,8 +25,8 @@ fn w_columns(n: u32) -> u32 {
     return n / 8u;
 }
 
-fn w_row(k: u32) -> u32 {
-    return min(k, DEPTH - 1u) * TILE_N / 8u;
+fn w_stride() -> u32 {
+    return TILE_N / 8u;
 }
 //#endif
 //#if DIRECT

@@ -58,6 +58,31 @@ def test_the_loop_of_the_product_counts(scripts):
     assert scripts.loops.main_loop(straight) == scripts.loops.Turn(multiplies=1, others=1)
 
 
+PASSED = """
+BB1:
+    v_wmma_f32_16x16x16_f16 v[32:39], v[0:7], v[8:15], v[32:39]
+    v_add_nc_u32_e32 v1, 16, v1
+    s_cbranch_execz BB3
+BB2:                                   ; for numbers beyond the end
+    {0}
+    v_and_b32_e32 v1, 16, v1
+    ds_store_b128 v1, v[4:7]
+BB3:
+    s_cbranch_scc0 BB1
+    s_endpgm
+"""
+
+
+@pytest.mark.parametrize(
+    ("named", "others"),
+    [("v_max_f32_e32 v1, 0xc77fe000, v1", 1), ("v_max_f32_e32 v1, 0x477f0000, v1", 3)],
+)
+def test_what_hardly_any_turn_gets_to_is_left_out(scripts, named, others):
+    turn = scripts.loops.main_loop(PASSED.format(named))
+    assert (turn.matrices, turn.others) == (1, others)
+    assert turn.lds_bytes == (0 if others == 1 else 16)
+
+
 def launch_of(workgroups, flops=0, nbytes=0):
     shader = SimpleNamespace(label="k", workgroup_size=(64, 1, 1))
     return SimpleNamespace(workgroups=workgroups, flops=flops, nbytes=nbytes, shader=shader)

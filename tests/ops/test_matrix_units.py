@@ -126,35 +126,57 @@ def test_the_self_test_makes_the_tile_of_products(device, units, with_rows):
         assert probe.tile_problem(device, tile, with_rows=with_rows) == ""
 
 
+@pytest.mark.parametrize("depth", [75, 96])  # of whole tiles, and not
 @pytest.mark.parametrize("with_rows", [True, False])
-def test_a_product_of_many_tiles(device, units, with_rows):
+def test_a_product_of_many_tiles(device, units, with_rows, depth):
     if units is None:
         return
     random = np.random.default_rng(4)
     bench = Bench(device, "bfloat16", PROFILES["gpu"])
-    x, w = (bench.rounded(random.normal(size=size)) for size in ((70, 75), (75, 100)))
+    x, w = (bench.rounded(random.normal(size=size)) for size in ((70, depth), (depth, 100)))
     y = product(device, units, x, w.T if with_rows else w, with_rows=with_rows)
     assert np.abs(y - x @ w).max() < 1e-5 * np.abs(x @ w).max()
 
 
-def test_nothing_is_clamped_without_a_word(device, units):
+@pytest.mark.parametrize("widths", [(64, 32, 32), (32, 32), (72, 32, 24)])
+def test_layers_of_one_input_meet_within_tiles_or_between_them(device, units, widths):
     if units is None:
         return
-    x = np.ones((70, 200))
-    x[3, 7], x[5, 9], x[8, 2], x[69, 199], x[9, 1] = np.nan, np.inf, -np.inf, 1e5, 65280.0
-    x[11, 3] = -1e38
-    w = np.ones((150, 200))
+    random = np.random.default_rng(6)
+    bench = Bench(device, "bfloat16", profile_of(device, units))
+    xs = [bench.rounded(random.normal(size=(70, width))) for width in widths]
+    w = bench.rounded(random.normal(size=(sum(widths), 100)))
+    first, *others = (bench.given(x, "bfloat16") for x in xs)
+    y = bench.output(70, 100)
+    tw = bench.given(w, "bfloat16")
+    GEMM.launch(bench.graph, Gemm(first, tw, y, False, others=tuple(others)))
+    between = all(width % 32 == 0 for width in widths)
+    assert bench.graph.launches[-1].constants["WHOLE_K"] == between
+    (got,) = bench.run(y)
+    expected = np.concatenate(xs, axis=1) @ w
+    assert np.abs(got - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("depth", [200, 192])
+def test_nothing_is_clamped_without_a_word(device, units, depth):
+    if units is None:
+        return
+    x = np.ones((70, depth))
+    x[3, 7], x[5, 9], x[8, 2], x[69, -1], x[9, 1] = np.nan, np.inf, -np.inf, 1e5, 65280.0
+    x[11, 3], x[12, 4] = -1e38, -65536.0
+    w = np.ones((150, depth))
     storage = Storage("saturated", "test", 16, np.zeros(4, np.uint32))
     counts = vector("saturated", 4, "uint32", storage)
     y = product(device, units, x, w, with_rows=True, counts=counts)
+    others = depth - 1
     assert np.isnan(y[3]).all() and (y[5] == np.inf).all() and (y[8] == -np.inf).all()
-    assert (y[9] == 65280 + 199).all() and (y[10] == 200).all()
-    held = (65504 + 199, -65504 + 199)
+    assert (y[9] == 65280 + others).all() and (y[10] == depth).all()
+    held = [65504.0, -65504.0, -65504.0]
     if units.element == "f32":  # which holds all that bfloat16 does
-        held = tuple(Bench(device, "bfloat16", PROFILES["gpu"]).rounded([1e5, -1e38]) + 199)
-    assert np.allclose(y[[69, 11]], np.array(held)[:, None], rtol=1e-6)
+        held = Bench(device, "bfloat16", PROFILES["gpu"]).rounded([1e5, -1e38, -65536.0])
+    assert np.allclose(y[[69, 11, 12]], np.array(held)[:, None] + others, rtol=1e-6)
     if units.element == "f16":
-        assert np.frombuffer(device.read(storage.buffer, 4), np.uint32) == [2]
+        assert np.frombuffer(device.read(storage.buffer, 4), np.uint32) == [3]
 
 
 @pytest.mark.parametrize("size", [1e-12, 1e-30, 1.0, 1e6, 1e30])
@@ -164,13 +186,13 @@ def test_gradients_of_any_size_keep_their_precision(device, units, size):
     random = np.random.default_rng(1)
     dy = size * random.normal(size=(70, 96)).astype(np.float32)
     dy[64:] *= 1e-4
-    dy[40, 3] = np.nan
+    dy[40, 3], dy[41, 95] = np.nan, -np.inf
     w = random.normal(size=(96, 100))
     bench = Bench(device, "bfloat16", PROFILES["gpu"])
     dy, w = bench.rounded(dy), bench.rounded(w)
     y = product(device, units, dy, w, with_rows=False)
-    assert np.isnan(y[40]).all()
-    y[40], dy[40] = 0.0, 0.0
+    assert np.isnan(y[40]).all() and np.isinf(y[41]).all()
+    y[40:42], dy[40:42] = 0.0, 0.0
     assert np.abs(y - dy @ w).max() < 1e-4 * size
     assert np.abs(y[64:] - (dy @ w)[64:]).max() < 1e-7 * size
 

@@ -33,7 +33,12 @@ class MatrixUnits:
         constants = tile.constants(with_rows=gemm.with_rows)
         # A term that is masked is added to the results.
         term = gemm.lora is not None and gemm.lora.dropout is None
-        constants |= {"TERM": term, "SIZED_PARTS": gemm.part > 0}
+        constants |= {
+            "TERM": term,
+            "SIZED_PARTS": gemm.part > 0,
+            "BFLOAT16": gemm.x.dtype == "bfloat16",
+            "WHOLE_K": _in_whole_tiles(gemm, tile),
+        }
         tensors: dict[str, Tensor] = {}
         if own.saturates and not gemm.with_rows:
             tensors["sizes"] = largest_sizes(g, gemm)
@@ -51,6 +56,13 @@ class MatrixUnits:
 def _matrix_tile(gemm: Gemm, profile: Profile) -> MatrixTile:
     tile = profile.tile_on_matrix_units()
     return tile if gemm.experts is None else tile.of_rows(EXPERT_TILE)
+
+
+def _in_whole_tiles(gemm: Gemm, tile: MatrixTile) -> bool:
+    """Whether tiles along the sums end where those do, and each is of one layer's x."""
+    layers = () if gemm.with_rows else (gemm.x, *gemm.others)[: len(gemm.others)]
+    lengths = (gemm.depth, *(x.columns for x in layers))
+    return all(length % tile.depth == 0 for length in lengths)
 
 
 def largest_sizes(g: Graph, gemm: Gemm) -> Tensor:
