@@ -10,7 +10,9 @@ float16, in a buffer or in a texture, is not the shader's business. Inputs also 
 the elements as they are stored (a ``Raw_x``), ``unpack_x(raw)``, and ``broadcast_x_3(v)``, what
 invocation 3 of the subgroup has loaded. Those of eight also have ``halves_x(raw)``, the same as
 float16, and ``beyond_x(raw)``, how many of them are finite and larger than that takes. Outputs
-also have ``rounded_y(v)``, what a load gives of ``v`` once it is stored.
+also have ``rounded_y(v)``, what a load gives of ``v`` once it is stored, and those of eight
+``store_small_y(i, v)``, which stores the same where ``v`` has no NaN and nothing that float16 does
+not take.
 
 Words after the width narrow that down:
 
@@ -65,6 +67,12 @@ _PACKED = {
         "2": "pack_f16(vec4<f32>(v, 0.0, 0.0)).x",
     },
     "float32": {"8": "Float8(low(v), high(v))", "4": "v", "2": "v"},
+}
+# The same of eight values of which none is NaN or beyond float16's end.
+_SMALL_PACKED = {
+    "bfloat16": "small_bf16(v)",
+    "float16": "near_f16(v)",
+    "float32": _PACKED["float32"]["8"],
 }
 # One of a word of two.
 _OF_WORD = {
@@ -225,6 +233,21 @@ class Operand:
         self, bound: Bound, value: str, stored: str, *, accumulate: bool
     ) -> tuple[str, str]:
         name, packed = self.name, _PACKED[bound.dtype][self.width]
+        body = self._stored(bound, packed, accumulate=accumulate)
+        return self._declaration(bound, stored), (
+            f"fn store_{name}(i: u32, v: {value}) {{ {body} }}"
+        )
+
+    def store_small(self, bound: Bound | None) -> str:
+        """``store_small_y``."""
+        if bound is None:
+            return ""
+        body = self._stored(bound, _SMALL_PACKED[bound.dtype], accumulate=False)
+        return f"fn store_small_{self.name}(i: u32, v: Eight) {{ {body} }}"
+
+    def _stored(self, bound: Bound, packed: str, *, accumulate: bool) -> str:
+        """The statements that store ``v`` at ``i``."""
+        name = self.name
         if bound.texture and bound.dtype in _OF_WORD:
             body = f"textureStore({name}, texel_at(i), {packed});"
         elif bound.texture:
@@ -238,9 +261,7 @@ class Operand:
             body = f"{name}[i].lo += low(v); {name}[i].hi += high(v);"
         else:
             body = f"{name}[i] += v;"
-        return self._declaration(bound, stored), (
-            f"fn store_{name}(i: u32, v: {value}) {{ {body} }}"
-        )
+        return body
 
 
 def parse(line: str) -> Operand | None:

@@ -94,7 +94,9 @@ class Source:
         functions = "\n".join(self._functions(bare))
         if re.search(r"\bEight\b|\bpack_bf16\b|\bunpack_bf16\b|Float8", bare + functions):
             functions += "\n" + self._include("common/eight.wgsl", path)
-        if re.search(r"\b(?:f16_of_eight|eight_of_f16|beyond8)\b", bare + functions):
+        if "small_bf16(" in functions:
+            functions += "\n" + self._include("common/small_bfloat16.wgsl", path)
+        if re.search(r"\b(?:f16_of_eight|near_f16|eight_of_f16|beyond8)\b", bare + functions):
             functions += "\n" + self._include("common/eight_float16.wgsl", path)
         elif re.search(r"\b(?:un)?pack_f16\b", functions):
             functions += "\n" + self._include("common/float16.wgsl", path)
@@ -128,6 +130,8 @@ class Source:
                 functions.append(operand.halves(bound))
             if f"rounded_{operand.name}(" in code:
                 functions.append(operand.rounded(bound))
+            if f"store_small_{operand.name}(" in code:
+                functions.append(operand.store_small(bound))
         return functions
 
     def _file(self, path: str) -> str:

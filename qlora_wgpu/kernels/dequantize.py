@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from qlora_wgpu.gpu.grid import fold_workgroups
 from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.kernel import Kernel
@@ -13,6 +18,8 @@ from qlora_wgpu.weight_format import WeightFormat
 
 MOST_TOGETHER = 3  # matrices of a launch
 EXPERT_STRIDES = ("codes_expert", "absmax_expert", "nested_expert", "maps_expert")
+_BEYOND = 0xFFFFFFFF  # where there is no further matrix
+_TURNS = 8  # units of an invocation of dequantize/forward_shared.wgsl
 _CODES = 32  # that an invocation of the kernel for software adapters decodes
 
 
@@ -93,37 +100,65 @@ class GroupDequantization:
 
     def launch(self, g: Graph) -> None:
         """Adds the launch."""
+        if shares_scales(self.form, self.w.columns, g.profile):
+            self._launch_shared(g)
+        else:
+            self._launch_units(g)
+
+    def _launch_units(self, g: Graph) -> None:
         units, w = self.w.units(8), self.w
-        first, second = (sum(self.rows[:n]) * units for n in (1, 2))
-        beyond = 0xFFFFFFFF
         g.launch(
             "dequantize/forward.wgsl",
             w.rows * units,
-            {
-                "group": self.group,
-                "w": w,
-                "saturated": g.saturated if w.dtype == "float16" else None,
-            },
+            self._bound(g),
             {
                 "rows": w.rows,
                 "stride": units,
-                "unit1": first,
-                "unit2": second if len(self.rows) > 2 else beyond,
-                **{
-                    f"{part}{n}": (*begins, 0)[min(n, len(begins))]
-                    for part, begins in self.begins.items()
-                    for n in range(MOST_TOGETHER)
-                },
-                **dict.fromkeys(EXPERT_STRIDES, 0),
+                "unit1": self._first_units()[1],
+                "unit2": self._first_units()[2] if len(self.rows) > 2 else _BEYOND,
+                **self._begins(),
             },
-            {
-                "GROUP": True,
-                "FOURS": False,
-                "EXPERTS": False,
-                "ALIGNED": whole_blocks(self.form, w.columns, 8),
-                **format_constants(self.form),
-            },
+            {**self._constants(), "ALIGNED": whole_blocks(self.form, w.columns, 8)},
         )
+
+    def _launch_shared(self, g: Graph) -> None:
+        firsts, tile = self._first_units(), _tile(g.profile)
+        tiles = [ceil_div(rows * self.w.units(8), tile) for rows in self.rows]
+        tile1, tile2 = (sum(tiles[:n]) if len(tiles) > n else _BEYOND for n in (1, 2))
+        g.launch(
+            "dequantize/forward_shared.wgsl",
+            fold_workgroups(sum(tiles)),
+            self._bound(g),
+            {
+                "units": firsts[3],
+                "unit1": firsts[1],
+                "unit2": firsts[2],
+                "tile1": tile1,
+                "tile2": tile2,
+                **self._begins(),
+            },
+            {**self._constants(), **shared_constants(self.form, 0, g.profile)},
+            label="dequantize/forward",
+        )
+
+    def _bound(self, g: Graph) -> dict[str, Tensor | None]:
+        saturated = g.saturated if self.w.dtype == "float16" else None
+        return {"group": self.group, "w": self.w, "saturated": saturated}
+
+    def _first_units(self) -> list[int]:
+        """Where each matrix begins in ``w``, in units; what is not there begins at its end."""
+        return [sum(self.rows[:n]) * self.w.units(8) for n in range(MOST_TOGETHER + 1)]
+
+    def _begins(self) -> dict[str, int]:
+        begins = {
+            f"{part}{n}": (*begins, 0)[min(n, len(begins))]
+            for part, begins in self.begins.items()
+            for n in range(MOST_TOGETHER)
+        }
+        return {**begins, **dict.fromkeys(EXPERT_STRIDES, 0)}
+
+    def _constants(self) -> dict[str, bool | int | float]:
+        return {"GROUP": True, "FOURS": False, "EXPERTS": False, **format_constants(self.form)}
 
 
 def format_constants(form: WeightFormat) -> dict[str, bool | int | float]:
@@ -170,6 +205,39 @@ class Codebook:
         )
 
 
+class Shared:
+    """For GPUs: tiles of units, whose scales and codes' values are in workgroup memory."""
+
+    def fits(self, problem: Dequantization, profile: Profile) -> bool:
+        """Where eight codes share a row and a block."""
+        return shares_scales(problem.form, problem.w.columns, profile)
+
+    def launch(self, g: Graph, problem: Dequantization) -> None:
+        """Adds the launch."""
+        w, together = problem.w, problem.experts > 1
+        first = problem.row0 * w.units(8)
+        rows = w.rows if problem.among is None and not together else problem.expert_rows
+        units = rows * w.units(8)
+        along, across, _ = fold_workgroups(ceil_div(units, _tile(g.profile)))
+        g.launch(
+            "dequantize/forward_shared.wgsl",
+            (along, across, w.rows // rows if together else 1),
+            {
+                **problem._stored(),
+                "quant_map": problem.maps,
+                "saturated": g.saturated if w.dtype == "float16" else None,
+            },
+            {
+                "units": units,
+                "first": first,
+                "w_unit0": (problem.among or 0) * w.units(8),
+                **problem._apart(),
+            },
+            {**problem._constants(), **shared_constants(problem.form, first, g.profile)},
+            label="dequantize/forward",
+        )
+
+
 class Units:
     """Eight codes at a time, of any shape and format."""
 
@@ -202,6 +270,39 @@ class Units:
         )
 
 
+def shares_scales(form: WeightFormat, columns: int, profile: Profile) -> bool:
+    """Whether the kernel that takes scales and values into workgroup memory dequantizes a format.
+
+    It does on GPUs whose kernels use such memory, where eight neighbours share a row and a block,
+    blocks follow each other, and no code stands for NaN or infinity.
+    """
+    in_order = form.block_rows is None and whole_blocks(form, columns, 8)
+    is_finite = bool(np.isfinite(form.quant_map).all())
+    return profile.gemm_kind != "register" and in_order and is_finite
+
+
+def shared_constants(
+    form: WeightFormat, first: int, profile: Profile
+) -> dict[str, bool | int | float]:
+    """What that kernel is told of blocks where the first unit of eight is ``first``."""
+    units, tile = form.blocksize // 8, _tile(profile)
+    even = first % units == 0 and (tile % units == 0 or units % tile == 0)
+    most = float(np.abs(form.quant_map).max()) * max(abs(form.factor), 1.0)
+    return {
+        "ALIGNED": True,
+        "THREADS": profile.flat_group,
+        "UNITS": units,
+        "SCALES": max(tile // units, 1) if even else (tile - 1) // units + 2,
+        "EVEN": even,
+        "MOST": math.ceil(most),
+    }
+
+
+def _tile(profile: Profile) -> int:
+    """Units of a workgroup of that kernel."""
+    return profile.flat_group * _TURNS
+
+
 def fits_words(form: WeightFormat, columns: int) -> bool:
     """Whether kernels may take 32 codes of 4 bits at a time, whose blocks follow each other."""
     return form.bits == 4 and form.block_rows is None and whole_blocks(form, columns, _CODES)
@@ -212,5 +313,5 @@ def whole_blocks(form: WeightFormat, columns: int, count: int) -> bool:
     return columns % count == 0 and form.blocksize % count == 0
 
 
-DEQUANTIZE: Kernel[Dequantization] = Kernel("dequantize", (Codebook(), Units()))
+DEQUANTIZE: Kernel[Dequantization] = Kernel("dequantize", (Codebook(), Shared(), Units()))
 KERNELS = (DEQUANTIZE,)

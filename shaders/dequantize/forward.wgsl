@@ -11,6 +11,7 @@
 // Launcher: kernels/dequantize.py.
 //#include common/flat.wgsl
 //#include common/block_scale.wgsl
+//#include common/decoded_eight.wgsl
 
 //#if GROUP
 struct Params {
@@ -69,14 +70,8 @@ fn quant_value(code: u32) -> f32 {
 @group(0) @binding(7) var<storage, read_write> saturated: array<atomic<u32>>;
 //#endif
 
-fn put(unit: u32, v: Eight) {
-//#if saturated
-    let beyond = beyond8(v);
-    if (beyond > 0u) {
-        atomicAdd(&saturated[0], beyond);
-    }
-//#endif
-    store_w(unit, v);
+fn value_of(code: u32) -> f32 {
+    return quant_value(code);
 }
 
 // The block of an element, by its place in the matrix.
@@ -90,35 +85,6 @@ fn block_of(element: u32) -> u32 {
 }
 
 //#if ALIGNED
-//#if EIGHT_BITS
-fn four_values(word: u32) -> vec4<f32> {
-    return vec4<f32>(quant_value(word & 255u), quant_value((word >> 8u) & 255u), quant_value((word >> 16u) & 255u), quant_value(word >> 24u));
-}
-
-fn eight_codes(matrix: u32, unit: u32) -> vec2<u32> {
-    return vec2<u32>(code_word(matrix, 2u * unit), code_word(matrix, 2u * unit + 1u));
-}
-
-fn decoded(words: vec2<u32>, scale: f32, minimum: f32) -> Eight {
-    let low = four_values(words.x);
-    let high = four_values(words.y);
-    let even = vec4<f32>(low.xz, high.xz);
-    let odd = vec4<f32>(low.yw, high.yw);
-    return Eight(weights(even, scale, minimum), weights(odd, scale, minimum));
-}
-//#else
-fn eight_codes(matrix: u32, unit: u32) -> u32 {
-    return code_word(matrix, unit);
-}
-
-// The even elements' codes are the high nibbles of the bytes.
-fn decoded(word: u32, scale: f32, minimum: f32) -> Eight {
-    let even = vec4<f32>(quant_value((word >> 4u) & 15u), quant_value((word >> 12u) & 15u), quant_value((word >> 20u) & 15u), quant_value(word >> 28u));
-    let odd = vec4<f32>(quant_value(word & 15u), quant_value((word >> 8u) & 15u), quant_value((word >> 16u) & 15u), quant_value((word >> 24u) & 15u));
-    return Eight(weights(even, scale, minimum), weights(odd, scale, minimum));
-}
-//#endif
-
 // Rows follow each other without a gap, in w as in the codes.
 fn each(i: u32) {
     if (i >= params.rows * params.stride) {

@@ -88,8 +88,9 @@ def _nearest_float16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]
 
 
 @each(
-    ("Q4_1", (37, 96)),
+    ("Q4_1", (37, 160)),  # of 32 rows more than one tile of dequantize/forward_shared.wgsl
     ("Q4_K", (9, 256)),
+    ("Q5_K", (35, 256)),
     ("Q5_K", (9, 256)),
     ("Q6_K", (9, 256)),
     ("IQ4_NL", (9, 64)),
@@ -112,6 +113,17 @@ def check_format(run: Runner, name: str, shape: tuple[int, int]) -> None:
     matrix = quantized_matrix("w", weight, textures=run.graph.profile.textures)
     run.graph.max_binding = 32 * run.weight(np.zeros((1, shape[1]))).nbytes
     _compare(run, [shard for _, shard in matrix.shards(run.graph)], weight.dequantize())
+
+
+@each(("Q4_0",), ("Q4_1",))
+def check_large_weights(run: Runner, name: str) -> None:
+    """Some beyond float16's end, in some blocks of each of several tiles."""
+    weight = random_weight(FORMS[name], (300, 64))
+    scales = weight.absmax.astype(np.float32)
+    scales[5::150] *= np.float32(2**14)
+    large = replace(weight, absmax=scales)
+    matrix = quantized_matrix("w", large, textures=run.graph.profile.textures)
+    _compare(run, [shard for _, shard in matrix.shards(run.graph)], large.dequantize())
 
 
 @each(("Q6_K", (12, 72)), ("FP8", (12, 40)), ("GPTQ", (12, 72)), ("Q4_K", (12, 96)))
@@ -140,7 +152,7 @@ def check_format_of_experts(run: Runner, name: str, shape: tuple[int, int]) -> N
 def check_format_of_a_group(run: Runner, name: str, columns: int, count: int) -> None:
     """Matrices of one input at once, the parts of all in one range of a storage."""
     whole, stored, matrices = Storage("group", "check", 256), [], []
-    for n, rows in enumerate((40, 8, 24)[:count]):
+    for n, rows in enumerate((72, 8, 60)[:count]):
         values = normal(f"{name} {n}", rows, columns).astype(np.float32)
         if name in FORMS:
             first = random_weight(FORMS[name], (rows, columns))
