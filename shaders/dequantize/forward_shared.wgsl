@@ -179,11 +179,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             return;
         }
     }
-    for (var t = 0u; t < TURNS; t += 1u) {
-        let unit = begin + t * THREADS + lane;
-        if (unit < units) {
-            let b = block_within(skipped, t, lane);
-            put(w_unit0 + unit, decoded(eight_codes(matrix, first + unit), scales[b], minimum_of(b)));
-        }
+    // Of turns that no compiler knows, or some write all of them out.
+    let end = min(begin + TILE, units);
+    for (var unit = begin + lane; unit < end; unit += THREADS) {
+        let b = (skipped + unit - begin) / UNITS;
+        put(w_unit0 + unit, decoded(eight_codes(matrix, first + unit), scales[b], minimum_of(b)));
     }
 }

@@ -132,7 +132,7 @@ def test_matrices_of_one_input(device, rows, double_quant):
 
 @pytest.mark.parametrize("double_quant", [False, True])
 def test_matrices_among_others(device, double_quant):
-    """Parts that lie apart: each matrix is written behind the one before."""
+    """Parts that lie apart: each matrix is written behind the one before, or before the one behind."""
     rng = np.random.default_rng(8)
     stored = [
         quantize_nf4(rng.standard_normal((n, 72)).astype(np.float32), 64, double_quant)
@@ -142,10 +142,14 @@ def test_matrices_among_others(device, double_quant):
     def make(bench):
         w = bench.graph.weight("w", 177, 72)
         matrices = [quantized_matrix(f"{i}", each, textures=False) for i, each in enumerate(stored)]
+        other = bench.graph.weight("w", 177, 72)
         dequantize_together(bench.graph, w, matrices)
-        return [w]
+        matrices[1].put_rows(bench.graph, other, 60)
+        matrices[0].put_rows(bench.graph, other, 0)  # its last tile ends where the other begins
+        return [w, other]
 
-    assert_same(device, "float32", make)
+    (w, by_units), (other, _) = both(device, "float32", make)
+    assert np.array_equal(w, by_units) and np.array_equal(w, other) and np.abs(w).max() > 0
 
 
 NOT_FINITE = [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7FC00000, 0x7F800000, 0xFF800000]
@@ -202,5 +206,6 @@ def test_kernels_ask_for_workgroup_memory_where_gpus_have_it():
     for profile in (CPU_PROFILE, cpu_profile(8), UNITS):
         assert not shares_scales(form, 64, profile)
     assert not shares_scales(form, 60, GPU_PROFILE)  # units that cross rows
-    for name in ("FP8", "LLM.int8"):  # tiles of scales, and codes that stand for NaN
-        assert not shares_scales(FORMS[name], 64, GPU_PROFILE)
+    assert not shares_scales(FORMS["LLM.int8"], 64, GPU_PROFILE)  # scales of tiles
+    assert not shares_scales(replace(FORMS["FP8"], block_rows=None), 64, GPU_PROFILE)  # NaN
+    assert shares_scales(replace(FORMS["Q8_0"], block_rows=None), 64, GPU_PROFILE)
