@@ -56,9 +56,19 @@ def test_a_file_becomes_an_adapter(browser, ask, tmp_path):
     assert (folder / "adapter_config.json").read_bytes() == bytes(found["config"])
     # It says in Python what it says in the page, and not what the base says.
     said, asked = found["after"], task["question"]
-    assert found["answer"] == (said or "(it says nothing)") and said != found["before"]
+    assert found["answer"] == said != found["before"]
+    assert found["before"].endswith(" …")  # the base goes on and on: a sample has 60 tokens
     assert in_python("generate", folder, "--chat", "--prompt", asked).strip() == said.strip()
     assert said.strip() in in_python("chat", folder, said=f"{asked}\n")
+
+
+KINDS = [
+    ["messages"],
+    ["conversations"],
+    ["prompt", "completion"],
+    ["instruction", "input", "output"],
+    ["text"],
+]
 
 
 @pytest.mark.parametrize("browser", ["firefox", "chromium"])
@@ -72,8 +82,11 @@ def test_rows_of_instructions_are_asked_so_afterwards(browser, ask, tmp_path):
     site = write_page(config, tmp_path / "site", options).folder
     chats = [json.loads(line)["messages"] for line in user_task(rows=30)["text"].splitlines()]
     rows = [{"instruction": chat[0]["content"], "output": chat[1]["content"]} for chat in chats]
-    task = user_task() | {"text": "".join(json.dumps(row) + "\n" for row in rows)}
+    task = user_task() | {"text": "".join(json.dumps(row) + "\n" for row in rows), "kinds": True}
     found, _ = ask(browser, "page.html", task, folder=site)
+    # What the page shows of each kind is what it takes.
+    assert [kind["shown"] for kind in found["kinds"]] == KINDS
+    assert all("4 rows to learn from" in kind["rows"] for kind in found["kinds"])
     folder = unpacked(found, tmp_path)
     assert json.loads((folder / "prompt_format.json").read_text())["prompt_format"] == "alpaca"
     said, asked = found["answer"], task["question"]

@@ -4,10 +4,11 @@ import { Awake } from './awake.mjs';
 import { Chart } from './chart.mjs';
 import { droppable } from './drop.mjs';
 import { ofExample, ofTurn } from './elements.mjs';
+import { kindsOf } from './kinds.mjs';
 import { Requests } from './requests.mjs';
 import { saveFile } from './saving.mjs';
 import { sealedWorker } from './sealed.mjs';
-import { bytes, duration, hintOf, number, ofData, ofEnd, ofKept, ofMemory } from './words.mjs';
+import { bytes, duration, hintOf, number, ofAnswer, ofData, ofEnd, ofKept, ofMemory } from './words.mjs';
 
 const $ = (id) => document.getElementById(id);
 const ANSWER = 200; // tokens of an answer at most
@@ -56,17 +57,23 @@ function show() {
   for (const id of ['file', 'sample']) $(id).disabled = !page.site || !free;
   for (const id of ['epochs', 'rate']) $(id).disabled = !page.site || !free;
   $('hint').textContent = hintOf(page);
-  const next = !page.loaded ? 'load' : page.data ? 'train' : null;
-  for (const id of ['load', 'train']) $(id).classList.toggle('main', id === next);
+  const done = page.trained && !page.resumes;
+  const next = !page.loaded ? 'load' : done ? 'folder' : page.data ? 'train' : null;
+  for (const id of ['load', 'train', 'folder']) $(id).classList.toggle('main', id === next);
 }
 
 function heard(news) {
-  if (news.kind === 'loading') $('loading').value = news.share;
+  if (news.kind === 'loading') showLoading(news.share);
   else if (news.kind === 'reading') $('rows').textContent = `Reading, ${Math.round(100 * news.share)} %`;
   else if (news.kind === 'told') tell(news.text);
   else if (news.kind === 'step') showStep(news);
   else if (news.kind === 'kept') Object.assign(page, { resumes: news.step < news.total, trained: true });
   else if (news.kind === 'text') page.written?.(news.text);
+}
+
+function showLoading(share) {
+  $('loading').value = share;
+  if (!page.loaded) $('gpu').textContent = share < 1 ? 'Loading…' : 'Loaded; the GPU\'s driver compiles…';
 }
 
 function showStep({ step, total, loss, rate, perSecond, left }) {
@@ -94,11 +101,14 @@ async function open() {
   const name = site.model.name.split('/').filter(Boolean).pop();
   $('title').textContent = document.title = page.title = `Train ${name} in this tab`;
   $('base').textContent = name;
-  $('subtitle').textContent = `${bytes(site.bytes)} of weights to load once, 4 bits each where it matters.`;
+  $('subtitle').textContent = `${bytes(site.bytes)} of weights are loaded once and stay as they are; what learns is a small adapter.`;
   for (const { rank } of site.variants) $('rank').add(new Option(rank, rank));
   showSettings(site.training);
   $('passes').hidden = site.training.max_steps > 0; // which count in their place
   $('sample').hidden = !site.sample;
+  const kinds = kindsOf(site.rows, site.chats);
+  $('kinds').textContent = kinds.join('\n\n');
+  $('formats').hidden = !kinds.length;
   if (kept) {
     $('rank').value = kept.rank;
     $('rows').textContent = ofKept(kept);
@@ -122,7 +132,7 @@ async function load() {
   try {
     const { adapter, restored, kept } = await requests.ask('load', { rank: Number($('rank').value) });
     Object.assign(page, { loaded: true, kept }); // another tab may have kept something meanwhile
-    $('gpu').textContent = `Loaded, on ${adapter}.`;
+    $('gpu').textContent = `Loaded onto the GPU${adapter && ` (${adapter})`}.`;
     if (restored) await goOn(page.kept);
     else if (page.kept) $('rows').textContent = `What is kept from before has rank ${page.kept.rank}: reload the page and choose it to go on. New training takes its place.`;
   } finally {
@@ -197,7 +207,7 @@ async function train({ anew = false } = {}) {
   try {
     if (!resume && page.data.prompt) {
       await requests.ask('reset', {});
-      $('before').textContent = (await requests.ask('write', asked)).text.trim();
+      $('before').textContent = ofAnswer(await requests.ask('write', asked));
       $('compared').hidden = false;
     }
     const result = await requests.ask('train', { settings, resume, stopped: page.stopping });
@@ -214,7 +224,7 @@ async function train({ anew = false } = {}) {
     $('stop').textContent = 'Stop and keep';
     document.title = page.title;
   }
-  if (page.data.prompt) $('after').textContent = (await requests.ask('write', asked)).text.trim();
+  if (page.data.prompt) $('after').textContent = ofAnswer(await requests.ask('write', asked));
 }
 
 function stop() {
@@ -240,7 +250,7 @@ async function send() {
     const found = await requests.ask('write', {
       messages: page.messages, most: ANSWER, temperature: Number($('temperature').value),
     });
-    answer.textContent = found.text.trim() || '(it says nothing)';
+    answer.textContent = ofAnswer(found);
     page.messages.push({ role: 'assistant', content: found.text });
   } catch (error) {
     page.messages.pop();

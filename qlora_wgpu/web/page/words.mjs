@@ -26,12 +26,17 @@ export function ofData(name, { rows, held, tokens, learnt, counts }) {
     `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.`;
 }
 
+/** What the model has written; an ellipsis where it would have gone on. */
+export function ofAnswer({ text, cut }) {
+  return text.trim() ? `${text.trim()}${cut ? ' …' : ''}` : '(it says nothing)';
+}
+
 /** What is to be done, or known, before training. */
 export function hintOf({ site, busy, loaded, data, resumes }) {
   if (!site || busy) return '';
   if (!loaded) return 'Load the model first.';
   if (!data) return 'Drop your data first.';
-  return resumes ? 'To go on keeps the settings that training began with; to train anew takes those above.' : '';
+  return resumes ? 'Going on keeps the settings that training began with; training anew takes those above.' : '';
 }
 
 /** How training ended. */

@@ -40,7 +40,7 @@ const requests = {
     device.destroy();
     state.snapshots = new Snapshots(await storageName(site), navigator.storage, navigator.locks);
     const kept = await state.snapshots.last();
-    return { site: { model: site.model, variants: cutFor(site.variants, vendor), buckets: site.buckets, training: site.training, sample: site.sample ?? null, bytes: siteBytes(site) }, kept: kept && kept.about };
+    return { site: { model: site.model, variants: cutFor(site.variants, vendor), buckets: site.buckets, training: site.training, rows: site.text.rows, chats: state.template !== null, sample: site.sample ?? null, bytes: siteBytes(site) }, kept: kept && kept.about };
   },
 
   /** Opens the device and puts the weights onto it, and the adapter that was kept if it is of this rank. */
@@ -95,11 +95,12 @@ const requests = {
     state.training?.stop();
   },
 
-  /** Writes an answer; its text comes as news. */
+  /** Writes an answer; its text comes as news, and in the end whether it would have gone on. */
   async write({ messages, most, temperature }) {
     const ids = state.prompts.ids(promptKind(), messages);
     await alive();
-    return { text: await written(ids, { most, temperature }, (part) => news({ kind: 'text', text: part })) };
+    const text = await written(ids, { most, temperature }, (part) => news({ kind: 'text', text: part }));
+    return { text, cut: state.writer.cut };
   },
 
   hush() {
@@ -174,7 +175,7 @@ async function loadModel() {
 
 function adapterInfo() {
   const { vendor, architecture, description } = state.model.device.adapterInfo ?? {};
-  return [vendor, architecture, description].filter(Boolean).join(', ') || 'a GPU';
+  return [vendor, architecture, description].filter(Boolean).join(', ');
 }
 
 async function train(kept) {

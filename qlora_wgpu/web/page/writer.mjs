@@ -8,6 +8,7 @@ export class Writer {
   /** @param {import('./model.mjs').Model} model */
   constructor(model) {
     this.model = model;
+    this.cut = false; // whether the last text ended before the model ended it
     this._programs = new Map();
   }
 
@@ -24,6 +25,7 @@ export class Writer {
    */
   async *write(prompt, { most, stop, temperature = 0, topP = 1, random = Math.random, stopped = () => false }) {
     const { capacity } = await this._plans();
+    this.cut = false;
     if (!prompt.length) throw new Told('The prompt is empty.');
     if (prompt.length >= capacity) throw new Told(`The text has ${prompt.length} tokens, and this site's plans take ${capacity}: begin anew.`);
     let logits = await this._logits(prompt, 0);
@@ -35,6 +37,7 @@ export class Writer {
       if (count + 1 < most && length + 1 < capacity) logits = await this._logits([token], length);
       length++;
     }
+    this.cut = true;
   }
 
   async _logits(ids, past) {

@@ -1,0 +1,27 @@
+/** What rows look like that a site takes, for people who have not written any yet. */
+
+const CHATS = ['messages', 'conversations'];
+const ROWS = {
+  messages: { messages: [{ role: 'user', content: 'A question' }, { role: 'assistant', content: 'Its answer' }] },
+  conversations: { conversations: [{ from: 'human', value: 'A question' }, { from: 'gpt', value: 'Its answer' }] },
+  'prompt/completion': { prompt: 'A question', completion: ' Its answer' },
+  'instruction/output': { instruction: 'What is to be done', input: 'With what', output: 'How it comes out' },
+  text: { text: 'A text that is learnt as a whole' },
+};
+
+/**
+ * A row in each format, as lines of a .jsonl file.
+ *
+ * @param {{format: string, columns: Record<string, string>, train_on: string}} how What the site takes.
+ * @param {boolean} chats Whether it has a chat template.
+ * @returns {string[]}
+ */
+export function kindsOf({ format, columns, train_on: learnt }, chats) {
+  const named = ([key, value]) => [columns[key] ?? key, value];
+  return Object.entries(ROWS)
+    .filter(([name]) => format === 'auto' || format === name)
+    .filter(([name]) => chats || !CHATS.includes(name))
+    .filter(([name]) => name !== 'text' || ['auto', 'all'].includes(learnt))
+    .filter(([, row]) => Object.keys(columns).every((key) => key in row))
+    .map(([, row]) => JSON.stringify(Object.fromEntries(Object.entries(row).map(named))));
+}
