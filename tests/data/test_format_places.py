@@ -28,3 +28,12 @@ def test_the_page_knows_the_same_formats_by_the_same_keys():
     lines = re.findall(r"^  '?([\w/]+)'?: \[(.*?)\],$", listed, re.MULTILINE)
     page = [(name, tuple(re.findall(r"'(\w+)'", keys))) for name, keys in lines]
     assert page == list(FORMATS.items())  # in order of precedence
+
+
+def test_the_page_shows_a_row_of_every_format():
+    source = (page_folder() / "kinds.mjs").read_text()
+    listed = re.search(r"const ROWS = \{(.*?)\n\};", source, re.DOTALL)[1]
+    rows = dict(re.findall(r"^  '?([\w/]+)'?: \{(.*)\},$", listed, re.MULTILINE))
+    assert list(rows) == list(FORMATS)
+    for name, keys in FORMATS.items():
+        assert set(keys) <= set(re.findall(r"(\w+): ", rows[name]))
