@@ -55,7 +55,12 @@ _BESIDE = (
     show_default="the run's, or bfloat16",
     help="Type of matmul operands.",
 )
-@click.option("--budget", metavar="SIZE", help="Memory there is, such as 8GiB: shows what fits.")
+@click.option(
+    "--budget",
+    metavar="SIZE",
+    show_default="the run's device.memory",
+    help="Memory there is, such as 8GiB: shows what fits.",
+)
 @click.option("--cards", is_flag=True, help="Plan it for cards from 4 to 80 GB, too.")
 @click.option("--json", "json_file", metavar="FILE", help="File to write the figures to.")
 def estimate(

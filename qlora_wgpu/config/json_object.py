@@ -44,5 +44,6 @@ def json_object(raw: bytes, path: Path, error: type[QLoRAError]) -> dict[str, An
     except (RecursionError, ValueError) as err:
         raise error(f"{path} is not valid JSON: {err}") from err
     if not isinstance(value, dict):
-        raise error(f"{path} must hold a JSON object, not a {type(value).__name__}")
+        kind = "null" if value is None else f"a {type(value).__name__}"
+        raise error(f"{path} must hold a JSON object, not {kind}")
     return value

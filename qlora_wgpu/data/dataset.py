@@ -42,8 +42,8 @@ def load_dataset(
 
     A ``.jsonl`` file has one JSON object per line, a ``.json`` file a list of them, a ``.csv`` file
     the names of its columns in the first line; all rows have one of the formats in
-    ``qlora_wgpu.data.formats``. A ``.txt`` file is one document, cut into full windows that are
-    learnt whole; a last short window is left out unless it is the only one. A folder stands for its
+    ``qlora_wgpu.data.formats``. A ``.txt`` file is one document, cut into windows that are
+    learnt whole, of which the last is as long as what is left. A folder stands for its
     files, or for one split where they are named for splits (``FOLDER:SPLIT`` names another), a name
     of the form owner/name[:split] for a data set of the Hugging Face hub.
 

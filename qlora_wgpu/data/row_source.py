@@ -146,23 +146,24 @@ class RowSource:
         self._tally.has_turns = False
         for path in self._files:
             ids: list[int] = []
-            windows = 0
+            has_windows = False
             for piece in document_ids(self._tokenizer, _not_blank(path)):
                 ids += piece
                 whole = len(ids) - len(ids) % length
                 for begin in range(0, whole, length):
                     yield self._window(ids[begin : begin + length])
-                windows += whole // length
+                has_windows |= whole > 0
                 del ids[:whole]
-            if not windows and len(ids) < 2:
+            if len(ids) > 1:  # the rest; a last token by itself teaches nothing
+                yield self._window(ids)
+            elif not has_windows:
                 raise DataError(
                     f"{path.name} holds fewer than two tokens: there is nothing to learn"
                 )
-            if not windows:
-                yield self._window(ids)
 
     def _window(self, ids: list[int]) -> Encoded:
         self._tally.read()
+        self._tally.unknown(ids)
         return Encoded(ids, list(ids), self._tokenizer.decode(ids, False))
 
     def _encoded_rows(self, *, empty: bool) -> Iterator[Encoded]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict
 
 from qlora_wgpu.data.chat import ChatTemplate
@@ -73,7 +73,11 @@ class Tally:
         ends = not self._tokenizer.eos_token_ids.isdisjoint(encoded.labels)
         if ends or (self._other_end is not None and self._other_end in encoded.labels):
             self._is_end_learnt = True
-        if unknown := encoded.ids.count(self._unknown_id):
+        self.unknown(encoded.ids)
+
+    def unknown(self, ids: Sequence[int]) -> None:
+        """Counts the tokens of a row that stand for what the tokenizer does not know."""
+        if unknown := ids.count(self._unknown_id):
             self._unknown_tokens += unknown
             self._rows_with_unknown += 1
 

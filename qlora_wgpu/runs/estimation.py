@@ -40,7 +40,7 @@ class Estimate:
         workload: The training that was planned.
         device: For which GPU.
         memory: Bytes on it by kind.
-        budget: Bytes that there are, if they were told.
+        budget: Bytes that there are, if they or the run's ``device.memory`` were told.
         fits: The sizes that have room in them.
         device_memory: Bytes of the GPU's memory, where they are known.
         remedy: Settings with which it would fit into the budget, or without one into the GPU's
@@ -106,7 +106,8 @@ def estimate(
         checkpointing: Whether layers are recomputed in the backward, instead of the target's.
         scheme: How frozen layers are stored, instead of the target's.
         compute_dtype: Type of matmul operands, instead of the target's.
-        budget: Bytes of memory available, for which the largest batch and sequence are found.
+        budget: Bytes of memory available, instead of the run's ``device.memory``, for which the
+            largest batch and sequence are found.
         by_data: Whether to plan a run's longest batch by its data, if that is here, as training
             does; else by ``data.max_seq_length``.
         cards: Whether to plan it for cards from 4 to 80 GB, too, which takes seconds.
@@ -143,8 +144,8 @@ def estimate(
     allowed = None if settings is None else settings.device.memory_bytes
     asked = "auto" if settings is None else settings.device.keep_dequantized
     totals = here.totals(workload, kept=asked is True)
-    bound = allowed if budget is None else budget
-    layout = here.as_kept(totals.layout, workload.options, asked, bound)
+    budget = allowed if budget is None else budget
+    layout = here.as_kept(totals.layout, workload.options, asked, budget)
     memory = layout.memory(workload.options, layout.sized(workload.options).plan)
     fits = None if budget is None else what_fits(totals, workload, budget)
     remedy, fitted = None, None

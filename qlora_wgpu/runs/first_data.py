@@ -85,15 +85,10 @@ class FirstData:
         Args:
             length: The most tokens of a row.
         """
-        if self.are_texts:
-            starts = [
-                (n, begin) for n in self.lengths for begin in (0, *range(length, n - 1, length))
-            ]
-            return [min(length, n - begin) for n, begin in starts]
-        if not self.are_documents:
+        if not (self.are_texts or self.are_documents):
             return self.lengths
-        full = sum(max(n // length, 1) for n in self.lengths)
-        return [min(length, self.lengths[-1])] * full
+        starts = [(n, begin) for n in self.lengths for begin in (0, *range(length, n - 1, length))]
+        return [min(length, n - begin) for n, begin in starts]
 
     @property
     def is_packable(self) -> bool:

@@ -181,7 +181,7 @@ def test_other_weights_than_safetensors(folder: Path, file: str | None, expected
         (b"{'a': 1}", "is not valid JSON (line 1, column 2"),
         (b'{"a": \xff}', "is not valid UTF-8 at byte 6"),
         (b"[1]", "must hold a JSON object, not a list"),
-        (b"null", "must hold a JSON object, not a NoneType"),
+        (b"null", "must hold a JSON object, not null"),
         (b"[" * 100_000, "is not valid JSON"),
         (b"version https://git-lfs.github.com/spec/v1", "is a Git LFS pointer"),
     ],

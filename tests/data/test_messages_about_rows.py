@@ -95,6 +95,9 @@ def test_unknown_tokens_are_counted(tmp_path):
     tokenizer.special_tokens["pad_token"] = letter  # as of many Llamas
     dataset = load(tmp_path, [*rows, {"text": "a"}], tokenizer=tokenizer)
     assert any("2 tokens in 2 of 3 rows are b: the tokenizer does" in t for t in dataset.warnings)
+    (tmp_path / "a.txt").write_text("abba" * 20)
+    document = load_dataset(tmp_path / "a.txt", tokenizer, 64)
+    assert any("40 tokens in 2 of 2 rows are b: the tok" in text for text in document.warnings)
     tokenizer.special_tokens["bos_token"] = letter  # which says nothing of what is known
     dataset = load(tmp_path, rows, tokenizer=tokenizer)
     assert not any("does not know" in text for text in dataset.warnings)

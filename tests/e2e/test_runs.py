@@ -214,6 +214,8 @@ def test_estimate_and_prepare(place, counts):
     assert estimate.workload.lora.r == 8 and estimate.fits is not None
     assert estimate.total == sum(estimate.memory.values())
     assert counts["opened"] == counts["read"] == 1  # the form of weights is read
+    allowed = qlora_wgpu.estimate(place / "run.yaml", overrides=["device.memory=1MiB"], rank=8)
+    assert (allowed.budget, allowed.fits) == (1 << 20, estimate.fits)
     prepared = runs.prepare(place / "run.yaml", held_out=True)
     assert len(prepared.dataset) == 6 and prepared.plan.total_steps == 3
 

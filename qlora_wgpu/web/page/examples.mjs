@@ -59,16 +59,15 @@ export class RowEncoder {
     return { examples, counts, format };
   }
 
-  /** A document, cut into pieces of the longest length; a rest is left out unless it is all. */
+  /** A document, cut into pieces of the longest length; the last one holds the rest, a token by itself nothing to learn. */
   _windows({ where, row: { text } }) {
     const { max_length: limit } = this.how;
     if (isBlank(text)) throw new Told(`${where} holds no text.`);
     if (text.length > MOST_AT_ONCE) throw new Told(`${where} is longer than ${MOST_AT_ONCE.toLocaleString('en')} characters: cut it into several rows of a .jsonl file.`);
     const ids = this.tokenizer.encode(text);
     const examples = [];
-    for (let at = 0; at + limit <= ids.length; at += limit) examples.push(ids.slice(at, at + limit));
-    if (!examples.length && ids.length < 2) throw new Told(`${where} holds fewer than two tokens: there is nothing to learn.`);
-    if (!examples.length) examples.push(ids);
+    for (let at = 0; at < ids.length - 1; at += limit) examples.push(ids.slice(at, at + limit));
+    if (!examples.length) throw new Told(`${where} holds fewer than two tokens: there is nothing to learn.`);
     const counts = { rows: examples.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
     return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text' };
   }
