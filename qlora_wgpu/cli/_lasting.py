@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -42,14 +43,19 @@ class LastingOutput:
                 self._end(err)
 
     def _end(self, err: OSError) -> None:
-        is_process_own, self._stream = self._stream is sys.__stdout__, None
-        if is_process_own:
-            # What waits in its buffer would fail again when Python ends.
-            with Path(os.devnull).open("w") as nowhere:
-                os.dup2(nowhere.fileno(), self._like.fileno())
+        stream, self._stream = self._stream, None
+        if stream is sys.__stdout__:
+            _put_nowhere(self._like)
         why = visible(err.strerror or str(err))
         try:
             sys.stderr.write(f"warning: nothing more can be shown ({why}): the run goes on\n")
             sys.stderr.flush()
         except OSError:  # it goes the same way
-            pass
+            with suppress(OSError):  # of a stream that is no file
+                _put_nowhere(sys.stderr)
+
+
+def _put_nowhere(stream: TextIO) -> None:
+    """What waits in its buffer would fail again when Python ends, with an exit code of its own."""
+    with Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), stream.fileno())

@@ -55,6 +55,11 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
     Raises:
         ConfigError: If anything is wrong; one message names all problems with their lines.
     """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(
+            f"load_config takes the path of a YAML file, got {type(path).__name__}: sections in "
+            "a mapping are Config(**sections)"
+        )
     path = Path(path)
     file = _read(path)
     if isinstance(overrides, str):

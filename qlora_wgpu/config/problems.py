@@ -113,6 +113,8 @@ def _requirement(error: Mapping[str, Any]) -> str:
         return str(context["error"])
     if kind in ("string_too_short", "too_short"):
         return "must not be empty"
+    if kind == "string_unicode":
+        return "must be UTF-8 text (an environment variable such as LC_ALL=C.UTF-8 says so)"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
         return "must be a section of keys"
     return f"is not valid ({error['msg']})"

@@ -70,3 +70,14 @@ def test_a_closed_pipe_ends_nothing():
     process.stderr.close()
     assert process.wait() == 0
     assert told == "warning: nothing more can be shown (Broken pipe): the run goes on\ndone"
+
+
+def test_a_closed_pipe_of_both_streams_leaves_the_exit_code():
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    as_in_runs = 'import os, sys\nsys.stderr = os.fdopen(os.dup(2), "w", buffering=1)\n'
+    program = as_in_runs + SHOWS.replace('sys.stderr.write("done")', "")
+    process = subprocess.Popen([sys.executable, "-c", program], text=True, **pipes)
+    process.stdout.read(10)
+    process.stdout.close()
+    process.communicate("\n" * 3)
+    assert process.returncode == 0

@@ -19,6 +19,7 @@ from qlora_wgpu.config import (
     OutputConfig,
     QuantConfig,
     TrainConfig,
+    load_config,
 )
 from qlora_wgpu.errors import ConfigError
 
@@ -376,3 +377,13 @@ def test_another_optimizer_of_a_copy_comes_with_its_own_decay() -> None:
     both = {"name": "lion", "adam_beta2": 0.9}
     assert plain.model_copy(update=both).adam_beta2 == 0.9
     assert plain.model_copy(update={"learning_rate": 1e-3}).adam_beta2 == 0.999
+
+
+def test_a_mapping_is_no_file() -> None:
+    text = message(lambda: load_config({"model": {"path": "x"}}))
+    assert text.startswith("load_config takes the path of a YAML file, got dict: sections in a")
+
+
+def test_text_that_is_no_text() -> None:
+    text = message(lambda: Config(model={"path": "x"}, data={"train": "k\udcc3\udca4.jsonl"}))
+    assert "data.train in Config must be UTF-8 text (an environment variable such as" in text
