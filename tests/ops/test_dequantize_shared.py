@@ -132,7 +132,7 @@ def test_matrices_of_one_input(device, rows, double_quant):
 
 @pytest.mark.parametrize("double_quant", [False, True])
 def test_matrices_among_others(device, double_quant):
-    """Parts that lie apart: each matrix is written behind the one before, or before the one behind."""
+    """Parts that lie apart: each is written behind the one before, or before the one behind."""
     rng = np.random.default_rng(8)
     stored = [
         quantize_nf4(rng.standard_normal((n, 72)).astype(np.float32), 64, double_quant)
