@@ -85,11 +85,12 @@ def test_nothing_of_other_steps_spills(names, tmp_path):
         assert row["registers"] <= (144 if wide else most), row["kernel"]
 
 
-# No default of a GPU launches them: other products, matrix units, streamed weights, subgroups, and
-# the copies of weights that software GPUs read.
+# No default of a GPU launches them: other products, matrix units, streamed weights, subgroups, weights
+# whose blocks are not those of neighbours, and the copies of weights that software GPUs read.
 ELSEWHERE = (
     "attention/delta_sizes.wgsl", "attention/dkdv.wgsl", "attention/dq.wgsl",
-    "attention/forward.wgsl", "experts/factors.wgsl", "few_rows/narrow.wgsl",
+    "attention/forward.wgsl", "dequantize/forward.wgsl", "experts/factors.wgsl",
+    "few_rows/narrow.wgsl",
     "few_rows/strip_copy.wgsl", "few_rows/strip_scales.wgsl", "few_rows/strips.wgsl",
     "few_rows/strips_glu.wgsl", "few_rows/strips_rotated.wgsl", "few_rows/subgroup.wgsl",
     "gemm/sizes.wgsl", "rms_norm/again.wgsl", "tensor/add_rounded.wgsl",
