@@ -85,8 +85,8 @@ def test_nothing_of_other_steps_spills(names, tmp_path):
         assert row["registers"] <= (144 if wide else most), row["kernel"]
 
 
-# No default of a GPU launches them: other products, matrix units, streamed weights, subgroups, weights
-# whose blocks are not those of neighbours, and the copies of weights that software GPUs read.
+# No default of a GPU launches them: other products, matrix units, streamed weights, subgroups,
+# weights whose blocks are not those of neighbours, and the copies that software GPUs read.
 ELSEWHERE = (
     "attention/delta_sizes.wgsl", "attention/dkdv.wgsl", "attention/dq.wgsl",
     "attention/forward.wgsl", "dequantize/forward.wgsl", "experts/factors.wgsl",

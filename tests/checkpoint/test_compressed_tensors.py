@@ -189,7 +189,7 @@ def two_groups(*targets: str) -> dict[str, Any]:
         ("weight_packed", np.ones(12, np.int32), None, "which is no matrix's"),
         ("weight_g_idx", np.full(96, 3, np.int32), None, "names groups that are not there"),
         ("x", np.ones(1, np.int32), two_groups("re:.*attn", "b"), "is in no group of"),
-        ("x", np.ones(1, np.int32), two_groups("re:(", "b"), "pattern 're:\\(' .* is no regular"),
+        ("x", np.ones(1, np.int32), two_groups("re:(", "b"), "pattern 're:\\(' .* is not a reg"),
     ],
 )
 def test_damage_is_one_sentence(
