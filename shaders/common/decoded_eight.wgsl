@@ -1,5 +1,23 @@
-// Eight weights of a quantized matrix, decoded and stored. Who includes it says what a code's value
-// is, value_of(code), and declares w. With ALIGNED eight neighbours, a unit, share a row and a block.
+// Eight weights of a quantized matrix, decoded and stored. Who includes it declares params and w, and
+// says what a code's value is: value_of(code). With GROUP codes and quant_map are those of
+// common/block_scale.wgsl. With ALIGNED eight neighbours, a unit, share a row and a block.
+//#if !GROUP
+@group(0) @binding(1) var<storage, read> codes: array<u32>;
+@group(0) @binding(3) var<storage, read> quant_map: array<f32>;
+
+fn code_word(expert: u32, i: u32) -> u32 {
+    return codes[expert * params.codes_expert + i];
+}
+
+fn quant_value(code: u32) -> f32 {
+    return quant_map[code];
+}
+//#endif
+//#if saturated
+// Counts values that are finite and beyond float16's end, where they are held.
+@group(0) @binding(7) var<storage, read_write> saturated: array<atomic<u32>>;
+//#endif
+
 fn put(unit: u32, v: Eight) {
 //#if saturated
     let beyond = beyond8(v);

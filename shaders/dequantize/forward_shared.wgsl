@@ -55,22 +55,8 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> codes: array<u32>;
-@group(0) @binding(3) var<storage, read> quant_map: array<f32>;
-
-fn code_word(expert: u32, i: u32) -> u32 {
-    return codes[expert * params.codes_expert + i];
-}
-
-fn quant_value(code: u32) -> f32 {
-    return quant_map[code];
-}
 //#endif
 //#output 5 w: 8
-//#if saturated
-// Counts values that are finite and beyond float16's end, where they are held.
-@group(0) @binding(7) var<storage, read_write> saturated: array<atomic<u32>>;
-//#endif
 
 var<workgroup> values: array<f32, VALUES>;
 var<workgroup> scales: array<f32, SCALES>;
