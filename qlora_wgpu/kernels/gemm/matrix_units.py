@@ -59,9 +59,9 @@ def _matrix_tile(gemm: Gemm, profile: Profile) -> MatrixTile:
 
 
 def _in_whole_tiles(gemm: Gemm, tile: MatrixTile) -> bool:
-    """Whether tiles along the sums end where those do, and each is of one layer's x."""
+    """Whether tiles along the sums end where those and their parts do, each of one layer's x."""
     layers = () if gemm.with_rows else (gemm.x, *gemm.others)[: len(gemm.others)]
-    lengths = (gemm.depth, *(x.columns for x in layers))
+    lengths = (gemm.depth, gemm.part, *(x.columns for x in layers))
     return all(length % tile.depth == 0 for length in lengths)
 
 
