@@ -15,6 +15,7 @@ from references.sized import traced_configs, with_head_dim
 from e2e.test_family_types import shapes
 from e2e.tiny import write_chats, write_model, write_tokenizer, write_weights
 from qlora_wgpu.gpu.memory_size import process_bytes
+from qlora_wgpu.gpu.transfers import UPLOAD_CHUNK
 from qlora_wgpu.limits import MIB
 
 pytestmark = pytest.mark.skipif(process_bytes() is None, reason="Linux tells what a process takes")
@@ -47,7 +48,9 @@ def test_a_process_takes_what_was_planned(tmp_path, family, waits):
         "device": {"memory": "45MiB"} if waits else {},
     }  # fmt: skip
     told, planned = taken(place, settings)
-    assert abs(planned - told["peak"]) < 0.05 * told["peak"], told
+    assert planned > 0.95 * told["peak"], told
+    # A driver that keeps pace with the uploads has let go of their last piece before the peak.
+    assert planned < 1.05 * told["peak"] + UPLOAD_CHUNK, told
     assert ("lm_head" in told["host"]) is waits
 
 
