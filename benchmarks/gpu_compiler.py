@@ -86,6 +86,7 @@ def compiled(
         for number, shader in enumerate(shaders):
             name = shader.path.removesuffix(".wgsl").replace("/", "-")
             module = (assembly or Path(folder)) / f"{number:03}-{name}.spv"
+            module.with_suffix(".label").write_text(shader.label, encoding="utf-8")
             if failed := front.write(shader, module):
                 outcomes[shader.label] = failed
             else:

@@ -1,0 +1,1 @@
+"""Our kernels as CUDA, and what NVIDIA's compiler makes of them."""

@@ -1,0 +1,78 @@
+"""What the card's own code does: instructions, and what stands in loops around multiplications."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+_PRODUCTS = {"FFMA", "HMMA"}
+_FEW = 16  # products of a loop that is told
+
+
+@dataclass(frozen=True)
+class Loop:
+    """An innermost loop with products.
+
+    Attributes:
+        instructions: Of a turn, without what a branch of their own passes over.
+        passed: What such branches pass over.
+        counts: How often each instruction is in a turn, by its name; the most frequent ones.
+    """
+
+    instructions: int
+    passed: int
+    counts: dict[str, int]
+
+
+def loops(listing: str) -> tuple[int, list[Loop]]:
+    """How many instructions a kernel has, and its innermost loops that have products.
+
+    Args:
+        listing: What ``nvdisasm -c`` prints.
+    """
+    code: list[str] = []
+    labels: dict[str, int] = {}
+    for line in listing.splitlines():
+        if label := re.match(r"\s*(\.L_x_\d+):", line):
+            labels[label[1]] = len(code)
+        elif found := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?)\s*;", line):
+            code.append(found[1])
+    jumps = [
+        (at, labels[found[1]])
+        for at, line in enumerate(code)
+        if (found := re.search(r"BRA.*`\((\.L_x_\d+)\)", line)) and found[1] in labels
+    ]
+    spans = [(to, at) for at, to in jumps if to <= at]
+    inner = [
+        (begin, end)
+        for begin, end in spans
+        if not any(begin <= b and e <= end for b, e in spans if (b, e) != (begin, end))
+    ]
+    found_loops = [_loop(code, begin, end, jumps) for begin, end in inner]
+    return len(code), [loop for loop in found_loops if _products(loop.counts) >= _FEW]
+
+
+def _loop(code: list[str], begin: int, end: int, jumps: list[tuple[int, int]]) -> Loop:
+    over = {
+        place
+        for at, to in jumps
+        if begin <= at < to <= end and not _products(_counts(code[at + 1 : to]))
+        for place in range(at + 1, to)
+    }
+    turn = [line for at, line in enumerate(code[begin : end + 1], begin) if at not in over]
+    return Loop(len(turn), len(over), dict(_counts(turn).most_common(12)))
+
+
+def _counts(code: list[str]) -> Counter[str]:
+    return Counter(_name(line) for line in code)
+
+
+def _name(line: str) -> str:
+    """An instruction's name, with its width where it moves data."""
+    name = re.sub(r"^@!?U?P\w+\s+", "", line).split()[0]
+    return name if name.startswith(("LDS", "STS", "LDG", "STG")) else name.split(".")[0]
+
+
+def _products(counts: dict[str, int]) -> int:
+    return sum(counts.get(name, 0) for name in _PRODUCTS)

@@ -1,0 +1,104 @@
+"""Kernels as CUDA: what becomes of matrices, and what is counted of a card's code."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+GLSL = """layout(local_size_x = 64, local_size_y = 1, local_size_z = 1) in;
+layout(set = 0, binding = 3, std430) buffer _9_7
+{
+    float _m0[];
+} _7;
+shared uvec4 _5[64];
+void main()
+{
+    coopmat<float, gl_ScopeSubgroup, 16u, 16u, gl_MatrixUseAccumulator> _1;
+    coopmat<float16_t, gl_ScopeSubgroup, 16u, 16u, gl_MatrixUseA> _2;
+    coopmat<float16_t, gl_ScopeSubgroup, 16u, 16u, gl_MatrixUseB> _3;
+    _1 = coopmat<float, gl_ScopeSubgroup, 16u, 16u, gl_MatrixUseAccumulator>(0.0);
+    coopMatLoad(_2, _5, (8u * 5u) + 1u, 5u, gl_CooperativeMatrixLayoutRowMajor);
+    coopMatLoad(_3, _5, 0u, 5u, gl_CooperativeMatrixLayoutColumnMajor);
+    _1 = coopMatMulAdd(_2, _3, _1, 0);
+    coopMatStore(_1, _7._m0, 0u, 64u, gl_CooperativeMatrixLayoutRowMajor);
+}
+"""
+CUDA = """__device__ MatA_0 loadsMatAAt_5row_0(uint at_0, uint stride_0)
+{
+    MatA_0 m_1;
+    (&m_1)->v_1[i_7] = (*&_5_0)[at_0].x;
+    return m_1;
+}
+__device__ MatB_0 loadsMatBAt_5col_0(uint at_1, uint stride_1)
+{
+    MatB_0 m_2;
+    (&m_2)->v_2[i_8] = (*&_5_0)[at_1].x;
+    return m_2;
+}
+__device__ MatC_0 productrowcol_0(MatA_0 * a_0, MatB_0 * b_0, MatC_0 * c_0)
+{
+    MatC_0 m_3;
+    (&m_3)->v_0[i_9] = c_0->v_0[i_9] + float(a_0->v_1[i_9]) * float(b_0->v_2[i_9]);
+    return m_3;
+}
+__device__ void storesMatCAt_7_m0row_0(MatC_0 * m_4, uint at_2, uint stride_2)
+{
+    *((globalParams_0->_7_0)[at_2]) = m_4->v_0[int(0)] + float(stride_2);
+    return;
+}
+"""
+SASS = """
+        /*0000*/                   S2R R0, SR_TID.X ;
+.L_x_0:
+        /*0010*/                   LDS.128 R4, [R0] ;
+        /*0020*/               @P1 BRA `(.L_x_1) ;
+        /*0030*/                   FMNMX R5, R5, 65504, PT ;
+        /*0040*/                   FMNMX R6, R6, 65504, PT ;
+.L_x_1:
+%s        /*0090*/               @P0 BRA `(.L_x_0) ;
+        /*00a0*/                   EXIT ;
+""" % ("        /*0050*/                   HMMA.16816.F32 R8, R4, R6, R8 ;\n" * 16)
+
+
+@pytest.fixture
+def units():
+    from cuda.matrices import Units
+
+    return Units()
+
+
+def test_matrices_become_calls(units):
+    code = units.as_functions(GLSL)
+    assert "coop" not in code
+    assert "_2 = loadsMatAAt_5row((8u * 5u) + 1u, 5u);" in code
+    assert "_3 = loadsMatBAt_5col(0u, 5u);" in code
+    assert "_1 = productrowcol(_2, _3, _1);" in code
+    assert "storesMatCAt_7_m0row(_1, 0u, 64u);" in code
+
+
+def test_calls_become_instructions(units):
+    units.as_functions(GLSL)
+    code = units.as_instructions(CUDA)
+    assert "wmma.load.a.sync.aligned.row.m16n16k16.shared.f16" in code
+    assert "wmma.load.b.sync.aligned.col.m16n16k16.shared.f16" in code
+    assert '"r"(stride_0 * 8U)' in code  # of f16 in the array's 16 bytes
+    assert "wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32" in code
+    assert "wmma.store.d.sync.aligned.row.m16n16k16.global.f32" in code
+    assert '"r"(stride_2 * 1U)' in code
+
+
+def test_a_call_that_slang_dropped_is_told(units):
+    units.as_functions(GLSL)
+    with pytest.raises(ValueError, match="productrowcol"):
+        units.as_instructions(CUDA.replace("productrowcol", "other"))
+
+
+def test_what_a_branch_passes_over_is_no_part_of_a_turn():
+    from cuda.sass import loops
+
+    instructions, (loop,) = loops(SASS)
+    assert instructions == 23
+    assert (loop.instructions, loop.passed) == (19, 2)
+    assert loop.counts["HMMA"] == 16
