@@ -15,6 +15,7 @@ from qlora_wgpu.gpu.calls import overdue_call
 from qlora_wgpu.supervision.child import end_if_hung
 from qlora_wgpu.supervision.exit_codes import ERROR
 from qlora_wgpu.supervision.journal import Journal
+from qlora_wgpu.supervision.streams import drop_closed
 from qlora_wgpu.version import __version__
 
 _NO_MEMORY = (
@@ -54,6 +55,13 @@ def run_command(journal: Journal | None = None) -> None:
         map_listeners.append(journal.note_mapped)
     write_what_can_be_written()
     warnings.showwarning = _tell
+    try:
+        _run_command(journal)
+    finally:
+        drop_closed()
+
+
+def _run_command(journal: Journal | None) -> None:
     try:
         commands.main(prog_name="qlora-wgpu", standalone_mode=True, obj=journal)
     except QLoRAError as err:

@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, TextIO
 
+from qlora_wgpu.supervision.streams import put_nowhere
 from qlora_wgpu.visible import visible
 
 
 class LastingOutput:
-    """Stdout for hours: once a disk is full or a pipe is closed, nothing is written any more.
+    """A stream that is shown: once nobody reads it, nothing is written any more.
 
-    A run does not hang on who looks at it: its folder has all that is shown.
+    What a command does, and how it ends, does not hang on who looks at it.
     """
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, *, for_hours: bool) -> None:
+        """Wraps a stream.
+
+        Args:
+            stream: Stdout or stderr.
+            for_hours: Whether a disk that is full ends nothing, either, and a warning tells that
+                nothing more is shown: the folder of a run has it all.
+        """
         self._stream: TextIO | None = stream
         self._like = stream
+        self._for_hours = for_hours
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the stream's."""
         return getattr(self._like, name)
 
     def write(self, text: str) -> int:
-        """Writes a text, or drops it."""
+        """Writes a text, or drops it.
+
+        Raises:
+            OSError: If it can be written no more, and not for a reason that is passed over.
+        """
         if self._stream is not None:
             try:
                 return self._stream.write(text)
@@ -35,7 +45,11 @@ class LastingOutput:
         return len(text)
 
     def flush(self) -> None:
-        """Brings what is written to where it goes."""
+        """Brings what is written to where it goes.
+
+        Raises:
+            OSError: As of ``write``.
+        """
         if self._stream is not None:
             try:
                 self._stream.flush()
@@ -43,19 +57,16 @@ class LastingOutput:
                 self._end(err)
 
     def _end(self, err: OSError) -> None:
-        stream, self._stream = self._stream, None
-        if stream is sys.__stdout__:
-            _put_nowhere(self._like)
+        if not (self._for_hours or isinstance(err, BrokenPipeError)):
+            raise err
+        self._stream = None
+        if self._like in (sys.__stdout__, sys.stderr):
+            put_nowhere(self._like)
+        if not self._for_hours:
+            return
         why = visible(err.strerror or str(err))
         try:
             sys.stderr.write(f"warning: nothing more can be shown ({why}): the run goes on\n")
             sys.stderr.flush()
         except OSError:  # it goes the same way
-            with suppress(OSError):  # of a stream that is no file
-                _put_nowhere(sys.stderr)
-
-
-def _put_nowhere(stream: TextIO) -> None:
-    """What waits in its buffer would fail again when Python ends, with an exit code of its own."""
-    with Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
+            put_nowhere(sys.stderr)

@@ -19,6 +19,7 @@ from rich.text import Text
 
 from qlora_wgpu.cli._lasting import LastingOutput
 from qlora_wgpu.errors import QLoRAError, on_command_line, reason
+from qlora_wgpu.supervision.streams import drop_closed
 from qlora_wgpu.visible import visible, visible_json, without_secrets
 
 _UNBROKEN = 100_000  # columns of a pipe or a file, whose lines nobody breaks
@@ -28,7 +29,8 @@ _USUAL = 80  # of a terminal that says it has none
 class Terminal(Console):
     """A console on which square brackets and control characters of others are plain text.
 
-    Where there is no terminal, lines are as long as they are.
+    Where there is no terminal, lines are as long as they are. A pipe that nobody reads any more
+    is no error: the command goes on to its own end.
     """
 
     def __init__(
@@ -39,12 +41,12 @@ class Terminal(Console):
         Args:
             stderr: Whether to stderr.
             soft_wrap: Whether long lines are left to the terminal.
-            lasting: Whether stdout may fail, such as a log on a disk that is full, without an
-                error.
+            lasting: Whether it may also fail otherwise, such as a log on a disk that is full,
+                without an error.
         """
-        output = None
-        if lasting and sys.stdout is not None:  # None where a program has no output at all
-            output = cast(IO[str], LastingOutput(sys.stdout))
+        output, stream = None, sys.stderr if stderr else sys.stdout
+        if stream is not None:  # None where a program has no output at all
+            output = cast(IO[str], LastingOutput(stream, for_hours=lasting))
         # In a notebook, plain lines: what moves would need ipywidgets there.
         super().__init__(
             stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, force_jupyter=False,
@@ -139,8 +141,9 @@ def write_json(value: Any) -> None:
 def _explained() -> Iterator[None]:
     try:
         yield
-    except BrokenPipeError:  # whoever read has seen enough
-        raise
+    except BrokenPipeError:  # whoever read texts has seen enough, and no more are made
+        drop_closed()
+        sys.exit(0)
     except OSError as err:
         raise QLoRAError(f"what is shown cannot be written where it goes: {reason(err)}") from err
 
@@ -186,6 +189,10 @@ def _visible_messages() -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError as err:  # click would make exit code 1 of it, whatever pipe it was
+        if drop_closed():
+            sys.exit(0)
+        raise QLoRAError(f"a connection was closed at its other end: {reason(err)}") from err
     except click.ClickException as err:
         vars(err).update(message=visible(err.message) + _as_a_setting(err))
         raise

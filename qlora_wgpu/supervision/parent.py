@@ -23,6 +23,7 @@ import click
 from qlora_wgpu.supervision.exit_codes import AGAIN, ERROR, HUNG, LOST, crash_name, signal_name
 from qlora_wgpu.supervision.journal import CutFile, Journal
 from qlora_wgpu.supervision.signals import SAME_WISH, held_back, is_waiting
+from qlora_wgpu.supervision.streams import put_nowhere
 
 # Milliseconds of a submit in the attempts after a crash: drivers end work that takes them too long.
 _SMALLER_SUBMITS = (25, 5, 1)
@@ -264,9 +265,12 @@ def _passing_on_signals(
             signal.signal(number, own)
 
 
-def _tell(text: str) -> None:
-    click.secho(text, fg="yellow", err=True)
+def _tell(text: str, color: str = "yellow") -> None:
+    try:
+        click.secho(text, fg=color, err=True)
+    except OSError:  # nobody reads it, or it has no room: the exit code says it
+        put_nowhere(sys.stderr)
 
 
 def _tell_error(text: str) -> None:
-    click.secho(f"error: {text}", fg="red", err=True)
+    _tell(f"error: {text}", "red")

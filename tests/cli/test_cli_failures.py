@@ -63,8 +63,19 @@ def test_a_pipe_that_nobody_reads_is_no_error_of_ours(monkeypatch):
     full = Full()
     full.flush = lambda: (_ for _ in ()).throw(BrokenPipeError(errno.EPIPE, "Broken pipe"))
     monkeypatch.setattr(sys, "stdout", full)
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(SystemExit) as end:
         write("text")
+    assert end.value.code == 0
+    Terminal().print("text")
+
+
+def test_another_pipe_that_breaks_is_an_error(tmp_path, monkeypatch):
+    def broken(*_):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    monkeypatch.setattr("qlora_wgpu.cli.generate.OpenedModel.open", broken)
+    found = told("generate", "--model", "model", "--prompt", "hi", cwd=tmp_path)
+    assert found == "error: a connection was closed at its other end: Broken pipe\n"
 
 
 def test_a_line_that_is_not_text(tmp_path, monkeypatch):
