@@ -25,6 +25,7 @@ from qlora_wgpu.lora.random_start import draw_start
 from qlora_wgpu.lora.saved_modules import check_saved, saved_modules
 from qlora_wgpu.lora.targets import (
     check_experts,
+    check_patterns,
     check_start,
     in_layers,
     peft_config,
@@ -94,6 +95,7 @@ class Adapter:
         ends = () if vocabulary is None else (vocabulary.head_layer, vocabulary.embedding_layer)
         chosen = targeted(linears, config.target_modules, experts, ends)
         chosen = in_layers(chosen, config.layers_to_transform)
+        check_patterns(config, chosen)
         self.embedding = next((s for s in chosen if s in ends[1:]), None)
         self.targets = [spec for spec in chosen if spec is not self.embedding]
         self._saved = () if vocabulary is None else saved_modules(config, vocabulary)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TypeVar
 
 from qlora_wgpu.errors import ConfigError
@@ -27,6 +27,15 @@ def value_for(patterns: Mapping[str, Number], module: str, default: Number) -> N
         if _fits(pattern, module):
             return value
     return default
+
+
+def unfitting(patterns: Iterable[str], modules: Collection[str]) -> list[str]:
+    """The patterns that fit none of some modules.
+
+    Raises:
+        ConfigError: If a pattern takes too long.
+    """
+    return [p for p in patterns if not any(_fits(p, module) for module in modules)]
 
 
 def _fits(pattern: str, module: str) -> bool:

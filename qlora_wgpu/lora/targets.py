@@ -10,6 +10,7 @@ from qlora_wgpu.config import ALL_LINEAR, LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.lora.adapter_config import AdapterConfig
+from qlora_wgpu.lora.patterns import unfitting
 from qlora_wgpu.sandbox.expressions import ExpressionError, fits
 
 _LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
@@ -120,6 +121,23 @@ def in_layers(linears: Sequence[LinearSpec], layers: Sequence[int] | None) -> li
             "from 0 on"
         )
     return chosen
+
+
+def check_patterns(config: LoraConfig, targets: Sequence[LinearSpec]) -> None:
+    """Makes sure that each pattern of ranks and alphas is for a layer that is adapted.
+
+    PEFT passes over one that is not, and trains another adapter than was asked for.
+
+    Raises:
+        ConfigError: If one is for none.
+    """
+    names = [spec.name for spec in targets]
+    for key in ("rank_pattern", "alpha_pattern"):
+        for pattern in unfitting(getattr(config, key), names):
+            raise ConfigError(
+                f"lora.{key}: no adapted layer fits {pattern[:80]!r}: write a name's last parts, or "
+                f"a regular expression for them; one layer is {names[0]}"
+            )
 
 
 def check_experts(config: AdapterConfig, stacks: Sequence[ExpertSpec]) -> None:

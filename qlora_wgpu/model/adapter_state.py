@@ -26,6 +26,7 @@ from qlora_wgpu.lora.biases import split_biases
 from qlora_wgpu.lora.conversion import started_in
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.names import MAGNITUDE, TOKENS, WHOLE, adapted_layers
+from qlora_wgpu.lora.patterns import unfitting
 from qlora_wgpu.lora.targets import known_targets, lora_config
 from qlora_wgpu.lora.tokens import Vocabulary
 from qlora_wgpu.model.layout import ModelLayout
@@ -74,6 +75,15 @@ def config_of(
     """
     adapted = {layer.module for layer in adapted_layers(tensors)}
     config = lora_config(stored, adapted, architecture.experts)
+    idle = {  # which PEFT passes over
+        key: unfitting(getattr(config, key), adapted) for key in ("rank_pattern", "alpha_pattern")
+    }
+    if any(idle.values()):
+        kept = {
+            key: {p: value for p, value in getattr(config, key).items() if p not in unfit}
+            for key, unfit in idle.items()
+        }
+        config = config.model_copy(update=kept)
     if isinstance(config.target_modules, str):
         return config
     ends = Vocabulary.of(architecture)

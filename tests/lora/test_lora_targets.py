@@ -247,3 +247,10 @@ def test_dora():
     stack = ExpertSpec("model.layers.0.mlp.experts", "up_proj", 3, 8, 4)
     with pytest.raises(ConfigError, match="cannot adapt experts"):
         Adapter(LoraConfig(use_dora=True, target_modules=["up_proj"]), LINEARS, [stack])
+
+
+@pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])
+def test_a_pattern_for_no_adapted_layer_is_an_error(key):
+    for pattern in ("qproj", "up_proj"):  # misspelt; of a layer without an adapter
+        with pytest.raises(ConfigError, match=f"lora.{key}: no adapted layer fits '{pattern}'"):
+            names(target_modules=["q_proj", "v_proj"], **{key: {"v_proj": 2, pattern: 4}})
