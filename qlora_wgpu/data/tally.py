@@ -136,7 +136,11 @@ class Tally:
             return f"{self._name} has nothing to learn: {rows} the weight 0"
         left_out = counts.dropped + counts.without_labels + counts.empty
         rows = _fit(left_out, "its only row was", f"all of its {left_out} rows were")
-        return f"{self._name} has nothing to learn within {self._within}: {rows} left out"
+        other = ", or keep the ends of rows (data.truncation: keep_end)"
+        return (
+            f"{self._name} has nothing to learn within {self._within}: {rows} left out; raise "
+            f"data.max_seq_length{'' if self._how.truncation == 'keep_end' else other}"
+        )
 
     @property
     def _within(self) -> str:

@@ -48,7 +48,7 @@ class ChatRequest(Asked):
         return cls(
             **common,
             logprobs=_logprobs(body),
-            messages=[_with_arguments(message) for message in messages],
+            messages=[_with_arguments(_with_known_role(message)) for message in messages],
             tools=_tools(body),
             several_calls=flag(body, "parallel_tool_calls", default=True),
         )
@@ -81,6 +81,11 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
             "is not made to call a function"
         )
     return None if choice == "none" else tools or None
+
+
+def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as templates know it: OpenAI's newer name of the system's role is for its own."""
+    return {**message, "role": "system"} if message["role"] == "developer" else message
 
 
 def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:

@@ -202,3 +202,16 @@ def test_a_row_of_a_folder_is_named_with_its_folder(tmp_path):
     (chats / "more" / "a.jsonl").write_text("{")
     with pytest.raises(DataError, match=r"^chats/more/a\.jsonl line 1"):
         load_dataset(chats, tiny_tokenizer(), 64)
+
+
+def test_rows_that_are_all_cut_away(tmp_path):
+    rows = [
+        {"messages": [{"role": "user", "content": "x" * 900}, chat("assistant")["messages"][0]]}
+    ]
+    for truncation, advice in (
+        ("keep_start", "raise data.max_seq_length, or keep the ends of rows (data.truncation: "),
+        ("drop", "raise data.max_seq_length, or keep the ends of rows (data.truncation: "),
+    ):
+        with pytest.raises(DataError) as caught:
+            load(tmp_path, rows, Preparation(16, truncation=truncation, chat_template="chatml"))
+        assert advice in str(caught.value)

@@ -183,6 +183,12 @@ def test_defaults_that_clients_send_are_taken():
     assert request.sampling == Sampling(1.0, seed=None) and request.stop == ("x",)
 
 
+def test_the_role_developer_is_the_system_under_its_newer_name():
+    said = [{"role": "developer", "content": "be brief"}, *TALK]
+    request = ChatRequest.read({"model": "m", "messages": said})
+    assert request.messages == [{"role": "system", "content": "be brief"}, *TALK]
+
+
 def test_a_request_must_be_an_object():
     with pytest.raises(DataError, match="JSON object"):
         ChatRequest.read([])
