@@ -52,11 +52,11 @@ def doctor(check: bool, gpu: str, backend: str) -> None:
     if check:
         _check(console, Device(gpu, backend))
         return
-    _list_gpus(console)
+    _list_gpus(console, gpu, backend)
 
 
-def _list_gpus(console: Console) -> None:
-    """Shows every GPU, and which one is taken by itself."""
+def _list_gpus(console: Console, gpu: str, backend: str) -> None:
+    """Shows every GPU, and which one is taken."""
     backends = installed_backends()
     packages = ", ".join(f"{b.package} {version(b.package)}" for b in backends)
     console.print(
@@ -67,15 +67,16 @@ def _list_gpus(console: Console) -> None:
     by_backend = [list_adapters(backend.name) for backend in backends]
     if not any(by_backend):
         raise no_gpu()
-    device = Device()
+    device = Device(gpu, backend)
     avoid_what_is_wrong(device)
+    automatic = (gpu, backend) == ("auto", "auto")
     for each, adapters in zip(backends, by_backend, strict=True):
         if not adapters:
             console.print(f"{each.package} finds no GPU that it can use", highlight=False)
         for index, adapter in enumerate(adapters):
-            chosen = index == 0 and each is device.backend
+            chosen = automatic and index == 0 and each is device.backend
             console.print(_describe(index, adapter, chosen))
-    _show_choice(console, device)
+    _show_choice(console, device, gpu)
     with console.status("measuring how fast it trains"), under_way("measuring how fast it trains"):
         meaning = what_it_means(device)
     console.print(f"\n{meaning}", style="bold", highlight=False)
@@ -83,11 +84,11 @@ def _list_gpus(console: Console) -> None:
         console.print(text, highlight=False)
 
 
-def _show_choice(console: Console, device: Device) -> None:
-    """Shows which device ``device.gpu: auto`` opens, and what is known of it."""
+def _show_choice(console: Console, device: Device, gpu: str) -> None:
+    """Shows which device a ``device.gpu`` opens, and what is known of it."""
     kind = "software GPU (cpu kernels)" if device.is_cpu else "GPU kernels"
     console.print(
-        f"device.gpu: auto opens {device.name} through {device.backend.package}: {kind}",
+        f"device.gpu: {gpu} opens {device.name} through {device.backend.package}: {kind}",
         highlight=False,
     )
     if device.profile.textures:
