@@ -135,8 +135,8 @@ def check_patterns(config: LoraConfig, targets: Sequence[LinearSpec]) -> None:
     for key in ("rank_pattern", "alpha_pattern"):
         for pattern in unfitting(getattr(config, key), names):
             raise ConfigError(
-                f"lora.{key}: no adapted layer fits {pattern[:80]!r}: write a name's last parts, or "
-                f"a regular expression for them; one layer is {names[0]}"
+                f"lora.{key}: no adapted layer fits {pattern[:80]!r}: write a name's last "
+                f"parts, or a regular expression for them; one layer is {names[0]}"
             )
 
 

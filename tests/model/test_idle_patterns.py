@@ -1,4 +1,4 @@
-"""Patterns of an adapter's file that are for no layer: PEFT passes over them, and its files open."""
+"""Patterns of a file that are for no layer: PEFT passes over them, and its files open."""
 
 import dataclasses
 
