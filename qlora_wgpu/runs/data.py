@@ -72,11 +72,14 @@ class RunData:
 
     @property
     def length(self) -> int:
-        """Tokens of the longest batch, padding included."""
+        """Tokens of the longest batch, padding included.
+
+        A packed pair's two answers may be longer together than ``max_seq_length``.
+        """
         longest = max(self.train.longest, self.plan.longest)
         if self.held_out is not None:
             longest = max(longest, self.held_out.longest)
-        return bucket_length(longest, self.max_seq_length)
+        return bucket_length(longest, max(self.max_seq_length, longest))
 
     @property
     def computed_tokens(self) -> int:

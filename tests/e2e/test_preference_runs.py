@@ -172,6 +172,27 @@ def test_packed_pairs_are_whole(folder):
     assert losses[0][0] == pytest.approx(losses[1][0], rel=1e-5)
 
 
+@pytest.mark.parametrize("objective", ["dpo", "orpo"])
+def test_packed_pairs_may_be_longer_than_a_row(folder, objective):
+    """Each answer fits into max_seq_length, but not the two that share a row."""
+    how = Preparation(64, objective=objective)
+    pairs = load_dataset(folder / "pairs.jsonl", folder / "model", 64, how=how)
+    lengths = pairs.lengths.reshape(-1, 2)
+    data = {"max_seq_length": int(lengths.max()), "eval_split": None}
+    # One step of all pairs, however they are cut.
+    steps = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "max_steps": 1}
+    found = {}
+    for packing in (False, True):
+        name, data["packing"] = f"long-{objective}-{packing}", packing
+        _, rows, _ = run(folder, name, objective, data, **steps)
+        found[packing] = next(row for row in rows if "grad_norm" in row)
+    assert found[True]["loss"] == pytest.approx(found[False]["loss"], rel=1e-5)
+    assert found[True]["grad_norm"] == pytest.approx(found[False]["grad_norm"], rel=1e-3)
+    longest = int(lengths.sum(axis=1).max())
+    planned = estimate(config(folder, "none", objective, data), by_data=True).workload.seq
+    assert data["max_seq_length"] < longest <= planned
+
+
 def test_eval_measures_what_training_did(folder):
     result, rows, _ = run(folder, "measured")
     found = qlora_wgpu.evaluate(str(folder / "measured"))
