@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -147,6 +147,16 @@ def _units(lengths: npt.NDArray[np.int64], config: Config) -> PackedRows:
         present = np.flatnonzero(lengths)
         return PackedRows(present, np.arange(1, len(present) + 1))
     return PackedRows.one_each(len(lengths))
+
+
+def weight_unit(examples: Iterable[Example]) -> float:
+    """What the weights of a step's examples are divided by: the largest is from 1 to below 2.
+
+    A step's gradient is divided by the sum of its weights, so that what is common to all of them
+    cancels; but squares of it would leave float32. It is a power of two, which changes no bit.
+    """
+    largest = max((e.weight for e in examples if e.num_label_tokens), default=0.0)
+    return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest > 0 else 1.0
 
 
 def padded_batch(rows: Sequence[Sequence[Example]], batch_size: int, max_length: int) -> Batch:

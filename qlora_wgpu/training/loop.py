@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TypeVar
 
+import numpy as np
+
 from qlora_wgpu.data import Dataset, Example
 from qlora_wgpu.errors import (
     CallbackError,
@@ -23,7 +25,7 @@ from qlora_wgpu.errors import (
 from qlora_wgpu.gpu.readback import Readback
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.training.answers import Answers
-from qlora_wgpu.training.batching import BatchPlan, padded_batch
+from qlora_wgpu.training.batching import BatchPlan, padded_batch, weight_unit
 from qlora_wgpu.training.computing import MicroBatch
 from qlora_wgpu.training.disk_watch import DiskWatch
 from qlora_wgpu.training.evaluation import Evaluator, no_gain
@@ -143,7 +145,8 @@ class TrainingLoop:
 
     def _submit(self, step: int, stop: StopRequest) -> bool:
         """Queues a step; False if it was stopped before its end."""
-        tokens = self._submit_blocks(step, stop)
+        unit = self._weight_unit(step)
+        tokens = self._submit_blocks(step, stop, unit)
         if tokens is None:
             return False
         if (plateau := self._run.state.plateau) is not None:
@@ -155,7 +158,7 @@ class TrainingLoop:
         workers = self._run.computing.figures()
         rate = self._optimizer.rate(step)
         self._steering.submitted(step, rate)
-        waiting = SubmittedStep(step, rate, tokens, workers), self._steering.present
+        waiting = SubmittedStep(step, rate, tokens, workers, unit), self._steering.present
         self._submitted.append(waiting)
         return True
 
@@ -188,7 +191,14 @@ class TrainingLoop:
         while self._submitted:
             self._finish_oldest()
 
-    def _submit_blocks(self, step: int, stop: StopRequest) -> int | None:
+    def _weight_unit(self, step: int) -> float:
+        """What a step's weights are counted in."""
+        if not self._run.config.data.has_weights or self._run.answers is not None:
+            return 1.0
+        blocks = self._plan.blocks(step - 1)
+        return weight_unit(self._rows[i] for block in blocks for row in block for i in row)
+
+    def _submit_blocks(self, step: int, stop: StopRequest, unit: float) -> int | None:
         """Queues a step's micro-batches; the number of its tokens, or None if it was stopped."""
         tokens, labels = 0, 0
         is_cut = False
@@ -209,7 +219,7 @@ class TrainingLoop:
                     is_cut = True
                     return
                 examples = [[self._rows[i] for i in row] for row in chosen]
-                block = self._micro_batch(step, index, examples)
+                block = self._micro_batch(step, index, examples, unit)
                 tokens += block.tokens
                 if any(e.num_label_tokens for row in examples for e in row):
                     labels += int((block.targets != IGNORE_INDEX).sum())
@@ -235,13 +245,16 @@ class TrainingLoop:
             yield MicroBatch.of_answers(model, made, key)
             learnt += is_learnt
 
-    def _micro_batch(self, step: int, index: int, rows: list[list[Example]]) -> MicroBatch:
-        """A micro-batch of a step, packed and checked."""
+    def _micro_batch(
+        self, step: int, index: int, rows: list[list[Example]], unit: float
+    ) -> MicroBatch:
+        """A micro-batch of a step, packed and checked, its weights in units."""
         model, plan = self._run.model, self._plan
+        has_weights = self._run.config.data.has_weights
         batch = padded_batch(rows, plan.batch_size, self._run.longest)
         return MicroBatch(
             *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
             dropout_key=plan.dropout_key(step, index) if model.is_random else None,
             tokens=sum(len(e) for row in rows for e in row),
-            weights=batch.weights if self._run.config.data.has_weights else None,
+            weights=batch.weights / np.float32(unit) if has_weights else None,
         )

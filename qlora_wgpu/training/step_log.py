@@ -29,12 +29,21 @@ from qlora_wgpu.training.run import Run
 
 @dataclass(frozen=True)
 class SubmittedStep:
-    """A step that the device may still be working on, and what workers did for it."""
+    """A step that the device may still be working on, and what workers did for it.
+
+    Attributes:
+        step: Its number, from 1 on.
+        learning_rate: The rate of its update.
+        tokens: Tokens of its rows.
+        workers: What each worker did.
+        weight_unit: What weights of its rows were divided by.
+    """
 
     step: int
     learning_rate: float
     tokens: int
     workers: tuple[WorkerFigures, ...] = ()
+    weight_unit: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -70,14 +79,15 @@ class StepLog:
         """
         stats = np.frombuffer(data, np.float32)
         self._count_saturated(submitted, data)
-        balance, labels = float(stats[STATS_BALANCE]), float(stats[STATS_TOKENS])
-        loss = float(stats[STATS_LOSS]) + self._balance * balance
+        unit = submitted.weight_unit
+        balance, labels = unit * float(stats[STATS_BALANCE]), unit * float(stats[STATS_TOKENS])
+        loss = unit * float(stats[STATS_LOSS]) + self._balance * balance
         norm = float(stats[STATS_NORM])
         self._check(submitted.step, loss, labels, norm)
         state = self._run.state
         state.step = submitted.step
         state.num_tokens += submitted.tokens
-        hits = None if self._preference else float(stats[STATS_CORRECT])
+        hits = None if self._preference else unit * float(stats[STATS_CORRECT])
         state.window.append((loss, labels, hits, balance))
         if self._preference is not None:
             own = [float(value) for value in stats[STATS_METRICS:STATS_LENGTH]]

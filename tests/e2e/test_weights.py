@@ -34,6 +34,15 @@ def place(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module", params=(-98, 48))
+def scaled(request, place):
+    """The weighted rows, all weights times a power of two at an end of what weights may be."""
+    name = f"scaled{request.param}"
+    rows = [{"text": text, "w": weight * 2.0**request.param} for text, weight in ROWS]
+    (place / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return name
+
+
 class Planned(Observer):
     def planned(self, memory):
         self.bytes = sum(memory.values())
@@ -44,8 +53,8 @@ def run(place, name, packing, columns="{}", observer=None):
     text = CONFIG.replace("NAME", name).replace("PACKING", packing).replace("COLUMNS", columns)
     path.write_text(text)
     out = place / f"{name}-{packing}-{'w' in columns}"
-    micro_batches = "train.gradient_accumulation_steps=8"
-    result = train(path, observer, overrides=[f"output.dir={out}", micro_batches])
+    changes = [f"output.dir={out}", "train.gradient_accumulation_steps=8"]
+    result = train(path, observer, overrides=changes, overwrite=True)
     row = json.loads((out / "metrics.jsonl").read_text().splitlines()[0])
     return result, (row["loss"], row["grad_norm"])
 
@@ -63,3 +72,11 @@ def test_a_weight_is_a_number_of_rows(place, packing):
     # Sums of other micro-batches, in float32.
     assert weighted == pytest.approx(repeated, rel=2e-6)
     assert weighted != pytest.approx(plain, rel=1e-3)
+
+
+@pytest.mark.parametrize("packing", ["false", "true"])
+def test_weights_count_beside_each_other_alone(place, scaled, packing):
+    """However small or large all are: squares of their gradient would be 0 or infinite."""
+    _, weighted = run(place, "weighted", packing, "{weight: w}")
+    _, found = run(place, scaled, packing, "{weight: w}")
+    assert found == weighted and weighted[1] > 0

@@ -18,7 +18,7 @@ from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.residency import Residency
 from qlora_wgpu.ops.adamw import STATS_LENGTH
 from qlora_wgpu.training.observer import WorkerFigures
-from qlora_wgpu.training.step_log import StepLog, log_window
+from qlora_wgpu.training.step_log import StepLog, SubmittedStep, log_window
 from qlora_wgpu.training.throughput import ThroughputMeter
 
 
@@ -61,7 +61,7 @@ def test_a_count_is_told_once_and_logged_from_then_on():
     run = a_run()
     log = StepLog(run)
     for step, data in enumerate((stats(0)[: 4 * STATS_LENGTH], stats(0), stats(7), stats(5)), 1):
-        log.finish(SimpleNamespace(step=step, learning_rate=0.1, tokens=2, workers=()), data)
+        log.finish(SubmittedStep(step, learning_rate=0.1, tokens=2), data)
     assert [row.get("saturated") for row in run.rows] == [None, None, 7, 12]
     assert len(run.warnings) == 1
     assert run.warnings[0].startswith("step 3: 7 values") and "float32" in run.warnings[0]
@@ -73,8 +73,7 @@ def test_what_is_kept_dequantized_counts_at_every_step():
     run = a_run(kept=3)
     log = StepLog(run)
     for step, workers in enumerate(((), (), (WorkerFigures("a", 1, 1.0, 1, 1),)), 1):
-        submitted = SimpleNamespace(step=step, learning_rate=0.1, tokens=2, workers=workers)
-        log.finish(submitted, stats(1))
+        log.finish(SubmittedStep(step, 0.1, 2, workers), stats(1))
     assert [row.get("saturated") for row in run.rows] == [4, 8, 9]  # a worker has counted its own
     assert run.warnings[0].startswith("step 1: 4 values")
 
