@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset
+from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.training.answers import Answers
@@ -65,6 +66,10 @@ class AnswerLoss:
 @contextmanager
 def _adapter(model: QLoRAModel, folder: str) -> Iterator[None]:
     """While it is entered, the model computes with the adapter in a folder."""
+    if model.adapter.trained_rows or model.adapter.trained_whole:
+        with _in_its_place(model, folder):
+            yield
+        return
     own, name = model.active_adapter, "reference"
     model.load_adapter(folder, name)
     model.set_adapter(name)
@@ -73,3 +78,16 @@ def _adapter(model: QLoRAModel, folder: str) -> Iterator[None]:
     finally:
         model.set_adapter(own)
         model.delete_adapter(name)
+
+
+@contextmanager
+def _in_its_place(model: QLoRAModel, folder: str) -> Iterator[None]:
+    """The same where the model's own adapter, of one shape with it, suffers none beside it."""
+    with model.device.in_turn, model.biases.off():
+        before, kept = model.parameters_changed, model.read_flat(model.adapter.parameters).copy()
+        AdapterModel.load_adapter(model, folder)  # the model stays that of its own folder
+        try:
+            yield
+        finally:
+            model.write_parameters(kept)
+            model.parameters_changed = before

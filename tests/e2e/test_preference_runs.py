@@ -226,11 +226,19 @@ def test_dropout_goes_on_with_the_same_bits(folder):
     assert rows[1]["rewards/chosen"] == pytest.approx(0, abs=1e-5)
 
 
-@pytest.mark.parametrize("objective", ["dpo", "kto"])
-def test_eval_measures_a_run_against_the_adapter_that_it_went_on_from(folder, objective):
-    first, again = f"first-{objective}", f"second-{objective}"
-    begun, _, _ = run(folder, first, objective)
-    lora = LORA | {"init_from": str(begun.adapter_dir)}
+@pytest.mark.parametrize(
+    ("objective", "more"),
+    [
+        ("dpo", {}),
+        ("kto", {}),
+        ("dpo", {"trainable_token_indices": [5, 7]}),  # no other adapter may stand beside these
+        ("kto", {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}),
+    ],
+)
+def test_eval_measures_a_run_against_the_adapter_that_it_went_on_from(folder, objective, more):
+    first, again = (f"{which}-{objective}-{len(more)}" for which in ("first", "second"))
+    begun, _, _ = run(folder, first, objective, lora=LORA | more)
+    lora = LORA | more | {"init_from": str(begun.adapter_dir)}
     result, rows, _ = run(folder, again, objective, lora=lora)
     assert rows[0]["eval_loss"] == pytest.approx(np.log(2) if objective == "dpo" else 0.5, rel=1e-4)
     found = qlora_wgpu.evaluate(str(folder / again))
