@@ -200,6 +200,7 @@ def test_a_notebook_gets_plain_lines(monkeypatch):
 @pytest.mark.parametrize("is_terminal", [False, True])
 def test_a_terminal_of_no_columns_shows_something(monkeypatch, columns, is_terminal):
     monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("TERM", "xterm")  # rich asks a dumb one for nothing
     monkeypatch.setattr(Terminal, "is_terminal", is_terminal)
     shown = StringIO()
     monkeypatch.setattr(sys, "stdout", shown)

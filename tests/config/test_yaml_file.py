@@ -239,11 +239,11 @@ def test_missing_file_and_folder(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("chats.jsonl", "is data, not .*: `qlora-wgpu init --model MODEL --data .*chats.jsonl`"),
+        ("chats.jsonl", "is data, not .*: `qlora-wgpu init --model MODEL --data .*chats.jsonl'?`"),
         ("list.json", "is data, not"),
-        ("chats", "is a folder of data, not .* --data .*chats`"),
-        ("base", "is a model's folder, not .* --model .*base --data DATA`"),
-        ("base/model.safetensors", "is a file of weights, not .* --model .*base --data DATA`"),
+        ("chats", "is a folder of data, not .* --data .*chats'?`"),
+        ("base", "is a model's folder, not .* --model .*base'? --data DATA`"),
+        ("base/model.safetensors", "is a file of weights, not .* --model .*base'? --data DATA`"),
         ("run", "is a run's folder: name the YAML file in it, such as .*run/config.yaml"),
         ("run/adapter", "is an adapter's folder"),
         ("empty", "is a folder with no YAML file in it: `qlora-wgpu init` writes one"),
