@@ -75,8 +75,8 @@ def write_folder(
                 total += sum(entry.nbytes for entry in entries.values())
             if len(set(weight_map.values())) > 1 or WEIGHTS not in source.files():
                 index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-                (unfinished / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-            (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+                (unfinished / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+            (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
             copy_rest(source.text_folder, unfinished)
             if adapter is not None:
                 take_over_prompts(Path(adapter), unfinished)

@@ -27,7 +27,8 @@ def replace_closed() -> None:
                 os.close(null)
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
-            empty = io.StringIO() if number == 0 else Path(os.devnull).open("w")  # noqa: SIM115
+            nowhere = Path(os.devnull)
+            empty = io.StringIO() if number == 0 else nowhere.open("w", encoding="utf-8")
             setattr(sys, name, empty)
 
 
@@ -36,7 +37,8 @@ def put_nowhere(stream: TextIO) -> None:
 
     It would fail again when Python ends, with an exit code of its own.
     """
-    with suppress(OSError), Path(os.devnull).open("w") as nowhere:  # OSError: no file of a system's
+    with suppress(OSError), Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        # OSError: no file of a system's.
         os.dup2(nowhere.fileno(), stream.fileno())
 
 

@@ -151,7 +151,7 @@ def write_site(
         "sample": sample,
         "files": files.listed,
     }
-    (folder / MANIFEST).write_text(json.dumps(site, indent=1, allow_nan=False) + "\n")
+    (folder / MANIFEST).write_text(json.dumps(site, indent=1, allow_nan=False) + "\n", "utf-8")
     sizes = {name: each["bytes"] for name, each in files.listed.items()}
     return Site(
         folder,

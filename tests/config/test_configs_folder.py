@@ -23,7 +23,7 @@ def test_example_holds_every_default():
         data={"train": config.data.train, "eval": config.data.eval},
     )
     assert config == expected
-    written = yaml.safe_load((FOLDER / "example.yaml").read_text())
+    written = yaml.safe_load((FOLDER / "example.yaml").read_text("utf-8"))
     unwritten = {"optim": {"warmup_steps"}, "data": {"chat_template"}}
     for section, values in config.model_dump().items():
         assert set(values) - set(written[section]) == unwritten.get(section, set()), section

@@ -62,7 +62,11 @@ def test_real_tokenizers(tmp_path, name, pre) -> None:
 
 def changed(folder, config=None, **parts):
     write_folder(folder, config or {"eos_token": "</s>"})
-    stored = json.loads((folder / "tokenizer.json").read_text()) | {"pre_tokenizer": WORDS} | parts
+    stored = (
+        json.loads((folder / "tokenizer.json").read_text("utf-8"))
+        | {"pre_tokenizer": WORDS}
+        | parts
+    )
     (folder / "tokenizer.json").write_text(json.dumps(stored))
     return folder
 
@@ -128,7 +132,7 @@ def test_what_llama_cpp_has_not(tmp_path) -> None:
 def test_pieces_that_are_joined_by_their_merges(tmp_path) -> None:
     """Gemma 4's: as SentencePiece's with bytes, nothing before a text, and merges in the file."""
     folder = RECORDED / "tokenizers/tinyllama"
-    stored = json.loads((folder / "tokenizer.json").read_text())
+    stored = json.loads((folder / "tokenizer.json").read_text("utf-8"))
     [replace] = [p for p in stored["normalizer"]["normalizers"] if p["type"] == "Replace"]
     stored["normalizer"] = replace
     stored["model"]["merges"] = stored["model"]["merges"][::-1]  # no scores would tell of these

@@ -174,7 +174,7 @@ def test_misspelt_columns(tmp_path, columns, message):
 def test_columns_are_separated_as_the_first_line_shows(tmp_path, mark):
     path = tmp_path / "a.csv"
     rows = [["prompt", "completion"], ["a,b" if mark != "," else "a;b", "c"]]
-    path.write_text("\ufeff" + "".join(mark.join(row) + "\n" for row in rows))
+    path.write_text("\ufeff" + "".join(mark.join(row) + "\n" for row in rows), "utf-8")
     assert load_dataset(path, tiny_tokenizer(), 64)[0].num_label_tokens == 2
 
 

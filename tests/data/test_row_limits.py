@@ -159,7 +159,8 @@ def test_csv_records_are_bounded(tmp_path):
 
 def test_a_list_of_rows_is_read_row_by_row(tmp_path):
     path = tmp_path / "a.json"
-    path.write_text('\ufeff [\n {"text": "a"} ,\n{"text": "' + "b" * 3_000_000 + '"},{"x"')
+    text = '\ufeff [\n {"text": "a"} ,\n{"text": "' + "b" * 3_000_000 + '"},{"x"'
+    path.write_text(text, "utf-8")
     rows = read_rows(path)
     assert next(rows) == ("a.json row 1", {"text": "a"})
     assert len(next(rows)[1]["text"]) == 3_000_000

@@ -45,7 +45,7 @@ def test_a_page(tmp_path):
         command="qlora-wgpu train 'a b.yaml'", began="2026-01-02", warnings=["mind <this>"],
     )  # fmt: skip
     write_report(tmp_path / "r.html", facts, ROWS)
-    text = (tmp_path / "r.html").read_text()
+    text = (tmp_path / "r.html").read_text("utf-8")
     assert "<script>" not in text and "&lt;script&gt;" in text and "&lt;model&gt; &amp;" in text
     assert not re.search(r"(src|href)=|https?://", text)  # nothing is fetched
     assert text.count("<svg") == 4 and "3.0 MiB" in text and "0.0 MiB" not in text
@@ -118,7 +118,7 @@ def test_names_in_charts_are_text():
 
 def test_a_run_without_figures(tmp_path):
     write_report(tmp_path / "r.html", Facts("t", "s", {}), [{"step": 1, "loss": None}])
-    assert "<svg" not in (tmp_path / "r.html").read_text()
+    assert "<svg" not in (tmp_path / "r.html").read_text("utf-8")
     assert chart("x", [Line("", "main", [(1, 2.0)])]).count('class="dot main"') == 1
 
 

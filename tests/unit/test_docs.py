@@ -18,7 +18,7 @@ def generator():
 
 @pytest.mark.parametrize("name", ["configuration.md", "cli.md"])
 def test_the_reference_is_up_to_date(name):
-    written = (ROOT / "docs" / name).read_text()
+    written = (ROOT / "docs" / name).read_text("utf-8")
     # Versions of click break lines at other places.
     assert generator().PAGES[name]().split() == written.split(), "run python tools/reference.py"
 
@@ -28,7 +28,7 @@ def test_the_reference_is_up_to_date(name):
     ids=lambda p: p.name,
 )  # fmt: skip
 def test_links_and_files_that_are_named_exist(page):
-    text = page.read_text()
+    text = page.read_text("utf-8")
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (page.parent / target).exists(), target
     for target in re.findall(r"`((?:docs|configs|benchmarks|tests|tools)/[\w./-]+)`", text):
@@ -43,6 +43,6 @@ def test_commands_in_the_documentation_exist():
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
     named = {
         word for page in pages
-        for word in re.findall(r"qlora-wgpu ([a-z]+)(?= |`|\n)", page.read_text())
+        for word in re.findall(r"qlora-wgpu ([a-z]+)(?= |`|\n)", page.read_text("utf-8"))
     }  # fmt: skip
     assert named <= {*commands.list_commands(Context(commands)), "in", "is", "and"}, named

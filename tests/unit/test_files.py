@@ -180,3 +180,61 @@ def test_every_file_is_read_through_the_door() -> None:
 def test_the_rule_sees_what_reads(code: str, reads: bool) -> None:
     call = ast.parse(code, mode="eval").body
     assert isinstance(call, ast.Call) and _reads(call) == reads
+
+
+def _leaves_to_the_locale(call: ast.Call) -> bool:
+    """Whether what text is encoded in is said by the locale, not by the code."""
+    given = {word.arg: word.value for word in call.keywords}
+    if "encoding" in given:
+        return False
+    match call.func:
+        case ast.Attribute(_, "read_text"):
+            return not call.args
+        case ast.Attribute(_, "write_text"):
+            return len(call.args) < 2
+        case ast.Attribute(_, "run" | "Popen" | "check_output"):
+            return bool({"text", "universal_newlines"} & given.keys())
+        case ast.Name("open"):
+            modes = call.args[1:2]
+        case ast.Attribute(_, "open"):
+            modes = call.args[:1]
+        case _:
+            return False
+    match given.get("mode") or next(iter(modes), None):
+        case ast.Constant(str(mode)):
+            return "b" not in mode
+        case mode:  # the first argument of what is no file's open is none
+            return mode is None and isinstance(call.func, ast.Name)
+
+
+def test_no_text_depends_on_the_locale() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in ROOT.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and _leaves_to_the_locale(node)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("code", "leaves"),
+    [
+        ("path.read_text()", True),
+        ("path.write_text(text)", True),
+        ("path.open('w')", True),
+        ("open(path)", True),
+        ("open(path, mode='a')", True),
+        ("subprocess.run(command, text=True)", True),
+        ("path.read_text('utf-8')", False),
+        ("path.write_text(text, 'utf-8')", False),
+        ("path.open('w', encoding='utf-8')", False),
+        ("open(path, 'rb')", False),
+        ("path.open('xb')", False),
+        ("subprocess.run(command)", False),
+        ("ModelFolder.open(path)", False),
+    ],
+)
+def test_the_rule_sees_what_the_locale_says(code: str, leaves: bool) -> None:
+    call = ast.parse(code, mode="eval").body
+    assert isinstance(call, ast.Call) and _leaves_to_the_locale(call) == leaves
