@@ -20,6 +20,7 @@ from qlora_wgpu.config.sections.optim import has_own_beta2
 from qlora_wgpu.config.suggestions import suggest_key
 from qlora_wgpu.config.yaml_file import AliasError, YamlFile, parse_yaml_value, read_yaml_file
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.limits import PROBLEMS_SHOWN
 
 _SPACELESS = re.compile(r"([\w\"']):(?=[^\s:])")
 
@@ -166,7 +167,8 @@ def _split_sections(file: YamlFile, name: str) -> tuple[dict[str, dict[str, Any]
     for key, value in file.values.items():
         where = f" in {name} (line {file.lines[(key,)]})"
         if key not in keys:
-            wrong.append(Problem((key,), "unknown", suggest_key((key,))).sentence(where))
+            meant = suggest_key((key,)) if len(wrong) < PROBLEMS_SHOWN else ""  # it takes a while
+            wrong.append(Problem((key,), "unknown", meant).sentence(where))
         elif value is None:  # a section whose keys are all commented out
             values[key] = {}
         elif isinstance(value, dict):

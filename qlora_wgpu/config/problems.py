@@ -133,7 +133,8 @@ def problems_of(
     for error in err.errors(include_url=False):
         loc = tuple(str(part)[:80] for part in error["loc"])
         if error["type"] == "extra_forbidden":
-            problems.append(Problem(loc, "unknown", suggest(loc)))
+            meant = suggest(loc) if len(problems) < PROBLEMS_SHOWN else ""  # it takes a while
+            problems.append(Problem(loc, "unknown", meant))
         elif error["type"] == "missing":
             problems.append(Problem(loc, "missing"))
         else:

@@ -7,6 +7,7 @@ import time
 import pytest
 from support.yaml_texts import MODEL, failure
 
+from qlora_wgpu.config import loading
 from qlora_wgpu.config.renamed import RenamedKeyWarning
 from qlora_wgpu.errors import ConfigError
 
@@ -63,6 +64,15 @@ def test_what_is_far_too_much_ends_soon_with_few_lines(load, text, expected) -> 
     message = failure(load, MODEL + text + "\n")
     assert expected in message and len(message) < 6000
     assert time.process_time() - start < 5.0  # of computing, whatever else runs beside it
+
+
+@pytest.mark.parametrize("place", ["", "train:\n"])
+def test_what_was_meant_is_looked_for_where_it_is_shown(load, monkeypatch, place) -> None:
+    asked = []
+    monkeypatch.setattr(loading, "suggest_key", lambda loc: asked.append(loc) or f": key {loc[-1]}")
+    keys = "".join(f"{' ' * bool(place)}key{i}: 1\n" for i in range(100))
+    message = failure(load, MODEL + place + keys)
+    assert len(asked) == 20 and "and 80 more" in message and ": key key19" in message
 
 
 @pytest.mark.parametrize(
