@@ -11,9 +11,6 @@ import pytest
 os.environ.setdefault("QLORA_WGPU_CHECKS", "1")
 # References are small: a second thread, of each of pytest's processes, only waits for them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# What whoever starts the tests wants of a terminal (CI sets FORCE_COLOR) is no wish of a test.
-for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
-    os.environ.pop(name, None)
 
 from support.processes import heed_signals
 from support.shaders import keep_compiled_shaders
@@ -22,6 +19,9 @@ from qlora_wgpu.gpu.device import Device
 
 heed_signals()
 keep_compiled_shaders()
+# What whoever starts the tests wants of a terminal (CI sets FORCE_COLOR) is no wish of a test.
+for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(name, None)
 # Servers of tests are on this machine: no proxy that its user has is asked for them.
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))

@@ -162,7 +162,7 @@ def _where(problem: Problem, file: YamlFile, name: str, origin: dict[tuple[str, 
 def _split_sections(file: YamlFile, name: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The known sections as dictionaries, and sentences about everything else at the top."""
     values: dict[str, dict[str, Any]] = {}
-    wrong = []
+    wrong: list[str] = []
     keys = sections()
     for key, value in file.values.items():
         where = f" in {name} (line {file.lines[(key,)]})"

@@ -129,7 +129,7 @@ def problems_of(
         err: The error that pydantic raised.
         suggest: Gives the end of the sentence for an unknown key, like ``": did you mean 'r'?"``.
     """
-    problems = []
+    problems: list[Problem] = []
     for error in err.errors(include_url=False):
         loc = tuple(str(part)[:80] for part in error["loc"])
         if error["type"] == "extra_forbidden":
