@@ -22,6 +22,9 @@ keep_compiled_shaders()
 # What whoever starts the tests wants of a terminal (CI sets FORCE_COLOR) is no wish of a test.
 for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(name, None)
+# Nor are an account of the hub and ways to it, which tests of the hub set themselves.
+for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_ENDPOINT", "HF_TOKEN"):
+    os.environ.pop(name, None)
 # Servers of tests are on this machine: no proxy that its user has is asked for them.
 for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))

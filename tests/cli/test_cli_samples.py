@@ -26,8 +26,9 @@ def run(tmp_path_factory):
     return str(folder / "run.yaml")
 
 
-def test_samples_in_a_pipe_have_no_frame_and_show_what_is_learnt(run, monkeypatch):
+def test_samples_in_a_pipe_have_no_frame_and_show_what_is_learnt(run, monkeypatch, tmp_path):
     monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # which can be written, without a warning
     shown = CliRunner().invoke(data, [run, "--samples", "1"])
     assert shown.exit_code == 0, shown.output
     first, text, *others = shown.output.splitlines()
