@@ -20,6 +20,12 @@ def is_hub_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and ".." not in text and "--" not in text
 
 
+def name_on_hub(base: str | None) -> str | None:
+    """A base's name, if it is one of the hub and no folder of the user's."""
+    known = base is not None and is_hub_name(base) and not Path(base).is_dir()
+    return base if known else None
+
+
 def is_hub_file(text: str) -> bool:
     """Whether a text has the form owner/name/FILE.gguf, the file maybe in folders."""
     parts = text.split("/")

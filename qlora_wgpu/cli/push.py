@@ -6,11 +6,12 @@ import sys
 
 import click
 
+from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.cli._model import located
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs.locating import base_of
-from qlora_wgpu.runs.pushing import Parcel, name_on_hub
+from qlora_wgpu.runs.pushing import Parcel
 from qlora_wgpu.runs.pushing import push as push_to_hub
 
 

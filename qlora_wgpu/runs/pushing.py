@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint import ModelFolder, write_file
-from qlora_wgpu.checkpoint.hub import is_hub_name
+from qlora_wgpu.checkpoint.hub import is_hub_name, name_on_hub
 from qlora_wgpu.checkpoint.hub_upload import check_reachable, upload
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.config import Config, load_config
@@ -237,12 +237,6 @@ def _present(folder: Path) -> Iterator[str]:
     if not (folder / _CONFIG).is_file():
         raise CheckpointError(f"{folder} has no {_CONFIG}: it is no adapter")
     yield from (name for name in _FILES if (folder / name).is_file())
-
-
-def name_on_hub(base: str | None) -> str | None:
-    """A base's name, if it is one of the hub and no folder of the user's."""
-    known = base is not None and is_hub_name(base) and not Path(base).is_dir()
-    return base if known else None
 
 
 def _with_base(config: Path, base: str | None) -> bytes:

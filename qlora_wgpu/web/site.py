@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.config import Config
 from qlora_wgpu.data.batches import bucket_length
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, gpu_profile
@@ -120,6 +121,7 @@ def write_site(
     check_settings(settings)
     buckets = _buckets(settings, options)
     files, shaders = SiteFiles(folder), Shaders()
+    named = pretrained.name_or_path
     text = put_texts(files, text_folder, settings, max(buckets))
     weights = WeightFiles(files)
     variants = [
@@ -133,7 +135,7 @@ def write_site(
         "format": FORMAT,
         "made_by": f"qlora-wgpu {__version__}",
         "model": {
-            "name": pretrained.name_or_path,
+            "name": name_on_hub(named) or Path(named).name,  # paths stay at home
             "vocab_size": pretrained.architecture.vocab_size,
         },
         "needs": {

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.data.batches import bucket_length
 from qlora_wgpu.gpu.recording import RecordedBuffer, RecordingDevice
@@ -188,7 +189,8 @@ class Variant:
 
     def _adapter(self) -> dict[str, Any]:
         adapter = self._model.adapter
-        config = replace(adapter.peft, base_model_name_or_path=self._model.name_or_path)
+        base = name_on_hub(self._model.name_or_path)  # a folder's is the user's own affair
+        config = replace(adapter.peft, base_model_name_or_path=base)
         places = {name: adapter.placed(name) for name in adapter.names}
         return {
             "length": adapter.length,

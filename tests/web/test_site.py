@@ -60,6 +60,18 @@ def test_every_file_that_a_page_fetches_is_listed_with_its_hash(written):
         assert hashlib.sha256(content).hexdigest() == known["sha256"]
 
 
+def test_no_path_of_the_machine_is_published(written):
+    """Whoever opens the page sees the model's name, not in whose folders it lay."""
+    for path in written.folder.rglob("*"):
+        if path.is_file():
+            content = path.read_bytes()
+            text = gzip.decompress(content) if path.suffix == ".plan" else content
+            assert str(DEMO.parent).encode() not in text, path
+    assert json.loads((written.folder / "site.json").read_text())["model"]["name"] == "base"
+    variant = plan_of(written.folder, "plans/r4/variant.plan")
+    assert variant["adapter"]["config"]["base_model_name_or_path"] is None
+
+
 def test_two_sites_of_a_run_have_the_same_bytes(written, tmp_path):
     again = write_page(settings(), tmp_path / "again", SiteOptions(ranks=(4, 8)), with_data=True)
     for path in sorted(written.folder.rglob("*")):
