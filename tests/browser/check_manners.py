@@ -12,6 +12,7 @@ BROWSERS = pytest.mark.parametrize("browser", ["firefox", "chromium"])
 @BROWSERS
 def test_the_page_is_kind(browser, ask):
     task = user_task() | {
+        "name": "rows" * 50 + ".jsonl",
         "odd": [["rate", ""], ["rate", "2"]],
         "dropped": [{"name": f"{n}.jsonl", "text": row(3, 3)} for n in ("a", "b")],
     }
@@ -20,6 +21,10 @@ def test_the_page_is_kind(browser, ask):
     files = "2 files at once: training takes one, so put their rows into one file."
     busy = "The page is at work: take a.jsonl when it has ended."
     assert found["sentences"] == [rate, rate, files, busy]
+    # A name without a space is broken, and the page is no wider for it.
+    assert not found["wide"]
+    # From what was switched off the keyboard goes to what is next, or to what stops it.
+    assert found["places"] == ["file", "stop"]
     # The same file can be chosen again, since the field forgets it.
     assert found["left"] == 0
     # The screen stays on while it trains, and no longer.

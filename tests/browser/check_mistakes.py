@@ -30,6 +30,9 @@ def test_files_that_are_no_data_are_told(ask, browser):
         "latin.csv": (list("prompt,completion\nä,b\n".encode("latin-1")), "is no text in UTF-8"),
         "wide.txt": (list("Rows".encode("utf-16")), "wide.txt is no text in UTF-8"),
         "rows.json": ("[]", "rows.json has no rows"),
+        "keys.jsonl": (json.dumps({"key" * 99: 1}), "its keys are 'keykey"),
+        "asks.jsonl": (row(400, 1) + "\n", "in 1 nothing is left to learn in the 64 tokens"),
+        "long.jsonl": (row(1, 1 << 18), "line 1: a text has more than 1,048,576 characters"),
         "object.json": ('{"rows": []}', "object.json"),
     }
     dropped = [{"name": name, "text": text} for name, (text, _) in wrong.items()]

@@ -38,22 +38,27 @@ async function doing(work) {
   } finally {
     page.busy = false;
     show();
-    // A button that was switched off meanwhile has lost the keyboard's place.
-    if ([document.body, null].includes(document.activeElement)) focused?.focus();
+    // A button that was switched off meanwhile has lost the keyboard's place; what was pressed for good leads on.
+    if (unplaced()) (focused?.disabled ? nextStep() : focused)?.focus();
   }
 }
+
+/** Whether the keyboard has no place: Chromium leaves it on a button that was switched off until it draws again. */
+const unplaced = () => [document.body, null].includes(document.activeElement) || document.activeElement.disabled;
+
+const nextStep = () => $(page.data ? 'train' : 'file');
 
 /** What can be pressed now, and what is to be done next. */
 function show() {
   const free = !page.busy;
   $('load').disabled = !page.site || page.loaded || !free;
-  $('rank').disabled = page.loaded || !free;
+  $('rank').disabled = !page.site || page.loaded || !free;
   for (const id of ['train', 'anew']) $(id).disabled = !page.loaded || !page.data || !free;
   $('train').textContent = page.resumes ? 'Go on' : page.trained ? 'Train anew' : 'Train';
   $('anew').hidden = !page.resumes;
   $('stop').hidden = !page.training;
   $('hush').hidden = !page.written;
-  for (const id of ['send', 'message', 'again', 'folder', 'weights', 'config']) $(id).disabled = !page.loaded || !free;
+  for (const id of ['send', 'message', 'temperature', 'again', 'folder', 'weights', 'config']) $(id).disabled = !page.loaded || !free;
   for (const id of ['file', 'sample']) $(id).disabled = !page.site || !free;
   for (const id of ['epochs', 'rate']) $(id).disabled = !page.site || !free;
   $('hint').textContent = hintOf(page);
@@ -196,7 +201,7 @@ async function train({ anew = false } = {}) {
   Object.assign(page, { training: true, stopping: false, resumes: resume, began: settings });
   awake.on();
   show();
-  if (document.activeElement === document.body) $('stop').focus();
+  if (unplaced()) $('stop').focus();
   for (const id of ['progress', 'chart']) $(id).hidden = false;
   $('figures').textContent = 'Beginning: the first step takes longest, since the GPU\'s driver compiles.';
   if (!resume) {
@@ -305,4 +310,4 @@ $('config').onclick = () => doing(() => save('adapter_config.json'));
 droppable($('drop'), (files) => page.site && takeFiles(files));
 addEventListener('beforeunload', (event) => page.training && event.preventDefault());
 
-doing(open);
+doing(open).finally(() => page.site || $('subtitle').replaceChildren()); // it says that it opens

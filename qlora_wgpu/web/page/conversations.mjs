@@ -16,6 +16,7 @@ const ROLES = {
   bing: 'assistant', bard: 'assistant', system: 'system', tool: 'tool', function: 'tool', observation: 'tool',
 };
 const CALL = 'function_call';
+const SHOWN = 40; // characters of a key in a message
 
 const PAIR = 'prompt/completion';
 /** Of lists of messages, as TRL has them. */
@@ -38,7 +39,7 @@ export function formatOf(row, wanted = 'auto') {
     }
   }
   const shown = Object.values(FORMATS).map((needed) => needed.map((key) => `'${key}'`).join(' and ')).join('; or ');
-  throw new Told(`a row needs the key ${shown}; its keys are ${keys.slice(0, 8).map((key) => `'${key}'`).join(', ') || 'none'}`);
+  throw new Told(`a row needs the key ${shown}; its keys are ${keys.slice(0, 8).map((key) => `'${key.length > SHOWN ? `${key.slice(0, SHOWN)}…` : key}'`).join(', ') || 'none'}`);
 }
 
 /** Messages and tools of a row of a chat format, and how many messages are its prompt. */

@@ -4,9 +4,9 @@ import { CHATS, conversationOf, EmptyRow, formatOf, fromJson } from './conversat
 import { Told } from './device.mjs';
 import { assistantSpans, lastTurnSpans, spansFrom } from './masking.mjs';
 import { isBlank } from './strip.mjs';
+import { MOST_AT_ONCE } from './tokens.mjs';
 
 const IGNORED = -100;
-const MOST_AT_ONCE = 1 << 20; // characters of a document: Python's own cuts begin beyond
 const TASK = 'Below is an instruction that describes a task';
 const REQUEST = 'Write a response that appropriately completes the request.';
 
@@ -30,7 +30,7 @@ export class RowEncoder {
     if (rows[0]?.document) return this._windows(rows[0]);
     const counts = { rows: rows.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
     const examples = [];
-    let format = null;
+    let [format, unreached] = [null, 0]; // rows whose cut leaves out all that is learnt
     rows.forEach(({ where, row: given }, index) => {
       if (index % 100 === 0) progress(index);
       try {
@@ -44,8 +44,10 @@ export class RowEncoder {
         const whole = this.encode(row, own);
         const cut = this._cut(whole, where);
         if (!cut) counts.dropped++;
-        else if (!cut.labels.slice(1).some((label) => label !== IGNORED)) counts.without_labels++;
-        else {
+        else if (!learns(cut)) {
+          counts.without_labels++;
+          if (cut !== whole && learns(whole)) unreached++;
+        } else {
           if (cut !== whole) counts.truncated++;
           examples.push(cut);
         }
@@ -55,7 +57,7 @@ export class RowEncoder {
         else throw error;
       }
     });
-    if (!examples.length) throw new Told(nothing(counts));
+    if (!examples.length) throw new Told(nothing(counts, unreached, this.how));
     return { examples, counts, format };
   }
 
@@ -186,9 +188,12 @@ function requireText(text) {
   if (isBlank(text)) throw new EmptyRow('the row has no text at all');
 }
 
-function nothing({ rows, empty, dropped, without_labels: unlearnt }) {
+const learns = ({ labels }) => labels.slice(1).some((label) => label !== IGNORED);
+
+function nothing({ rows, empty, dropped, without_labels: unlearnt }, unreached, { max_length: limit }) {
   const why = [
-    empty && `${empty} hold nothing`, dropped && `${dropped} are too long`, unlearnt && `in ${unlearnt} nothing is learnt`,
+    empty && `${empty} hold nothing`, dropped && `${dropped} have more than ${limit} tokens`, unlearnt > unreached && `in ${unlearnt - unreached} nothing is learnt`,
+    unreached && `in ${unreached} nothing is left to learn in the ${limit} tokens that they are cut to`,
   ].filter(Boolean);
   return `None of the ${rows} rows can be trained on: ${why.join(', ')}.`;
 }

@@ -8,6 +8,7 @@ addEventListener(
     const why = event.message || `${file} or a file that it needs is missing, or not sent as text/javascript`;
     told.textContent = `The page does not run (${why}): copy the site again, to a server that knows .mjs files.`;
     told.hidden = false;
+    document.getElementById('subtitle').textContent = '';
   },
   true, // what fails to load does not bubble
 );

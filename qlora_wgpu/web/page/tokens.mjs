@@ -5,6 +5,8 @@ import { Told } from './device.mjs';
 import { Places } from './places.mjs';
 import { mend } from './pre_tokenizers.mjs';
 
+export const MOST_AT_ONCE = 1 << 20; // characters of a text: Python's own cuts begin beyond
+
 export class Tokenizer {
   /**
    * @param {object} file tokenizer.json.
@@ -78,6 +80,7 @@ export class Tokenizer {
 
   /** Tokens with their places, and around them those that the tokenizer adds. */
   _placed(text, special) {
+    if (text.length > MOST_AT_ONCE) throw new Told(`a text has more than ${MOST_AT_ONCE.toLocaleString('en')} characters: cut it into several rows`);
     if (!text.isWellFormed()) throw new Told('a text with a lone surrogate (half a character) has no tokens');
     const found = this.places.of(text);
     const { post_processor: around } = this.library;

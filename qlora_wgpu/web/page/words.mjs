@@ -22,7 +22,7 @@ export function ofData(name, { rows, held, tokens, learnt, counts }) {
     counts.truncated && `${number(counts.truncated)} cut to fit`, counts.dropped && `${number(counts.dropped)} too long and left out`,
     counts.without_labels && `${number(counts.without_labels)} with nothing to learn left out`, counts.empty && `${number(counts.empty)} empty`,
   ].filter(Boolean);
-  return `${name}: ${number(rows)} rows to learn from (${number(tokens)} tokens, ${number(learnt)} of them learnt)` +
+  return `${name}: ${number(rows)} ${rows === 1 ? 'row' : 'rows'} to learn from (${number(tokens)} tokens, ${number(learnt)} of them learnt)` +
     `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.`;
 }
 
