@@ -48,8 +48,8 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                     continue
                 if len(cells) != len(names):
                     raise DataError(
-                        f"{where}: it has {len(cells)} cells, but the first line names "
-                        f"{len(names)} columns"
+                        f"{where}: it has {_counted(len(cells), 'cell')}, but the first line "
+                        f"names {_counted(len(names), 'column')}"
                     )
                 yield where, dict(zip(names, cells, strict=True))
     except UnicodeDecodeError as err:
@@ -93,6 +93,10 @@ class _RecordLines:
 def _delimiter(names: str) -> str:
     """What separates columns: a comma, or what stands between the names where there is none."""
     return next((mark for mark in ",;\t" if mark in names), ",")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _check_columns(names: list[str], file: str) -> None:

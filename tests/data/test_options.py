@@ -129,7 +129,7 @@ def test_csv(tmp_path):
     ("content", "message"),
     [
         ("prompt,prompt\nx,y\n", "name every column once"),
-        ("prompt,completion\nx\n", r"a.csv line 2: it has 1 cells, .* 2 columns"),
+        ("prompt,completion\nx\n", r"a.csv line 2: it has 1 cell, .* 2 columns$"),
         ('prompt,completion\nx,"y\n', r"a.csv line 2: not valid CSV"),
         ("text\n\xff\n", "is not UTF-8"),
         ("prompt,completion\n", "holds no row at all"),

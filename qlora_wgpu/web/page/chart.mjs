@@ -29,7 +29,7 @@ export class Chart {
     this.top = Math.max(this.top, loss);
     const every = Math.ceil(this.points.length / MOST);
     const shown = this.points.filter((_, i) => i % every === 0 || i === this.points.length - 1);
-    const drawn = (key) => shown.map((p) => `${((WIDTH * p.step) / total).toFixed(1)},${(1 + HEIGHT * (1 - p[key] / this.top)).toFixed(1)}`).join(' ');
+    const drawn = (key) => shown.map((p) => `${((WIDTH * (p.step - 1)) / Math.max(1, total - 1)).toFixed(1)},${(1 + HEIGHT * (1 - p[key] / this.top)).toFixed(1)}`).join(' ');
     this.lines.raw.setAttribute('points', drawn('loss'));
     this.lines.mean.setAttribute('points', drawn('mean'));
     this.labels.now.textContent = `${loss.toFixed(4)} at step ${step.toLocaleString('en')}`;

@@ -5,6 +5,7 @@ import { Told } from './device.mjs';
 const KINDS = ['jsonl', 'ndjson', 'json', 'csv', 'tsv', 'txt', 'md'];
 const MOST_MIB = 256; // of a file: browsers end a string at 512 MiB, and examples take more than their text
 
+const counted = (count, noun) => `${count} ${noun}${count === 1 ? '' : 's'}`;
 const kindOf = (name) => name.split('.').pop().toLowerCase();
 
 /**
@@ -94,7 +95,7 @@ function csvRows(name, content) {
   const rows = records.filter(({ cells }) => cells.length).map(({ cells, line }) => {
     const where = `${name} line ${line}`;
     if (cells.length !== names.length) {
-      throw new Told(`${where}: it has ${cells.length} cells, but the first line names ${names.length} columns.`);
+      throw new Told(`${where}: it has ${counted(cells.length, 'cell')}, but the first line names ${counted(names.length, 'column')}.`);
     }
     return { where, row: Object.fromEntries(names.map((column, i) => [column, cells[i]])) };
   });
