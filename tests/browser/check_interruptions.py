@@ -58,6 +58,7 @@ def test_a_reload_goes_on_with_the_same_bits(browser, ask, whole):
     patched = WORKER | {"patch.mjs": HURRIED}
     found, _ = ask(browser, "page.html", user_task(rows=ROWS) | {"reload": 3}, patched, ALIASES)
     assert "is kept from before, at step" in found["kept"]
+    assert found["takenUp"].startswith("Kept: step ")
     assert int(found["first"]) > 1
     assert found["weights"] == whole(browser)
 

@@ -8,7 +8,7 @@ import { kindsOf } from './kinds.mjs';
 import { Requests } from './requests.mjs';
 import { saveFile } from './saving.mjs';
 import { sealedWorker } from './sealed.mjs';
-import { bytes, duration, hintOf, number, ofAnswer, ofData, ofEnd, ofKept, ofMemory } from './words.mjs';
+import { bytes, duration, hintOf, number, ofAnswer, ofData, ofEnd, ofKept, ofMemory, ofProgress } from './words.mjs';
 
 const $ = (id) => document.getElementById(id);
 const ANSWER = 200; // tokens of an answer at most
@@ -151,6 +151,7 @@ async function goOn({ data, text, settings, step, total }) {
   await take(data, text);
   Object.assign(page, { resumes: step < total, trained: true, began: settings });
   showSettings(settings);
+  $('figures').textContent = ofProgress({ step, total });
 }
 
 // -- 2. data ---------------------------------------------------------------------------------

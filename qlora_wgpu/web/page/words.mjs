@@ -45,6 +45,11 @@ export function ofEnd({ ended, step, total, before, after }) {
   return `${ended ? `Done, ${number(total)} steps.` : `Stopped after step ${number(step)} of ${number(total)}; it is kept.`}${measured}`;
 }
 
+/** How far training is that was taken up. */
+export function ofProgress({ step, total }) {
+  return step === total ? `Kept: all ${number(total)} steps.` : `Kept: step ${number(step)} of ${number(total)}.`;
+}
+
 /** What is kept from an earlier visit. */
 export function ofKept({ data, rank, step, total }) {
   return step === total ? `An adapter of rank ${rank}, trained on ${data}, is kept from before: load the model to talk with it and to save it.`
