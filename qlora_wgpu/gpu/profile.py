@@ -44,8 +44,8 @@ class Profile:
             write its loops out, which takes more registers.
         unit_by_unit: Rows from which a product of few rows with a quantized matrix takes its units
             one after the other, in a loop that no compiler writes out; 0 for never. With 1 a new
-            token's attention does the like, for GPUs whose compilers load ahead more than they have
-            registers for (Adreno).
+            token's attention and do·o do the like, for GPUs whose compilers load ahead more than
+            they have registers for (Adreno).
         attention_strips: Strips of 16 queries or keys of such an attention workgroup, at most.
         attention_threads: Queries or keys of an attention workgroup without such memory.
         attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.

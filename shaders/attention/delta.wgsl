@@ -2,13 +2,15 @@
 //
 // o, dout (rows, heads · head_dim), lse (rows, heads) float32, lse_delta (rows, heads) of pairs,
 // overwritten; one buffer, since eight are all that every adapter can bind. Heads are UNITS units
-// of eight elements (HEAD_UNIT8), four (HEAD_UNIT4) or two. Launcher: kernels/attention/blocks.py.
+// of eight elements (HEAD_UNIT8), four (HEAD_UNIT4) or two, one after the other in a loop that no
+// compiler writes out with UNIT_BY_UNIT. Launcher: kernels/attention/blocks.py.
 //#include common/flat.wgsl
 
 struct Params {
     rows: u32,
     heads: u32,
     stride: u32,
+    units: u32,
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
@@ -42,6 +44,12 @@ fn each(i: u32) {
     }
     let base = row * params.stride + (i % params.heads) * UNITS;
     var sum = 0.0;
+//#if UNIT_BY_UNIT
+    for (var d = 0u; d < params.units; d++) {
+        sum += product(base + d);
+    }
+//#else
     //#unroll d UNITS: sum += product(base + $du);
+//#endif
     lse_delta[i] = vec2<f32>(lse[i], sum);
 }

@@ -13,6 +13,7 @@ from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.reference import attention as reference
 
+HOISTING = gpu_profile(None, hoists_loads=True)
 PADDED = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2, 3, 0]])
 
 
@@ -149,6 +150,13 @@ def test_several_tiles_in_few_registers(device, dtype, case):
     check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [6, 20, 24])
+def test_loads_held_back(device, dtype, head_dim):
+    """Units of two, four and eight elements, one after the other."""
+    check(device, HOISTING, dtype, 4, 2, head_dim, PADDED)
+
+
 def test_few_registers_change_no_bit_of_attention(device):
     """Of heads whose scores are held by an invocation, and of those that meet in its memory."""
     for head_dim in (64, 128):
@@ -248,9 +256,6 @@ def test_nan_in_scores_stays_nan(device, profile, dtype, softcap, source):
     spoilt = np.arange(9) == 4 if source == "q" else np.arange(9) >= 4
     assert np.isnan(got_o[spoilt]).all() and np.isfinite(got_o[~spoilt]).all()
     assert np.isnan(got_dq[spoilt]).any(axis=1).all()
-
-
-HOISTING = gpu_profile(None, hoists_loads=True)
 
 
 @pytest.mark.parametrize(("profile", "dtype"), [*VARIANTS, (HOISTING, "bfloat16")])

@@ -72,16 +72,18 @@ class Blocks(ABC):
 
     def _delta(self, g: Graph, problem: Attention, dout: Tensor) -> Tensor:
         rows, heads, unit = problem.q.rows, problem.heads, self._unit(problem)
+        units = problem.head_dim // unit
         lse_delta = g.float_vector("lse and delta", 2 * rows * heads)
         g.launch(
             "attention/delta.wgsl",
             rows * heads,
             {"o": problem.o, "dout": dout, "lse": problem.lse, "lse_delta": lse_delta},
-            {"rows": rows, "heads": heads, "stride": problem.q.units(unit)},
+            {"rows": rows, "heads": heads, "stride": problem.q.units(unit), "units": units},
             {
                 "HEAD_UNIT8": unit == 8,
                 "HEAD_UNIT4": unit == 4,
-                "UNITS": problem.head_dim // unit,
+                "UNITS": units,
+                "UNIT_BY_UNIT": g.profile.unit_by_unit == 1,
             },
         )
         return lse_delta
