@@ -44,13 +44,14 @@ def loops(listing: str) -> tuple[int, list[Loop]]:
         if (found := re.search(r"BRA.*`\((\.L_x_\d+)\)", line)) and found[1] in labels
     ]
     spans = [(to, at) for at, to in jumps if to <= at]
+    found_loops = {span: _loop(code, *span, jumps) for span in spans}
+    busy = [span for span, loop in found_loops.items() if _products(loop.counts) >= _FEW]
     inner = [
         (begin, end)
-        for begin, end in spans
-        if not any(begin <= b and e <= end for b, e in spans if (b, e) != (begin, end))
+        for begin, end in busy
+        if not any(begin <= b and e <= end for b, e in busy if (b, e) != (begin, end))
     ]
-    found_loops = [_loop(code, begin, end, jumps) for begin, end in inner]
-    return len(code), [loop for loop in found_loops if _products(loop.counts) >= _FEW]
+    return len(code), [found_loops[span] for span in inner]
 
 
 def _loop(code: list[str], begin: int, end: int, jumps: list[tuple[int, int]]) -> Loop:
