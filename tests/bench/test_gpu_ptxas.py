@@ -1,11 +1,10 @@
 """Kernels as CUDA: what becomes of matrices, and what is counted of a card's code."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 GLSL = """layout(local_size_x = 64, local_size_y = 1, local_size_z = 1) in;
 layout(set = 0, binding = 3, std430) buffer _9_7
@@ -60,6 +59,11 @@ SASS = """
 %s        /*0090*/               @P0 BRA `(.L_x_0) ;
         /*00a0*/                   EXIT ;
 """ % ("        /*0050*/                   HMMA.16816.F32 R8, R4, R6, R8 ;\n" * 16)
+
+
+@pytest.fixture(autouse=True)
+def benchmarks(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
 
 
 @pytest.fixture
