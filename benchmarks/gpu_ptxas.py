@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from cuda.matrices import Units
-from cuda.sass import loops
+from cuda.sass import loops, main_turn
 
 _SUBGROUPS = re.compile(r"\bsubgroup(?!Barrier)\w+\(")
 
@@ -61,9 +61,13 @@ def called(*command: str | Path) -> str:
     return made.stdout + made.stderr
 
 
+def label_of(spirv: Path) -> str:
+    return spirv.with_suffix(".label").read_text(encoding="utf-8")
+
+
 def compiled(spirv: Path, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Figures of a kernel, or why there are none."""
-    label = spirv.with_suffix(".label").read_text(encoding="utf-8")
+    label = label_of(spirv)
     try:
         return {"kernel": label} | figures(spirv, folder / spirv.stem, args)
     except (Failure, ValueError) as err:
@@ -86,11 +90,12 @@ def figures(spirv: Path, stem: Path, args: argparse.Namespace) -> dict[str, Any]
     threads = 1
     for size in re.findall(r"local_size_[xyz] = (\d+)", glsl.read_text()):
         threads *= int(size)
-    # As the driver knows it, from the shader.
+    # Threads as the driver knows them, from the shader; exp and quotients as Vulkan has them.
     bound = f"__global__ void __launch_bounds__({threads}) main_0"
     cuda.write_text(code.replace("__global__ void main_0", bound))
-    flags = "-DSLANG_CUDA_ENABLE_HALF", "-cubin", "-O3", "-w", "--ptxas-options=-v"
-    told = called(args.nvcc, *flags, f"-arch={args.arch}", cuda, "-o", cubin)
+    flags = "-DSLANG_CUDA_ENABLE_HALF", "--use_fast_math", "-cubin", "-O3", "-w"
+    arch = f"-arch={args.arch}"
+    told = called(args.nvcc, *flags, arch, "--ptxas-options=-v", cuda, "-o", cubin)
     instructions, inner = loops(called(args.nvdisasm, "-c", cubin))
     return {
         "threads": threads,
@@ -100,6 +105,7 @@ def figures(spirv: Path, stem: Path, args: argparse.Namespace) -> dict[str, Any]
         "stack": number(r"(\d+) bytes stack frame", told),
         "workgroup_bytes": number(r"(\d+) bytes smem", told),
         "instructions": instructions,
+        "turn": asdict(main_turn(inner)),
         "loops": [asdict(loop) for loop in inner],
     }
 
@@ -131,8 +137,9 @@ def main() -> int:
         parser.add_argument(f"--{program}", default=program, help="where this program is")
     args = parser.parse_args()
     files = sorted(args.folder.glob("*.spv"))
+    files = [file for file in files if label_of(file).startswith(tuple(args.only))]
     if not files:
-        parser.error(f"{args.folder} has no *.spv: gpu_compiler.py --assembly writes them")
+        parser.error(f"{args.folder} has no such *.spv: gpu_compiler.py --assembly writes them")
     try:
         version = called(args.nvcc, "--version").splitlines()[-1]
         with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
@@ -140,7 +147,6 @@ def main() -> int:
     except OSError as err:
         print(f"error: {err.filename} does not run ({err.strerror})", file=sys.stderr)
         return 2
-    rows = [row for row in rows if row["kernel"].startswith(tuple(args.only))]
     print(f"{args.arch}, {version}\n")
     print(f"{'kernel':60} registers  spilled  instr.  instructions (products) a turn")
     print("\n".join(map(show, rows)))

@@ -1,7 +1,7 @@
 """What a step should take on cards that nobody had: reckoned from compiled kernels, not measured.
 
 usage: python benchmarks/gpu_reckoning.py [--json FILE] [--family navi31] [--backend NAME]
-           [--products KIND ...] [--model NAME ...] [--seq N] [--folder FOLDER]
+           [--products KIND ...] [--model NAME ...] [--seq N] [--folder FOLDER] [--turns FILE]
 
 Every launch of a step is traced with its operations, bytes and workgroups; RADV compiles its kernel
 (``gpu_compiler.py``), and a turn of the kernel's main loop tells how many cycles a wave spends on
@@ -10,7 +10,8 @@ a card's SIMDs that its workgroups fill, its bytes, its instructions taken once;
 
 What is assumed, and none of it was seen on these cards: waves wait as long as EFFICIENCY leaves,
 copies reach COPIES of a card's bandwidth, a launch is followed by GAP, and another maker's compiler
-makes as many instructions of a loop as RADV does.
+makes as many instructions of a loop as RADV does, but where ``--turns`` names what gpu_ptxas.py
+found of NVIDIA's.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Card:
         matrix_cycles: Of a SIMD for 16 x 16 x 16 in f16 with float32 sums.
         lds_bytes: Of workgroup memory that a unit reads in a cycle.
         bandwidth: Bytes a second.
+        is_nvidia: Whether it is of NVIDIA, whose compiler makes its loops.
     """
 
     units: int
@@ -59,10 +61,11 @@ class Card:
     matrix_cycles: float
     lds_bytes: float
     bandwidth: float
+    is_nvidia: bool = True
 
 
 CARDS = {
-    "RX 7900 XTX": Card(96, 2, 2.5e9, 32, 128, 0.96e12),
+    "RX 7900 XTX": Card(96, 2, 2.5e9, 32, 128, 0.96e12, is_nvidia=False),
     "RTX 3060": Card(28, 4, 1.78e9, 64, 128, 0.36e12),
     "H200": Card(132, 4, 1.98e9, 13.8, 128, 4.3e12),
 }
@@ -100,15 +103,20 @@ def seconds(card: Card, launch: Launch, outcome: Outcome, turn: Turn) -> tuple[f
 
 
 def reckoned(
-    launches: list[Launch], outcomes: dict[str, Outcome], turns: dict[str, Turn], tokens: int
+    launches: list[Launch],
+    outcomes: dict[str, Outcome],
+    turns: dict[str, Turn],
+    nvidias: dict[str, Turn],
+    tokens: int,
 ) -> dict[str, Any]:
     """A step's milliseconds on each card, and by kernels."""
     by_card: dict[str, Any] = {}
     for name, card in CARDS.items():
+        known = turns | nvidias if card.is_nvidia else turns
         kernels: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for launch in launches:
             label = launch.shader.label
-            took, bound = seconds(card, launch, outcomes[label], turns.get(label, Turn()))
+            took, bound = seconds(card, launch, outcomes[label], known.get(label, Turn()))
             row = kernels[launch.label]
             row["ms"] += 1e3 * took
             row["launches"] += 1
@@ -127,6 +135,13 @@ def reckoned(
             },
         }
     return by_card
+
+
+def nvidias_turns(file: Path) -> dict[str, Turn]:
+    """A turn of each kernel's main loop, by NVIDIA's compiler."""
+    kernels = json.loads(file.read_text(encoding="utf-8"))["kernels"]
+    found = {row["kernel"]: Turn(**row["turn"]) for row in kernels if "turn" in row}
+    return {label: turn for label, turn in found.items() if turn.flops(_LANES)}
 
 
 def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -149,7 +164,10 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         ):
             turns[label] = main_loop(file.read_text())
     loops = {label: asdict(turn) for label, turn in turns.items()}
-    steps = {name: reckoned(each, outcomes, turns, args.seq) for name, each in plans.items()}
+    nvidias = {} if args.turns is None else nvidias_turns(args.turns)
+    steps = {
+        name: reckoned(each, outcomes, turns, nvidias, args.seq) for name, each in plans.items()
+    }
     cards = {name: asdict(card) for name, card in CARDS.items()}
     assumed = {"efficiency": EFFICIENCY, "copies": COPIES, "gap": GAP}
     return {"measured": False, "assumed": assumed, "cards": cards, "loops": loops, "steps": steps}
@@ -166,6 +184,7 @@ def main() -> int:
     parser.add_argument("--model", nargs="+", default=list(MODELS))
     parser.add_argument("--seq", type=int, default=1024)
     parser.add_argument("--folder", type=Path, help="for SPIR-V and assembly")
+    parser.add_argument("--turns", type=Path, help="what gpu_ptxas.py --json wrote")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.folder or Path(scratch)

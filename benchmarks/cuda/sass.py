@@ -6,6 +6,10 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
+from compilers.loops import Turn
+
+# Of products of 16 x 16 x 16, of which an instruction of matrix units makes a part.
+_PARTS = {"HMMA.16816": 0.5, "HMMA.1688": 0.25}
 _PRODUCTS = {"FFMA", "HMMA"}
 _FEW = 16  # products of a loop that is told
 
@@ -18,11 +22,14 @@ class Loop:
         instructions: Of a turn, without what a branch of their own passes over.
         passed: What such branches pass over.
         counts: How often each instruction is in a turn, by its name; the most frequent ones.
+        turn: The same as gpu_reckoning.py takes it. Whatever is issued counts, since a SIMD here
+            issues one instruction a cycle, of any kind.
     """
 
     instructions: int
     passed: int
     counts: dict[str, int]
+    turn: Turn
 
 
 def loops(listing: str) -> tuple[int, list[Loop]]:
@@ -62,7 +69,33 @@ def _loop(code: list[str], begin: int, end: int, jumps: list[tuple[int, int]]) -
         for place in range(at + 1, to)
     }
     turn = [line for at, line in enumerate(code[begin : end + 1], begin) if at not in over]
-    return Loop(len(turn), len(over), dict(_counts(turn).most_common(12)))
+    return Loop(len(turn), len(over), dict(_counts(turn).most_common(12)), _reckoned(turn))
+
+
+def main_turn(loops: list[Loop]) -> Turn:
+    """Of the loop with most of the products, the first of several alike."""
+    most = max((loop.turn.flops(32) for loop in loops), default=0)
+    return next((loop.turn for loop in loops if 2 * loop.turn.flops(32) > most), Turn())
+
+
+def _reckoned(turn: list[str]) -> Turn:
+    names = [_full_name(line) for line in turn]
+    matrices = sum(
+        part for name in names for kind, part in _PARTS.items() if name.startswith(f"{kind}.")
+    )
+    multiplies = sum(name.startswith("FFMA") for name in names)
+    others = sum(not name.startswith(("FFMA", "HMMA")) for name in names)
+    return Turn(round(matrices), multiplies, others, sum(map(_lds_bytes, names)))
+
+
+def _lds_bytes(name: str) -> int:
+    """That a lane reads or writes of workgroup memory."""
+    if name.startswith("LDSM"):
+        return 4 * int(name[-1] if name[-2] == "." else 1)
+    if name.startswith(("LDS", "STS")):
+        bits = next((part for part in name.split(".") if part in ("U8", "16", "64", "128")), "32")
+        return max(int(bits.removeprefix("U")) // 8, 1)
+    return 0
 
 
 def _counts(code: list[str]) -> Counter[str]:
@@ -71,8 +104,12 @@ def _counts(code: list[str]) -> Counter[str]:
 
 def _name(line: str) -> str:
     """An instruction's name, with its width where it moves data."""
-    name = re.sub(r"^@!?U?P\w+\s+", "", line).split()[0]
+    name = _full_name(line)
     return name if name.startswith(("LDS", "STS", "LDG", "STG")) else name.split(".")[0]
+
+
+def _full_name(line: str) -> str:
+    return re.sub(r"^@!?U?P\w+\s+", "", line).split()[0]
 
 
 def _products(counts: dict[str, int]) -> int:

@@ -106,3 +106,11 @@ def test_what_a_branch_passes_over_is_no_part_of_a_turn():
     assert instructions == 23
     assert (loop.instructions, loop.passed) == (19, 2)
     assert loop.counts["HMMA"] == 16
+
+
+def test_a_turn_is_what_the_reckoning_takes():
+    from cuda.sass import loops, main_turn
+
+    turn = main_turn(loops(SASS)[1])
+    # Two instructions of matrix units are a product; the others are a load and two branches.
+    assert (turn.matrices, turn.multiplies, turn.others, turn.lds_bytes) == (8, 0, 3, 16)
