@@ -10,6 +10,7 @@ from compilers.loops import Turn
 
 # Of products of 16 x 16 x 16, of which an instruction of matrix units makes a part.
 _PARTS = {"HMMA.16816": 0.5, "HMMA.1688": 0.25}
+_END = re.compile(r"\b65504\b|0x477fe000")
 _PRODUCTS = {"FFMA", "HMMA"}
 _FEW = 16  # products of a loop that is told
 
@@ -19,7 +20,7 @@ class Loop:
     """An innermost loop with products.
 
     Attributes:
-        instructions: Of a turn, without what a branch of their own passes over.
+        instructions: Of a turn, without what is passed over where nothing is beyond f16's end.
         passed: What such branches pass over.
         counts: How often each instruction is in a turn, by its name; the most frequent ones.
         turn: The same as gpu_reckoning.py takes it. Whatever is issued counts, since a SIMD here
@@ -65,11 +66,17 @@ def _loop(code: list[str], begin: int, end: int, jumps: list[tuple[int, int]]) -
     over = {
         place
         for at, to in jumps
-        if begin <= at < to <= end and not _products(_counts(code[at + 1 : to]))
+        if begin <= at < to <= end and _holds(code[at + 1 : to])
         for place in range(at + 1, to)
     }
     turn = [line for at, line in enumerate(code[begin : end + 1], begin) if at not in over]
     return Loop(len(turn), len(over), dict(_counts(turn).most_common(12)), _reckoned(turn))
+
+
+def _holds(passed: list[str]) -> bool:
+    """Whether it only converts numbers beyond f16's end, which hardly any turn has."""
+    names_end = any(_END.search(line) for line in passed)
+    return names_end and not _products(_counts(passed))
 
 
 def main_turn(loops: list[Loop]) -> Turn:
