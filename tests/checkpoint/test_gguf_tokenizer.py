@@ -181,6 +181,14 @@ def test_vocabularies_that_are_not_read(tmp_path, changed, message) -> None:
     assert "model.norm.weight" in folder.names()
 
 
+def test_a_copy_is_told_by_its_own_name(tmp_path) -> None:
+    """The header is the same, and what is made of one is kept."""
+    for name in ("first.gguf", "second.gguf"):
+        folder = folder_of(tmp_path / name, byte_keys(tokens=None))
+        with pytest.raises(TokenizerError, match=name):
+            Tokenizer.from_folder(folder.text_folder)
+
+
 def test_every_pre_tokenizer_is_known_to_be_bounded(tmp_path) -> None:
     """What cuts texts in this process is known to search in a line."""
     for number, pre in enumerate({repr(p): n for n, p in PRE_TOKENIZERS.items()}.values()):

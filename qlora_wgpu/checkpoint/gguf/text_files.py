@@ -28,7 +28,7 @@ def text_folder(file: GGUFFile, config: dict[str, Any]) -> Path:
     """A folder with config.json, tokenizer.json and what else is beside weights.
 
     It is made once for each header and kept in the cache. Where a file's vocabulary is not read, it
-    has the reason instead of a tokenizer.
+    has the reason instead of a tokenizer, which names the file and is kept for nobody else.
 
     Args:
         file: The model.
@@ -40,6 +40,8 @@ def text_folder(file: GGUFFile, config: dict[str, Any]) -> Path:
             folder.touch()  # used just now
         return folder
     contents = _contents(file, config)
+    if WITHOUT_TOKENIZER in contents:
+        return _temporary_folder(contents)
     try:
         make_cache_folder(folder.parent)
         _forget_oldest(folder.parent)
@@ -47,10 +49,15 @@ def text_folder(file: GGUFFile, config: dict[str, Any]) -> Path:
             _write(unfinished, contents)
         return folder
     except (OSError, CheckpointError):
-        _temporary.append(tempfile.TemporaryDirectory(prefix="qlora-wgpu-gguf-"))
-        made = Path(_temporary[-1].name)
-        _write(made, contents)
-        return made
+        return _temporary_folder(contents)
+
+
+def _temporary_folder(contents: dict[str, str]) -> Path:
+    """One that lasts as long as this process."""
+    _temporary.append(tempfile.TemporaryDirectory(prefix="qlora-wgpu-gguf-"))
+    made = Path(_temporary[-1].name)
+    _write(made, contents)
+    return made
 
 
 @lru_cache(maxsize=1)
