@@ -71,7 +71,11 @@ class Units:
     products: set[tuple[str, str]] = field(default_factory=set)
 
     def as_functions(self, code: str) -> str:
-        """GLSL without cooperative matrices."""
+        """GLSL without cooperative matrices.
+
+        Raises:
+            ValueError: If one is read from, or written to, what is not declared.
+        """
         if "coopmat<" not in code:
             return code
         code = re.sub(_MATRIX + r"\(", "filled(", code)
@@ -110,7 +114,8 @@ class Units:
         shared = re.search(rf"shared (\w+) {access.array}\[", code)
         block = access.array.split(".")[0]
         found = shared or re.search(rf"\{{\n\s+(\w+) _m0\[\];\n\}} {block};", code)
-        assert found is not None, access
+        if found is None:
+            raise ValueError(f"the GLSL declares no {access.array}")
         element = found[1]
         space = "shared" if shared else "global"
         self.accesses[access.name] = (access, _ELEMENT_BYTES[element], space)

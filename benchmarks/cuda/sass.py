@@ -11,8 +11,7 @@ from compilers.loops import Turn
 # Of products of 16 x 16 x 16, of which an instruction of matrix units makes a part.
 _PARTS = {"HMMA.16816": 0.5, "HMMA.1688": 0.25}
 _END = re.compile(r"\b65504\b|0x477fe000")
-_PRODUCTS = {"FFMA", "HMMA"}
-_FEW = 16  # products of a loop that is told
+_FEW = 32  # operations of a lane in a loop that is told
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def loops(listing: str) -> tuple[int, list[Loop]]:
     ]
     spans = [(to, at) for at, to in jumps if to <= at]
     found_loops = {span: _loop(code, *span, jumps) for span in spans}
-    busy = [span for span, loop in found_loops.items() if _products(loop.counts) >= _FEW]
+    busy = [span for span, loop in found_loops.items() if loop.turn.flops(1) >= _FEW]
     inner = [
         (begin, end)
         for begin, end in busy
@@ -76,7 +75,7 @@ def _loop(code: list[str], begin: int, end: int, jumps: list[tuple[int, int]]) -
 def _holds(passed: list[str]) -> bool:
     """Whether it only converts numbers beyond f16's end, which hardly any turn has."""
     names_end = any(_END.search(line) for line in passed)
-    return names_end and not _products(_counts(passed))
+    return names_end and not any(_full_name(line).startswith(("FFMA", "HMMA")) for line in passed)
 
 
 def main_turn(loops: list[Loop]) -> Turn:
@@ -117,7 +116,3 @@ def _name(line: str) -> str:
 
 def _full_name(line: str) -> str:
     return re.sub(r"^@!?U?P\w+\s+", "", line).split()[0]
-
-
-def _products(counts: dict[str, int]) -> int:
-    return sum(counts.get(name, 0) for name in _PRODUCTS)
