@@ -359,6 +359,11 @@ def _read_config(path: Path) -> dict[str, Any]:
             raise CheckpointError(
                 f"{path} holds a PEFT adapter, not a model: give the folder of its base model"
             )
+        if (path / "adapter" / "adapter_config.json").exists():
+            raise CheckpointError(
+                f"{path} is a run's folder, not a model: give the folder of its base model, or "
+                "what `merge` makes of the run"
+            )
         if other := next(iter(sorted(path.glob(f"*{GGUF}"))), None):
             raise CheckpointError(f"{path} has no config.json: name the file {other} itself")
         raise CheckpointError(

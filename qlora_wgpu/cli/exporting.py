@@ -49,9 +49,9 @@ def merge(opening: Opening, out: str | None, base: str, check: bool) -> None:
 
     RUN is a run's folder, such as runs/first, or an adapter's.
 
-    The result is a model folder in the base's own 16-bit type, which transformers, vLLM and
-    llama.cpp's converter load. How the base was quantized is known from the config.yaml of the
-    adapter's run.
+    The result is a model folder in the base's own type of floats, mostly one of 16 bits, which
+    transformers, vLLM and llama.cpp's converter load. How the base was quantized is known from the
+    config.yaml of the adapter's run.
     """
     console = Terminal()
     with Display(console) as display:
@@ -121,7 +121,7 @@ def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, expe
 @click.option(
     "--type",
     "type_name",
-    show_default="16 bits, as the base",
+    show_default="floats, as the base's",
     help=f"What matrices are stored as: {', '.join(FILE_TYPES)}.",
 )
 @click.option("--adapter-only", is_flag=True, help="The adapter alone, for llama.cpp's --lora.")

@@ -25,7 +25,9 @@ Tensors = dict[str, tuple[Entry, Callable[[], npt.NDArray[Any]]]]
 
 
 def refuse_existing(path: Path) -> None:
-    """Raises a ConfigError if a folder is there and holds anything."""
+    """Raises a ConfigError if a folder is there and holds anything, or has no name to get."""
+    if not path.name:
+        raise ConfigError(f"a new folder needs a name, which {str(path)!r} is not")
     if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise ConfigError(f"{path} is there already: choose another folder, or remove it")
 

@@ -108,7 +108,7 @@ def measure_drift(
         observer: Who is told how far it is.
     """
     plain = changed(settings, {"quant": {"scheme": "none"}})
-    with load_adapted(result, None, plain, observer) as model:
+    with load_adapted(result, None, plain, observer, with_notes=False) as model:
         after = _logits(model, trained.ids)
     return drift_between(trained.logits, after, trained.texts)
 

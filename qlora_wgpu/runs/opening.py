@@ -243,6 +243,8 @@ def load_adapted(
     settings: Config,
     observer: Observer,
     reading: Reading | None = None,
+    *,
+    with_notes: bool = True,
 ) -> QLoRAModel:
     """A model with an adapter, or with one that does nothing.
 
@@ -252,13 +254,15 @@ def load_adapted(
         settings: From ``opened_as_trained``.
         observer: Who is told how far the weights are.
         reading: What will be computed, so that it keeps within ``device.memory``; texts by default.
+        with_notes: Whether the observer is told what the base's files hold otherwise than one might
+            think.
 
     Raises:
         CheckpointError: If the adapter or the weights are damaged or do not fit.
         DeviceError: If there is no usable GPU.
         OutOfMemoryError: If nothing makes it fit.
     """
-    for text in source.pretrained.notes:
+    for text in source.pretrained.notes if with_notes else ():
         observer.note(text)
     lora = LoraConfig(r=1, lora_alpha=1)
     pretrained = source.pretrained.without_new()

@@ -133,6 +133,8 @@ class Evaluator:
         run.observer.activity("")
         loss = found["eval_loss"]
         if not math.isfinite(loss):
+            if step == 0:
+                raise run.failure_at_start("the held-out loss is not finite")
             raise run.failure(f"the held-out loss is not finite after step {step}")
         figure = self._steering(found, step)
         row = {"step": step, **found}

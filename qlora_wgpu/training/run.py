@@ -19,6 +19,8 @@ from qlora_wgpu.training.run_identity import RunIdentity
 from qlora_wgpu.training.state import RunState
 from qlora_wgpu.training.throughput import ThroughputMeter
 
+_USUAL_BETA = 1e-6, 1e6
+
 
 @dataclass
 class Run:
@@ -129,3 +131,14 @@ class Run:
             f"{what}; the checkpoints in {self.folder.checkpoints} are kept: try a lower "
             "optim.learning_rate or more warm-up"
         )
+
+    def failure_at_start(self, what: str) -> TrainingError:
+        """The error that ends a run before it has learnt anything: no rate has had a part in it."""
+        train = self.config.train
+        cause = (
+            "the base, or the adapter of lora.init_from, computes numbers that are too large; try "
+            "train.compute_dtype: float32, or another base"
+        )
+        if train.objective != "sft" and not _USUAL_BETA[0] <= train.beta <= _USUAL_BETA[1]:
+            cause = f"with a train.beta of {train.beta:g}; take one nearer to 0.1, the default"
+        return TrainingError(f"{what}, before anything is learnt: {cause}")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from qlora_wgpu.config.schema import TrainConfig
-from qlora_wgpu.errors import TrainingError
 from qlora_wgpu.ops.adamw import (
     SATURATED_OFFSET,
     STATS_BALANCE,
@@ -140,11 +139,7 @@ class StepLog:
     def _check(self, step: int, loss: float, labels: float, norm: float) -> None:
         if not (math.isfinite(loss) and math.isfinite(norm)):
             if step == 1:  # no rate has had a part in it
-                raise TrainingError(
-                    "the loss or its gradient is not finite at step 1, before anything is learnt: "
-                    "the base, or the adapter of lora.init_from, computes numbers that are too "
-                    "large; try train.compute_dtype: float32, or another base"
-                )
+                raise self._run.failure_at_start("the loss or its gradient is not finite at step 1")
             raise self._run.failure(f"the loss or its gradient is no longer finite at step {step}")
         if self._preference is not None:
             return

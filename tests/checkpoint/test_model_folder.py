@@ -211,6 +211,15 @@ def test_folders_that_are_no_models(folder: Path) -> None:
     assert "holds a PEFT adapter, not a model" in refused(folder)
 
 
+def test_a_run_s_folder_is_no_model(folder: Path) -> None:
+    """Nor is the adapter's GGUF file in it, which a folder's other GGUF files may be."""
+    (folder / "config.json").unlink()
+    (folder / "adapter.gguf").touch()
+    (folder / "adapter").mkdir()
+    (folder / "adapter" / "adapter_config.json").write_text("{}")
+    assert "is a run's folder, not a model: give the folder of its base" in refused(folder)
+
+
 def test_paths_that_are_no_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     assert "is a file: give the folder" in refused(folder / "config.json")

@@ -174,7 +174,7 @@ def test_plans_know_it_without_weights(device, folders, kind):
 def test_users_are_told_of_it(device, folders):
     stored = folders["fp8"][0]
     [note] = Pretrained.open(stored).notes
-    assert note == "linear layers train as stored: 7 in FP8 E4M3"
+    assert note == "linear layers stay as stored: 7 in FP8 E4M3"
     for kind, scheme in {
         "int8": "LLM.int8",
         "gptq": "GPTQ",

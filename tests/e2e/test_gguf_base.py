@@ -105,7 +105,7 @@ def test_a_run(place, trained) -> None:
         done = run_here(*args, cwd=place)
         assert done.returncode == 0, (args, done.stderr)
         if args[0] == "estimate":
-            assert "train as stored: 4 in Q8_0, 1 in Q4_0" in done.stdout
+            assert "stay as stored: 4 in Q8_0, 1 in Q4_0" in done.stdout
     assert "path: base.gguf" in (place / "new.yaml").read_text()
 
 

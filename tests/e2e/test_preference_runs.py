@@ -12,7 +12,7 @@ from e2e.tiny import write_model, write_pairs
 from qlora_wgpu import Config, QLoRAModel, Trainer
 from qlora_wgpu.data import load_dataset
 from qlora_wgpu.data.preparation import Preparation
-from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.errors import ConfigError, DataError, TrainingError
 from qlora_wgpu.runs.estimation import estimate
 from qlora_wgpu.training import Observer, references
 from qlora_wgpu.training.computing import OwnDevice
@@ -265,6 +265,13 @@ def test_a_run_goes_on_with_its_own_reference(folder, device):
     model.write_parameters(model.adapter.initial(0) + 0.01)
     with pytest.raises(ConfigError, match="numbers of the reference model"):
         Trainer(model, settings, resume=True).train()
+
+
+def test_a_beta_that_overflows_is_told_as_that(folder):
+    told = "before anything is learnt: with a train.beta of 1e-20; take one nearer to 0.1"
+    for measured in (4, None):
+        with pytest.raises(TrainingError, match=told):
+            run(folder, f"beta-{measured}", "ipo", {"eval_split": measured}, beta=1e-20)
 
 
 def test_dft_learns(folder, tmp_path):

@@ -9,6 +9,7 @@ from references.sized import family_configs
 from safetensors.numpy import save_file
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.export import quantize_folder
 from qlora_wgpu.model.pretrained import Pretrained
 
@@ -58,6 +59,15 @@ def test_a_plain_model(tmp_path):
     base = write(tmp_path / "base", family_configs()["llama"])
     quantize_folder(base, tmp_path / "q4")
     assert skipped(tmp_path / "q4") == ["lm_head"]
+
+
+@pytest.mark.parametrize("out", ["", "."])
+def test_a_new_folder_needs_a_name(tmp_path, monkeypatch, out):
+    base = write(tmp_path / "base", family_configs()["llama"])
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(ConfigError, match="a new folder needs a name"):
+        quantize_folder(base, out)
 
 
 def test_parts_for_images_are_named(tmp_path):
