@@ -136,15 +136,10 @@ def _run(models: Mapping[str, Served], writer: Writer, place: socket.socket) -> 
     import uvicorn
 
     from qlora_wgpu.serving.app import ChatServer
-
-    class Server(uvicorn.Server):
-        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            """Ends answers that are being written, for whose end it would wait else."""
-            writer.stop()
-            await super().shutdown(sockets)
+    from qlora_wgpu.serving.server import StoppableServer
 
     config = uvicorn.Config(ChatServer(models, writer).app(), log_level="warning", lifespan="off")
-    Server(config).run(sockets=[place])
+    StoppableServer(config, writer.stop).run(sockets=[place])
 
 
 def _name_of(place: str) -> str:

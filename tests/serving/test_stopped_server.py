@@ -1,16 +1,21 @@
 """A server that is stopped while it writes: clients are told, and nobody waits for answers."""
 
 import asyncio
+import logging
+import signal
+import socket
 import threading
 
 import pytest
+import uvicorn
 from serving.tiny_served import tiny_served
 from support.openai_http import TALK
-from support.processes import PATIENCE
+from support.processes import PATIENCE, until
 
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.serving.chat_request import ChatRequest
+from qlora_wgpu.serving.server import StoppableServer
 from qlora_wgpu.serving.writer import Writer
 
 
@@ -73,3 +78,27 @@ def test_whoever_has_gone_with_the_event_loop_is_told_nothing(writer_and_served,
     answer.fail(QLoRAError("too late"))  # an error here would end the writer's thread
     writer.close()
     assert not writer._thread.is_alive() and "Traceback" not in capsys.readouterr().err
+
+
+def test_a_second_ctrl_c_shows_no_traceback(capfd, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("uvicorn.error"), "disabled", False)  # and put back
+    reached, stopped = threading.Event(), []
+
+    async def hangs(scope, receive, send):
+        reached.set()
+        await asyncio.sleep(PATIENCE)
+
+    config = uvicorn.Config(hangs, log_level="warning", lifespan="off")
+    server = StoppableServer(config, lambda: stopped.append(True))
+    with socket.socket() as place:
+        place.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, args=([place],))
+        thread.start()
+        until(lambda: server.started)
+        with socket.create_connection(place.getsockname()) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: here\r\n\r\n")
+            assert reached.wait(PATIENCE)
+            server.handle_exit(signal.SIGINT, None)
+            server.handle_exit(signal.SIGINT, None)
+            thread.join(PATIENCE)
+    assert stopped and not thread.is_alive() and not capfd.readouterr().err
