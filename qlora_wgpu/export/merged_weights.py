@@ -21,6 +21,7 @@ from qlora_wgpu.lora.biases import split_biases
 from qlora_wgpu.lora.conversion import started_in
 from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base, rows_for
 from qlora_wgpu.lora.names import adapted_layers
+from qlora_wgpu.model.stored_shapes import check_stored_shapes
 from qlora_wgpu.model.weight_names import stored_name
 from qlora_wgpu.quant import quantize_nf4
 
@@ -67,6 +68,7 @@ class MergedWeights:
         """
         self.folder = folder = ModelFolder.open(model)
         self.architecture = architecture = find_family(folder.config).read(folder.config)
+        check_stored_shapes(folder, architecture)
         tensors, config = load_adapter(adapter, biases=True, stacking=architecture.stacking)
         rows = rows_for(architecture, config, tensors)
         self.architecture = architecture = architecture.resized(rows)

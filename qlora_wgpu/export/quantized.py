@@ -22,6 +22,7 @@ from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.folders import Tensors, write_folder
 from qlora_wgpu.export.skip_list import skipped_modules
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.model.stored_shapes import check_stored_shapes
 from qlora_wgpu.model.weight_names import stored_name
 from qlora_wgpu.quant import quantize_nf4
 
@@ -60,6 +61,7 @@ def quantize_folder(
     if folder.config.get("quantization_config") or folder.is_quantized:
         raise UnsupportedModelError(f"{model} is quantized already: nothing to do")
     architecture = find_family(folder.config).read(folder.config)
+    check_stored_shapes(folder, architecture)
     specs = architecture.every_linear if experts else architecture.linears
     linears = {stored_name(folder, architecture, f"{s.name}.weight") for s in specs}
     parts: dict[str, dict[str, npt.NDArray[Any]]] = {}

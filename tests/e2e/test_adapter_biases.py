@@ -1,6 +1,7 @@
 """Biases that PEFT trained beside an adapter take the place of the base's, and go with it."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -107,6 +108,17 @@ def test_they_are_merged(base, peft, tmp_path):
     opened = ModelFolder.open(tmp_path / "merged")
     for module, array in trained(base).items():
         assert np.array_equal(opened.float32(f"{module}.bias"), array)
+
+
+def test_a_base_that_lacks_a_layer_is_not_merged_into(base, peft, tmp_path):
+    """It was written without the layer and its pair, which nothing told before it was opened."""
+    other = shutil.copytree(base, tmp_path / "other")
+    tensors = load_file(other / "model.safetensors")
+    tensors["renamed"] = tensors.pop(f"{LAYER}.self_attn.q_proj.weight")
+    save_file(tensors, other / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"has no tensor .*q_proj\.weight"):
+        merge(other, peft, tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
 
 
 def test_what_cannot_take_them_says_so(peft, model, tmp_path):

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from references.seeded import weights
 from references.sized import family_configs
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.export import quantize_folder
 from qlora_wgpu.model.pretrained import Pretrained
 
@@ -68,6 +68,17 @@ def test_a_new_folder_needs_a_name(tmp_path, monkeypatch, out):
     monkeypatch.chdir(tmp_path / "empty")
     with pytest.raises(ConfigError, match="a new folder needs a name"):
         quantize_folder(base, out)
+
+
+def test_a_model_that_lacks_a_layer_is_refused(tmp_path):
+    """Nothing else would tell of it before the new folder is trained."""
+    base = write(tmp_path / "base", family_configs()["llama"])
+    arrays = load_file(base / "model.safetensors")
+    arrays["other"] = arrays.pop("model.layers.0.mlp.up_proj.weight")
+    save_file(arrays, base / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"no tensor 'model\.layers\.0\.mlp\.up_proj"):
+        quantize_folder(base, tmp_path / "q4")
+    assert not (tmp_path / "q4").exists()
 
 
 def test_parts_for_images_are_named(tmp_path):
