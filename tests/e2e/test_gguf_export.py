@@ -82,6 +82,7 @@ def logits(path, device, adapter=None):
 def test_a_run_in_one_file(place, device) -> None:
     done = run_here("export", "out", "--type", "q8_0", cwd=place)
     assert done.returncode == 0, done.stderr
+    assert "as stored" not in done.stdout + done.stderr  # a note for those who train from it
     assert "in q8_0 written to out/model.gguf" in done.stdout
     assert "tokens of held-out data: logits by" in done.stdout
     assert float(done.stdout.split("nats a token (")[1].split()[0]) < 1  # % lost
