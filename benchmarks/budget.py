@@ -28,7 +28,7 @@ from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 
 def resident() -> dict[str, int]:
     """Bytes of this process's memory by kind, as Linux counts them."""
-    lines = Path("/proc/self/status").read_text().splitlines()
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     rows = dict(line.split(":", 1) for line in lines)
     return {name: 1024 * int(rows[name].split()[0]) for name in ("VmRSS", "RssAnon", "RssFile")}
 

@@ -226,8 +226,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     if options.what == "measure":
-        options.file.write_text(json.dumps(measure(options.repeats), indent=1) + "\n")
-    reckon(json.loads(options.file.read_text()))
+        options.file.write_text(
+            json.dumps(measure(options.repeats), indent=1) + "\n", encoding="utf-8"
+        )
+    reckon(json.loads(options.file.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,10 @@ def contenders(args: argparse.Namespace) -> dict[str, tuple[list[str], dict[str,
 
 def run(command: list[str], environment: dict[str, str], args: list[str]) -> dict[str, Any]:
     done = subprocess.run(
-        [*command, *args], env={**os.environ, **environment}, capture_output=True, text=True
+        [*command, *args],
+        env={**os.environ, **environment},
+        capture_output=True,
+        encoding="utf-8",
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
@@ -103,7 +106,7 @@ def main() -> None:
     report = summary(args, rates, results)
     print(json.dumps(report, indent=1))
     if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def summary(
@@ -130,7 +133,7 @@ def summary(
 
 def processor() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
     models = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]

@@ -119,7 +119,7 @@ def main() -> None:
     }
     print(json.dumps({k: report[k] for k in ("device", "backend", "float32_ceiling_gflops")}))
     if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def main() -> None:
             found.setdefault(f"batch {batch}", []).append(measured(engine, prompt))
         if args.peer:
             command = [args.peer, str(_PEER), args.gguf, str(_PROMPT), str(_PEER_TOKENS), "1"]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)
+            done = subprocess.run(command, capture_output=True, check=True, encoding="utf-8")
             found.setdefault("llama.cpp", []).append(json.loads(done.stdout.splitlines()[-1]))
     result = {
         "device": device.name,

@@ -72,7 +72,9 @@ def prepare(folder: Path, sizes: Sizes) -> None:
     if sizes.row_seconds:
         os.environ[SECONDS] = str(sizes.row_seconds)
     tried = find_driver(folder=folder)
-    (folder / "driver.txt").write_text("".join(f"{each}\n" for each in tried) + machine())
+    (folder / "driver.txt").write_text(
+        "".join(f"{each}\n" for each in tried) + machine(), encoding="utf-8"
+    )
     if tried[-1].cards:
         os.environ |= tried[-1].environment
 
@@ -82,7 +84,7 @@ def machine() -> str:
     said = []
     for command in (["nvidia-smi", "-L"], ["nvidia-smi"], ["ldconfig", "-p"], ["free", "-m"]):
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+            done = subprocess.run(command, capture_output=True, timeout=20, encoding="utf-8")
             lines = (done.stdout + done.stderr).splitlines()
         except (OSError, subprocess.TimeoutExpired) as err:
             lines = [str(err)]
@@ -101,8 +103,8 @@ def opened(calls: Calls, session: Session) -> dict[str, str]:
             break
     found = calls.opened(session)
     seen = session.folder / "cards.json"
-    names = json.loads(seen.read_text()) if seen.exists() else []
-    seen.write_text(json.dumps(sorted({*names, *found.values()})))
+    names = json.loads(seen.read_text(encoding="utf-8")) if seen.exists() else []
+    seen.write_text(json.dumps(sorted({*names, *found.values()})), encoding="utf-8")
     return found
 
 
@@ -116,9 +118,9 @@ def run(calls: Calls, session: Session, call: int) -> None:
 def tell(folder: Path) -> None:
     """Writes the summary, and prints what it comes to last."""
     figures = summary(folder)
-    (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n")
+    (folder / "summary.json").write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
     short = in_short(figures)
-    (folder / "summary.txt").write_text(f"{short}\n{written(figures)}")
+    (folder / "summary.txt").write_text(f"{short}\n{written(figures)}", encoding="utf-8")
     print(f"{written(figures)}\n{short}", flush=True)
 
 

@@ -27,11 +27,11 @@ def main() -> None:
         write_adapter(adapter, shape, _RANK)
         done.touch()
     sizes = ["--rank", str(_RANK), "--adapter", str(adapter)]
-    run = subprocess.run([*command, str(model), *sizes], stdout=subprocess.PIPE, text=True)
+    run = subprocess.run([*command, str(model), *sizes], stdout=subprocess.PIPE, encoding="utf-8")
     print(run.stdout)
     if run.returncode:
         raise SystemExit(run.returncode)
-    Path(f"{out}.json").write_text(run.stdout.splitlines()[-1] + "\n")
+    Path(f"{out}.json").write_text(run.stdout.splitlines()[-1] + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

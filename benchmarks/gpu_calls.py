@@ -237,7 +237,7 @@ class Calls:
                                 "partial_rotary_factor": 0.25},
         }  # fmt: skip
         file = self._models / "states.json"
-        file.write_text(json.dumps(config))
+        file.write_text(json.dumps(config), encoding="utf-8")
         name = f"bench-states-{self._sizes.seq}-{backend}"
         return self._bench(str(file.resolve()), self._sizes.seq, backend, name=name)
 
@@ -264,7 +264,7 @@ class Calls:
     def _peer(self, shape: str, seq: int, *options: str) -> Part:
         own = "".join(option.replace("--", "-") for option in options)
         config = self._models / f"{shape}.json"
-        config.write_text(json.dumps(config_of(shape)))
+        config.write_text(json.dumps(config_of(shape)), encoding="utf-8")
         command = [*self._peft_step, str(config.resolve())]
         command += ["--seq", str(seq), "--compute", "bfloat16", "--json", "{out}.json"]
         command += ["--steps", str(self._sizes.steps + 2), *options]

@@ -159,7 +159,7 @@ def main() -> int:
         return 2
     print(show(report))
     if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 1 if any(row["failure"] for row in report["kernels"]) else 0
 
 

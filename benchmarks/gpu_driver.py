@@ -81,7 +81,7 @@ def _environments(roots: list[Path], folder: Path) -> Iterator[dict[str, str]]:
         path.write_text(json.dumps({
             "file_format_version": "1.0.1",
             "ICD": {"library_path": str(library), "api_version": "1.3.0"},
-        }))  # fmt: skip
+        }), encoding="utf-8")  # fmt: skip
         yield {"VK_DRIVER_FILES": str(path), **beside}
 
 
@@ -103,8 +103,8 @@ def _look(environment: Mapping[str, str]) -> Tried:
     whole = {**os.environ, "VK_LOADER_DEBUG": "error", **environment}
     try:
         done = subprocess.run(
-            command, env=whole, capture_output=True, text=True, errors="replace", timeout=_SECONDS,
-            check=False,
+            command, env=whole, capture_output=True, errors="replace", timeout=_SECONDS,
+            check=False, encoding="utf-8",
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return Tried(environment, (), f"(no answer in {_SECONDS:.0f} s)")

@@ -132,7 +132,9 @@ def driver_mib() -> float | None:
     """What the driver has given away on the card, where nvidia-smi tells it."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
-        return float(subprocess.run(query, capture_output=True, text=True, timeout=20).stdout)
+        return float(
+            subprocess.run(query, capture_output=True, timeout=20, encoding="utf-8").stdout
+        )
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
 

@@ -61,7 +61,7 @@ eval "$(python3 benchmarks/gpu_driver.py)"
 def pip(*arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments],
-        text=True, stdout=subprocess.PIPE, check=False,
+        stdout=subprocess.PIPE, check=False, encoding="utf-8",
     )  # fmt: skip
     if done.returncode:
         raise SystemExit(f"pip {' '.join(arguments[:3])} … failed")
@@ -79,7 +79,7 @@ def normal(name: str) -> str:
 
 
 def present(file: Path | None) -> set[str]:
-    lines = file.read_text().split() if file else []
+    lines = file.read_text(encoding="utf-8").split() if file else []
     names = {normal(re.split(r"[=<>@ ;\[]", line)[0]) for line in lines}
     return names | set(THERE)
 
@@ -98,7 +98,7 @@ def lacking(own: Path, python: str, there: set[str]) -> list[str]:
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         pip("install", "-q", "--dry-run", "--ignore-installed", "--target", "none",
             "--report", report.name, *target(python), str(own), *NEEDED)  # fmt: skip
-        installs = json.loads(Path(report.name).read_text())["install"]
+        installs = json.loads(Path(report.name).read_text(encoding="utf-8"))["install"]
     chosen = {normal(i["metadata"]["name"]): i["metadata"]["version"] for i in installs}
     pinned = [f"{n}=={version}" for n, version in sorted(chosen.items()) if n not in there]
     beside = [name for name in BESIDE_TORCH if name not in there]
@@ -150,9 +150,9 @@ def main() -> None:
         keep_one_cuda(wheel, args.cuda)
     if args.debs:
         subprocess.run(["apt-get", "download", *DEBS], cwd=folder, check=True)
-    (folder / "setup.sh").write_text(SETUP.format(folder=folder))
+    (folder / "setup.sh").write_text(SETUP.format(folder=folder), encoding="utf-8")
     text = RUN.format(folder=folder, minutes=5)
-    (folder / "RUN.txt").write_text(text)
+    (folder / "RUN.txt").write_text(text, encoding="utf-8")
     files = sorted(folder.iterdir())
     total = sum(path.stat().st_size for path in files)
     for path in files:

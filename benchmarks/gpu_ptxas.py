@@ -54,7 +54,7 @@ class Failure(Exception):
 
 
 def called(*command: str | Path) -> str:
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    made = subprocess.run(command, capture_output=True, check=False, encoding="utf-8")
     if made.returncode:
         wrong = [line for line in (made.stderr + made.stdout).splitlines() if "error" in line]
         raise Failure(f"{Path(command[0]).name}: {(wrong or ['failed'])[0][:200]}")
@@ -78,21 +78,21 @@ def figures(spirv: Path, stem: Path, args: argparse.Namespace) -> dict[str, Any]
     glsl, cuda, cubin = (stem.with_suffix(end) for end in (".comp", ".cu", ".cubin"))
     called(args.spirv_cross, "-V", "--version", "460", spirv, "--stage", "comp", "--output", glsl)
     units = Units()
-    code = prepared(units.as_functions(glsl.read_text()))
+    code = prepared(units.as_functions(glsl.read_text(encoding="utf-8")))
     if _SUBGROUPS.search(code):
         raise Failure("uses subgroups")
-    glsl.write_text(code)
+    glsl.write_text(code, encoding="utf-8")
     called(args.slangc, "-ignore-capabilities", "-lang", "glsl", "-allow-glsl", "-target", "cuda",
            "-entry", "main", "-stage", "compute", "-o", cuda, glsl)  # fmt: skip
-    code = units.as_instructions(cuda.read_text())
-    if "GroupMemoryBarrier" in glsl.read_text() and "__syncthreads();" not in code:
+    code = units.as_instructions(cuda.read_text(encoding="utf-8"))
+    if "GroupMemoryBarrier" in glsl.read_text(encoding="utf-8") and "__syncthreads();" not in code:
         raise Failure("Slang dropped the barriers")
     threads = 1
-    for size in re.findall(r"local_size_[xyz] = (\d+)", glsl.read_text()):
+    for size in re.findall(r"local_size_[xyz] = (\d+)", glsl.read_text(encoding="utf-8")):
         threads *= int(size)
     # Threads as the driver knows them, from the shader; exp and quotients as Vulkan has them.
     bound = f"__global__ void __launch_bounds__({threads}) main_0"
-    cuda.write_text(code.replace("__global__ void main_0", bound))
+    cuda.write_text(code.replace("__global__ void main_0", bound), encoding="utf-8")
     flags = "-DSLANG_CUDA_ENABLE_HALF", "--use_fast_math", "-cubin", "-O3", "-w"
     arch = f"-arch={args.arch}"
     told = called(args.nvcc, *flags, arch, "--ptxas-options=-v", cuda, "-o", cubin)
@@ -152,7 +152,7 @@ def main() -> int:
     print("\n".join(map(show, rows)))
     if args.json:
         report = {"arch": args.arch, "compiler": version, "kernels": rows}
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

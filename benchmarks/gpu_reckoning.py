@@ -162,7 +162,7 @@ def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
         if file is not None and any(
             x.flops for p in plans.values() for x in p if x.shader is shader
         ):
-            turns[label] = main_loop(file.read_text())
+            turns[label] = main_loop(file.read_text(encoding="utf-8"))
     loops = {label: asdict(turn) for label, turn in turns.items()}
     nvidias = {} if args.turns is None else nvidias_turns(args.turns)
     steps = {
@@ -200,7 +200,7 @@ def main() -> int:
             for label, row in list(found["kernels"].items())[:8]:
                 print(f"  {label}: {row['launches']} x, {row['ms']:.2f} ms, {row['share']:.0%}")
     if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
+        args.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     return 0
 
 

@@ -59,14 +59,14 @@ class Rows:
         print(json.dumps({"key": key, **row})[:500], flush=True)
 
     def _add(self, row: dict[str, Any]) -> None:
-        with self._path.open("a") as file:
+        with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
 
 def read_rows(path: Path, *, begun: bool = False) -> list[dict[str, Any]]:
     """All whole rows; a process may have been ended within a line."""
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else ():
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             row = json.loads(line)
         except ValueError:

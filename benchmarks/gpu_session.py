@@ -225,7 +225,7 @@ class Session:
         return path.stat().st_size if path.exists() else 0
 
     def _last_words(self, part: Part, code: int) -> str:
-        text = self.file(part.name, "log").read_text(errors="replace")
+        text = self.file(part.name, "log").read_text(errors="replace", encoding="utf-8")
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         words = " | ".join(line[:400] for line in reversed(lines[-3:]))  # what came last tells most
         return f"{_code(code)}: {words}"[:900]
@@ -240,7 +240,7 @@ class Session:
 
     def _keep(self) -> None:
         new = self.folder / "state.json.new"
-        new.write_text(json.dumps(self.state, indent=1) + "\n")
+        new.write_text(json.dumps(self.state, indent=1) + "\n", encoding="utf-8")
         new.replace(self.folder / "state.json")
 
     def _stopped(self, number: int, frame: object) -> None:
@@ -295,4 +295,4 @@ def _end_with_parent() -> None:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text()) if path.exists() else {}
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}

@@ -47,7 +47,7 @@ def _named(state: Figures, prefix: str) -> list[str]:
 
 def _json(path: Path) -> Figures:
     try:
-        loaded: Figures = json.loads(path.read_text())
+        loaded: Figures = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return loaded
@@ -55,13 +55,13 @@ def _json(path: Path) -> Figures:
 
 def _list(path: Path) -> list[Any]:
     try:
-        return list(json.loads(path.read_text()))
+        return list(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return []
 
 
 def _text(path: Path) -> str:
-    return path.read_text(errors="replace") if path.exists() else ""
+    return path.read_text(errors="replace", encoding="utf-8") if path.exists() else ""
 
 
 def _keyed(folder: Path, name: str) -> Figures:
@@ -187,7 +187,7 @@ def _peer(folder: Path, name: str, state: Figures) -> Figures:
 
 def _tests(log: Path) -> Figures:
     """Counted from the log, so that tests that were cut off count."""
-    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    lines = log.read_text(errors="replace", encoding="utf-8").splitlines() if log.exists() else []
     words = ("PASSED", "FAILED", "ERROR")
     outcomes = Counter(word for line in lines for word in words if f" {word} " in f"{line} ")
     failed = sorted({line.strip() for line in lines if line.startswith(("FAILED", "ERROR"))})

@@ -94,7 +94,7 @@ def main() -> None:
         **ceilings(torch, device),
     }
     print(json.dumps(found))
-    Path(f"{args.out}.json").write_text(json.dumps(found) + "\n")
+    Path(f"{args.out}.json").write_text(json.dumps(found) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

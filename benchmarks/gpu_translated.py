@@ -96,7 +96,7 @@ def main() -> int:
             print(f"error: {err}", file=sys.stderr)
             return 2
     if args.json:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
+        args.json.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return 1 if any(row["nbytes"] in (0, -1) for row in rows) else 0
 
 

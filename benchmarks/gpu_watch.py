@@ -25,14 +25,17 @@ class Watch:
             return
         query = ["nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
         self._process = subprocess.Popen(
-            [*query, "-l", "1"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [*query, "-l", "1"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="utf-8",
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
         assert self._process is not None and self._process.stdout is not None
-        with self._path.open("a") as file:
+        with self._path.open("a", encoding="utf-8") as file:
             for line in self._process.stdout:
                 file.write(f"{time.time():.1f}, {line}")
                 file.flush()

@@ -76,7 +76,7 @@ def optimizer_of(name: str, parameters: list[nn.Parameter], lr: float) -> torch.
 def rows_of(name: str) -> list[tuple[list[int], list[int]]]:
     """Ids and labels of a file, whose answers alone are learnt."""
     tokenizer, rows = AutoTokenizer.from_pretrained(DEMO / "base"), []
-    for line in (DEMO / "data" / name).read_text().splitlines():
+    for line in (DEMO / "data" / name).read_text(encoding="utf-8").splitlines():
         chat = json.loads(line)["messages"]
         prompt, ids = (
             list(tokenizer.apply_chat_template(part, add_generation_prompt=ends)["input_ids"])

@@ -20,7 +20,7 @@ plt.rcParams["svg.hashsalt"] = "qlora-wgpu"  # the same picture for the same fig
 
 
 def read(name: str) -> Any:
-    return json.loads((RESULTS / f"{name}.json").read_text())
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def peers() -> None:

@@ -59,7 +59,7 @@ def write_random_model(folder: Path, config: dict[str, Any], quant: QuantConfig 
     folder.mkdir(parents=True, exist_ok=True)
     if quant is not None:
         config = {**config, "quantization_config": quantization_config(quant.double_quant, [])}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     write_stream(folder / "model.safetensors", entries, data)
 
 

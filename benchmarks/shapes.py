@@ -32,6 +32,6 @@ def write_random_model(folder: Path, shape: str) -> Path:
     for name, size in architecture.norms.items():
         tensors[name] = np.ones(size, np.float16)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     save_file(tensors, folder / "model.safetensors")
     return folder

@@ -83,7 +83,7 @@ def main() -> None:
         results.append(result)
         print(json.dumps(result), flush=True)
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

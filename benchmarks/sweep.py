@@ -37,7 +37,9 @@ def point(sizes: dict[str, int], steps: int) -> dict[str, Any]:
     """One measurement, on a device of its own so that nothing is left from the last."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
-        path.write_text(json.dumps(config_of("S") | {"num_hidden_layers": sizes["layers"]}))
+        path.write_text(
+            json.dumps(config_of("S") | {"num_hidden_layers": sizes["layers"]}), encoding="utf-8"
+        )
         shape = find_shape(str(path))
         workload = Workload(shape, sizes["batch"], sizes["seq"], sizes["rank"], steps=steps)
         device = Device()
@@ -80,7 +82,7 @@ def main() -> None:
             before = row
             print(axis, json.dumps({k: v for k, v in row.items() if k not in ("device", "driver")}))
     if args.json:
-        args.json.write_text(json.dumps(results, indent=1) + "\n")
+        args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -30,10 +30,10 @@ def compile_one(compiler: Compiler, module: Path, subgroup: int, assembly: bool)
     described = (code, *interface(code))
     size = subgroup if uses_matrix_units(code) else None
     figures = asdict(compiler.look_at(compiler.compile(*described, subgroup_size=size)))
-    module.with_suffix(".json").write_text(json.dumps(figures))
+    module.with_suffix(".json").write_text(json.dumps(figures), encoding="utf-8")
     if assembly:
         texts = compiler.texts(compiler.compile(*described, subgroup_size=size, texts=True))
-        module.with_suffix(".s").write_text(list(texts.values())[-1])
+        module.with_suffix(".s").write_text(list(texts.values())[-1], encoding="utf-8")
 
 
 def in_a_copy(compiler: Compiler, module: Path, subgroup: int, assembly: bool) -> str:
@@ -46,14 +46,16 @@ def in_a_copy(compiler: Compiler, module: Path, subgroup: int, assembly: bool) -
         try:
             compile_one(compiler, module, subgroup, assembly)
         except BaseException as err:
-            module.with_suffix(".error").write_text(f"failed with {type(err).__name__}: {err}")
+            module.with_suffix(".error").write_text(
+                f"failed with {type(err).__name__}: {err}", encoding="utf-8"
+            )
             os._exit(1)
         os._exit(0)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if code < 0:
         late = f"took more than {_SECONDS} s"
         return late if -code == signal.SIGALRM else f"died of signal {-code}"
-    return module.with_suffix(".error").read_text() if code else ""
+    return module.with_suffix(".error").read_text(encoding="utf-8") if code else ""
 
 
 def main() -> None:
@@ -69,7 +71,9 @@ def main() -> None:
             "failure": failure,
             "driver": compiler.driver,
             "device": compiler.name,
-            "figures": json.loads(figures.read_text()) if figures.exists() else None,
+            "figures": json.loads(figures.read_text(encoding="utf-8"))
+            if figures.exists()
+            else None,
         }
         print(json.dumps(answer), flush=True)
 

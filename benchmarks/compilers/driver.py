@@ -134,7 +134,10 @@ class Compiler:
         """
         command = [sys.executable, str(_SCRIPT), str(self.units.threads), str(int(assembly))]
         child = subprocess.run(
-            [*command, *map(str, modules)], env=self._environment, capture_output=True, text=True
+            [*command, *map(str, modules)],
+            env=self._environment,
+            capture_output=True,
+            encoding="utf-8",
         )
         answers = [json.loads(line) for line in child.stdout.splitlines()]
         if len(answers) < len(modules):

@@ -39,7 +39,7 @@ def replace_import(folder: Path, name: str, function: int) -> None:
 
 def _loaded() -> Iterator[tuple[Path, int]]:
     """Libraries of this process, and where they begin."""
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         addresses, _, offset, _, _, *path = line.split(maxsplit=5)
         if path and ".so" in path[0] and int(offset, 16) == 0:
             yield Path(path[0]), int(addresses.partition("-")[0], 16)

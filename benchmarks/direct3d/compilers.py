@@ -38,9 +38,9 @@ def translate(package: Path, folder: Path, names: list[str]) -> dict[str, dict[s
     Raises:
         ConfigError: If naga does not run.
     """
-    (folder / "names.json").write_text(json.dumps(names))
+    (folder / "names.json").write_text(json.dumps(names), encoding="utf-8")
     command = ["node", str(_HERE / "naga.mjs"), str(package), str(folder)]
-    made = subprocess.run(command, capture_output=True, text=True, check=False)
+    made = subprocess.run(command, capture_output=True, check=False, encoding="utf-8")
     if made.returncode:
         raise ConfigError(f"naga does not run ({made.stderr.strip()[-300:]}): npm pack naga-wasm")
     refused: dict[str, dict[str, str]] = json.loads(made.stdout)
@@ -74,10 +74,11 @@ def compiled(folder: Path, compiler: str, names: list[str], seconds: float) -> d
     outcomes: dict[str, Outcome] = {}
     while left := [name for name in names if name not in outcomes]:
         lines = [f"{compiler} {target} {name}.{suffix} {name}.{compiler}\n" for name in left]
-        (folder / "list.txt").write_text("".join(lines))
+        (folder / "list.txt").write_text("".join(lines), encoding="utf-8")
         made = subprocess.run(
             ["wine", "compile.exe", "list.txt", str(seconds)],
-            cwd=folder, env=environment, capture_output=True, text=True, check=False,
+            cwd=folder, env=environment, capture_output=True, check=False,
+            encoding="utf-8",
         )  # fmt: skip
         if not made.stdout and made.returncode < 0:
             raise ConfigError(f"wine crashes: {made.stderr.strip()[-300:]}")

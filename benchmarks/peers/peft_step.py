@@ -159,7 +159,7 @@ def main() -> None:
         result["device_mib"] = torch.cuda.max_memory_allocated() / 2**20
     print(json.dumps(result))
     if args.json:
-        Path(args.json).write_text(json.dumps(result) + "\n")
+        Path(args.json).write_text(json.dumps(result) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Llama:
     """The forward pass of a tied Llama with LoRA on seven projections."""
 
     def __init__(self, folder: Path, adapter: Path, seq: int, scale: float) -> None:
-        self.config = json.loads((folder / "config.json").read_text())
+        self.config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         weights = load_file(folder / "model.safetensors")
         self.weights = {name: Tensor(array.astype(np.float32)) for name, array in weights.items()}
         pairs = load_file(adapter / "adapter_model.safetensors")
