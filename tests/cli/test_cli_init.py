@@ -1,6 +1,7 @@
 """``init``: what it makes of long chats, of documents, and of names."""
 
 import json
+import os
 
 import pytest
 import yaml
@@ -87,7 +88,7 @@ def test_a_folder_with_validation_data_is_measured_on(place, names, held_out):
 
 
 def test_a_name_cannot_write_into_the_file(place):
-    name = "a\nlora: {r: 9}\n#\x1b[2J\u202e.jsonl"
+    name = os.fsdecode("a\nlora: {r: 9}\n#\x1b[2J\u202e.jsonl".encode())
     (place / name).write_text('{"text": "abc"}\n')
     text, data = fitted(place, "model", name)
     assert data["train"] == str(place / name) and yaml.safe_load(text)["lora"]["r"] == 16

@@ -23,7 +23,7 @@ def test_every_format_is_encoded():
 
 
 def test_the_page_knows_the_same_formats_by_the_same_keys():
-    source = (page_folder() / "conversations.mjs").read_text()
+    source = (page_folder() / "conversations.mjs").read_text(encoding="utf-8")
     listed = re.search(r"export const FORMATS = \{(.*?)\n\};", source, re.DOTALL)[1]
     lines = re.findall(r"^  '?([\w/]+)'?: \[(.*?)\],$", listed, re.MULTILINE)
     page = [(name, tuple(re.findall(r"'(\w+)'", keys))) for name, keys in lines]
@@ -31,7 +31,7 @@ def test_the_page_knows_the_same_formats_by_the_same_keys():
 
 
 def test_the_page_shows_a_row_of_every_format():
-    source = (page_folder() / "kinds.mjs").read_text()
+    source = (page_folder() / "kinds.mjs").read_text(encoding="utf-8")
     listed = re.search(r"const ROWS = \{(.*?)\n\};", source, re.DOTALL)[1]
     rows = dict(re.findall(r"^  '?([\w/]+)'?: \{(.*)\},$", listed, re.MULTILINE))
     assert list(rows) == list(FORMATS)

@@ -31,8 +31,8 @@ def test_a_text_that_ends_early_is_seen():
 
 def test_modules_import_what_others_export():
     for module in MODULES:
-        for names, path in _IMPORT.findall(module.read_text()):
-            source = (PAGE / path).read_text()
+        for names, path in _IMPORT.findall(module.read_text(encoding="utf-8")):
+            source = (PAGE / path).read_text(encoding="utf-8")
             if "vendor" in path:  # in one line, with a list of what is exported
                 exported = set(re.findall(r"(\w+)\s*(?=[,}])", source[source.rindex("export") :]))
             else:
@@ -42,7 +42,7 @@ def test_modules_import_what_others_export():
 
 
 def test_the_page_has_the_elements_that_its_module_asks_for():
-    page, module = (PAGE / "index.html").read_text(), (PAGE / "app.mjs").read_text()
+    page, module = (PAGE / "index.html").read_text(encoding="utf-8"), (PAGE / "app.mjs").read_text()
     asked = set(re.findall(r"\$\('([\w-]+)'\)", module))
     assert len(asked) > 10
     assert asked <= set(re.findall(r'\bid="([\w-]+)"', page))
@@ -68,7 +68,7 @@ class Controls(HTMLParser):
 
 
 def test_every_control_has_a_name():
-    page = (PAGE / "index.html").read_text()
+    page = (PAGE / "index.html").read_text(encoding="utf-8")
     controls = Controls()
     controls.named = set(re.findall(r'<label [^>]*for="([\w-]+)"', page))
     controls.feed(page)

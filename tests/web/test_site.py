@@ -231,11 +231,11 @@ def test_vendored_libraries_are_those_of_npm():
 
 
 def test_the_page_names_no_other_server(written):
-    policy = (written.folder / "index.html").read_text()
+    policy = (written.folder / "index.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in policy and "connect-src 'self'" in policy
     for path in written.folder.glob("*.*"):
         if path.suffix in (".mjs", ".html", ".css"):
-            assert "://" not in path.read_text(), path
+            assert "://" not in path.read_text(encoding="utf-8"), path
 
 
 @pytest.mark.parametrize(
