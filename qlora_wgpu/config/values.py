@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Annotated, Any, Literal
 
@@ -17,6 +18,21 @@ _WORD = re.compile(r"\w*")  # as a regular expression it would fit no whole name
 PositiveInt = Annotated[int, Field(ge=1, le=COUNT)]
 Rank = Annotated[int, Field(ge=1, le=RANK)]
 Text = Annotated[str, Field(min_length=1)]
+
+
+def _file_name(value: str) -> str:
+    """Refuses what no file can be called where names are not in UTF-8."""
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        raise ValueError(
+            "must be a name that files can have in this locale (an environment variable such as "
+            "LC_ALL=C.UTF-8 says that names are UTF-8)"
+        ) from None
+    return value
+
+
+FileName = Annotated[str, Field(min_length=1), AfterValidator(_file_name)]
 
 
 def _in_float32(value: float) -> float:

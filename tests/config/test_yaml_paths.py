@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 from support.yaml_texts import MODEL
 
@@ -79,3 +84,18 @@ def test_chat_template_as_name_text_or_file(load, tmp_path) -> None:
 def test_a_path_no_file_system_takes(load) -> None:
     long = "x" * 5000
     assert load(MODEL + f"data: {{train: {long}}}\n").data.train.endswith(long)
+
+
+@pytest.mark.parametrize("key", ["model.path", "data.train", "output.dir"])
+def test_a_name_that_the_locale_lacks_is_a_sentence(tmp_path, key):
+    values = {"model": {"path": "base"}, "data": {"train": "a.jsonl"}, "output": {"dir": "out"}}
+    section, leaf = key.split(".")
+    values[section][leaf] = "é"
+    (tmp_path / "run.yaml").write_text(json.dumps(values), encoding="utf-8")
+    code = f"from qlora_wgpu import load_config; load_config({str(tmp_path / 'run.yaml')!r})"
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, env={**os.environ, **locale}, capture_output=True, encoding="utf-8"
+    )
+    assert f"{key} in run.yaml (line 1) must be a name that files can have" in done.stderr

@@ -9,7 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
-from qlora_wgpu.config.values import EvalSplit, PositiveNumber, RowFormat, Text
+from qlora_wgpu.config.values import EvalSplit, FileName, PositiveNumber, RowFormat, Text
 from qlora_wgpu.limits import TOKENS_OF_A_ROW
 
 _NAMED = 3  # sources, in a title
@@ -18,7 +18,7 @@ _NAMED = 3  # sources, in a title
 class SourceConfig(Section):
     """One of several sources of training data."""
 
-    path: Text = Field(description="File, folder or data set of the hub, as data.train has it.")
+    path: FileName = Field(description="File, folder or data set of the hub, as data.train has it.")
     format: RowFormat | None = Field(
         None, description="Format of its rows, where it is not data.format."
     )
@@ -36,7 +36,7 @@ class SourceConfig(Section):
 class DataConfig(Section):
     """The data sets and how rows become tokens."""
 
-    train: Annotated[Text | None, FREE_ON_RESUME] = Field(
+    train: Annotated[FileName | None, FREE_ON_RESUME] = Field(
         None,
         description="Training data: a .jsonl, .json, .csv, .parquet or .txt file, a folder of "
         "them, or a data set of the Hugging Face Hub as owner/name:split (training needs one).",
@@ -56,7 +56,7 @@ class DataConfig(Section):
             "others repeat theirs (all_exhausted).",
         )
     )
-    eval: Annotated[Text | None, FREE_ON_RESUME] = Field(
+    eval: Annotated[FileName | None, FREE_ON_RESUME] = Field(
         None, description="Held-out data in the same formats, or null for no evaluation."
     )
     eval_split: EvalSplit = Field(

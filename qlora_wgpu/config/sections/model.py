@@ -11,6 +11,7 @@ from qlora_wgpu.config.section import FREE_ON_RESUME, Section
 from qlora_wgpu.config.values import (
     ALL_LINEAR,
     Blocksize,
+    FileName,
     Float,
     InitLoraWeights,
     Pattern,
@@ -25,7 +26,7 @@ from qlora_wgpu.config.values import (
 class ModelConfig(Section):
     """The base model."""
 
-    path: Annotated[Text, FREE_ON_RESUME] = Field(
+    path: Annotated[FileName, FREE_ON_RESUME] = Field(
         description="Folder of the base model, or its name on the Hugging Face Hub; or a GGUF "
         "file, on the Hub as owner/name/FILE.gguf."
     )
@@ -126,7 +127,7 @@ class LoraConfig(Section):
         description="Whether a tied embedding and head are trained as one where "
         "modules_to_save names either; without it that is refused.",
     )
-    init_from: Annotated[Text | None, FREE_ON_RESUME] = Field(
+    init_from: Annotated[FileName | None, FREE_ON_RESUME] = Field(
         None, description="Folder of an adapter of the same shape to go on training, or null."
     )
 

@@ -8,7 +8,15 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from qlora_wgpu.config.figures import LOSS
 from qlora_wgpu.config.section import Section
-from qlora_wgpu.config.values import EvalSteps, Figure, Float, PositiveInt, SampleSteps, Text
+from qlora_wgpu.config.values import (
+    EvalSteps,
+    Figure,
+    FileName,
+    Float,
+    PositiveInt,
+    SampleSteps,
+    Text,
+)
 
 
 class EvalConfig(Section):
@@ -95,7 +103,7 @@ class LogConfig(Section):
 class OutputConfig(Section):
     """The run's folder."""
 
-    dir: Text = Field("runs/first", description="Folder of the run.")
+    dir: FileName = Field("runs/first", description="Folder of the run.")
     save_steps: PositiveInt = Field(50, description="Steps between checkpoints.")
     save_total_limit: PositiveInt | None = Field(
         2, description="Number of newest checkpoints that are kept, or null for all."
