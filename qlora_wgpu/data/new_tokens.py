@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import tempfile
 from collections.abc import Sequence
@@ -94,6 +95,7 @@ def _token(number: int, text: str, *, special: bool) -> dict[str, Any]:
 
 def _folder_with(source: Path, stored: dict[str, Any], new: list[dict[str, Any]]) -> Path:
     _made.append(tempfile.TemporaryDirectory(prefix="qlora-wgpu-tokens-"))
+    atexit.register(_made[-1].cleanup)  # said, so that Python need not warn of it
     folder = Path(_made[-1].name)
     copy_tokenizer(source, folder)
     for name in ("config.json", GENERATION):

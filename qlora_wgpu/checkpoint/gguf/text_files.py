@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import tempfile
@@ -55,6 +56,7 @@ def text_folder(file: GGUFFile, config: dict[str, Any]) -> Path:
 def _temporary_folder(contents: dict[str, str]) -> Path:
     """One that lasts as long as this process."""
     _temporary.append(tempfile.TemporaryDirectory(prefix="qlora-wgpu-gguf-"))
+    atexit.register(_temporary[-1].cleanup)  # said, so that Python need not warn of it
     made = Path(_temporary[-1].name)
     _write(made, contents)
     return made
