@@ -42,7 +42,8 @@ def test_modules_import_what_others_export():
 
 
 def test_the_page_has_the_elements_that_its_module_asks_for():
-    page, module = (PAGE / "index.html").read_text(encoding="utf-8"), (PAGE / "app.mjs").read_text()
+    page = (PAGE / "index.html").read_text(encoding="utf-8")
+    module = (PAGE / "app.mjs").read_text(encoding="utf-8")
     asked = set(re.findall(r"\$\('([\w-]+)'\)", module))
     assert len(asked) > 10
     assert asked <= set(re.findall(r'\bid="([\w-]+)"', page))
