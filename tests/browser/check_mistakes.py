@@ -49,6 +49,14 @@ def test_rows_that_are_too_long_are_counted(ask):
     assert "1 cut to fit, 1 with nothing to learn left out" in found["rows"]
 
 
+def test_more_rows_than_a_call_takes_arguments(ask):
+    """In Chromium alone: Firefox takes half a million."""
+    text = '{"text": "a b"}\n' * 150_000
+    task = {"name": "many.jsonl", "text": text, "only": "data"}
+    found, _ = ask("chromium", "page.html", task)
+    assert found["rows"].startswith("many.jsonl: 149,936 rows to learn from")
+
+
 @pytest.mark.parametrize(
     ("name", "change", "told"),
     [

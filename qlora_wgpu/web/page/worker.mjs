@@ -61,16 +61,17 @@ const requests = {
     const { examples, counts, format } = encoder.examples(rows, (done) => news({ kind: 'reading', share: done / rows.length }));
     const held = examples.length < 4 ? [] : examples.filter((_, i) => i % HELD_OUT === HELD_OUT - 1).slice(0, MOST_HELD_OUT);
     const kept = new Set(held);
-    state.data = { name, text, rows, format, examples: examples.filter((e) => !kept.has(e)), held };
-    const { examples: train } = state.data;
-    return {
+    const train = examples.filter((e) => !kept.has(e));
+    const found = {
       counts, format, held: held.length, rows: train.length,
       tokens: train.reduce((n, e) => n + e.ids.length, 0),
       learnt: train.reduce((n, e) => n + e.labels.slice(1).filter((label) => label !== -100).length, 0),
-      longest: Math.max(...examples.map((e) => e.ids.length)),
+      longest: examples.reduce((n, e) => Math.max(n, e.ids.length), 0), // more rows than a call takes arguments
       sample: shownExample(train[0]),
       prompt: firstPrompt(rows, format, encoder, (text) => hasRoom(kindOf(format), text)),
     };
+    state.data = { name, text, format, examples: train, held }; // until here what was taken earlier counts
+    return found;
   },
 
   /** Trains until it is done or stopped. */
