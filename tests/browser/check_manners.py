@@ -20,7 +20,10 @@ def test_the_page_is_kind(browser, ask):
     rate = "The learning rate must be from 0 to 1."
     files = "2 files at once: training takes one, so put their rows into one file."
     busy = "The page is at work: take a.jsonl when it has ended."
-    assert found["sentences"] == [rate, rate, files, busy]
+    # Of an error in another's script nothing is told: the page runs.
+    assert found["sentences"] == ["nothing is told", rate, rate, files, busy]
+    # A text that is dragged into a field stays the field's.
+    assert found["texts"]
     # A name without a space is broken, and the page is no wider for it.
     assert not found["wide"]
     # From what was switched off the keyboard goes to what is next, or to what stops it.
@@ -29,8 +32,10 @@ def test_the_page_is_kind(browser, ask):
     assert found["left"] == 0
     # The screen stays on while it trains, and no longer.
     assert found["screen"] == ["screen", "released"]
-    # A screen reader waits for an answer to be whole.
+    # A screen reader waits for an answer and for the reading of a file, and says who speaks.
     assert found["busy"][0] == "true" and found["busy"][-1] == "false"
+    assert found["reading"] == ["true", "false"]
+    assert found["speakers"] == [["You", True], ["The model", True]]
 
 
 @BROWSERS

@@ -160,11 +160,14 @@ async function goOn({ data, text, settings, step, total }) {
 async function take(name, content) {
   const before = $('rows').textContent;
   let found;
+  $('rows').setAttribute('aria-busy', 'true'); // those who listen hear what was found, not each percent
   try {
     found = await requests.ask('data', { name, content });
   } catch (error) {
     $('rows').textContent = before; // what was taken earlier still counts
     throw error;
+  } finally {
+    $('rows').setAttribute('aria-busy', 'false');
   }
   Object.assign(page, { data: found, resumes: false, trained: false });
   $('rows').textContent = ofData(name, found);
@@ -308,7 +311,7 @@ $('again').onclick = () => {
 $('folder').onclick = () => doing(() => save('adapter.zip'));
 $('weights').onclick = () => doing(() => save('adapter_model.safetensors'));
 $('config').onclick = () => doing(() => save('adapter_config.json'));
-droppable($('drop'), (files) => page.site && takeFiles(files));
+droppable($('drop'), (files) => (page.site || page.busy) && takeFiles(files));
 addEventListener('beforeunload', (event) => page.training && event.preventDefault());
 
 doing(open).finally(() => page.site || $('subtitle').replaceChildren()); // it says that it opens

@@ -7,6 +7,7 @@
 export function droppable(area, took) {
   for (const kind of ['dragover', 'dragleave', 'drop']) {
     document.addEventListener(kind, (event) => {
+      if (!event.dataTransfer.types.includes('Files') && event.target.matches?.('input, textarea')) return; // a text, for the field
       event.preventDefault();
       area.classList.toggle('over', kind === 'dragover');
       if (kind === 'drop' && event.dataTransfer.files.length) took([...event.dataTransfer.files]);

@@ -11,5 +11,7 @@ export function ofExample({ parts, cut }) {
 
 /** What was said in a chat; the direction is the text's. */
 export function ofTurn(text, own) {
-  return Object.assign(element('div', text, own ? 'turn own' : 'turn'), { dir: 'auto' });
+  const turn = Object.assign(element('div', text, own ? 'turn own' : 'turn'), { dir: 'auto' });
+  turn.dataset.by = own ? 'You' : 'The model'; // for those who listen; others see it by side and colour
+  return turn;
 }
