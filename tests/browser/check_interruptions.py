@@ -1,5 +1,7 @@
 """What ends training before its end, or keeps it from being kept: nothing is lost."""
 
+import json
+
 import pytest
 from browser.conftest import PATCHED, asker, user_task
 
@@ -98,6 +100,14 @@ def test_what_was_trained_is_there_after_a_reload(ask):
     found, _ = ask("firefox", "page.html", user_task() | {"returns": True})
     assert "is kept from before" in found["kept"]
     assert found["again"] == found["weights"]
+
+
+def test_a_site_that_reads_rows_otherwise_starts_afresh(ask, site):
+    manifest = json.loads((site / "site.json").read_text())
+    manifest["text"]["rows"]["train_on"] = "all"
+    served = {"stale": {"site.json": json.dumps(manifest).encode()}}
+    found, _ = ask("firefox", "page.html", user_task() | {"only": "training"}, served=served)
+    assert found["kept"] == ""
 
 
 def test_training_anew_begins_anew(ask):

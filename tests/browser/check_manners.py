@@ -22,8 +22,8 @@ def test_the_page_is_kind(browser, ask):
     busy = "The page is at work: take a.jsonl when it has ended."
     # Of an error in another's script nothing is told: the page runs.
     assert found["sentences"] == ["nothing is told", rate, rate, files, busy]
-    # A text that is dragged into a field stays the field's.
-    assert found["texts"]
+    # A text that is dragged into a field stays the field's, and so does the end of a composed word.
+    assert found["texts"] and found["composes"]
     # A name without a space is broken, and the page is no wider for it.
     assert not found["wide"]
     # From what was switched off the keyboard goes to what is next, or to what stops it.

@@ -26,6 +26,10 @@ def test_files_that_are_no_data_are_told(ask, browser):
         "list.jsonl": ("[1, 2]\n", "list.jsonl line 1: a row must be a JSON object"),
         "kind.jsonl": ('{"a": 3}\n', "kind.jsonl"),
         "turns.jsonl": ('{"messages": "hello"}\n', "turns.jsonl line 1"),
+        "roles.jsonl": (
+            json.dumps({"conversations": [{"from": "constructor", "value": "a"}] * 2}),
+            "turn 1 is from 'constructor', which is none of",
+        ),
         "rows.csv": ("prompt,completion\na\n", "it has 1 cell,"),
         "latin.csv": (list("prompt,completion\nä,b\n".encode("latin-1")), "is no text in UTF-8"),
         "wide.txt": (list("Rows".encode("utf-16")), "wide.txt is no text in UTF-8"),

@@ -13,6 +13,7 @@ import { bytes, duration, hintOf, number, ofAnswer, ofData, ofEnd, ofKept, ofMem
 const $ = (id) => document.getElementById(id);
 const ANSWER = 200; // tokens of an answer at most
 const SAMPLE = 60; // of a text before and after
+const COMPOSING = 229; // the code of an Enter that ends a composed word, of which Safari says nothing else
 
 const page = { site: null, title: document.title, loaded: false, data: null, busy: false, messages: [], kept: null, resumes: false, began: null };
 const requests = new Requests(sealedWorker('worker.mjs'), heard);
@@ -296,7 +297,7 @@ $('anew').onclick = () => doing(() => train({ anew: true }));
 $('stop').onclick = stop;
 $('hush').onclick = () => requests.ask('hush', {});
 $('message').onkeydown = (event) => {
-  if (event.key !== 'Enter' || event.shiftKey || event.isComposing) return;
+  if (event.key !== 'Enter' || event.shiftKey || event.isComposing || event.keyCode === COMPOSING) return;
   event.preventDefault();
   $('ask').requestSubmit();
 };

@@ -12,6 +12,7 @@ export const FORMATS = {
   text: ['text'],
 };
 const ROLES = {
+  __proto__: null, // which would know a 'constructor'
   human: 'user', user: 'user', gpt: 'assistant', assistant: 'assistant', chatgpt: 'assistant', model: 'assistant',
   bing: 'assistant', bard: 'assistant', system: 'system', tool: 'tool', function: 'tool', observation: 'tool',
 };

@@ -132,8 +132,8 @@ function hasRoom(kind, text) {
 }
 
 /** Where a site's snapshots lie: one that was written anew begins anew. */
-async function storageName({ model, training, files }) {
-  const content = new TextEncoder().encode(JSON.stringify([training, files]));
+async function storageName({ model, training, text, files }) {
+  const content = new TextEncoder().encode(JSON.stringify([training, text, files])); // how rows are read, too
   // File systems end names at 255 bytes.
   return `${model.name.slice(-100)}-${(await sha256(content)).slice(0, 16)}`.replaceAll(/[^\w.-]/g, '_');
 }
