@@ -312,7 +312,7 @@ $('again').onclick = () => {
 $('folder').onclick = () => doing(() => save('adapter.zip'));
 $('weights').onclick = () => doing(() => save('adapter_model.safetensors'));
 $('config').onclick = () => doing(() => save('adapter_config.json'));
-droppable($('drop'), (files) => (page.site || page.busy) && takeFiles(files));
+droppable($('drop'), (files) => page.site && takeFiles(files));
 addEventListener('beforeunload', (event) => page.training && event.preventDefault());
 
 doing(open).finally(() => page.site || $('subtitle').replaceChildren()); // it says that it opens
