@@ -23,6 +23,8 @@ _STORE = (
     r"coopMatStore\((\w+(?: \* \(.*?\)\))?), ([\w.]+), ([^;]*), ([^;,]*), "
     r"gl_CooperativeMatrixLayoutRowMajor\)"
 )
+# What a constant of the kernel rules out, as SPIRV-Cross writes it.
+_DEAD = re.compile(r"^( *)if \(false\)\n\1\{\n.*?^\1\}\n", re.DOTALL | re.MULTILINE)
 _KIND, _NAME = r"(Mat[ABC]_\d+) m_", r"Mat[ABC]_\d+ (m_\d+);"
 _TYPES = """
 struct MatA { uint v[8]; };
@@ -78,6 +80,8 @@ class Units:
         """
         if "coopmat<" not in code:
             return code
+        # Slang leaves it out with the functions that are called nowhere else.
+        code = _DEAD.sub(r"\1if (false)\n\1{\n\1}\n", code)
         code = re.sub(_MATRIX + r"\(", "filled(", code)
         code = re.sub(_MATRIX, lambda found: _USES[found[1]], code)
         types = {name: kind for kind, name in re.findall(r"\b(Mat[ABC]) (_\w+)\s*[;=]", code)}

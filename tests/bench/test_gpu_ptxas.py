@@ -99,6 +99,15 @@ def test_a_call_that_slang_dropped_is_told(units):
         units.as_instructions(CUDA.replace("productrowcol", "other"))
 
 
+def test_a_call_that_the_kernel_never_makes_may_be_missing(units):
+    store = "    coopMatStore(_1, _7._m0, 0u, 64u, gl_CooperativeMatrixLayoutRowMajor);\n"
+    dead = f"    if (false)\n    {{\n        if (_4)\n        {{\n        {store}        }}\n    }}\n"
+    code = units.as_functions(GLSL.replace(store, dead + "    else\n    {\n        _1 = _1;\n    }\n"))
+    assert "stores" not in code
+    assert code.endswith("    if (false)\n    {\n    }\n    else\n    {\n        _1 = _1;\n    }\n}\n")
+    units.as_instructions(CUDA.replace("storesMatCAt", "other"))
+
+
 def test_what_a_branch_passes_over_is_no_part_of_a_turn():
     from cuda.sass import loops
 
