@@ -101,10 +101,11 @@ def test_a_call_that_slang_dropped_is_told(units):
 
 def test_a_call_that_the_kernel_never_makes_may_be_missing(units):
     store = "    coopMatStore(_1, _7._m0, 0u, 64u, gl_CooperativeMatrixLayoutRowMajor);\n"
-    dead = f"    if (false)\n    {{\n        if (_4)\n        {{\n        {store}        }}\n    }}\n"
-    code = units.as_functions(GLSL.replace(store, dead + "    else\n    {\n        _1 = _1;\n    }\n"))
+    branch = "    if (false)\n    {\n%s    }\n    else\n    {\n        _1 = _1;\n    }\n"
+    dead = branch % f"        if (_4)\n        {{\n        {store}        }}\n"
+    code = units.as_functions(GLSL.replace(store, dead))
     assert "stores" not in code
-    assert code.endswith("    if (false)\n    {\n    }\n    else\n    {\n        _1 = _1;\n    }\n}\n")
+    assert code.endswith(branch % "" + "}\n")
     units.as_instructions(CUDA.replace("storesMatCAt", "other"))
 
 
