@@ -93,6 +93,23 @@ def rows_of_products(subgroup_size: int) -> int:
     return 8 if subgroup_size == _LANES_OF_256_BITS and family < _ZEN_5 else 32
 
 
+def wants_textures(subgroup_size: int) -> bool:
+    """Whether all that kernels read should lie in textures on this processor, where it may.
+
+    Mesa reads a buffer word by word, and puts each into a vector on the stack, of which it then
+    takes the whole: AMD's processors up to family 25, with 256 bits, wait for every one of these
+    until the word has left for the cache, 25 ns for 16 bytes where a texture takes 3.
+
+    Args:
+        subgroup_size: Invocations of a subgroup.
+    """
+    cpu = _cpu()
+    family = max(map(int, _FAMILY.findall(cpu)), default=0)
+    return (
+        "AuthenticAMD" in cpu and subgroup_size == _LANES_OF_256_BITS and 0 < family < _ZEN_5
+    )
+
+
 def _processors() -> int:
     """Those that this process may use."""
     if hasattr(os, "sched_getaffinity"):

@@ -19,7 +19,8 @@ Words after the width narrow that down:
     ``?`` after the name    need not be bound; loads give zeros then
     ``texture``, ``buffer`` the kernel insists on this kind of memory
     ``float32``             the only type
-    ``sum``                 (outputs) with ACCUMULATE, stores add to what is there, which is float32
+    ``sum``                 (outputs) with ACCUMULATE, stores add to what is there, which is float32;
+                            or, where an input ``y_before`` is bound, to what that holds
     ``table``               some rows are picked from it, so tools do not count all its bytes
 """
 
@@ -134,8 +135,29 @@ class Operand:
     sums: bool
     table: bool
 
-    def code(self, bound: Bound | None, *, accumulate: bool) -> tuple[str, str]:
-        """The declaration of what is bound, and the functions that reach it."""
+    @property
+    def before(self) -> str:
+        """The input that holds what stores add to where that is not what they write."""
+        return f"{self.name}_before"
+
+    def memory_of(self, bound: Bound | None, *, accumulate: bool) -> str:
+        """``memory`` for what is bound: halves of texels, and sums in place, want a buffer."""
+        if self.output and self.memory == "any" and bound is not None:
+            half = self.width == "4" and bound.dtype != "float32"
+            if half or (self.sums and accumulate):
+                return "buffer"
+        return self.memory
+
+    def code(
+        self, bound: Bound | None, *, accumulate: bool, before: bool = False
+    ) -> tuple[str, str]:
+        """The declaration of what is bound, and the functions that reach it.
+
+        Args:
+            bound: What is bound, if anything is.
+            accumulate: Whether stores add.
+            before: Whether they add to what another input holds.
+        """
         value = _VALUE[self.width]
         if bound is None:
             return "", f"fn load_{self.name}(i: u32) -> {value} {{ return {_ZERO[self.width]}; }}"
@@ -143,7 +165,7 @@ class Operand:
             return self._words(bound)
         stored = _STORED[bound.dtype][self.width]
         if self.output:
-            return self._output(bound, value, stored, accumulate=accumulate)
+            return self._output(bound, value, stored, accumulate=accumulate, before=before)
         return self._input(bound, value, stored)
 
     def _declaration(self, bound: Bound, stored: str) -> str:
@@ -230,12 +252,19 @@ class Operand:
         )
 
     def _output(
-        self, bound: Bound, value: str, stored: str, *, accumulate: bool
+        self, bound: Bound, value: str, stored: str, *, accumulate: bool, before: bool
     ) -> tuple[str, str]:
         name, packed = self.name, _PACKED[bound.dtype][self.width]
-        body = self._stored(bound, packed, accumulate=accumulate)
+        given = "v"
+        if accumulate and before:
+            added = f"load_{self.before}(i)"
+            total = f"add8({added}, added)" if self.width == "8" else f"{added} + added"
+            given = "added"
+            body = f"let v = {total}; {self._stored(bound, packed, accumulate=False)}"
+        else:
+            body = self._stored(bound, packed, accumulate=accumulate)
         return self._declaration(bound, stored), (
-            f"fn store_{name}(i: u32, v: {value}) {{ {body} }}"
+            f"fn store_{name}(i: u32, {given}: {value}) {{ {body} }}"
         )
 
     def store_small(self, bound: Bound | None) -> str:
@@ -250,6 +279,8 @@ class Operand:
         name = self.name
         if bound.texture and bound.dtype in _OF_WORD:
             body = f"textureStore({name}, texel_at(i), {packed});"
+        elif bound.texture and self.width == "4":
+            body = f"textureStore({name}, texel_at(i), bitcast<vec4<u32>>({packed}));"
         elif bound.texture:
             body = (
                 f"textureStore({name}, texel_at(2u * i), bitcast<vec4<u32>>(low(v))); "
@@ -275,7 +306,7 @@ def parse(line: str) -> Operand | None:
     memory = "any"
     if "texture" in given:
         memory = "texture"
-    elif "buffer" in given or sums or (output and width not in ("8", "words")):
+    elif "buffer" in given or (output and width not in ("8", "4", "words")):
         memory = "buffer"
     dtypes = ANYTHING if width == "words" else FLOATS
     if "float32" in given:

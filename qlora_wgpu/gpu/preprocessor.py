@@ -123,7 +123,9 @@ class Source:
         functions = []
         for operand in self.operands:
             bound = self.bound.get(operand.name)
-            functions.append(operand.code(bound, accumulate=accumulate and operand.sums)[1])
+            adds = accumulate and operand.sums
+            before = operand.before in self.bound
+            functions.append(operand.code(bound, accumulate=adds, before=before)[1])
             if f"broadcast_{operand.name}_" in code:
                 functions.append(operand.broadcast(bound))
             if f"halves_{operand.name}(" in code:

@@ -61,6 +61,8 @@ class Profile:
         texture_nt_rows: Rows of results that an invocation of such a kernel holds, in products
             with rows.
         texture_nn_rows: ``texture_nt_rows`` in products with columns.
+        in_textures: Whether all intermediates lie in textures that may, not only what products and
+            attention read.
         fused_linears: Whether layers of one input are one product, where they may be: fewer
             launches, and workgroups enough; on CPUs the larger weights leave the cache sooner.
         logits_bytes: Bytes of the float32 logits that exist at once; GPUs want more rows to work
@@ -103,6 +105,7 @@ class Profile:
     subgroup_size: int = 0
     texture_nt_rows: int = 32
     texture_nn_rows: int = 32
+    in_textures: bool = False
     fused_linears: bool = False
     limits: Limits = PROMISED
     most_turns: int = 0
@@ -184,12 +187,15 @@ GPU_PROFILE = Profile(
 )
 
 
-def cpu_profile(subgroup_size: int, product_rows: int = 32) -> Profile:
+def cpu_profile(
+    subgroup_size: int, product_rows: int = 32, *, in_textures: bool = False
+) -> Profile:
     """The profile of a software GPU.
 
     Args:
         subgroup_size: Invocations of its subgroups, 0 if unknown.
         product_rows: Rows of results that an invocation of a product holds.
+        in_textures: Whether all lies in textures that may.
     """
     if not subgroup_size:
         return CPU_PROFILE
@@ -204,6 +210,7 @@ def cpu_profile(subgroup_size: int, product_rows: int = 32) -> Profile:
         head_group=1,
         texture_nt_rows=product_rows,
         texture_nn_rows=product_rows,
+        in_textures=in_textures,
     )
 
 

@@ -135,7 +135,14 @@ def load_shader(path: str, constants: Constants = (), bound: Bindings = ()) -> S
     code += "".join(f"\nconst {name} = {_literal(value)};" for name, value in constants) + "\n"
     shown = [f"{name}={value}" for name, value in constants]
     shown += [f"{n} {b.dtype}{' texture' * b.texture}" for n, b in bound]
-    shader = _reflect(f"{path}({', '.join(shown)})", path, code, source.operands)
+    adds, given = dict(constants).get("ACCUMULATE") is True, dict(bound)
+    memories = {
+        operand.name: operand.memory_of(
+            given.get(operand.name), accumulate=adds and operand.before not in given
+        )
+        for operand in source.operands
+    }
+    shader = _reflect(f"{path}({', '.join(shown)})", path, code, source.operands, memories)
     return replace(shader, subgroup_size=int(dict(constants).get("SUBGROUP_SIZE", 0)))
 
 
@@ -155,7 +162,9 @@ def _literal(value: Constant) -> str:
     return f"f32({value!r})"
 
 
-def _reflect(label: str, path: str, code: str, operands: list[Operand]) -> Shader:
+def _reflect(
+    label: str, path: str, code: str, operands: list[Operand], memories: Mapping[str, str]
+) -> Shader:
     bare = without_comments(code)
     bindings: dict[str, Binding] = {}
     for index, space, access, name, element in _BINDING.findall(bare):
@@ -171,7 +180,7 @@ def _reflect(label: str, path: str, code: str, operands: list[Operand]) -> Shade
             False,
             operand.output,
             operand.name in bindings and bindings[operand.name].texture,
-            operand.memory,
+            memories[operand.name],
             operand.dtypes,
             operand.optional,
             operand.sums,

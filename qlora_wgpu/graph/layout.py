@@ -6,6 +6,8 @@ texture where some reader insists on one and everything that writes it can write
 
 from __future__ import annotations
 
+from collections.abc import Container
+from copy import copy
 from dataclasses import replace
 
 from qlora_wgpu.gpu.grid import fold_workgroups
@@ -15,17 +17,26 @@ from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, vector
 
 
-def lay_out(launches: list[Launch], profile: Profile, *, in_textures: bool = False) -> list[Launch]:
+def lay_out(
+    launches: list[Launch],
+    profile: Profile,
+    outputs: Container[Tensor] = (),
+    *,
+    in_textures: bool = False,
+) -> list[Launch]:
     """Gives every tensor its memory and every launch its variant; inserts the copies.
 
     Args:
         launches: In the order they run.
         profile: How the copies are cut.
+        outputs: Intermediates that are read after the run.
         in_textures: Whether every tensor lies in a texture that may.
 
     Raises:
         GraphError: If a kernel insists on writing memory that its tensor does not lie in.
     """
+    if in_textures:
+        launches = _sums_apart(launches, outputs)
     _choose_memory(launches, in_textures=in_textures)
     copies = _Copies(profile)
     for launch in launches:
@@ -50,6 +61,27 @@ def _choose_memory(launches: list[Launch], *, in_textures: bool) -> None:
                     in_texture.add(tensor)
     for tensor in intermediates:
         tensor.texture = tensor in in_texture and tensor not in in_buffer
+
+
+def _sums_apart(launches: list[Launch], outputs: Container[Tensor]) -> list[Launch]:
+    """Lets launches that add to an intermediate write the sum to another one, where they can.
+
+    A texture cannot be both read and written.
+    """
+    now: dict[Tensor, Tensor] = {}
+    apart = []
+    for launch in launches:
+        tensors = {name: now.get(tensor, tensor) for name, tensor in launch.tensors.items()}
+        for name, tensor in launch.tensors.items():
+            before = f"{name}_before"
+            adds = launch.constants.get("ACCUMULATE") is True and launch.shader.bindings[name].sums
+            if adds and tensor.storage is None and before in launch.shader.bindings:
+                if tensor in outputs:
+                    continue
+                tensors[before] = tensors[name]
+                now[tensor] = tensors[name] = copy(tensor)
+        apart.append(replace(launch, tensors=tensors) if tensors != launch.tensors else launch)
+    return apart
 
 
 class _Copies:

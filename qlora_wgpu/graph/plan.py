@@ -119,7 +119,8 @@ def make_plan(
     """
     graph.end()
     needed = _needed(graph, outputs)
-    launches = lay_out(needed, graph.profile, in_textures=in_textures)
+    in_textures = in_textures or graph.profile.in_textures
+    launches = lay_out(needed, graph.profile, outputs, in_textures=in_textures)
     slots, textures, slot_of = _assign_slots(_lifetimes(launches, outputs))
     storages = dict.fromkeys(
         t.storage.whole

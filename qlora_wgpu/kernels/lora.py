@@ -127,7 +127,7 @@ class DownTexture:
         threads, r = g.profile.subgroup_size, problem.lora.r
         ranks = min(2 * _TEXTURE_RANKS, round_up(r, _TEXTURE_RANKS))
         workgroups = (ceil_div(problem.x.rows, 4 * threads), ceil_div(r, ranks), 1)
-        cut = broadcast_constants(threads, ranks)
+        cut = {**broadcast_constants(threads, ranks), "FOURS": ranks // 4}
         problem._launch(g, "lora/down_texture.wgsl", workgroups, cut)
 
 

@@ -19,7 +19,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let row0 = group.z * params.seq;
     let kv_at = (row0 + key) * params.kv_stride + group.y * HEAD;
     let piece = min(local.x, HOLDERS - 1u) / KEYS;
-    let segment = segments[row0 + key];
+    let segment = segment_of(row0 + key);
     var k_own: array<Eight, HEAD>;
     var v_own: array<Eight, HEAD>;
     var dk_own: array<Eight, HEAD>;
@@ -38,8 +38,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         for (var query = group.x * THREADS; query < end; query += KEYS) {
             let loaded = min(query + local.x % KEYS, params.seq - 1u);
             let at = q_base + loaded * params.q_stride;
-            let loaded_segment = segments[row0 + loaded];
-            let loaded_pair = lse_delta[(row0 + loaded) * params.heads + head];
+            let loaded_segment = segment_of(row0 + loaded);
+            let loaded_pair = pair_of((row0 + loaded) * params.heads + head);
             //#unroll t UNITS: let q_$t = load_q(at + $tu); let do_$t = load_dout(at + $tu);
             var products: array<f32, KEYS>;
             var dp: array<f32, KEYS>;

@@ -22,8 +22,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         let index_$b = first + $bu * THREADS + local.x;
         let query_$b = min(index_$b, params.seq - 1u);
         let q_base_$b = (row0 + query_$b) * params.q_stride + head * HEAD;
-        let segment_$b = segments[row0 + query_$b];
-        let pair_$b = lse_delta[(row0 + query_$b) * params.heads + head];
+        let segment_$b = segment_of(row0 + query_$b);
+        let pair_$b = pair_of((row0 + query_$b) * params.heads + head);
         var q_own_$b: array<Eight, HEAD>;
         var do_own_$b: array<Eight, HEAD>;
         var dq_own_$b: array<Eight, HEAD>;
@@ -36,7 +36,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     for (var key = keys.begin; key < keys.end; key += KEYS) {
         let loaded = min(key + local.x % KEYS, params.seq - 1u);
         let at = kv_base + loaded * params.kv_stride;
-        let loaded_segment = segments[row0 + loaded];
+        let loaded_segment = segment_of(row0 + loaded);
         //#unroll t UNITS: let k_$t = load_k(at + $tu); let v_$t = load_v(at + $tu);
         //#unroll b SETS
             var products_$b: array<f32, KEYS>;
@@ -53,9 +53,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
             //#end
         //#end
         //#unroll c KEYS
-            let segment_of_$c = subgroupBroadcast(loaded_segment, $cu);
+            let other_$c = subgroupBroadcast(loaded_segment, $cu);
             //#unroll b SETS
-                let sees_$b_$c = key + $cu < params.seq && visible(query_$b, key + $cu, segment_$b, segment_of_$c);
+                let sees_$b_$c = key + $cu < params.seq && visible(query_$b, key + $cu, segment_$b, other_$c);
                 ds_$b[$c] = weight_of(products_$b[$c], dp_$b[$c], pair_$b, sees_$b_$c).ds;
             //#end
         //#end

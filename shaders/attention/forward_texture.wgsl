@@ -26,7 +26,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         let index_$b = first + $bu * THREADS + local.x;
         let query_$b = min(index_$b, params.seq - 1u);
         let q_base_$b = (row0 + query_$b) * params.q_stride + head * HEAD;
-        let segment_$b = segments[row0 + query_$b];
+        let segment_$b = segment_of(row0 + query_$b);
         var q_own_$b: array<Eight, HEAD>;
         var o_own_$b: array<Eight, HEAD>;
         //#unroll d HEAD: q_own_$b[$d] = scale8(load_q(q_base_$b + $du), params.scale); o_own_$b[$d] = zero8();
@@ -36,7 +36,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     for (var key = keys.begin; key < keys.end; key += KEYS) {
         let loaded = min(key + local.x % KEYS, params.seq - 1u);
         let at = kv_base + loaded * params.kv_stride;
-        let loaded_segment = segments[row0 + loaded];
+        let loaded_segment = segment_of(row0 + loaded);
         //#unroll t UNITS: let k_$t = load_k(at + $tu); let v_$t = load_v(at + $tu);
         //#unroll b SETS
             var s_$b: array<f32, KEYS>;
@@ -47,12 +47,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
             let k_$l_$t = broadcast_k_$l(k_$t);
             //#unroll b SETS: s_$b[$lu % KEYS] += dot8(q_own_$b[$lu / KEYS * UNITS + $tu], k_$l_$t);
         //#end
-        //#unroll c KEYS: let segment_of_$c = subgroupBroadcast(loaded_segment, $cu);
+        //#unroll c KEYS: let other_$c = subgroupBroadcast(loaded_segment, $cu);
         //#unroll b SETS
             var next_$b = highest_$b;
             //#unroll c KEYS
                 s_$b[$c] = score(s_$b[$c]).value;
-                let sees_$b_$c = key + $cu < params.seq && visible(query_$b, key + $cu, segment_$b, segment_of_$c);
+                let sees_$b_$c = key + $cu < params.seq && visible(query_$b, key + $cu, segment_$b, other_$c);
                 next_$b = max(next_$b, select(-2.0e38, s_$b[$c], sees_$b_$c));
             //#end
             let shrink_$b = exp(highest_$b - next_$b);

@@ -22,7 +22,11 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
+//#if SEGMENT_TEXELS
+//#input 4 segments: words texture
+//#else
 @group(0) @binding(4) var<storage, read> segments: array<u32>;
+//#endif
 
 struct Keys {
     begin: u32,
@@ -39,8 +43,16 @@ fn keys_of_block(row0: u32, first: u32) -> Keys {
 // Where the first sample begins that any of these queries, first to last of one row, sees; 0 where
 // one is padding and sees everything.
 fn sample_begin(row0: u32, first: u32, last: u32) -> u32 {
-    let segment = segments[row0 + first];
-    return select(0u, segment - 1u, segment != 0u && segments[row0 + last] != 0u);
+    let segment = segment_of(row0 + first);
+    return select(0u, segment - 1u, segment != 0u && segment_of(row0 + last) != 0u);
+}
+
+fn segment_of(row: u32) -> u32 {
+//#if SEGMENT_TEXELS
+    return load_segments(row / 4u)[row % 4u];
+//#else
+    return segments[row];
+//#endif
 }
 
 // Past the last query that sees any of the workgroup's keys, from first on.

@@ -1,5 +1,17 @@
 // What attention's backward kernels share. lse_delta: per query and head, by attention/delta.wgsl.
+//#if SEGMENT_TEXELS
+//#input 6 lse_delta: 2 float32 texture
+
+fn pair_of(i: u32) -> vec2<f32> {
+    return load_lse_delta(i);
+}
+//#else
 @group(0) @binding(6) var<storage, read> lse_delta: array<vec2<f32>>;
+
+fn pair_of(i: u32) -> vec2<f32> {
+    return lse_delta[i];
+}
+//#endif
 
 // p = exp(s - lse), and ds, the gradient of scale · q·k.
 struct Weight {

@@ -18,7 +18,6 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(3) var<storage, read_write> u: array<f32>;
 //#if DROPOUT
 @group(0) @binding(4) var<storage, read> batch_info: array<u32>;
 //#include common/dropout.wgsl

@@ -32,7 +32,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-//#input 2 u: 4 float32 buffer
+//#input 2 u: 4 float32
 //#if DROPOUT
 @group(0) @binding(4) var<storage, read> batch_info: array<u32>;
 //#include common/dropout.wgsl

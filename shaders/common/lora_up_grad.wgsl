@@ -23,5 +23,4 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(3) var<storage, read_write> du: array<f32>;
 //#include common/experts.wgsl

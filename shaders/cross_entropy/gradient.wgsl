@@ -26,7 +26,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> logits: array<vec4<f32>>;
+//#input 1 logits: 4 float32
 @group(0) @binding(2) var<storage, read> rows: array<u32>;
 @group(0) @binding(3) var<storage, read> targets: array<i32>;
 @group(0) @binding(4) var<storage, read> batch_info: array<u32>;
@@ -66,7 +66,7 @@ fn each(i: u32) {
 //#endif
 
 fn dlogit(base: u32, unit: u32, at: u32, top: f32, sum: f32) -> vec4<f32> {
-    let p = live4(unit, exp(logits[base + unit] - top) / sum);
+    let p = live4(unit, exp(load_logits(base + unit) - top) / sum);
     let hit = vec4<u32>(4u * unit) + vec4<u32>(0u, 1u, 2u, 3u) == vec4<u32>(at);
 //#if OBJECTIVE
     let share = params.smoothing / f32(params.vocab);
@@ -75,7 +75,7 @@ fn dlogit(base: u32, unit: u32, at: u32, top: f32, sum: f32) -> vec4<f32> {
     let d = p - select(vec4<f32>(0.0), vec4<f32>(1.0), hit);
 //#endif
 //#if SOFTCAP
-    let t = logits[base + unit] / params.softcap;
+    let t = load_logits(base + unit) / params.softcap;
     return d * (1.0 - t * t);
 //#else
     return d;

@@ -20,7 +20,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-@group(0) @binding(1) var<storage, read> logits: array<vec4<f32>>;
+//#input 1 logits: 4 float32
 @group(0) @binding(2) var<storage, read> rows: array<u32>;
 @group(0) @binding(3) var<storage, read> targets: array<i32>;
 @group(0) @binding(4) var<storage, read> batch_info: array<u32>;
@@ -49,7 +49,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let none = vec4<f32>(0.0);
     var largest = lowest;
     for (var i = thread; i < units; i += THREADS) {
-        largest = max(largest, select(lowest, logits[base + i], live(i, columns)));
+        largest = max(largest, select(lowest, load_logits(base + i), live(i, columns)));
     }
     let top = reduce_max(max(max(largest.x, largest.y), max(largest.z, largest.w)), thread);
     let target_token = u32(targets[rows[params.first + row]]);
@@ -57,7 +57,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     var sums = vec4<f32>(0.0);
     var earlier = lowest;
     for (var i = thread; i < units; i += THREADS) {
-        let unit = logits[base + i];
+        let unit = load_logits(base + i);
         sums += select(none, exp(unit - top), live(i, columns));
         earlier = max(earlier, select(lowest, unit, live(i, before)));
     }
@@ -66,7 +66,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
 //#if OBJECTIVE
     var all = vec4<f32>(0.0);
     for (var i = thread; i < units; i += THREADS) {
-        all += select(none, logits[base + i], live(i, columns));
+        all += select(none, load_logits(base + i), live(i, columns));
     }
     let total = reduce_sum(all.x + all.y + all.z + all.w, thread);
 //#else
@@ -79,7 +79,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let at = target_token - token0;
     var hit = 0.0;
     if (at < columns) {
-        hit = logits[base + at / 4u][at % 4u];
+        hit = load_logits(base + at / 4u)[at % 4u];
     }
     let signed = select(sum, -sum, before > 0u && first_top == top);
     partials[(params.first + row) * params.blocks + block] = vec4<f32>(top, signed, total, hit);

@@ -9,8 +9,14 @@
 //#include common/gemm_narrow.wgsl
 //#input 1 x: 8 texture
 //#input 2 w: 8 texture
-//#input 4 u?: 4 float32 buffer
+//#input 4 u?: 4 float32
 //#input 5 a?: 8 float32 texture
+// Not where some rows are left alone.
+//#if !ROW_COUNT
+//#if !tile_experts
+//#input 9 y_before?: 4 float32
+//#endif
+//#endif
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {

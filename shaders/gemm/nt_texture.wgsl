@@ -9,7 +9,7 @@
 //#include common/gemm_narrow.wgsl
 //#input 1 x: 8 texture
 //#input 2 w: 8 texture
-//#input 4 u?: 4 float32 buffer
+//#input 4 u?: 4 float32
 //#input 5 b?: 4 float32 texture
 
 @compute @workgroup_size(THREADS)

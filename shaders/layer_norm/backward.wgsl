@@ -19,6 +19,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read> stats: array<vec2<f32>>;
 //#output 5 dx: 8 sum
 //#output 6 dx_operand?: 8
+//#input 7 dx_before?: 8 float32
 
 @compute @workgroup_size(THREADS, ROWS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
@@ -43,14 +44,31 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         for (var i = thread; i < params.stride; i += THREADS) {
             let g = multiply8(load_dy(base + i), load_weight(i));
             let d = add_scaled8(minus(g, g_mean), -gx_mean, minus(load_x(base + i), mean));
-            store_dx(base + i, live8(i, scale8(d, r)));
-//#if dx_operand
-            store_dx_operand(base + i, eight(dx[base + i].lo, dx[base + i].hi));
-//#endif
+            store_both(base + i, live8(i, scale8(d, r)));
         }
     }
 }
 
 fn minus(v: Eight, s: f32) -> Eight {
     return Eight(v.even - s, v.odd - s);
+}
+
+fn store_both(at: u32, value: Eight) {
+//#if dx_operand
+//#if dx_before
+    store_dx_operand(at, add8(load_dx_before(at), value));
+    store_dx(at, value);
+//#else
+    var v = value;
+//#if ACCUMULATE
+    v = add8(eight(dx[at].lo, dx[at].hi), v);
+    dx[at] = Float8(low(v), high(v));
+//#else
+    store_dx(at, v);
+//#endif
+    store_dx_operand(at, v);
+//#endif
+//#else
+    store_dx(at, value);
+//#endif
 }

@@ -1,6 +1,7 @@
 // u = scale · mask(x)·aᵀ: common/lora_down.wgsl. A workgroup makes 4 rows by 8 ranks, its THREADS
 // invocations sharing the sum over k: for GPUs.
 //#include common/lora_down.wgsl
+@group(0) @binding(3) var<storage, read_write> u: array<f32>;
 //#include common/partial_sums.wgsl
 //#input 1 x: 8
 //#input 2 a: 8 float32

@@ -2,6 +2,7 @@
 // invocation holds four rows of x; the ranks of a (BLOCKS · SPAN of them) are loaded one by each
 // invocation of the subgroup and broadcast.
 //#include common/lora_down.wgsl
+//#output 3 u: 4 float32
 //#input 1 x: 8 texture
 //#input 2 a: 8 float32 texture
 
@@ -28,13 +29,16 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
         //#end
     }
     // acc_p_s: four rows of rank j0 + p · SPAN + s. Padding ranks become zero.
-    //#unroll p BLOCKS, s SPAN: store(m0, j0 + $pu * SPAN + $su, acc_$p_$s * params.scale);
+    var of_rank: array<vec4<f32>, 4u * FOURS>;
+    //#unroll p BLOCKS, s SPAN: of_rank[$pu * SPAN + $su] = acc_$p_$s * params.scale;
+    //#unroll q FOURS, i 4
+        store(m0 + $iu, j0 + 4u * $qu, vec4<f32>(of_rank[4u * $qu][$i], of_rank[4u * $qu + 1u][$i], of_rank[4u * $qu + 2u][$i], of_rank[4u * $qu + 3u][$i]));
+    //#end
 }
 
 fn store(m: u32, j: u32, value: vec4<f32>) {
-    if (j < params.u_stride) {
-        let v = select(vec4<f32>(0.0), value, j < params.r);
-        let at = m * params.u_stride + j;
-        //#unroll i 4: if (m + $iu < params.rows) { u[at + $iu * params.u_stride] = v[$i]; }
+    let ranks = vec4<u32>(j) + vec4<u32>(0u, 1u, 2u, 3u);
+    if (j < params.u_stride && m < params.rows) {
+        store_u((m * params.u_stride + j) / 4u, select(vec4<f32>(0.0), value, ranks < vec4<u32>(params.r)));
     }
 }

@@ -5,6 +5,7 @@
 // the gradients of the second and the third are dy1 and dy2, of n1 and n2 columns, and their rows of
 // b begin at begin1 and begin2.
 //#include common/lora_up_grad.wgsl
+@group(0) @binding(3) var<storage, read_write> du: array<f32>;
 //#include common/partial_sums.wgsl
 //#input 1 dy: 2
 //#input 5 dy1?: 2

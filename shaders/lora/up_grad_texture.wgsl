@@ -2,6 +2,7 @@
 // invocation holds two rows of dy; eight ranks of eight rows of b are loaded by the subgroup and
 // broadcast.
 //#include common/lora_up_grad.wgsl
+//#output 3 du: 4 float32
 //#input 1 dy: 8 texture
 //#input 2 b: 8 float32 texture
 
@@ -41,9 +42,9 @@ fn pick(v: Eight, t: u32) -> f32 {
 }
 
 fn store(m: u32, j: u32, v: Eight) {
-    let at = m * params.du_stride + j;
-    //#unroll t 4
-        du[at + 2u * $tu] = select(0.0, params.scale * v.even[$tu], j + 2u * $tu < params.r);
-        du[at + 2u * $tu + 1u] = select(0.0, params.scale * v.odd[$tu], j + 2u * $tu + 1u < params.r);
-    //#end
+    let at = (m * params.du_stride + j) / 4u;
+    let ranks = vec4<u32>(j) + vec4<u32>(0u, 1u, 2u, 3u);
+    let end = vec4<u32>(params.r);
+    store_du(at, select(vec4<f32>(0.0), params.scale * low(v), ranks < end));
+    store_du(at + 1u, select(vec4<f32>(0.0), params.scale * high(v), ranks + vec4<u32>(4u) < end));
 }

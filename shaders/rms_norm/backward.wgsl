@@ -23,6 +23,7 @@ struct Params {
 //#output 5 dx: 8 sum
 //#output 6 dx_operand?: 8
 //#input 7 parts?: 8 float32
+//#input 8 dx_before?: 8 float32
 
 @compute @workgroup_size(THREADS, ROWS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
@@ -52,18 +53,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     }
 }
 
-fn store_both(at: u32, value: Eight) {
-//#if dx_operand
-    var v = value;
-//#if ACCUMULATE
-    v = add8(eight(dx[at].lo, dx[at].hi), v);
-//#endif
-    dx[at] = Float8(low(v), high(v));
-    store_dx_operand(at, v);
-//#else
-    store_dx(at, value);
-//#endif
-}
 //#else
     let wanted = group.x * ROWS + local.y;
     // Every invocation reaches the barriers; one past the end repeats the last row, unstored.
@@ -79,14 +68,31 @@ fn store_both(at: u32, value: Eight) {
     if (wanted < params.rows) {
         for (var i = thread; i < params.stride; i += THREADS) {
             let g = multiply8(unit_of_dy(base + i), load_weight(i));
-            store_dx(base + i, scale8(add_scaled8(g, -(r * mean), load_x(base + i)), r));
-//#if dx_operand
-            store_dx_operand(base + i, eight(dx[base + i].lo, dx[base + i].hi));
-//#endif
+            store_both(base + i, scale8(add_scaled8(g, -(r * mean), load_x(base + i)), r));
         }
     }
 }
 //#endif
+
+fn store_both(at: u32, value: Eight) {
+//#if dx_operand
+//#if dx_before
+    store_dx_operand(at, add8(load_dx_before(at), value));
+    store_dx(at, value);
+//#else
+    var v = value;
+//#if ACCUMULATE
+    v = add8(eight(dx[at].lo, dx[at].hi), v);
+    dx[at] = Float8(low(v), high(v));
+//#else
+    store_dx(at, v);
+//#endif
+    store_dx_operand(at, v);
+//#endif
+//#else
+    store_dx(at, value);
+//#endif
+}
 
 //#if parts
 fn unit_of_dy(at: u32) -> Eight {

@@ -113,7 +113,12 @@ class Blocks(ABC):
                 "scale": problem.scale,
                 "softcap": problem.softcap or 1.0,
             },
-            {"BLOCK": cut.block, "SOFTCAP": problem.softcap is not None, **cut.constants},
+            {
+                "BLOCK": cut.block,
+                "SOFTCAP": problem.softcap is not None,
+                "SEGMENT_TEXELS": False,
+                **cut.constants,
+            },
             flops=problem.flops(_PRODUCTS[name]),
             label=f"attention/{name}",
             turns=cut.turns(name, problem),
@@ -151,6 +156,7 @@ class SubgroupTexture(Blocks):
         pieces = next(n for n in range(threads // keys, 0, -1) if head % n == 0)
         cut: dict[str, Constant] = {"THREADS": threads, "HEAD": head, "KEYS": keys}
         cut |= {"UNITS": head // pieces, "HOLDERS": pieces * keys}
+        cut["SEGMENT_TEXELS"] = profile.in_textures
         return Cut(sets * threads, cut if name == "dkdv" else {**cut, "SETS": sets})
 
 
