@@ -105,9 +105,7 @@ def wants_textures(subgroup_size: int) -> bool:
     """
     cpu = _cpu()
     family = max(map(int, _FAMILY.findall(cpu)), default=0)
-    return (
-        "AuthenticAMD" in cpu and subgroup_size == _LANES_OF_256_BITS and 0 < family < _ZEN_5
-    )
+    return "AuthenticAMD" in cpu and subgroup_size == _LANES_OF_256_BITS and 0 < family < _ZEN_5
 
 
 def _processors() -> int:

@@ -1,7 +1,8 @@
 """Which intermediates lie in textures, and the copies where a kernel insists on the other memory.
 
 Ops never speak of memory. Kernels say what they insist on (``gpu/operands.py``); a tensor lies in a
-texture where some reader insists on one and everything that writes it can write one.
+texture where some reader insists on one and everything that writes it can write one. Where a profile
+wants all ``in_textures``, that is what all readers can read and all writers write.
 """
 
 from __future__ import annotations
@@ -21,23 +22,20 @@ def lay_out(
     launches: list[Launch],
     profile: Profile,
     outputs: Container[Tensor] = (),
-    *,
-    in_textures: bool = False,
 ) -> list[Launch]:
     """Gives every tensor its memory and every launch its variant; inserts the copies.
 
     Args:
         launches: In the order they run.
-        profile: How the copies are cut.
+        profile: How the copies are cut, and whether all lies in textures that may.
         outputs: Intermediates that are read after the run.
-        in_textures: Whether every tensor lies in a texture that may.
 
     Raises:
         GraphError: If a kernel insists on writing memory that its tensor does not lie in.
     """
-    if in_textures:
+    if profile.in_textures:
         launches = _sums_apart(launches, outputs)
-    _choose_memory(launches, in_textures=in_textures)
+    _choose_memory(launches, in_textures=profile.in_textures)
     copies = _Copies(profile)
     for launch in launches:
         copies.place(launch)
@@ -75,9 +73,8 @@ def _sums_apart(launches: list[Launch], outputs: Container[Tensor]) -> list[Laun
         for name, tensor in launch.tensors.items():
             before = f"{name}_before"
             adds = launch.constants.get("ACCUMULATE") is True and launch.shader.bindings[name].sums
-            if adds and tensor.storage is None and before in launch.shader.bindings:
-                if tensor in outputs:
-                    continue
+            own = tensor.storage is None and tensor not in outputs
+            if adds and own and before in launch.shader.bindings:
                 tensors[before] = tensors[name]
                 now[tensor] = tensors[name] = copy(tensor)
         apart.append(replace(launch, tensors=tensors) if tensors != launch.tensors else launch)

@@ -103,7 +103,6 @@ def make_plan(
     graph: Graph,
     outputs: tuple[Tensor, ...] = (),
     *,
-    in_textures: bool = False,
     apart: bool = False,
 ) -> Plan:
     """Plans a traced graph.
@@ -111,7 +110,6 @@ def make_plan(
     Args:
         graph: What was traced; nothing more is.
         outputs: Intermediates that are read after the run, and therefore keep their slots.
-        in_textures: Whether all intermediates that may lie in textures do, for checks.
         apart: Whether it may run while another program pauses.
 
     Returns:
@@ -119,8 +117,7 @@ def make_plan(
     """
     graph.end()
     needed = _needed(graph, outputs)
-    in_textures = in_textures or graph.profile.in_textures
-    launches = lay_out(needed, graph.profile, outputs, in_textures=in_textures)
+    launches = lay_out(needed, graph.profile, outputs)
     slots, textures, slot_of = _assign_slots(_lifetimes(launches, outputs))
     storages = dict.fromkeys(
         t.storage.whole

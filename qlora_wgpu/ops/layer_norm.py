@@ -51,7 +51,7 @@ def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
             row_workgroups(g, x.rows),
             {"dy": dy, "x": x, "weight": weight, "stats": stats, "dx": dx},
             {**shape, "stride": x.units(8)},
-            row_constants(g),
+            {"ACCUMULATE": False, **row_constants(g)},
         )
         g.add_gradient(x, dx)
 

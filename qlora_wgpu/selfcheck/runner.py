@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -59,11 +61,12 @@ class Runner:
         """
         self.device = device
         self.dtype = dtype
+        self._in_textures = in_textures and profile.textures
+        profile = replace(profile, in_textures=self._in_textures)
         self.graph = Graph(dtype, profile, device.max_binding, _counts(profile))
         self.worst = 0.0
         self.excess = 0.0
         self.launches: list[Launch] = []
-        self._in_textures = in_textures and profile.textures
 
     @property
     def shaders(self) -> set[str]:
@@ -144,7 +147,7 @@ class Runner:
         if self._in_textures:
             self._move_inputs()
         intermediates = tuple(t for t in outputs if t.storage is None)
-        plan = make_plan(self.graph, intermediates, in_textures=self._in_textures)
+        plan = make_plan(self.graph, intermediates)
         self.launches += plan.launches
         return plan
 

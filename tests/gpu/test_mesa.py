@@ -2,7 +2,7 @@
 
 import pytest
 
-from qlora_wgpu.gpu.mesa import add_software_threads, rows_of_products
+from qlora_wgpu.gpu.mesa import add_software_threads, rows_of_products, wants_textures
 
 
 @pytest.mark.parametrize(("processors", "threads"), [(1, "2"), (2, "4"), (8, "16"), (64, "16")])
@@ -42,9 +42,29 @@ def test_products_hold_fewer_rows_where_instructions_are_waited_for(
     assert rows_of_products(lanes) == rows
 
 
+@pytest.mark.parametrize(
+    ("vendor", "family", "lanes", "wanted"),
+    [
+        ("AuthenticAMD", 25, 8, True),
+        ("AuthenticAMD", 23, 8, True),
+        ("AuthenticAMD", 25, 16, False),
+        ("AuthenticAMD", 25, 4, False),
+        ("AuthenticAMD", 26, 8, False),
+        ("GenuineIntel", 6, 8, False),
+    ],
+)
+def test_all_lies_in_textures_where_words_of_buffers_are_waited_for(
+    monkeypatch, vendor, family, lanes, wanted
+):
+    told = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 2\n\n" * 2
+    monkeypatch.setattr("qlora_wgpu.gpu.mesa.file_bytes", lambda *_: told.encode())
+    assert wants_textures(lanes) == wanted
+
+
 def test_products_of_an_unknown_processor_hold_as_many_rows_as_most(monkeypatch):
     def missing(*_):
         raise FileNotFoundError
 
     monkeypatch.setattr("qlora_wgpu.gpu.mesa.file_bytes", missing)
     assert rows_of_products(16) == 32
+    assert not wants_textures(8)

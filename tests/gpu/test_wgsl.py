@@ -143,9 +143,13 @@ def test_an_input_is_declared_as_what_is_bound(write, width, dtype):
 def test_outputs_say_what_memory_they_can_write(write):
     text = "//#output 2 a: 8\n//#output 3 b: 4\n//#output 4 c: 8 sum\n//#output 5 d: words\n"
     write("a.wgsl", PARAMS + text + HEAD + MAIN)
-    bindings = load().bindings
+    bound = {"b": ("bfloat16",), "c": ("float32",)}
+    bindings = load(bound, ACCUMULATE=True).bindings
     memories = {n: b.memory for n, b in bindings.items() if n != "x"}
     assert memories == {"a": "any", "b": "buffer", "c": "buffer", "d": "any"}
+    # Four float32 are a texel, and what is added to nothing is as any output.
+    bindings_of_sums = load({**bound, "b": ("float32",)}, ACCUMULATE=False).bindings
+    assert {bindings_of_sums[n].memory for n in "bc"} == {"any"}
     assert bindings["c"].sums and bindings["d"].dtypes >= {"uint32", "bfloat16"}
 
 
@@ -160,6 +164,16 @@ def test_sums_add(write):
     write("a.wgsl", "//#output 2 y: 4 sum\n" + HEAD + MAIN)
     assert "y[i] = v" in load({"y": ("float32",)}, ACCUMULATE=False).code
     assert "y[i] += v" in load({"y": ("float32",)}, ACCUMULATE=True).code
+
+
+def test_sums_of_textures_add_to_another_input(write):
+    operands = "//#input 3 y_before?: 4 float32\n//#output 2 y: 4 sum\n"
+    write("a.wgsl", PARAMS + operands + HEAD + MAIN)
+    bound = {"y": ("float32", True), "y_before": ("float32", True)}
+    shader = load(bound, ACCUMULATE=True)
+    assert shader.bindings["y"].memory == "any"
+    assert "let v = load_y_before(i) + added; textureStore(y, texel_at(i), " in shader.code
+    assert "load_y_before(i) +" not in load(bound, ACCUMULATE=False).code
 
 
 def test_every_broadcast_is_of_one_invocation(write):

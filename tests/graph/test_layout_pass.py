@@ -10,7 +10,7 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.tensor import Storage, matrix, row
 from qlora_wgpu.kernels.elementwise import sum_parts
-from qlora_wgpu.kernels.lora_grad import FACTOR_GRAD, FactorGrad
+from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.linear import linear
@@ -120,29 +120,71 @@ def test_writing_memory_that_a_tensor_does_not_lie_in_is_an_error():
     graph = Graph("float32", CPU_PROFILE)
     y = stored("y", 8, 16, "float32", texture=True)
     x = stored("x", 16, 16, "float32")
-    sum_parts(graph, x, y, 2)
+    sum_parts(graph, x, y, 2, accumulate=True)
     with pytest.raises(GraphError, match="is no buffer"):
         make_plan(graph)
 
 
+def squared(graph, g):
+    """A launch whose g must lie in a buffer."""
+    graph.launch(
+        "adamw/norm_partial.wgsl",
+        (1, 1, 1),
+        {"g": g, "squares": stored("squares", 1, 8, "float32")},
+        {"units": 2, "begin": 0},
+        {"SUMS": 1, "ROWS": 1, "THREADS": 8, "SUBGROUP": True, "ONE_THREAD": False},
+    )
+
+
 def test_a_kernel_that_insists_on_a_buffer_gets_a_copy_there():
     graph = Graph("float32", TEXTURES)
-    x, u = stored("x", 8, 16, "float32", texture=True), stored("u", 8, 8, "float32", texture=True)
-    gradient = stored("g", 16, 8, "float32")
+    g = stored("g", 1, 8, "float32", texture=True)
     for _ in range(2):
-        FACTOR_GRAD.launch(graph, FactorGrad(x, u, gradient))
+        squared(graph, g)
     plan = make_plan(graph)
-    assert [la.tensors["x"].name for la in copies(plan)] == ["u"]
-    products = [la for la in plan.launches if la.kernel == "lora"]
-    assert all(not la.tensors["u"].texture and la.tensors["x"] is x for la in products)
+    assert [la.tensors["x"].name for la in copies(plan)] == ["g"]
+    launches = [la for la in plan.launches if la.kernel == "adamw"]
+    assert len(launches) == 2 and all(not la.tensors["g"].texture for la in launches)
 
 
 def test_windows_are_copied_anew_after_their_storage_was_written():
     graph = Graph("float32", TEXTURES)
-    whole = Storage("u", "test", 2 * 8 * 8 * 4, texture=True)
-    first, second = (matrix(n, 8, 8, "float32", whole, o) for n, o in (("a", 0), ("b", 8 * 8 * 4)))
-    x, gradient = stored("x", 8, 16, "float32", texture=True), stored("g", 16, 8, "float32")
-    FACTOR_GRAD.launch(graph, FactorGrad(x, second, gradient))
-    graph.launch("tensor/fill.wgsl", 16, {"y": first}, {"units": 16})
-    FACTOR_GRAD.launch(graph, FactorGrad(x, second, gradient))
+    whole = Storage("g", "test", 2 * 8 * 4, texture=True)
+    first, second = (matrix(n, 1, 8, "float32", whole, o) for n, o in (("a", 0), ("b", 8 * 4)))
+    squared(graph, second)
+    graph.launch("tensor/fill.wgsl", 2, {"y": first}, {"units": 2})
+    squared(graph, second)
     assert [la.tensors["x"].name for la in copies(make_plan(graph))] == ["b", "b"]
+
+
+def test_all_that_may_lies_in_textures_where_a_profile_wants_it():
+    plan, y = mlp(replace(TEXTURES, in_textures=True), texture=True)
+    assert not copies(plan) and all(plan.textures) and y.texture
+    outputs = [la.tensors["y"] for la in plan.launches]
+    assert len(outputs) == 4 and all(tensor.texture for tensor in outputs)
+
+
+def sum_of_two(profile, *, kept=False):
+    """Two products added up, and what is made of their sum."""
+    graph = Graph("float32", profile)
+    x, w = (stored(name, 16, 16, "float32", texture=True) for name in "xw")
+    total, result = graph.float32("sum", 16, 16), stored("y", 16, 16, "float32", texture=True)
+    for accumulate in (False, True):
+        GEMM.launch(graph, Gemm(x, w, total, False, accumulate=accumulate))
+    GEMM.launch(graph, Gemm(total, w, result, False))
+    return make_plan(graph, (total,) if kept else ()), total
+
+
+def test_a_sum_in_textures_is_written_to_another_one():
+    first, second, last = sum_of_two(replace(TEXTURES, in_textures=True))[0].launches
+    before, after = first.tensors["y"], second.tensors["y"]
+    assert second.tensors["y_before"] is before and before is not after
+    assert last.tensors["x"] is after and before.texture and after.texture
+
+
+@pytest.mark.parametrize(("in_textures", "kept"), [(False, False), (True, True)])
+def test_a_sum_in_place_lies_in_a_buffer(in_textures, kept):
+    plan, total = sum_of_two(replace(TEXTURES, in_textures=in_textures), kept=kept)
+    first, second = plan.launches[:2]
+    assert first.tensors["y"] is second.tensors["y"] is total and not total.texture
+    assert "y_before" not in second.tensors and len(copies(plan)) == 1

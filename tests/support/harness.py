@@ -36,10 +36,11 @@ class Bench(Runner):
     def __init__(self, device: Device, dtype: str, profile: Profile) -> None:
         if profile.subgroup_size:  # as wide as this driver's subgroups
             own = cpu_profile(device.profile.subgroup_size)
-            names = ("logits_bytes", "head_block", "texture_nt_rows", "texture_nn_rows")
+            names = ("logits_bytes", "head_block", "texture_nt_rows", "texture_nn_rows",
+                     "in_textures")  # fmt: skip
             profile = replace(own, **{name: getattr(profile, name) for name in names})
         self.profile = profile
-        super().__init__(device, profile, dtype)
+        super().__init__(device, profile, dtype, in_textures=profile.in_textures)
 
     def given(self, array: np.ndarray, dtype: str = "float32", *, grad: bool = False) -> Tensor:
         """A tensor that holds an array: 2-D padded as matrices are, 1-D padded to a row."""
