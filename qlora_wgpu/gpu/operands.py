@@ -19,8 +19,8 @@ Words after the width narrow that down:
     ``?`` after the name    need not be bound; loads give zeros then
     ``texture``, ``buffer`` the kernel insists on this kind of memory
     ``float32``             the only type
-    ``sum``                 (outputs) with ACCUMULATE, stores add to what is there, which is float32;
-                            or, where an input ``y_before`` is bound, to what that holds
+    ``sum``                 (outputs) with ACCUMULATE, stores add to what is there, float32,
+                            or to what an input ``y_before`` holds, where it is bound
     ``table``               some rows are picked from it, so tools do not count all its bytes
 """
 

@@ -1,8 +1,8 @@
 """Which intermediates lie in textures, and the copies where a kernel insists on the other memory.
 
 Ops never speak of memory. Kernels say what they insist on (``gpu/operands.py``); a tensor lies in a
-texture where some reader insists on one and everything that writes it can write one. Where a profile
-wants all ``in_textures``, that is what all readers can read and all writers write.
+texture where some reader insists on one and everything that writes it can write one. With a
+profile's ``in_textures`` that is every tensor that all its readers and writers can.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.gpu.matrix import Limits
-from qlora_wgpu.gpu.profile import GPU_PROFILE, gpu_profile
+from qlora_wgpu.gpu.profile import GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import attention
@@ -45,6 +45,16 @@ def check(
     for name, actual, exact in zip(("o", "dq", "dk", "dv"), got, expected, strict=True):
         why = f"{name}: sums over keys and heads of terms of order 1, exp to 1e-6"
         assert_close(actual, exact, bound, why, terms=1.0 if name in ("dq", "dk") else 0.0)
+
+
+IN_TEXTURES = replace(cpu_profile(16), in_textures=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [8, 64, 96])
+def test_segments_and_sums_of_weights_in_textures(device, dtype, head_dim):
+    check(device, IN_TEXTURES, dtype, 4, 2, head_dim, PADDED)
+    check(device, IN_TEXTURES, dtype, 4, 2, head_dim, np.ones((1, 19), int), window=7)
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
