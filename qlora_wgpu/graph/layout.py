@@ -7,7 +7,7 @@ profile's ``in_textures`` that is every tensor that all its readers and writers 
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections import Counter
 from copy import copy
 from dataclasses import replace
 
@@ -18,23 +18,18 @@ from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, vector
 
 
-def lay_out(
-    launches: list[Launch],
-    profile: Profile,
-    outputs: Container[Tensor] = (),
-) -> list[Launch]:
+def lay_out(launches: list[Launch], profile: Profile) -> list[Launch]:
     """Gives every tensor its memory and every launch its variant; inserts the copies.
 
     Args:
         launches: In the order they run.
         profile: How the copies are cut, and whether all lies in textures that may.
-        outputs: Intermediates that are read after the run.
 
     Raises:
         GraphError: If a kernel insists on writing memory that its tensor does not lie in.
     """
     if profile.in_textures:
-        launches = _sums_apart(launches, outputs)
+        launches = _sums_apart(launches)
     _choose_memory(launches, in_textures=profile.in_textures)
     copies = _Copies(profile)
     for launch in launches:
@@ -61,24 +56,34 @@ def _choose_memory(launches: list[Launch], *, in_textures: bool) -> None:
         tensor.texture = tensor in in_texture and tensor not in in_buffer
 
 
-def _sums_apart(launches: list[Launch], outputs: Container[Tensor]) -> list[Launch]:
+def _sums_apart(launches: list[Launch]) -> list[Launch]:
     """Lets launches that add to an intermediate write the sum to another one, where they can.
 
-    A texture cannot be both read and written.
+    A texture cannot be both read and written. The last sum is the tensor that was added to.
     """
-    now: dict[Tensor, Tensor] = {}
+    left = Counter(tensor for launch in launches for tensor in _added_to(launch).values())
+    now = {tensor: copy(tensor) for tensor in left}
     apart = []
     for launch in launches:
         tensors = {name: now.get(tensor, tensor) for name, tensor in launch.tensors.items()}
-        for name, tensor in launch.tensors.items():
-            before = f"{name}_before"
-            adds = launch.constants.get("ACCUMULATE") is True and launch.shader.bindings[name].sums
-            own = tensor.storage is None and tensor not in outputs
-            if adds and own and before in launch.shader.bindings:
-                tensors[before] = tensors[name]
-                now[tensor] = tensors[name] = copy(tensor)
+        for name, tensor in _added_to(launch).items():
+            tensors[f"{name}_before"] = now[tensor]
+            left[tensor] -= 1
+            now[tensor] = tensors[name] = copy(tensor) if left[tensor] else tensor
         apart.append(replace(launch, tensors=tensors) if tensors != launch.tensors else launch)
     return apart
+
+
+def _added_to(launch: Launch) -> dict[str, Tensor]:
+    """The intermediates that a launch adds to and could take from another tensor, by names."""
+    if launch.constants.get("ACCUMULATE") is not True:
+        return {}
+    bindings = launch.shader.bindings
+    return {
+        name: tensor
+        for name, tensor in launch.tensors.items()
+        if tensor.storage is None and bindings[name].sums and f"{name}_before" in bindings
+    }
 
 
 class _Copies:

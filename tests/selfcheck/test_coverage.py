@@ -20,6 +20,7 @@ PROFILES = {
     "4 lanes": cpu_profile(4),
     "8 lanes": cpu_profile(8),
     "8 lanes, 8 rows": cpu_profile(8, 8),
+    "8 lanes, in textures": cpu_profile(8, 8, in_textures=True),
     "16 lanes": cpu_profile(16),
     "16 lanes, 16 rows": cpu_profile(16, 16),
     "buffers": CPU_PROFILE,
