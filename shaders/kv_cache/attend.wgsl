@@ -28,7 +28,7 @@ struct Params {
 
 @group(0) @binding(0) var<uniform> params: Params;
 //#if HEAD_UNIT4
-//#input 1 q: 4
+//#input 1 q: 4 buffer
 //#input 2 keys: 4
 //#input 3 values: 4
 //#output 4 o: 4

@@ -10,7 +10,7 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-//#input 1 x: 4
+//#input 1 x: 4 buffer
 @group(0) @binding(2) var<storage, read> rows: array<u32>;
 @group(0) @binding(3) var<storage, read> batch_info: array<u32>;
 //#output 4 y: 4 table
