@@ -15,9 +15,9 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
-//#input 1 q: 4
-//#input 2 k: 4
-//#input 3 v: 4
+//#input 1 q: 4 buffer
+//#input 2 k: 4 buffer
+//#input 3 v: 4 buffer
 @group(0) @binding(4) var<storage, read> decay: array<f32>;
 @group(0) @binding(5) var<storage, read> beta: array<f32>;
 @group(0) @binding(6) var<storage, read_write> state: array<vec4<f32>>;

@@ -16,7 +16,7 @@ struct Params {
 @group(0) @binding(0) var<uniform> params: Params;
 @group(0) @binding(1) var<storage, read> positions: array<u32>;
 @group(0) @binding(7) var<storage, read> places: array<u32>;
-//#input 2 x?: 8
+//#input 2 x?: 8 buffer
 //#input 3 weight: 1 float32
 //#input 4 bias?: 8 float32
 //#input 5 state: 8 float32
