@@ -64,7 +64,7 @@ fn store_both(at: u32, value: Eight) {
     v = add8(eight(dx[at].lo, dx[at].hi), v);
     dx[at] = Float8(low(v), high(v));
 //#else
-    store_dx(at, v);
+    store_dx(at, value);
 //#endif
     store_dx_operand(at, v);
 //#endif
