@@ -14,7 +14,7 @@
 // Not where some rows are left alone.
 //#if !ROW_COUNT
 //#if !tile_experts
-//#input 9 y_before?: 4 float32
+//#input 9 y_before?: 4 float32 texture
 //#endif
 //#endif
 

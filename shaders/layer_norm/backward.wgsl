@@ -19,7 +19,7 @@ struct Params {
 @group(0) @binding(4) var<storage, read> stats: array<vec2<f32>>;
 //#output 5 dx: 8 sum
 //#output 6 dx_operand?: 8
-//#input 7 dx_before?: 8 float32
+//#input 7 dx_before?: 8 float32 texture
 
 @compute @workgroup_size(THREADS, ROWS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {

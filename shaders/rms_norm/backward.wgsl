@@ -23,7 +23,7 @@ struct Params {
 //#output 5 dx: 8 sum
 //#output 6 dx_operand?: 8
 //#input 7 parts?: 8 float32
-//#input 8 dx_before?: 8 float32
+//#input 8 dx_before?: 8 float32 texture
 
 @compute @workgroup_size(THREADS, ROWS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
