@@ -44,6 +44,15 @@ def prepared(code: str) -> str:
     # Arrays of arrays that begin with zeros.
     code = re.sub(r"^(\w+ \w+(?:\[\d+\]){2,}) = \w+\[\]\[\]\((?:vec4|0\.0|[\[\](), ])*\);",
                   r"\1 = {};", code, flags=re.MULTILINE)  # fmt: skip
+    # Loads and stores that are atomic alone are plain instructions; Slang drops them.
+    code = re.sub(r"\batomicAdd\(([^(),]+), 0u\)", r"\1", code)
+    code = re.sub(r"\batomicExchange\(([^(),]+), (.+)\);", r"\1 = \2;", code)
+    # They begin as zero, which neither GLSL nor CUDA sees to.
+    begins = re.findall(r"^shared uint (\w+)(?:\[(\d+)\])?;", code, flags=re.MULTILINE)
+    zeros = [f"{n}[{i}u]" for n, count in begins for i in range(int(count or 0))]
+    zeros += [n for n, count in begins if not count]
+    stores = "".join(f"    {zero} = 0u;\n" for zero in zeros)
+    code = code.replace("void main()\n{\n", f"void main()\n{{\n{stores}")
     code = code.replace("subgroupBarrier();", "AllMemoryBarrier();")
     code = code.replace("memoryBarrierShared();", "")
     return re.sub(r"(?<!\w)barrier\(\);", "GroupMemoryBarrierWithGroupSync();", code)

@@ -21,14 +21,46 @@ var<private> kv_at: u32;
 var<private> out_at: u32;
 var<private> own_first: u32;
 
-//#unroll i OCTETS: var<private> segment_$i: u32;
-
-fn own_0(row: u32, unit: u32) -> Eight {
-    return load_k(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
+//#if HALF
+fn kept_q(i: u32) -> Kept {
+    return halves_q(raw_q(i));
 }
 
-fn own_1(row: u32, unit: u32) -> Eight {
-    return load_v(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
+fn kept_k(i: u32) -> Kept {
+    return halves_k(raw_k(i));
+}
+
+fn kept_v(i: u32) -> Kept {
+    return halves_v(raw_v(i));
+}
+
+fn kept_dout(i: u32) -> Kept {
+    return halves_dout(raw_dout(i));
+}
+//#else
+fn kept_q(i: u32) -> Kept {
+    return load_q(i);
+}
+
+fn kept_k(i: u32) -> Kept {
+    return load_k(i);
+}
+
+fn kept_v(i: u32) -> Kept {
+    return load_v(i);
+}
+
+fn kept_dout(i: u32) -> Kept {
+    return load_dout(i);
+}
+//#endif
+
+fn own_0(row: u32, unit: u32) -> Kept {
+    return kept_k(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
+}
+
+fn own_1(row: u32, unit: u32) -> Kept {
+    return kept_v(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
 }
 
 // A round is a head of q.
@@ -37,29 +69,22 @@ fn query_at(turn: Turn, row: u32) -> u32 {
     return (turn.row0 + min(row, params.seq - 1u)) * params.q_stride + head * UNITS;
 }
 
-fn other_raw_0(turn: Turn, row: u32, unit: u32) -> Raw_q {
-    return raw_q(query_at(turn, row) + unit);
+fn other_0(turn: Turn, row: u32, unit: u32) -> Kept {
+    return kept_q(query_at(turn, row) + unit);
 }
 
-fn other_raw_1(turn: Turn, row: u32, unit: u32) -> Raw_dout {
-    return raw_dout(query_at(turn, row) + unit);
+fn other_1(turn: Turn, row: u32, unit: u32) -> Kept {
+    return kept_dout(query_at(turn, row) + unit);
 }
 
-fn other_0(turn: Turn, row: u32, raw: Raw_q) -> Eight {
-    return unpack_q(raw);
+// Log-sum-exps, then deltas.
+fn told_of(i: u32, turn: Turn) -> vec4<f32> {
+    let pairs = pairs_of(turn.row0, turn.other + i % INFO_FOURS * 4u, min(turn.round, params.heads - 1u));
+    return select(pairs.delta, pairs.lse, i / INFO_FOURS == 0u);
 }
 
-fn other_1(turn: Turn, row: u32, raw: Raw_dout) -> Eight {
-    return scale8(unpack_dout(raw), x_scale);
-}
-
-// Segments, log-sum-exps and deltas.
-fn info_of(i: u32, turn: Turn) -> vec4<u32> {
-    let query = turn.other + i % INFO_FOURS * 4u;
-    let query_segments = segments_of(turn.row0, query);
-    let pairs = pairs_of(turn.row0, query, min(turn.round, params.heads - 1u));
-    let pair = select(pairs.delta * x_scale, pairs.lse, i / INFO_FOURS == 1u);
-    return select(bitcast<vec4<u32>>(pair), query_segments, i / INFO_FOURS == 0u);
+fn ready_of(i: u32, told: vec4<f32>) -> vec4<f32> {
+    return select(taken_of(told), power_of(told), vec4<bool>(i / INFO_FOURS == 0u));
 }
 
 fn after(turn: Turn) -> Turn {
@@ -75,33 +100,37 @@ fn after(turn: Turn) -> Turn {
     return next;
 }
 
-fn weigh(index: u32, turn: Turn, info_at: u32) {
+fn is_near(turn: Turn) -> bool {
     let last = min(own_first + BLOCK, params.seq) - 1u;
     let far = turn.other + OTHERS - 1u;
-    let near = turn.other >= last && far < params.seq && far - own_first < params.window;
+    return turn.other >= last && far < params.seq && far - own_first < params.window;
+}
+
+fn weigh(index: u32, turn: Turn, info_at: u32, is_whole: bool) {
     //#unroll i OCTETS
     {
         let row = (index + $iu * THREADS) / SCORE_UNITS;
         let unit = (index + $iu * THREADS) % SCORE_UNITS;
         if (OCTETS * THREADS == BLOCK * SCORE_UNITS || row < BLOCK) {
             let at = SCORES_AT + row * SCORE_STRIDE + 2u * unit;
-            let lower_segments = memory[info_at + 2u * unit];
-            let upper_segments = memory[info_at + 2u * unit + 1u];
-            let own = vec4<u32>(segment_$i);
-            var lower_seen = vec4<bool>(true);
-            var upper_seen = vec4<bool>(true);
-            if (!near || segment_$i == 0u || any(lower_segments != own) || any(upper_segments != own)) {
-                let query = turn.other + 8u * unit;
-                let key = vec4<u32>(own_first + row);
-                lower_seen = sees(four_from(query), key, lower_segments, own);
-                upper_seen = sees(four_from(query + 4u), key, upper_segments, own);
-            }
-            let lse_at = info_at + INFO_FOURS + 2u * unit;
+            let lse_at = info_at + 2u * unit;
             let delta_at = lse_at + INFO_FOURS;
-            let lower = weights_of(floats(at), floats(SCORES + at), floats(lse_at), floats(delta_at), lower_seen);
-            let upper = weights_of(floats(at + 1u), floats(SCORES + at + 1u), floats(lse_at + 1u), floats(delta_at + 1u), upper_seen);
-            put_weights(at, unit, lower.ds * ds_scale, upper.ds * ds_scale);
-            put_weights(SCORES + at, unit, lower.p * WEIGHT_SCALE, upper.p * WEIGHT_SCALE);
+            if (is_whole) {
+                let lower = whole_weights(floats(at), floats(SCORES + at), floats(lse_at), floats(delta_at));
+                let upper = whole_weights(floats(at + 1u), floats(SCORES + at + 1u), floats(lse_at + 1u), floats(delta_at + 1u));
+                put_weights(at, unit, near8(eight(lower.ds, upper.ds)));
+                put_weights(SCORES + at, unit, near8(eight(lower.p, upper.p)));
+            } else {
+                let query = turn.other + 8u * unit;
+                let key = own_first + row;
+                let own = vec4<u32>(segments[turn.row0 + min(key, params.seq - 1u)]);
+                let lower_seen = sees(four_from(query), vec4<u32>(key), segments_of(turn.row0, query), own);
+                let upper_seen = sees(four_from(query + 4u), vec4<u32>(key), segments_of(turn.row0, query + 4u), own);
+                let lower = seen_weights(floats(at), floats(SCORES + at), floats(lse_at), floats(delta_at), lower_seen);
+                let upper = seen_weights(floats(at + 1u), floats(SCORES + at + 1u), floats(lse_at + 1u), floats(delta_at + 1u), upper_seen);
+                put_weights(at, unit, kept8(eight(lower.ds, upper.ds)));
+                put_weights(SCORES + at, unit, kept8(eight(lower.p, upper.p)));
+            }
         }
     }
     //#end
@@ -133,8 +162,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // Earlier queries do not see these keys.
     let end = end_of_queries(first);
 //#if HALF
-    take_scales(largest_of_walk(group.z, heads_begin, heads, first, end - 1u, index).x, largest_of(group.z, heads_begin, 1u, first, last, 0u, 1u).y);
+    // Of all queries of the sequence and of all heads that share a key, as the factors of dout were made.
+    let walked = largest_of_walk(group.z, kv_head * params.group, params.group, 0u, params.seq - 1u, index);
+    take_scales(walked.x, largest_of(group.z, heads_begin, 1u, first, last, 0u, 1u).y);
+    take_care(walked);
 //#endif
-    //#unroll i OCTETS: segment_$i = segments[row0 + min(first + (index + $iu * THREADS) / SCORE_UNITS, params.seq - 1u)];
     attend(index, subgroup, first, group.x % SPANS, Turn(first, first, end, heads_begin, heads_begin + heads, row0, segments[row0 + last]));
 }

@@ -17,34 +17,48 @@ var<private> q_at: u32;
 var<private> kv_at: u32;
 var<private> own_first: u32;
 
-//#unroll i OCTETS: var<private> segment_$i: u32; var<private> pair_$i: vec2<f32>;
+//#unroll i OCTETS: var<private> pair_$i: vec2<f32>;
 
-fn own_0(row: u32, unit: u32) -> Eight {
-    return load_q(q_at + min(row, params.seq - 1u) * params.q_stride + unit);
+//#if HALF
+fn kept_q(i: u32) -> Kept {
+    return halves_q(raw_q(i));
 }
 
-fn own_1(row: u32, unit: u32) -> Eight {
-    return scale8(load_dout(q_at + min(row, params.seq - 1u) * params.q_stride + unit), x_scale);
+fn kept_k(i: u32) -> Kept {
+    return halves_k(raw_k(i));
 }
 
-fn other_raw_0(turn: Turn, row: u32, unit: u32) -> Raw_k {
-    return raw_k(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
+fn kept_v(i: u32) -> Kept {
+    return halves_v(raw_v(i));
+}
+//#else
+fn kept_q(i: u32) -> Kept {
+    return load_q(i);
 }
 
-fn other_raw_1(turn: Turn, row: u32, unit: u32) -> Raw_v {
-    return raw_v(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
+fn kept_k(i: u32) -> Kept {
+    return load_k(i);
 }
 
-fn other_0(turn: Turn, row: u32, raw: Raw_k) -> Eight {
-    return unpack_k(raw);
+fn kept_v(i: u32) -> Kept {
+    return load_v(i);
+}
+//#endif
+
+fn own_0(row: u32, unit: u32) -> Kept {
+    return kept_q(q_at + min(row, params.seq - 1u) * params.q_stride + unit);
 }
 
-fn other_1(turn: Turn, row: u32, raw: Raw_v) -> Eight {
-    return unpack_v(raw);
+fn own_1(row: u32, unit: u32) -> Kept {
+    return kept8(scale8(load_dout(q_at + min(row, params.seq - 1u) * params.q_stride + unit), x_scale));
 }
 
-fn info_of(i: u32, turn: Turn) -> vec4<u32> {
-    return segments_of(turn.row0, turn.other + i % INFO_FOURS * 4u);
+fn other_0(turn: Turn, row: u32, unit: u32) -> Kept {
+    return kept_k(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
+}
+
+fn other_1(turn: Turn, row: u32, unit: u32) -> Kept {
+    return kept_v(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
 }
 
 fn after(turn: Turn) -> Turn {
@@ -54,31 +68,34 @@ fn after(turn: Turn) -> Turn {
     return next;
 }
 
-fn weigh(index: u32, turn: Turn, info_at: u32) {
+fn is_near(turn: Turn) -> bool {
     let last = min(own_first + BLOCK, params.seq) - 1u;
-    let near = turn.other + OTHERS - 1u <= own_first && last - turn.other < params.window;
+    return turn.other + OTHERS - 1u <= own_first && last - turn.other < params.window;
+}
+
+fn weigh(index: u32, turn: Turn, info_at: u32, is_whole: bool) {
     //#unroll i OCTETS
     {
         let row = (index + $iu * THREADS) / SCORE_UNITS;
         let unit = (index + $iu * THREADS) % SCORE_UNITS;
         if (OCTETS * THREADS == BLOCK * SCORE_UNITS || row < BLOCK) {
             let at = SCORES_AT + row * SCORE_STRIDE + 2u * unit;
-            let lower_segments = memory[info_at + 2u * unit];
-            let upper_segments = memory[info_at + 2u * unit + 1u];
-            let own = vec4<u32>(segment_$i);
-            var lower_seen = vec4<bool>(true);
-            var upper_seen = vec4<bool>(true);
-            if (!near || segment_$i == 0u || any(lower_segments != own) || any(upper_segments != own)) {
-                let query = vec4<u32>(own_first + row);
+            let at_0 = power_of(vec4<f32>(pair_$i.x));
+            let taken = taken_of(vec4<f32>(pair_$i.y));
+            if (is_whole) {
+                let lower = whole_weights(floats(at), floats(SCORES + at), at_0, taken);
+                let upper = whole_weights(floats(at + 1u), floats(SCORES + at + 1u), at_0, taken);
+                put_weights(at, unit, near8(eight(lower.ds, upper.ds)));
+            } else {
+                let query = own_first + row;
                 let key = turn.other + 8u * unit;
-                lower_seen = sees(query, four_from(key), own, lower_segments);
-                upper_seen = sees(query, four_from(key + 4u), own, upper_segments);
+                let own = vec4<u32>(segments[turn.row0 + min(query, params.seq - 1u)]);
+                let lower_seen = sees(vec4<u32>(query), four_from(key), own, segments_of(turn.row0, key));
+                let upper_seen = sees(vec4<u32>(query), four_from(key + 4u), own, segments_of(turn.row0, key + 4u));
+                let lower = seen_weights(floats(at), floats(SCORES + at), at_0, taken, lower_seen);
+                let upper = seen_weights(floats(at + 1u), floats(SCORES + at + 1u), at_0, taken, upper_seen);
+                put_weights(at, unit, kept8(eight(lower.ds, upper.ds)));
             }
-            let row_lse = vec4<f32>(pair_$i.x);
-            let row_delta = vec4<f32>(pair_$i.y);
-            let lower = weights_of(floats(at), floats(SCORES + at), row_lse, row_delta, lower_seen);
-            let upper = weights_of(floats(at + 1u), floats(SCORES + at + 1u), row_lse, row_delta, upper_seen);
-            put_weights(at, unit, lower.ds * ds_scale, upper.ds * ds_scale);
         }
     }
     //#end
@@ -100,12 +117,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     kv_at = row0 * params.kv_stride + group.y / params.group * UNITS;
     let keys = keys_of_block(row0, first);
 //#if HALF
-    take_scales(largest_of(group.z, group.y, 1u, first, last, 0u, 1u).x, largest_of_walk(group.z, group.y, 1u, keys.begin, last, index).y);
+    let own_sizes = largest_of(group.z, group.y, 1u, first, last, 0u, 1u);
+    take_scales(own_sizes.x, largest_of_walk(group.z, group.y, 1u, keys.begin, last, index).y);
+    take_care(own_sizes);
 //#endif
     //#unroll i OCTETS
         let row_$i = row0 + min(first + (index + $iu * THREADS) / SCORE_UNITS, params.seq - 1u);
-        segment_$i = segments[row_$i];
-        pair_$i = lse_delta[row_$i * params.heads + group.y] * vec2<f32>(1.0, x_scale);
+        pair_$i = lse_delta[row_$i * params.heads + group.y];
     //#end
     attend(index, subgroup, first, group.x % SPANS, Turn(keys.begin, keys.begin, keys.end, 0u, 1u, row0, 0u));
 }

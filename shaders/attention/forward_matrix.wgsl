@@ -26,54 +26,43 @@ var<private> q_at: u32;
 var<private> kv_at: u32;
 var<private> lse_at: u32;
 var<private> own_first: u32;
-var<private> counts: bool; // of keys and values
 var<private> beyond: u32;
 
-//#unroll i OCTETS: var<private> segment_$i: u32; var<private> highest_$i: f32; var<private> sum_$i: f32;
+// In the second round the logarithm to base 2 of what a row's weights are divided by takes the sum's place.
+//#unroll i OCTETS: var<private> highest_$i: f32; var<private> sum_$i: f32;
 
-fn own_0(row: u32, unit: u32) -> Eight {
+//#if HALF
+fn kept_k(i: u32) -> Kept {
+    return halves_k(raw_k(i));
+}
+
+fn kept_v(i: u32) -> Kept {
+    return halves_v(raw_v(i));
+}
+//#else
+fn kept_k(i: u32) -> Kept {
+    return load_k(i);
+}
+
+fn kept_v(i: u32) -> Kept {
+    return load_v(i);
+}
+//#endif
+
+fn own_0(row: u32, unit: u32) -> Kept {
     let v = load_q(q_at + min(row, params.seq - 1u) * params.q_stride + unit);
 //#if saturated
     if (row < params.seq) { beyond += beyond8(v); }
 //#endif
-    return v;
+    return kept8(v);
 }
 
-fn other_raw_0(turn: Turn, row: u32, unit: u32) -> Raw_k {
-    return raw_k(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
+fn other_0(turn: Turn, row: u32, unit: u32) -> Kept {
+    return kept_k(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
 }
 
-fn other_raw_1(turn: Turn, row: u32, unit: u32) -> Raw_v {
-    return raw_v(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
-}
-//#if saturated
-
-// The block's own keys and values, in the second round.
-fn count_own(turn: Turn, row: u32, v: Eight) {
-    if (counts && turn.round == 1u && row >= own_first && row < min(own_first + BLOCK, params.seq)) {
-        beyond += beyond8(v);
-    }
-}
-//#endif
-
-fn other_0(turn: Turn, row: u32, raw: Raw_k) -> Eight {
-    let v = unpack_k(raw);
-//#if saturated
-    count_own(turn, row, v);
-//#endif
-    return v;
-}
-
-fn other_1(turn: Turn, row: u32, raw: Raw_v) -> Eight {
-    let v = unpack_v(raw);
-//#if saturated
-    count_own(turn, row, v);
-//#endif
-    return v;
-}
-
-fn info_of(i: u32, turn: Turn) -> vec4<u32> {
-    return segments_of(turn.row0, turn.other + i % INFO_FOURS * 4u);
+fn other_1(turn: Turn, row: u32, unit: u32) -> Kept {
+    return kept_v(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
 }
 
 fn after(turn: Turn) -> Turn {
@@ -86,10 +75,9 @@ fn after(turn: Turn) -> Turn {
     return next;
 }
 
-fn weights_of_scores(s: vec4<f32>, row_lse: f32) -> vec4<f32> {
-    let below = s - vec4<f32>(row_lse);
-    let is_above = bitcast<vec4<u32>>(below) - vec4<u32>(1u) < vec4<u32>(0x7f800000u); // as not_above_zero
-    return WEIGHT_SCALE * exp(select(below, vec4<f32>(0.0), is_above));
+// Scores are at most the row's highest.
+fn weights_of_scores(s: vec4<f32>, highest: f32, divisor: f32) -> vec4<f32> {
+    return exp2((s - vec4<f32>(highest)) * LOG2_E - vec4<f32>(divisor));
 }
 
 // Adds eight scores to the row's sum, which has its highest so far as its unit.
@@ -100,39 +88,45 @@ fn add_up(highest: f32, sum: f32, lower: vec4<f32>, upper: vec4<f32>) -> vec2<f3
     return vec2<f32>(next, sum * exp(highest - next) + dot(terms, vec4<f32>(1.0)));
 }
 
-fn weigh(index: u32, turn: Turn, info_at: u32) {
+fn is_near(turn: Turn) -> bool {
     let last = min(own_first + BLOCK, params.seq) - 1u;
-    let near = turn.other + OTHERS - 1u <= own_first && last - turn.other < params.window;
+    return turn.other + OTHERS - 1u <= own_first && last - turn.other < params.window;
+}
+
+fn weigh(index: u32, turn: Turn, info_at: u32, is_whole: bool) {
     //#unroll i OCTETS
     {
         let row = (index + $iu * THREADS) / SCORE_UNITS;
         let unit = (index + $iu * THREADS) % SCORE_UNITS;
         if (OCTETS * THREADS == BLOCK * SCORE_UNITS || row < BLOCK) {
             let at = SCORES_AT + row * SCORE_STRIDE + 2u * unit;
-            let lower_segments = memory[info_at + 2u * unit];
-            let upper_segments = memory[info_at + 2u * unit + 1u];
-            let own = vec4<u32>(segment_$i);
             var lower = scores_of(floats(at));
             var upper = scores_of(floats(at + 1u));
-            if (!near || segment_$i == 0u || any(lower_segments != own) || any(upper_segments != own)) {
-                let query = vec4<u32>(own_first + row);
+            if (!is_whole) {
+                let query = own_first + row;
                 let key = turn.other + 8u * unit;
-                lower = select(vec4<f32>(HIDDEN), lower, sees(query, four_from(key), own, lower_segments));
-                upper = select(vec4<f32>(HIDDEN), upper, sees(query, four_from(key + 4u), own, upper_segments));
+                let own = vec4<u32>(segments[turn.row0 + min(query, params.seq - 1u)]);
+                lower = select(vec4<f32>(HIDDEN), lower, sees(vec4<u32>(query), four_from(key), own, segments_of(turn.row0, key)));
+                upper = select(vec4<f32>(HIDDEN), upper, sees(vec4<u32>(query), four_from(key + 4u), own, segments_of(turn.row0, key + 4u)));
             }
             if (turn.round == 0u) {
                 let added = add_up(highest_$i, sum_$i, lower, upper);
                 highest_$i = added.x;
                 sum_$i = added.y;
             } else {
-                put_weights(at, unit, weights_of_scores(lower, sum_$i), weights_of_scores(upper, sum_$i));
+                let weights = eight(weights_of_scores(lower, highest_$i, sum_$i), weights_of_scores(upper, highest_$i, sum_$i));
+                if (is_whole) {
+                    put_weights(at, unit, near8(weights));
+                } else {
+                    put_weights(at, unit, kept8(weights));
+                }
             }
         }
     }
     //#end
 }
 
-// sum_I becomes the row's log-sum-exp.
+// Of each row: stores the log-sum-exp, and leaves what its weights are made of.
 fn finish_sums(index: u32) {
     //#unroll i OCTETS
         let row_$i = (index + $iu * THREADS) / SCORE_UNITS;
@@ -144,10 +138,19 @@ fn finish_sums(index: u32) {
     workgroupBarrier();
     //#unroll i OCTETS
         if (row_$i < BLOCK) {
-            sum_$i = sum_of_row(SCORES_AT + row_$i * SCORE_STRIDE);
+            let row = sum_of_row(SCORES_AT + row_$i * SCORE_STRIDE);
+            let is_nothing = bitcast<u32>(row.sum) == 0u;
+            // NaN stays NaN, told by its bits.
+            let is_number = bitcast<u32>(row.sum) <= 0x7f800000u;
+            let logarithm = select(row.sum, accurate_log(row.sum), is_number && !is_nothing);
+            if (!is_number) {
+                atomicStore(&careful, 1u);
+            }
+            highest_$i = row.highest;
+            sum_$i = logarithm * LOG2_E - WEIGHT_BITS;
             let query = own_first + row_$i;
             if (unit_$i == 0u && query < params.seq && lse_at != NOWHERE) {
-                lse[lse_at + query * params.heads] = sum_$i;
+                lse[lse_at + query * params.heads] = select(row.highest + logarithm, 2.0e38, is_nothing);
             }
         }
     //#end
@@ -155,7 +158,12 @@ fn finish_sums(index: u32) {
 
 const NOWHERE = 0xffffffffu;
 
-fn sum_of_row(at: u32) -> f32 {
+struct Row {
+    highest: f32,
+    sum: f32,
+}
+
+fn sum_of_row(at: u32) -> Row {
     var highest = LEAST;
     for (var i = 0u; i < SCORE_UNITS; i += 1u) {
         highest = max(highest, floats(at + i).x);
@@ -165,9 +173,7 @@ fn sum_of_row(at: u32) -> f32 {
         let part = floats(at + i);
         sum += part.y * exp(part.x - highest);
     }
-    // NaN stays NaN, told by its bits.
-    let bits = bitcast<u32>(sum);
-    return select(select(sum, highest + accurate_log(sum), bits <= 0x7f800000u), 2.0e38, bits == 0u);
+    return Row(highest, sum);
 }
 
 fn put_0(row: u32, unit: u32, value: Eight) {
@@ -185,8 +191,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     q_at = row0 * params.q_stride + group.y * UNITS;
     kv_at = row0 * params.kv_stride + group.y / params.group * UNITS;
     lse_at = select(NOWHERE, row0 * params.heads + group.y, span == 0u);
-    counts = group.y % params.group == 0u;
-    //#unroll i OCTETS: segment_$i = segments[row0 + min(first + (index + $iu * THREADS) / SCORE_UNITS, params.seq - 1u)];
     // All units of a row know of the sink, and one counts it.
     //#unroll i OCTETS: highest_$i = first_highest(group.y, LEAST); sum_$i = select(0.0, FIRST_SUM, (index + $iu * THREADS) % SCORE_UNITS == 0u);
     let keys = keys_of_block(row0, first);

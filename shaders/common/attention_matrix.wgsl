@@ -6,21 +6,27 @@
 // rows are added up to the results, of which each has half of the columns. An element of a matrix
 // cannot be reached: what is made of elements goes through workgroup memory.
 //
-// A kernel defines first_ and after(turn): the walk; own_N(row, unit), other_raw_N(turn, row, unit)
-// and other_N(turn, row, raw): both sides' rows in units of eight, rows past the last repeating it;
-// info_of(i, turn): what it wants to know of four of the others; weigh(index, turn, info_at): weights
-// of scores; put_N(row, unit, value): results, of which there are MIXES.
+// A kernel defines after(turn): the walk; own_N(row, unit) and other_N(turn, row, unit): both sides'
+// rows as factors, in units of eight, rows past the last repeating it; is_near(turn): whether all own
+// rows may see all of a turn's, or be seen, by where they are; with INFORMED told_of(i, turn) and
+// ready_of(i, told): of INFOS numbers of each of the others the one of four, loaded and made ready; weigh(index, turn, info_at, is_whole):
+// weights of scores; put_N(row, unit, value): results, of which there are MIXES.
 //
-// f16 (HALF) holds weights below 1 as WEIGHT_SCALE times as much: drivers may take what is below
+// Most turns are whole: each own row sees each of the others, and all numbers are finite. Then
+// weights need neither masks nor a look at what they are.
+//
+// f16 (HALF) holds weights below 1 as 2^WEIGHT_BITS times as much: drivers may take what is below
 // 6e-5 for zero.
 //#if HALF
 //#include common/eight_float16.wgsl
 alias Factor = f16;
 const VECTOR = 8u; // factors of a vector
+const WEIGHT_BITS = 14.0;
 const WEIGHT_SCALE = 16384.0;
 //#else
 alias Factor = f32;
 const VECTOR = 4u;
+const WEIGHT_BITS = 0.0;
 const WEIGHT_SCALE = 1.0;
 //#endif
 
@@ -49,7 +55,13 @@ const INFO_FOURS = OTHERS / 4u;
 const RESULT_STRIDE = MATRIX_N / 2u + 1u;
 const RESULT_UNITS = MATRIX_N / 4u;
 
+const LOG2_E = 1.44269504;
+
 var<workgroup> memory: array<vec4<u32>, MEMORY>;
+// By turns: one more than where the others begin that are not all of the own rows' sample.
+var<workgroup> mixed: array<atomic<u32>, 2>;
+// Whether no turn is whole.
+var<workgroup> careful: atomic<u32>;
 
 // Where a walk is: at the others from `other` on; of `rounds` rounds, each from begin to end.
 struct Turn {
@@ -62,12 +74,16 @@ struct Turn {
     segment: u32,
 }
 
-// Eight values as factors, and to their place.
+// Eight values as factors, and to their place. Those of near8 are finite and not beyond f16's end.
 //#if HALF
 alias Kept = vec4<u32>;
 
 fn kept8(v: Eight) -> Kept {
     return f16_of_eight(v);
+}
+
+fn near8(v: Eight) -> Kept {
+    return near_f16(v);
 }
 
 fn put_kept(at: u32, v: Kept) {
@@ -80,23 +96,23 @@ fn kept8(v: Eight) -> Kept {
     return v;
 }
 
+fn near8(v: Eight) -> Kept {
+    return v;
+}
+
 fn put_kept(at: u32, v: Kept) {
     memory[at] = bitcast<vec4<u32>>(low(v));
     memory[at + 1u] = bitcast<vec4<u32>>(high(v));
 }
 //#endif
 
-fn put8(at: u32, v: Eight) {
-    put_kept(at, kept8(v));
-}
-
 // Eight weights where the scores were that they were made of. In f16 they take half of the place:
 // that next to their neighbours'.
-fn put_weights(at: u32, unit: u32, lower: vec4<f32>, upper: vec4<f32>) {
+fn put_weights(at: u32, unit: u32, weights: Kept) {
 //#if HALF
-    put8(at + 1u - unit % 2u, eight(lower, upper));
+    put_kept(at + 1u - unit % 2u, weights);
 //#else
-    put8(at, eight(lower, upper));
+    put_kept(at, weights);
 //#endif
 }
 
@@ -112,12 +128,27 @@ fn floats(at: u32) -> vec4<f32> {
     return bitcast<vec4<f32>>(memory[at]);
 }
 
+// The sample of all own rows, from first on; turns are looked at with care where there is none.
+fn sample_of_own(index: u32, row0: u32, first: u32) -> u32 {
+    let sample = segments[row0 + first];
+    for (var i = index; i < BLOCK; i += THREADS) {
+        if (sample == 0u || segments[row0 + min(first + i, params.seq - 1u)] != sample) {
+            atomicStore(&careful, 1u);
+        }
+    }
+    return sample;
+}
+
+fn sample_at(turn: Turn, other: u32) -> u32 {
+    return segments[turn.row0 + min(turn.other + other, params.seq - 1u)];
+}
+
 fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
     let strip = subgroup / 2u * ROWS;
     let half = subgroup % 2u;
     //#unroll n OWN_SIDES
         for (var i = index; i < BLOCK * UNITS; i += THREADS) {
-            put8(($nu * BLOCK + i / UNITS) * STRIDE + i % UNITS * UNIT, own_$n(first + i / UNITS, i % UNITS));
+            put_kept(($nu * BLOCK + i / UNITS) * STRIDE + i % UNITS * UNIT, own_$n(first + i / UNITS, i % UNITS));
         }
     //#end
     workgroupBarrier();
@@ -133,19 +164,31 @@ fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
     let score_at = SCORES_AT + half * SCORE_STEP + strip * SCORE_STRIDE;
     let first_column = (2u * span + half) * COLUMNS;
     //#unroll c COLUMNS: let column_$c = min(first_column + $cu, HEAD / MATRIX_N - 1u) * MATRIX_N / VECTOR;
+    let sample = sample_of_own(index, begin.row0, first);
     var turn = begin;
     //#unroll i LOADS
         let row_$i = (index + $iu * THREADS) / UNITS;
         let unit_$i = (index + $iu * THREADS) % UNITS;
         let place_$i = row_$i * STRIDE + unit_$i * UNIT;
-        var kept_0_$i = kept8(other_0(turn, turn.other + row_$i, other_raw_0(turn, turn.other + row_$i, unit_$i)));
-        var kept_1_$i = kept8(other_1(turn, turn.other + row_$i, other_raw_1(turn, turn.other + row_$i, unit_$i)));
+        var kept_0_$i = other_0(turn, turn.other + row_$i, unit_$i);
+        var kept_1_$i = other_1(turn, turn.other + row_$i, unit_$i);
     //#end
-    // This turn's and the next one's take turns, too.
-    var info_at = 0u;
+    //#unroll i LOOKS: var sample_$i = sample_at(turn, index + $iu * THREADS);
+//#if INFORMED
+    var told = told_of(index, turn);
+//#endif
+    // What is known of this turn's others and of the next one's takes turns, too.
+    var slot = 0u;
+    //#unroll i LOOKS
+        if (index + $iu * THREADS < OTHERS && sample_$i != sample) {
+            atomicStore(&mixed[slot], turn.other + 1u);
+        }
+    //#end
+//#if INFORMED
     if (index < INFOS * INFO_FOURS) {
-        memory[INFO_AT + index] = info_of(index, turn);
+        memory[INFO_AT + index] = bitcast<vec4<u32>>(ready_of(index, told));
     }
+//#endif
     while (turn.round < turn.rounds) {
         //#unroll i LOADS
             if (LOADS * THREADS == OTHERS * UNITS || row_$i < OTHERS) {
@@ -155,12 +198,23 @@ fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
         //#end
         workgroupBarrier();
         let next = after(turn);
-        // The next turn's arrive while this one's are multiplied. They become factors right behind
-        // that, lest a compiler moves the loads to where those are stored.
-        //#unroll i LOADS
-            let raw_0_$i = other_raw_0(next, next.other + row_$i, unit_$i);
-            let raw_1_$i = other_raw_1(next, next.other + row_$i, unit_$i);
-        //#end
+        // The next turn's arrive while this one's are multiplied. (Loads outside of a branch are moved
+        // to where they are stored by some compilers.)
+        if (next.round < next.rounds) {
+            //#unroll i LOADS: kept_0_$i = other_0(next, next.other + row_$i, unit_$i);
+//#if !BACKWARD
+            // The first round has no values.
+            if (next.round > 0u) {
+                //#unroll i LOADS: kept_1_$i = other_1(next, next.other + row_$i, unit_$i);
+            }
+//#else
+            //#unroll i LOADS: kept_1_$i = other_1(next, next.other + row_$i, unit_$i);
+//#endif
+            //#unroll i LOOKS: sample_$i = sample_at(next, index + $iu * THREADS);
+//#if INFORMED
+            told = told_of(index, next);
+//#endif
+        }
         {
             //#unroll f FRAGMENTS, s SCORE_COLUMNS
                 var score_$f_$s = subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>();
@@ -173,28 +227,20 @@ fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
                 subgroupMatrixStore<row_major>(&memory, score_at + $fu * MATRIX_M * SCORE_STRIDE + $su * MATRIX_N / 4u, score_$f_$s, SCORE_STRIDE);
             //#end
         }
-        //#unroll i LOADS
-            let value_0_$i = other_0(next, next.other + row_$i, raw_0_$i);
-            let value_1_$i = other_1(next, next.other + row_$i, raw_1_$i);
+        //#unroll i LOOKS
+            if (index + $iu * THREADS < OTHERS && sample_$i != sample) {
+                atomicStore(&mixed[1u - slot], next.other + 1u);
+            }
         //#end
-//#if HALF
-        var size = 0u;
-        //#unroll i LOADS: size = max(size, max(size8(value_0_$i), size8(value_1_$i)));
-        if (size > LARGEST_BITS) {
-            //#unroll n 2, i LOADS: kept_$n_$i = held_f16(value_$n_$i);
-        } else {
-            // The first are bfloat16's, which are not rounded; the second may be a gradient's.
-            //#unroll i LOADS: kept_0_$i = few_digits(value_0_$i); kept_1_$i = near_f16(value_1_$i);
-        }
-//#else
-        //#unroll n 2, i LOADS: kept_$n_$i = value_$n_$i;
-//#endif
+//#if INFORMED
         if (index < INFOS * INFO_FOURS) {
-            memory[INFO_AT + INFOS * INFO_FOURS - info_at + index] = info_of(index, next);
+            memory[INFO_AT + (1u - slot) * INFOS * INFO_FOURS + index] = bitcast<vec4<u32>>(ready_of(index, told));
         }
+//#endif
         workgroupBarrier();
-        weigh(index, turn, INFO_AT + info_at);
-        info_at = INFOS * INFO_FOURS - info_at;
+        let is_whole = is_near(turn) & (atomicLoad(&careful) == 0u) & (atomicLoad(&mixed[slot]) != turn.other + 1u);
+        weigh(index, turn, INFO_AT + slot * INFOS * INFO_FOURS, is_whole);
+        slot = 1u - slot;
         workgroupBarrier();
 //#if !BACKWARD
         if (turn.round == 0u) {

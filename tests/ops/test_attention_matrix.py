@@ -262,7 +262,7 @@ def test_what_takes_matrix_units(dtype, element, limits, kind):
     q = g.operand("q", 70, 64)
     attention(g, q, q, q, make_batch_buffers(1, 70), 64, 0.125)
     suffix = {"matrix": "_matrix", "tiled": "_tiled", "plain": ""}[kind]
-    assert [launch.path for launch in g.launches] == [f"attention/forward{suffix}.wgsl"]
+    assert g.launches[-1].path == f"attention/forward{suffix}.wgsl"
 
 
 def test_a_backward_may_be_tiled_where_the_forward_is_not():

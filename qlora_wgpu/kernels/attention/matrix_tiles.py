@@ -17,15 +17,19 @@ from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.attention.blocks import Cut
+from qlora_wgpu.kernels.attention.factors import (
+    SIZED_ROWS,
+    keys_and_values,
+    queries_and_gradients,
+)
 from qlora_wgpu.kernels.attention.per_head import PerHead, is_per_head
-from qlora_wgpu.kernels.attention.problem import Attention
+from qlora_wgpu.kernels.attention.problem import Attention, Gradients
 
 _STRIP = 16  # rows of a strip, at least
 _OTHERS = (32, 16)  # rows of the other side in a turn
 _LOADS = (2, 4)  # units of a matrix that an invocation has under way: registers are to last
 _REGISTERS = 64  # of an invocation that hold results, at most
 _MEMORY = 32 << 10  # bytes of workgroup memory, if it can be
-SIZED_ROWS = 64  # share an entry of what says how large gradients and values are
 _DEPTHS = (8, 16)  # of products whose weights can lie where their scores were
 _VECTORS = {"f16": 8, "f32": 4}  # elements of 16 bytes
 
@@ -76,7 +80,7 @@ class MatrixCut:
     @property
     def infos(self) -> int:
         """Numbers that are kept of each of the others' rows."""
-        return 3 if self.name == "dkdv" else 1
+        return 2 if self.name == "dkdv" else 0
 
     @property
     def memory(self) -> int:
@@ -136,7 +140,9 @@ class MatrixCut:
             "SPANS": self.spans,
             "LOADS": self.loads,
             "OCTETS": ceil_div(self.block * self.others // 8, self.threads),
+            "INFORMED": self.infos > 0,
             "INFOS": self.infos,
+            "LOOKS": ceil_div(self.others, self.threads),
             "MEMORY": self.memory,
             "SIZED": SIZED_ROWS,
         }
@@ -184,17 +190,28 @@ class MatrixTiles(PerHead):
             super().launch(g, problem)
             return
         tensors = {"o": problem.o, "lse": problem.lse, "sinks": problem.sinks}
-        if g.profile.matrix_element == "f16" and g.saturated is not None:
+        if g.profile.matrix_element == "f16":
+            tensors["k"], tensors["v"] = keys_and_values(g, problem, g.saturated)
             tensors["saturated"] = g.saturated
         self._launch(g, problem, "forward", problem.heads, tensors)
 
+    def _backward(self, g: Graph, problem: Attention, gradients: Gradients) -> None:
+        if g.profile.matrix_element == "f32":
+            super()._backward(g, problem, gradients)
+            return
+        lse_delta = delta_and_sizes(g, problem, gradients.dout)
+        k, v = keys_and_values(g, problem)
+        q, dout = queries_and_gradients(g, problem, gradients.dout, lse_delta)
+        tensors = {"lse_delta": lse_delta, "q": q, "k": k, "v": v}
+        if gradients.dq is not None:
+            # Own rows of dout are brought to a size of their own.
+            own = {**tensors, "dout": gradients.dout, "dq": gradients.dq}
+            self._launch(g, problem, "dq", problem.heads, own)
+        if gradients.dk is not None and gradients.dv is not None:
+            self._keys(g, problem, {**tensors, "dout": dout}, gradients.dk, gradients.dv)
+
     def _unit(self, problem: Attention) -> int:
         return 8
-
-    def _delta(self, g: Graph, problem: Attention, dout: Tensor) -> Tensor:
-        if g.profile.matrix_element == "f32":
-            return super()._delta(g, problem, dout)
-        return delta_and_sizes(g, problem, dout)
 
     def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
         cut = matrix_cut(profile, problem.head_dim, name)
