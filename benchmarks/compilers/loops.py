@@ -29,16 +29,18 @@ class Turn:
         multiplies: Multiply-adds of each lane.
         others: Other vector instructions.
         lds_bytes: Bytes of workgroup memory that each lane reads and writes.
+        again: Those of the products that are made once more, in a round of their own.
     """
 
     matrices: int = 0
     multiplies: int = 0
     others: int = 0
     lds_bytes: int = 0
+    again: int = 0
 
     def flops(self, lanes: int) -> int:
         """Operations of products, of a wave of so many lanes."""
-        return _MATRIX_FLOPS * self.matrices + 2 * lanes * self.multiplies
+        return _MATRIX_FLOPS * (self.matrices - self.again) + 2 * lanes * self.multiplies
 
 
 def main_loop(assembly: str) -> Turn:

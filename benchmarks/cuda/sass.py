@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass
 
 from compilers.loops import Turn
+from compilers.paths import Instruction, usual_ways
 
 # Of products of 16 x 16 x 16, of which an instruction of matrix units makes a part.
 _PARTS = {"HMMA.16816": 0.5, "HMMA.1688": 0.25}
-_END = re.compile(r"\b65504\b|0x477fe000")
 _FEW = 32  # operations of a lane in a loop that is told
 
 
@@ -19,8 +19,9 @@ class Loop:
     """An innermost loop with products.
 
     Attributes:
-        instructions: Of a turn, without what is passed over where nothing is beyond f16's end.
-        passed: What such branches pass over.
+        instructions: Of the usual turn (``compilers.paths``).
+        passed: What it passes over.
+        first: Of a turn of the first of two rounds, where there are two; 0 else.
         counts: How often each instruction is in a turn, by its name; the most frequent ones.
         turn: The same as gpu_reckoning.py takes it. Whatever is issued counts, since a SIMD here
             issues one instruction a cycle, of any kind.
@@ -28,6 +29,7 @@ class Loop:
 
     instructions: int
     passed: int
+    first: int
     counts: dict[str, int]
     turn: Turn
 
@@ -51,31 +53,41 @@ def loops(listing: str) -> tuple[int, list[Loop]]:
         if (found := re.search(r"BRA.*`\((\.L_x_\d+)\)", line)) and found[1] in labels
     ]
     spans = [(to, at) for at, to in jumps if to <= at]
-    found_loops = {span: _loop(code, *span, jumps) for span in spans}
-    busy = [span for span, loop in found_loops.items() if loop.turn.flops(1) >= _FEW]
+    busy = [span for span in spans if _reckoned([code[span[0] : span[1] + 1]]).flops(1) >= _FEW]
     inner = [
         (begin, end)
         for begin, end in busy
         if not any(begin <= b and e <= end for b, e in busy if (b, e) != (begin, end))
     ]
-    return len(code), [found_loops[span] for span in inner]
+    return len(code), [_loop(code, *span, jumps) for span in inner]
 
 
 def _loop(code: list[str], begin: int, end: int, jumps: list[tuple[int, int]]) -> Loop:
-    over = {
-        place
-        for at, to in jumps
-        if begin <= at < to <= end and _holds(code[at + 1 : to])
-        for place in range(at + 1, to)
-    }
-    turn = [line for at, line in enumerate(code[begin : end + 1], begin) if at not in over]
-    return Loop(len(turn), len(over), dict(_counts(turn).most_common(12)), _reckoned(turn))
+    body = code[begin : end + 1]
+    targets = {at - begin: to - begin for at, to in jumps if begin <= at <= end}
+    has_units = any(_full_name(line).startswith("HMMA") for line in body)
+
+    def nexts(at: int) -> list[int]:
+        jump = [targets[at]] if at in targets else []
+        return jump if body[at].startswith(("BRA", "EXIT", "RET")) else [at + 1, *jump]
+
+    ways = usual_ways([_read(line, has_units=has_units) for line in body], nexts)
+    rounds = [[body[at] for at in ways[products]] for products in sorted(ways) if products]
+    if not rounds:
+        return Loop(len(body), 0, 0, dict(_counts(body).most_common(12)), _reckoned([body]))
+    *firsts, turn = rounds if has_units else rounds[-1:]
+    first = sum(map(len, firsts))
+    passed = len(body) - len(turn)
+    return Loop(
+        len(turn), passed, first, dict(_counts(turn).most_common(12)), _reckoned([*firsts, turn])
+    )
 
 
-def _holds(passed: list[str]) -> bool:
-    """Whether it only converts numbers beyond f16's end, which hardly any turn has."""
-    names_end = any(_END.search(line) for line in passed)
-    return names_end and not any(_full_name(line).startswith(("FFMA", "HMMA")) for line in passed)
+def _read(line: str, *, has_units: bool) -> Instruction:
+    name = _full_name(line)
+    is_product = name.startswith("HMMA" if has_units else "FFMA")
+    is_wide_load = name.startswith("LDG") and ".128" in name
+    return Instruction(int(is_product), is_wide_load or name.startswith("MUFU.EX2"))
 
 
 def main_turn(loops: list[Loop]) -> Turn:
@@ -84,14 +96,21 @@ def main_turn(loops: list[Loop]) -> Turn:
     return next((loop.turn for loop in loops if 2 * loop.turn.flops(32) > most), Turn())
 
 
-def _reckoned(turn: list[str]) -> Turn:
-    names = [_full_name(line) for line in turn]
-    matrices = sum(
+def _reckoned(rounds: list[list[str]]) -> Turn:
+    """A turn of each round together; the last one makes all products."""
+    names = [[_full_name(line) for line in turn] for turn in rounds]
+    every = [name for turn in names for name in turn]
+    multiplies = sum(name.startswith("FFMA") for name in every)
+    others = sum(not name.startswith(("FFMA", "HMMA")) for name in every)
+    again = sum(map(_matrices, names[:-1]))
+    return Turn(_matrices(every), multiplies, others, sum(map(_lds_bytes, every)), again)
+
+
+def _matrices(names: list[str]) -> int:
+    parts = (
         part for name in names for kind, part in _PARTS.items() if name.startswith(f"{kind}.")
     )
-    multiplies = sum(name.startswith("FFMA") for name in names)
-    others = sum(not name.startswith(("FFMA", "HMMA")) for name in names)
-    return Turn(round(matrices), multiplies, others, sum(map(_lds_bytes, names)))
+    return round(sum(parts))
 
 
 def _lds_bytes(name: str) -> int:

@@ -36,6 +36,8 @@ const UNIT = 8u / VECTOR; // vectors of a unit
 // One vector more than needed, so that rows do not begin in the same bank of workgroup memory.
 const STRIDE = HEAD / VECTOR + 1u;
 const TILE = OTHERS * STRIDE;
+const OWN_UNITS = UNITS / OWN_PARTS;
+const OWN_STRIDE = OWN_UNITS * UNIT + 1u;
 const SCORE_STRIDE = OTHERS / 4u + 1u;
 const SCORES = BLOCK * SCORE_STRIDE;
 const SCORES_AT = 2u * TILE;
@@ -139,6 +141,17 @@ fn sample_of_own(index: u32, row0: u32, first: u32) -> u32 {
     return sample;
 }
 
+fn put_own(at: u32, side: u32, row: u32, unit: u32) {
+    if (side == 0u) {
+        put_kept(at, own_0(row, unit));
+    }
+//#if BACKWARD
+    if (side == 1u) {
+        put_kept(at, own_1(row, unit));
+    }
+//#endif
+}
+
 fn sample_at(turn: Turn, other: u32) -> u32 {
     return segments[turn.row0 + min(turn.other + other, params.seq - 1u)];
 }
@@ -146,20 +159,22 @@ fn sample_at(turn: Turn, other: u32) -> u32 {
 fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
     let strip = subgroup / 2u * ROWS;
     let half = subgroup % 2u;
-    //#unroll n OWN_SIDES
-        for (var i = index; i < BLOCK * UNITS; i += THREADS) {
-            put_kept(($nu * BLOCK + i / UNITS) * STRIDE + i % UNITS * UNIT, own_$n(first + i / UNITS, i % UNITS));
+    // Own rows pass through the memory in parts of their columns.
+    let left_at = (half * OWN_STEP + strip) * OWN_STRIDE;
+    //#unroll p OWN_PARTS
+        for (var i = index; i < OWN_SIDES * BLOCK * OWN_UNITS; i += THREADS) {
+            let row = i / OWN_UNITS % BLOCK;
+            put_own(i / OWN_UNITS * OWN_STRIDE + i % OWN_UNITS * UNIT, i / OWN_UNITS / BLOCK, first + row, $pu * OWN_UNITS + i % OWN_UNITS);
         }
-    //#end
-    workgroupBarrier();
-    let left_at = (half * OWN_STEP + strip) * STRIDE;
-    //#unroll f FRAGMENTS, k STEPS
-        let left_$f_$k = subgroupMatrixLoad<subgroup_matrix_left<Factor, MATRIX_K, MATRIX_M>, row_major>(&memory, left_at + $fu * MATRIX_M * STRIDE + $ku * MATRIX_K / VECTOR, STRIDE);
+        workgroupBarrier();
+        //#unroll f FRAGMENTS, k PART_STEPS
+            let left_$p_$f_$k = subgroupMatrixLoad<subgroup_matrix_left<Factor, MATRIX_K, MATRIX_M>, row_major>(&memory, left_at + $fu * MATRIX_M * OWN_STRIDE + $ku * MATRIX_K / VECTOR, OWN_STRIDE);
+        //#end
+        workgroupBarrier();
     //#end
     //#unroll m MIXES, f FRAGMENTS, c COLUMNS
         var mix_$m_$f_$c: subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>;
     //#end
-    workgroupBarrier();
     let right_at = half * RIGHT_STEP;
     let score_at = SCORES_AT + half * SCORE_STEP + strip * SCORE_STRIDE;
     let first_column = (2u * span + half) * COLUMNS;
@@ -212,16 +227,18 @@ fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
 //#endif
             //#unroll i LOOKS: sample_$i = sample_at(next, index + $iu * THREADS);
 //#if INFORMED
-            told = told_of(index, next);
+            if (index < INFOS * INFO_FOURS) {
+                told = told_of(index, next);
+            }
 //#endif
         }
         {
             //#unroll f FRAGMENTS, s SCORE_COLUMNS
                 var score_$f_$s = subgroup_matrix_result<f32, MATRIX_N, MATRIX_M>();
             //#end
-            //#unroll k STEPS, s SCORE_COLUMNS
-                let right_$k_$s = subgroupMatrixLoad<subgroup_matrix_right<Factor, MATRIX_N, MATRIX_K>, col_major>(&memory, right_at + $su * MATRIX_N * STRIDE + $ku * MATRIX_K / VECTOR, STRIDE);
-                //#unroll f FRAGMENTS: score_$f_$s = subgroupMatrixMultiplyAccumulate(left_$f_$k, right_$k_$s, score_$f_$s);
+            //#unroll p OWN_PARTS, k PART_STEPS, s SCORE_COLUMNS
+                let right_$p_$k_$s = subgroupMatrixLoad<subgroup_matrix_right<Factor, MATRIX_N, MATRIX_K>, col_major>(&memory, right_at + $su * MATRIX_N * STRIDE + ($pu * PART_STEPS + $ku) * MATRIX_K / VECTOR, STRIDE);
+                //#unroll f FRAGMENTS: score_$f_$s = subgroupMatrixMultiplyAccumulate(left_$p_$f_$k, right_$p_$k_$s, score_$f_$s);
             //#end
             //#unroll f FRAGMENTS, s SCORE_COLUMNS
                 subgroupMatrixStore<row_major>(&memory, score_at + $fu * MATRIX_M * SCORE_STRIDE + $su * MATRIX_N / 4u, score_$f_$s, SCORE_STRIDE);

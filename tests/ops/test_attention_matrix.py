@@ -222,12 +222,13 @@ def test_own_units(device):
         (NVIDIA, 64, "forward", 64, 32),
         (NVIDIA, 64, "dkdv", 64, 32),
         (NVIDIA, 128, "forward", 64, 32),
-        (NVIDIA, 128, "dq", 32, 16),
+        (NVIDIA, 128, "dq", 48, 32),
         (NVIDIA, 128, "dkdv", 32, 16),
         (NVIDIA, 80, "dq", 64, 32),
+        (NVIDIA, 96, "dkdv", 64, 32),
         (MatrixShape(16, 16, 16, 64), 64, "dkdv", 64, 32),
         (MatrixShape(8, 16, 16, 16), 128, "dkdv", 32, 16),
-        (MatrixShape(8, 8, 8, 32, "f32"), 64, "dq", 32, 32),
+        (MatrixShape(8, 8, 8, 32, "f32"), 64, "dq", 48, 32),
     ],
 )
 def test_cuts(shape, head_dim, name, block, others):
@@ -268,10 +269,10 @@ def test_what_takes_matrix_units(dtype, element, limits, kind):
 def test_a_backward_may_be_tiled_where_the_forward_is_not():
     """They share the log-sum-exps."""
     g = Graph("float32", gpu_profile(MatrixShape(8, 8, 8, 32, "f32"), Limits(1024, 32 << 10)))
-    q = g.operand("q", 70, 160)
+    q = g.operand("q", 70, 224)
     q.requires_grad = True
-    o = attention(g, q, q, q, make_batch_buffers(1, 70), 160, 0.125)
-    g.add_gradient(o, g.operand("do", 70, 160))
+    o = attention(g, q, q, q, make_batch_buffers(1, 70), 224, 0.125)
+    g.add_gradient(o, g.operand("do", 70, 224))
     g.backward()
     paths = [launch.path for launch in g.launches if launch.label != "attention/delta"]
     assert paths[0] == "attention/forward_matrix.wgsl"

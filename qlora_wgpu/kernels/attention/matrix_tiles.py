@@ -27,7 +27,9 @@ from qlora_wgpu.kernels.attention.problem import Attention, Gradients
 
 _STRIP = 16  # rows of a strip, at least
 _OTHERS = (32, 16)  # rows of the other side in a turn
-_LOADS = (2, 4)  # units of a matrix that an invocation has under way: registers are to last
+# Units of a matrix that an invocation has under way: registers are to last, which dkdv needs most of.
+_LOADS = {"forward": (2, 4), "dq": (3, 4), "dkdv": (2, 4)}
+_SHORT_HEAD = 96  # longer ones leave so few registers that two small workgroups of dkdv are better
 _REGISTERS = 64  # of an invocation that hold results, at most
 _MEMORY = 32 << 10  # bytes of workgroup memory, if it can be
 _DEPTHS = (8, 16)  # of products whose weights can lie where their scores were
@@ -85,12 +87,19 @@ class MatrixCut:
     @property
     def memory(self) -> int:
         """Units of 16 bytes of workgroup memory."""
-        stride = self.head_dim // _VECTORS[self.shape.element] + 1
+        vectors = self.head_dim // _VECTORS[self.shape.element]
+        stride = vectors + 1
         sides = 2 if self.is_backward else 1
         scores = self.block * (self.others // 4 + 1)
         turn = 2 * self.others * stride + sides * scores + 2 * self.infos * self.others // 4
         results = self.block * (self.shape.n // 2 + 1)
-        return max(turn, sides * self.block * stride, results, self.threads)
+        own = sides * self.block * (vectors // self.own_parts + 1)
+        return max(turn, own, results, self.threads)
+
+    @property
+    def own_parts(self) -> int:
+        """Parts of their columns in which own rows pass through the memory."""
+        return 2 if self.head_dim // self.shape.k % 2 == 0 else 1
 
     @property
     def spans(self) -> int:
@@ -130,7 +139,8 @@ class MatrixCut:
             "HEAD": self.head_dim,
             "HEAD_BITS": (self.head_dim - 1).bit_length(),
             "FRAGMENTS": self.fragments,
-            "STEPS": self.head_dim // shape.k,
+            "OWN_PARTS": self.own_parts,
+            "PART_STEPS": self.head_dim // shape.k // self.own_parts,
             "OTHERS": self.others,
             "OWN_SIDES": 2 if self.is_backward else 1,
             "SCORE_COLUMNS": self.others // shape.n // (1 if self.is_backward else 2),
@@ -155,14 +165,15 @@ def matrix_cut(profile: Profile, head_dim: int, name: str) -> MatrixCut | None:
     m, n, k, threads = profile.matrix
     shape = MatrixShape(m, n, k, threads, profile.matrix_element)
     small = Limits(profile.limits.invocations, min(profile.limits.workgroup_bytes, _MEMORY))
-    strips = [profile.attention_strips]
-    while strips[-1] > 1:
-        strips.append(strips[-1] // 2)
+    most_strips = profile.attention_strips
+    if name == "dkdv" and head_dim > _SHORT_HEAD:
+        most_strips = max(most_strips // 2, 1)
+    strips = range(most_strips, 0, -1)
     cuts = [
         MatrixCut(shape, head_dim, count, others, name) for others in _OTHERS for count in strips
     ]
     for limits in (small, profile.limits):
-        for most in _LOADS:
+        for most in _LOADS[name]:
             for cut in cuts:
                 if cut.loads <= most and cut.fits(limits):
                     return cut
