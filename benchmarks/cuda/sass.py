@@ -86,8 +86,8 @@ def _loop(code: list[str], begin: int, end: int, jumps: list[tuple[int, int]]) -
 def _read(line: str, *, has_units: bool) -> Instruction:
     name = _full_name(line)
     is_product = name.startswith("HMMA" if has_units else "FFMA")
-    is_wide_load = name.startswith("LDG") and ".128" in name
-    return Instruction(int(is_product), is_wide_load or name.startswith("MUFU.EX2"))
+    is_wanted = (name.startswith(("LDG", "STS")) and ".128" in name) or name.startswith("MUFU.EX2")
+    return Instruction(int(is_product), is_wanted)
 
 
 def main_turn(loops: list[Loop]) -> Turn:
@@ -107,9 +107,7 @@ def _reckoned(rounds: list[list[str]]) -> Turn:
 
 
 def _matrices(names: list[str]) -> int:
-    parts = (
-        part for name in names for kind, part in _PARTS.items() if name.startswith(f"{kind}.")
-    )
+    parts = (part for name in names for kind, part in _PARTS.items() if name.startswith(f"{kind}."))
     return round(sum(parts))
 
 

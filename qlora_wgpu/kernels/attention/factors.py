@@ -57,6 +57,11 @@ def _factors(
         (ceil_div(problem.seq, _ROWS), problem.kv_heads, problem.batch),
         {"a": a[1], "b": b[1], "a_factors": made[0], "b_factors": made[1], **tensors},
         params,
-        {"BACKWARD": "lse_delta" in tensors, "ROWS": _ROWS, "SIZED": SIZED_ROWS, "THREADS": _THREADS},
+        {
+            "BACKWARD": "lse_delta" in tensors,
+            "ROWS": _ROWS,
+            "SIZED": SIZED_ROWS,
+            "THREADS": _THREADS,
+        },
     )
     return made[0], made[1]

@@ -27,7 +27,7 @@ from qlora_wgpu.kernels.attention.problem import Attention, Gradients
 
 _STRIP = 16  # rows of a strip, at least
 _OTHERS = (32, 16)  # rows of the other side in a turn
-# Units of a matrix that an invocation has under way: registers are to last, which dkdv needs most of.
+# Units of a matrix that an invocation has under way: registers are to last, dkdv's most of all.
 _LOADS = {"forward": (2, 4), "dq": (3, 4), "dkdv": (2, 4)}
 _SHORT_HEAD = 96  # longer ones leave so few registers that two small workgroups of dkdv are better
 _REGISTERS = 64  # of an invocation that hold results, at most
