@@ -92,9 +92,11 @@ ROWS = {
     "samples that end within tiles": packed(140, 31, 66, padding=9)[None],
     "samples of whole tiles": packed(128, 32, 64)[None],
     "padding in front and within": np.ones((2, 75), int),
+    "blocks of padding": np.ones((1, 140), int),
 }
 ROWS["padding in front and within"][0, :37] = 0
 ROWS["padding in front and within"][1, 38:44] = 0
+ROWS["blocks of padding"][0, :97] = 0
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -180,7 +182,7 @@ def test_nan_stays_nan_and_others_are_as_they_were(device, halves):
     for source in range(3):
         arrays = normal(segments, 2, 1, 16)
         arrays[source][40, 3] = np.nan
-        (o, dq, _, _), _ = run(device, halves, arrays, segments, 16)
+        (o, dq, _, dv), _ = run(device, halves, arrays, segments, 16)
         head = np.s_[:16] if source == 0 else np.s_[:]
         if source == 2:  # a column of values
             assert np.isnan(o[40:70, 3]).all() and np.isnan(o[40:70, 19]).all()
@@ -190,6 +192,8 @@ def test_nan_stays_nan_and_others_are_as_they_were(device, halves):
             spoilt &= np.arange(140) < 70
             assert np.isnan(o[spoilt, head]).all() and np.isfinite(o[~spoilt]).all()
             assert np.isnan(dq[spoilt]).any(axis=1).all()
+            seen = np.arange(140) < (41 if source == 0 else 70)  # by those queries
+            assert np.isnan(dv[seen]).all() and np.isfinite(dv[~seen]).all()
 
 
 def test_what_is_beyond_is_counted_once(device, halves):

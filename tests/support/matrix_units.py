@@ -131,6 +131,12 @@ fn turned_factor(at: u32, stride: u32) -> Right {
 }
 
 struct Right { at: u32, down: u32, across: u32 }
+
+// All of its bits are ones, which an addition to them makes a zero.
+fn nvidias_nan(bits: vec4<u32>) -> vec4<u32> {
+    let is_nan = (bits & vec4<u32>(0x7fffffffu)) > vec4<u32>(0x7f800000u);
+    return select(bits, vec4<u32>(0x7fffffffu), is_nan);
+}
 """
 _HALF_OF_MEMORY = "return unpack2x16float(memory[i / 8u][i % 8u / 2u])[i % 2u];"
 _HALVES_OF_MEMORY = (
@@ -169,7 +175,7 @@ def _emulated_attention(code):
     code += "return sums; }\nfn stored(to: u32, sums: Sums, stride: u32) {\n"
     for i in fours:
         at = f"to + {place[i]} * stride + {column[i]}"
-        code += f"memory[{at}] = bitcast<vec4<u32>>(sums.s_{i});\n"
+        code += f"memory[{at}] = nvidias_nan(bitcast<vec4<u32>>(sums.s_{i}));\n"
     code += "}\n"
     begun = (
         r"\1{ let subgroup = index / SUBGROUP_SIZE; let lane = index % SUBGROUP_SIZE; "
