@@ -165,7 +165,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     // Of all queries of the sequence and of all heads that share a key, as the factors of dout were made.
     let walked = largest_of_walk(group.z, kv_head * params.group, params.group, 0u, params.seq - 1u, index);
     take_scales(walked.x, largest_of(group.z, heads_begin, 1u, first, last, 0u, 1u).y);
-    take_care(walked);
+    is_spoilt = walked.is_spoilt;
 //#endif
     attend(index, subgroup, first, group.x % SPANS, Turn(first, first, end, heads_begin, heads_begin + heads, row0, segments[row0 + last]));
 }

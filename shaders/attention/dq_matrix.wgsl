@@ -117,9 +117,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     kv_at = row0 * params.kv_stride + group.y / params.group * UNITS;
     let keys = keys_of_block(row0, first);
 //#if HALF
-    let own_sizes = largest_of(group.z, group.y, 1u, first, last, 0u, 1u);
-    take_scales(own_sizes.x, largest_of_walk(group.z, group.y, 1u, keys.begin, last, index).y);
-    take_care(own_sizes);
+    take_scales(largest_of(group.z, group.y, 1u, first, last, 0u, 1u).x, largest_of_walk(group.z, group.y, 1u, keys.begin, last, index).y);
 //#endif
     //#unroll i OCTETS
         let row_$i = row0 + min(first + (index + $iu * THREADS) / SCORE_UNITS, params.seq - 1u);

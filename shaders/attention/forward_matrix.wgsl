@@ -143,9 +143,6 @@ fn finish_sums(index: u32) {
             // NaN stays NaN, told by its bits.
             let is_number = bitcast<u32>(row.sum) <= 0x7f800000u;
             let logarithm = select(row.sum, accurate_log(row.sum), is_number && !is_nothing);
-            if (!is_number) {
-                atomicStore(&careful, 1u);
-            }
             highest_$i = row.highest;
             sum_$i = logarithm * LOG2_E - WEIGHT_BITS;
             let query = own_first + row_$i;

@@ -12,8 +12,9 @@
 // ready_of(i, told): of INFOS numbers of each of the others the one of four, loaded and made ready; weigh(index, turn, info_at, is_whole):
 // weights of scores; put_N(row, unit, value): results, of which there are MIXES.
 //
-// Most turns are whole: each own row sees each of the others, and all numbers are finite. Then
-// weights need neither masks nor a look at what they are.
+// Most turns are whole: each own row sees each of the others, whose numbers are all finite. Then
+// weights need neither masks nor a look at what they are. (An own row's NaN is kept by the turn with
+// that row among the others, which is not whole.)
 //
 // f16 (HALF) holds weights below 1 as 2^WEIGHT_BITS times as much: drivers may take what is below
 // 6e-5 for zero.
@@ -64,6 +65,7 @@ var<workgroup> memory: array<vec4<u32>, MEMORY>;
 var<workgroup> mixed: array<atomic<u32>, 2>;
 // Whether no turn is whole.
 var<workgroup> careful: atomic<u32>;
+var<private> is_spoilt: bool; // where numbers of the walk are known not to be finite
 
 // Where a walk is: at the others from `other` on; of `rounds` rounds, each from begin to end.
 struct Turn {
@@ -133,6 +135,9 @@ fn floats(at: u32) -> vec4<f32> {
 // The sample of all own rows, from first on; turns are looked at with care where there is none.
 fn sample_of_own(index: u32, row0: u32, first: u32) -> u32 {
     let sample = segments[row0 + first];
+    if (is_spoilt) {
+        atomicStore(&careful, 1u);
+    }
     for (var i = index; i < BLOCK; i += THREADS) {
         if (sample == 0u || segments[row0 + min(first + i, params.seq - 1u)] != sample) {
             atomicStore(&careful, 1u);
@@ -159,6 +164,12 @@ fn sample_at(turn: Turn, other: u32) -> u32 {
 fn attend(index: u32, subgroup: u32, first: u32, span: u32, begin: Turn) {
     let strip = subgroup / 2u * ROWS;
     let half = subgroup % 2u;
+    // Not every driver is told to begin with zeros.
+    if (index == 0u) {
+        atomicStore(&careful, 0u);
+        atomicStore(&mixed[0], 0u);
+        atomicStore(&mixed[1], 0u);
+    }
     // Own rows pass through the memory in parts of their columns.
     let left_at = (half * OWN_STEP + strip) * OWN_STRIDE;
     //#unroll p OWN_PARTS

@@ -26,13 +26,6 @@ fn take_scales(dout: f32, value: f32) {
     ds_scale = power(ds_exponent - u32(WEIGHT_BITS));
     ds_inverse = power(254u - ds_exponent);
 }
-
-// Where the gradients of some rows are not all finite.
-fn take_care(sizes: Sizes) {
-    if (sizes.is_spoilt) {
-        atomicStore(&careful, 1u);
-    }
-}
 //#endif
 
 // Of a row's log-sum-exp and its delta, what weights are made of: to which power of two a score of 0
@@ -64,11 +57,14 @@ fn weights_of_powers(p: vec4<f32>, slopes: vec4<f32>, dp: vec4<f32>, taken: vec4
     return Weights(p, p * (dp * ds_scale + taken) * slopes);
 }
 
-// As weights_of, but WEIGHT_SCALE times p, and ds as it goes into f16: of scores that are all seen,
-// where nothing is NaN.
+// As weights_of, but WEIGHT_SCALE times p, and ds as it goes into f16: of a whole turn.
 fn whole_weights(products: vec4<f32>, dp: vec4<f32>, at_0: vec4<f32>, taken: vec4<f32>) -> Weights {
+//#if HALF
     let made = powers_of(products, at_0);
     return weights_of_powers(exp2(min(made.powers, vec4<f32>(WEIGHT_BITS))), made.slopes, dp, taken);
+//#else
+    return seen_weights(products, dp, at_0, taken, vec4<bool>(true)); // sizes are not looked at
+//#endif
 }
 
 // The same of any.
