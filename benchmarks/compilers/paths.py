@@ -1,8 +1,8 @@
 """Which way the usual turn of a loop takes through its branches.
 
-A turn makes as many products as it can, moves factors 16 bytes at a time and takes exponents of
-scores where it can, and otherwise passes over what it can: masks, and what converts numbers beyond
-f16's end. A kernel that walks twice, with fewer products the first time, has a turn of each kind.
+A turn makes as many products as it can, loads the next turn's factors and takes exponents of scores
+where it can, and otherwise passes over what it can: masks, and what converts numbers beyond f16's
+end. A kernel that walks twice, with fewer products the first time, has a turn of each kind.
 """
 
 from __future__ import annotations

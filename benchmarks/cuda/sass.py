@@ -86,7 +86,7 @@ def _loop(code: list[str], begin: int, end: int, jumps: list[tuple[int, int]]) -
 def _read(line: str, *, has_units: bool) -> Instruction:
     name = _full_name(line)
     is_product = name.startswith("HMMA" if has_units else "FFMA")
-    is_wanted = (name.startswith(("LDG", "STS")) and ".128" in name) or name.startswith("MUFU.EX2")
+    is_wanted = (name.startswith("LDG") and ".128" in name) or name.startswith("MUFU.EX2")
     return Instruction(int(is_product), is_wanted)
 
 

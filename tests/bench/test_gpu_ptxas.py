@@ -128,7 +128,7 @@ def test_a_turn_is_what_the_reckoning_takes():
 
 ROUNDS = """
 .L_x_0:
-        /*0000*/                   STS.128 [R0], R4 ;
+        /*0000*/                   LDG.E.128 R4, [R0] ;
 {0}        /*0050*/               @P1 BRA `(.L_x_2) ;
         /*0060*/               @P2 BRA `(.L_x_1) ;
         /*0070*/                   MUFU.EX2 R5, R5 ;
