@@ -111,6 +111,13 @@ def test_units_of_other_shapes(device, compiling, shape):
     check(device, profile, ROWS["samples that end within tiles"])
 
 
+@pytest.mark.parametrize("head_dim", [128, 192])
+def test_long_heads_as_nvidias_units_take_them(device, compiling, head_dim):
+    """Three strips of rows, and turns that not all invocations load for."""
+    profile = replace(gpu_profile(NVIDIA, LARGE), least_workgroups=0)
+    check(device, profile, ROWS["samples that end within tiles"], head_dim=head_dim)
+
+
 @pytest.mark.parametrize("window", [1, 20, 33, 69])
 def test_windows(device, halves, window):
     check(device, halves, ROWS["several tiles"], window=window)
