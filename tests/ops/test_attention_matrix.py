@@ -111,10 +111,10 @@ def test_units_of_other_shapes(device, compiling, shape):
     check(device, profile, ROWS["samples that end within tiles"])
 
 
-@pytest.mark.parametrize("head_dim", [128, 192])
+@pytest.mark.parametrize("head_dim", [128, 192, 256])
 def test_long_heads_as_nvidias_units_take_them(device, compiling, head_dim):
-    """Three strips of rows, and turns that not all invocations load for."""
-    profile = replace(gpu_profile(NVIDIA, LARGE), least_workgroups=0)
+    """Three strips of rows, turns that not all invocations load for, a forward of 256 in tiles."""
+    profile = replace(gpu_profile(NVIDIA, Limits(1024, 32 << 10)), least_workgroups=0)
     check(device, profile, ROWS["samples that end within tiles"], head_dim=head_dim)
 
 
