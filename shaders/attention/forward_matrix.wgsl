@@ -75,9 +75,10 @@ fn after(turn: Turn) -> Turn {
     return next;
 }
 
-// Scores are at most the row's highest.
+// Scores are at most the row's highest, unless a compiler adds up without rounding them. A row with
+// NaN has a divisor that is NaN.
 fn weights_of_scores(s: vec4<f32>, highest: f32, divisor: f32) -> vec4<f32> {
-    return exp2((s - vec4<f32>(highest)) * LOG2_E - vec4<f32>(divisor));
+    return exp2(min(s - vec4<f32>(highest), vec4<f32>(0.0)) * LOG2_E - vec4<f32>(divisor));
 }
 
 // Adds eight scores to the row's sum, which has its highest so far as its unit.
