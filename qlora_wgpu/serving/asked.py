@@ -174,7 +174,6 @@ def _stops(value: Any) -> tuple[str, ...]:
 def _count(value: Any) -> int:
     if value is None:
         return 1
-    check_count("n", value)
-    if not 1 <= value <= ANSWERS:
-        raise ConfigError(f"n must be from 1 to {ANSWERS}, got {brief(value)}")
-    return int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= ANSWERS:
+        raise ConfigError(f"n must be a whole number from 1 to {ANSWERS}, got {brief(value)}")
+    return value

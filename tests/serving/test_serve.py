@@ -130,7 +130,10 @@ def test_models_are_listed(url):
             400,
             "message 1 holds a part of type 'image_url': only text is read",
         ),
-        ({"n": 0}, 400, "n must be from 1 to 64"),
+        ({"n": 0}, 400, "n must be a whole number from 1 to 64, got 0"),
+        ({"n": -1}, 400, "n must be a whole number from 1 to 64, got -1"),
+        ({"n": 1.5}, 400, "n must be a whole number from 1 to 64, got 1.5"),
+        ({"n": True}, 400, "n must be a whole number from 1 to 64, got True"),
         (
             {"tools": [{"type": "function", "function": {"name": "f"}}]},
             400,
