@@ -17,6 +17,8 @@ from pathlib import Path
 # Without waiting for somebody to write, without becoming the terminal of this process.
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
 
+BUFFER_BYTES = 8192  # Python 3.14 would take 128 KiB for each open file
+
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFSOCK: "a socket",
@@ -35,7 +37,7 @@ def open_file(path: str | os.PathLike[str]) -> BufferedReader:
     descriptor = os.open(path, _FLAGS)
     try:
         _check_regular(path, os.fstat(descriptor))  # it may have been replaced just now
-        return os.fdopen(descriptor, "rb")
+        return os.fdopen(descriptor, "rb", BUFFER_BYTES)
     except BaseException:
         os.close(descriptor)
         raise

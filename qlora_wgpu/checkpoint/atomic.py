@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from qlora_wgpu.errors import CheckpointError, reason
+from qlora_wgpu.files import BUFFER_BYTES
 
 _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
@@ -51,7 +52,7 @@ def write_pieces(path: str | PathLike[str], pieces: Iterable[bytes | memoryview]
         temporary = path.with_name(_TEMPORARY + path.name)
         try:
             temporary.unlink(missing_ok=True)
-            with temporary.open("xb") as file:
+            with temporary.open("xb", BUFFER_BYTES) as file:
                 for piece in pieces:
                     file.write(piece)
                 file.flush()
