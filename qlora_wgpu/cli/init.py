@@ -59,6 +59,9 @@ def init(
         raise ConfigError(f"--out {out!r} must end in .yaml")
     if file.exists() and not overwrite:
         raise ConfigError(f"{out} is there already: name another with --out, or use --overwrite")
+    named = [("--model", model_path), ("--eval", eval_path), *(("--data", d) for d in data_paths)]
+    for option, name in named:
+        _check_text(option, name or "")
     if other is not None:
         if len(data_paths) > 1 or columns:
             what = "--columns" if columns else "one --data, in place of what the file names"
@@ -94,3 +97,13 @@ def _named(columns: tuple[str, ...]) -> dict[str, str]:
             raise ConfigError(f"--columns {text!r} must be KEY=COLUMN, such as prompt=question")
         named[key] = column
     return named
+
+
+def _check_text(option: str, name: str) -> None:
+    try:
+        name.encode()
+    except UnicodeEncodeError as err:  # its bytes are half characters, which no YAML says
+        raise ConfigError(
+            f"{option} {name!r} is not text in this locale, so that no file can name it: set "
+            "LC_ALL to one of UTF-8, or rename it"
+        ) from err

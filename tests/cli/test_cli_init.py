@@ -11,6 +11,7 @@ from e2e.tiny import write_model
 from qlora_wgpu import load_config
 from qlora_wgpu.cli.init import init
 from qlora_wgpu.data import Preparation, Tokenizer, load_dataset
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs.first_settings import Room, first_settings
 from qlora_wgpu.runs.workload import Target
 
@@ -251,3 +252,18 @@ def test_several_files_make_a_mixture(place):
     assert done.exit_code == 0, done.output
     mixed = load_config(place / "mixed.yaml")
     assert mixed.train.objective == "dpo" and len(mixed.data.sources) == 2
+
+
+@pytest.mark.parametrize("option", ["--model", "--data", "--eval"])
+def test_a_name_that_the_locale_cannot_read_is_refused(place, option):
+    """A file's text has no half characters, which such a name's bytes become."""
+    (place / "named.txt").write_text("the quick brown fox. " * 100)
+    named = {"--model": place / "model", "--data": place / "named.txt"} | {
+        option: place / "\udcc3\udca9.jsonl"
+    }
+    args = [str(part) for pair in named.items() for part in pair]
+    done = CliRunner().invoke(init, [*args, "--out", str(place / "locale.yaml")])
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception).startswith(f"{option} ")
+    assert "not text in this locale" in str(done.exception)
+    assert not (place / "locale.yaml").exists()
