@@ -11,7 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from io import BufferedReader
+from io import BufferedReader, FileIO
 from pathlib import Path
 
 # Without waiting for somebody to write, without becoming the terminal of this process.
@@ -37,7 +37,7 @@ def open_file(path: str | os.PathLike[str]) -> BufferedReader:
     descriptor = os.open(path, _FLAGS)
     try:
         _check_regular(path, os.fstat(descriptor))  # it may have been replaced just now
-        return os.fdopen(descriptor, "rb", BUFFER_BYTES)
+        return BufferedReader(FileIO(descriptor, "rb"), BUFFER_BYTES)
     except BaseException:
         os.close(descriptor)
         raise
