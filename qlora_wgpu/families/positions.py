@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qlora_wgpu.families.config_reader import is_above_zero
+from qlora_wgpu.families.config_reader import ConfigReader, is_above_zero
 
 
 def longest_text(config: Mapping[str, Any]) -> int | None:
@@ -13,13 +13,14 @@ def longest_text(config: Mapping[str, Any]) -> int | None:
 
     Where RoPE is stretched, by its factor: of some models ``max_position_embeddings`` is what they
     were trained on before that, of others after it.
+
+    Raises:
+        UnsupportedModelError: If what it says is no positive integer.
     """
     nested = config.get("text_config")
     text = {**config, **nested} if isinstance(nested, Mapping) else config
-    positions = text.get("max_position_embeddings")
-    if type(positions) is not int or positions < 1:
-        return None
-    return max(positions, _stretched(positions, text))
+    positions = ConfigReader(text).optional_integer("max_position_embeddings")
+    return None if positions is None else max(positions, _stretched(positions, text))
 
 
 def _stretched(positions: int, config: Mapping[str, Any]) -> int:

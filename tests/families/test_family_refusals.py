@@ -15,6 +15,7 @@ from families.small_configs import (
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import known_families
+from qlora_wgpu.families.positions import longest_text
 
 DENSE = NEEDED["granitemoehybrid"]
 ALPHA = {"type": "dynamic", "alpha": 50.0}
@@ -203,3 +204,16 @@ def test_many_layers_without_experts_are_read_soon():
     begin = time.process_time()
     read("qwen3_moe", mlp_only_layers=list(range(10**6)), num_hidden_layers=200)
     assert time.process_time() - begin < 2.0
+
+
+@pytest.mark.parametrize("positions", ["x", 0, -1, 2.5, True, [8]])
+@pytest.mark.parametrize("nested", [False, True])
+def test_the_longest_text_is_a_positive_integer(positions, nested):
+    config = {"max_position_embeddings": positions}
+    with pytest.raises(UnsupportedModelError, match="max_position_embeddings must be a positive"):
+        longest_text({"text_config": config} if nested else config)
+
+
+@pytest.mark.parametrize("config", [{}, {"max_position_embeddings": None}])
+def test_no_longest_text_is_told(config):
+    assert longest_text(config) is None

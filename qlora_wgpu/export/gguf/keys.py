@@ -18,6 +18,7 @@ from qlora_wgpu.export.gguf.model_keys import ModelKeys
 from qlora_wgpu.export.gguf.rope import rope_keys
 from qlora_wgpu.export.gguf.scales import check_scales
 from qlora_wgpu.export.gguf.windows import window_keys
+from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder
 from qlora_wgpu.families.mlp import XIELUMLP
 from qlora_wgpu.families.norm import LayerNorm
@@ -58,8 +59,9 @@ def _sizes(keys: ModelKeys) -> None:
     decoder, sizes = keys.decoder, keys.decoder.dimensions
     is_layer_norm = isinstance(decoder.norm, LayerNorm)
     epsilon = "layer_norm_epsilon" if is_layer_norm else "layer_norm_rms_epsilon"
+    positions = ConfigReader(keys.config).optional_integer("max_position_embeddings")
     keys.values |= {
-        "context_length": int(keys.config.get("max_position_embeddings") or 2048),
+        "context_length": positions or 2048,
         "embedding_length": sizes.hidden_size,
         "block_count": len(decoder.layers),
         "feed_forward_length": sizes.intermediate_size,
