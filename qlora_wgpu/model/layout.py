@@ -193,8 +193,11 @@ class ModelLayout(LayoutMemory):
         recomputation = Recomputation(
             self.residency.layers_together, parking, self.residency.remakes
         )
+        # Sums in textures take two of them.
+        saves = self.profile.in_textures and self.residency.waits
+        profile = replace(self.profile, in_textures=False) if saves else self.profile
         return Graph(
-            self.compute_dtype, self.profile, self.max_binding, self.saturated, recomputation,
+            self.compute_dtype, profile, self.max_binding, self.saturated, recomputation,
             sized=sized,
         )  # fmt: skip
 

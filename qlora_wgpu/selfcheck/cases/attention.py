@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from qlora_wgpu.graph.dtype import LARGEST_FLOAT16
+from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.kernels.attention import SIZED_ROWS, Attention, delta_and_sizes
+from qlora_wgpu.kernels.attention.factors import keys_and_values, queries_and_gradients
 from qlora_wgpu.model.batch_encoding import positions
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
@@ -16,7 +19,7 @@ from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
 from qlora_wgpu.reference import rope as rope_reference
-from qlora_wgpu.selfcheck.cases.common import each, normal, of_halves, uneven
+from qlora_wgpu.selfcheck.cases.common import each, no_ties, normal, of_halves, uneven
 from qlora_wgpu.selfcheck.runner import SUMS, Runner
 
 # Rows of a batch: two samples and padding; padding in front; one sample and no padding.
@@ -104,6 +107,39 @@ def check_attention_sizes(run: Runner, head_dim: int, exact_gradient: bool) -> N
         own = np.s_[:, SIZED_ROWS * block : SIZED_ROWS * (block + 1)]
         run.compare_exactly(sizes[:, :, block, 0], per_head[own].max(axis=1))
         run.compare_exactly(sizes[:, :, block, 1], of_values[own].max(axis=1))
+
+
+@each((16, False), (24, True))
+def check_attention_factors(run: Runner, head_dim: int, exact_gradient: bool) -> None:
+    """What matrix units walk over as f16: a gradient by powers of two, the rest held, counted."""
+    seq, heads, kv_heads = 70, 4, 2
+    rows, sizes = 2 * seq, np.array([1.0, 2e-3, 30.0])[np.arange(2 * seq) % 3, None]
+    q, do = (no_ties(name, rows, heads * head_dim) * sizes for name in ("q", "do"))
+    k, v = (no_ties(name, rows, kv_heads * head_dim) for name in "kv")
+    do[seq - 1 :: seq] *= 100.0  # beyond the first rows whose sizes are told together
+    do[seq:] *= 1e-12
+    k[3, 1], k[69, 2], v[139, 3], q[5, 1] = 1e5, -3e6, 2e5, -4e7
+    tq, tk, tv = map(run.operand, (q, k, v))
+    batch = run.batch(np.ones((2, seq), np.int64))
+    lse = run.float32(normal("lse", rows * heads))
+    problem = Attention(tq, tk, tv, tq, lse, batch.segments, 2, head_dim, 1.0, seq, None)
+    cotangent = run.float32(do) if exact_gradient else run.operand(do)
+    counts = vector("saturated", 4, "uint32", Storage("saturated", "check", 16, np.zeros(4, "u4")))
+    made = (
+        *keys_and_values(run.graph, problem, counts),
+        *queries_and_gradients(
+            run.graph, problem, cotangent, delta_and_sizes(run.graph, problem, cotangent)
+        ),
+    )
+    *got, count = run.run(*made, counts)
+    do = do.astype(np.float32).astype(np.float64) if exact_gradient else run.rounded(do)
+    grouped = do.reshape(2, seq, kv_heads, -1)
+    largest = np.abs(grouped).max(axis=(1, 3), keepdims=True)
+    grouped *= 2.0 ** (14 - np.floor(np.log2(largest)))
+    given = *(run.rounded(a) for a in (k, v, q)), grouped.reshape(do.shape)
+    for value, exact in zip(got, given, strict=True):
+        run.compare(value, np.clip(exact, -LARGEST_FLOAT16, LARGEST_FLOAT16), "float16")
+    run.compare_exactly(count[0], np.array(3.0))
 
 
 @each(
