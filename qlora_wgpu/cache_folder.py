@@ -6,6 +6,7 @@ user's own: no run ends, or computes otherwise, because of a cache.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import tempfile
@@ -17,6 +18,13 @@ import platformdirs
 
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
+
+
+def folder_of_this_process(prefix: str) -> Path:
+    """A temporary folder that lasts as long as this process, for what no cache keeps."""
+    made = tempfile.TemporaryDirectory(prefix=prefix)
+    atexit.register(made.cleanup)  # which keeps it till then, and Python from warning of it
+    return Path(made.name)
 
 
 def cache_path(*names: str) -> Path:

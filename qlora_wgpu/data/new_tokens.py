@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
 import json
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from qlora_wgpu.cache_folder import folder_of_this_process
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.tokenizer_files import CONFIG, GENERATION, copy_tokenizer
 from qlora_wgpu.errors import ConfigError, TokenizerError
 from qlora_wgpu.files import file_bytes, is_there
 from qlora_wgpu.limits import MODEL_JSON_BYTES, TOKENIZER_BYTES, TOKENIZER_CONFIG_BYTES
-
-_made: list[tempfile.TemporaryDirectory[str]] = []  # for as long as the process runs
 
 
 @dataclass(frozen=True)
@@ -94,9 +91,7 @@ def _token(number: int, text: str, *, special: bool) -> dict[str, Any]:
 
 
 def _folder_with(source: Path, stored: dict[str, Any], new: list[dict[str, Any]]) -> Path:
-    _made.append(tempfile.TemporaryDirectory(prefix="qlora-wgpu-tokens-"))
-    atexit.register(_made[-1].cleanup)  # said, so that Python need not warn of it
-    folder = Path(_made[-1].name)
+    folder = folder_of_this_process("qlora-wgpu-tokens-")
     copy_tokenizer(source, folder)
     for name in ("config.json", GENERATION):
         if is_there(source / name):

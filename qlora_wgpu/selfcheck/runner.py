@@ -245,8 +245,11 @@ class Runner:
 
 def _counts(profile: Profile) -> Tensor | None:
     """Where kernels count values beyond the end of their type, if they do."""
-    if not profile.saturates:
-        return None
+    return new_counts() if profile.saturates else None
+
+
+def new_counts() -> Tensor:
+    """Where kernels count values beyond the end of their type."""
     storage = Storage("saturated", "check", 16, np.zeros(4, np.uint32))
     return vector("saturated", 4, "uint32", storage)
 

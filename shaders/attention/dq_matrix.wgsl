@@ -6,6 +6,7 @@ enable chromium_experimental_subgroup_matrix;
 // Launcher: kernels/attention/matrix_tiles.py.
 //#include common/attention.wgsl
 //#include common/attention_matrix.wgsl
+//#include common/attention_matrix_keys.wgsl
 //#include common/attention_matrix_gradient.wgsl
 //#input 1 q: 8
 //#input 2 k: 8
@@ -14,8 +15,6 @@ enable chromium_experimental_subgroup_matrix;
 //#output 7 dq: 8
 
 var<private> q_at: u32;
-var<private> kv_at: u32;
-var<private> own_first: u32;
 
 //#unroll i OCTETS: var<private> pair_$i: vec2<f32>;
 
@@ -23,25 +22,9 @@ var<private> own_first: u32;
 fn kept_q(i: u32) -> Kept {
     return halves_q(raw_q(i));
 }
-
-fn kept_k(i: u32) -> Kept {
-    return halves_k(raw_k(i));
-}
-
-fn kept_v(i: u32) -> Kept {
-    return halves_v(raw_v(i));
-}
 //#else
 fn kept_q(i: u32) -> Kept {
     return load_q(i);
-}
-
-fn kept_k(i: u32) -> Kept {
-    return load_k(i);
-}
-
-fn kept_v(i: u32) -> Kept {
-    return load_v(i);
 }
 //#endif
 
@@ -53,24 +36,11 @@ fn own_1(row: u32, unit: u32) -> Kept {
     return kept8(scale8(load_dout(q_at + min(row, params.seq - 1u) * params.q_stride + unit), x_scale));
 }
 
-fn other_0(turn: Turn, row: u32, unit: u32) -> Kept {
-    return kept_k(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
-}
-
-fn other_1(turn: Turn, row: u32, unit: u32) -> Kept {
-    return kept_v(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
-}
-
 fn after(turn: Turn) -> Turn {
     var next = turn;
     next.other += OTHERS;
     next.round += select(0u, 1u, next.other >= turn.end);
     return next;
-}
-
-fn is_near(turn: Turn) -> bool {
-    let last = min(own_first + BLOCK, params.seq) - 1u;
-    return turn.other + OTHERS - 1u <= own_first && last - turn.other < params.window;
 }
 
 fn weigh(index: u32, turn: Turn, info_at: u32, is_whole: bool) {

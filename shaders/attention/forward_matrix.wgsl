@@ -9,6 +9,7 @@ enable chromium_experimental_subgroup_matrix;
 // What is beyond f16 is held at 65,504 and counted in `saturated`, each value once.
 //#include common/attention.wgsl
 //#include common/attention_matrix.wgsl
+//#include common/attention_matrix_keys.wgsl
 //#include common/attention_masks.wgsl
 //#include common/attention_sinks.wgsl
 //#include common/attention_softmax.wgsl
@@ -23,31 +24,11 @@ enable chromium_experimental_subgroup_matrix;
 //#endif
 
 var<private> q_at: u32;
-var<private> kv_at: u32;
 var<private> lse_at: u32;
-var<private> own_first: u32;
 var<private> beyond: u32;
 
 // In the second round the logarithm to base 2 of what a row's weights are divided by takes the sum's place.
 //#unroll i OCTETS: var<private> highest_$i: f32; var<private> sum_$i: f32;
-
-//#if HALF
-fn kept_k(i: u32) -> Kept {
-    return halves_k(raw_k(i));
-}
-
-fn kept_v(i: u32) -> Kept {
-    return halves_v(raw_v(i));
-}
-//#else
-fn kept_k(i: u32) -> Kept {
-    return load_k(i);
-}
-
-fn kept_v(i: u32) -> Kept {
-    return load_v(i);
-}
-//#endif
 
 fn own_0(row: u32, unit: u32) -> Kept {
     let v = load_q(q_at + min(row, params.seq - 1u) * params.q_stride + unit);
@@ -55,14 +36,6 @@ fn own_0(row: u32, unit: u32) -> Kept {
     if (row < params.seq) { beyond += beyond8(v); }
 //#endif
     return kept8(v);
-}
-
-fn other_0(turn: Turn, row: u32, unit: u32) -> Kept {
-    return kept_k(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
-}
-
-fn other_1(turn: Turn, row: u32, unit: u32) -> Kept {
-    return kept_v(kv_at + min(row, params.seq - 1u) * params.kv_stride + unit);
 }
 
 fn after(turn: Turn) -> Turn {
@@ -87,11 +60,6 @@ fn add_up(highest: f32, sum: f32, lower: vec4<f32>, upper: vec4<f32>) -> vec2<f3
     let next = max(highest, max(max(both.x, both.y), max(both.z, both.w)));
     let terms = exp(lower - vec4<f32>(next)) + exp(upper - vec4<f32>(next));
     return vec2<f32>(next, sum * exp(highest - next) + dot(terms, vec4<f32>(1.0)));
-}
-
-fn is_near(turn: Turn) -> bool {
-    let last = min(own_first + BLOCK, params.seq) - 1u;
-    return turn.other + OTHERS - 1u <= own_first && last - turn.other < params.window;
 }
 
 fn weigh(index: u32, turn: Turn, info_at: u32, is_whole: bool) {

@@ -4,6 +4,7 @@
 // overwritten or (ACCUMULATE) added to; dx_operand, if bound, is what is then in dx. Their padding
 // stays zero. THREADS invocations share a row. Launcher: ops/layer_norm.py.
 //#include common/row_reduce.wgsl
+//#include common/norm_gradient.wgsl
 //#include common/columns.wgsl
 
 struct Params {
@@ -51,24 +52,4 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
 
 fn minus(v: Eight, s: f32) -> Eight {
     return Eight(v.even - s, v.odd - s);
-}
-
-fn store_both(at: u32, value: Eight) {
-//#if dx_operand
-//#if dx_before
-    store_dx_operand(at, add8(load_dx_before(at), value));
-    store_dx(at, value);
-//#else
-    var v = value;
-//#if ACCUMULATE
-    v = add8(eight(dx[at].lo, dx[at].hi), v);
-    dx[at] = Float8(low(v), high(v));
-//#else
-    store_dx(at, value);
-//#endif
-    store_dx_operand(at, v);
-//#endif
-//#else
-    store_dx(at, value);
-//#endif
 }

@@ -7,6 +7,7 @@
 // the weight once for EACH rows.
 // Launcher: ops/rms_norm.py.
 //#include common/row_reduce.wgsl
+//#include common/norm_gradient.wgsl
 
 struct Params {
     rows: u32,
@@ -73,26 +74,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     }
 }
 //#endif
-
-fn store_both(at: u32, value: Eight) {
-//#if dx_operand
-//#if dx_before
-    store_dx_operand(at, add8(load_dx_before(at), value));
-    store_dx(at, value);
-//#else
-    var v = value;
-//#if ACCUMULATE
-    v = add8(eight(dx[at].lo, dx[at].hi), v);
-    dx[at] = Float8(low(v), high(v));
-//#else
-    store_dx(at, value);
-//#endif
-    store_dx_operand(at, v);
-//#endif
-//#else
-    store_dx(at, value);
-//#endif
-}
 
 //#if parts
 fn unit_of_dy(at: u32) -> Eight {

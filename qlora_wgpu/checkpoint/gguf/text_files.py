@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
-import tempfile
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.cache_folder import cache_path, is_own, make_cache_folder
+from qlora_wgpu.cache_folder import (
+    cache_path,
+    folder_of_this_process,
+    is_own,
+    make_cache_folder,
+)
 from qlora_wgpu.checkpoint.atomic import atomic_folder, remove
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.tokenizer import tokenizer_files
@@ -21,8 +24,6 @@ from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 
 _KEPT = 8  # folders of some ten megabytes
-
-_temporary: list[tempfile.TemporaryDirectory[str]] = []  # where the cache keeps nothing
 
 
 def text_folder(file: GGUFFile, config: dict[str, Any]) -> Path:
@@ -54,10 +55,8 @@ def text_folder(file: GGUFFile, config: dict[str, Any]) -> Path:
 
 
 def _temporary_folder(contents: dict[str, str]) -> Path:
-    """One that lasts as long as this process."""
-    _temporary.append(tempfile.TemporaryDirectory(prefix="qlora-wgpu-gguf-"))
-    atexit.register(_temporary[-1].cleanup)  # said, so that Python need not warn of it
-    made = Path(_temporary[-1].name)
+    """Where the cache keeps nothing."""
+    made = folder_of_this_process("qlora-wgpu-gguf-")
     _write(made, contents)
     return made
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 
 from qlora_wgpu.graph.dtype import LARGEST_FLOAT16
-from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.kernels.attention import SIZED_ROWS, Attention, delta_and_sizes
 from qlora_wgpu.kernels.attention.factors import keys_and_values, queries_and_gradients
 from qlora_wgpu.model.batch_encoding import positions
@@ -20,7 +19,7 @@ from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference
 from qlora_wgpu.reference import rope as rope_reference
 from qlora_wgpu.selfcheck.cases.common import each, no_ties, normal, of_halves, uneven
-from qlora_wgpu.selfcheck.runner import SUMS, Runner
+from qlora_wgpu.selfcheck.runner import SUMS, Runner, new_counts
 
 # Rows of a batch: two samples and padding; padding in front; one sample and no padding.
 _SAMPLES = np.array([[1] * 9 + [2] * 40 + [0] * 8, [0] * 5 + [1] * 52, [1] * 57])
@@ -124,7 +123,7 @@ def check_attention_factors(run: Runner, head_dim: int, exact_gradient: bool) ->
     lse = run.float32(normal("lse", rows * heads))
     problem = Attention(tq, tk, tv, tq, lse, batch.segments, 2, head_dim, 1.0, seq, None)
     cotangent = run.float32(do) if exact_gradient else run.operand(do)
-    counts = vector("saturated", 4, "uint32", Storage("saturated", "check", 16, np.zeros(4, "u4")))
+    counts = new_counts()
     made = (
         *keys_and_values(run.graph, problem, counts),
         *queries_and_gradients(
