@@ -12,6 +12,7 @@ from qlora_wgpu.model import keeping
 
 MIB = 1 << 20
 TOKENS = {"embed_tokens": [0, 5, 12287], "lm_head": [12287, 5]}
+pytestmark = pytest.mark.usefixtures("in_buffers")
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def trained(place, name, notes=None, resume=False, steps=3, r=4, **memory):
 
 
 @pytest.fixture(scope="module")
-def plain(place):
+def plain(place, in_buffers):
     return trained(place, "plain", keep_dequantized=False)
 
 
@@ -72,8 +73,24 @@ def test_a_budget_changes_no_bit(place, plain):
     assert resumed == expected
 
 
+def test_textures_change_no_bit(place, plain, in_textures):
+    plain, expected = plain
+    notes = Notes()
+    result, got = trained(place, "textures", notes, keep_dequantized=False)
+    assert got == expected and result.eval_loss == plain.eval_loss
+    assert result.peak_bytes > plain.peak_bytes  # sums take two
+    assert abs(notes.plans[0] - result.peak_bytes) < 0.01 * result.peak_bytes
+    # Begun with them, gone on where a budget has no room for them.
+    trained(place, "resumed textures", steps=2, keep_dequantized=False)
+    resumed, got = trained(
+        place, "resumed textures", memory=f"{plain.peak_bytes}B", resume=True,
+        keep_dequantized=False,
+    )  # fmt: skip
+    assert got == expected and resumed.peak_bytes <= plain.peak_bytes
+
+
 @pytest.fixture(scope="module")
-def kept(place):
+def kept(place, in_buffers):
     notes = Notes()
     return *trained(place, "kept", notes), notes
 

@@ -120,7 +120,7 @@ def test_a_run_is_planned_as_it_trains(place):
     assert shape["gradient_checkpointing"] is True  # as a run without other settings
 
 
-def test_what_does_not_fit_is_told_what_would(place):
+def test_what_does_not_fit_is_told_what_would(place, in_buffers):
     plain = ("run.yaml", "data.max_seq_length=256", "train.gradient_checkpointing=false",
              "train.gradient_accumulation_steps=4", "device.keep_dequantized=false")  # fmt: skip
 

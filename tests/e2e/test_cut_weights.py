@@ -29,7 +29,7 @@ class Cutting(Observer):
             os.truncate(self.path, 4096)
 
 
-def test_a_run_is_saved_before_it_ends(monkeypatch, tmp_path):
+def test_a_run_is_saved_before_it_ends(in_buffers, monkeypatch, tmp_path):
     device = allocating_device(monkeypatch)
     write_model(  # rows without padding, so that the file's own are read
         tmp_path / "model", store="bfloat16", tie_word_embeddings=False, vocab_size=4096,
