@@ -7,3 +7,10 @@ fn raw_tile_unit(m: u32, first: u32, unit: u32) -> Raw_x {
     return raw_unit(m, k_unit(first + unit));
 //#endif
 }
+//#if RUNS
+
+// Where such a unit lies, of tiles that are whole and x of one layer.
+fn x_place(m: u32, unit: u32) -> u32 {
+    return min(m, params.rows - 1u) * params.x_stride + params.x_unit0 + unit;
+}
+//#endif

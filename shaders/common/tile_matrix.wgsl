@@ -6,10 +6,10 @@
 // multiplied. Whole tiles of float32 results go straight to y (DIRECT); what they are added to is
 // where their sums begin, unless those are multiplied by something (LOADS).
 //
-// f16 ends at 65,504. Where `sizes` is bound, x is multiplied by a power of two that puts the
-// largest of the workgroup's rows just below, and the results are divided by it; else what is
-// beyond is held at 65,504 and counted in `saturated`, if that is bound. NaN stays NaN, and
-// infinity infinity. An adapter's term (TERM) is more of the same product: tile_matrix_term.wgsl.
+// f16 ends at 65,504. x comes in f16 (gemm/factors.wgsl), where `exponents` is bound multiplied by a
+// power of two for each of the workgroups' rows, by which the results are divided. What is beyond the
+// end of w is held there and counted in `saturated`, if that is bound; NaN stays NaN, and infinity
+// infinity. An adapter's term (TERM) is more of the same product: tile_matrix_term.wgsl.
 const TILE_M = GROUPS_M * FRAGMENTS_M * MATRIX_M;
 const TILE_N = GROUPS_N * FRAGMENTS_N * MATRIX_N;
 const THREADS = GROUPS_M * GROUPS_N * SUBGROUP_SIZE;
@@ -44,8 +44,8 @@ const W_COUNT = W_HEIGHT * W_ROW_UNITS;
 const X_STEP = THREADS / K_UNITS;
 const W_STEP = THREADS / W_ROW_UNITS;
 
-//#if sizes
-@group(0) @binding(14) var<storage, read> sizes: array<u32>;
+//#if exponents
+@group(0) @binding(14) var<storage, read> exponents: array<u32>;
 //#endif
 //#if saturated
 @group(0) @binding(15) var<storage, read_write> saturated: array<atomic<u32>>;
@@ -69,6 +69,23 @@ fn put_x(at: u32, v: Eight) {
 //#else
     x_tile[at] = low(v);
     x_tile[at + 1u] = high(v);
+//#endif
+}
+
+// A unit as it is stored, which past the last k is zero.
+fn put_raw_x(at: u32, raw: Raw_x, unit: u32) {
+//#if HALF
+//#if WHOLE_K
+    x_tile[at] = halves_x(raw);
+//#else
+    x_tile[at] = select(vec4<u32>(0u), halves_x(raw), unit < k_units());
+//#endif
+//#else
+//#if WHOLE_K
+    put_x(at, unpack_x(raw));
+//#else
+    put_x(at, scale8(unpack_x(raw), k_factor(unit)));
+//#endif
 //#endif
 }
 
@@ -107,53 +124,14 @@ fn next_tile(k0: u32, k_last: u32) -> u32 {
 //#endif
 }
 
-// A unit of x as it is multiplied.
-fn scaled_x(raw: Raw_x, x_scale: f32, unit: u32) -> Eight {
-    let v = unpack_x(raw);
-//#if WHOLE_K
-//#if sizes
-    return scale8(v, x_scale);
-//#else
-    return v;
-//#endif
-//#else
-    return scale8(v, x_scale * k_factor(unit));
-//#endif
-}
-//#if HALF
-
-// What is not zero where some of a unit are no numbers of f16 once they are scaled.
-fn beyond_bits(raw: Raw_x, v: Eight) -> u32 {
-//#if BFLOAT16
-    // Two at a time. What is finite and scaled is below f16's end.
-//#if sizes
-    let room = vec4<u32>(0x00800080u);
-//#else
-    let room = vec4<u32>(0x38803880u);
-//#endif
-    let carried = (raw & vec4<u32>(0x7fff7fffu)) + room;
-    return (carried.x | carried.y | carried.z | carried.w) & 0x80008000u;
-//#else
-    return u32(size8(v) > LARGEST_BITS);
-//#endif
-}
-//#endif
-
-//#if sizes
-// The exponent, as float32 has it, of x's factor. 2¹⁴ is a power below f16's end, and leaves it
-// room to round.
+//#if exponents
+// The exponent of x's factor, as float32 has it.
 fn scale_exponent(m0: u32, k_first: u32) -> u32 {
-    let blocks = (params.rows + SIZED_ROWS - 1u) / SIZED_ROWS;
-    var largest = 0u;
-    for (var i = m0 / SIZED_ROWS; i < (m0 + TILE_M + SIZED_ROWS - 1u) / SIZED_ROWS; i += 1u) {
 //#if SIZED_PARTS
-        largest = max(largest, sizes[k_first / params.k_part * blocks + min(i, blocks - 1u)]);
+    return exponents[k_first / params.k_part * ((params.rows + TILE_M - 1u) / TILE_M) + m0 / TILE_M];
 //#else
-        largest = max(largest, sizes[min(i, blocks - 1u)]);
+    return exponents[m0 / TILE_M];
 //#endif
-    }
-    // The bias is 127; the factor and its inverse stay normal.
-    return u32(clamp(127 + 14 + 127 - i32(largest >> 23u), 1, 253));
 }
 //#endif
 
@@ -164,13 +142,11 @@ fn scale_exponent(m0: u32, k_first: u32) -> u32 {
 fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: u32, k_first: u32, k_last: u32) {
     let m = (group / GROUPS_N) * FRAGMENTS_M * MATRIX_M;
     let n = (group % GROUPS_N) * FRAGMENTS_N * MATRIX_N;
-//#if sizes
+//#if exponents
     let exponent = scale_exponent(m0, k_first);
-    let x_scale = bitcast<f32>(exponent << 23u);
     var y_scale = y_factor() * bitcast<f32>((254u - exponent) << 23u);
 //#else
     let exponent = 127u;
-    let x_scale = 1.0;
     var y_scale = y_factor();
 //#endif
 //#if TERM
@@ -202,8 +178,16 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
     let w_line = index / W_ROW_UNITS;
     let w_unit = index % W_ROW_UNITS;
     let w_at = w_line * W_STRIDE + w_unit * (8u / VECTOR);
+//#if RUNS
+    // Where units lie runs on with the tiles: compilers make all of it anew each time otherwise.
+    //#unroll i W_UNITS: var w_from_$i = w_place(w_line + $iu * W_STEP, w_unit, c0, k_first);
+    //#unroll i X_UNITS: var x_from_$i = x_place(m0 + x_row + $iu * X_STEP, k_first / 8u + x_unit);
+    //#unroll i W_UNITS: var w_$i = raw_w(w_from_$i);
+    //#unroll i X_UNITS: var x_$i = raw_x(x_from_$i);
+//#else
     //#unroll i W_UNITS: var w_$i = raw_w(w_place(w_line + $iu * W_STEP, w_unit, c0, k_first));
     //#unroll i X_UNITS: var x_$i = raw_tile_unit(m0 + x_row + $iu * X_STEP, k_first / 8u, x_unit);
+//#endif
     for (var k0 = k_first; k0 < k_last; k0 += TILE_K) {
         // Before the branch below, behind which the next tile's units would need registers of their own.
         //#unroll i W_UNITS
@@ -220,40 +204,33 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
             }
         //#end
         let unit = k0 / 8u + x_unit;
-//#if HALF
-        var beyond_any = 0u;
         //#unroll i X_UNITS
             if (X_UNITS * THREADS == X_COUNT || x_row + $iu * X_STEP < TILE_M) {
-                let v = scaled_x(x_$i, x_scale, unit);
-                x_tile[x_at + $iu * (X_STEP * X_STRIDE)] = few_digits(v);
-                beyond_any |= beyond_bits(x_$i, v);
+                put_raw_x(x_at + $iu * (X_STEP * X_STRIDE), x_$i, unit);
             }
         //#end
-        // Hardly ever; so that no other turn waits for it, all units are written once more.
-        if (beyond_any != 0u) {
-            //#unroll i X_UNITS
-                if (X_UNITS * THREADS == X_COUNT || x_row + $iu * X_STEP < TILE_M) {
-                    x_tile[x_at + $iu * (X_STEP * X_STRIDE)] = held_f16(scaled_x(x_$i, x_scale, unit));
-//#if saturated
-                    if (c0 == 0u && m0 + x_row + $iu * X_STEP < row_count() && unit < k_units()) { beyond += beyond8(unpack_x(x_$i)); }
-//#endif
-                }
-            //#end
-        }
-//#else
-        //#unroll i X_UNITS
-            if (X_UNITS * THREADS == X_COUNT || x_row + $iu * X_STEP < TILE_M) {
-                put_x(x_at + $iu * (X_STEP * X_STRIDE), scaled_x(x_$i, x_scale, unit));
-            }
-        //#end
-//#endif
         workgroupBarrier();
         for (var k = 0u; k < TILE_K; k += MATRIX_K) {
             // Within the loop, lest a compiler moves the loads behind it, to where they are used.
             if (k == 0u) {
+//#if RUNS
+                // Behind the last one it stays.
+                let further = k0 + TILE_K < k_last;
+                let x_turn = select(0u, K_UNITS, further);
+//#if W_ROWS
+                let w_turn = x_turn;
+//#else
+                let w_turn = select(0u, TILE_K * w_stride(), further);
+//#endif
+                //#unroll i W_UNITS: w_from_$i += w_turn;
+                //#unroll i X_UNITS: x_from_$i += x_turn;
+                //#unroll i W_UNITS: w_$i = raw_w(w_from_$i);
+                //#unroll i X_UNITS: x_$i = raw_x(x_from_$i);
+//#else
                 let next = next_tile(k0, k_last);
                 //#unroll i W_UNITS: w_$i = raw_w(w_place(w_line + $iu * W_STEP, w_unit, c0, next));
                 //#unroll i X_UNITS: x_$i = raw_tile_unit(m0 + x_row + $iu * X_STEP, next / 8u, x_unit);
+//#endif
             }
             //#unroll i FRAGMENTS_M
                 let left_$i = subgroupMatrixLoad<subgroup_matrix_left<Factor, MATRIX_K, MATRIX_M>, row_major>(&x_tile, (m + $iu * MATRIX_M) * X_STRIDE + k / VECTOR, X_STRIDE);

@@ -11,8 +11,8 @@ enable chromium_experimental_subgroup_matrix;
 @group(0) @binding(3) var<storage, read_write> y: array<vec4<f32>>;
 @group(0) @binding(4) var<storage, read_write> seen: array<vec4<u32>>;
 
-fn raw_tile_unit(m: u32, first: u32, unit: u32) -> Raw_x {
-    return raw_x(min(m, TILE_M - 1u) * (DEPTH / 8u) + unit + first);
+fn x_place(m: u32, unit: u32) -> u32 {
+    return min(m, TILE_M - 1u) * (DEPTH / 8u) + unit;
 }
 //#if W_ROWS
 

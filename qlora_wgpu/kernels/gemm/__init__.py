@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile
+from qlora_wgpu.kernels.gemm.factors import Factors, factors_of
 from qlora_wgpu.kernels.gemm.launching import further_layers
-from qlora_wgpu.kernels.gemm.matrix_units import SIZED_ROWS, MatrixUnits, largest_sizes
+from qlora_wgpu.kernels.gemm.matrix_units import MatrixUnits
 from qlora_wgpu.kernels.gemm.problem import PART_UNIT, Gemm, LoraTerm, size_class
 from qlora_wgpu.kernels.gemm.registers import (
     Registers,
@@ -22,14 +23,14 @@ __all__ = [
     "GEMM",
     "KERNELS",
     "PART_UNIT",
-    "SIZED_ROWS",
     "TUNABLES",
+    "Factors",
     "Gemm",
     "LoraTerm",
     "MatrixUnits",
     "broadcast_constants",
+    "factors_of",
     "further_layers",
-    "largest_sizes",
     "size_class",
 ]
 

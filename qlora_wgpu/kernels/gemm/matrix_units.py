@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qlora_wgpu.gpu.matrix import MatrixTile
 from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.experts import EXPERT_TILE
-from qlora_wgpu.kernels.gemm.launching import Cut, further_layers, launch_split
+from qlora_wgpu.kernels.gemm.factors import factors_of
+from qlora_wgpu.kernels.gemm.launching import Cut, launch_split
 from qlora_wgpu.kernels.gemm.problem import Gemm
-
-SIZED_ROWS = 8  # share an entry of what says how large gradients are
-_SIZING_GROUP = 128  # invocations that look for it
 
 
 class MatrixUnits:
@@ -30,27 +29,36 @@ class MatrixUnits:
         """Adds the launches."""
         own = g.profile.for_products(gemm.size_class)
         tile = _matrix_tile(gemm, own)
+        tensors: dict[str, Tensor] = {}
+        if own.saturates:
+            factors = factors_of(g, gemm, tile.rows)
+            if factors.exponents is not None:
+                tensors["exponents"] = factors.exponents
+            elif g.saturated is not None and gemm.w.dtype != "float16":
+                tensors["saturated"] = g.saturated
+            gemm = _with_factors(gemm, factors.x)
         constants = tile.constants(with_rows=gemm.with_rows)
         # A term that is masked is added to the results.
         term = gemm.lora is not None and gemm.lora.dropout is None
+        whole = _in_whole_tiles(gemm, tile)
         constants |= {
             "TERM": term,
             "SIZED_PARTS": gemm.part > 0,
-            "BFLOAT16": gemm.x.dtype == "bfloat16",
-            "WHOLE_K": _in_whole_tiles(gemm, tile),
+            "WHOLE_K": whole,
+            "RUNS": whole and (gemm.with_rows or not gemm.others),
         }
-        tensors: dict[str, Tensor] = {}
-        if own.saturates and not gemm.with_rows:
-            tensors["sizes"] = largest_sizes(g, gemm)
-            constants["SIZED_ROWS"] = SIZED_ROWS
-        elif own.saturates and g.saturated is not None:
-            tensors["saturated"] = g.saturated
         cut = Cut(
             f"gemm/{gemm.name}_tiled.wgsl", tile.rows, tile.columns, constants,
             threads=tile.invocations, any_parts=True, tensors=tensors,
-            direct=term or gemm.lora is None, loads=gemm.scale == 1.0 and "sizes" not in tensors,
+            direct=term or gemm.lora is None,
+            loads=gemm.scale == 1.0 and "exponents" not in tensors,
         )  # fmt: skip
         launch_split(g, gemm, cut)
+
+
+def _with_factors(gemm: Gemm, x: Tensor) -> Gemm:
+    """The product of a copy of x that has its columns alone, of all layers side by side."""
+    return replace(gemm, x=x) if gemm.with_rows else replace(gemm, x=x, row0=0, others=())
 
 
 def _matrix_tile(gemm: Gemm, profile: Profile) -> MatrixTile:
@@ -63,31 +71,3 @@ def _in_whole_tiles(gemm: Gemm, tile: MatrixTile) -> bool:
     layers = () if gemm.with_rows else (gemm.x, *gemm.others)[: len(gemm.others)]
     lengths = (gemm.depth, gemm.part, *(x.columns for x in layers))
     return all(length % tile.depth == 0 for length in lengths)
-
-
-def largest_sizes(g: Graph, gemm: Gemm) -> Tensor:
-    """How large a product's x is at most, for each ``SIZED_ROWS`` of its rows: float32's bits.
-
-    Where its parts are given, for those of the first part, then of the second and so on.
-    """
-    x = gemm.x
-    blocks = ceil_div(x.rows, SIZED_ROWS)
-    sizes = g.integers(f"sizes of {x.name}", gemm.parts * blocks)
-    batch_info = gemm.batch_info if gemm.first_row is not None else None
-    others, layers = further_layers("x", x, gemm.others, 8, 8)
-    g.launch(
-        "gemm/sizes.wgsl",
-        (blocks, gemm.parts, 1),
-        {"x": x, **others, "sizes": sizes, "batch_info": batch_info},
-        {
-            "rows": x.rows,
-            "stride": x.units(8),
-            "first_row": gemm.first_row or 0,
-            "stride1": layers["stride1"],
-            "stride2": layers["stride2"],
-            "part": gemm.part // 8,
-        },
-        {"GROUP": _SIZING_GROUP, "ROWS": SIZED_ROWS, "PARTS": gemm.part > 0},
-        label=gemm.label,
-    )
-    return sizes

@@ -10,7 +10,7 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, padded
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.gemm import SIZED_ROWS, Gemm, largest_sizes
+from qlora_wgpu.kernels.gemm import Gemm, factors_of
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.quantized_weights import quantized_matrix
 from qlora_wgpu.ops.linear import linear
@@ -45,24 +45,49 @@ def check_dequantization(run: Runner, shape: tuple[int, int], double: bool) -> N
     run.compare(np.concatenate(run.run(*shards)), exact, shards[0].dtype, by_row=True)
 
 
-@each((ROWS, 72, False), (20, 1100, True))
-def check_sizes_of_rows(run: Runner, rows: int, columns: int, counted: bool) -> None:
-    """How large blocks of rows are, by which matrix units scale gradients; NaN has no size."""
-    x = run.rounded(normal("x", rows, columns) * 10.0 ** (np.arange(rows) % 19 - 9)[:, None])
-    given = x.copy()
-    given[3, 5], given[4, 6], given[9, 0] = np.nan, np.inf, -np.inf
+@each(
+    ((ROWS - 5, 5), 0, 0, False), ((20, 2100), 0, 0, True), ((20, 150), 64, 0, False),
+    ((37, 16, 8, 24), 0, 0, False), ((20, 44), 0, 16, False),
+)  # fmt: skip
+def check_factors_of_gradients(
+    run: Runner, shape: tuple[int, ...], part: int, row0: int, counted: bool
+) -> None:
+    """Gradients as f16, by a power of two of each tile's rows and of each part's columns.
+
+    NaN and infinity have no size and stay what they are.
+    """
+    tile, (rows, *widths) = 16, shape
+    depth = sum(widths)
+    x = normal("x", rows, row0 + depth) * 10.0 ** (np.arange(rows) % 19 - 9)[:, None]
+    x[3, row0], x[9, row0 + 1], x[10, row0] = np.nan, np.inf, -np.inf
+    first, *others = (
+        run.operand(each) for each in np.split(x, row0 + np.cumsum(widths)[:-1], axis=1)
+    )
     labels = rows - 3 if counted else rows
     targets = np.where(np.arange(rows) < labels, 1, -100)[None]
     batch = run.batch(np.ones((1, rows), np.int64), targets=targets)
-    like = run.operand(np.zeros((columns, 8)))
     gemm = Gemm(
-        run.operand(given), like, run.graph.float32("y", rows, 8), with_rows=False,
-        batch_info=batch.info, first_row=0 if counted else None,
+        first, run.weight(np.zeros((depth, 8))), run.graph.float32("y", rows, 8), False, row0=row0,
+        batch_info=batch.info, first_row=0 if counted else None, others=tuple(others), part=part,
     )  # fmt: skip
-    (got,) = run.run(largest_sizes(run.graph, gemm))
-    finite = np.where(np.isfinite(given), np.abs(x), 0.0)[:labels]
-    blocks = [finite[i : i + SIZED_ROWS].max(initial=0.0) for i in range(0, rows, SIZED_ROWS)]
-    run.compare_exactly(got, np.array(blocks, np.float32).view(np.uint32).astype(np.float64))
+    factors = factors_of(run.graph, gemm, tile)
+    assert factors.exponents is not None
+    got, exponents = run.run(factors.x, factors.exponents)
+    x = run.rounded(x)[:labels, row0:]
+    expected = []
+    for begin in range(0, depth, part or depth):
+        own = np.s_[begin : begin + (part or depth)]
+        for end in range(tile, labels + tile, tile):
+            tiled = x[end - tile : end, own]
+            largest = np.abs(tiled[np.isfinite(tiled)]).max()
+            expected.append(127 + 14 - np.floor(np.log2(largest)))
+            tiled *= 2.0 ** (expected[-1] - 127)
+    tiles = -(-rows // tile)
+    found = exponents.reshape(-1, tiles)[:, : -(-labels // tile)]
+    run.compare_exactly(found.ravel(), np.array(expected))
+    finite = np.isfinite(x)
+    run.compare_exactly(got[:labels][~finite], x[~finite])
+    run.compare(np.where(finite, got[:labels], 0), np.where(finite, x, 0), "float16")
 
 
 def check_values_beyond_float16(run: Runner) -> None:
