@@ -57,6 +57,12 @@ def test_segments_and_sums_of_weights_in_textures(device, dtype, head_dim):
     check(device, IN_TEXTURES, dtype, 4, 2, head_dim, np.ones((1, 19), int), window=7)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "seq"), [(1, 1), (3, 5)])
+def test_sums_of_weights_that_end_within_a_texel(device, dtype, heads, seq):
+    check(device, IN_TEXTURES, dtype, heads, 1, 8, np.ones((1, seq), int))
+
+
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(6, 2, 20), (3, 1, 10), (2, 2, 6), (4, 2, 64), (3, 1, 24)]

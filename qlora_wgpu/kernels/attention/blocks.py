@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant
-from qlora_wgpu.graph.dtype import ceil_div
+from qlora_wgpu.graph.dtype import ceil_div, round_up
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.attention.problem import Attention, Gradients
@@ -73,7 +73,8 @@ class Blocks(ABC):
     def _delta(self, g: Graph, problem: Attention, dout: Tensor) -> Tensor:
         rows, heads, unit = problem.q.rows, problem.heads, self._unit(problem)
         units = problem.head_dim // unit
-        lse_delta = g.float_vector("lse and delta", 2 * rows * heads)
+        pairs = round_up(rows * heads, 2)  # of which a texel holds two
+        lse_delta = g.float_vector("lse and delta", 2 * pairs)
         g.launch(
             "attention/delta.wgsl",
             rows * heads,
