@@ -50,6 +50,7 @@ def test_products_hold_fewer_rows_where_instructions_are_waited_for(
         ("AuthenticAMD", 25, 16, False),
         ("AuthenticAMD", 25, 4, False),
         ("AuthenticAMD", 26, 8, False),
+        ("AuthenticAMD", "unknown", 8, False),
         ("GenuineIntel", 6, 8, False),
     ],
 )

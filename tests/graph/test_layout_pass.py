@@ -1,6 +1,7 @@
 """Memory is chosen between tracing and planning: ops never speak of it."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -189,3 +190,64 @@ def test_a_sum_in_place_lies_in_a_buffer():
     first, second = plan.launches[:2]
     assert first.tensors["y"] is second.tensors["y"] is total and not total.texture
     assert "y_before" not in second.tensors and len(copies(plan)) == 1
+
+
+def added(graph, x, w, total, **options):
+    GEMM.launch(graph, Gemm(x, w, total, False, accumulate=True, **options))
+
+
+def begun_sum():
+    """A graph with all in textures, two factors, and their product, which may be added to."""
+    graph = Graph("float32", replace(TEXTURES, in_textures=True))
+    x, w = (stored(name, 16, 16, "float32", texture=True) for name in "xw")
+    total = graph.float32("sum", 16, 16)
+    GEMM.launch(graph, Gemm(x, w, total, False))
+    return graph, x, w, total
+
+
+def test_each_sum_is_written_to_another_one_and_read_as_it_is_then():
+    graph, x, w, total = begun_sum()
+    early, late = (stored(name, 16, 16, "float32", texture=True) for name in ("early", "late"))
+    added(graph, x, w, total)
+    GEMM.launch(graph, Gemm(total, w, early, False))
+    added(graph, x, w, total)
+    added(graph, x, w, total)
+    GEMM.launch(graph, Gemm(total, w, late, False))
+    plan = make_plan(graph)
+    first, second, reader, third, fourth, last = plan.launches
+    sums = [launch.tensors["y"] for launch in (first, second, third, fourth)]
+    assert len(set(sums)) == 4 and all(each.texture for each in sums)
+    assert [launch.tensors["y_before"] for launch in (second, third, fourth)] == sums[:-1]
+    assert reader.tensors["x"] is sums[1] and last.tensors["x"] is sums[-1] is total
+    slots = [plan.slot_of[each] for each in sums]
+    assert all(a != b for a, b in pairwise(slots)) and len(set(slots)) == 2
+
+
+def test_what_is_added_in_place_between_sums_is_in_the_next():
+    graph, x, w, total = begun_sum()
+    added(graph, x, w, total)
+    tensors = {"y": total, "a": None, "b": stored("b", 16, 16, "float32")}
+    graph.launch("tensor/add.wgsl", 32, tensors, {"units": 32}, {"ACCUMULATE": True})
+    added(graph, x, w, total)
+    _, second, in_place, copy, last = make_plan(graph, (total,)).launches
+    sums = second.tensors["y"]
+    assert in_place.tensors["y"] is copy.tensors["x"] is sums and not sums.texture
+    assert last.tensors["y_before"] is copy.tensors["y"] and last.tensors["y"] is total
+
+
+def test_a_sum_of_some_rows_stays_where_the_others_are():
+    graph, x, w, total = begun_sum()
+    added(graph, x, w, total, batch_info=make_batch_buffers(1, 16).info, first_row=0)
+    first, second = make_plan(graph, (total,)).launches
+    assert first.tensors["y"] is second.tensors["y"] is total and not total.texture
+
+
+def test_what_a_kernel_must_have_in_a_buffer_lies_there_among_textures():
+    graph = Graph("float32", replace(TEXTURES, in_textures=True))
+    x, w = (stored(name, 8, 8, "float32", texture=True) for name in "xw")
+    g, y = graph.float32("g", 8, 8), graph.float32("y", 8, 8)
+    GEMM.launch(graph, Gemm(x, w, g, False))
+    squared(graph, g)
+    GEMM.launch(graph, Gemm(g, w, y, False))
+    plan = make_plan(graph, (y,))
+    assert not g.texture and [la.tensors["x"] for la in copies(plan)] == [g]
