@@ -15,8 +15,10 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError, DataError, reason
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import OWN_JSON_BYTES
+from qlora_wgpu.runs.data import read_dataset
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.training import Observer
 from qlora_wgpu.web import MANIFEST, Site, SiteOptions, write_site
 from qlora_wgpu.web.page_files import put_page
 
@@ -44,19 +46,23 @@ def write_page(
         ConfigError: If a browser cannot train so, or the folder holds something else.
         CheckpointError: If the base is damaged, or the folder cannot be written.
         TokenizerError: If it has no tokenizer, or the chat template is broken.
-        DataError: If the example is of a kind that a page does not read.
+        DataError: If the example is of a kind that a page does not read, or nothing can be learnt
+            from it.
     """
     out = Path(out)
     if out.exists() and not (out / MANIFEST).is_file():
         raise ConfigError(f"{out} is there already and is not a site: choose another --out")
+    options = options or SiteOptions()
     sample = _sample(settings) if with_data else None
     source = OpenedModel.open(base_in(settings))
+    if sample is not None:
+        _check_rows(settings, source, sample, max(options.buckets, default=0))
     with atomic_folder(out) as unfinished:
         put_page(unfinished)
         if sample is not None:
             shutil.copyfile(sample, unfinished / sample.name)
         site = write_site(
-            settings, source.pretrained, source.path, unfinished, options or SiteOptions(),
+            settings, source.pretrained, source.path, unfinished, options,
             sample=None if sample is None else sample.name, progress=progress,
         )  # fmt: skip
     return site.moved(out)
@@ -69,6 +75,13 @@ def _sample(settings: Config) -> Path:
             f"{path} cannot go along: a page reads a file that ends in {', '.join(_SAMPLES)}"
         )
     return path
+
+
+def _check_rows(settings: Config, source: OpenedModel, sample: Path, longest: int) -> None:
+    """Refuses an example that the page would refuse whoever takes it."""
+    length = longest or settings.data.max_seq_length
+    data = settings.data.model_copy(update={"max_seq_length": length, "cache": False})
+    read_dataset(data, str(sample), source.tokenizer, Observer())
 
 
 class SiteServer(socketserver.ThreadingTCPServer):

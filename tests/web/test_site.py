@@ -285,6 +285,22 @@ def test_an_example_must_be_of_a_kind_that_a_page_reads(tmp_path):
         write_page(settings(f"data.train={rows}"), tmp_path / "site", with_data=True)
 
 
+def test_an_example_that_cannot_be_learnt_is_refused(tmp_path):
+    """Else its button would fail for whoever opens the page."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a"}\n')
+    with pytest.raises(DataError, match="line 1: a row needs the key"):
+        write_page(settings(f"data.train={rows}"), tmp_path / "site", with_data=True)
+    assert not (tmp_path / "site").exists()
+    rows.write_text(json.dumps({"prompt": "a " * 30, "completion": "b"}) + "\n")
+    write_page(settings(f"data.train={rows}"), tmp_path / "site", with_data=True)
+    with pytest.raises(DataError, match="max_seq_length=16"):
+        write_page(
+            settings(f"data.train={rows}"), tmp_path / "site", SiteOptions(buckets=(16,)),
+            with_data=True,
+        )  # fmt: skip
+
+
 def test_a_damaged_base_leaves_the_old_site(written, tmp_path):
     base = tmp_path / "base"
     shutil.copytree(DEMO.parent / "base", base)
