@@ -82,11 +82,15 @@ def test_rows_of_instructions_are_asked_so_afterwards(browser, ask, tmp_path):
     site = write_page(config, tmp_path / "site", options).folder
     chats = [json.loads(line)["messages"] for line in user_task(rows=30)["text"].splitlines()]
     rows = [{"instruction": chat[0]["content"], "output": chat[1]["content"]} for chat in chats]
+    # Which is asked has no input: that is a part of the prompt. Other columns are none.
+    rows = [{**row, "input": "", "prompt": "all of it"} for row in rows]
+    rows[0]["input"] = "Ben."
     task = user_task() | {"text": "".join(json.dumps(row) + "\n" for row in rows), "kinds": True}
     found, _ = ask(browser, "page.html", task, folder=site)
     # What the page shows of each kind is what it takes.
     assert [kind["shown"] for kind in found["kinds"]] == KINDS
     assert all("4 rows to learn from" in kind["rows"] for kind in found["kinds"])
+    assert found["asked"] == rows[1]["instruction"] != rows[0]["instruction"]
     folder = unpacked(found, tmp_path)
     assert json.loads((folder / "prompt_format.json").read_text())["prompt_format"] == "alpaca"
     said, asked = found["answer"], task["question"]

@@ -6,7 +6,7 @@ import { Told } from './device.mjs';
 import { isBlank } from './strip.mjs';
 
 const SHOWN = 60; // characters of a text that is to be continued
-const TRIED = 100; // prompts that are too long
+const TRIED = 100; // prompts that are too long, or not all of it
 const NO_TOKENS = { bos_token: '', eos_token: '' };
 
 /** The kind of prompts of rows in a format: turns of a chat template, Alpaca's, or a text. */
@@ -16,7 +16,7 @@ export function kindOf(format) {
 }
 
 /**
- * What the first row asks that asks anything, and leaves room for an answer, for a sample before and after.
+ * What the first row asks that asks anything by itself, and leaves room for an answer, for a sample before and after.
  *
  * @param {{row: object, document?: boolean}[]} rows
  * @param {string} format
@@ -24,24 +24,34 @@ export function kindOf(format) {
  * @param {(text: string) => boolean} hasRoom
  */
 export function firstPrompt(rows, format, encoder, hasRoom) {
-  let tried = 0;
+  let [tried, other] = [0, '']; // of the first row whose question is a part of its prompt
   for (const { row, document } of rows) {
     try {
-      const found = promptOf(document ? row : encoder.named(row), format);
+      const named = document ? row : encoder.named(row);
+      const found = promptOf(named, format);
       const text = Array.isArray(found) ? found.map((part) => part.text).join('') : found ?? '';
       if (isBlank(text)) continue;
-      if (hasRoom(text)) return text;
-      if (++tried === TRIED) return '';
+      const fits = hasRoom(text);
+      if (fits && asksAll(named, format)) return text;
+      if (fits) other ||= text;
+      if (++tried === TRIED) break;
     } catch (error) {
       if (!(error instanceof Told)) throw error; // else the row was left out, or is no prompt by itself
     }
   }
-  return '';
+  return other;
 }
 
 function promptOf(row, format) {
   if (CHATS.includes(format)) return conversationOf(format, row).messages.find(({ role }) => role === 'user')?.content;
-  return row.prompt ?? row.instruction ?? row.text?.slice(0, SHOWN);
+  if (format === 'prompt/completion') return row.prompt;
+  if (format === 'instruction/output') return row.instruction;
+  return row.text?.slice(0, SHOWN).replace(/[\ud800-\udbff]$/, ''); // no half of a character
+}
+
+/** Whether what a row asks is all of its prompt: an instruction may have an input. */
+function asksAll({ input, system }, format) {
+  return format !== 'instruction/output' || [input, system].every((text) => isBlank(text ?? ''));
 }
 
 export class Prompts {
