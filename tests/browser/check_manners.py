@@ -53,3 +53,25 @@ def test_steps_count_in_place_of_passes(ask, site):
     over = {"site.json": json.dumps(manifest).encode()}
     found, _ = ask("firefox", "page.html", user_task(), over)
     assert found["figures"].startswith("Done, 3 steps.") and not found["asks"]
+
+
+def test_training_that_would_learn_nothing_is_told(ask):
+    """A single step has a learning rate of 0, if there is a warm-up."""
+    task = user_task(4) | {"tolerates": "no second step"}
+    found, _ = ask("firefox", "page.html", task)
+    assert found["told"] == [
+        "Nothing is learnt: warm-up begins with a learning rate of 0, and there is no second step. "
+        "Take more passes over the data, or more rows."
+    ]
+    assert found["figures"].startswith("Done, 1 step.")
+
+
+def test_what_a_text_file_holds_is_told(ask, site):
+    """It is one text, and a model may not know all that stands there."""
+    manifest = json.loads((site / "site.json").read_text())
+    manifest["text"]["special_tokens"]["unk_token"] = "<|pad|>"  # the demo's model knows all bytes
+    over = {"site.json": json.dumps(manifest).encode()}
+    task = {"name": "rows.txt", "text": "Ben <|pad|> went <|pad|> home.", "only": "data"}
+    found, _ = ask("firefox", "page.html", task, over)
+    assert found["rows"].startswith("rows.txt: one text in 1 piece to learn from (")
+    assert " 2 tokens in 1 of 1 rows are <|pad|>: the model does not know" in found["rows"]

@@ -6,6 +6,8 @@ import json
 import pytest
 from browser.conftest import user_task
 
+from qlora_wgpu.data.built_in_templates import BUILT_IN_TEMPLATES
+
 
 def row(question, answer):
     """A chat of so many words."""
@@ -23,7 +25,22 @@ def test_files_that_are_no_data_are_told(ask, browser):
         "rows.jsonl": ("no JSON\n", "rows.jsonl line 1 is not valid JSON"),
         "cut.jsonl": ('{"messages": [{"role": "user", "con', "cut.jsonl line 1 is not valid JSON"),
         "binary.jsonl": ("\x00\x01\x02\xff\n", "binary.jsonl line 1 is not valid JSON"),
-        "list.jsonl": ("[1, 2]\n", "list.jsonl line 1: a row must be a JSON object"),
+        "number.jsonl": ("5\n", "number.jsonl line 1: a row must be a JSON object, such as"),
+        "list.jsonl": ("[\n{}\n]\n", "list.jsonl holds one list: a file that is one must end in"),
+        "pretty.json": (json.dumps({"rows": []}, indent=1), "must hold a list of rows, or one"),
+        "within.json": (json.dumps({"data": [{"text": "a"}]}), "if 'data' holds the rows, save"),
+        "packed.jsonl": ([0x1F, 0x8B, 8, 0], "packed.jsonl is compressed: unpack it first"),
+        "rows.zip": ("PK", "rows.zip is compressed: unpack it first"),
+        "asked.csv": ("Question,answer\na,b\n", "its keys are 'Question', 'answer'"),
+        "upper.csv": ("Prompt, answer\na,b\n", "its keys are 'Prompt', ' answer'"),
+        "named.csv": (
+            "question,Completion\na,b\n",
+            "rename 'question' to 'prompt' and 'Completion' to 'completion'",
+        ),
+        "silent.jsonl": (
+            json.dumps({"messages": [{"role": "user", "content": "Hello"}]}),
+            "it holds no turn of the assistant, which is what is learnt: roles are 'user'.",
+        ),
         "kind.jsonl": ('{"a": 3}\n', "kind.jsonl"),
         "turns.jsonl": ('{"messages": "hello"}\n', "turns.jsonl line 1"),
         "roles.jsonl": (
@@ -35,7 +52,7 @@ def test_files_that_are_no_data_are_told(ask, browser):
         "wide.txt": (list("Rows".encode("utf-16")), "wide.txt is no text in UTF-8"),
         "rows.json": ("[]", "rows.json has no rows"),
         "keys.jsonl": (json.dumps({"key" * 99: 1}), "its keys are 'keykey"),
-        "asks.jsonl": (row(400, 1) + "\n", "in 1 nothing is left to learn in the 64 tokens"),
+        "asks.jsonl": (row(400, 1) + "\n", "it has nothing left to learn in the 64 tokens"),
         "long.jsonl": (row(1, 1 << 18), "line 1: a text has more than 1,048,576 characters"),
         "object.json": ('{"rows": []}', "object.json"),
     }
@@ -46,6 +63,16 @@ def test_files_that_are_no_data_are_told(ask, browser):
         assert sentence.count(". ") <= 1 and len(sentence) < 300, name
         assert "went wrong" not in sentence and "undefined" not in sentence, name
     assert found["figures"].startswith("Done")
+
+
+def test_a_role_that_may_be_the_assistants_is_told(ask, site):
+    manifest = json.loads((site / "site.json").read_text())
+    manifest["text"]["template"] = BUILT_IN_TEMPLATES["chatml"]  # which writes any role
+    turns = [{"role": role, "content": "Hello"} for role in ("Human", "AI")]
+    task = user_task() | {"text": json.dumps({"messages": turns})}
+    told = "roles are 'AI', 'Human'; call the one who answers 'assistant'"
+    with pytest.raises(AssertionError, match=told):
+        ask("firefox", "page.html", task, {"site.json": json.dumps(manifest).encode()})
 
 
 def test_rows_that_are_too_long_are_counted(ask):

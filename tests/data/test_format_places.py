@@ -5,8 +5,9 @@ from typing import get_args
 
 from qlora_wgpu.config import DataConfig
 from qlora_wgpu.config.values import RowFormat
-from qlora_wgpu.data.columns import CHAT_PAIR, CHATS, FORMATS
+from qlora_wgpu.data.columns import _USUAL_NAMES, CHAT_PAIR, CHATS, FORMATS
 from qlora_wgpu.data.formats import RowEncoder
+from qlora_wgpu.data.messages import USUAL_ROLES
 from qlora_wgpu.web.page_files import page_folder
 
 
@@ -28,6 +29,18 @@ def test_the_page_knows_the_same_formats_by_the_same_keys():
     lines = re.findall(r"^  '?([\w/]+)'?: \[(.*?)\],$", listed, re.MULTILINE)
     page = [(name, tuple(re.findall(r"'(\w+)'", keys))) for name, keys in lines]
     assert page == list(FORMATS.items())  # in order of precedence
+
+
+def test_the_page_knows_the_same_names_of_columns():
+    source = (page_folder() / "conversations.mjs").read_text(encoding="utf-8")
+    listed = re.search(r"const USUAL_NAMES = \{(.*?)\n\};", source, re.DOTALL)[1]
+    assert dict(re.findall(r"^  (\w+): '([\w ]+)',$", listed, re.MULTILINE)) == _USUAL_NAMES
+
+
+def test_the_page_knows_the_same_roles():
+    source = (page_folder() / "examples.mjs").read_text(encoding="utf-8")
+    listed = re.search(r"const USUAL_ROLES = \[(.*?)\];", source)[1]
+    assert set(re.findall(r"'(\w+)'", listed)) == USUAL_ROLES
 
 
 def test_the_page_shows_a_row_of_every_format():

@@ -11,6 +11,14 @@ export const FORMATS = {
   'instruction/output': ['instruction', 'output'],
   text: ['text'],
 };
+/** Names that data sets give to columns of these formats, as data/columns.py has them. */
+const USUAL_NAMES = {
+  messages: 'conversation dialog dialogue chat turns',
+  prompt: 'question query input user problem request instruction context source',
+  completion: 'answer response output reply solution target assistant chosen',
+  output: 'response answer completion reply',
+  text: 'content body document article story passage',
+};
 const ROLES = {
   __proto__: null, // which would know a 'constructor'
   human: 'user', user: 'user', gpt: 'assistant', assistant: 'assistant', chatgpt: 'assistant', model: 'assistant',
@@ -39,8 +47,31 @@ export function formatOf(row, wanted = 'auto') {
       }
     }
   }
-  const shown = Object.values(FORMATS).map((needed) => needed.map((key) => `'${key}'`).join(' and ')).join('; or ');
-  throw new Told(`a row needs the key ${shown}; its keys are ${keys.slice(0, 8).map((key) => `'${key.length > SHOWN ? `${key.slice(0, SHOWN)}…` : key}'`).join(', ') || 'none'}`);
+  const formats = wanted === 'auto' ? Object.values(FORMATS) : [FORMATS[wanted]];
+  const needs = formats.map((needed) => needed.map(quoted).join(' and ')).join('; or ');
+  throw new Told(`a row needs the key ${needs}; its keys are ${keys.slice(0, 8).map(quoted).join(', ') || 'none'}${hintOf(row, formats)}`);
+}
+
+const quoted = (key) => `'${key.length > SHOWN ? `${key.slice(0, SHOWN)}…` : key}'`;
+
+/** Which columns are to be renamed where they are likely those of a format. */
+function hintOf(row, formats) {
+  for (const needed of formats) {
+    const columns = needed.map((key) => [columnFor(key, row), key]);
+    if (columns.every(([column]) => column !== undefined)) {
+      const renamed = columns.filter(([column, key]) => column !== key);
+      return `: if so they are meant, rename ${renamed.map(([column, key]) => `${quoted(column)} to '${key}'`).join(' and ')}`;
+    }
+  }
+  const list = Object.keys(row).find((key) => Array.isArray(row[key]) && isObject(row[key][0]));
+  return list === undefined ? '' : `: if ${quoted(list)} holds the rows, save that list by itself as a .json file`;
+}
+
+function columnFor(key, row) {
+  const columns = Object.keys(row);
+  const [kind, names] = [key === 'messages' ? Array.isArray : (value) => typeof value === 'string', USUAL_NAMES[key]?.split(' ') ?? []];
+  return [key, ...columns.filter((column) => strip(column).toLowerCase() === key), ...names.filter((name) => columns.includes(name) && kind(row[name]))]
+    .find((name) => columns.includes(name));
 }
 
 /** Messages and tools of a row of a chat format, and how many messages are its prompt. */

@@ -7,6 +7,8 @@ import { isBlank } from './strip.mjs';
 import { MOST_AT_ONCE } from './tokens.mjs';
 
 const IGNORED = -100;
+const MOST_ROLES = 8; // in a message
+const USUAL_ROLES = ['system', 'developer', 'user', 'assistant', 'tool', 'function', 'ipython'];
 const TASK = 'Below is an instruction that describes a task';
 const REQUEST = 'Write a response that appropriately completes the request.';
 
@@ -31,6 +33,8 @@ export class RowEncoder {
     const counts = { rows: rows.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
     const examples = [];
     let [format, unreached] = [null, 0]; // rows whose cut leaves out all that is learnt
+    const silent = { rows: 0, roles: new Set() }; // in which the assistant says nothing
+    const unknown = { tokens: 0, rows: 0 };
     rows.forEach(({ where, row: given }, index) => {
       if (index % 100 === 0) progress(index);
       try {
@@ -42,11 +46,13 @@ export class RowEncoder {
           throw new Told(`a row of the format '${own}' stands among rows of '${format}': give each format its own file`);
         }
         const whole = this.encode(row, own);
+        this._countUnknown(whole.ids, unknown);
         const cut = this._cut(whole, where);
         if (!cut) counts.dropped++;
         else if (!learns(cut)) {
           counts.without_labels++;
           if (cut !== whole && learns(whole)) unreached++;
+          if (CHATS.includes(own)) countSilent(conversationOf(own, row).messages, silent);
         } else {
           if (cut !== whole) counts.truncated++;
           examples.push(cut);
@@ -57,21 +63,30 @@ export class RowEncoder {
         else throw error;
       }
     });
-    if (!examples.length) throw new Told(nothing(counts, unreached, this.how));
-    return { examples, counts, format };
+    if (!examples.length) throw new Told(nothing(counts, unreached, silent, this.how));
+    return { examples, counts, format, unknown };
+  }
+
+  /** Counts tokens that stand for what the tokenizer does not know. */
+  _countUnknown(ids, unknown) {
+    const count = ids.filter((id) => id === this.tokenizer.unknownId).length;
+    unknown.tokens += count;
+    unknown.rows += count > 0;
   }
 
   /** A document, cut into pieces of the longest length; the last one holds the rest, a token by itself nothing to learn. */
   _windows({ where, row: { text } }) {
     const { max_length: limit } = this.how;
     if (isBlank(text)) throw new Told(`${where} holds no text.`);
-    if (text.length > MOST_AT_ONCE) throw new Told(`${where} is longer than ${MOST_AT_ONCE.toLocaleString('en')} characters: cut it into several rows of a .jsonl file.`);
+    if (text.length > MOST_AT_ONCE) throw new Told(`${where} is longer than ${MOST_AT_ONCE.toLocaleString('en')} characters: take a part of it.`);
     const ids = this.tokenizer.encode(text);
     const examples = [];
     for (let at = 0; at < ids.length - 1; at += limit) examples.push(ids.slice(at, at + limit));
     if (!examples.length) throw new Told(`${where} holds fewer than two tokens: there is nothing to learn.`);
     const counts = { rows: examples.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
-    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text' };
+    const unknown = { tokens: 0, rows: 0 };
+    for (const piece of examples) this._countUnknown(piece, unknown);
+    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text', unknown };
   }
 
   /** A row whose columns have the names that formats know. */
@@ -190,10 +205,23 @@ function requireText(text) {
 
 const learns = ({ labels }) => labels.slice(1).some((label) => label !== IGNORED);
 
-function nothing({ rows, empty, dropped, without_labels: unlearnt }, unreached, { max_length: limit }) {
+function countSilent(messages, silent) {
+  const roles = messages.map(({ role }) => role);
+  if (roles.includes('assistant')) return;
+  silent.rows++;
+  for (const role of roles) silent.roles.add(role);
+}
+
+function nothing({ rows, empty, dropped, without_labels: unlearnt }, unreached, silent, { max_length: limit }) {
+  const of = (count, one, several) => count > 0 && (rows === 1 ? `it ${one}` : `${count} ${count === 1 ? one : several}`);
+  const roles = [...silent.roles].sort().slice(0, MOST_ROLES).map((role) => `'${role}'`).join(', ');
+  const advice = [...silent.roles].every((role) => USUAL_ROLES.includes(role)) ? '' : "; call the one who answers 'assistant'";
+  const unsaid = `no turn of the assistant, which is what is learnt: roles are ${roles}${advice}`;
   const why = [
-    empty && `${empty} hold nothing`, dropped && `${dropped} have more than ${limit} tokens`, unlearnt > unreached && `in ${unlearnt - unreached} nothing is learnt`,
-    unreached && `in ${unreached} nothing is left to learn in the ${limit} tokens that they are cut to`,
+    of(empty, 'holds nothing', 'hold nothing'), of(dropped, `has more than ${limit} tokens`, `have more than ${limit} tokens`),
+    of(unlearnt - unreached - silent.rows, 'has nothing to learn', 'have nothing to learn'),
+    of(unreached, `has nothing left to learn in the ${limit} tokens that it is cut to`, `have nothing left to learn in the ${limit} tokens that they are cut to`),
+    of(silent.rows, `holds ${unsaid}`, `hold ${unsaid}`),
   ].filter(Boolean);
-  return `None of the ${rows} rows can be trained on: ${why.join(', ')}.`;
+  return `${rows === 1 ? 'The only row cannot' : `None of the ${rows} rows can`} be trained on: ${why.join(', ')}.`;
 }

@@ -1,11 +1,12 @@
 /** Rows of a file that was dropped: JSON Lines, JSON, CSV; a text file is one document. */
 
 import { Told } from './device.mjs';
+import { counted } from './words.mjs';
 
 const KINDS = ['jsonl', 'ndjson', 'json', 'csv', 'tsv', 'txt', 'md'];
+const PACKED = ['gz', 'zip', 'bz2', 'xz', 'zst', '7z', 'rar', 'tar', 'tgz'];
 const MOST_MIB = 256; // of a file: browsers end a string at 512 MiB, and examples take more than their text
 
-const counted = (count, noun) => `${count} ${noun}${count === 1 ? '' : 's'}`;
 const kindOf = (name) => name.split('.').pop().toLowerCase();
 
 /**
@@ -25,6 +26,7 @@ export async function textOf(name, file) {
   } catch (error) {
     throw new Told(`${name} cannot be read (${error.message}): choose it again.`);
   }
+  if (isPacked(content)) throw new Told(`${name} is compressed: unpack it first.`);
   try {
     return new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(content);
   } catch {
@@ -32,8 +34,15 @@ export async function textOf(name, file) {
   }
 }
 
+/** Whether a file begins as those of gzip or zip do. */
+function isPacked(content) {
+  const [first, second] = new Uint8Array(content.slice(0, 2));
+  return (first === 0x1f && second === 0x8b) || (first === 0x50 && second === 0x4b && new Uint8Array(content.slice(2, 3))[0] < 0x20);
+}
+
 function checkKind(name) {
   const kind = kindOf(name);
+  if (PACKED.includes(kind)) throw new Told(`${name} is compressed: unpack it first.`);
   if (kind === 'parquet') throw new Told(`${name}: Parquet is not read in a browser: save it as .jsonl or .csv.`);
   if (!KINDS.includes(kind)) throw new Told(`${name} is of no known kind: use .jsonl, .json, .csv or .txt.`);
 }
@@ -49,13 +58,32 @@ export function rowsOf(name, text) {
   const kind = kindOf(name);
   const content = text.replace(/^\ufeff/, '');
   if (kind === 'jsonl' || kind === 'ndjson') return jsonLines(name, content);
-  if (kind === 'json') return /^[ \t\n\r]*\[/.test(content) ? jsonList(name, content) : jsonLines(name, content);
+  if (kind === 'json') return isList(content) ? jsonList(name, content) : jsonObjects(name, content);
   if (kind === 'csv' || kind === 'tsv') return csvRows(name, content);
   return [{ where: name, row: { text: content }, document: true }];
 }
 
+const isList = (content) => /^[ \t\n\r]*\[/.test(content);
+
+/** Lines of a .json file; one that is an object as a whole has its rows somewhere in it, if any. */
+function jsonObjects(name, content) {
+  const begins = content.trim().split('\n', 1)[0];
+  if (!isJson(begins) && isJson(content)) throw new Told(`${name} must hold a list of rows, or one object per line.`);
+  return jsonLines(name, content);
+}
+
+function isJson(text) {
+  try {
+    JSON.parse(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
 function jsonLines(name, content) {
   const rows = [];
+  if (isList(content)) throw new Told(`${name} holds one list: a file that is one must end in .json.`);
   content.split('\n').forEach((line, index) => {
     if (line.trim()) rows.push({ where: `${name} line ${index + 1}`, row: parsed(line, `${name} line ${index + 1}`) });
   });
@@ -78,7 +106,7 @@ function parsed(text, where) {
 function checked(rows, name) {
   if (!rows.length) throw new Told(`${name} has no rows.`);
   for (const { where, row } of rows) {
-    if (!row || typeof row !== 'object' || Array.isArray(row)) throw new Told(`${where}: a row must be a JSON object.`);
+    if (!row || typeof row !== 'object' || Array.isArray(row)) throw new Told(`${where}: a row must be a JSON object, such as {"text": …}.`);
   }
   return rows;
 }

@@ -9,10 +9,15 @@ export function stepRow(settings, total, step) {
   ]);
 }
 
+/** Steps in which the rate grows. */
+export function warmupSteps({ scheduler, warmup_steps: steps, warmup_ratio: ratio }, total) {
+  return scheduler === 'constant' ? 0 : steps || Math.ceil(total * ratio);
+}
+
 /** The learning rate of a step, counted from 0. */
 export function learningRate(settings, total, step) {
   const { scheduler, learning_rate: peak } = settings;
-  const warmup = scheduler === 'constant' ? 0 : settings.warmup_steps || Math.ceil(total * settings.warmup_ratio);
+  const warmup = warmupSteps(settings, total);
   if (step < warmup) return peak * (step / Math.max(warmup, 1));
   const share = Math.min(Math.max((step - warmup) / Math.max(total - warmup, 1), 0), 1);
   if (scheduler === 'linear') return peak * (1 - share);

@@ -23,7 +23,14 @@ export class Tokenizer {
     this.specialTokens = known.special_tokens;
     this.eosId = this.library.token_to_id(known.special_tokens.eos_token ?? '') ?? null;
     this.eosIds = new Set(known.eos_ids);
+    this.unknownId = this._unknownId();
     this.places = new Places(this.library, file);
+  }
+
+  /** Id of the token that stands for what is not known; null without one of its own. */
+  _unknownId() {
+    const { unk_token: unknown, bos_token: bos, eos_token: eos } = this.specialTokens;
+    return unknown && unknown !== bos && unknown !== eos ? this.library.token_to_id(unknown) ?? null : null;
   }
 
   encode(text, special = true) {

@@ -2,6 +2,8 @@
 
 export const number = (value) => value.toLocaleString('en');
 
+export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? '' : 's'}`;
+
 export const bytes = (count) => (count >= 2 ** 30 ? `${(count / 2 ** 30).toFixed(1)} GiB` : `${Math.ceil(count / 2 ** 20)} MiB`);
 
 export function duration(seconds) {
@@ -17,13 +19,20 @@ export function ofMemory(memory, longest = Infinity) {
 }
 
 /** What was found in a file. */
-export function ofData(name, { rows, held, tokens, learnt, counts }) {
+export function ofData(name, { rows, held, tokens, learnt, counts, unknown, document }) {
   const left = [
     counts.truncated && `${number(counts.truncated)} cut to fit`, counts.dropped && `${number(counts.dropped)} too long and left out`,
     counts.without_labels && `${number(counts.without_labels)} with nothing to learn left out`, counts.empty && `${number(counts.empty)} empty`,
   ].filter(Boolean);
-  return `${name}: ${number(rows)} ${rows === 1 ? 'row' : 'rows'} to learn from (${number(tokens)} tokens, ${number(learnt)} of them learnt)` +
-    `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.`;
+  const what = document ? `one text in ${counted(rows, 'piece')}` : counted(rows, 'row');
+  return `${name}: ${what} to learn from (${counted(tokens, 'token')}, ${number(learnt)} of them learnt)` +
+    `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.${ofUnknown(unknown, counts)}`;
+}
+
+function ofUnknown({ tokens, rows, text }, counts) {
+  if (!tokens) return '';
+  return ` ${counted(tokens, 'token')} in ${number(rows)} of ${number(counts.rows)} rows ${tokens === 1 ? 'is' : 'are'} ${text}: ` +
+    'the model does not know what stands there, such as another alphabet.';
 }
 
 /** What the model has written; an ellipsis where it would have gone on. */
@@ -42,12 +51,19 @@ export function hintOf({ site, busy, loaded, data, resumes }) {
 /** How training ended. */
 export function ofEnd({ ended, step, total, before, after }) {
   const measured = before === null ? '' : ` Loss on the rows held out: ${before.toFixed(4)} before, ${after.toFixed(4)} now.`;
-  return `${ended ? `Done, ${number(total)} steps.` : `Stopped after step ${number(step)} of ${number(total)}; it is kept.`}${measured}`;
+  return `${ended ? `Done, ${counted(total, 'step')}.` : `Stopped after step ${number(step)} of ${number(total)}; it is kept.`}${measured}`;
+}
+
+/** That training is too short for its warm-up. */
+export function ofWarmup(total, last, fixed) {
+  const why = last === 0 ? 'Nothing is learnt: warm-up begins with a learning rate of 0, and there is no second step.'
+    : `The learning rate is not reached: warm-up takes all ${counted(total, 'step')}, and the last has ${last.toPrecision(2)}.`;
+  return `${why} ${fixed ? 'The site has to be written with more steps, or a shorter warm-up.' : 'Take more passes over the data, or more rows.'}`;
 }
 
 /** How far training is that was taken up. */
 export function ofProgress({ step, total }) {
-  return step === total ? `Kept: all ${number(total)} steps.` : `Kept: step ${number(step)} of ${number(total)}.`;
+  return step === total ? `Kept: all of ${counted(total, 'step')}.` : `Kept: step ${number(step)} of ${number(total)}.`;
 }
 
 /** What is kept from an earlier visit. */

@@ -8,10 +8,12 @@ import { rowsOf, textOf } from './files.mjs';
 import { Model } from './model.mjs';
 import { firstPrompt, kindOf, Prompts } from './prompts.mjs';
 import { adapterFile } from './safetensors.mjs';
+import { learningRate, warmupSteps } from './schedule.mjs';
 import { SiteFiles } from './site.mjs';
 import { Snapshots } from './snapshots.mjs';
 import { Tokenizer } from './tokens.mjs';
 import { Training } from './training.mjs';
+import { ofWarmup } from './words.mjs';
 import { Writer } from './writer.mjs';
 import { zipped } from './zip.mjs';
 
@@ -58,12 +60,12 @@ const requests = {
     const text = typeof content === 'string' ? content : await textOf(name, content);
     const rows = rowsOf(name, text);
     const encoder = new RowEncoder(state.tokenizer, state.template, state.site.text.rows);
-    const { examples, counts, format } = encoder.examples(rows, (done) => news({ kind: 'reading', share: done / rows.length }));
+    const { examples, counts, format, unknown } = encoder.examples(rows, (done) => news({ kind: 'reading', share: done / rows.length }));
     const held = examples.length < 4 ? [] : examples.filter((_, i) => i % HELD_OUT === HELD_OUT - 1).slice(0, MOST_HELD_OUT);
     const kept = new Set(held);
     const train = examples.filter((e) => !kept.has(e));
     const found = {
-      counts, format, held: held.length, rows: train.length,
+      counts, format, document: Boolean(rows[0].document), held: held.length, unknown: { ...unknown, text: state.tokenizer.specialTokens.unk_token }, rows: train.length,
       tokens: train.reduce((n, e) => n + e.ids.length, 0),
       learnt: train.reduce((n, e) => n + e.labels.slice(1).filter((label) => label !== -100).length, 0),
       longest: examples.reduce((n, e) => Math.max(n, e.ids.length), 0), // more rows than a call takes arguments
@@ -184,6 +186,7 @@ async function train(kept) {
   const before = kept ? kept.about.before : await measured(held);
   let snapshot = kept;
   let [lost, reached] = [0, 0];
+  if (!kept) tellOfWarmup();
   for (;;) {
     const training = (state.training = new Training(state.model, examples, state.settings));
     if (state.stopped) training.stop();
@@ -215,6 +218,13 @@ async function train(kept) {
       await reopen();
     }
   }
+}
+
+/** Tells of training too short for its warm-up: a single step has a rate of 0, and changes nothing. */
+function tellOfWarmup() {
+  const { total } = new Training(state.model, state.data.examples, state.settings);
+  if (total > warmupSteps(state.settings, total)) return;
+  news({ kind: 'told', text: ofWarmup(total, learningRate(state.settings, total, total - 1), state.site.training.max_steps > 0) });
 }
 
 const lostSentence = () => `The GPU was lost (${state.model.lost.message || state.model.lost.reason}).`;
