@@ -9,8 +9,11 @@ from typing import Any, Literal
 from qlora_wgpu.data.built_in_templates import BUILT_IN_TEMPLATES
 from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
 from qlora_wgpu.data.formats import CHATS
+from qlora_wgpu.data.long_text import size_of
 from qlora_wgpu.data.masking import closing_text, end_of_turn
 from qlora_wgpu.data.tokenizer import Tokenizer
+from qlora_wgpu.errors import DataError
+from qlora_wgpu.limits import MAX_AT_ONCE
 
 _NO_TOKENS = {"bos_token": "", "eos_token": ""}
 _ANSWER = "A"
@@ -69,7 +72,7 @@ class PromptFormat:
             tools: JSON schemas of functions that the model may call, for a chat template.
 
         Raises:
-            DataError: If the template refuses the conversation.
+            DataError: If the template refuses the conversation, or its text is longer than a row's.
         """
         if self.template is None:
             return self._as_rows(str(messages[-1]["content"]))
@@ -84,6 +87,7 @@ class PromptFormat:
         bos = self.tokenizer.bos_token
         special = not (bos and text.startswith(bos))
         if self.template is None:
+            _check_size(text)
             return self.tokenizer.encode(text, special)
         return self._before_an_answer(text, add_special_tokens=special)
 
@@ -92,10 +96,14 @@ class PromptFormat:
 
         Some tokenizers join white space otherwise at the end of a text than before a word.
         """
-        alone = self.tokenizer.encode(text, add_special_tokens)
+        _check_size(text)
         ids, places = self.tokenizer.encode_with_offsets(text + _ANSWER, add_special_tokens)
         answer = next((i for i, (_, end) in enumerate(places) if end > len(text)), len(ids))
-        before = ids[:answer]
+        before, after = ids[:answer], ids[answer:]
+        begins = answer < len(ids) and places[answer][0] >= len(text)
+        if begins and self.tokenizer.decode(after, False) == _ANSWER:  # none holds some of both
+            return before
+        alone = self.tokenizer.encode(text, add_special_tokens)
         is_same = self.tokenizer.decode(before, False) == self.tokenizer.decode(alone, False)
         return before if is_same else alone
 
@@ -116,3 +124,11 @@ class PromptFormat:
         if self.template is None or self.turn_end is not None:
             return ""
         return closing_text(self.template)
+
+
+def _check_size(text: str) -> None:
+    """Ends before a text takes seconds and gigabytes to become more tokens than any model takes."""
+    if (size := size_of(text)) > MAX_AT_ONCE:
+        raise DataError(
+            f"the prompt has {size:,} bytes of text, more than {MAX_AT_ONCE:,}: give a shorter one"
+        )

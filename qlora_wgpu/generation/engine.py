@@ -113,10 +113,7 @@ class Engine:
         max_new_tokens = check_count("max_new_tokens", max_new_tokens)
         if not ids:
             raise DataError("the prompt is empty: give at least one token to go on from")
-        if len(ids) >= self.capacity and max_new_tokens:
-            raise DataError(
-                f"the prompt has {len(ids)} tokens, and a text may have {self.capacity} in all"
-            )
+        self.check_room(len(ids), max_new_tokens)
         vocab = self._model.architecture.vocab_size
         batch_encoding.checked_ids([ids], vocab)
         sampling = sampling or Sampling()
@@ -126,6 +123,17 @@ class Engine:
         if text.finish_reason is None:
             self._waiting.append(text)
         return text
+
+    def check_room(self, prompt_tokens: int, max_new_tokens: int | None) -> None:
+        """Whether a prompt leaves room for an answer, if there is to be one.
+
+        Raises:
+            DataError: If it does not.
+        """
+        if prompt_tokens >= self.capacity and max_new_tokens != 0:
+            raise DataError(
+                f"the prompt has {prompt_tokens} tokens, and a text may have {self.capacity} in all"
+            )
 
     def step(self) -> list[Text]:
         """Gives each text its next token, those that wait and find a place their first.

@@ -50,9 +50,9 @@ def prompts_of(
 
 def _prompt(where: str, row: Mapping[str, Any], written: PromptFormat, *, answered: bool) -> Prompt:
     value = next((row[key] for key in ("messages", "prompt", "text") if key in row), None)
-    plain = PromptFormat.text(written.tokenizer)
     if isinstance(value, str) and (not answered or "text" in row):
-        ids = plain.ids([{"role": "user", "content": value}])
+        plain = PromptFormat.text(written.tokenizer)
+        ids = _ids(where, plain, [{"role": "user", "content": value}])
         return Prompt(ids, plain.stop_ids, is_text=True)
     messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
     is_chat = isinstance(messages, list) and all(
@@ -64,8 +64,13 @@ def _prompt(where: str, row: Mapping[str, Any], written: PromptFormat, *, answer
         messages = messages[:-1]
     if not messages:
         raise DataError(f"{where}: there is nothing to answer")
+    ids = _ids(where, written, messages)
+    return Prompt(ids, written.stop_ids, (written.stop_text,))
+
+
+def _ids(where: str, written: PromptFormat, messages: Sequence[Mapping[str, Any]]) -> list[int]:
     try:
-        return Prompt(written.ids(messages), written.stop_ids, (written.stop_text,))
+        return written.ids(messages)
     except DataError as err:
         raise DataError(f"{where}: {err}") from err
 

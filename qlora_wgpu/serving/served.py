@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from qlora_wgpu.data import PromptFormat
@@ -26,19 +26,18 @@ class Served:
     adapter: str
     written: PromptFormat
 
-    def wanted(self, asked: Asked) -> list[Wanted]:
-        """The answers of a request, those to the first prompt first.
+    def wanted(self, asked: Asked) -> Iterator[Wanted]:
+        """Yields what is wanted for each prompt of a request, once for all answers to it.
 
         Raises:
             DataError: If the template refuses the conversation.
             ConfigError: If it cannot write tools.
         """
         if isinstance(asked, ChatRequest):
-            prompts = [self._chat(asked)]
+            yield self._chat(asked)
         else:
             assert isinstance(asked, CompletionRequest)
-            prompts = [self._text(prompt) for prompt in asked.prompts]
-        return [prompt for prompt in prompts for _ in range(asked.count)]
+            yield from map(self._text, asked.prompts)
 
     def _chat(self, asked: ChatRequest) -> Wanted:
         template = self.written.template

@@ -173,7 +173,7 @@ class Writer:
         """
         # Elsewhere: answers go on while a long prompt becomes tokens.
         loop = asyncio.get_running_loop()
-        each = await loop.run_in_executor(self._prompts, served.wanted, asked)
+        each = await loop.run_in_executor(self._prompts, self._wanted, served, asked)
         answers = [
             Answer(served, wanted, asked.sampling_of(number), asked)
             for number, wanted in enumerate(each)
@@ -192,6 +192,18 @@ class Writer:
                 answer.is_wanted = False
             raise
         return answers
+
+    def _wanted(self, served: Served, asked: Asked) -> list[Wanted]:
+        """The answers of a request, those to the first prompt first.
+
+        Raises:
+            DataError: If a prompt has no room; what follows it is not looked at.
+        """
+        found: list[Wanted] = []
+        for wanted in served.wanted(asked):
+            self._engine.check_room(len(wanted.prompt_ids), asked.max_new_tokens)
+            found += [wanted] * asked.count
+        return found
 
     def stop(self) -> None:
         """Ends all answers after this turn, which their clients are told; nothing more begins."""

@@ -264,6 +264,43 @@ def test_an_answer_s_prompt_has_the_tokens_that_rows_have(name):
     assert row.ids[: len(prompt)] == prompt and row.labels[len(prompt)] == row.ids[len(prompt)]
 
 
+@pytest.mark.parametrize("kind", ["chat", "alpaca"])
+def test_a_prompt_becomes_tokens_once(monkeypatch, kind):
+    tokenizer, texts = tiny_tokenizer(), []
+    template = find_chat_template("chatml", tokenizer)
+    written = PromptFormat("chat", tokenizer, template)
+    if kind == "alpaca":
+        written = PromptFormat.alpaca(tokenizer)
+    encode = Tokenizer.encode_with_offsets
+    monkeypatch.setattr(
+        Tokenizer, "encode_with_offsets", lambda *args: texts.append(args[1]) or encode(*args)
+    )
+    ids = written.ids(CHAT[:1])
+    assert len(texts) == 1 and texts[0].startswith(tokenizer.decode(ids, kind == "alpaca"))
+
+
+@pytest.mark.parametrize("end", ["once ", "once", "\n\n", "\n", ""])
+def test_an_answer_s_first_token_may_hold_the_end_of_a_prompt(end):
+    """Whose tokens are then those that it has alone."""
+    backend = tiny_backend(merges=(("Ċ", "Ċ"), ("Ġ", "A"), ("e", "A"), ("Ċ", "A")))
+    tokenizer = Tokenizer(backend, {"eos_token": "</s>"})
+    template = find_chat_template("in {{ messages[0].content }}", tokenizer)
+    prompt = PromptFormat("chat", tokenizer, template).ids([{"role": "user", "content": end}])
+    assert prompt == tokenizer.encode(f"in {end}", False)
+
+
+@pytest.mark.parametrize("kind", ["chat", "alpaca", "text"])
+def test_a_prompt_of_megabytes_is_refused_before_it_becomes_tokens(monkeypatch, kind):
+    tokenizer = tiny_tokenizer()
+    written = PromptFormat("chat", tokenizer, find_chat_template("chatml", tokenizer))
+    if kind != "chat":
+        written = getattr(PromptFormat, kind)(tokenizer)
+    monkeypatch.setattr(Tokenizer, "encode_with_offsets", None)
+    said = [{"role": "user", "content": "é" * (3 << 18) + "!"}]
+    with pytest.raises(DataError, match=r"^the prompt has 1,57.,... bytes .* more than 1,572,864"):
+        written.ids(said)
+
+
 def test_a_name_that_no_template_has():
     known = "give a .jinja file, the template itself, or one of chatml, llama2"
     with pytest.raises(TokenizerError, match=f"the chat template chatlm does not exist: {known}"):

@@ -8,7 +8,7 @@ from functools import lru_cache
 import pytest
 from support.recorded import RECORDED, needs_recordings
 
-from qlora_wgpu.data import ChatTemplate, Tokenizer, assistant_spans, load_dataset
+from qlora_wgpu.data import ChatTemplate, PromptFormat, Tokenizer, assistant_spans, load_dataset
 from qlora_wgpu.data.masking import tokens_in_spans
 
 pytestmark = needs_recordings
@@ -115,3 +115,32 @@ def test_answers_of_real_chats_are_learnt_whole(folder) -> None:
         text = tok.decode(kept, skip_special_tokens=False)
         assert all(tok.decode(tok.encode(part, False)).strip() in text for part in said)
         assert not any(part in text for part in heard if len(part) > 60 and part not in said)
+
+
+@pytest.mark.parametrize("name", ["tokenizers/qwen3", "tokenizers/smollm", "tokenizers/tinyllama",
+                                  "models/TinyStories-656K", "models/stories260K-hf"])  # fmt: skip
+def test_prompts_have_the_tokens_that_stand_before_an_answer(name) -> None:
+    """Those of the text with a word behind it; where that word takes in its end, the text's own."""
+    tok = tokenizer(name)
+    written = PromptFormat("chat", tok, ChatTemplate("{{ messages[0].content }}", {}))
+    for end in (
+        "",
+        " ",
+        "\n",
+        "\n\n",
+        ": ",
+        "A",
+        "12",
+        "é",
+        "e\u0301",
+        "<|im_start|>",
+        "</s>",
+        "▁",
+    ):
+        text = "First Citizen: " + end
+        alone = tok.encode(text, False)
+        ids, places = tok.encode_with_offsets(text + "A", False)
+        before = [i for i, (_, last) in zip(ids, places, strict=True) if last <= len(text)]
+        is_same = tok.decode(before, False) == tok.decode(alone, False)
+        found = written.ids([{"role": "user", "content": text}])
+        assert found == (before if is_same else alone), end

@@ -97,6 +97,13 @@ def test_rows_that_are_no_prompts_are_refused(place):
         prompts_of([("row 1", answer)], written, answered=True)
 
 
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_prompt_that_is_too_long_is_told_with_its_row(place, answered):
+    written = read_prompt_files(place / "model")
+    with pytest.raises(DataError, match=r"^row 1: the prompt has 2,097,\d+ bytes of text"):
+        prompts_of([("row 1", {"prompt": "x" * (2 << 20)})], written, answered=answered)
+
+
 def test_rows_without_prompts_have_no_questions():
     with pytest.raises(DataError, match="no held-out row has a prompt"):
         questions([])

@@ -12,6 +12,7 @@ from serving.tiny_served import tiny_served
 from support.openai_http import HEAD, TALK, ask, post, serving
 from support.processes import until
 
+from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.generation.growing_text import Text
 
 
@@ -72,6 +73,19 @@ def test_what_is_not_there(url, path, method, status):
 def test_a_name_of_a_model_is_cut_short(url):
     body = {"model": "x" * 100_000, "messages": TALK}
     assert "there is no model" in told(post(url, body), 404)
+
+
+def test_nothing_is_read_behind_a_prompt_that_has_no_room(url, monkeypatch):
+    looked_at, ids = [], PromptFormat.ids
+    monkeypatch.setattr(PromptFormat, "ids", lambda *args: looked_at.append(1) or ids(*args))
+    prompts = ["short", "what is this? " * 40, "short"]
+    body = {"model": "tiny", "prompt": prompts, "max_tokens": 1}
+    assert "the prompt has" in told(post(url, body, "completions"))
+    assert len(looked_at) == 2
+    told_of = told(post(url, {**body, "prompt": "x" * (2 << 20)}, "completions"))
+    assert (
+        told_of == "the prompt has 2,097,152 bytes of text, more than 1,572,864: give a shorter one"
+    )
 
 
 def test_a_template_that_fails_is_told(url, monkeypatch):
