@@ -76,6 +76,7 @@ class PromptFormat:
         """
         if self.template is None:
             return self._as_rows(str(messages[-1]["content"]))
+        _check_size(*(part for message in messages for part in message.values()))
         if self.kind == "alpaca":  # rows have an end token behind the last answer alone
             alpaca = ChatTemplate(BUILT_IN_TEMPLATES["alpaca"], _NO_TOKENS)
             return self._as_rows(alpaca.render(messages).text)
@@ -126,9 +127,10 @@ class PromptFormat:
         return closing_text(self.template)
 
 
-def _check_size(text: str) -> None:
-    """Ends before a text takes seconds and gigabytes to become more tokens than any model takes."""
-    if (size := size_of(text)) > MAX_AT_ONCE:
+def _check_size(*texts: Any) -> None:
+    """Ends before texts take seconds and gigabytes to become more tokens than any model takes."""
+    size = sum(size_of(text) for text in texts if isinstance(text, str))
+    if size > MAX_AT_ONCE:
         raise DataError(
             f"the prompt has {size:,} bytes of text, more than {MAX_AT_ONCE:,}: give a shorter one"
         )
