@@ -34,6 +34,7 @@ from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.data_warnings import warn_of_other_split
 from qlora_wgpu.training.evaluation import held_out_loss
+from qlora_wgpu.training.objectives import preference_of
 
 _LARGEST_EXPONENT = 700.0  # of e in float64
 
@@ -115,8 +116,9 @@ def evaluate(
     path = data or _held_out_path(settings)
     adapter = adapter or _adapter_of(settings)
     settings = _opened(settings, adapter, overrides, observer)
-    source = OpenedModel.open(base_in(settings), settings.model).for_adapter(adapter)
-    tokenizer = tokenizer_for(source, adapter)
+    beside = adapter or _begun_from(settings)
+    source = OpenedModel.open(base_in(settings), settings.model).for_adapter(beside)
+    tokenizer = tokenizer_for(source, beside)
     warn_of_cache(observer)
     if data is None:
         dataset = read_data(settings, tokenizer, observer, held_out=True)
@@ -139,7 +141,7 @@ def evaluate(
         longest = max(len(question.ids) for question in asked)
         count = min(generate.batch, len(asked))
         reading.append(Texts.of(source.pretrained, longest, generate.max_new_tokens, count))
-    model = load_adapted(source, adapter, settings, observer, Several(reading))
+    model = load_adapted(source, beside, settings, observer, Several(reading))
 
     over_answers = None
     if settings.train.objective != "sft":
@@ -196,6 +198,13 @@ def _adapter_of(settings: Config) -> str | None:
     """The adapter that the run of a configuration has written, if it is there."""
     folder = Path(settings.output.dir) / "adapter"
     return str(folder) if folder.is_dir() else None
+
+
+def _begun_from(settings: Config) -> str | None:
+    """The adapter that is the reference of a run which has not begun, if there is one."""
+    preference = preference_of(settings.train)
+    has_reference = preference is not None and preference.has_reference
+    return settings.lora.init_from if has_reference else None
 
 
 def _measured(

@@ -239,11 +239,14 @@ def test_eval_measures_a_run_against_the_adapter_that_it_went_on_from(folder, ob
     first, again = (f"{which}-{objective}-{len(more)}" for which in ("first", "second"))
     begun, _, _ = run(folder, first, objective, lora=LORA | more)
     lora = LORA | more | {"init_from": str(begun.adapter_dir)}
+    before = qlora_wgpu.evaluate(config(folder, again, objective, lora=lora))
     result, rows, _ = run(folder, again, objective, lora=lora)
     assert rows[0]["eval_loss"] == pytest.approx(np.log(2) if objective == "dpo" else 0.5, rel=1e-4)
     found = qlora_wgpu.evaluate(str(folder / again))
     assert found.adapter.loss == pytest.approx(result.eval_loss, rel=1e-4)
     assert found.base.loss != pytest.approx(rows[0]["eval_loss"], rel=5e-3)  # not the reference
+    assert before.adapter is None and before.base.tokens == found.base.tokens
+    assert before.base.loss == pytest.approx(found.base.loss, rel=1e-6)
     last = [row for row in rows if "eval_loss" in row][-1]
     for name, value in found.adapter.metrics.items():
         assert value == pytest.approx(last[f"eval_{name}"], rel=1e-3, abs=1e-4), name
