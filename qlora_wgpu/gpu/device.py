@@ -19,7 +19,7 @@ from qlora_wgpu.gpu.calls import driver_call
 from qlora_wgpu.gpu.forks import note_opened, refuse_fork, refuse_inherited
 from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.memory_counter import MemoryCounter
-from qlora_wgpu.gpu.mesa import rows_of_products, wants_textures
+from qlora_wgpu.gpu.mesa import rows_of_products, wants_short_loops, wants_textures
 from qlora_wgpu.gpu.pace import Pace
 from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.sizes import TEXTURE_PITCH, buffer_bytes, texture_bytes
@@ -151,7 +151,12 @@ class Device(Transfers):
             self._broadcasting, problem = try_subgroups(self)
             self.notes = (problem,) if problem else ()
             lanes = self._broadcasting
-            return cpu_profile(lanes, rows_of_products(lanes), in_textures=wants_textures(lanes))
+            return cpu_profile(
+                lanes,
+                rows_of_products(lanes),
+                in_textures=wants_textures(lanes),
+                short_loops=wants_short_loops(lanes),
+            )
         units = try_matrix_units(self)
         if units.refusal:
             self.notes = (

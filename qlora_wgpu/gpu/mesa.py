@@ -77,20 +77,29 @@ def rows_of_products(subgroup_size: int) -> int:
 
     More rows load less, but make a longer loop, and AMD's processors wait for instructions beyond
     those that their caches hold. Up to family 25 (Zen 4), with 256 bits, that is 4,096 decoded
-    ones, where the loop over 32 rows has 6,300, over 16 rows 3,500, over 8 rows 2,050; family 26
-    (Zen 5) computes all 512 bits in one turn, and of the 55 KB of 32 rows 32 KB are held, of 16
-    rows all 30.
+    ones at best (``wants_short_loops``), where the loop over 16 rows has 3,500 and is too long,
+    over 10 rows 2,500; family 26 (Zen 5) computes all 512 bits in one turn, and of the 55 KB of 32
+    rows 32 KB are held, of 16 rows all 30.
 
     Args:
         subgroup_size: Invocations of a subgroup.
     """
-    cpu = _cpu()
-    family = max(map(int, _FAMILY.findall(cpu)), default=0)
-    if "AuthenticAMD" not in cpu:
-        return 32
-    if subgroup_size == _LANES_OF_512_BITS:
-        return 16 if family >= _ZEN_5 else 32
-    return 8 if subgroup_size == _LANES_OF_256_BITS and family < _ZEN_5 else 32
+    if wants_short_loops(subgroup_size):
+        return 10
+    waits = subgroup_size == _LANES_OF_512_BITS and _family_of_amd() >= _ZEN_5
+    return 16 if waits else 32
+
+
+def wants_short_loops(subgroup_size: int) -> bool:
+    """Whether loops should have 2,500 instructions at most on this processor.
+
+    AMD's up to family 25, with 256 bits, keep 4,096 decoded instructions at best and decode what
+    lies beyond anew in every turn.
+
+    Args:
+        subgroup_size: Invocations of a subgroup.
+    """
+    return _is_before_zen_5(subgroup_size)
 
 
 def wants_textures(subgroup_size: int) -> bool:
@@ -103,9 +112,17 @@ def wants_textures(subgroup_size: int) -> bool:
     Args:
         subgroup_size: Invocations of a subgroup.
     """
+    return _is_before_zen_5(subgroup_size)
+
+
+def _is_before_zen_5(subgroup_size: int) -> bool:
+    return subgroup_size == _LANES_OF_256_BITS and 0 < _family_of_amd() < _ZEN_5
+
+
+def _family_of_amd() -> int:
+    """The family of an AMD processor; 0 of any other, or if none is told."""
     cpu = _cpu()
-    family = max(map(int, _FAMILY.findall(cpu)), default=0)
-    return "AuthenticAMD" in cpu and subgroup_size == _LANES_OF_256_BITS and 0 < family < _ZEN_5
+    return max(map(int, _FAMILY.findall(cpu)), default=0) if "AuthenticAMD" in cpu else 0
 
 
 def _processors() -> int:

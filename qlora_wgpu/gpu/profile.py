@@ -63,6 +63,8 @@ class Profile:
         texture_nn_rows: ``texture_nt_rows`` in products with columns.
         in_textures: Whether all intermediates lie in textures that may, not only what products and
             attention read.
+        short_loops: Whether loops of attention that read textures take half as many keys, or
+            queries, a turn.
         fused_linears: Whether layers of one input are one product, where they may be: fewer
             launches, and workgroups enough; on CPUs the larger weights leave the cache sooner.
         logits_bytes: Bytes of the float32 logits that exist at once; GPUs want more rows to work
@@ -106,6 +108,7 @@ class Profile:
     texture_nt_rows: int = 32
     texture_nn_rows: int = 32
     in_textures: bool = False
+    short_loops: bool = False
     fused_linears: bool = False
     limits: Limits = PROMISED
     most_turns: int = 0
@@ -188,7 +191,11 @@ GPU_PROFILE = Profile(
 
 
 def cpu_profile(
-    subgroup_size: int, product_rows: int = 32, *, in_textures: bool = False
+    subgroup_size: int,
+    product_rows: int = 32,
+    *,
+    in_textures: bool = False,
+    short_loops: bool = False,
 ) -> Profile:
     """The profile of a software GPU.
 
@@ -196,6 +203,7 @@ def cpu_profile(
         subgroup_size: Invocations of its subgroups, 0 if unknown.
         product_rows: Rows of results that an invocation of a product holds.
         in_textures: Whether all lies in textures that may.
+        short_loops: Whether loops of attention are to be short.
     """
     if not subgroup_size:
         return CPU_PROFILE
@@ -211,6 +219,7 @@ def cpu_profile(
         texture_nt_rows=product_rows,
         texture_nn_rows=product_rows,
         in_textures=in_textures,
+        short_loops=short_loops,
     )
 
 

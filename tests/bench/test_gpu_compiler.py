@@ -93,7 +93,7 @@ ELSEWHERE = (
     "few_rows/narrow.wgsl",
     "few_rows/strip_copy.wgsl", "few_rows/strip_scales.wgsl", "few_rows/strips.wgsl",
     "few_rows/strips_glu.wgsl", "few_rows/strips_rotated.wgsl", "few_rows/subgroup.wgsl",
-    "gemm/sizes.wgsl", "rms_norm/again.wgsl", "tensor/add_rounded.wgsl",
+    "gemm/factors.wgsl", "gemm/sizes.wgsl", "rms_norm/again.wgsl", "tensor/add_rounded.wgsl",
     "tensor/copy.wgsl", "tensor/scale.wgsl", "tensor/weighted_sum.wgsl",
     "trained_rows/overwrite_looked_up.wgsl",
 )  # fmt: skip

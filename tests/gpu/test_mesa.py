@@ -2,7 +2,12 @@
 
 import pytest
 
-from qlora_wgpu.gpu.mesa import add_software_threads, rows_of_products, wants_textures
+from qlora_wgpu.gpu.mesa import (
+    add_software_threads,
+    rows_of_products,
+    wants_short_loops,
+    wants_textures,
+)
 
 
 @pytest.mark.parametrize(("processors", "threads"), [(1, "2"), (2, "4"), (8, "16"), (64, "16")])
@@ -27,8 +32,8 @@ def test_what_the_user_has_set_stays():
         ("AuthenticAMD", 26, 16, 16),
         ("AuthenticAMD", 26, 8, 32),
         ("AuthenticAMD", 25, 16, 32),
-        ("AuthenticAMD", 25, 8, 8),
-        ("AuthenticAMD", 23, 8, 8),
+        ("AuthenticAMD", 25, 8, 10),
+        ("AuthenticAMD", 23, 8, 10),
         ("AuthenticAMD", 25, 4, 32),
         ("GenuineIntel", 26, 16, 32),
         ("GenuineIntel", 6, 8, 32),
@@ -59,7 +64,7 @@ def test_all_lies_in_textures_where_words_of_buffers_are_waited_for(
 ):
     told = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 2\n\n" * 2
     monkeypatch.setattr("qlora_wgpu.gpu.mesa.file_bytes", lambda *_: told.encode())
-    assert wants_textures(lanes) == wanted
+    assert wants_textures(lanes) == wants_short_loops(lanes) == wanted
 
 
 def test_products_of_an_unknown_processor_hold_as_many_rows_as_most(monkeypatch):

@@ -10,10 +10,9 @@ from tests.support.harness import DTYPES, PROFILES, Bench
 
 ROWS, DEPTH, RANK = 37, 72, 5
 WHOLE = 256  # columns, of whole tiles whatever a subgroup's size
-OF_16_ROWS = {"texture_nn_rows": 16, "texture_nt_rows": 16}
 
 
-def product(device, dtype, columns, *, with_rows, float32, residual):
+def product(device, dtype, columns, *, with_rows, float32, residual, rows=16):
     """The first columns of one product."""
     rng = np.random.default_rng(3)
     x, w, skip = (
@@ -23,7 +22,8 @@ def product(device, dtype, columns, *, with_rows, float32, residual):
     w, factor, skip = w[:, :columns], factor[:, :columns], skip[:, :columns]
     if with_rows:
         w, factor = w.T, factor.T
-    bench = Bench(device, dtype, replace(PROFILES["texture"], **OF_16_ROWS))
+    cut = {"texture_nn_rows": rows, "texture_nt_rows": rows}
+    bench = Bench(device, dtype, replace(PROFILES["texture"], **cut))
     g = bench.graph
     y = (g.float32 if float32 else g.operand)("y", ROWS, columns)
     term = LoraTerm(bench.given(u), bench.given(factor), 0)
@@ -45,3 +45,16 @@ def test_narrow_tiles_change_no_bit(device, dtype, columns, with_rows, float32, 
     whole, other = product(device, dtype, WHOLE, **options)
     assert (narrow, other) == (True, False)
     np.testing.assert_array_equal(got, whole[:, :columns])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("with_rows", [True, False])
+@pytest.mark.parametrize("columns", [140, WHOLE])
+def test_rows_of_a_tile_change_no_bit(device, dtype, columns, with_rows):
+    """37 rows fill neither four tiles of ten nor two of 32."""
+    options = {"with_rows": with_rows, "float32": True, "residual": True}
+    got, *others = (
+        product(device, dtype, columns, rows=rows, **options)[0] for rows in (10, 8, 16, 32)
+    )
+    for other in others:
+        np.testing.assert_array_equal(got, other)

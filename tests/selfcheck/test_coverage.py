@@ -19,8 +19,8 @@ PROFILES = {
     # What software GPUs have on processors of other vectors than this one.
     "4 lanes": cpu_profile(4),
     "8 lanes": cpu_profile(8),
-    "8 lanes, 8 rows": cpu_profile(8, 8),
-    "8 lanes, in textures": cpu_profile(8, 8, in_textures=True),
+    "8 lanes, 10 rows": cpu_profile(8, 10, short_loops=True),
+    "8 lanes, in textures": cpu_profile(8, 10, in_textures=True, short_loops=True),
     "16 lanes": cpu_profile(16),
     "16 lanes, 16 rows": cpu_profile(16, 16),
     "buffers": CPU_PROFILE,

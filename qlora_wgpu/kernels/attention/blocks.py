@@ -152,6 +152,7 @@ class SubgroupTexture(Blocks):
         body = _FORWARD_BODY if problem.gradients is None else _BACKWARD_BODY
         # What is broadcast serves two queries, where they still fit into the first cache.
         sets = 2 if name != "dkdv" and problem.head_dim <= _HEAD_OF_TWO else 1
+        body //= 1 + profile.short_loops
         most = max(body // (_PRODUCTS[name] * problem.head_dim * sets), 1)
         keys = next(n for n in (8, 4, 2, 1) if n <= most and n <= threads)
         pieces = next(n for n in range(threads // keys, 0, -1) if head % n == 0)

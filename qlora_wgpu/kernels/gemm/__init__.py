@@ -37,8 +37,8 @@ __all__ = [
 
 def _changes(profile: Profile) -> tuple[Change, ...]:
     if profile.textures:
-        # 16 rows where there are 32, and the other way round.
-        nt, nn = (48 - rows for rows in (profile.texture_nt_rows, profile.texture_nn_rows))
+        rows = profile.texture_nt_rows, profile.texture_nn_rows
+        nt, nn = (32 if each == 16 else 16 for each in rows)
         return (
             {"texture_nt_rows": nt},
             {"texture_nn_rows": nn},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.kernels.gemm.launching import Cut, launch_split, launch_whole
 from qlora_wgpu.kernels.gemm.problem import Gemm
@@ -22,7 +23,7 @@ class SubgroupTexture:
         """Adds the launch."""
         threads = g.profile.subgroup_size
         most = g.profile.texture_nt_rows if gemm.with_rows else g.profile.texture_nn_rows
-        rows = _fewer(most, gemm.x.rows)
+        rows = _fewer(most, gemm.x.rows, whole=gemm.experts is not None)
         path = f"gemm/{gemm.name}_texture.wgsl"
         tile = 8 * threads
         left = gemm.columns % tile
@@ -65,8 +66,17 @@ def _registers(gemm: Gemm, tile: int, across: int, down: int) -> Cut:
     return Cut(f"gemm/{gemm.name}.wgsl", tile * down, 8 * across, constants)
 
 
-def _fewer(rows: int, present: int) -> int:
-    """Rows of a tile: fewer where there are few."""
+def _fewer(rows: int, present: int, *, whole: bool) -> int:
+    """Rows of a tile: fewer where there are few.
+
+    Args:
+        rows: At most.
+        present: Those of the results.
+        whole: Whether tiles must be whole parts of an expert's.
+    """
+    # A tile of ten rows takes some 8/7 of the time of one of eight.
+    if rows == 10 and (whole or 8 * ceil_div(present, 10) >= 7 * ceil_div(present, 8)):
+        rows = 8
     while rows > 8 and present <= rows // 2:
         rows //= 2
     return rows
@@ -74,5 +84,5 @@ def _fewer(rows: int, present: int) -> int:
 
 def broadcast_constants(subgroup_size: int, rows: int) -> dict[str, Constant]:
     """How rows that are broadcast are spread over the invocations of a subgroup."""
-    span = min(subgroup_size, rows)
+    span = max(n for n in range(1, min(subgroup_size, rows) + 1) if rows % n == 0)
     return {"THREADS": subgroup_size, "SPAN": span, "BLOCKS": rows // span}
