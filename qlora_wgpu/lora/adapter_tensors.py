@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div, padded
 from qlora_wgpu.graph.pieces import Pieces
-from qlora_wgpu.graph.tensor import Tensor, matrix, vector
+from qlora_wgpu.graph.tensor import Tensor, matrix, row
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.lora.adapter_config import AdapterConfig
 from qlora_wgpu.lora.flat_vector import FlatVector, Place
@@ -137,4 +137,4 @@ class AdapterTensors:
         place = self._place(spec.name, MAGNITUDE)
         piece, first = flat.find(place.offset)
         name, offset = f"{spec.name}.{MAGNITUDE}", ITEM_SIZE[flat.dtype] * first
-        return vector(name, place.columns, flat.dtype, piece.storage, offset)
+        return row(name, place.columns, flat.dtype, piece.storage, offset)

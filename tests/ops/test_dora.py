@@ -9,6 +9,7 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.dtype import padded
 from qlora_wgpu.graph.tensor import vector
+from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
@@ -120,3 +121,30 @@ def test_dropout_is_peft_s(device, profile, dtype):
     assert_close(got_dx, made["dx"], near, "sums over N")
     for i, gradient in enumerate(adapter.split(got_flat[0]).values()):
         assert_close(gradient, made[f"grad{i}"], near, "sums over rows")
+
+
+@pytest.mark.parametrize("outer", [1, 2, 6, 83])
+def test_magnitudes_of_any_number_are_summed_in_bfloat16(device, outer):
+    rng = np.random.default_rng(7)
+    rows, inner = 5, 16
+    x, dy, w = (rng.standard_normal(s) for s in ((rows, inner), (rows, outer), (outer, inner)))
+    spec = LinearSpec("model.layers.0.up_proj", outer, inner)
+    config = LoraConfig(r=3, lora_alpha=6, use_dora=True)
+    gradients = []
+    for gradient in ("float32", "bfloat16"):
+        adapter = Adapter(config, [spec], forms=AdapterForms(gradient=gradient))
+        adapter.parameters.whole.storage.data = adapter.initial(0)
+        bench = Bench(device, "float32", PROFILES["gpu"])
+        g = bench.graph
+        layer = DenseMatrix(outer, inner, ((0, bench.operand(w)),))
+        tx, batch = bench.operand(x, grad=True), bench.batch_of(1, rows)
+        y = linear(g, tx, Linear("l", layer, None, adapter.loras[spec.name]), batch)
+        g.add_gradient(y, bench.given(dy))
+        g.backward()
+        (whole,) = bench.run(vector("gradient", adapter.length, gradient,
+                                    adapter.gradient.whole.storage))  # fmt: skip
+        gradients.append(adapter.split(whole.ravel().astype(np.float32)))
+    for name, exact in gradients[0].items():
+        assert np.array_equal(gradients[1][name], rounded(exact, "bfloat16")), name
+    (magnitude,) = (gradients[1][name] for name in gradients[1] if "magnitude" in name)
+    assert (magnitude != 0).all()
