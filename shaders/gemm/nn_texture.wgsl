@@ -3,7 +3,8 @@
 // gemm/nn.wgsl for software adapters: x, w and a lie in textures. A workgroup is one subgroup of
 // THREADS and makes BLOCKS · SPAN rows by 8 · THREADS columns: each invocation loads eight columns
 // of w, the rows of x are loaded one by each invocation and broadcast to all. A last tile of at most
-// half the width may have half as many columns an invocation (common/gemm_narrow.wgsl).
+// half the width may have half as many columns an invocation (common/gemm_narrow.wgsl). With WHOLE_K
+// there are whole eights of k, which saves instructions.
 // Launcher: kernels/gemm/launching.py.
 //#include common/gemm_interface.wgsl
 //#include common/gemm_narrow.wgsl
@@ -41,8 +42,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     //#end
     //#unroll p BLOCKS, s SPAN: var even_$p_$s = vec4<f32>(0.0); var odd_$p_$s = vec4<f32>(0.0);
     for (var k = select(0u, params.k, narrow); k < params.k; k += 8u) {
+//#if WHOLE_K
+        let w_k = w_at + k * params.w_stride;
+        //#unroll j 8: let w_$j = load_w(w_k + $ju * params.w_stride);
+//#else
         // Rows of w past the last meet zeros in x's padding.
         //#unroll j 8: let w_$j = load_w(w_at + min(k + $ju, last) * params.w_stride);
+//#endif
         //#unroll p BLOCKS: let x_$p = load_x(x_at_$p + k / 8u);
         //#unroll p BLOCKS, s SPAN
             let v_$p_$s = broadcast_x_$s(x_$p);
@@ -55,7 +61,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
 //#if NARROW
     // Four columns lie in even_, one after the other.
     for (var k = select(params.k, 0u, narrow); k < params.k; k += 8u) {
+//#if WHOLE_K
+        let w_k = w_at + k * params.w_stride;
+        //#unroll j 8: let w_$j = half_at(c0, load_w(w_k + $ju * params.w_stride));
+//#else
         //#unroll j 8: let w_$j = half_at(c0, load_w(w_at + min(k + $ju, last) * params.w_stride));
+//#endif
         //#unroll p BLOCKS: let x_$p = load_x(x_at_$p + k / 8u);
         //#unroll p BLOCKS, s SPAN
             let v_$p_$s = broadcast_x_$s(x_$p);

@@ -63,6 +63,22 @@ def test_sums_of_weights_that_end_within_a_texel(device, dtype, heads, seq):
     check(device, IN_TEXTURES, dtype, heads, 1, 8, np.ones((1, seq), int))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_short_loops(device, dtype, head_dim):
+    short = replace(IN_TEXTURES, short_loops=True)
+    check(device, short, dtype, 4, 2, head_dim, PADDED)
+    check(device, short, dtype, 4, 2, head_dim, np.ones((1, 19), int), window=7)
+
+
+@pytest.mark.parametrize(("short_loops", "keys"), [(False, 2), (True, 1)])
+def test_short_loops_take_half_as_many_keys_a_turn(short_loops, keys):
+    graph = Graph("float32", cpu_profile(8, short_loops=short_loops), 1 << 27)
+    q, k, v = (graph.operand(name, 24, 64) for name in "qkv")
+    attention(graph, q, k, v, make_batch_buffers(1, 24), 64, 0.125)
+    assert [launch.constants["KEYS"] for launch in graph.launches] == [keys]
+
+
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim"), [(6, 2, 20), (3, 1, 10), (2, 2, 6), (4, 2, 64), (3, 1, 24)]

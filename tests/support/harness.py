@@ -37,7 +37,7 @@ class Bench(Runner):
         if profile.subgroup_size:  # as wide as this driver's subgroups
             own = cpu_profile(device.profile.subgroup_size)
             names = ("logits_bytes", "head_block", "texture_nt_rows", "texture_nn_rows",
-                     "in_textures")  # fmt: skip
+                     "in_textures", "short_loops")  # fmt: skip
             profile = replace(own, **{name: getattr(profile, name) for name in names})
         self.profile = profile
         super().__init__(device, profile, dtype, in_textures=profile.in_textures)

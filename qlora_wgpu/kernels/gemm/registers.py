@@ -9,6 +9,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.kernels.gemm.launching import Cut, launch_split, launch_whole
 from qlora_wgpu.kernels.gemm.problem import Gemm
 
+_ROWS_THAT_JUST_FIT = 10
 SKINNY = 64  # products of at most so many columns are cut along their rows instead
 
 
@@ -32,6 +33,9 @@ class SubgroupTexture:
             # Of a product of less than a tile it would save little, and takes longer to compile. A
             # loop over 32 rows is too long to be there twice.
             "NARROW": most <= 16 and gemm.columns > tile and 0 < left <= tile // 2,
+            # A loop over ten rows just fits into what a processor keeps decoded, so that every
+            # instruction counts; other loops stay as they were timed.
+            "WHOLE_K": rows == _ROWS_THAT_JUST_FIT and gemm.depth % 8 == 0,
         }
         launch_whole(g, gemm, Cut(path, rows, tile, constants, True, eights=True))
 
@@ -75,7 +79,8 @@ def _fewer(rows: int, present: int, *, whole: bool) -> int:
         whole: Whether tiles must be whole parts of an expert's.
     """
     # A tile of ten rows takes some 8/7 of the time of one of eight.
-    if rows == 10 and (whole or 8 * ceil_div(present, 10) >= 7 * ceil_div(present, 8)):
+    eights, tens = ceil_div(present, 8), ceil_div(present, _ROWS_THAT_JUST_FIT)
+    if rows == _ROWS_THAT_JUST_FIT and (whole or 8 * tens >= 7 * eights):
         rows = 8
     while rows > 8 and present <= rows // 2:
         rows //= 2
