@@ -68,7 +68,8 @@ def opened(device, folder, case, dtype, *, checkpointing=False):
 def test_fused_layers_against_pytorch(device, tmp_path, kind, case, dtype):
     recorded, model = opened(device, tmp_path, case, dtype)
     launches = model.layout.step(StepOptions("train", 3, 24)).plan.launches
-    products = [launch.label for launch in launches].count("gemm/forward")
+    forward = [launch for launch in launches if launch.label == "gemm/forward"]
+    products = sum("factors" not in launch.path for launch in forward)  # beside copies in f16
     assert products == MORE_PRODUCTS.get((case, kind), PRODUCTS[case])
     ids, mask, labels = batch()
     loss, gradients = model.loss_and_grads(ids, labels, mask)
