@@ -45,3 +45,20 @@ fn first_unit(group: vec3<u32>) -> u32 {
 fn units_end(part: u32) -> u32 {
     return min((part + 1u) * params.part, params.units);
 }
+//#if sizes
+
+var<workgroup> largest: array<u32, GROUP>;
+
+// The largest of what all invocations have.
+fn largest_of_all(own: u32, index: u32) -> u32 {
+    largest[index] = own;
+    workgroupBarrier();
+    for (var half = GROUP / 2u; half > 0u; half /= 2u) {
+        if (index < half) {
+            largest[index] = max(largest[index], largest[index + half]);
+        }
+        workgroupBarrier();
+    }
+    return largest[0];
+}
+//#endif

@@ -11,8 +11,6 @@
 //#if sizes
 @group(0) @binding(4) var<storage, read> sizes: array<u32>;
 @group(0) @binding(5) var<storage, read_write> exponents: array<u32>;
-
-var<workgroup> largest: array<u32, GROUP>;
 //#endif
 //#if saturated
 @group(0) @binding(15) var<storage, read_write> saturated: array<atomic<u32>>;
@@ -36,17 +34,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
     for (var i = begin + index; i < end; i += GROUP) {
         own = max(own, sizes[i]);
     }
-    largest[index] = own;
-    workgroupBarrier();
-    for (var half = GROUP / 2u; half > 0u; half /= 2u) {
-        if (index < half) {
-            largest[index] = max(largest[index], largest[index + half]);
-        }
-        workgroupBarrier();
-    }
     // 2¹⁴ is a power below f16's end, and leaves it room to round. The bias is 127; the factor and
     // its inverse stay normal.
-    let exponent = u32(clamp(127 + 14 + 127 - i32(largest[0] >> 23u), 1, 253));
+    let exponent = u32(clamp(127 + 14 + 127 - i32(largest_of_all(own, index) >> 23u), 1, 253));
     if (index == 0u && group.y == 0u && first % TILE_ROWS == 0u) {
         exponents[group.z * ((params.rows + TILE_ROWS - 1u) / TILE_ROWS) + first / TILE_ROWS] = exponent;
     }

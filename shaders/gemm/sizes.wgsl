@@ -7,8 +7,6 @@
 //#include common/gemm_factors.wgsl
 @group(0) @binding(2) var<storage, read_write> sizes: array<u32>;
 
-var<workgroup> largest: array<u32, GROUP>;
-
 fn size4(v: vec4<f32>) -> u32 {
     let bits = bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu);
     let finite = select(vec4<u32>(0u), bits, bits < vec4<u32>(0x7f800000u));
@@ -27,15 +25,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             own = max(own, max(size4(v_$i.even), size4(v_$i.odd)));
         //#end
     }
-    largest[index] = own;
-    workgroupBarrier();
-    for (var half = GROUP / 2u; half > 0u; half /= 2u) {
-        if (index < half) {
-            largest[index] = max(largest[index], largest[index + half]);
-        }
-        workgroupBarrier();
-    }
+    let all = largest_of_all(own, index);
     if (index == 0u) {
-        sizes[(group.z * params.blocks + group.x) * params.chunks + group.y] = largest[0];
+        sizes[(group.z * params.blocks + group.x) * params.chunks + group.y] = all;
     }
 }
