@@ -35,15 +35,18 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
     exit 2
 fi
 
-if [ ! -x .venv/bin/python ]; then
+# A virtual environment knows its folder's path: where that was moved or copied, the one made there is made anew.
+here=$(pwd -P)
+if [ ! -x .venv/bin/python ] || [ "$(cat .venv/.made-in 2>/dev/null || echo "$here")" != "$here" ]; then
     # Debian's python3 comes without venv's own parts.
     "$python" -c 'import ensurepip, venv' 2>/dev/null || apt_install python3-venv
-    "$python" -m venv .venv
+    "$python" -m venv --clear .venv
+    echo "$here" >.venv/.made-in
 fi
 stamp=.venv/.installed-${extras:-plain}
 if [ ! -f "$stamp" ] || [ pyproject.toml -nt "$stamp" ]; then
     echo "installing qlora-wgpu into .venv"
-    .venv/bin/pip install --quiet --disable-pip-version-check -e ".${extras:+[$extras]}"
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -e ".${extras:+[$extras]}"
     touch "$stamp"
 fi
 
