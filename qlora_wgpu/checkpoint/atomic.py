@@ -15,7 +15,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from os import PathLike
 from pathlib import Path
@@ -28,6 +30,8 @@ _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
 _REMOVED = ".gone-"
 _LEFT_BEHIND = (_TEMPORARY, _REPLACED, _REMOVED)
+_PAUSES = (0.01, 0.05, 0.1, 0.2, 0.4, 0.8) if sys.platform == "win32" else ()
+"""Seconds to wait for what has a file open, as virus scanners and ``watch`` have for a moment."""
 
 
 def write_file(path: str | PathLike[str], content: bytes) -> None:
@@ -57,7 +61,7 @@ def write_pieces(path: str | PathLike[str], pieces: Iterable[bytes | memoryview]
                     file.write(piece)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(path)
+            _renamed(temporary.replace, path)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -87,8 +91,8 @@ def atomic_folder(path: str | PathLike[str]) -> Iterator[Path]:
             yield temporary
             flush_tree(temporary)
             if path.exists():
-                path.rename(replaced)
-            temporary.rename(path)
+                _renamed(path.rename, replaced)
+            _renamed(temporary.rename, path)
         except BaseException:
             with suppress(OSError):
                 _settle(path)
@@ -119,7 +123,7 @@ def atomic_file(path: str | PathLike[str]) -> Iterator[Path]:
             yield temporary
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
-            temporary.replace(path)
+            _renamed(temporary.replace, path)
         except BaseException:
             with suppress(OSError):
                 temporary.unlink(missing_ok=True)
@@ -209,7 +213,9 @@ def _settle(path: Path) -> None:
         if path.exists():
             _discard(replaced, removed)
         else:
-            replaced.rename(path)  # a process was killed between the two renames of a folder
+            _renamed(
+                replaced.rename, path
+            )  # a process was killed between the two renames of a folder
     _delete(temporary)
     _delete(removed)
 
@@ -217,8 +223,19 @@ def _settle(path: Path) -> None:
 def _discard(path: Path, removed: Path) -> None:
     """Takes a thing's name away and deletes it."""
     _delete(removed)
-    path.rename(removed)
+    _renamed(path.rename, removed)
     _delete(removed)
+
+
+def _renamed(rename: Callable[[Path], Path], name: Path) -> None:
+    """Gives a file or folder a name, which Windows refuses while it, or what has it, is open."""
+    for seconds in _PAUSES:
+        try:
+            rename(name)
+            return
+        except PermissionError:
+            time.sleep(seconds)
+    rename(name)
 
 
 def _delete(path: Path) -> None:

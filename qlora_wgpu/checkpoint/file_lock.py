@@ -5,13 +5,17 @@ from __future__ import annotations
 import errno
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 if sys.platform == "win32":
     import msvcrt
 
     def _claim(descriptor: int) -> None:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError as err:  # whatever its number: every file system there has locks
+            raise OSError(errno.EACCES, "locked by another") from err
 
 else:
     import fcntl
@@ -71,6 +75,15 @@ class FileLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor, self.is_exclusive = None, False
+
+    def remove(self) -> None:
+        """Takes the file away and gives it back; who has it open meanwhile keeps it on Windows."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+        self.release()
+        if sys.platform == "win32":  # where a file that is open, here too, stays
+            with suppress(OSError):
+                self.path.unlink(missing_ok=True)
 
     def __del__(self) -> None:
         self.release()

@@ -51,7 +51,7 @@ class Unfinished:
     def discard(self) -> None:
         """Removes what is left of it; what cannot be is swept up by a later process."""
         shutil.rmtree(self.path, ignore_errors=True)
-        _drop(self._lock)
+        self._lock.remove()
 
 
 def sweep(parent: Path) -> None:
@@ -72,7 +72,7 @@ def _sweep(entry: Path) -> None:
     if lock.acquire() and lock.is_exclusive:
         shutil.rmtree(entry.with_suffix(""), ignore_errors=True)
         if not entry.with_suffix("").exists():
-            _drop(lock)
+            lock.remove()
     lock.release()
 
 
@@ -83,12 +83,6 @@ def _new_lock(parent: Path) -> FileLock:
         if lock.acquire() and lock.is_in_place:
             return lock
         lock.release()
-
-
-def _drop(lock: FileLock) -> None:
-    with suppress(OSError):
-        lock.path.unlink(missing_ok=True)
-    lock.release()
 
 
 def _is_old(folder: Path) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from dataclasses import dataclass
+
+import psutil
 
 from qlora_wgpu.files import file_text
 from qlora_wgpu.gpu.device import Device
@@ -78,22 +79,21 @@ def machine_bytes() -> int | None:
 
 def process_bytes() -> int | None:
     """Host memory that this process has taken, pages of files left out; None where nobody tells."""
-    return _row_of("/proc/self/status", "RssAnon")
+    process = psutil.Process()
+    try:
+        taken = process.memory_info()
+        if hasattr(taken, "shared"):  # as Linux tells it at once
+            return int(taken.rss - taken.shared)
+        return int(process.memory_full_info().uss)
+    except (psutil.Error, OSError):
+        return None
 
 
 def _unused() -> int | None:
-    return _row_of("/proc/meminfo", "MemAvailable")
-
-
-def _row_of(path: str, name: str) -> int | None:
-    """Bytes of a row of one of Linux's tables of memory."""
     try:
-        for line in file_text(path, MIB, "ascii").splitlines():
-            if line.startswith(f"{name}:"):
-                return 1024 * int(line.split()[1])
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
+        return int(psutil.virtual_memory().available)
+    except (psutil.Error, OSError):
+        return None
 
 
 def _container_room() -> int | None:
@@ -122,8 +122,8 @@ def _container_limit() -> int | None:
 
 def _host_memory() -> int | None:
     try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
+        return int(psutil.virtual_memory().total)
+    except (psutil.Error, OSError):
         return None
 
 

@@ -125,7 +125,7 @@ def _merged_files(folder: Path) -> dict[str, Path | bytes]:
             f"{folder} has no config.json: it is no merged model, which qlora-wgpu merge makes"
         )
     files: dict[str, Path | bytes] = {
-        str(path.relative_to(folder)): path
+        path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))
         if path.is_file() and path.suffix in _OF_A_MODEL and not path.name.startswith(".")
     }

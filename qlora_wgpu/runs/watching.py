@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.supervision.processes import is_running
 from qlora_wgpu.training import read_rows
 from qlora_wgpu.training.observer import Row
 from qlora_wgpu.training.run_folder import PROGRESS, SAMPLES
@@ -90,12 +91,4 @@ def _is_running(progress: Row) -> bool | None:
     pid = progress.get("pid")
     if not isinstance(pid, int) or pid <= 0:
         return False
-    if progress.get("host") != socket.gethostname() or os.name != "posix":
-        return None
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # another user's
-    return True
+    return is_running(pid) if progress.get("host") == socket.gethostname() else None

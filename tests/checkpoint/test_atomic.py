@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from qlora_wgpu.checkpoint import append_line, atomic_folder, write_file, write_safetensors
+from qlora_wgpu.checkpoint import append_line, atomic, atomic_folder, write_file, write_safetensors
 from qlora_wgpu.errors import CheckpointError
 
 
@@ -155,6 +155,27 @@ def test_everything_is_flushed_before_it_is_renamed(
         (unfinished / "b").write_bytes(b"x")
     assert sorted(flushed[:-1]) == [".tmp-folder", "a", "b", "deep"]
     assert flushed[-1] == tmp_path.name
+
+
+@pytest.mark.parametrize(("refusals", "written"), [(2, True), (3, False)])
+def test_a_file_that_is_open_is_waited_for(tmp_path, monkeypatch, refusals, written) -> None:
+    replace, left = Path.replace, [refusals]
+
+    def refuse(path: Path, target: Path) -> Path:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise PermissionError(errno.EACCES, "Access is denied")
+        return replace(path, target)
+
+    monkeypatch.setattr(atomic, "_PAUSES", (0.001, 0.001))
+    monkeypatch.setattr(Path, "replace", refuse)
+    if written:
+        write_file(tmp_path / "file", b"x")
+        assert (tmp_path / "file").read_bytes() == b"x"
+    else:
+        with pytest.raises(CheckpointError, match="file cannot be written: Access is denied"):
+            write_file(tmp_path / "file", b"x")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"] * written
 
 
 def test_safetensors_reads_what_is_written(tmp_path: Path) -> None:

@@ -44,6 +44,15 @@ def test_a_file_that_is_replaced_is_noticed(tmp_path):
     assert not lock.is_in_place
 
 
+def test_a_lock_that_is_removed_leaves_nothing(tmp_path):
+    lock, other = FileLock(tmp_path / ".lock"), FileLock(tmp_path / ".lock")
+    assert lock.acquire()
+    lock.remove()
+    assert not lock.path.exists() and not lock.is_in_place
+    lock.remove()
+    assert other.acquire() and other.is_in_place
+
+
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
     def refuse(descriptor):
         raise OSError(95, "Operation not supported")
