@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 from compare import write_adapter
+from gpu_session import end_with_parent
 from shapes import write_random_model
 
 _RANK = 8
@@ -27,7 +28,10 @@ def main() -> None:
         write_adapter(adapter, shape, _RANK)
         done.touch()
     sizes = ["--rank", str(_RANK), "--adapter", str(adapter)]
-    run = subprocess.run([*command, str(model), *sizes], stdout=subprocess.PIPE, encoding="utf-8")
+    run = subprocess.run(
+        [*command, str(model), *sizes], stdout=subprocess.PIPE, encoding="utf-8",
+        preexec_fn=end_with_parent,
+    )  # fmt: skip
     print(run.stdout)
     if run.returncode:
         raise SystemExit(run.returncode)

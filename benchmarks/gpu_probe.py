@@ -43,6 +43,7 @@ def about(device: Device) -> dict[str, Any]:
         "profile": asdict(device.profile),
         "matrix_shapes": [str(shape) for shape in device.backend.matrix_shapes(device.gpu)],
         "matrix_shape_chosen": device.profile.matrix,
+        "notes": device.notes,
     }
 
 

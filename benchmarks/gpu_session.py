@@ -207,7 +207,7 @@ class Session:
             process = subprocess.Popen(
                 command, cwd=Path(__file__).parents[1], stdout=log, stderr=log,
                 stdin=subprocess.DEVNULL, env={**os.environ, **part.environment},
-                start_new_session=True, preexec_fn=_end_with_parent,
+                start_new_session=True, preexec_fn=end_with_parent,
             )  # fmt: skip
             self._running.append(process)
             try:
@@ -289,7 +289,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.poll()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """Called in a new process, lets it end with what started it; what it starts has to as well."""
     if _C is not None:  # so that nothing runs on beside the next session
         _C.prctl(1, signal.SIGKILL)
 

@@ -105,7 +105,7 @@ def _layers(folder: Path, name: str, ceilings: Figures) -> Figures:
         totals[row["key"]] = round(sum(launch["us"] for launch in row["launches"]), 1)
         for launch in row["launches"]:
             shapes = ", ".join(f"{n} {r}x{c}" for n, (r, c) in launch["shapes"].items())
-            kernel = table.setdefault(f"{launch['label']} ({shapes})", {"us": Counter()})
+            kernel = table.setdefault(f"{_label(launch)} ({shapes})", {"us": Counter()})
             kernel["us"][row["key"]] += launch["us"]
             for key in ("flops", "bytes", "matrix_units"):
                 kernel.setdefault(key, {}).setdefault(row["key"], 0)
@@ -113,6 +113,13 @@ def _layers(folder: Path, name: str, ceilings: Figures) -> Figures:
     for kernel in table.values():
         _rate(kernel, most)
     return {"total_us": totals, "kernels": table, "failed": failed}
+
+
+def _label(launch: Figures) -> str:
+    """Its label; a copy that is made for a product bears the product's, and is named by its file."""
+    label = str(launch["label"])
+    file = launch["path"].removesuffix(".wgsl")
+    return label if launch["flops"] or label == file else f"{label}, {file}"
 
 
 def _rate(kernel: Figures, most: Figures) -> None:

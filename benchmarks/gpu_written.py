@@ -32,6 +32,7 @@ def _devices(figures: Figures) -> list[str]:
             f"{backend}: {about.get('name')} ({driver}), subgroups {sizes}, matrices "
             f"{about.get('matrix_shapes')}, chosen {about.get('matrix_shape_chosen')}"
         )
+        lines += [f"  {note}" for note in about.get("notes", ())]
     return lines
 
 
@@ -80,8 +81,9 @@ def _attention_lines(figures: Figures) -> list[str]:
         lines.append(f"== {name}")
         for row in rows:
             shown = row.get("failed", "")[:150] or ", ".join(
-                f"{label.removeprefix('attention/')} {row['us'][label]:,.0f} us {rate:,.0f} GFLOP/s"
-                for label, rate in row["gflops"].items()
+                f"{label.removeprefix('attention/')} {us:,.0f} us"
+                + (f" {row['gflops'][label]:,.0f} GFLOP/s" if label in row["gflops"] else "")
+                for label, us in row["us"].items()
             )
             lines.append(f"  {row['key']}: {shown}")
     return lines

@@ -181,6 +181,29 @@ s = Session(Path({str(tmp_path / "all")!r}), Path({str(tmp_path / "all.tar.gz")!
 s.run([Part('long', [sys.executable, '-c', 'import os, time; print(os.getpid(), flush=True); '
                      'time.sleep(600)'])])
 """
+    ends_with_its_part(tmp_path, code)
+
+
+def test_a_session_that_is_ended_ends_the_contender_of_an_agreement(tmp_path):
+    """Which a script starts that is a part; it would take the card from the next session."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "whole").touch()
+    contender = "import os, time; print(os.getpid(), file=sys.stderr); time.sleep(600)"
+    command = [sys.executable, str(BENCHMARKS / "gpu_agreement.py"), "{out}", str(model), "S", "--",
+               sys.executable, "-c", f"import sys; {contender}"]  # fmt: skip
+    code = f"""
+import sys; sys.path.insert(0, {str(BENCHMARKS)!r})
+from gpu_session import Part, Session
+from pathlib import Path
+s = Session(Path({str(tmp_path / "all")!r}), Path({str(tmp_path / "all.tar.gz")!r}), 10)
+s.run([Part('long', {command!r})])
+"""
+    ends_with_its_part(tmp_path, code)
+
+
+def ends_with_its_part(tmp_path, code):
+    """Ends a session twice whose part tells a process, which has to end with it."""
     log = tmp_path / "all" / "long.log"
     for number in (signal.SIGTERM, signal.SIGKILL):
         process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.DEVNULL)
@@ -218,8 +241,8 @@ def test_the_summary_takes_what_there_is(gpu, tmp_path):
         "losses-peft": {"status": "done"},
         "tests-0-wgpu": {"status": "stopped"},
     }
-    launch = {"label": "gemm/forward", "shapes": {"x": [4, 8]}, "flops": 10**6, "bytes": 100,
-              "matrix_units": False}  # fmt: skip
+    launch = {"label": "gemm/forward", "path": "gemm/nt.wgsl", "shapes": {"x": [4, 8]},
+              "flops": 10**6, "bytes": 100, "matrix_units": False}  # fmt: skip
     lines = {
         "checks-wgpu-0": [{"key": "own float32 rope 0", "good": True},
                           {"key": "own float32 linear 1", "good": False, "error": 0.5}],

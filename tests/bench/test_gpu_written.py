@@ -81,3 +81,33 @@ def test_a_software_gpu_and_another_card_are_told(gpu, folder):
     lines = short(gpu, folder)
     assert lines[1].startswith("NO CARD") and lines[2] == "  as it is: no card"
     assert "SEVERAL CARDS were measured: H100, llvmpipe" in lines
+
+
+def test_copies_made_for_a_product_are_told_apart_from_it(gpu, folder):
+    """They bear its label, which a table of steps adds up."""
+    product = {"label": "gemm/backward", "path": "gemm/nn_tiled.wgsl", "flops": 10**6, "bytes": 9,
+               "shapes": {"x": [4, 8], "w": [8, 8]}, "matrix_units": True, "us": 9.0}  # fmt: skip
+    copies = [
+        {**product, "path": path, "flops": 0, "shapes": {"x": [4, 8]}, "matrix_units": False}
+        for path in ("gemm/sizes.wgsl", "gemm/factors.wgsl")
+    ]
+    row = {"key": "default", "launches": [*copies, product]}
+    (folder / "layers-1b-64-dawn.jsonl").write_text(json.dumps(row) + "\n")
+    copied = {"key": "head_dim 64", "us": {"attention/forward": 5.0, "attention/factors": 2.0},
+              "gflops": {"attention/forward": 100.0}}  # fmt: skip
+    (folder / "attention-dawn.jsonl").write_text(json.dumps(copied) + "\n")
+    for name in ("layers-1b-64-dawn", "attention-dawn"):
+        note(folder, name, status="done")
+    figures = gpu.summary.summary(folder)
+    assert list(figures["layers"]["layers-1b-64-dawn"]["kernels"]) == [
+        "gemm/backward, gemm/sizes (x 4x8)", "gemm/backward, gemm/factors (x 4x8)",
+        "gemm/backward (x 4x8, w 8x8)",
+    ]  # fmt: skip
+    assert "forward 5 us 100 GFLOP/s, factors 2 us" in gpu.written.written(figures)
+
+
+def test_why_matrix_units_are_not_used_is_told(gpu, folder):
+    about = {"key": "about", "name": "H100", "info": {"adapter_type": "DiscreteGPU"},
+             "notes": ["the matrix units of H100 are not used: wrong"]}  # fmt: skip
+    (folder / "device-dawn.jsonl").write_text(json.dumps(about) + "\n")
+    assert "  the matrix units of H100 are not used: wrong" in short(gpu, folder)
