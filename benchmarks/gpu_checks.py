@@ -4,7 +4,7 @@ usage: python benchmarks/gpu_checks.py OUT [--backend NAME] [--shard I/N] [--che
            [--variant NAME ...] [--dtype NAME ...] [--fewest]
 
 OUT.jsonl gets a row a check. What several profiles launch alike is checked once. With ``--fewest``
-these are few checks that execute every statement of the shaders.
+these are few checks that execute every statement of the shaders; with ``--check`` all of those.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpu_rows import Rows
 
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.selfcheck.cases import Case
+from qlora_wgpu.selfcheck.cases import Case, cases_for
 from qlora_wgpu.selfcheck.coverage import fewest
 from qlora_wgpu.selfcheck.results import DTYPES, _result, _traced, cases_of, variants
 from qlora_wgpu.selfcheck.runner import Traced, Tracer
@@ -57,14 +57,18 @@ def work(device: Device, args: argparse.Namespace) -> Iterator[tuple[str, str, P
     """A shard's checks; a check is one shard's in all profiles, so that it sees what is alike."""
     shard, shards = map(int, args.shard.split("/"))
     seen: set[tuple[Any, ...]] = set()
-    cases = few_cases_of if args.fewest else cases_of
+
+    def cases(device: Device, profile: Profile, dtype: str) -> list[Case]:
+        if args.check:  # without a trace of all others
+            return [case for case in cases_for(profile) if case.check in args.check]
+        return (few_cases_of if args.fewest else cases_of)(device, profile, dtype)
+
     for variant, profile in profiles(device).items():
         if args.variant and variant not in args.variant:
             continue
         for dtype in args.dtype:
             for index, case in enumerate(cases(device, profile, dtype)):
-                other = args.check and case.check not in args.check
-                if other or _number(case) % shards != shard:
+                if _number(case) % shards != shard:
                     continue
                 launches = (dtype, case.check, launched(device, profile, dtype, case))
                 if launches not in seen:

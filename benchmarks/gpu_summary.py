@@ -116,7 +116,7 @@ def _layers(folder: Path, name: str, ceilings: Figures) -> Figures:
 
 
 def _label(launch: Figures) -> str:
-    """Its label; a copy that is made for a product bears the product's, and is named by its file."""
+    """Its label; a copy for a product bears the product's, and is told by its file, too."""
     label = str(launch["label"])
     file = launch["path"].removesuffix(".wgsl")
     return label if launch["flops"] or label == file else f"{label}, {file}"
