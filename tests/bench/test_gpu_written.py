@@ -106,6 +106,25 @@ def test_copies_made_for_a_product_are_told_apart_from_it(gpu, folder):
     assert "forward 5 us 100 GFLOP/s, factors 2 us" in gpu.written.written(figures)
 
 
+def test_a_layer_is_told_as_the_default_launches_it(gpu, folder):
+    """Kernels of a variant that is slow come first by their times, and tell nothing."""
+    launch = {"path": "gemm/nt.wgsl", "flops": 10**6, "bytes": 9, "shapes": {"x": [4, 8]},
+              "matrix_units": False}  # fmt: skip
+    rows = [
+        {"key": key, "launches": [{**launch, "label": label, "us": us} for label, us in own]}
+        for key, own in (
+            ("default", [("gemm/forward", 3.0), ("lora/down", 5.0)]),
+            ("tiled", [("gemm/forward", 2.0), ("tensor/sum_parts", 900.0)]),
+        )
+    ]
+    path = folder / "layers-1b-64-dawn.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    note(folder, "layers-1b-64-dawn", status="done")
+    text = gpu.written.written(gpu.summary.summary(folder))
+    assert text.index("lora/down (x 4x8): 5 us") < text.index("gemm/forward (x 4x8): 3 us, best 2")
+    assert "sum_parts" not in text and "902: tiled" in text
+
+
 def test_why_matrix_units_are_not_used_is_told(gpu, folder):
     about = {"key": "about", "name": "H100", "info": {"adapter_type": "DiscreteGPU"},
              "notes": ["the matrix units of H100 are not used: wrong"]}  # fmt: skip
