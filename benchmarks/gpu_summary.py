@@ -123,20 +123,22 @@ def _label(launch: Figures) -> str:
 
 
 def _rate(kernel: Figures, most: Figures) -> None:
-    best = min(kernel["us"], key=kernel["us"].get)
-    seconds = max(1e-6 * kernel["us"][best], 1e-9)
+    # Nothing, less what timestamps show of a launch that does nothing, tells no rate.
+    told = {name: us for name, us in kernel["us"].items() if us} or kernel["us"]
+    best = min(told, key=told.__getitem__)
+    each = 1e6 / told[best] if told[best] else 0.0
     units = kernel["matrix_units"][best]
     top = most.get("matrix_flops_per_second" if units else "flops_per_second") or 0
     shares = {
-        "operations": kernel["flops"][best] / seconds / top if top else 0.0,
-        "bytes": kernel["bytes"][best] / seconds / most["bytes_per_second"]
+        "operations": kernel["flops"][best] * each / top if top else 0.0,
+        "bytes": kernel["bytes"][best] * each / most["bytes_per_second"]
         if most.get("bytes_per_second")
         else 0.0,
     }
     nearest = max(shares, key=shares.__getitem__)
     kernel |= {
         "best": best,
-        "gflops": round(kernel["flops"][best] / seconds / 1e9, 1),
+        "gflops": round(kernel["flops"][best] * each / 1e9, 1),
         "nearest": nearest,
         "of_nearest": round(shares[nearest], 3),
     }

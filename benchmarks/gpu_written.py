@@ -62,14 +62,14 @@ def _layer_lines(figures: Figures) -> list[str]:
         lines.append(f"== {name}: us of a layer and the head")
         lines += [f"  {us:,.0f}: {key[:90]}" for key, us in layer["total_us"].items()]
         lines += [f"  failed: {key}: {why[:150]}" for key, why in layer["failed"].items()]
-        # What the first launches, the default unless it failed: slow ones have kernels of their own.
+        # What the first launches, the default unless it failed: slow ones have others.
         first = next(iter(layer["total_us"]), "")
         own = {label: kernel for label, kernel in layer["kernels"].items() if first in kernel["us"]}
         kernels = sorted(own.items(), key=lambda kv: -kv[1]["us"][first])
         for label, kernel in kernels[:_LAUNCHES_SHOWN]:
             lines.append(
                 f"  {label}: {kernel['us'][first]:,.0f} us, "
-                f"best {min(kernel['us'].values()):,.0f} ({kernel['best'][:60]}), "
+                f"best {kernel['us'][kernel['best']]:,.0f} ({kernel['best'][:60]}), "
                 f"{kernel['gflops']:,.0f} GFLOP/s, {kernel['of_nearest']:.0%} of "
                 f"{kernel['nearest']}"
             )

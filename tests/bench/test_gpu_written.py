@@ -113,8 +113,8 @@ def test_a_layer_is_told_as_the_default_launches_it(gpu, folder):
     rows = [
         {"key": key, "launches": [{**launch, "label": label, "us": us} for label, us in own]}
         for key, own in (
-            ("default", [("gemm/forward", 3.0), ("lora/down", 5.0)]),
-            ("tiled", [("gemm/forward", 2.0), ("tensor/sum_parts", 900.0)]),
+            ("default", [("gemm/forward", 3.0), ("lora/down", 5.0), ("tensor/fill", 0.0)]),
+            ("tiled", [("gemm/forward", 2.0), ("lora/down", 0.0), ("tensor/sum_parts", 900.0)]),
         )
     ]
     path = folder / "layers-1b-64-dawn.jsonl"
@@ -123,6 +123,9 @@ def test_a_layer_is_told_as_the_default_launches_it(gpu, folder):
     text = gpu.written.written(gpu.summary.summary(folder))
     assert text.index("lora/down (x 4x8): 5 us") < text.index("gemm/forward (x 4x8): 3 us, best 2")
     assert "sum_parts" not in text and "902: tiled" in text
+    # What took no longer than a launch of nothing has no rate.
+    assert "lora/down (x 4x8): 5 us, best 5 (default), 200 GFLOP/s" in text
+    assert "tensor/fill (x 4x8): 0 us, best 0 (default), 0 GFLOP/s" in text
 
 
 def test_why_matrix_units_are_not_used_is_told(gpu, folder):
