@@ -42,7 +42,7 @@ what is left. On another machine RESULTS.tar.gz brings along what is done. Bring
 """
 SETUP = """\
 # Sourced by a shell: installs the wheels beside it and finds the driver.
-here={folder}
+here=$(dirname "${{BASH_SOURCE:-{folder}/setup.sh}}")  # there it may be anywhere
 site=${{TMPDIR:-/tmp}}/qlora-wgpu-site-$(cat "$here"/*.whl | cksum | cut -d " " -f 1)
 if [ ! -e "$site/whole" ]; then
     rm -rf "$site"

@@ -69,7 +69,8 @@ def test_the_setup_goes_on_without_a_driver_of_nvidias(scripts, tmp_path, driver
         tool.parent.mkdir(exist_ok=True)
         tool.write_text(f"#!/bin/sh\n{code}\n")
         tool.chmod(0o755)
-    (tmp_path / "setup.sh").write_text(scripts.prepare.SETUP.format(folder=tmp_path))
+    # It was prepared in a folder that this machine has not.
+    (tmp_path / "setup.sh").write_text(scripts.prepare.SETUP.format(folder="/prepared/there"))
     shell = f'set -e; . {tmp_path}/setup.sh && echo "went on with $VK_DRIVER_FILES $PYTHONPATH"'
     path = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "TMPDIR": str(tmp_path)}
 
