@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from generate import measured
+from generate import launches_of_a_turn, measured
 from gpu_rows import Rows
 
 from qlora_wgpu import LoraConfig, QuantConfig
@@ -57,8 +57,7 @@ def texts_at_once(model: QLoRAModel, texts: int) -> dict[str, Any]:
     prompt = (np.arange(_PROMPT) * 37 % model.architecture.vocab_size).tolist()
     runs = [measured(engine, prompt) for _ in range(3)]
     rate = max(run["tokens_per_second"] for run in runs)
-    programs = engine._programs[texts, 1]
-    launches = [x for p in (programs.hidden, programs.head) for x in p.plan.launches]
+    launches = launches_of_a_turn(engine)
     nbytes = sum(launch.nbytes for launch in launches)
     return {
         "tokens_per_second": rate,

@@ -171,6 +171,9 @@ def _wrong(figures: Figures) -> list[str]:
     for name, part in figures["parts"].items():
         if part["status"] in ("failed", "stopped") and "the call's time" not in part.get("why", ""):
             lines.append(f"FAILED {name}: {part.get('why', '')[:_WHY_SHOWN]} ({name}.log)")
+    for name, failed in _failed_rows(figures).items():
+        key, why = failed[0]
+        lines.append(f"FAILED in {name}: {len(failed)}, {key}: {why[:_WHY_SHOWN]}")
     for kind in ("own_checks", "checks"):
         bad = figures[kind]["bad"]
         lines += [f"WRONG {text[:_WHY_SHOWN]}" for text in bad[:_BAD_SHOWN]]
@@ -182,6 +185,15 @@ def _wrong(figures: Figures) -> list[str]:
         if step and not step["loss"] < _MOST_LOSS:  # NaN, too
             lines.append(f"WRONG {name}: its loss is {step['loss']}")
     return [*lines, *_apart(figures["losses"])] or ["nothing failed"]
+
+
+def _failed_rows(figures: Figures) -> dict[str, list[tuple[str, str]]]:
+    """What failed within parts that went on, by part: keys and why."""
+    found = {name: list(layer["failed"].items()) for name, layer in figures["layers"].items()}
+    rows = {name: list(others.values()) for name, others in figures["others"].items()}
+    for name, own in {**rows, **figures["attention"]}.items():
+        found[name] = [(row["key"], row["failed"]) for row in own if "failed" in row]
+    return {name: failed for name, failed in found.items() if failed}
 
 
 def _card(rows: Figures) -> bool:

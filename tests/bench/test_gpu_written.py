@@ -73,6 +73,18 @@ def test_wrong_kernels_and_losses_are_told(gpu, folder):
     ]
 
 
+def test_what_failed_within_a_part_that_went_on_is_told(gpu, folder):
+    for name in ("layers-x-dawn", "attention-dawn", "others-x-dawn"):
+        rows = [{"key": "a", "failed": f"no {name}"}, {"key": "b", "failed": "neither"}]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        note(folder, name, status="done")
+    assert [line for line in short(gpu, folder) if line.startswith("FAILED")] == [
+        "FAILED in layers-x-dawn: 2, a: no layers-x-dawn",
+        "FAILED in others-x-dawn: 2, a: no others-x-dawn",
+        "FAILED in attention-dawn: 2, a: no attention-dawn",
+    ]
+
+
 def test_a_software_gpu_and_another_card_are_told(gpu, folder):
     about = {"key": "about", "name": "llvmpipe", "info": {"adapter_type": "CPU"}}
     (folder / "device-dawn.jsonl").write_text(json.dumps(about) + "\n")
