@@ -18,7 +18,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 from gpu_calls import BACKENDS, HERE, SMALL, Calls, Sizes
@@ -47,8 +46,7 @@ def main() -> int:
     session = Session(folder, archive.resolve(), args.minutes, lambda: tell(folder))
     session.forget(args.again)
     sizes = SMALL if args.small else Sizes()
-    backends = [name for name, package in BACKENDS.items() if find_spec(package)]
-    calls = Calls(sizes, session, backends, args.peft or sys.executable)
+    calls = Calls(sizes, session, list(BACKENDS), args.peft or sys.executable)
     prepare(folder, sizes)
     card = opened(calls, session)
     if card:

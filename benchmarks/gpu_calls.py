@@ -17,7 +17,7 @@ from shapes import config_of
 HERE = Path(__file__).parent
 _SHARDS = 4  # processes that check a backend's kernels at once
 _OWN = ("--variant", "own", "--dtype", "bfloat16", "--fewest")  # what a run's kernels execute
-BACKENDS = {"dawn": "wgpudawn", "wgpu": "wgpu"}  # with their packages, the faster one first
+BACKENDS = ("dawn", "wgpu")  # the faster one first
 
 
 @dataclass(frozen=True)

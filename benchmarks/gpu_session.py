@@ -197,7 +197,7 @@ class Session:
         if part.rows:  # it goes on where it ended
             return part.least
         longer = _LONGER * self.state.get(part.name, {}).get("cut_off", 0)
-        return max(part.least, min(longer, _MOST_OF_A_CALL * self._whole))
+        return max(part.least, min(longer, part.seconds, _MOST_OF_A_CALL * self._whole))
 
     def _process(self, part: Part, ends: float) -> int:
         command = [text.replace("{out}", str(self.folder / part.name)) for text in part.command]

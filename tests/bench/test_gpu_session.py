@@ -95,6 +95,16 @@ def test_what_was_cut_off_is_begun_again_only_with_more_time(gpu, tmp_path, cloc
     assert ran(tmp_path / "all", "long") == 2
 
 
+def test_what_was_cut_off_is_begun_again_with_all_the_time_that_it_may_take(gpu, tmp_path, clock):
+    """Which may be little more than it had."""
+    long = gpu.Part("long", python(ENDLESS), seconds=60, least=0)
+    session(gpu, tmp_path, minutes=0.9).run([long])
+    second = session(gpu, tmp_path)
+    second._ends = clock.now + 62
+    second.run([long])
+    assert ran(tmp_path / "all", "long") == 2
+
+
 def test_another_machine_goes_on_from_the_archive(gpu, tmp_path):
     part = gpu.Part("good", python("open(sys.argv[1] + '.json', 'w').write('7')"))
     session(gpu, tmp_path).run([part])  # and is ended without a word
