@@ -159,6 +159,8 @@ class Session:
         why = f"{max(left, 0):.0f} s left of {needed:.0f}" if left < needed else ""
         if part.needs and not self.is_done(part.needs):
             why = f"needs {part.needs}"
+        if why and self._attempts(part.name):
+            return  # what it failed of tells more than that it was not tried again
         if why:
             known = {key: self.state.get(part.name, {}).get(key, 0) for key in _REMEMBERED}
             self._note(part.name, status="left out", why=why, **known)

@@ -119,7 +119,7 @@ def _label(launch: Figures) -> str:
     """Its label; a copy for a product bears the product's, and is told by its file, too."""
     label = str(launch["label"])
     file = launch["path"].removesuffix(".wgsl")
-    return label if launch["flops"] or label == file else f"{label}, {file}"
+    return label if launch["flops"] or file.startswith(label) else f"{label}, {file}"
 
 
 def _rate(kernel: Figures, most: Figures) -> None:

@@ -105,6 +105,16 @@ def test_what_was_cut_off_is_begun_again_with_all_the_time_that_it_may_take(gpu,
     assert ran(tmp_path / "all", "long") == 2
 
 
+def test_what_failed_stays_told_where_no_time_is_left_to_try_it_again(gpu, tmp_path, clock):
+    bad = gpu.Part("bad", python("sys.exit('no such thing')"))
+    first = session(gpu, tmp_path, minutes=1)
+    first.run([bad], failed=False)
+    clock.now += 59
+    first.run([bad])
+    part = json.loads((tmp_path / "all" / "state.json").read_text())["bad"]
+    assert part["status"] == "failed" and "no such thing" in part["why"]
+
+
 def test_another_machine_goes_on_from_the_archive(gpu, tmp_path):
     part = gpu.Part("good", python("open(sys.argv[1] + '.json', 'w').write('7')"))
     session(gpu, tmp_path).run([part])  # and is ended without a word

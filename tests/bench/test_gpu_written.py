@@ -103,7 +103,8 @@ def test_copies_made_for_a_product_are_told_apart_from_it(gpu, folder):
         {**product, "path": path, "flops": 0, "shapes": {"x": [4, 8]}, "matrix_units": False}
         for path in ("gemm/sizes.wgsl", "gemm/factors.wgsl")
     ]
-    row = {"key": "default", "launches": [*copies, product]}
+    variant = {**copies[0], "label": "rope/rotate", "path": "rope/rotate_units.wgsl"}
+    row = {"key": "default", "launches": [*copies, product, variant]}
     (folder / "layers-1b-64-dawn.jsonl").write_text(json.dumps(row) + "\n")
     copied = {"key": "head_dim 64", "us": {"attention/forward": 5.0, "attention/factors": 2.0},
               "gflops": {"attention/forward": 100.0}}  # fmt: skip
@@ -113,7 +114,7 @@ def test_copies_made_for_a_product_are_told_apart_from_it(gpu, folder):
     figures = gpu.summary.summary(folder)
     assert list(figures["layers"]["layers-1b-64-dawn"]["kernels"]) == [
         "gemm/backward, gemm/sizes (x 4x8)", "gemm/backward, gemm/factors (x 4x8)",
-        "gemm/backward (x 4x8, w 8x8)",
+        "gemm/backward (x 4x8, w 8x8)", "rope/rotate (x 4x8)",
     ]  # fmt: skip
     assert "forward 5 us 100 GFLOP/s, factors 2 us" in gpu.written.written(figures)
 
