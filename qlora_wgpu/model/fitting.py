@@ -84,6 +84,11 @@ class Search:
         self._plain = planned(layout, options, accumulation, step)
         self._fits = {(layout.residency, options): self._plain}
 
+    @property
+    def _in_buffers(self) -> bool:
+        """Textures are the first that is given up, wherever there are any."""
+        return self._layout.profile.in_textures
+
     @cached_property
     def _streamed(self) -> ModelLayout:
         layers = self._layout.num_layers
@@ -187,8 +192,9 @@ class Search:
                 options = replace(self._options, checkpointing=checkpointing)
                 for together, remakes in _RECOMPUTED if checkpointing else _KEPT:
                     base = Residency(
-                        embedding, parked, together, streamed_head=streamed, remakes=remakes
-                    )
+                        embedding, parked, together, streamed_head=streamed, remakes=remakes,
+                        in_buffers=self._in_buffers,
+                    )  # fmt: skip
                     yield base, options
 
     def _least_seconds(self, residency: Residency, options: StepOptions) -> float:
@@ -197,7 +203,9 @@ class Search:
         if residency.parked_inputs and (without, options) in self._known:
             return self._known[without, options].seconds
         if residency.streamed_head:
-            by_itself = Residency(self._layout.tied, streamed_head=True)
+            by_itself = Residency(
+                self._layout.tied, streamed_head=True, in_buffers=self._in_buffers
+            )
             return self._traced(by_itself, self._options).seconds
         return 0.0
 

@@ -20,8 +20,8 @@ PlansOf = Callable[[ModelLayout], Sequence[Plan]]
 def fit_reading(layout: ModelLayout, plans_of: PlansOf, budget: int) -> ModelLayout:
     """Lays a model out so that what it computes keeps a budget.
 
-    Nothing waits in host memory as long as it need not; then the input embedding, whose rows are
-    few; then the weights of as few layers as will do; then the head.
+    Nothing waits in host memory as long as it need not, for which textures are given up; then the
+    input embedding, whose rows are few; then the weights of as few layers as will do; then the head.
 
     Args:
         layout: The model with everything on the device.
@@ -33,8 +33,9 @@ def fit_reading(layout: ModelLayout, plans_of: PlansOf, budget: int) -> ModelLay
     """
     if (least := _total(layout, plans_of)) <= budget:
         return layout
-    base = Residency(host_embedding=layout.embedding_bytes > 0)
-    ways = [base]
+    plain = Residency(in_buffers=layout.profile.in_textures)
+    base = replace(plain, host_embedding=layout.embedding_bytes > 0)
+    ways = [plain, base]
     for head in layout.head_ways:
         way = replace(base, streamed_layers=layout.num_layers, streamed_head=head)
         waiting = layout.waiting(way)

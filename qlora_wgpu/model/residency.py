@@ -25,6 +25,9 @@ class Residency:
             which makes it again from what is kept.
         dequantized: Whether quantized matrices that stay on the device are kept dequantized beside
             their codes, which takes memory instead of saving it: no step dequantizes them anew.
+        in_buffers: Whether intermediates that would all lie in textures (``Profile.in_textures``)
+            lie in buffers, where sums take one place instead of two; so they do where anything
+            else saves memory.
     """
 
     host_embedding: bool = False
@@ -35,6 +38,7 @@ class Residency:
     streamed_head: bool = False
     remakes: bool = False
     dequantized: bool = False
+    in_buffers: bool = False
 
     @property
     def waits(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import re
 from dataclasses import dataclass, replace
@@ -158,14 +159,16 @@ def write_model(folder: Path, config: dict[str, Any], tensors: Arrays) -> None:
 
 
 def profiles(device: Device) -> dict[str, Profile]:
-    """Ways to cut kernels, by names."""
+    """Ways to cut kernels, by names: all, or those that PROFILES names."""
     blocks = {"head_block": 256}
-    return {
+    every = {
         "textures": replace(device.profile, **blocks),
         "buffers": replace(CPU_PROFILE, **blocks),
         "gpu": replace(GPU_PROFILE, **blocks),
         "registers": replace(GPU_PROFILE, gemm_kind="register", attention_kind="register"),
     }
+    names = os.environ.get("PROFILES", "")
+    return {name: every[name] for name in names.split(",")} if names else every
 
 
 @dataclass

@@ -5,7 +5,7 @@ the loss and the gradient of every A and B, in both types of operands, as kernel
 software and for other GPUs; now and then texts, token by token. Needs torch, transformers and peft.
 
 ``python -m tests.campaigns.model_shapes --count N --seed S``, with FAMILIES=MODEL_TYPE,... for some
-families and TEXTS=1 for texts of every model
+families, PROFILES=textures,... for some ways to cut kernels and TEXTS=1 for texts of every model
 """
 
 from __future__ import annotations

@@ -82,11 +82,14 @@ def test_textures_change_no_bit(place, plain, in_textures):
     assert abs(notes.plans[0] - result.peak_bytes) < 0.01 * result.peak_bytes
     # Begun with them, gone on where a budget has no room for them.
     trained(place, "resumed textures", steps=2, keep_dequantized=False)
+    notes, budget = Notes(), int(1.01 * plain.peak_bytes)
+    assert budget < result.peak_bytes
     resumed, got = trained(
-        place, "resumed textures", memory=f"{plain.peak_bytes}B", resume=True,
-        keep_dequantized=False,
+        place, "resumed textures", notes, memory=f"{budget}B", resume=True, keep_dequantized=False,
     )  # fmt: skip
-    assert got == expected and resumed.peak_bytes <= plain.peak_bytes
+    assert got == expected and resumed.peak_bytes <= budget
+    (text,) = [text for text in notes.texts if text.startswith("to keep within")]
+    assert "lie in buffers instead of textures" in text and "host memory" not in text
 
 
 @pytest.fixture(scope="module")

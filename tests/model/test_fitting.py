@@ -6,9 +6,10 @@ import pytest
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.gpu.profile import GPU_PROFILE, cpu_profile
 from qlora_wgpu.graph.host_steps import transfer_bytes
 from qlora_wgpu.model.fitting import fit
+from qlora_wgpu.model.fitting_reading import fit_reading, reading_memory
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
@@ -60,6 +61,41 @@ def test_what_fits_stays_on_the_device(layout):
         fitted = fit(layout, STEP, budget)
         assert fitted.residency == RESIDENT and fitted.moved == 0 and fitted.options == STEP
         assert not fitted.host_memory
+
+
+@pytest.fixture(scope="module")
+def in_textures(layout):
+    """The same model where all lies in textures that may."""
+    return layout.cut_for(cpu_profile(8, 10, in_textures=True, short_loops=True))
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_textures_are_given_up_before_anything_waits(in_textures, spare):
+    buffers = Residency(in_buffers=True)
+    least = total(in_textures, buffers)
+    assert least < total(in_textures) - 1
+    for budget in (least, total(in_textures) - 1):
+        fitted = fit(in_textures, STEP, budget + spare)
+        if budget + spare >= least:
+            assert fitted.residency == buffers and fitted.options == STEP
+            assert not fitted.moved and not fitted.host_memory
+            assert fitted.in_words().endswith("lie in buffers instead of textures, which is slower here")
+        else:
+            assert fitted.residency != buffers and fitted.total <= budget + spare
+            assert "wait" in fitted.in_words() or "made again" in fitted.in_words()
+
+
+def test_readings_give_up_textures_before_anything_waits(in_textures):
+    def plans(layout):
+        return [layout.step(TrainingOptions().train(1, 512)).plan]
+
+    def taken(layout):
+        return sum(reading_memory(plans(layout)).values())
+
+    least = taken(in_textures.waiting(Residency(in_buffers=True)))
+    assert fit_reading(in_textures, plans, taken(in_textures)).residency == RESIDENT
+    assert fit_reading(in_textures, plans, least).residency == Residency(in_buffers=True)
+    assert fit_reading(in_textures, plans, least - 1).residency.host_embedding
 
 
 def test_less_room_costs_more_traffic(layout):
