@@ -22,7 +22,7 @@ from qlora_wgpu.gpu.memory_counter import MemoryCounter
 from qlora_wgpu.gpu.mesa import rows_of_products, wants_short_loops, wants_textures
 from qlora_wgpu.gpu.pace import Pace
 from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile, cpu_profile, gpu_profile
-from qlora_wgpu.gpu.sizes import TEXTURE_PITCH, buffer_bytes, texture_bytes
+from qlora_wgpu.gpu.sizes import TEXTURE_PITCH, TEXTURE_ROW, buffer_bytes, texture_bytes
 from qlora_wgpu.gpu.transfers import Transfers
 from qlora_wgpu.gpu.trying import try_matrix_units, try_subgroups
 from qlora_wgpu.gpu.uniforms import read_at_once
@@ -171,6 +171,11 @@ class Device(Transfers):
     def max_binding(self) -> int:
         """The largest number of bytes that one binding may show to a shader, in either memory."""
         return required.most_bytes(self.raw.limits, in_textures=self.profile.textures)
+
+    @property
+    def max_texture(self) -> int:
+        """The largest number of bytes that a texture holds."""
+        return TEXTURE_ROW * int(self.raw.limits["max-texture-dimension-2d"])
 
     @property
     def max_buffer(self) -> int:

@@ -28,6 +28,8 @@ def require_bindings(layout: ModelLayout, plans: Sequence[Plan], device: Device)
         advice = "lower lora.r or leave it out of lora.target_modules"
     elif (beyond := beyond_a_binding(plans, most)) is not None:
         what, nbytes, advice = beyond
+    elif (beyond := beyond_a_texture(plans, most := device.max_texture)) is not None:
+        what, nbytes, advice = beyond
     else:
         return
     raise OutOfMemoryError(
@@ -54,9 +56,18 @@ def beyond_a_binding(plans: Sequence[Plan], most: int) -> tuple[str, int, str] |
         if largest.kind == "kv cache":
             advice = "ask for shorter texts, or fewer at once"
         return largest.label, largest.nbytes, advice
-    tensors = (tensor for plan in plans for tensor in plan.slot_of if not tensor.texture)
+    return _beyond(plans, most, texture=False)
+
+
+def beyond_a_texture(plans: Sequence[Plan], most: int) -> tuple[str, int, str] | None:
+    """The same of the largest intermediate that no texture holds: others are cut to what one does."""
+    return _beyond(plans, most, texture=True)
+
+
+def _beyond(plans: Sequence[Plan], most: int, *, texture: bool) -> tuple[str, int, str] | None:
+    tensors = (each for plan in plans for each in plan.slot_of if each.texture == texture)
     made = max(tensors, key=lambda tensor: tensor.nbytes, default=None)
-    if made is not None and made.nbytes > most:
-        advice = "lower the batch size or data.max_seq_length"
-        return f"{made.name} of {made.rows:,} rows", made.nbytes, advice
-    return None
+    if made is None or made.nbytes <= most:
+        return None
+    advice = "lower the batch size or data.max_seq_length"
+    return f"{made.name} of {made.rows:,} rows", made.nbytes, advice

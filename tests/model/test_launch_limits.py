@@ -12,15 +12,16 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
 from qlora_wgpu.gpu.matrix import PROMISED, MatrixShape
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
+from qlora_wgpu.gpu.sizes import MOST_STORAGE_TEXTURES
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import make_seen
-from qlora_wgpu.runs.bindings import beyond_a_binding, require_bindings
+from qlora_wgpu.runs.bindings import beyond_a_binding, beyond_a_texture, require_bindings
 
-BINDING = 128 << 20
+BINDING = TEXTURE = 128 << 20
 SMALL = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000, "head_dim": 64,
@@ -49,6 +50,7 @@ MODELS = {
 PROFILES = {
     "buffers": CPU_PROFILE,
     "textures": cpu_profile(8),
+    "all in textures": cpu_profile(8, 10, in_textures=True, short_loops=True),
     "registers": replace(GPU_PROFILE, gemm_kind="register", attention_kind="register"),
     "workgroup memory": GPU_PROFILE,
     "matrix units": gpu_profile(MatrixShape(8, 8, 8, 32), PROMISED),
@@ -70,9 +72,10 @@ def assert_within(plan):
         assert x * y * z <= 256 and x <= 256 and y <= 256 and z <= 64, launch.label
         buffers = [tensor for tensor in launch.tensors.values() if not tensor.texture]
         assert len(buffers) <= 8, launch.label  # textures are read by software GPUs alone
+        assert len(launch.tensors) - len(buffers) <= MOST_STORAGE_TEXTURES, launch.label
         assert len(launch.params) <= 65_536, launch.label
         for name, tensor in launch.tensors.items():
-            assert tensor.texture or tensor.nbytes <= BINDING, (launch.label, name, tensor)
+            assert tensor.nbytes <= (TEXTURE if tensor.texture else BINDING), (launch.label, tensor)
             assert tensor.offset % 256 == 0, (launch.label, name, tensor)
 
 
@@ -82,7 +85,7 @@ def test_every_launch_keeps_the_default_limits(model, profile):
     config, (batch, seq) = MODELS[model]
     layout = laid_out(config, profile)
     plan = layout.step(StepOptions("train", batch, seq, True)).plan
-    assert beyond_a_binding([plan], BINDING) is None
+    assert beyond_a_binding([plan], BINDING) is None is beyond_a_texture([plan], TEXTURE)
     assert_within(plan)
 
 
@@ -108,7 +111,7 @@ def test_loops_that_software_gpus_leave_are_a_sentence(profile):
         laid_out(SMALL, profile).step(StepOptions("train", 1, 70_000, True))
 
 
-DEVICE = SimpleNamespace(name="a card", max_binding=BINDING)
+DEVICE = SimpleNamespace(name="a card", max_binding=BINDING, max_texture=TEXTURE)
 
 
 def refused(layout, plans):
@@ -122,6 +125,15 @@ def test_a_tensor_beyond_a_binding_is_told_before_weights_are_read():
     said = refused(layout, [layout.step(StepOptions("train", 4, 1024, True)).plan])
     assert said.endswith(
         "of 4,096 rows takes 469,762,048 bytes in one piece, and a card allows 134,217,728: lower "
+        "the batch size or data.max_seq_length"
+    )
+
+
+def test_so_is_one_that_no_texture_holds():
+    layout = laid_out(WIDE, "all in textures")
+    said = refused(layout, [layout.step(StepOptions("train", 4, 1000, True)).plan])
+    assert said.endswith(
+        "of 4,000 rows takes 458,752,000 bytes in one piece, and a card allows 134,217,728: lower "
         "the batch size or data.max_seq_length"
     )
 
