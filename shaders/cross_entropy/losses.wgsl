@@ -40,14 +40,17 @@ fn each(i: u32) {
         sums += vec3<f32>(abs(part.y) * exp(part.x - top), part.z, part.w);
         is_first = is_first && !(part.x == top && part.y < 0.0);
     }
-    let lse = top + accurate_log(sums.x);
+    let beyond = accurate_log(sums.x);
     let hit = select(0.0, 1.0, sums.z == top && is_first);
 //#if OBJECTIVE
+    let lse = top + beyond;
     let mean = sums.y / f32(params.vocab);
-    losses[row] = vec2<f32>(lse - mix(sums.z, mean, params.smoothing) + params.z_loss * lse * lse, hit);
+    let loss = top - mix(sums.z, mean, params.smoothing) + beyond;
+    losses[row] = vec2<f32>(loss + params.z_loss * lse * lse, hit);
     softmax[2u * row + 1u] = sums.x / (1.0 + 2.0 * params.z_loss * lse);
 //#else
-    losses[row] = vec2<f32>(lse - sums.z, hit);
+    // Of a token that is almost certain all but the logarithm cancels first.
+    losses[row] = vec2<f32>(top - sums.z + beyond, hit);
     softmax[2u * row + 1u] = sums.x;
 //#endif
     softmax[2u * row] = top;

@@ -154,3 +154,23 @@ def test_of_logits_that_are_equally_large_the_first_is_predicted(device, profile
     cross_entropy(bench.graph, hidden, Head(matrix), batch, stats, gradient=False)
     (got,) = bench.run(stats)
     assert (got[0, 1], got[0, 4]) == (6, right)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 1e-30])
+def test_losses_of_tokens_that_are_almost_certain(device, smoothing):
+    """Beside logits of 32 a loss of 1e-4 is half lost in a logarithm of their sum of exponentials."""
+    vocab, gaps = 2, np.array([8.0, 9.0, 10.0])
+    hidden, head = np.zeros((3, 8)), np.zeros((vocab, 8))
+    hidden[:, 0], hidden[:, 1] = 1.0, gaps
+    head[:, 0], head[1:, 1] = 32.3, -1.0
+    bench = Bench(device, "float32", device.profile)
+    stats = bench.given(np.zeros((1, 5)))
+    th, rows = bench.operand(hidden), bench.operand(head)
+    batch = bench.batch_of(1, 3, targets=np.zeros(3, int))
+    cross_entropy(
+        bench.graph, th, Head(DenseMatrix(vocab, 8, ((0, rows),))), batch, stats, gradient=False,
+        objective=Objective(smoothing, 0.0, False, False),
+    )  # fmt: skip
+    (got,) = bench.run(stats)
+    exact = np.log1p(np.exp(-gaps)).sum()
+    assert abs(got[0, 0] - exact) < 3 * 2.0**-24  # half a digit of the sums of exponentials
