@@ -83,6 +83,8 @@ def turns_by_place(config: Config) -> bool:
     """
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = rope.get("rope_type", rope.get("type"))
+    if config["model_type"].startswith("hunyuan"):  # it weights queries and keys that are rotated
+        return True
     return kind in ("dynamic", "longrope") or "llama_4_scaling_beta" in rope
 
 
