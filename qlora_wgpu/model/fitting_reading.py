@@ -20,8 +20,9 @@ PlansOf = Callable[[ModelLayout], Sequence[Plan]]
 def fit_reading(layout: ModelLayout, plans_of: PlansOf, budget: int) -> ModelLayout:
     """Lays a model out so that what it computes keeps a budget.
 
-    Nothing waits in host memory as long as it need not, for which textures are given up; then the
-    input embedding, whose rows are few; then the weights of as few layers as will do; then the head.
+    Nothing waits in host memory as long as it need not, for which textures are given up; then
+    the input embedding, whose rows are few; then the weights of as few layers as will do; then the
+    head.
 
     Args:
         layout: The model with everything on the device.

@@ -21,15 +21,15 @@ def require_bindings(layout: ModelLayout, plans: Sequence[Plan], device: Device)
     Raises:
         OutOfMemoryError: If something is; says what, and what to do.
     """
-    most = device.max_binding
+    most, texture = device.max_binding, device.max_texture
     if (too_large := layout.adapter.beyond_a_binding(most)) is not None:
         name, nbytes = too_large
         what = f"the adapter of {name} with r {layout.adapter.config.r}"
         advice = "lower lora.r or leave it out of lora.target_modules"
-    elif (beyond := beyond_a_binding(plans, most)) is not None:
+    elif beyond := beyond_a_binding(plans, most):
         what, nbytes, advice = beyond
-    elif (beyond := beyond_a_texture(plans, most := device.max_texture)) is not None:
-        what, nbytes, advice = beyond
+    elif beyond := beyond_a_texture(plans, texture):
+        (what, nbytes, advice), most = beyond, texture
     else:
         return
     raise OutOfMemoryError(
@@ -60,7 +60,7 @@ def beyond_a_binding(plans: Sequence[Plan], most: int) -> tuple[str, int, str] |
 
 
 def beyond_a_texture(plans: Sequence[Plan], most: int) -> tuple[str, int, str] | None:
-    """The same of the largest intermediate that no texture holds: others are cut to what one does."""
+    """The same of the largest intermediate that no texture holds; weights are cut to fit one."""
     return _beyond(plans, most, texture=True)
 
 

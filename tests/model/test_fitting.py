@@ -79,7 +79,9 @@ def test_textures_are_given_up_before_anything_waits(in_textures, spare):
         if budget + spare >= least:
             assert fitted.residency == buffers and fitted.options == STEP
             assert not fitted.moved and not fitted.host_memory
-            assert fitted.in_words().endswith("lie in buffers instead of textures, which is slower here")
+            assert fitted.in_words().endswith(
+                "lie in buffers instead of textures, which is slower here"
+            )
         else:
             assert fitted.residency != buffers and fitted.total <= budget + spare
             assert "wait" in fitted.in_words() or "made again" in fitted.in_words()

@@ -158,7 +158,7 @@ def test_of_logits_that_are_equally_large_the_first_is_predicted(device, profile
 
 @pytest.mark.parametrize("smoothing", [0.0, 1e-30])
 def test_losses_of_tokens_that_are_almost_certain(device, smoothing):
-    """Beside logits of 32 a loss of 1e-4 is half lost in a logarithm of their sum of exponentials."""
+    """Beside logits of 32 a loss of 1e-4 loses digits that its probability has."""
     vocab, gaps = 2, np.array([8.0, 9.0, 10.0])
     hidden, head = np.zeros((3, 8)), np.zeros((vocab, 8))
     hidden[:, 0], hidden[:, 1] = 1.0, gaps
