@@ -131,14 +131,15 @@ def _shapes(entry: dict[str, Any], *, any_size: bool) -> Iterator[MatrixShape]:
     """
     element = entry["component_type"]
     m, n, k = entry["m"], entry["n"], entry["k"]
-    usable = m % 8 == 0 and n % 8 == 0 and k % 8 == 0  # kernels move eight values at a time
-    if entry["result_component_type"] != "f32" or element not in _FACTORS or not usable:
+    if entry["result_component_type"] != "f32" or element not in _FACTORS:
         return
     size, largest = entry["min_subgroup_size"], entry["max_subgroup_size"]
     if size != largest and not any_size:
         return
     while 0 < size <= largest:
-        yield MatrixShape(m, n, k, size, element)
+        shape = MatrixShape(m, n, k, size, element)
+        if not shape.problem:
+            yield shape
         size *= 2
 
 

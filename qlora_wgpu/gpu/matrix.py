@@ -11,6 +11,9 @@ _BYTES = {"f16": 2, "f32": 4}
 _PADDING = 16  # bytes at a row's end, so that rows do not begin in the same bank
 _STEPS = 2  # products along the depth of a tile
 _FEW_SUMS = 16  # registers that an invocation of 128 can spare for them
+_LEAST = 8  # of a product's sizes: kernels move eight values at a time, and size eight rows at once
+WHOLE = 64  # rows of one expert, and terms that parts of sums are made of: tiles must divide them
+_MOST_K = WHOLE // _STEPS
 _TERM_BYTES = {"f16": 136, "f32": 0}  # in which an adapter's largest values are looked for
 
 
@@ -54,6 +57,15 @@ class MatrixShape:
     k: int
     threads: int
     element: str = "f16"
+
+    @property
+    def problem(self) -> str:
+        """Why kernels cannot use it; empty if they can."""
+        for name, size, most in (("m", self.m, WHOLE), ("n", self.n, 0), ("k", self.k, _MOST_K)):
+            if size < _LEAST or size & (size - 1) or size > (most or size):
+                end = f"to {most}" if most else "on"
+                return f"{name} is no power of two from {_LEAST} {end}, which kernels count on"
+        return ""
 
     def __str__(self) -> str:
         return f"{self.element} {self.m}x{self.n}x{self.k} by {self.threads} invocations"
@@ -116,6 +128,8 @@ class MatrixTile:
 
     def fits(self, limits: Limits, *, with_rows: bool) -> bool:
         """Whether a GPU allows it, and its invocations lie in whole rows of the tiles' units."""
+        if self.shape.problem:
+            return False
         across = self.depth if with_rows else max(self.depth, self.columns)
         if self.invocations % (across // 8):
             return False

@@ -98,11 +98,14 @@ def matrix_units(device: Device) -> MatrixUnits:
         if not problem:
             return MatrixUnits(shape)
         refusal = refusal or f"{shape}: {problem}"
-    return MatrixUnits(None, refusal or "no size of subgroups is certain, or no type of use here")
+    nothing = "no size of subgroups is certain, or no type or shape of products is of use here"
+    return MatrixUnits(None, refusal or nothing)
 
 
 def _problem(device: Device, shape: MatrixShape) -> str:
     """What is wrong with the tile that products on these units would be made of, if anything."""
+    if shape.problem:
+        return shape.problem
     few = has_few_registers(device.gpu.info)
     tile = next(fitting_tiles(shape, device.limits, few_registers=few), None)
     if tile is None:

@@ -197,7 +197,8 @@ def listed(m, n, k, least, most, element="f16", result="f32"):
         ("Apple", [listed(8, 8, 8, 32, 32, "f32"), listed(8, 8, 8, 32, 32, "f16", "f16")], True,
          (8, 32, "f32")),
         ("both", [listed(8, 8, 8, 32, 32, "f32"), listed(8, 8, 8, 32, 32)], True, (8, 32, "f16")),
-        ("odd", [listed(4, 4, 4, 32, 32), listed(16, 16, 32, 32, 32, "i8", "i32")], True, None),
+        ("odd", [listed(4, 4, 4, 32, 32), listed(24, 16, 16, 32, 32), listed(16, 16, 64, 32, 32),
+                  listed(16, 16, 32, 32, 32, "i8", "i32")], True, None),
     ],
 )  # fmt: skip
 def test_shapes_whose_subgroups_have_a_certain_size(cards, entries, sized, best):

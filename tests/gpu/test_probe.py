@@ -8,8 +8,11 @@ import pytest
 
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu import probe
-from qlora_wgpu.gpu.matrix import Limits, MatrixShape, MatrixTile, fitting_tiles
+from qlora_wgpu.gpu.matrix import WHOLE, Limits, MatrixShape, MatrixTile, fitting_tiles
 from qlora_wgpu.gpu.profile import gpu_profile, plainer
+from qlora_wgpu.kernels.experts import EXPERT_TILE
+from qlora_wgpu.kernels.gemm.factors import SIZED_ROWS
+from qlora_wgpu.kernels.gemm.problem import PART_UNIT
 
 SHAPE = MatrixShape(16, 16, 16, 32)
 LARGE = Limits(1024, 49_152)
@@ -78,6 +81,29 @@ def test_limits_choose_the_tile(monkeypatch):
     tiny = Limits(16, 16_384)
     assert gpu_profile(SHAPE, tiny).gemm_kind != "matrix"
     assert "no tile fits" in probe.matrix_units(device_with(SHAPE, limits=tiny)).refusal
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k", "named"),
+    [(12, 16, 16, "m is"), (4, 16, 16, "m is"), (128, 16, 16, "m is"), (24, 16, 16, "m is"),
+     (16, 12, 16, "n is"), (16, 16, 4, "k is"), (16, 16, 64, "k is"), (0, 16, 16, "m is")],
+)  # fmt: skip
+def test_sizes_that_kernels_do_not_count_on_are_refused(monkeypatch, m, n, k, named):
+    """Sums' parts would end within tiles, tiles of rows would have no size, or two experts."""
+    driver(monkeypatch, 32)
+    shape = MatrixShape(m, n, k, 32)
+    units = probe.matrix_units(device_with(shape, limits=Limits(1024, 1 << 20)))
+    assert units.shape is None and f"{shape}: {named} no power of two from 8" in units.refusal
+    assert gpu_profile(shape, Limits(1024, 1 << 20)).gemm_kind == "tiled"
+    assert probe.matrix_units(device_with(shape, SHAPE)).shape == SHAPE
+
+
+def test_tiles_divide_what_they_must():
+    assert PART_UNIT == EXPERT_TILE == WHOLE
+    for shape in (SHAPE, MatrixShape(64, 64, 32, 64), MatrixShape(8, 8, 8, 8)):
+        for tile in fitting_tiles(shape, Limits(1024, 1 << 20)):
+            assert WHOLE % tile.depth == 0 == WHOLE % tile.of_rows(EXPERT_TILE).rows
+            assert tile.of_rows(EXPERT_TILE).rows % SIZED_ROWS == 0 == tile.rows % SIZED_ROWS
 
 
 ALCHEMIST, BATTLEMAGE = MatrixShape(8, 8, 16, 8), MatrixShape(8, 16, 16, 16)

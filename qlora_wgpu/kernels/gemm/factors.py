@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from qlora_wgpu.graph.dtype import ceil_div
-from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.kernels.experts import expert_constants, expert_params
 from qlora_wgpu.kernels.gemm.launching import further_layers
@@ -36,7 +36,12 @@ def factors_of(g: Graph, gemm: Gemm, tile_rows: int) -> Factors:
         g: The graph.
         gemm: The product.
         tile_rows: Rows that share a power of two, a multiple of ``SIZED_ROWS``.
+
+    Raises:
+        GraphError: If they are none.
     """
+    if tile_rows % SIZED_ROWS:
+        raise GraphError(f"gemm: tiles of {tile_rows} rows are not in whole {SIZED_ROWS}s")
     x, depth = gemm.x, gemm.depth
     made = matrix(f"{x.name} in f16", x.rows, depth, "float16")
     units = made.units(8)
