@@ -46,29 +46,35 @@ def check_dequantization(run: Runner, shape: tuple[int, int], double: bool) -> N
 
 
 @each(
-    ((ROWS - 5, 5), 0, 0, False), ((20, 2100), 0, 0, True), ((20, 150), 64, 0, False),
-    ((37, 16, 8, 24), 0, 0, False), ((20, 44), 0, 16, False),
+    ((ROWS - 5, 5), 0, 0, None), ((20, 2100), 0, 0, (8, 17)), ((20, 44), 0, 0, (8, 1)),
+    ((17, 150), 64, 0, None), ((32, 150), 64, 0, None), ((37, 16, 8, 24), 0, 0, None),
+    ((20, 44), 0, 16, None),
 )  # fmt: skip
 def check_factors_of_gradients(
-    run: Runner, shape: tuple[int, ...], part: int, row0: int, counted: bool
+    run: Runner, shape: tuple[int, ...], part: int, row0: int, counted: tuple[int, int] | None
 ) -> None:
     """Gradients as f16, by a power of two of each tile's rows and of each part's columns.
 
-    NaN and infinity have no size and stay what they are.
+    NaN and infinity have no size and stay what they are. ``counted`` says which label row is the
+    first and how many there are from it on.
     """
     tile, (rows, *widths) = 16, shape
     depth = sum(widths)
-    x = normal("x", rows, row0 + depth) * 10.0 ** (np.arange(rows) % 19 - 9)[:, None]
+    # The first rows are larger than the last tile's, later columns than earlier, and one of what a
+    # workgroup looks at last is the largest.
+    x = normal("x", rows, row0 + depth) * 10.0 ** ((7 * np.arange(rows) + 1) % 20 - 9)[:, None]
+    x[:, row0:] *= 10.0 ** (np.arange(depth) // 64 % 3)
+    x[:, row0 + 2047 : row0 + 2048] = 1e3 * np.abs(x).max(axis=1, keepdims=True)
     x[3, row0], x[9, row0 + 1], x[10, row0] = np.nan, np.inf, -np.inf
     first, *others = (
         run.operand(each) for each in np.split(x, row0 + np.cumsum(widths)[:-1], axis=1)
     )
-    labels = rows - 3 if counted else rows
-    targets = np.where(np.arange(rows) < labels, 1, -100)[None]
-    batch = run.batch(np.ones((1, rows), np.int64), targets=targets)
+    first_row, labels = counted or (None, rows)
+    targets = np.where(np.arange(rows + 8) < (first_row or 0) + labels, 1, -100)[None]
+    batch = run.batch(np.ones(targets.shape, np.int64), targets=targets)
     gemm = Gemm(
         first, run.weight(np.zeros((depth, 8))), run.graph.float32("y", rows, 8), False, row0=row0,
-        batch_info=batch.info, first_row=0 if counted else None, others=tuple(others), part=part,
+        batch_info=batch.info, first_row=first_row, others=tuple(others), part=part,
     )  # fmt: skip
     factors = factors_of(run.graph, gemm, tile)
     assert factors.exponents is not None
