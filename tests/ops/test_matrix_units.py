@@ -12,6 +12,7 @@ from qlora_wgpu.gpu import probe
 from qlora_wgpu.gpu.matrix import MatrixShape, MatrixTile
 from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.kernels.experts import EXPERT_TILE, ExpertTiles
 from qlora_wgpu.kernels.gemm import GEMM, Gemm, LoraTerm, factors_of
 from qlora_wgpu.selfcheck.cases import cases_for
 from qlora_wgpu.selfcheck.runner import Runner
@@ -89,7 +90,7 @@ def profile_of(device, shape):
     return dataclasses.replace(gpu_profile(shape, device.limits), **tile)
 
 
-@pytest.mark.parametrize("check", ["linear", "linear_group", "trained_matrix"])
+@pytest.mark.parametrize("check", ["linear", "linear_group", "trained_matrix", "experts"])
 def test_layers(device, units, check):
     if units is None:
         return
@@ -177,6 +178,29 @@ def test_nothing_is_clamped_without_a_word(device, units, depth):
         held = Bench(device, "bfloat16", PROFILES["gpu"]).rounded([1e5, -1e38, -65536.0])
     assert np.allclose(y[[69, 11, 12]], np.array(held)[:, None] + others, rtol=1e-6)
     if units.element == "f16":
+        assert np.frombuffer(device.read(storage.buffer, 4), np.uint32) == [3]
+
+
+def test_values_of_experts_are_counted_by_the_product_that_has_them(device, units):
+    if units is None:
+        return
+    bench = Bench(device, "bfloat16", profile_of(device, units))
+    storage = Storage("saturated", "test", 16, np.zeros(4, np.uint32))
+    bench.graph.saturated = vector("saturated", 4, "uint32", storage)
+    x, w = np.ones((4 * EXPERT_TILE, 40)), np.ones((2 * 100, 40))
+    w[100:] = 2.0
+    x[3, 7], x[70, 1], x[130, 39], x[131, 39] = 1e5, 2e5, -3e5, 1e5  # the second tile is nobody's
+    owners = bench.given(np.array([1, 0xFFFFFFFF, 0, 1]), "uint32")
+    tx, y = bench.given(x, "bfloat16"), bench.given(np.zeros((len(x), 100)))
+    for expert in (0, 1):
+        here = ExpertTiles(owners, owners, expert, 1)
+        tw = bench.given(w[100 * expert : 100 * (expert + 1)], bench.graph.weight_dtype)
+        GEMM.launch(bench.graph, Gemm(tx, tw, y, True, experts=here))
+    (got,) = bench.run(y)
+    assert not got[EXPERT_TILE : 2 * EXPERT_TILE].any() and (got[-1] == 80).all()
+    assert (got[0] == 80).all() and (got[2 * EXPERT_TILE] == 40).all()
+    if units.element == "f16":
+        assert (got[3] == 2 * (65504 + 39)).all()
         assert np.frombuffer(device.read(storage.buffer, 4), np.uint32) == [3]
 
 
