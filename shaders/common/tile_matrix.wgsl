@@ -84,7 +84,12 @@ fn put_raw_x(at: u32, raw: Raw_x, unit: u32) {
 //#if WHOLE_K
     put_x(at, unpack_x(raw));
 //#else
-    put_x(at, scale8(unpack_x(raw), k_factor(unit)));
+    // No factor of zero, which makes NaN of infinity.
+    if (unit < k_units()) {
+        put_x(at, unpack_x(raw));
+    } else {
+        put_x(at, zero8());
+    }
 //#endif
 //#endif
 }

@@ -165,13 +165,13 @@ def test_nothing_is_clamped_without_a_word(device, units, depth):
         return
     x = np.ones((70, depth))
     x[3, 7], x[5, 9], x[8, 2], x[69, -1], x[9, 1] = np.nan, np.inf, -np.inf, 1e5, 65280.0
-    x[11, 3], x[12, 4] = -1e38, -65536.0
+    x[11, 3], x[12, 4], x[7, -1] = -1e38, -65536.0, np.inf
     w = np.ones((150, depth))
     storage = Storage("saturated", "test", 16, np.zeros(4, np.uint32))
     counts = vector("saturated", 4, "uint32", storage)
     y = product(device, units, x, w, with_rows=True, counts=counts)
     others = depth - 1
-    assert np.isnan(y[3]).all() and (y[5] == np.inf).all() and (y[8] == -np.inf).all()
+    assert np.isnan(y[3]).all() and (y[[5, 7]] == np.inf).all() and (y[8] == -np.inf).all()
     assert (y[9] == 65280 + others).all() and (y[10] == depth).all()
     held = [65504.0, -65504.0, -65504.0]
     if units.element == "f32":  # which holds all that bfloat16 does
