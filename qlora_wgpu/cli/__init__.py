@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from typing import Any
+from typing import Any, TextIO, cast
 
 import click
 
@@ -15,7 +15,7 @@ from qlora_wgpu.gpu.calls import overdue_call
 from qlora_wgpu.supervision.child import end_if_hung
 from qlora_wgpu.supervision.exit_codes import ERROR
 from qlora_wgpu.supervision.journal import Journal
-from qlora_wgpu.supervision.streams import drop_closed
+from qlora_wgpu.supervision.streams import NamedStream, drop_closed
 from qlora_wgpu.version import __version__
 
 _NO_MEMORY = (
@@ -55,6 +55,7 @@ def run_command(journal: Journal | None = None) -> None:
         map_listeners.append(journal.note_mapped)
     write_what_can_be_written()
     warnings.showwarning = _tell
+    sys.stdout = cast(TextIO, NamedStream(sys.stdout, "the standard output"))
     try:
         _run_command(journal)
     finally:

@@ -57,12 +57,13 @@ class LastingOutput:
                 self._end(err)
 
     def _end(self, err: OSError) -> None:
-        if not (self._for_hours or isinstance(err, BrokenPipeError)):
+        on_stderr = self._like is sys.stderr  # nobody could be told of it
+        if not (self._for_hours or on_stderr or isinstance(err, BrokenPipeError)):
             raise err
         self._stream = None
-        if self._like in (sys.__stdout__, sys.stderr):
+        if self._like in (sys.__stdout__, sys.stdout, sys.stderr):
             put_nowhere(self._like)
-        if not self._for_hours:
+        if on_stderr or not self._for_hours:
             return
         why = visible(err.strerror or str(err))
         try:

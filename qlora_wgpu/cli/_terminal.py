@@ -145,7 +145,7 @@ def _explained() -> Iterator[None]:
         drop_closed()
         sys.exit(0)
     except OSError as err:
-        raise QLoRAError(f"what is shown cannot be written where it goes: {reason(err)}") from err
+        raise QLoRAError(f"what is shown cannot be written to the standard output: {reason(err)}") from err
 
 
 def write_what_can_be_written() -> None:

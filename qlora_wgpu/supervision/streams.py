@@ -6,9 +6,54 @@ import io
 import os
 import select
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
+
+
+class NamedStream:
+    """A standard stream whose errors say that it was this stream, which has no file's name."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        """Wraps a stream.
+
+        Args:
+            stream: Stdout.
+            name: What a person calls it.
+        """
+        self._stream = stream
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else is the stream's."""
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes a text.
+
+        Raises:
+            OSError: If it has no room, with the stream's name.
+        """
+        with self._named():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        """Brings what is written to where it goes.
+
+        Raises:
+            OSError: As of ``write``.
+        """
+        with self._named():
+            self._stream.flush()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as err:
+            err.filename = self._name
+            raise
 
 
 def replace_closed() -> None:
@@ -45,8 +90,10 @@ def put_nowhere(stream: TextIO) -> None:
 def drop_closed() -> bool:
     """Puts stdout and stderr nowhere if a pipe that they go to has nobody who reads.
 
+    Those that have no room are put there, too: Python would try again as it ends.
+
     Returns:
-        Whether one of them had.
+        Whether one of them was such a pipe.
     """
     found = False
     for stream in (sys.stdout, sys.stderr):
@@ -55,7 +102,10 @@ def drop_closed() -> bool:
             closed = _has_no_reader(stream)
         except BrokenPipeError:
             closed = True
-        except (OSError, ValueError):  # a disk that is full; no file; closed by the program itself
+        except OSError:  # a disk that is full
+            put_nowhere(stream)
+            continue
+        except ValueError:  # closed by the program itself
             continue
         if closed:
             put_nowhere(stream)

@@ -55,7 +55,7 @@ def test_a_folder_that_may_not_be_looked_into(tmp_path, monkeypatch):
 @pytest.mark.parametrize("show", [write, write_json, lambda text: Terminal().print(text)])
 def test_what_is_shown_on_a_disk_that_is_full(monkeypatch, show):
     monkeypatch.setattr(sys, "stdout", Full())
-    with pytest.raises(QLoRAError, match=r"cannot be written where it goes: No space left"):
+    with pytest.raises(QLoRAError, match=r"cannot be written to the standard output: No space left"):
         show("text")
 
 
