@@ -100,8 +100,7 @@ def load_adapter(
         CheckpointError: If a file is missing or damaged, or the two do not fit.
         UnsupportedModelError: If the adapter needs what this package does not compute.
     """
-    folder = Path(folder).expanduser()
-    _check_files(folder)
+    folder = require_adapter_files(folder)
     with SafetensorsFile(folder / WEIGHTS) as file:
         config = read_adapter_config(folder / CONFIG, _adapted(folder, file.names()))
         held = set(file.names())
@@ -143,12 +142,18 @@ def _stored_bias(module: str, adapted: set[str]) -> str:
     return bias_name(f"{module}.base_layer" if module in adapted else module)
 
 
-def _check_files(folder: Path) -> None:
+def require_adapter_files(folder: str | PathLike[str]) -> Path:
+    """The folder of an adapter.
+
+    Raises:
+        CheckpointError: If a file that an adapter has is missing in it.
+    """
+    folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise CheckpointError(f"there is no adapter folder '{folder}'")
     missing = [name for name in (CONFIG, WEIGHTS) if not is_there(folder / name)]
     if not missing:
-        return
+        return folder
     if WEIGHTS in missing and (folder / "adapter_model.bin").is_file():
         raise CheckpointError(
             f"{folder} has its weights only as adapter_model.bin, a pickle that is not read: load "

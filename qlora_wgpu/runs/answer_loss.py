@@ -9,6 +9,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.runs.init_from import named_init_from
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.training.answers import Answers
 from qlora_wgpu.training.computing import OwnDevice
@@ -71,7 +72,8 @@ def _adapter(model: QLoRAModel, folder: str) -> Iterator[None]:
             yield
         return
     own, name = model.active_adapter, "reference"
-    model.load_adapter(folder, name)
+    with named_init_from():
+        model.load_adapter(folder, name)
     model.set_adapter(name)
     try:
         yield
@@ -85,7 +87,8 @@ def _in_its_place(model: QLoRAModel, folder: str) -> Iterator[None]:
     """The same where the model's own adapter, of one shape with it, suffers none beside it."""
     with model.device.in_turn, model.biases.off():
         before, kept = model.parameters_changed, model.read_flat(model.adapter.parameters).copy()
-        AdapterModel.load_adapter(model, folder)  # the model stays that of its own folder
+        with named_init_from():
+            AdapterModel.load_adapter(model, folder)  # the model stays that of its own folder
         try:
             yield
         finally:

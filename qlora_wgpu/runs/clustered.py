@@ -20,6 +20,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs.cluster_memory import owner_memory, require_owner_room
 from qlora_wgpu.runs.data import RunData
+from qlora_wgpu.runs.init_from import load_init_from
 from qlora_wgpu.runs.opening import OpenedModel, checking_device
 from qlora_wgpu.runs.run_memory import RunShapes
 from qlora_wgpu.runs.soundness import sound_layout, update_launches
@@ -82,8 +83,7 @@ def opened_cluster(
         if settings.lora.use_dora or model.adapter.trained_rows or model.adapter.trained_whole:
             start = start + cluster.neutral()
         model.write_parameters(start)
-        if settings.lora.init_from is not None:
-            model.load_adapter(settings.lora.init_from)
+        load_init_from(model, settings.lora)
         cluster.take(model)
         yield model, cluster
 

@@ -17,6 +17,7 @@ from qlora_wgpu.model.fit import Fit
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
+from qlora_wgpu.runs.init_from import load_init_from, require_init_from
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel, checking_device, load_model, open_device
 from qlora_wgpu.runs.planning import plan_layout
@@ -97,6 +98,7 @@ def _train(
     overwrite: bool, resume: bool,
 ) -> TrainResult:  # fmt: skip
     check_output(settings, overwrite=overwrite, resume=resume)
+    require_init_from(settings.lora)
     base = base_in(settings)
     device = open_device(settings.device, observer)  # says that there is none before data is read
     source = OpenedModel.open(base, settings.model)  # and what is not supported
@@ -231,8 +233,7 @@ def _open_model(
     )
     options = training_options(settings.train, weighted=settings.data.has_weights)
     model = load_model(layout, device, observer, seed=settings.train.seed, options=options)
-    if settings.lora.init_from is not None:
-        model.load_adapter(settings.lora.init_from)
+    load_init_from(model, settings.lora)
     # The largest plan first, so that the smaller ones find room in its slots.
     model.prepare(settings.rows_at_once, data.length)
     return model

@@ -1,0 +1,42 @@
+"""The adapter that a run goes on from; what is wrong with it is told with the setting's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from qlora_wgpu.config.schema import LoraConfig
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.lora.peft_files import require_adapter_files
+from qlora_wgpu.model.adapter_model import AdapterModel
+
+
+def require_init_from(lora: LoraConfig) -> None:
+    """Makes sure that the adapter is there, before anything takes time.
+
+    Raises:
+        CheckpointError: If a file of it is missing.
+    """
+    if lora.init_from is not None:
+        with named_init_from():
+            require_adapter_files(lora.init_from)
+
+
+def load_init_from(model: AdapterModel, lora: LoraConfig) -> None:
+    """Gives a model the adapter, where the run has one to go on from.
+
+    Raises:
+        CheckpointError: If it is damaged or does not fit.
+    """
+    if lora.init_from is not None:
+        with named_init_from():
+            model.load_adapter(lora.init_from)
+
+
+@contextmanager
+def named_init_from() -> Iterator[None]:
+    """While it is entered, errors about an adapter say which setting named it."""
+    try:
+        yield
+    except CheckpointError as err:
+        raise type(err)(f"lora.init_from: {err}") from err
