@@ -145,7 +145,9 @@ def _explained() -> Iterator[None]:
         drop_closed()
         sys.exit(0)
     except OSError as err:
-        raise QLoRAError(f"what is shown cannot be written to the standard output: {reason(err)}") from err
+        raise QLoRAError(
+            f"what is shown cannot be written to the standard output: {reason(err)}"
+        ) from err
 
 
 def write_what_can_be_written() -> None:
@@ -194,8 +196,16 @@ def _visible_messages() -> Iterator[None]:
             sys.exit(0)
         raise QLoRAError(f"a connection was closed at its other end: {reason(err)}") from err
     except click.ClickException as err:
-        vars(err).update(message=visible(err.message) + _as_a_setting(err))
+        vars(err).update(message=visible(err.message) + _as_a_setting(err) + _as_a_prompt(err))
         raise
+
+
+def _as_a_prompt(err: click.ClickException) -> str:
+    """How a text is given that was taken for an argument, to the command that takes one."""
+    if type(err) is not click.UsageError or err.ctx is None:
+        return ""
+    takes_text = any(parameter.name == "prompt" for parameter in err.ctx.command.params)
+    return ". A text is given with --prompt" if takes_text else ""
 
 
 def _as_a_setting(err: click.ClickException) -> str:

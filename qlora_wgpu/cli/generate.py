@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import click
@@ -18,7 +20,20 @@ from qlora_wgpu.runs.completing import completed_rows, prompts_of, read_prompts
 from qlora_wgpu.runs.reading import Texts
 
 
+def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Wants a prompt before RUN is looked for, as which a text without its option is taken."""
+
+    @wraps(command)
+    def checked(**options: Any) -> Any:
+        if (options["prompt"] is None) == (options["file"] is None):
+            raise ConfigError("give either --prompt TEXT or --prompts FILE")
+        return command(**options)
+
+    return checked
+
+
 @click.command()
+@_with_prompts
 @opening_options()
 @click.option("--prompt", help="Text to continue, or to answer.")
 @click.option(
@@ -63,8 +78,6 @@ def generate(
     RUN is a run's folder, such as runs/first, or an adapter's or a model's. An adapter in the
     folder of its run is opened as the run's config.yaml says it was trained.
     """
-    if (prompt is None) == (file is None):
-        raise ConfigError("give either --prompt TEXT or --prompts FILE")
     source = OpenedModel.open(opening.model)
     written = prompt_format(source, opening.adapter, template_name)
     answered = _is_answered(written, opening) if chat is None else chat

@@ -43,6 +43,20 @@ def test_runs_that_cannot_be_looked_for(tmp_path, run, message):
     assert message in told("generate", run, "--prompt", "hi", cwd=tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("run", "Hello there"), "argument (Hello there). A text is given with --prompt\n"),
+        (("Where", "is", "Ben?"), "arguments (is Ben?). A text is given with --prompt\n"),
+        (("Hello there",), "give either --prompt TEXT or --prompts FILE\n"),
+    ],
+)
+def test_a_text_without_its_option(tmp_path, arguments, message):
+    done = run_here("generate", *arguments, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.endswith(message)
+    assert "--prompt" not in run_here("merge", "a", "b", "c", cwd=tmp_path).stderr
+
+
 def test_a_folder_that_may_not_be_looked_into(tmp_path, monkeypatch):
     def refused(*_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "locked/adapter")
@@ -55,7 +69,7 @@ def test_a_folder_that_may_not_be_looked_into(tmp_path, monkeypatch):
 @pytest.mark.parametrize("show", [write, write_json, lambda text: Terminal().print(text)])
 def test_what_is_shown_on_a_disk_that_is_full(monkeypatch, show):
     monkeypatch.setattr(sys, "stdout", Full())
-    with pytest.raises(QLoRAError, match=r"cannot be written to the standard output: No space left"):
+    with pytest.raises(QLoRAError, match=r"to the standard output: No space left"):
         show("text")
 
 
