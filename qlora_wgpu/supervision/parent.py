@@ -43,6 +43,9 @@ def supervise(arguments: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
+    if (lack := _missing_folder()) is not None:
+        _tell_error(lack)
+        return ERROR
     with tempfile.TemporaryDirectory(prefix="qlora-wgpu-", ignore_cleanup_errors=True) as folder:
         journal = Journal(os.getpid(), Path(folder))
         if arguments and arguments[0] == "train":
@@ -58,6 +61,19 @@ def supervise(arguments: Sequence[str]) -> int:
             return _exit_code(code)
         _tell_error(f"{failure}: {_ADVICE}")
         return ERROR
+
+
+def _missing_folder() -> str | None:
+    """What is wrong where a folder is missing that every command needs; None if they are there."""
+    try:
+        Path.cwd()
+    except OSError as err:
+        return f"the working directory cannot be used ({err.strerror}): change to one that is there"
+    try:
+        tempfile.gettempdir()
+    except OSError:
+        return "no folder for temporary files can be written: name one in TMPDIR"
+    return None
 
 
 @dataclass
