@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from typing import Any, TextIO, cast
@@ -86,7 +87,18 @@ def _run_command(journal: Journal | None) -> None:
 def _of_the_system(err: OSError) -> str:
     """A failure of the operating system's, with the file that it is about."""
     names = [str(name) for name in (err.filename, err.filename2) if name is not None]
+    if not names and _was_removed():
+        return "the working directory was removed: change to one that is there"
     return ": ".join((*(names or ["input or output failed"]), reason(err)))
+
+
+def _was_removed() -> bool:
+    """Whether the working directory is not there any more."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _tell(message: Warning | str, *where: Any, **options: Any) -> None:

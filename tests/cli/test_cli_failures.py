@@ -57,6 +57,21 @@ def test_a_text_without_its_option(tmp_path, arguments, message):
     assert "--prompt" not in run_here("merge", "a", "b", "c", cwd=tmp_path).stderr
 
 
+@pytest.mark.skipif(os.name != "posix", reason="others keep a folder that a process is in")
+def test_a_working_directory_that_is_removed_meanwhile(tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+
+    def removed(*_):
+        folder.rmdir()
+        os.getcwd()
+
+    folder.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("qlora_wgpu.cli.generate.OpenedModel.open", removed)
+    found = told("generate", "--model", "model", "--prompt", "hi", cwd=folder)
+    assert found == "error: the working directory was removed: change to one that is there\n"
+
+
 def test_a_folder_that_may_not_be_looked_into(tmp_path, monkeypatch):
     def refused(*_):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), "locked/adapter")
