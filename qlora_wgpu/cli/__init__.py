@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
+from pathlib import Path
 from typing import Any, TextIO, cast
 
 import click
@@ -95,7 +95,7 @@ def _of_the_system(err: OSError) -> str:
 def _was_removed() -> bool:
     """Whether the working directory is not there any more."""
     try:
-        os.getcwd()
+        Path.cwd()
     except FileNotFoundError:
         return True
     return False

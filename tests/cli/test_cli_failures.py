@@ -5,6 +5,7 @@ import io
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 from e2e.tiny import write_chats, write_model
@@ -63,7 +64,7 @@ def test_a_working_directory_that_is_removed_meanwhile(tmp_path, monkeypatch):
 
     def removed(*_):
         folder.rmdir()
-        os.getcwd()
+        Path.cwd()
 
     folder.mkdir()
     monkeypatch.chdir(tmp_path)
