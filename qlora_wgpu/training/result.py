@@ -61,7 +61,7 @@ class TrainResult:
         adapter_dir: The final adapter within it.
         peak_bytes: Most bytes that were ever allocated on the device.
         stop_reason: The reason that the observer gave for stopping it.
-        stop_signal: The number of the signal that did, as with Ctrl-C or SIGTERM.
+        stop_signal: The number of the signal that did, as with Ctrl-C, SIGTERM or SIGHUP.
         sample: A text before and after; None from a ``Trainer``, which has no tokenizer.
         samples: All texts before and after, of which ``sample`` is the first.
         reports: Pages and pictures of the run that were written; none from a ``Trainer``.

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a wish that is granted between two micro-batches."""
+"""Ctrl-C, SIGTERM and a closed terminal as a wish, granted between two micro-batches."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from qlora_wgpu.supervision.signals import SAME_WISH
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has not all of them
+_SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]
 
 
 class StopRequest:
@@ -31,9 +32,14 @@ class StopRequest:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
-        """Takes over the signals, where Python lets it: in the main thread."""
+        """Takes over the signals, where Python lets it: in the main thread.
+
+        Those that are ignored stay so, as with nohup.
+        """
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
+                if signal.getsignal(number) is signal.SIG_IGN:
+                    continue
                 self._before[number] = signal.signal(number, self._note)
         return self
 

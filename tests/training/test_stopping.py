@@ -18,3 +18,14 @@ def test_signals_that_come_together_are_one_wish(monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_ignored_stays_so(number):
+    before = signal.signal(number, signal.SIG_IGN)
+    try:
+        with StopRequest() as stop:
+            signal.raise_signal(number)
+        assert not stop.requested and signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
