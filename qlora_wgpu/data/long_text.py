@@ -48,7 +48,7 @@ def document_ids(
     if following is None:
         yield tokenizer.encode(piece, add_special_tokens)
         return
-    front, back = _around(tokenizer) if add_special_tokens else ([], [])
+    front, back = tokenizer.added_around() if add_special_tokens else ([], [])
     yield [*front, *tokenizer.encode(piece, False)]
     while following is not None:
         piece, following = following, next(pieces, None)
@@ -72,10 +72,3 @@ def _seam(text: str) -> int:
     return next((end for end in reversed(seams) if end <= longest), 0) or (
         head.rfind(" ", longest // 2, longest) if " " in head[longest // 2 : longest] else longest
     )
-
-
-def _around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The special tokens that a tokenizer puts before and behind a text."""
-    bare, whole = tokenizer.encode("a", False), tokenizer.encode("a", True)
-    begin = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
-    return whole[:begin], whole[begin + len(bare) :]

@@ -89,7 +89,7 @@ class PromptFormat:
         special = not (bos and text.startswith(bos))
         if self.template is None:
             _check_size(text)
-            return self.tokenizer.encode(text, special)
+            return self._open(text, add_special_tokens=special)[0]
         return self._before_an_answer(text, add_special_tokens=special)
 
     def _before_an_answer(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -98,15 +98,26 @@ class PromptFormat:
         Some tokenizers join white space otherwise at the end of a text than before a word.
         """
         _check_size(text)
-        ids, places = self.tokenizer.encode_with_offsets(text + _ANSWER, add_special_tokens)
+        ids, places = self._open(text + _ANSWER, add_special_tokens=add_special_tokens)
         answer = next((i for i, (_, end) in enumerate(places) if end > len(text)), len(ids))
         before, after = ids[:answer], ids[answer:]
         begins = answer < len(ids) and places[answer][0] >= len(text)
         if begins and self.tokenizer.decode(after, False) == _ANSWER:  # none holds some of both
             return before
-        alone = self.tokenizer.encode(text, add_special_tokens)
+        alone, _ = self._open(text, add_special_tokens=add_special_tokens)
         is_same = self.tokenizer.decode(before, False) == self.tokenizer.decode(alone, False)
         return before if is_same else alone
+
+    def _open(
+        self, text: str, *, add_special_tokens: bool
+    ) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokens of a text that goes on, and their places: an end token of the tokenizer's own,
+        which rows have behind the answer, would end it.
+        """
+        ids, places = self.tokenizer.encode_with_offsets(text, add_special_tokens)
+        behind = self.tokenizer.added_around()[1] if add_special_tokens else []
+        open_end = len(ids) - len(behind)
+        return ids[:open_end], places[:open_end]
 
     @property
     def turn_end(self) -> int | None:

@@ -151,6 +151,12 @@ class Tokenizer:
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
             return list(encoding.ids), list(encoding.offsets)
 
+    def added_around(self) -> tuple[list[int], list[int]]:
+        """The special tokens that ``add_special_tokens`` puts before and behind a text."""
+        bare, whole = self.encode("a", False), self.encode("a", True)
+        begin = next((i for i in range(len(whole)) if whole[i : i + len(bare)] == bare), 0)
+        return whole[:begin], whole[begin + len(bare) :]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; ids outside the vocabulary give nothing.
 

@@ -5,7 +5,15 @@ import random
 
 import pytest
 from support.tiny_tokenizer import SPECIAL, tiny_backend
-from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from qlora_wgpu import data
 from qlora_wgpu.data import PromptFormat, find_chat_template, load_dataset
@@ -78,7 +86,12 @@ def backends():
     """Tokenizers of all kinds that models have, and of some that they have not."""
     stripping = toy(None)
     stripping.add_special_tokens([AddedToken("<|im_end|>", rstrip=True, special=True)])
+    ended = tiny_backend()
+    ended.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
     return {
+        "ended": ended,
         "bytes": tiny_backend(merges=(("t", "h"), ("Ġ", "th"))),
         "spaces": toy(pre_tokenizers.Metaspace(prepend_scheme="first")),
         "joined": toy(pre_tokenizers.Metaspace(prepend_scheme="always"), fuse_unk=True),

@@ -71,7 +71,7 @@ export class Prompts {
     const { tokenizer, template } = this;
     if (kind === 'chat' && template) return tokenizer.encodeBeforeAnswer(template.render(messages, true).text, false);
     if (kind === 'alpaca') return tokenizer.encodeBeforeAnswer(this.alpaca.render(messages).text, true);
-    return tokenizer.encode(messages.at(-1).content, !tokenizer.begins(messages.at(-1).content));
+    return tokenizer.encodeOpen(messages.at(-1).content, !tokenizer.begins(messages.at(-1).content));
   }
 
   /** What ends an answer: tokens, and a text where a turn has no token that does. */

@@ -37,6 +37,11 @@ export class Tokenizer {
     return this._placed(text, special).map(({ token }) => this._id(token));
   }
 
+  /** Tokens of a text that goes on: an end token of the tokenizer's own, which rows have behind the answer, would end it. */
+  encodeOpen(text, special) {
+    return this._placed(text, special, true).map(({ token }) => this._id(token));
+  }
+
   /** Whether a text begins with the token that begins texts, so that none is to be added. */
   begins(text) {
     const bos = this.specialTokens.bos_token;
@@ -58,7 +63,7 @@ export class Tokenizer {
    */
   encodeBeforeAnswer(text, special) {
     const adds = special && !this.begins(text);
-    const alone = this.encode(text, adds);
+    const alone = this.encodeOpen(text, adds);
     const { ids, learnt } = this.encodeMasked(`${text}A`, [[text.length, text.length + 1]], adds);
     const at = learnt.indexOf(true);
     const before = ids.slice(0, at < 0 ? ids.length : at);
@@ -85,8 +90,8 @@ export class Tokenizer {
     return { ids: placed.map(({ token }) => this._id(token)), learnt };
   }
 
-  /** Tokens with their places, and around them those that the tokenizer adds. */
-  _placed(text, special) {
+  /** Tokens with their places, and around them those that the tokenizer adds: before them alone, where a text is open. */
+  _placed(text, special, open = false) {
     if (text.length > MOST_AT_ONCE) throw new Told(`a text has more than ${MOST_AT_ONCE.toLocaleString('en')} characters: cut it into several rows`);
     if (!text.isWellFormed()) throw new Told('a text with a lone surrogate (half a character) has no tokens');
     const found = this.places.of(text);
@@ -95,7 +100,7 @@ export class Tokenizer {
     const all = around(found.map(({ token }) => token), null, special).tokens;
     if (all.length === found.length) return found;
     const first = firstPlace(all, found);
-    return all.map((token, i) => found[i - first] ?? { token, begin: 0, end: 0 });
+    return all.slice(0, open ? first + found.length : all.length).map((token, i) => found[i - first] ?? { token, begin: 0, end: 0 });
   }
 
   _id(token) {
