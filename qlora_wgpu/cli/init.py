@@ -81,7 +81,7 @@ def init(
         file.write_text(text, encoding="utf-8")
     except OSError as err:
         raise ConfigError(f"{out} cannot be written: {err.strerror or err}") from err
-    typed = shlex.quote(out)
+    typed = shlex.quote(f"./{out}" if out.startswith("-") else out)  # else it is an option
     console.print(
         f"{out} written. Look at the data with `qlora-wgpu data {typed}`, at the memory with "
         f"`qlora-wgpu estimate {typed}`, and train with `qlora-wgpu train {typed}`.",

@@ -111,8 +111,9 @@ class PromptFormat:
     def _open(
         self, text: str, *, add_special_tokens: bool
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokens of a text that goes on, and their places: an end token of the tokenizer's own,
-        which rows have behind the answer, would end it.
+        """Tokens of a text that goes on, and their places.
+
+        An end token of the tokenizer's own, which rows have behind the answer, would end it.
         """
         ids, places = self.tokenizer.encode_with_offsets(text, add_special_tokens)
         behind = self.tokenizer.added_around()[1] if add_special_tokens else []

@@ -88,6 +88,14 @@ def test_a_folder_with_validation_data_is_measured_on(place, names, held_out):
     assert data["train"] == str(folder) and data.get("eval") == (str(folder) if held_out else None)
 
 
+def test_a_name_that_looks_like_an_option(place, monkeypatch):
+    monkeypatch.chdir(place)
+    (place / "rows.jsonl").write_text('{"text": "once upon a time"}\n' * 3)
+    args = ["--model", "model", "--data", "rows.jsonl", "--out", "-r.yaml"]
+    done = CliRunner().invoke(init, args)
+    assert "train with `qlora-wgpu train ./-r.yaml`" in done.output
+
+
 def test_a_name_cannot_write_into_the_file(place):
     name = os.fsdecode("a\nlora: {r: 9}\n#\x1b[2J\u202e.jsonl".encode())
     (place / name).write_text('{"text": "abc"}\n')
