@@ -18,6 +18,7 @@ from tokenizers import (
 from qlora_wgpu import data
 from qlora_wgpu.data import PromptFormat, find_chat_template, load_dataset
 from qlora_wgpu.data.built_in_templates import BUILT_IN_TEMPLATES
+from qlora_wgpu.data.masking import end_of_turn
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.errors import QLoRAError
 
@@ -163,6 +164,10 @@ def in_python(path, tokenizer, how):
             name: getattr(counts, name)
             for name in ("rows", "empty", "truncated", "dropped", "without_labels")
         },
+        "notes": {
+            "endless": any("no end-of-turn token is learnt" in each for each in found.warnings),
+            "dropped": any("the chat template leaves" in each for each in found.warnings),
+        },
     }
 
 
@@ -214,7 +219,7 @@ def test_tokens_and_labels(browser, ask, tmp_path):
         cases.append({
             "asked": asked,
             "tokenizer": tokenizer, "template": template.source, "special_tokens": special,
-            "name": name, "text": content,
+            "name": name, "text": content, "turn_end": end_of_turn(template, known[tokenizer]),
             "how": {
                 "format": "auto", "columns": {}, "train_on": train_on,
                 "truncation": how.truncation, "max_length": how.max_seq_length,

@@ -75,3 +75,23 @@ def test_what_a_text_file_holds_is_told(ask, site):
     found, _ = ask("firefox", "page.html", task, over)
     assert found["rows"].startswith("rows.txt: one text in 1 piece to learn from (")
     assert " 2 tokens in 1 of 1 rows are <|pad|>: the model does not know" in found["rows"]
+
+
+def test_what_a_chat_template_lacks_is_told(ask, site):
+    manifest = json.loads((site / "site.json").read_text())
+    manifest["text"]["template"] = (
+        "{% for m in messages if m.role != 'system' %}{{ m.role + ': ' + m.content + '\\n' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    over = {"site.json": json.dumps(manifest).encode()}
+    turns = {"system": "Be short.", "user": "Who?", "assistant": "Ben."}
+    messages = [{"role": role, "content": text} for role, text in turns.items()]
+    task = {"name": "a.jsonl", "text": json.dumps({"messages": messages}), "only": "data"}
+    found, _ = ask("firefox", "page.html", task, over)
+    assert (
+        "No end-of-turn token is learnt anywhere, so the model will not learn when to"
+        in found["rows"]
+    )
+    assert " leaves the system message out of 1 row." in found["rows"]
+    whole, _ = ask("firefox", "page.html", user_task() | {"only": "data"})
+    assert "token is learnt anywhere" not in whole["rows"]

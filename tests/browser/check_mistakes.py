@@ -22,9 +22,9 @@ def test_files_that_are_no_data_are_told(ask, browser):
         "picture.png": ("\x89PNG\r\n", "picture.png is of no known kind"),
         "empty.jsonl": ("", "empty.jsonl has no rows"),
         "blank.csv": ("\n", "blank.csv"),
-        "rows.jsonl": ("no JSON\n", "rows.jsonl line 1 is not valid JSON"),
-        "cut.jsonl": ('{"messages": [{"role": "user", "con', "cut.jsonl line 1 is not valid JSON"),
-        "binary.jsonl": ("\x00\x01\x02\xff\n", "binary.jsonl line 1 is not valid JSON"),
+        "rows.jsonl": ("no JSON\n", "rows.jsonl line 1: not valid JSON"),
+        "cut.jsonl": ('{"messages": [{"role": "user", "con', "cut.jsonl line 1: not valid JSON"),
+        "binary.jsonl": ("\x00\x01\x02\xff\n", "binary.jsonl line 1: not valid JSON"),
         "number.jsonl": ("5\n", "number.jsonl line 1: a row must be a JSON object, such as"),
         "list.jsonl": ("[\n{}\n]\n", "list.jsonl holds one list: a file that is one must end in"),
         "pretty.json": (json.dumps({"rows": []}, indent=1), "must hold a list of rows, or one"),
@@ -53,7 +53,8 @@ def test_files_that_are_no_data_are_told(ask, browser):
         "rows.json": ("[]", "rows.json has no rows"),
         "keys.jsonl": (json.dumps({"key" * 99: 1}), "its keys are 'keykey"),
         "asks.jsonl": (row(400, 1) + "\n", "it has nothing left to learn in the 64 tokens"),
-        "long.jsonl": (row(1, 1 << 18), "line 1: a text has more than 1,048,576 characters"),
+        "twice.jsonl": ('{"text": "a", "text": "b"}', "line 1: the key 'text' stands twice"),
+        "long.jsonl": (row(1, 3 << 17), "bytes, more than 1,572,864: cut it into several rows"),
         "object.json": ('{"rows": []}', "object.json"),
     }
     dropped = [{"name": name, "text": text} for name, (text, _) in wrong.items()]

@@ -2,9 +2,11 @@
 
 import { Template } from './vendor/jinja.mjs';
 import { Told } from './device.mjs';
+import { OddNumber, REORDERED } from './json.mjs';
 import './python_jinja.mjs';
 
 const [START, END] = ['\ufdd0', '\ufdd1']; // around what the assistant writes
+const NUMBER = `${START}\ufdd2${END}`; // in place of a number that Python writes in its own way
 const GENERATION = /\{%([-+]?)\s*(generation|endgeneration)\s*([-+]?)%\}/g;
 const REASONING = ['reasoning_content', 'thinking', 'reasoning'];
 
@@ -36,12 +38,14 @@ export class ChatTemplate {
    */
   render(messages, prompt = false, tools = null) {
     let marked;
+    const given = { messages: messages.map(plainMessage), tools: plain(tools), add_generation_prompt: prompt };
     try {
-      marked = this.template.render({
-        ...this.specialTokens, messages: messages.map(plainMessage), tools, add_generation_prompt: prompt,
-      });
+      marked = this.template.render({ ...this.specialTokens, ...given });
     } catch (error) {
       throw new Told(`the chat template cannot render this conversation: ${error.message}`);
+    }
+    if (marked.includes(NUMBER)) {
+      throw new Told('the chat template writes a number out that Python writes in its own way, such as 1.0 or one beyond 2^53: write it as text');
     }
     const { text, spans } = takeMarks(marked);
     return { text, spans: this.marks ? spans : null };
@@ -58,7 +62,9 @@ function plainMessage(message) {
 function plain(value) {
   if (typeof value === 'string') return value.replaceAll(START, '\ufffd').replaceAll(END, '\ufffd');
   if (Array.isArray(value)) return value.map(plain);
+  if (value instanceof OddNumber) return NUMBER;
   if (value && typeof value === 'object') {
+    if (value[REORDERED]) throw new Told(`the keys ${Object.keys(value).slice(0, 4).join(', ')} of an object would get another order in the browser: begin them with a letter`);
     return Object.fromEntries(Object.entries(value).map(([k, v]) => [plain(k), plain(v)]));
   }
   return value;

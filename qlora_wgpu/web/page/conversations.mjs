@@ -1,6 +1,7 @@
 /** What a row holds: its format by its keys, and the messages of a conversation, as data/messages.py. */
 
 import { Told } from './device.mjs';
+import { OddNumber, parseJson } from './json.mjs';
 import { isBlank, strip } from './strip.mjs';
 
 /** The keys that make a format, in order of precedence. */
@@ -25,6 +26,7 @@ const ROLES = {
   bing: 'assistant', bard: 'assistant', system: 'system', tool: 'tool', function: 'tool', observation: 'tool',
 };
 const CALL = 'function_call';
+const MOST_MESSAGES = 4096; // of a conversation
 const SHOWN = 40; // characters of a key in a message
 
 const PAIR = 'prompt/completion';
@@ -132,13 +134,8 @@ function fromShareGPT(turns) {
 }
 
 function toolCalls(text, number) {
-  let calls;
-  try {
-    const value = JSON.parse(text);
-    calls = Array.isArray(value) ? value : [value];
-  } catch {
-    calls = [];
-  }
+  const value = parsed(text, `turn ${number} is from '${CALL}', and its value is`);
+  const calls = Array.isArray(value) ? value : [value];
   if (!calls.length || !calls.every((call) => isObject(call) && 'name' in call)) {
     throw new Told(`turn ${number} is from '${CALL}': its value must be JSON with 'name' and 'arguments'`);
   }
@@ -148,15 +145,20 @@ function toolCalls(text, number) {
 function listOf(value, requirement) {
   if ((value ?? null) === null || value === '' || (Array.isArray(value) && !value.length)) throw new EmptyRow(requirement);
   if (!Array.isArray(value)) throw new Told(requirement);
+  if (value.length > MOST_MESSAGES) throw new Told(`it has ${value.length.toLocaleString('en')} messages, more than ${MOST_MESSAGES.toLocaleString('en')}`);
   return value;
 }
 
 export function fromJson(value) {
   if (typeof value !== 'string' || !strip(value).startsWith('[')) return value;
+  return parsed(value, 'a list kept as text is');
+}
+
+function parsed(text, what) {
   try {
-    return JSON.parse(value);
+    return parseJson(text);
   } catch (error) {
-    throw new Told(`a list kept as text is not valid JSON (${error.message})`);
+    throw error instanceof Told ? new Told(`${what} ${error.message}`) : error;
   }
 }
 
@@ -167,5 +169,9 @@ function saysAnything(message) {
 }
 
 /** What Python takes for true: lists and objects that hold something. */
-const isSome = (value) => (value !== null && typeof value === 'object' ? Object.keys(value).length > 0 : Boolean(value));
-const isObject = (value) => value !== null && typeof value === 'object' && !Array.isArray(value);
+export function isSome(value) {
+  if (value instanceof OddNumber) return value.value !== 0;
+  return value !== null && typeof value === 'object' ? Object.keys(value).length > 0 : Boolean(value);
+}
+
+export const isObject = (value) => value !== null && typeof value === 'object' && !Array.isArray(value) && !(value instanceof OddNumber);

@@ -1,10 +1,11 @@
 /** Rows as token ids and labels, as data/formats.py and data/row_source.py make them. */
 
-import { CHATS, conversationOf, EmptyRow, formatOf, fromJson } from './conversations.mjs';
+import { CHATS, conversationOf, EmptyRow, formatOf, fromJson, isSome } from './conversations.mjs';
 import { Told } from './device.mjs';
+import { documentIds, MOST_OF_A_ROW } from './long_text.mjs';
 import { assistantSpans, lastTurnSpans, spansFrom } from './masking.mjs';
-import { isBlank } from './strip.mjs';
-import { MOST_AT_ONCE } from './tokens.mjs';
+import { isBlank, strip } from './strip.mjs';
+import { checkSize } from './tokens.mjs';
 
 const IGNORED = -100;
 const MOST_ROLES = 8; // in a message
@@ -17,9 +18,10 @@ export class RowEncoder {
    * @param {import('./tokens.mjs').Tokenizer} tokenizer
    * @param {import('./chat.mjs').ChatTemplate|null} template
    * @param {{train_on: string, max_length: number, truncation: string, format: string, columns: Record<string, string>}} how
+   * @param {number|null} turnEnd The token that the template writes behind an assistant's turn.
    */
-  constructor(tokenizer, template, how) {
-    Object.assign(this, { tokenizer, template, how });
+  constructor(tokenizer, template, how, turnEnd = null) {
+    Object.assign(this, { tokenizer, template, how, turnEnd });
   }
 
   /**
@@ -29,12 +31,14 @@ export class RowEncoder {
    * @param {(done: number) => void} progress
    */
   examples(rows, progress = () => {}) {
-    if (rows[0]?.document) return this._windows(rows[0]);
+    if (rows[0]?.document) return this._windows(rows[0], progress);
     const counts = { rows: rows.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
     const examples = [];
     let [format, unreached] = [null, 0]; // rows whose cut leaves out all that is learnt
     const silent = { rows: 0, roles: new Set() }; // in which the assistant says nothing
     const unknown = { tokens: 0, rows: 0 };
+    const ends = this._ends();
+    this.dropped = new Map(); // numbers of conversations of which the template leaves out messages of a role
     rows.forEach(({ where, row: given }, index) => {
       if (index % 100 === 0) progress(index);
       try {
@@ -47,6 +51,7 @@ export class RowEncoder {
         }
         const whole = this.encode(row, own);
         this._countUnknown(whole.ids, unknown);
+        ends.learnt ||= this._learnsEnd(whole.labels, own);
         const cut = this._cut(whole, where);
         if (!cut) counts.dropped++;
         else if (!learns(cut)) {
@@ -64,7 +69,18 @@ export class RowEncoder {
       }
     });
     if (!examples.length) throw new Told(nothing(counts, unreached, silent, this.how));
-    return { examples, counts, format, unknown };
+    const dropped = [...this.dropped].sort(([, a], [, b]) => b - a);
+    return { examples, counts, format, unknown, ends, dropped };
+  }
+
+  /** Whether there is a token that ends what is learnt, and whether it is learnt; none that is known is not missed. */
+  _ends() {
+    return { known: this.tokenizer.eosId !== null, learnt: !this.tokenizer.eosIds.size };
+  }
+
+  _learnsEnd(labels, format) {
+    const own = CHATS.includes(format) ? this.turnEnd : null;
+    return labels.some((label) => this.tokenizer.eosIds.has(label) || (own !== null && label === own));
   }
 
   /** Counts tokens that stand for what the tokenizer does not know. */
@@ -75,18 +91,24 @@ export class RowEncoder {
   }
 
   /** A document, cut into pieces of the longest length; the last one holds the rest, a token by itself nothing to learn. */
-  _windows({ where, row: { text } }) {
+  _windows({ where, row: { text } }, progress) {
     const { max_length: limit } = this.how;
     if (isBlank(text)) throw new Told(`${where} holds no text.`);
-    if (text.length > MOST_AT_ONCE) throw new Told(`${where} is longer than ${MOST_AT_ONCE.toLocaleString('en')} characters: take a part of it.`);
-    const ids = this.tokenizer.encode(text);
     const examples = [];
-    for (let at = 0; at < ids.length - 1; at += limit) examples.push(ids.slice(at, at + limit));
+    let ids = [];
+    for (const { ids: more, done } of documentIds(this.tokenizer, text)) {
+      ids = ids.concat(more);
+      const whole = ids.length - (ids.length % limit);
+      for (let at = 0; at < whole; at += limit) examples.push(ids.slice(at, at + limit));
+      ids = ids.slice(whole);
+      progress(done / text.length); // of one row
+    }
+    if (ids.length > 1) examples.push(ids);
     if (!examples.length) throw new Told(`${where} holds fewer than two tokens: there is nothing to learn.`);
     const counts = { rows: examples.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
     const unknown = { tokens: 0, rows: 0 };
     for (const piece of examples) this._countUnknown(piece, unknown);
-    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text', unknown };
+    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text', unknown, ends: { ...this._ends(), learnt: true }, dropped: [] };
   }
 
   /** A row whose columns have the names that formats know. */
@@ -125,6 +147,8 @@ export class RowEncoder {
     let found;
     if (wanted === 'last_turn' || (wanted === 'completion' && !prompt)) found = lastTurnSpans(...given);
     else found = prompt ? spansFrom(prompt, ...given) : assistantSpans(...given);
+    const roles = messages.filter((message) => isDropped(message, found.text)).map(({ role }) => role);
+    for (const role of new Set(roles)) this.dropped.set(role, (this.dropped.get(role) ?? 0) + 1);
     const spans = wanted === 'all' ? [[0, found.text.length]] : found.spans;
     return this._masked(found.text, spans, false);
   }
@@ -143,7 +167,8 @@ export class RowEncoder {
     if (!['auto', 'all'].includes(this.how.train_on)) throw new Told("a 'text' has no turns: write the site with data.train_on set to all");
     const text = textOf(row, 'text');
     requireText(text);
-    const ids = this.tokenizer.encode(text, !this.tokenizer.begins(text));
+    checkSize(text, MOST_OF_A_ROW);
+    const ids = [...documentIds(this.tokenizer, text, !this.tokenizer.begins(text))].flatMap((piece) => piece.ids);
     return this._ended(ids, [...ids]);
   }
 
@@ -189,9 +214,15 @@ function textOf(row, key) {
   return row[key];
 }
 
+/** Whether a template left a message out that it is free to leave out without being wrong. */
+function isDropped({ role, content }, text) {
+  return (role === 'system' || !USUAL_ROLES.includes(role)) && typeof content === 'string' && !text.includes(strip(content));
+}
+
 /** Instructions and answers before a row's own. */
 function historyOf(row) {
-  const turns = fromJson(row.history ?? null) || [];
+  const given = fromJson(row.history ?? null);
+  const turns = isSome(given) ? given : [];
   if (!Array.isArray(turns) || !turns.every((turn) => Array.isArray(turn) && turn.length === 2)) {
     throw new Told("'history' must be a list of pairs of an instruction and its answer");
   }

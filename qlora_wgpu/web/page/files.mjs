@@ -1,6 +1,8 @@
 /** Rows of a file that was dropped: JSON Lines, JSON, CSV; a text file is one document. */
 
 import { Told } from './device.mjs';
+import { JsonReader, parseJson } from './json.mjs';
+import { isBlank } from './strip.mjs';
 import { counted } from './words.mjs';
 
 const KINDS = ['jsonl', 'ndjson', 'json', 'csv', 'tsv', 'txt', 'md'];
@@ -58,48 +60,45 @@ export function rowsOf(name, text) {
   const kind = kindOf(name);
   const content = text.replace(/^\ufeff/, '');
   if (kind === 'jsonl' || kind === 'ndjson') return jsonLines(name, content);
-  if (kind === 'json') return isList(content) ? jsonList(name, content) : jsonObjects(name, content);
+  if (kind === 'json') return jsonRows(name, content);
   if (kind === 'csv' || kind === 'tsv') return csvRows(name, content);
   return [{ where: name, row: { text: content }, document: true }];
 }
 
 const isList = (content) => /^[ \t\n\r]*\[/.test(content);
 
-/** Lines of a .json file; one that is an object as a whole has its rows somewhere in it, if any. */
-function jsonObjects(name, content) {
-  const begins = content.trim().split('\n', 1)[0];
-  if (!isJson(begins) && isJson(content)) throw new Told(`${name} must hold a list of rows, or one object per line.`);
-  return jsonLines(name, content);
-}
-
-function isJson(text) {
-  try {
-    JSON.parse(text);
-    return true;
-  } catch {
-    return false;
-  }
+/** Rows of a .json file: one list of them, or one after another. An object by itself has its rows somewhere in it, if any. */
+function jsonRows(name, content) {
+  const values = [];
+  within(name, () => {
+    const reader = new JsonReader(content);
+    if (isList(content)) {
+      reader.items(']', () => values.push(reader.value()));
+      if (reader.peek()) throw reader.wrong('Extra data');
+    } else {
+      while (reader.peek()) values.push(reader.value());
+    }
+  });
+  if (!isList(content) && values.length < 2) throw new Told(`${name} must hold a list of rows, or one object per line.`);
+  return checked(values.map((row, index) => ({ where: `${name} row ${index + 1}`, row })), name);
 }
 
 function jsonLines(name, content) {
   const rows = [];
   if (isList(content)) throw new Told(`${name} holds one list: a file that is one must end in .json.`);
   content.split('\n').forEach((line, index) => {
-    if (line.trim()) rows.push({ where: `${name} line ${index + 1}`, row: parsed(line, `${name} line ${index + 1}`) });
+    const where = `${name} line ${index + 1}`;
+    if (!isBlank(line)) rows.push({ where, row: within(where, () => parseJson(line)) });
   });
   return checked(rows, name);
 }
 
-function jsonList(name, content) {
-  const list = parsed(content, name);
-  return checked(list.map((row, index) => ({ where: `${name} row ${index + 1}`, row })), name);
-}
-
-function parsed(text, where) {
+/** What is read at a place, which is named where something is wrong. */
+function within(where, read) {
   try {
-    return JSON.parse(text);
+    return read();
   } catch (error) {
-    throw new Told(`${where} is not valid JSON (${error.message}).`);
+    throw error instanceof Told ? new Told(`${where}: ${error.message}.`) : error;
   }
 }
 

@@ -1,8 +1,10 @@
 /** Which characters of a rendered conversation the assistant wrote, as data/masking.py. */
 
 import { Told } from './device.mjs';
+import { exchanges, holdsWhatIsWritten } from './exchanges.mjs';
 import { strip } from './strip.mjs';
 
+const WHOLE = /^.*[\s>\]]/s; // up to where no special token is cut in two
 const UNKNOWN = 'cannot be told apart in the rendered chat: write the site with a chat template that has ' +
   '{% generation %} blocks (data.chat_template)';
 
@@ -19,7 +21,7 @@ export function assistantSpans(template, messages, tools, eosToken) {
   const spans = [];
   messages.forEach((message, index) => {
     if (message.role !== 'assistant') return;
-    const span = finder.byPrefix(index) ?? finder.byExchange(index);
+    const span = finder.span(index);
     if (!span || (spans.length && span[0] < spans.at(-1)[1])) {
       throw new Told(`the assistant's turn in message ${index + 1} ${UNKNOWN}`);
     }
@@ -75,6 +77,12 @@ class TurnFinder {
     return rendered(this.template, messages, prompt, this.tools)?.text ?? null;
   }
 
+  /** A turn; null where it cannot be told, or what is written in it stands elsewhere. */
+  span(index) {
+    const span = this.byPrefix(index) ?? this.byExchange(index);
+    return span && holdsWhatIsWritten(this.messages[index], this.text, span) ? span : null;
+  }
+
   /** The turn between two renderings that both begin the whole text. */
   byPrefix(index) {
     const before = this._text(this.messages.slice(0, index), true);
@@ -83,25 +91,66 @@ class TurnFinder {
     return this.text.startsWith(through) && through.startsWith(before) ? [before.length, through.length] : null;
   }
 
-  /** The turn as what changes in the text when its content does. */
+  /** The turn as what changes in the text when its content does, or what a call is given. */
   byExchange(index) {
     const sentinel = unused(this.text);
-    const exchanged = withContent(this.messages, index, sentinel);
+    for (const turn of exchanges(this.messages[index], sentinel)) {
+      const span = this._by(turn, index, sentinel);
+      if (span) return span;
+    }
+    return null;
+  }
+
+  _by(turn, index, sentinel) {
+    const exchanged = this.messages.with(index, turn.message);
     const whole = this._text(exchanged);
     if (whole === null || count(whole, sentinel) !== 1) return null;
     const [head, tail] = whole.split(sentinel);
     const end = this.text.length - tail.length;
     if (!this.text.startsWith(head) || !this.text.endsWith(tail) || end < head.length) return null;
-    if (!isFrom(this.text.slice(head.length, end), this.messages[index].content)) return null;
-    const before = this._text(this.messages.slice(0, index), true);
-    const start = before !== null && head.startsWith(before) ? before.length : head.length;
-    const cut = this._text(exchanged.slice(0, index + 1));
+    if (!turn.mayBecome(this.text.slice(head.length, end))) return null;
+    const ending = this._ending(exchanged.slice(0, index + 1), sentinel, tail, index);
+    return ending === null ? null : [this._start(index, head), end + ending];
+  }
+
+  /**
+   * Where a turn begins whose content, or the like, stands behind a head. What the template writes between its prompt
+   * and the content is the turn's. Where the prompt goes on otherwise than the turn does (with an empty thought), it
+   * ends where both, and a turn of a single word, part.
+   */
+  _start(index, head) {
+    const earlier = this.messages.slice(0, index);
+    const before = this._text(earlier, true);
+    if (before === null) return head.length;
+    if (head.startsWith(before)) return before.length;
+    const plain = this._text(earlier);
+    const alone = this._text([...earlier, { role: 'assistant', content: unused(this.text) }]);
+    if (plain === null || alone === null || !head.startsWith(plain)) return head.length;
+    const begin = Math.min(commonPrefix(before, head), commonPrefix(alone, head));
+    const header = WHOLE.exec(head.slice(plain.length, begin));
+    return header ? plain.length + header[0].length : head.length;
+  }
+
+  /** How many characters of the tail close the turn. */
+  _ending(exchanged, sentinel, tail, index) {
+    const cut = this._text(exchanged);
     if (cut === null || count(cut, sentinel) !== 1) return null;
     const ending = cut.split(sentinel)[1];
     // Some templates close the whole text once more, or in white space, after the last turn.
-    const bare = this.eosToken && ending.endsWith(this.eosToken) ? ending.slice(0, -this.eosToken.length) : ending;
-    const closing = [ending, bare, bareEnd(ending), bareEnd(bare)].find((each) => tail.startsWith(each));
-    return closing === undefined ? null : [start, end + closing.length];
+    const bare = this.eosToken ? withoutEnd(ending, this.eosToken) : ending;
+    const found = [ending, bare, bareEnd(ending), bareEnd(bare)].find((each) => tail.startsWith(each));
+    return found === undefined ? this._endingBefore(exchanged, sentinel, tail, index) : found.length;
+  }
+
+  /** The same where the last turn is closed in a way of its own, unless another is to follow (gpt-oss). */
+  _endingBefore(exchanged, sentinel, tail, index) {
+    const earlier = this.messages.slice(0, index);
+    const [followed, before, plain] = [this._text(exchanged, true), this._text(earlier, true), this._text(earlier)];
+    if (followed === null || before === null || plain === null || !before.startsWith(plain)) return null;
+    const prompt = before.slice(plain.length);
+    if (!prompt || !followed.endsWith(prompt)) return null;
+    const closing = withoutEnd(followed.split(sentinel).at(-1), prompt);
+    return closing && tail.startsWith(closing) ? closing.length : null;
   }
 }
 
@@ -120,13 +169,6 @@ function withContent(messages, index, text) {
   return [...messages.slice(0, index), { ...message, content }, ...messages.slice(index + 1)];
 }
 
-/** Whether a passage of the text is the content, or what a template keeps of it. */
-function isFrom(passage, content) {
-  const text = Array.isArray(content) ? content.map((part) => part?.text ?? '').join('') : content;
-  if (typeof text !== 'string') return !passage;
-  return strip(passage) ? text.includes(strip(passage)) : !strip(text);
-}
-
 /** The number of characters that two texts begin with alike. */
 function commonPrefix(a, b) {
   const most = Math.min(a.length, b.length);
@@ -135,6 +177,7 @@ function commonPrefix(a, b) {
   return at;
 }
 
+const withoutEnd = (text, end) => (text.endsWith(end) ? text.slice(0, -end.length) : text);
 const bareEnd = (text) => strip(text, null, { left: false });
 const count = (text, word) => text.split(word).length - 1;
 

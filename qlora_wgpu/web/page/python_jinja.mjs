@@ -4,8 +4,36 @@ import { Interpreter } from './vendor/jinja.mjs';
 import { strip } from './strip.mjs';
 
 const SIDES = { strip: {}, lstrip: { right: false }, rstrip: { left: false } };
-const { evaluateBinaryExpression, evaluateCallExpression, applyFilter } = Interpreter.prototype;
+const { evaluateBlock, evaluateBinaryExpression, evaluateCallExpression, applyFilter } = Interpreter.prototype;
 const isText = (value) => value.type === 'StringValue';
+
+/** Statements, which have no value of their own to write out. */
+const STATEMENTS = ['Set', 'Macro', 'Comment'];
+const LEAVES_A_LOOP = ['BreakControl', 'ContinueControl'];
+
+/** Nothing and truth values are written as in Python; what the library would drop, or write in a notation of its own, is refused. */
+Interpreter.prototype.evaluateBlock = function (statements, environment) {
+  const written = evaluateBlock.call(this, [], environment);
+  for (const statement of statements) {
+    try {
+      const value = this.evaluate(statement, environment);
+      if (!STATEMENTS.includes(statement.type)) written.value += inPython(value);
+    } catch (error) {
+      if (written.value && LEAVES_A_LOOP.includes(error.constructor.name)) throw new Error('it leaves a loop after it has written something there');
+      throw error;
+    }
+  }
+  return written;
+};
+
+function inPython(value) {
+  if (value.type === 'UndefinedValue') return '';
+  if (value.type === 'NullValue') return 'None';
+  if (value.type === 'BooleanValue') return value.value ? 'True' : 'False';
+  const size = value.value?.length ?? value.value?.size;
+  if (!isText(value) && size > 0) throw new Error('it writes out a list or an object, for which Python has a notation of its own');
+  return value.toString();
+}
 
 /** Adding something else to a text is an error there, and a list of parts would be written out here. */
 Interpreter.prototype.evaluateBinaryExpression = function (node, environment) {
@@ -29,5 +57,7 @@ Interpreter.prototype.evaluateCallExpression = function (node, environment) {
 
 Interpreter.prototype.applyFilter = function (operand, node, environment) {
   if (node.type === 'Identifier' && node.value === 'trim' && isText(operand)) return new operand.constructor(strip(operand.value));
+  // As JSON, which has nothing that is not there.
+  if ((node.value ?? node.callee?.value) === 'tojson' && operand.type === 'UndefinedValue') throw new Error('what is not there cannot be written as JSON');
   return applyFilter.call(this, operand, node, environment);
 };

@@ -2,10 +2,11 @@
 
 import { Tokenizer as Library } from './vendor/tokenizers.mjs';
 import { Told } from './device.mjs';
+import { MOST_AT_ONCE, sizeOf } from './long_text.mjs';
 import { Places } from './places.mjs';
 import { mend } from './pre_tokenizers.mjs';
 
-export const MOST_AT_ONCE = 1 << 20; // characters of a text: Python's own cuts begin beyond
+const ANSWER = 'A';
 
 export class Tokenizer {
   /**
@@ -63,10 +64,14 @@ export class Tokenizer {
    */
   encodeBeforeAnswer(text, special) {
     const adds = special && !this.begins(text);
+    const placed = this._placed(text + ANSWER, adds, true);
+    const ids = placed.map(({ token }) => this._id(token));
+    const found = placed.findIndex(({ end }) => end > text.length);
+    const at = found < 0 ? ids.length : found;
+    const before = ids.slice(0, at);
+    const begins = found >= 0 && placed[at].begin >= text.length;
+    if (begins && this.shownText(ids.slice(at)) === ANSWER) return before; // none holds some of both
     const alone = this.encodeOpen(text, adds);
-    const { ids, learnt } = this.encodeMasked(`${text}A`, [[text.length, text.length + 1]], adds);
-    const at = learnt.indexOf(true);
-    const before = ids.slice(0, at < 0 ? ids.length : at);
     return this.shownText(before) === this.shownText(alone) ? before : alone;
   }
 
@@ -92,7 +97,7 @@ export class Tokenizer {
 
   /** Tokens with their places, and around them those that the tokenizer adds: before them alone, where a text is open. */
   _placed(text, special, open = false) {
-    if (text.length > MOST_AT_ONCE) throw new Told(`a text has more than ${MOST_AT_ONCE.toLocaleString('en')} characters: cut it into several rows`);
+    checkSize(text, MOST_AT_ONCE);
     if (!text.isWellFormed()) throw new Told('a text with a lone surrogate (half a character) has no tokens');
     const found = this.places.of(text);
     const { post_processor: around } = this.library;
@@ -106,6 +111,16 @@ export class Tokenizer {
   _id(token) {
     return this.library.added_tokens_map.get(token)?.id ?? this.library.model.tokens_to_ids.get(token) ?? this.library.model.tokens_to_ids.get(this.places.unknown);
   }
+}
+
+/**
+ * @param {string} text
+ * @param {number} most Bytes.
+ * @throws {Told} If it has more.
+ */
+export function checkSize(text, most) {
+  const size = sizeOf(text);
+  if (size > most) throw new Told(`its text has ${size.toLocaleString('en')} bytes, more than ${most.toLocaleString('en')}: cut it into several rows, or put a document into a .txt file`);
 }
 
 /** Where a text's tokens begin among all. */

@@ -1,5 +1,7 @@
 /** Figures as the page shows them. */
 
+const MOST_ROLES = 5; // in a warning
+
 export const number = (value) => value.toLocaleString('en');
 
 export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? '' : 's'}`;
@@ -19,14 +21,28 @@ export function ofMemory(memory, longest = Infinity) {
 }
 
 /** What was found in a file. */
-export function ofData(name, { rows, held, tokens, learnt, counts, unknown, document }) {
+export function ofData(name, { rows, held, tokens, learnt, counts, unknown, ends, dropped, document }) {
   const left = [
     counts.truncated && `${number(counts.truncated)} cut to fit`, counts.dropped && `${number(counts.dropped)} too long and left out`,
     counts.without_labels && `${number(counts.without_labels)} with nothing to learn left out`, counts.empty && `${number(counts.empty)} empty`,
   ].filter(Boolean);
   const what = document ? `one text in ${counted(rows, 'piece')}` : counted(rows, 'row');
   return `${name}: ${what} to learn from (${counted(tokens, 'token')}, ${number(learnt)} of them learnt)` +
-    `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.${ofUnknown(unknown, counts)}`;
+    `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.${ofEnds(ends)}${ofDropped(dropped)}${ofUnknown(unknown, counts)}`;
+}
+
+function ofEnds({ known, learnt }) {
+  if (!known) return ' The tokenizer has no end-of-sequence token, so none is learnt.';
+  return learnt ? '' : ' No end-of-turn token is learnt anywhere, so the model will not learn when to stop: ' +
+    'the site may be written with another chat template than the one its tokenizer was made for (data.chat_template).';
+}
+
+/** What the chat template leaves out, by the roles that say it. */
+function ofDropped(dropped) {
+  return dropped.slice(0, MOST_ROLES).map(([role, count]) => {
+    const what = role === 'system' ? 'the system message' : `messages of the role '${role}'`;
+    return ` The chat template leaves ${what} out of ${counted(count, 'row')}.`;
+  }).join('');
 }
 
 function ofUnknown({ tokens, rows, text }, counts) {

@@ -1,0 +1,60 @@
+"""Of files and rows that nobody means, the page makes what Python makes, or refuses them."""
+
+import json
+
+import pytest
+from browser.check_data import in_python
+from browser.odd_rows import OTHERWISE, cases
+from support.tiny_tokenizer import tiny_backend
+
+from qlora_wgpu import data
+from qlora_wgpu.data import find_chat_template
+from qlora_wgpu.data.built_in_templates import BUILT_IN_TEMPLATES
+from qlora_wgpu.data.masking import end_of_turn
+from qlora_wgpu.data.preparation import Preparation
+
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+
+
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_odd_rows(browser, ask, tmp_path):
+    backend = tiny_backend(merges=(("t", "h"), ("Ġ", "th")))
+    tokenizer = data.Tokenizer(backend, SPECIAL)
+    known = {"file": json.loads(backend.to_str()), "special_tokens": SPECIAL}
+    given, wanted = [], []
+    for name, text, setting, truncation, longest in cases():
+        template = find_chat_template(setting, tokenizer)
+        how = Preparation(longest, template.source, truncation=truncation)
+        (tmp_path / name).write_bytes(text.encode())
+        wanted.append(in_python(tmp_path / name, tokenizer, how))
+        given.append(
+            {
+                "name": name,
+                "text": text,
+                "tokenizer": "bytes",
+                "template": template.source,
+                "special_tokens": SPECIAL,
+                "turn_end": end_of_turn(template, tokenizer),
+                "how": {
+                    "format": "auto",
+                    "columns": {},
+                    "train_on": "auto",
+                    "truncation": truncation,
+                    "max_length": longest,
+                },
+            }
+        )
+    known["eos_ids"] = sorted(tokenizer.eos_token_ids)
+    task = {"tokenizers": {"bytes": known}, "cases": given, "alpaca": BUILT_IN_TEMPLATES["alpaca"]}
+    found = ask(browser, "data.html", task)[0]["found"]
+    refused = [*OTHERWISE]
+    for case, got, want in zip(given, found, wanted, strict=True):
+        shown = case["name"], case["text"][:300], case["template"][:99]
+        if want is None or (case["template"], case["text"]) in refused:
+            assert "told" in got, shown
+        else:
+            assert got == want, shown
+    assert sum(want is not None for want in wanted) > len(wanted) // 2
+    notes = [want["notes"] for want in wanted if want is not None]
+    assert {"endless": True, "dropped": True} in notes
+    assert {"endless": False, "dropped": False} in notes

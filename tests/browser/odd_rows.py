@@ -1,0 +1,214 @@
+"""Files and rows as nobody means them, and templates that show what becomes of odd values."""
+
+import json
+
+HEAD = "{{ '<|' + m.role + '|>\n' }}"
+PROMPT = "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+CALLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+    + HEAD
+    + "{{ m.content or '' }}"
+    "{% for c in m.tool_calls or [] %}{{ '<call>' }}{{ c.function.arguments | tojson }}{% endfor %}"
+    "{{ '</s>\n' }}{% endfor %}" + PROMPT
+)
+THOUGHTS = (
+    "{% for m in messages %}"
+    + HEAD
+    + "{% if m.thinking %}{{ '<think>' + m.thinking + '</think>' }}{% endif %}"
+    + "{{ m.content + '</s>\n' }}{% endfor %}"
+    + PROMPT.replace("\n'", "\n<think></think>'")
+)
+WRITES = (
+    "{% for m in messages %}" + HEAD + "{{ m.x }}{{ m.content }}{{ '</s>\n' }}{% endfor %}" + PROMPT
+)
+LEAVES_OUT = (
+    "{% for m in messages if m.role != 'system' %}{{ m.role + ': ' + m.content + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+
+def line(row):
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def chat(**answer):
+    turns = [
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": "The fox", **answer},
+    ]
+    return line({"messages": turns})
+
+
+def called(arguments, **row):
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    answered = [{"role": "tool", "content": "o"}, {"role": "assistant", "content": "The fox"}]
+    return line({"messages": [{"role": "user", "content": "Who?"}, asked, *answered], **row})
+
+
+def nested(depth):
+    return f'{{"text": "a", "x": {"[" * depth}{"]" * depth}}}'
+
+
+FILES = {
+    "marks.jsonl": [
+        "\ufeff" + chat(),
+        chat() + "\ufeff" + chat(),
+        chat() + "\ufeff\n",
+        "\ufeff\ufeff" + chat(),
+    ],
+    "ends.jsonl": [
+        chat().replace("\n", "\r\n") * 2,
+        chat().replace("\n", "\r") * 2,
+        "\n \n\t" + chat(),
+    ],
+    "spaces.jsonl": [
+        *(
+            chat() + space + "\n" + chat()
+            for space in "\x0b\x1c\x1f\x85\xa0\u2028\u3000\u180e\u200b\x00"
+        ),
+        *(
+            line({"text": space}) + line({"text": f"{space}b{space}"})
+            for space in "\x1c\x85\u2028\u3000\ufeff"
+        ),
+    ],
+    "strict.jsonl": [
+        *(
+            f'{{"text": "a", "x": {value}}}'
+            for value in ("NaN", "-Infinity", "1e999", "01", "1.", "-", "1" * 5000)
+        ),
+        '{"text": "a", "text": "b"}',
+        r'{"text": "a", "\u0074ext": "b"}',
+        '{"text": "a", "x": [{"k": 1, "k": 2}]}',
+        r'{"text": "a", "x": "\ud83d"}',
+        r'{"text": "a", "\ud83d": 1}',
+        r'{"text": "\ud83d\udc4d \/\b"}',
+        '{"text": "a\tb"}',
+        r'{"text": "a\x"}',
+        '{"text": "a",}',
+        '{"text": "a"}{"text": "b"}',
+        "{'text': 'a'}",
+        '{"text": "a',
+        r'{"text": "a\\"}',
+        '{"__proto__": {"x": 1}, "text": "a"}',
+        'null\n{"text": "a"}',
+        '{"text" "a"}',
+        nested(64),
+        nested(65),
+        nested(100_000),
+        json.dumps({"text": "a", **{f"k{i}": 1 for i in range(4096)}}),
+        line(
+            {
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": "b"},
+                ]
+                * 2049
+            }
+        ),
+    ],
+    "list.json": [
+        '{"text": "a b"}',
+        '{"text": "a"}{"text": "b"}',
+        '{\n"text": "a"\n}\n{\n"text": "b"}\n',
+        '{"text": "a"} 5',
+        '[{"text": "a"}] x',
+        '[{"text": "a"},]',
+        '[{"text": "a"}, {"text": "b"',
+        '[[{"text": "a"}]]',
+        "null",
+        "[{}]",
+        '\ufeff [{"text": "a"}, {}, {"text": ""}]',
+        '\xa0[{"text": "a"}]',
+        '[{"text": "a", "text": "b"}]',
+    ],
+    "rows.csv": [
+        "prompt,completion\r\na,b\r\n",
+        "prompt,completion\ra,b\r",
+        '\ufeff"prompt","completion"\na,b\n',
+        'prompt,completion\n"a\r\nb","c\rd\n"\n',
+        "prompt,completion\n,\na,b\n",
+        'prompt,completion\n"a"x,b\n',
+        "prompt,completion\na\u2028x,b\x85y\x0bz\x1cv\n",
+        "text,text\na,b\n",
+        'text\n\n""\nab\n  \n',
+        "\ntext\nab\n",
+        'messages\n"[{""role"":""user"",""role"":""assistant"",""content"":""a""}]"\n',
+        'messages,tools\n"\u3000[{""role"":""assistant"",""content"":""b""}]","[{""name"":""f""}]"\n',
+        'messages,tools\n"[{""role"":""assistant"",""content"":""b""}]","{""name"":""f""}"\n',
+    ],
+    "chats.jsonl": [
+        line({"messages": [{"role": "system", "content": "Be"}]}) * 2,
+        line({"messages": [{"role": "system", "content": "Be"}]}) + chat(),
+        chat(content=""),
+        chat(content=None),
+        chat(role="Assistant"),
+        chat(content=[{"type": "text", "text": "x"}]),
+        chat(content=[{"type": "image"}]),
+        line({"conversations": [{"from": "GPT", "value": "a"}], "system": "\x1f"}),
+        chat(weight=0.0),
+        line({"conversations": [{"from": "function_call", "value": '{"name": "f", "name": "g"}'}]}),
+        line({"instruction": "a", "output": "b", "history": {}}),
+        line({"prompt": "a", "completion": None}),
+    ],
+}
+# By template: what it makes of thoughts, calls and values that have notations of their own.
+TEMPLATES = {
+    CALLS: [
+        *(
+            called({"x": value})
+            for value in ("y", 5, 1.5, True, None, [], ["é\u2028<>'\"\\\x7f"], {"b": "y", "c": 1})
+        ),
+        *(
+            called({"x": "y"}, tools=tools)
+            for tools in ([], [{"name": "é"}], '[{"name": "f"}]', "f", ["f"], {"n": 1})
+        ),
+        called({}),
+        called('{"x": "y"}'),
+    ],
+    THOUGHTS: [chat(), chat(thinking="Hm"), chat(reasoning="Hm"), chat(thinking="Hm") * 2],
+    WRITES: [chat(x="y"), chat(x=True), chat(x=None), chat(x=[]), chat(x=3), chat(x=0.5)],
+    LEAVES_OUT: [
+        chat(),
+        line(
+            {
+                "messages": [
+                    {"role": "system", "content": "Be"},
+                    {"role": "assistant", "content": "I"},
+                ]
+            }
+        ),
+    ],
+    "chatml": [chat(), chat(content="The quick fox " * 20)],
+}
+# What Python alone writes as it is: its own notations, and keys in any order.
+OTHERWISE = [
+    *((CALLS, called({"x": value})) for value in (1.0, 1e20, 1e-7, -0.0, 12345678901234567890)),
+    (CALLS, called({"b": "y", "2": "z", "1": "w"})),
+    (CALLS, called({"x": "y"}, tools=[{"name": "f", "most": 2.0}])),
+    (WRITES, chat(x=["a"])),
+    (WRITES, chat(x={"a": 1})),
+]
+DOCUMENTS = [
+    "The quick fox\n" * 130_000,
+    "schöner Tag " * 130_000,
+    "\ufeffThe fox\r\n",
+    "\u3000\x1c\n",
+]
+CUTS = [("keep_start", 24), ("keep_end", 24), ("drop", 24), ("error", 24), ("keep_start", 1)]
+LONG = line({"prompt": "The quick " * 20, "completion": "fox"})
+
+
+def cases():
+    """Each file's name, its text, the template, how rows are cut and their longest length."""
+    plain = ("keep_start", 512)
+    for name, texts in FILES.items():
+        yield from ((name, text, "chatml", *plain) for text in texts)
+    for template, texts in TEMPLATES.items():
+        yield from (("rows.jsonl", text, template, *plain) for text in texts)
+    yield from (("rows.jsonl", text, template, *plain) for template, text in OTHERWISE)
+    yield from (
+        ("rows.jsonl", LONG + row, "chatml", *cut) for cut in CUTS for row in (LONG, "", chat())
+    )
+    yield from (("text.txt", text, "chatml", *plain) for text in DOCUMENTS)
