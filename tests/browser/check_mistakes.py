@@ -27,6 +27,10 @@ def test_files_that_are_no_data_are_told(ask, browser):
         "binary.jsonl": ("\x00\x01\x02\xff\n", "binary.jsonl line 1: not valid JSON"),
         "number.jsonl": ("5\n", "number.jsonl line 1: a row must be a JSON object, such as"),
         "list.jsonl": ("[\n{}\n]\n", "list.jsonl holds one list: a file that is one must end in"),
+        "inside.json": (
+            json.dumps({"a": 1, "b": [{"text": "a"}]}, indent=1),
+            "if 'b' holds the rows",
+        ),
         "pretty.json": (json.dumps({"rows": []}, indent=1), "must hold a list of rows, or one"),
         "within.json": (json.dumps({"data": [{"text": "a"}]}), "if 'data' holds the rows, save"),
         "packed.jsonl": ([0x1F, 0x8B, 8, 0], "packed.jsonl is compressed: unpack it first"),

@@ -2,6 +2,8 @@
 
 import json
 
+from data.test_chat_turns import CHAT, ELSEWHERE, FORGETS, RETURNS, THINKS
+
 HEAD = "{{ '<|' + m.role + '|>\n' }}"
 PROMPT = "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 CALLS = (
@@ -169,6 +171,9 @@ TEMPLATES = {
     ],
     THOUGHTS: [chat(), chat(thinking="Hm"), chat(reasoning="Hm"), chat(thinking="Hm") * 2],
     WRITES: [chat(x="y"), chat(x=True), chat(x=None), chat(x=[]), chat(x=3), chat(x=0.5)],
+    **{template: [line({"messages": CHAT})] for template in (RETURNS, THINKS, FORGETS)},
+    ELSEWHERE: [chat(), chat(reasoning_content="because")],
+    WRITES.replace("m.x", "m.x | tojson"): [chat(x="y"), chat()],
     LEAVES_OUT: [
         chat(),
         line(

@@ -65,8 +65,13 @@ function hintOf(row, formats) {
       return `: if so they are meant, rename ${renamed.map(([column, key]) => `${quoted(column)} to '${key}'`).join(' and ')}`;
     }
   }
-  const list = Object.keys(row).find((key) => Array.isArray(row[key]) && isObject(row[key][0]));
-  return list === undefined ? '' : `: if ${quoted(list)} holds the rows, save that list by itself as a .json file`;
+  return hintOfList(row);
+}
+
+/** What to do where an object has its rows in a list. */
+export function hintOfList(value) {
+  const list = isObject(value) && Object.keys(value).find((key) => Array.isArray(value[key]) && isObject(value[key][0]));
+  return list ? `: if ${quoted(list)} holds the rows, save that list by itself as a .json file` : '';
 }
 
 function columnFor(key, row) {

@@ -1,5 +1,6 @@
 /** Rows of a file that was dropped: JSON Lines, JSON, CSV; a text file is one document. */
 
+import { hintOfList } from './conversations.mjs';
 import { Told } from './device.mjs';
 import { JsonReader, parseJson } from './json.mjs';
 import { isBlank } from './strip.mjs';
@@ -79,7 +80,7 @@ function jsonRows(name, content) {
       while (reader.peek()) values.push(reader.value());
     }
   });
-  if (!isList(content) && values.length < 2) throw new Told(`${name} must hold a list of rows, or one object per line.`);
+  if (!isList(content) && values.length < 2) throw new Told(`${name} must hold a list of rows, or one object per line${hintOfList(values[0])}.`);
   return checked(values.map((row, index) => ({ where: `${name} row ${index + 1}`, row })), name);
 }
 
