@@ -196,8 +196,9 @@ OTHERWISE = [
     (WRITES, chat(x={"a": 1})),
 ]
 DOCUMENTS = [
-    "The quick fox\n" * 130_000,
-    "schöner Tag " * 130_000,
+    "Once again " + "The quick fox\n jumps\n" * 80_000,  # cut where a line ends, before a word
+    "schöner Tag " * 130_000,  # at a space
+    "schönerTag" * 150_000,  # anywhere
     "\ufeffThe fox\r\n",
     "\u3000\x1c\n",
 ]
@@ -217,3 +218,4 @@ def cases():
         ("rows.jsonl", LONG + row, "chatml", *cut) for cut in CUTS for row in (LONG, "", chat())
     )
     yield from (("text.txt", text, "chatml", *plain) for text in DOCUMENTS)
+    yield "bytes.txt", DOCUMENTS[1], "chatml", *plain
