@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import select
@@ -10,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
+
+_OF_CLOSED_PIPES = (errno.EPIPE, errno.EINVAL) if sys.platform == "win32" else (errno.EPIPE,)
+"""What a pipe without a reader gives: Windows has no number of its own for it."""
 
 
 class NamedStream:
@@ -33,7 +37,8 @@ class NamedStream:
         """Writes a text.
 
         Raises:
-            OSError: If it has no room, with the stream's name.
+            BrokenPipeError: If it is a pipe that nobody reads, with the stream's name.
+            OSError: If it has no room, likewise.
         """
         with self._named():
             return self._stream.write(text)
@@ -52,6 +57,8 @@ class NamedStream:
         try:
             yield
         except OSError as err:
+            if err.errno in _OF_CLOSED_PIPES and not isinstance(err, BrokenPipeError):
+                raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE), self._name) from err
             err.filename = self._name
             raise
 

@@ -1,25 +1,30 @@
 """Commands that are begun without standard streams, as services and cron begin some."""
 
+import errno
+import io
 import subprocess
 import sys
 
 import pytest
 
+from qlora_wgpu.supervision import streams
+from qlora_wgpu.supervision.streams import NamedStream
+
 CLOSED = "import os; [os.close(i) for i in {}]; os.execv({!r}, {!r})"
 
 
-def run_without(streams, *args, cwd):
+def run_without(closed, *args, cwd):
     """A command that is begun with these of its standard streams closed."""
     command = [sys.executable, "-m", "qlora_wgpu", *args]
-    code = CLOSED.format(streams, sys.executable, command)
+    code = CLOSED.format(closed, sys.executable, command)
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd)
 
 
-@pytest.mark.parametrize("streams", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
-def test_they_end_as_with_streams(streams, tmp_path):
-    done = run_without(streams, "data", "none.yaml", cwd=tmp_path)
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
+def test_they_end_as_with_streams(closed, tmp_path):
+    done = run_without(closed, "data", "none.yaml", cwd=tmp_path)
     assert done.returncode == 2
-    told = "" if 2 in streams else "error: the configuration file none.yaml does not exist"
+    told = "" if 2 in closed else "error: the configuration file none.yaml does not exist"
     assert done.stderr.strip() == told
 
 
@@ -37,3 +42,17 @@ def test_what_is_opened_next_takes_no_streams_place(tmp_path):
     done = subprocess.run([sys.executable, "-c", close], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "file").read_bytes() == b""
+
+
+def test_a_pipe_without_a_reader_is_one_on_windows(monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise OSError(errno.EINVAL, "Invalid argument")
+
+    stream = NamedStream(Closed(), "the standard output")
+    with pytest.raises(OSError, match="Invalid argument: 'the standard output'") as told:
+        stream.write("text")
+    assert not isinstance(told.value, BrokenPipeError)
+    monkeypatch.setattr(streams, "_OF_CLOSED_PIPES", (errno.EPIPE, errno.EINVAL))
+    with pytest.raises(BrokenPipeError, match="the standard output"):
+        stream.write("text")
