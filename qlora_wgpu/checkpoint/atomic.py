@@ -212,10 +212,8 @@ def _settle(path: Path) -> None:
     if replaced.exists():
         if path.exists():
             _discard(replaced, removed)
-        else:
-            _renamed(
-                replaced.rename, path
-            )  # a process was killed between the two renames of a folder
+        else:  # a process was killed between the two renames of a folder
+            _renamed(replaced.rename, path)
     _delete(temporary)
     _delete(removed)
 
