@@ -48,7 +48,7 @@ def document_ids(
     if following is None:
         yield tokenizer.encode(piece, add_special_tokens)
         return
-    front, back = tokenizer.added_around() if add_special_tokens else ([], [])
+    front, back = tokenizer.added_around if add_special_tokens else ([], [])
     yield [*front, *tokenizer.encode(piece, False)]
     while following is not None:
         piece, following = following, next(pieces, None)

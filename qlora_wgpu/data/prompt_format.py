@@ -116,7 +116,7 @@ class PromptFormat:
         An end token of the tokenizer's own, which rows have behind the answer, would end it.
         """
         ids, places = self.tokenizer.encode_with_offsets(text, add_special_tokens)
-        behind = self.tokenizer.added_around()[1] if add_special_tokens else []
+        behind = self.tokenizer.added_around[1] if add_special_tokens else []
         open_end = len(ids) - len(behind)
         return ids[:open_end], places[:open_end]
 

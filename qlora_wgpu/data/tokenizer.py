@@ -151,6 +151,7 @@ class Tokenizer:
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
             return list(encoding.ids), list(encoding.offsets)
 
+    @cached_property
     def added_around(self) -> tuple[list[int], list[int]]:
         """The special tokens that ``add_special_tokens`` puts before and behind a text."""
         bare, whole = self.encode("a", False), self.encode("a", True)

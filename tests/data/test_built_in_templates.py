@@ -267,6 +267,7 @@ def test_an_answer_s_prompt_has_the_tokens_that_rows_have(name):
 @pytest.mark.parametrize("kind", ["chat", "alpaca"])
 def test_a_prompt_becomes_tokens_once(monkeypatch, kind):
     tokenizer, texts = tiny_tokenizer(), []
+    _ = tokenizer.added_around  # which is asked once, by texts of its own
     template = find_chat_template("chatml", tokenizer)
     written = PromptFormat("chat", tokenizer, template)
     if kind == "alpaca":
