@@ -120,21 +120,19 @@ def refused(layout, plans):
     return str(refusal.value)
 
 
-def test_a_tensor_beyond_a_binding_is_told_before_weights_are_read():
-    layout = laid_out(WIDE, "workgroup memory")
-    said = refused(layout, [layout.step(StepOptions("train", 4, 1024, True)).plan])
+@pytest.mark.parametrize(
+    ("kernels", "tokens", "told"),
+    [
+        ("workgroup memory", 1024, "4,096 rows takes 469,762,048 bytes"),
+        ("all in textures", 1000, "4,000 rows takes 458,752,000 bytes"),
+    ],
+)
+def test_a_tensor_that_has_no_room_is_told_before_weights_are_read(kernels, tokens, told):
+    layout = laid_out(WIDE, kernels)
+    said = refused(layout, [layout.step(StepOptions("train", 4, tokens, True)).plan])
     assert said.endswith(
-        "of 4,096 rows takes 469,762,048 bytes in one piece, and a card allows 134,217,728: lower "
-        "the batch size or data.max_seq_length"
-    )
-
-
-def test_so_is_one_that_no_texture_holds():
-    layout = laid_out(WIDE, "all in textures")
-    said = refused(layout, [layout.step(StepOptions("train", 4, 1000, True)).plan])
-    assert said.endswith(
-        "of 4,000 rows takes 458,752,000 bytes in one piece, and a card allows 134,217,728: lower "
-        "the batch size or data.max_seq_length"
+        f"of {told} in one piece, and a card allows 134,217,728: lower the batch size or "
+        "data.max_seq_length"
     )
 
 
