@@ -129,7 +129,8 @@ def _write_json(settings: Config, *, held_out: bool) -> None:
     samples = encoded_examples(path, tokenizer, how, held_out=held_out and split is None)
     for sample in samples:
         if chosen is None or (content_digest(sample.ids) in chosen) == held_out:
-            row = {"text": sample.text, "input_ids": sample.ids, "labels": sample.labels}
+            text = tokenizer.decode(sample.ids, False) if sample.text is None else sample.text
+            row = {"text": text, "input_ids": sample.ids, "labels": sample.labels}
             answer = {"answer": sample.said} if isinstance(sample, EncodedAnswer) else {}
             write_json(row | answer)
 

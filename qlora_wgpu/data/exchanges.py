@@ -6,8 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from qlora_wgpu.data.spans import Span
+
 Message = Mapping[str, Any]
-Span = tuple[int, int]
 
 
 @dataclass(frozen=True)

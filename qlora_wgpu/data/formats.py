@@ -3,46 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from qlora_wgpu.data.alpaca import alpaca_prompt
-from qlora_wgpu.data.built_in_templates import suitable_template
-from qlora_wgpu.data.chat import ChatTemplate, Conversation
+from qlora_wgpu.data.chat import ChatTemplate
 from qlora_wgpu.data.columns import (
-    CHAT_PAIR,
     CHATS,
     FORMATS,
     EmptyRow,
     detect_format,
     is_blank,
-    keys_of,
     weight_of,
     with_columns,
 )
 from qlora_wgpu.data.long_text import document_ids, size_of
-from qlora_wgpu.data.masking import (
-    Span,
-    assistant_spans,
-    last_turn_spans,
-    spans_from,
-    tokens_in_spans,
-)
-from qlora_wgpu.data.messages import (
-    USUAL_ROLES,
-    checked_messages,
-    first_holds,
-    from_json,
-    from_sharegpt,
-    kind_of,
-    roles_in_words,
-    says_anything,
-)
-from qlora_wgpu.data.tokenizer import Tokenizer
-from qlora_wgpu.errors import DataError
+from qlora_wgpu.data.row_texts import RowText, RowTexts, TrainOn
+from qlora_wgpu.data.spans import tokens_in_spans
+from qlora_wgpu.data.tokenizer import Tokenizer, Tokens
+from qlora_wgpu.errors import DataError, TokenizerError
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.limits import MAX_AT_ONCE, MAX_TEXT
+from qlora_wgpu.limits import MAX_AT_ONCE
 
 __all__ = [
     "CHATS",
@@ -58,17 +42,36 @@ __all__ = [
     "with_columns",
 ]
 
-_AHEAD = 1 << 20  # characters of conversations that are rendered at once
-
-TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]
+_AHEAD = 1 << 17  # characters that become tokens at once; a last row may double it
 
 
 class Encoded(NamedTuple):
-    """A row as tokens: equally many ids and labels, and the text that they stand for."""
+    """A row as tokens.
+
+    Attributes:
+        ids: Its token ids.
+        labels: Equally many: the ids that are learnt, and -100.
+        text: The text that they stand for; None where the row was cut, since to decode it takes
+            longer than to encode it and few ask.
+    """
 
     ids: list[int]
     labels: list[int]
-    text: str
+    text: str | None
+
+
+@dataclass
+class _Ready:
+    """A row that has been written, and perhaps encoded."""
+
+    row: Mapping[str, Any]  # so that its id is no other's
+    written: RowText
+    tokens: Tokens | None = None
+
+    def adds(self, special_tokens: bool) -> bool:
+        """Whether its text, which is not too long, becomes tokens with special ones or without."""
+        text, adds = self.written.text, self.written.add_special_tokens
+        return adds == special_tokens and len(text) <= _AHEAD
 
 
 class RowEncoder:
@@ -97,20 +100,11 @@ class RowEncoder:
             template: The chat template, or None if there is none.
             train_on: The tokens that are learnt.
         """
-        self._train_on = train_on
         self._tokenizer = tokenizer
-        self._template = template
+        self._texts = RowTexts(tokenizer, template, train_on)
         self.roles: frozenset[str] = frozenset()
         self.num_dropped: Counter[str] = Counter()
-        self._parsed: dict[int, tuple[Mapping[str, Any], Conversation]] = {}
-        self._encoders: dict[str, Callable[[Mapping[str, Any]], Encoded]] = {
-            "messages": partial(self._chat, "messages"),
-            "conversations": partial(self._chat, "conversations"),
-            CHAT_PAIR: partial(self._chat, CHAT_PAIR),
-            "prompt/completion": self._prompt_completion,
-            "instruction/output": self._instruction,
-            "text": self._text,
-        }
+        self._ready: dict[int, _Ready] = {}
 
     def encode(self, row: Mapping[str, Any], row_format: str) -> Encoded:
         """Encodes a row of a known format.
@@ -122,201 +116,66 @@ class RowEncoder:
             EmptyRow: If the row holds nothing but white space.
             DataError: If a value of the row is missing or of the wrong type, or the chat template
                 cannot take it.
+            TokenizerError: If its text cannot be encoded.
         """
-        if all(row.get(key) is None for key in keys_of(row_format)):
-            needed = " or ".join(f"'{key}'" for key in keys_of(row_format))
-            raise EmptyRow(f"{needed} must be a list of messages or a text, got nothing")
-        self.roles = frozenset()
-        return self._encoders[row_format](row)
+        ready = self._ready.pop(id(row), None)
+        if ready is None:
+            ready = _Ready(row, self._texts.write(row, row_format))
+        written = ready.written
+        self.roles = written.roles
+        self.num_dropped.update(written.dropped)
+        return self._encoded(written, ready.tokens or self._tokens(written))
 
     def look_ahead(self, rows: Sequence[tuple[Mapping[str, Any], str]]) -> None:
-        """Has the chat template render what these rows hold, which will be encoded next.
+        """Encodes rows that ``encode`` will be asked for next, on all processors.
 
         Args:
             rows: The very rows, and their formats. What is wrong with one is told when it is
                 encoded.
         """
-        self._parsed = {}
-        if self._template is None:
+        self._texts.look_ahead(rows)
+        self._ready = {}
+        if not self._tokenizer.encodes_at_once:
             return
         size = 0
         for row, row_format in rows:
-            if row_format not in CHATS:
-                continue
             try:
-                conversation = _conversation(row_format, row)
-            except (DataError, KeyError):
+                ready = _Ready(row, self._texts.write(row, row_format))
+            except (DataError, TokenizerError, KeyError):
                 continue
-            size += sum(len(str(message.get("content"))) for message in conversation.messages)
+            self._ready[id(row)] = ready
+            size += len(ready.written.text)
             if size > _AHEAD:
                 break
-            self._parsed[id(row)] = row, conversation
-        self._template.look_ahead([conversation for _, conversation in self._parsed.values()])
+        for special in (False, True):
+            self._encode_ahead([r for r in self._ready.values() if r.adds(special)], special)
 
-    def _chat(self, key: str, row: Mapping[str, Any]) -> Encoded:
-        parsed, conversation = self._parsed.get(id(row), (None, None))
-        if conversation is None or parsed is not row:
-            conversation = _conversation(key, row)
-        messages, tools, first = conversation
-        if self._template is None:
-            raise DataError(
-                "the rows are conversations but the tokenizer has no chat template: set "
-                "data.chat_template to a .jinja file or a built-in name, such as "
-                f"{suitable_template(self._tokenizer)}, which fits its tokens"
-            )
-        if self._train_on == "last_turn" or (self._train_on == "completion" and not first):
-            find = last_turn_spans
-        else:
-            find = partial(_spans_from, first)
-        self.roles = frozenset(message["role"] for message in messages)
+    def _encode_ahead(self, rows: Sequence[_Ready], add_special_tokens: bool) -> None:
         try:
-            text, spans = find(self._template, messages, tools, self._tokenizer.eos_token)
-        except DataError as err:
-            if self.roles <= USUAL_ROLES:
-                raise
-            raise DataError(f"{err} (its roles are {roles_in_words(self.roles)})") from err
-        self.num_dropped.update({m["role"] for m in messages if _is_dropped(m, text)})
-        if self._train_on == "all":
-            spans = [(0, len(text))]
-        # The template writes the special tokens itself, the beginning-of-sequence token included.
-        return self._masked(text, spans, add_special_tokens=False)
+            texts = [row.written.text for row in rows]
+            tokens = self._tokenizer.encode_batch(texts, add_special_tokens)
+        except TokenizerError:  # one by one, each has its own error
+            return
+        for row, its_tokens in zip(rows, tokens, strict=True):
+            row.tokens = its_tokens
 
-    def _prompt_completion(self, row: Mapping[str, Any]) -> Encoded:
-        return self._answer(_text_of(row, "prompt"), _text_of(row, "completion"))
+    def _tokens(self, written: RowText) -> Tokens:
+        text, special = written.text, written.add_special_tokens
+        if size_of(text) <= MAX_AT_ONCE:
+            return self._tokenizer.encode_with_offsets(text, special)
+        pieces = document_ids(self._tokenizer, [text], special)
+        return [i for piece in pieces for i in piece], []
 
-    def _instruction(self, row: Mapping[str, Any]) -> Encoded:
-        extra = "" if row.get("input") is None else _text_of(row, "input")
-        system = "" if row.get("system") is None else _text_of(row, "system")
-        prompt = alpaca_prompt(_text_of(row, "instruction"), extra, system, _history(row))
-        output = _text_of(row, "output")
-        _check_not_blank(row["instruction"] + extra + output)
-        return self._answer(prompt, output)
-
-    def _text(self, row: Mapping[str, Any]) -> Encoded:
-        if self._train_on not in ("auto", "all"):
-            raise DataError(
-                f"data.train_on is {self._train_on}, but a 'text' has no turns: set it to all"
-            )
-        text = _text_of(row, "text")
-        _check_not_blank(text)
-        if size_of(text) > MAX_TEXT:
-            raise _too_long(text, MAX_TEXT)
-        pieces = document_ids(self._tokenizer, [text], self._needs_special_tokens(text))
-        ids = [i for piece in pieces for i in piece]
-        return self._ended(ids, list(ids), text)
-
-    def _needs_special_tokens(self, text: str) -> bool:
-        """Whether a row's text does not begin with a special token of its own."""
-        bos = self._tokenizer.bos_token
-        return not (bos and text.startswith(bos))
-
-    def _answer(self, prompt: str, answer: str) -> Encoded:
-        text = prompt + answer
-        _check_not_blank(text)
-        answered = [(len(prompt), len(text))]
-        ids, labels, _ = self._masked(text, answered, self._needs_special_tokens(text))
-        encoded = self._ended(ids, labels, text)
-        return encoded._replace(labels=list(ids)) if self._train_on == "all" else encoded
-
-    def _ended(self, ids: list[int], labels: list[int], text: str) -> Encoded:
-        """The row with the end-of-sequence token behind it, which is learnt."""
+    def _encoded(self, written: RowText, tokens: Tokens) -> Encoded:
+        ids, offsets = tokens
+        labels = list(ids)
+        if written.spans is not None:
+            learnt = tokens_in_spans(offsets, written.spans)
+            labels = np.where(learnt, ids, IGNORE_INDEX).tolist()
         eos = self._tokenizer.eos_token_id
-        if eos is not None:
+        if written.is_ended and eos is not None:
             if not ids or ids[-1] != eos:
                 ids.append(eos)
                 labels.append(eos)
             labels[-1] = eos
-        return Encoded(ids, labels, text)
-
-    def _masked(self, text: str, spans: list[Span], add_special_tokens: bool) -> Encoded:
-        if size_of(text) > MAX_AT_ONCE:
-            raise _too_long(text, MAX_AT_ONCE)
-        ids, offsets = self._tokenizer.encode_with_offsets(text, add_special_tokens)
-        learnt = tokens_in_spans(offsets, spans)
-        labels = [i if yes else IGNORE_INDEX for i, yes in zip(ids, learnt, strict=True)]
-        return Encoded(ids, labels, text)
-
-
-def _spans_from(
-    first: int, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], *how: Any
-) -> tuple[str, list[Span]]:
-    """The assistant's turns behind a prompt, or all of them without one."""
-    if not first:
-        return assistant_spans(template, messages, *how)
-    return spans_from(template, messages, first, *how)
-
-
-def _messages_of_pair(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
-    """A prompt's messages and its completion's, and how many are the prompt's."""
-    parts = []
-    for key in ("prompt", "completion"):
-        value = row[key]
-        if not isinstance(value, list):
-            raise DataError(
-                f"'{key}' must be a list of messages, as the other of 'prompt' and 'completion' "
-                f"is, got {kind_of(value)}"
-            )
-        parts.append(checked_messages(value, key) if value else [])
-    if not any(parts):
-        raise EmptyRow("'prompt' and 'completion' hold no message")
-    return [*parts[0], *parts[1]], len(parts[0])
-
-
-def _conversation(key: str, row: Mapping[str, Any]) -> Conversation:
-    """What a row of a chat format holds under that format's key."""
-    first = 0
-    turns = None if key == CHAT_PAIR else from_json(row[key])
-    if key == CHAT_PAIR:
-        messages, first = _messages_of_pair(row)
-    elif first_holds(turns, "role") or (key == "messages" and not first_holds(turns, "from")):
-        messages = checked_messages(turns, key)
-    else:
-        messages = from_sharegpt(turns)
-        system = row.get("system")
-        if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": system})
-    if not any(map(says_anything, messages)):
-        raise EmptyRow("the messages hold no text at all")
-    tools = from_json(row.get("tools"))
-    if tools is not None and not (
-        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-    ):
-        raise DataError("'tools' must be a list of objects")
-    return Conversation(messages, tools or None, first)
-
-
-def _is_dropped(message: Mapping[str, Any], text: str) -> bool:
-    """Whether a template left a message out that it is free to leave out without being wrong."""
-    free = message["role"] == "system" or message["role"] not in USUAL_ROLES
-    content = message.get("content")
-    return free and isinstance(content, str) and content.strip() not in text
-
-
-def _history(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Instructions and answers before a row's own, as Alpaca's form keeps them."""
-    turns = from_json(row.get("history")) or []
-    pairs = [turn for turn in turns if isinstance(turn, list) and len(turn) == 2]
-    if not isinstance(turns, list) or len(pairs) < len(turns):
-        raise DataError("'history' must be a list of pairs of an instruction and its answer")
-    if not all(isinstance(text, str) for pair in pairs for text in pair):
-        raise DataError("'history' must hold text alone")
-    return [(instruction, answer) for instruction, answer in pairs]
-
-
-def _too_long(text: str, limit: int) -> DataError:
-    return DataError(
-        f"its text has {size_of(text):,} bytes, more than {limit:,}: cut it into several rows, or "
-        "put a document into a .txt file"
-    )
-
-
-def _check_not_blank(text: str) -> None:
-    if not text.strip():
-        raise EmptyRow("the row has no text at all")
-
-
-def _text_of(row: Mapping[str, Any], key: str) -> str:
-    value = row[key]
-    if not isinstance(value, str):
-        raise DataError(f"'{key}' must be text, got {kind_of(value)}")
-    return value
+        return Encoded(ids, labels, written.text)

@@ -9,11 +9,11 @@ from typing import Any
 from qlora_wgpu.data.chat import ChatTemplate
 from qlora_wgpu.data.exchanges import Exchange, exchanges, holds_what_is_written
 from qlora_wgpu.data.message_places import Place, message_places
+from qlora_wgpu.data.spans import Span
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, TokenizerError
 
 Message = Mapping[str, Any]
-Span = tuple[int, int]
 
 _WHOLE = re.compile(r".*[\s>\]]", re.DOTALL)  # up to where no special token is cut in two
 _SENTINEL = "Qsentinel{}z"
@@ -353,28 +353,6 @@ def _with_content(messages: Sequence[Message], index: int, text: str) -> list[Me
     is_listed = isinstance(message.get("content"), list)
     content = [{"type": "text", "text": text}] if is_listed else text
     return [*messages[:index], {**message, "content": content}, *messages[index + 1 :]]
-
-
-def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
-    """Marks tokens that stand, at least in part, for characters in one of the spans.
-
-    Args:
-        offsets: For each token its character range; ``(0, 0)`` for added special tokens. Spaces
-            that a tokenizer leaves out of its ranges belong to the token after them.
-        spans: Ascending, disjoint character ranges.
-    """
-    chosen = []
-    covered = current = 0
-    for start, end in offsets:
-        begin = min(start, covered)
-        covered = max(covered, end)
-        while current < len(spans) and spans[current][1] <= begin:
-            current += 1
-        inside = current < len(spans) and max(begin, spans[current][0]) < min(
-            end, spans[current][1]
-        )
-        chosen.append(inside)
-    return chosen
 
 
 def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:

@@ -5,7 +5,8 @@ Of a row that judges one answer the other's place is empty: in front stands what
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import cycle
 from typing import Any
 
@@ -14,7 +15,7 @@ from qlora_wgpu.data.formats import EmptyRow, Encoded, RowEncoder
 from qlora_wgpu.data.preferences import JUDGED, Answer, format_of, judged_of, pair_of
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.data.prepared import Writer, learns
-from qlora_wgpu.data.row_source import RowsInMemory, RowSource
+from qlora_wgpu.data.row_source import Row, RowsInMemory, RowSource
 from qlora_wgpu.data.sources import holds_documents
 from qlora_wgpu.data.tally import Tally
 from qlora_wgpu.errors import DataError, TokenizerError
@@ -57,6 +58,7 @@ class AnswerSource(RowSource):
     """Files of rows with answers."""
 
     _keeps_places = False
+    _known: Mapping[int, tuple[Answer | None, Answer | None]] = {}  # of rows that come next
 
     @property
     def row_format(self) -> str:
@@ -84,7 +86,7 @@ class AnswerSource(RowSource):
         self._refuse_documents()
         self._encoder = RowEncoder(self._tokenizer, self._template, "last_turn")
         self._tally = Tally(self._name, self._how, self._tokenizer, self._template)
-        for where, row, row_format in self._rows():
+        for where, row, row_format in self._rows_ahead():
             self._tally.read()
             if self._tally.counts.rows % _REPORTED_EVERY == 0:
                 self._progress(self._tally.counts.rows)
@@ -111,6 +113,15 @@ class AnswerSource(RowSource):
         answer, is_good = judged_of(row)
         return (answer, None) if is_good else (None, answer)
 
+    def _to_encode(self, rows: list[Row]) -> list[tuple[dict[str, Any], str]]:
+        known = {}
+        for _, row, row_format in rows:
+            with suppress(DataError):  # told when its turn comes
+                if row_format:
+                    known[id(row)] = self._answers(row)
+        self._known = known
+        return [(a.row, a.row_format) for answers in known.values() for a in answers if a]
+
     def _sides(
         self, where: str, row: dict[str, Any], row_format: str, *, empty: bool
     ) -> list[Encoded]:
@@ -119,7 +130,9 @@ class AnswerSource(RowSource):
         An answer that is cut away whole takes the row with it, since nothing would be compared.
         """
         try:
-            answers = self._answers(row) if row_format else (None, None)
+            answers: tuple[Answer | None, Answer | None] = (None, None)
+            if row_format:
+                answers = self._known.get(id(row)) or self._answers(row)
             whole = [_NOTHING if a is None else self._encoder.encode(*a) for a in answers]
         except DataError as err:
             if isinstance(err, EmptyRow):

@@ -28,8 +28,8 @@ from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
 
 _REPORTED_EVERY = 256  # rows between two reports of progress
-_ROWS_AHEAD = 64  # whose conversations are rendered at once
-_Row = tuple[str, dict[str, Any], str]  # where it stands, the row, and its format
+_ROWS_AHEAD = 64  # that are rendered and encoded at once
+Row = tuple[str, dict[str, Any], str]  # where it stands, the row, and its format
 
 
 def _settings(
@@ -67,9 +67,9 @@ def _not_blank(path: Path) -> Iterator[str]:
         raise DataError(f"{path.name} holds no text")
 
 
-def _groups(rows: Iterator[_Row]) -> Iterator[list[_Row]]:
+def _groups(rows: Iterator[Row]) -> Iterator[list[Row]]:
     """So many rows at a time; those before a wrong one come before its error."""
-    group: list[_Row] = []
+    group: list[Row] = []
     try:
         for row in rows:
             group.append(row)
@@ -164,7 +164,7 @@ class RowSource:
     def _window(self, ids: list[int]) -> Encoded:
         self._tally.read()
         self._tally.unknown(ids)
-        return Encoded(ids, list(ids), self._tokenizer.decode(ids, False))
+        return Encoded(ids, list(ids), None)
 
     def _encoded_rows(self, *, empty: bool) -> Iterator[Encoded]:
         tally = self._tally
@@ -203,7 +203,7 @@ class RowSource:
         for begin in begins:
             part = ids[begin : begin + limit]
             self._goes_on = begin > 0
-            yield Encoded(part, list(part), self._tokenizer.decode(part, False))
+            yield Encoded(part, list(part), None)
         self._goes_on = False
 
     def _encoded(self, where: str, row: dict[str, Any], row_format: str) -> Encoded | None:
@@ -235,15 +235,19 @@ class RowSource:
             return None
         kept = slice(-limit, None) if truncation == "keep_end" else slice(limit)
         ids = encoded.ids[kept]
-        return Encoded(ids, encoded.labels[kept], self._tokenizer.decode(ids, False))
+        return Encoded(ids, encoded.labels[kept], None)
 
-    def _rows_ahead(self) -> Iterator[_Row]:
-        """The rows, of which the chat template has rendered some at once."""
+    def _rows_ahead(self) -> Iterator[Row]:
+        """The rows, of which some have been encoded at once."""
         for rows in _groups(self._rows()):
-            self._encoder.look_ahead([(row, row_format) for _, row, row_format in rows])
+            self._encoder.look_ahead(self._to_encode(rows))
             yield from rows
 
-    def _rows(self) -> Iterator[_Row]:
+    def _to_encode(self, rows: list[Row]) -> list[tuple[dict[str, Any], str]]:
+        """What the encoder will be given of these rows."""
+        return [(row, row_format) for _, row, row_format in rows if row_format]
+
+    def _rows(self) -> Iterator[Row]:
         """Rows, where each stands, and their format, which all share; none where one is blank."""
         row_format: str | None = None
         first = ""

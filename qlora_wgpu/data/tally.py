@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import asdict
+from dataclasses import replace
 
 from qlora_wgpu.data.chat import ChatTemplate
 from qlora_wgpu.data.examples import Counts
@@ -117,8 +117,8 @@ class Tally:
         self._count(truncated=int(is_cut))
 
     def _count(self, **more: int) -> None:
-        now = asdict(self.counts)
-        self.counts = Counts(**{name: count + more.get(name, 0) for name, count in now.items()})
+        now = self.counts
+        self.counts = replace(now, **{n: getattr(now, n) + count for n, count in more.items()})
 
     def nothing(self) -> str:
         """Why no example is left."""

@@ -20,6 +20,9 @@ from qlora_wgpu.limits import TEMPLATE_BYTES, TOKENIZER_BYTES, TOKENIZER_CONFIG_
 from qlora_wgpu.sandbox.tokenizers import ConfinedTokenizer, library_errors, open_tokenizer
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+Tokens = tuple[list[int], list[tuple[int, int]]]
+"""Ids, and for each the characters that it stands for."""
+
 _TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 
 
@@ -133,9 +136,7 @@ class Tokenizer:
         """
         return self.encode_with_offsets(text, add_special_tokens)[0]
 
-    def encode_with_offsets(
-        self, text: str, add_special_tokens: bool = True
-    ) -> tuple[list[int], list[tuple[int, int]]]:
+    def encode_with_offsets(self, text: str, add_special_tokens: bool = True) -> Tokens:
         """Token ids, and for each the half-open range of characters of ``text`` it stands for.
 
         Added special tokens stand for ``(0, 0)``. Some tokenizers leave spaces out of the ranges.
@@ -143,13 +144,29 @@ class Tokenizer:
         Raises:
             TokenizerError: If the text cannot be encoded.
         """
-        if not isinstance(text, str):
-            raise TokenizerError(f"only text can be encoded, got {type(text).__name__}")
-        if _SURROGATE.search(text):
-            raise TokenizerError("a text with a lone surrogate (half a character) has no tokens")
+        _check_text(text)
         with library_errors("the text cannot be encoded"):
             encoding = self._backend.encode(text, add_special_tokens=add_special_tokens)
             return list(encoding.ids), list(encoding.offsets)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[Tokens]:
+        """What ``encode_with_offsets`` gives for each of the texts, found on all processors.
+
+        Raises:
+            TokenizerError: If one of them cannot be encoded.
+        """
+        if isinstance(self._backend, ConfinedTokenizer):
+            return [self.encode_with_offsets(text, add_special_tokens) for text in texts]
+        for text in texts:
+            _check_text(text)
+        with library_errors("a text cannot be encoded"):
+            encodings = self._backend.encode_batch(texts, add_special_tokens=add_special_tokens)
+            return [(each.ids, each.offsets) for each in encodings]
+
+    @property
+    def encodes_at_once(self) -> bool:
+        """Whether several texts take less time together than one by one."""
+        return not isinstance(self._backend, ConfinedTokenizer)
 
     @cached_property
     def added_around(self) -> tuple[list[int], list[int]]:
@@ -235,6 +252,13 @@ class Tokenizer:
     def pad_token_id(self) -> int | None:
         """Id that the tokenizer pads with, or None; it may lie beyond the model's vocabulary."""
         return self._special_id("pad_token")
+
+
+def _check_text(text: str) -> None:
+    if not isinstance(text, str):
+        raise TokenizerError(f"only text can be encoded, got {type(text).__name__}")
+    if _SURROGATE.search(text):
+        raise TokenizerError("a text with a lone surrogate (half a character) has no tokens")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

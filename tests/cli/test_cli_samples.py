@@ -105,3 +105,14 @@ def test_answers_say_what_is_thought_of_them(run, tmp_path, objective, rows, tit
     as_json = CliRunner().invoke(data, [run, *settings, "--json"])
     said = [json.loads(line)["answer"] for line in as_json.output.splitlines()]
     assert said[: len(titles)] == [title.partition(", ")[2] for title in titles][:3]
+
+
+def test_the_text_of_a_cut_row_is_what_is_left_of_it(run, tmp_path):
+    texts = ["once there was a fox", "a dog"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    settings = [f"data.train={tmp_path / 'rows.jsonl'}", "data.max_seq_length=8"]
+    shown = CliRunner().invoke(data, [run, *settings, "--json"])
+    rows = [json.loads(line) for line in shown.output.splitlines() if line.startswith("{")]
+    assert [len(row["input_ids"]) for row in rows] == [8, len(rows[1]["input_ids"])]
+    left = rows[0]["text"].removeprefix("<s>").lstrip()
+    assert 0 < len(left) < len(texts[0]) and texts[0].startswith(left)

@@ -6,7 +6,7 @@ import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.data import ChatTemplate, assistant_spans, find_chat_template, render_chat
-from qlora_wgpu.data.masking import tokens_in_spans
+from qlora_wgpu.data.spans import tokens_in_spans
 from qlora_wgpu.errors import DataError, TokenizerError
 
 USER = {"role": "user", "content": "Q"}
@@ -328,12 +328,14 @@ def test_the_marks_of_a_template_decide() -> None:
         ([(0, 1), (2, 3)], [(1, 2)], [0, 1]),  # a space that the tokenizer leaves out
         ([(0, 1), (2, 2), (2, 3)], [(1, 2)], [0, 1, 0]),  # a token of such spaces alone
         ([(0, 1), (1, 2), (2, 3), (3, 4)], [(0, 1), (3, 4)], [1, 0, 0, 1]),
+        ([(0, 1), (1, 2), (2, 3)], [(0, 1), (1, 2)], [1, 1, 0]),  # one span after the other
+        ([(0, 1), (2, 3), (0, 1)], [(0, 1), (2, 3)], [1, 1, 0]),  # as the page: never back
         ([(0, 1)], [], [0]),
         ([], [(0, 1)], []),
     ],
 )
 def test_tokens_in_spans(offsets, spans, expected) -> None:
-    assert tokens_in_spans(offsets, spans) == [bool(e) for e in expected]
+    assert tokens_in_spans(offsets, spans).tolist() == [bool(e) for e in expected]
 
 
 # --- where the template comes from

@@ -4,8 +4,8 @@ import pytest
 from support.tiny_tokenizer import learnt, tiny_tokenizer
 
 from qlora_wgpu.data import ChatTemplate, PromptFormat, RowEncoder
+from qlora_wgpu.data.columns import CHAT_PAIR, EmptyRow, detect_format
 from qlora_wgpu.data.dataset import Preparation, encode_rows, row_format
-from qlora_wgpu.data.formats import CHAT_PAIR, EmptyRow, detect_format
 from qlora_wgpu.errors import DataError
 
 PLAIN = (

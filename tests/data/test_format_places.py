@@ -6,8 +6,8 @@ from typing import get_args
 from qlora_wgpu.config import DataConfig
 from qlora_wgpu.config.values import RowFormat
 from qlora_wgpu.data.columns import _USUAL_NAMES, CHAT_PAIR, CHATS, FORMATS
-from qlora_wgpu.data.formats import RowEncoder
 from qlora_wgpu.data.messages import USUAL_ROLES
+from qlora_wgpu.data.row_texts import RowTexts
 from qlora_wgpu.web.page_files import page_folder
 
 
@@ -18,8 +18,8 @@ def test_the_setting_names_every_format():
     assert all(name in described for name in FORMATS)
 
 
-def test_every_format_is_encoded():
-    assert set(RowEncoder(None, None)._encoders) == {CHAT_PAIR, *FORMATS}
+def test_every_format_is_written():
+    assert set(RowTexts(None, None, "auto").writers) == {CHAT_PAIR, *FORMATS}
     assert set(CHATS) < {CHAT_PAIR, *FORMATS}
 
 

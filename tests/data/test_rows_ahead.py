@@ -95,6 +95,6 @@ def test_each_has_its_own_time(calls, monkeypatch) -> None:
 
 
 def test_long_conversations_are_not_held_together(calls, monkeypatch) -> None:
-    monkeypatch.setattr("qlora_wgpu.data.formats._AHEAD", 40)
+    monkeypatch.setattr("qlora_wgpu.data.row_texts._AHEAD", 40)
     assert len(encoded(PLAIN, of_one_kind(rows(30))[0])) == 29
     assert calls.count("render_with_prefixes") > 15

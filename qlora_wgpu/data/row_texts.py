@@ -1,0 +1,259 @@
+"""Rows of every format as texts, and what is learnt of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+from qlora_wgpu.data.alpaca import alpaca_prompt
+from qlora_wgpu.data.built_in_templates import suitable_template
+from qlora_wgpu.data.chat import ChatTemplate, Conversation
+from qlora_wgpu.data.columns import CHAT_PAIR, CHATS, EmptyRow, keys_of
+from qlora_wgpu.data.long_text import size_of
+from qlora_wgpu.data.masking import assistant_spans, last_turn_spans, spans_from
+from qlora_wgpu.data.messages import (
+    USUAL_ROLES,
+    checked_messages,
+    first_holds,
+    from_json,
+    from_sharegpt,
+    kind_of,
+    roles_in_words,
+    says_anything,
+)
+from qlora_wgpu.data.spans import Span
+from qlora_wgpu.data.tokenizer import Tokenizer
+from qlora_wgpu.errors import DataError
+from qlora_wgpu.limits import MAX_AT_ONCE, MAX_TEXT
+
+_AHEAD = 1 << 20  # characters of conversations that are rendered at once
+
+TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]
+
+
+class RowText(NamedTuple):
+    """A row as text.
+
+    Attributes:
+        text: The text that the model reads.
+        spans: Ascending character ranges of what is learnt; None if all is.
+        add_special_tokens: Whether the tokenizer's own special tokens are added; a chat template
+            writes them itself.
+        is_ended: Whether the end-of-sequence token is put behind, and learnt.
+        roles: Roles in a conversation.
+        dropped: Those of its messages that the template left out.
+    """
+
+    text: str
+    spans: list[Span] | None
+    add_special_tokens: bool
+    is_ended: bool = True
+    roles: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
+
+
+class RowTexts:
+    """Writes rows as texts."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, template: ChatTemplate | None, train_on: TrainOn
+    ) -> None:
+        """Takes the model's tokenizer, the chat template, and what is learnt."""
+        self._tokenizer = tokenizer
+        self._template = template
+        self._train_on = train_on
+        self._parsed: dict[int, tuple[Mapping[str, Any], Conversation]] = {}
+        self.writers: dict[str, Callable[[Mapping[str, Any]], RowText]] = {
+            "messages": partial(self._chat, "messages"),
+            "conversations": partial(self._chat, "conversations"),
+            CHAT_PAIR: partial(self._chat, CHAT_PAIR),
+            "prompt/completion": self._prompt_completion,
+            "instruction/output": self._instruction,
+            "text": self._text,
+        }
+
+    def write(self, row: Mapping[str, Any], row_format: str) -> RowText:
+        """Writes a row of a known format.
+
+        Raises:
+            EmptyRow: If the row holds nothing but white space.
+            DataError: If a value of the row is missing or of the wrong type, or the chat template
+                cannot take it.
+        """
+        if all(row.get(key) is None for key in keys_of(row_format)):
+            needed = " or ".join(f"'{key}'" for key in keys_of(row_format))
+            raise EmptyRow(f"{needed} must be a list of messages or a text, got nothing")
+        return self.writers[row_format](row)
+
+    def look_ahead(self, rows: Sequence[tuple[Mapping[str, Any], str]]) -> None:
+        """Has the chat template render what these rows hold, which will be written next.
+
+        Args:
+            rows: The very rows, and their formats. What is wrong with one is told when it is
+                written.
+        """
+        self._parsed = {}
+        if self._template is None:
+            return
+        size = 0
+        for row, row_format in rows:
+            if row_format not in CHATS:
+                continue
+            try:
+                conversation = _conversation(row_format, row)
+            except (DataError, KeyError):
+                continue
+            size += sum(len(str(message.get("content"))) for message in conversation.messages)
+            if size > _AHEAD:
+                break
+            self._parsed[id(row)] = row, conversation
+        self._template.look_ahead([conversation for _, conversation in self._parsed.values()])
+
+    def _chat(self, key: str, row: Mapping[str, Any]) -> RowText:
+        parsed, conversation = self._parsed.get(id(row), (None, None))
+        if conversation is None or parsed is not row:
+            conversation = _conversation(key, row)
+        messages, tools, first = conversation
+        if self._template is None:
+            raise DataError(
+                "the rows are conversations but the tokenizer has no chat template: set "
+                "data.chat_template to a .jinja file or a built-in name, such as "
+                f"{suitable_template(self._tokenizer)}, which fits its tokens"
+            )
+        if self._train_on == "last_turn" or (self._train_on == "completion" and not first):
+            find = last_turn_spans
+        else:
+            find = partial(_spans_from, first)
+        roles = frozenset(message["role"] for message in messages)
+        try:
+            text, spans = find(self._template, messages, tools, self._tokenizer.eos_token)
+        except DataError as err:
+            if roles <= USUAL_ROLES:
+                raise
+            raise DataError(f"{err} (its roles are {roles_in_words(roles)})") from err
+        _check_size(text, MAX_AT_ONCE)
+        if self._train_on == "all":
+            spans = [(0, len(text))]
+        dropped = frozenset(m["role"] for m in messages if _is_dropped(m, text))
+        # The template writes the special tokens itself, the beginning-of-sequence token included.
+        return RowText(text, spans, False, False, roles, dropped)
+
+    def _prompt_completion(self, row: Mapping[str, Any]) -> RowText:
+        return self._answer(_text_of(row, "prompt"), _text_of(row, "completion"))
+
+    def _instruction(self, row: Mapping[str, Any]) -> RowText:
+        extra = "" if row.get("input") is None else _text_of(row, "input")
+        system = "" if row.get("system") is None else _text_of(row, "system")
+        prompt = alpaca_prompt(_text_of(row, "instruction"), extra, system, _history(row))
+        output = _text_of(row, "output")
+        _check_not_blank(row["instruction"] + extra + output)
+        return self._answer(prompt, output)
+
+    def _text(self, row: Mapping[str, Any]) -> RowText:
+        if self._train_on not in ("auto", "all"):
+            raise DataError(
+                f"data.train_on is {self._train_on}, but a 'text' has no turns: set it to all"
+            )
+        text = _text_of(row, "text")
+        _check_not_blank(text)
+        _check_size(text, MAX_TEXT)
+        return RowText(text, None, self._needs_special_tokens(text))
+
+    def _needs_special_tokens(self, text: str) -> bool:
+        """Whether a row's text does not begin with a special token of its own."""
+        bos = self._tokenizer.bos_token
+        return not (bos and text.startswith(bos))
+
+    def _answer(self, prompt: str, answer: str) -> RowText:
+        text = prompt + answer
+        _check_not_blank(text)
+        _check_size(text, MAX_AT_ONCE)
+        answered = None if self._train_on == "all" else [(len(prompt), len(text))]
+        return RowText(text, answered, self._needs_special_tokens(text))
+
+
+def _spans_from(
+    first: int, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], *how: Any
+) -> tuple[str, list[Span]]:
+    """The assistant's turns behind a prompt, or all of them without one."""
+    if not first:
+        return assistant_spans(template, messages, *how)
+    return spans_from(template, messages, first, *how)
+
+
+def _messages_of_pair(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
+    """A prompt's messages and its completion's, and how many are the prompt's."""
+    parts = []
+    for key in ("prompt", "completion"):
+        value = row[key]
+        if not isinstance(value, list):
+            raise DataError(
+                f"'{key}' must be a list of messages, as the other of 'prompt' and 'completion' "
+                f"is, got {kind_of(value)}"
+            )
+        parts.append(checked_messages(value, key) if value else [])
+    if not any(parts):
+        raise EmptyRow("'prompt' and 'completion' hold no message")
+    return [*parts[0], *parts[1]], len(parts[0])
+
+
+def _conversation(key: str, row: Mapping[str, Any]) -> Conversation:
+    """What a row of a chat format holds under that format's key."""
+    first = 0
+    turns = None if key == CHAT_PAIR else from_json(row[key])
+    if key == CHAT_PAIR:
+        messages, first = _messages_of_pair(row)
+    elif first_holds(turns, "role") or (key == "messages" and not first_holds(turns, "from")):
+        messages = checked_messages(turns, key)
+    else:
+        messages = from_sharegpt(turns)
+        system = row.get("system")
+        if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
+            messages.insert(0, {"role": "system", "content": system})
+    if not any(map(says_anything, messages)):
+        raise EmptyRow("the messages hold no text at all")
+    tools = from_json(row.get("tools"))
+    if tools is not None and not (
+        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+    ):
+        raise DataError("'tools' must be a list of objects")
+    return Conversation(messages, tools or None, first)
+
+
+def _is_dropped(message: Mapping[str, Any], text: str) -> bool:
+    """Whether a template left a message out that it is free to leave out without being wrong."""
+    free = message["role"] == "system" or message["role"] not in USUAL_ROLES
+    content = message.get("content")
+    return free and isinstance(content, str) and content.strip() not in text
+
+
+def _history(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Instructions and answers before a row's own, as Alpaca's form keeps them."""
+    turns = from_json(row.get("history")) or []
+    pairs = [turn for turn in turns if isinstance(turn, list) and len(turn) == 2]
+    if not isinstance(turns, list) or len(pairs) < len(turns):
+        raise DataError("'history' must be a list of pairs of an instruction and its answer")
+    if not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise DataError("'history' must hold text alone")
+    return [(instruction, answer) for instruction, answer in pairs]
+
+
+def _check_size(text: str, limit: int) -> None:
+    if size_of(text) > limit:
+        raise DataError(
+            f"its text has {size_of(text):,} bytes, more than {limit:,}: cut it into several rows, "
+            "or put a document into a .txt file"
+        )
+
+
+def _check_not_blank(text: str) -> None:
+    if not text.strip():
+        raise EmptyRow("the row has no text at all")
+
+
+def _text_of(row: Mapping[str, Any], key: str) -> str:
+    value = row[key]
+    if not isinstance(value, str):
+        raise DataError(f"'{key}' must be text, got {kind_of(value)}")
+    return value
