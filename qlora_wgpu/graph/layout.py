@@ -2,12 +2,14 @@
 
 Ops never speak of memory. Kernels say what they insist on (``gpu/operands.py``); a tensor lies in a
 texture where some reader insists on one and everything that writes it can write one. With a
-profile's ``in_textures`` that is every tensor that all its readers and writers can.
+profile's ``in_textures`` that is every tensor that all its readers and writers can, and so it is of
+those that no binding of a buffer shows.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from copy import copy
 from dataclasses import replace
 
@@ -17,27 +19,34 @@ from qlora_wgpu.graph.dtype import ITEM_SIZE, ceil_div
 from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, vector
 
+Wants = Callable[[Tensor], bool]
 
-def lay_out(launches: list[Launch], profile: Profile) -> list[Launch]:
+
+def lay_out(launches: list[Launch], profile: Profile, max_binding: int) -> list[Launch]:
     """Gives every tensor its memory and every launch its variant; inserts the copies.
 
     Args:
         launches: In the order they run.
         profile: How the copies are cut, and whether all lies in textures that may.
+        max_binding: Bytes beyond which a tensor lies in a texture, where it may in any.
 
     Raises:
         GraphError: If a kernel insists on writing memory that its tensor does not lie in.
     """
-    if profile.in_textures:
-        launches = _sums_apart(launches)
-    _choose_memory(launches, in_textures=profile.in_textures)
+
+    def wants(tensor: Tensor) -> bool:
+        """Whether an intermediate lies in a texture that need not."""
+        return profile.in_textures or (profile.textures and tensor.nbytes > max_binding)
+
+    launches = _sums_apart(launches, wants)
+    _choose_memory(launches, wants)
     copies = _Copies(profile)
     for launch in launches:
         copies.place(launch)
     return copies.launches
 
 
-def _choose_memory(launches: list[Launch], *, in_textures: bool) -> None:
+def _choose_memory(launches: list[Launch], wants: Wants) -> None:
     intermediates: set[Tensor] = set()
     in_texture: set[Tensor] = set()
     in_buffer: set[Tensor] = set()
@@ -48,25 +57,26 @@ def _choose_memory(launches: list[Launch], *, in_textures: bool) -> None:
                 intermediates.add(tensor)
                 if binding.memory == "texture":
                     in_texture.add(tensor)
-                elif binding.memory == "buffer" and (binding.writable or in_textures):
+                elif binding.memory == "buffer" and (binding.writable or wants(tensor)):
                     in_buffer.add(tensor)
-                elif in_textures:
+                elif wants(tensor):
                     in_texture.add(tensor)
     for tensor in intermediates:
         tensor.texture = tensor in in_texture and tensor not in in_buffer
 
 
-def _sums_apart(launches: list[Launch]) -> list[Launch]:
-    """Lets launches that add to an intermediate write the sum to another one, where they can.
+def _sums_apart(launches: list[Launch], wants: Wants) -> list[Launch]:
+    """Lets launches that add to what lies in a texture write the sum to another, where they can.
 
     A texture cannot be both read and written. The last sum is the tensor that was added to.
     """
-    left = Counter(tensor for launch in launches for tensor in _added_to(launch).values())
+    added = [_added_to(launch, wants) for launch in launches]
+    left = Counter(tensor for each in added for tensor in each.values())
     now = {tensor: copy(tensor) for tensor in left}
     apart = []
-    for launch in launches:
+    for launch, sums in zip(launches, added, strict=True):
         tensors = {name: now.get(tensor, tensor) for name, tensor in launch.tensors.items()}
-        for name, tensor in _added_to(launch).items():
+        for name, tensor in sums.items():
             tensors[f"{name}_before"] = now[tensor]
             left[tensor] -= 1
             now[tensor] = tensors[name] = copy(tensor) if left[tensor] else tensor
@@ -74,15 +84,18 @@ def _sums_apart(launches: list[Launch]) -> list[Launch]:
     return apart
 
 
-def _added_to(launch: Launch) -> dict[str, Tensor]:
-    """The intermediates that a launch adds to and could take from another tensor, by names."""
+def _added_to(launch: Launch, wants: Wants) -> dict[str, Tensor]:
+    """The intermediates that a launch adds to and takes from another tensor, by names."""
     if launch.constants.get("ACCUMULATE") is not True:
         return {}
     bindings = launch.shader.bindings
     return {
         name: tensor
         for name, tensor in launch.tensors.items()
-        if tensor.storage is None and bindings[name].sums and f"{name}_before" in bindings
+        if tensor.storage is None
+        and wants(tensor)
+        and bindings[name].sums
+        and f"{name}_before" in bindings
     }
 
 

@@ -117,7 +117,7 @@ def make_plan(
     """
     graph.end()
     needed = _needed(graph, outputs)
-    launches = lay_out(needed, graph.profile)
+    launches = lay_out(needed, graph.profile, graph.max_binding)
     slots, textures, slot_of = _assign_slots(_lifetimes(launches, outputs))
     storages = dict.fromkeys(
         t.storage.whole

@@ -26,8 +26,8 @@ class Residency:
         dequantized: Whether quantized matrices that stay on the device are kept dequantized beside
             their codes, which takes memory instead of saving it: no step dequantizes them anew.
         in_buffers: Whether intermediates that would all lie in textures (``Profile.in_textures``)
-            lie in buffers, where sums take one place instead of two; so they do where anything
-            else saves memory.
+            lie in buffers if a binding shows them, where sums take one place instead of two; so
+            they do where anything else saves memory.
     """
 
     host_embedding: bool = False

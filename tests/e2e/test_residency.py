@@ -16,6 +16,7 @@ from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.config.schema import OptimConfig
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
+from qlora_wgpu.graph.layout import lay_out
 from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.options import TrainingOptions
@@ -130,6 +131,25 @@ def test_every_measure_gives_the_same_bits(training, folder, measure, profile):
     assert (planned["dequantized weights"] > 0) == MEASURES[measure].dequantized
     saves = measure in ("embedding", "streamed", "head", "all")
     assert not saves or planned["base"] < before["base"]
+
+
+# Sums, and inputs that are parked, are among what lies in textures then.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("measure", ["buffers", "all"])
+def test_what_no_binding_shows_lies_in_a_texture(
+    training, folder, device, monkeypatch, measure, dtype
+):
+    given = {"profile": replace(device.profile, in_textures=False), "dtype": dtype}
+    expected, loss, _, buffers = training(folder, MEASURES.get(measure, RESIDENT), **given)
+    monkeypatch.setattr(
+        "qlora_wgpu.graph.plan.lay_out", lambda *given: lay_out(*given[:2], max_binding=6000)
+    )
+    measure = MEASURES.get(measure, Residency(in_buffers=True))  # which changes nothing but a name
+    got, other_loss, kinds, planned = training(folder, measure, **given)
+    np.testing.assert_array_equal(got, expected)
+    assert other_loss == loss and kinds["activations"] == planned["activations"]
+    # Sums take two textures.
+    assert (planned["activations"] > buffers["activations"]) == device.profile.textures
 
 
 # Some tensors in float32 and some in 8 bits; DoRA's magnitudes among the first.

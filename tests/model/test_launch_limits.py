@@ -17,6 +17,7 @@ from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.residency import Residency
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import make_seen
 from qlora_wgpu.runs.bindings import beyond_a_binding, beyond_a_texture, require_bindings
@@ -87,6 +88,18 @@ def test_every_launch_keeps_the_default_limits(model, profile):
     plan = layout.step(StepOptions("train", batch, seq, True)).plan
     assert beyond_a_binding([plan], BINDING) is None is beyond_a_texture([plan], TEXTURE)
     assert_within(plan)
+
+
+# Where memory is scarce and intermediates are in buffers, too.
+@pytest.mark.parametrize("residency", [Residency(in_buffers=True), Residency.least(1)])
+@pytest.mark.parametrize("profile", ["textures", "all in textures"])
+def test_what_a_texture_holds_and_no_binding_shows_is_in_a_texture(profile, residency):
+    config = {**WIDE, "num_key_value_heads": 16}
+    layout = laid_out(config, profile, target_modules=["down_proj"]).waiting(residency)
+    plan = layout.step(StepOptions("train", 4, 700, True)).plan
+    large = [tensor for tensor in plan.slot_of if tensor.nbytes > BINDING]
+    assert large and all(tensor.texture for tensor in large)
+    assert beyond_a_binding([plan], BINDING) is None is beyond_a_texture([plan], 2 * TEXTURE)
 
 
 @pytest.mark.parametrize("profile", ["textures", "workgroup memory"])
