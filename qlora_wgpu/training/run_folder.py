@@ -17,7 +17,7 @@ from qlora_wgpu.training.replaced_run import REPLACED, Replaced
 from qlora_wgpu.training.run_log import RunLog
 
 SAMPLES, PROGRESS = "samples.jsonl", "progress.json"
-_LOCK = ".lock"
+_LOCK, _PROBE = ".lock", ".qlora-wgpu-"
 _WRITTEN = ("adapter", "best", "checkpoints", "metrics.jsonl", "config.yaml")
 _SHOWN = (SAMPLES, PROGRESS, "report.html", "loss.png", "tensorboard", "wandb-id.txt")
 _PARTS = (*_WRITTEN, *_SHOWN)
@@ -47,7 +47,10 @@ def require_writable(path: Path) -> None:
         if lock.path.exists() and not lock.acquire():
             raise ConfigError(_BUSY.format(path))
         there = next(place for place in (path, *path.absolute().parents) if place.exists())
-        tempfile.TemporaryDirectory(prefix=".qlora-wgpu-", dir=there).cleanup()
+        for left in there.glob(f"{_PROBE}*"):  # by one that was killed, or could not remove it
+            with suppress(OSError):
+                left.rmdir()
+        tempfile.TemporaryDirectory(prefix=_PROBE, dir=there).cleanup()
     except OSError as err:
         raise ConfigError(f"output.dir {path} cannot be written: {err.strerror or err}") from err
     finally:

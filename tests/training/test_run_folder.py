@@ -211,6 +211,9 @@ def test_pruning_leaves_no_half_checkpoint(tmp_path, monkeypatch):
 def test_a_folder_is_tried_before_anything_takes_time(tmp_path):
     require_writable(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
+    (tmp_path / ".qlora-wgpu-killed").mkdir()  # before it could take it away
+    require_writable(tmp_path / "a" / "b")
+    assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConfigError, match=r"output.dir .*file.run cannot be written"):
         require_writable(tmp_path / "file" / "run")
