@@ -48,6 +48,12 @@ _REFUSED = {
 }
 """Fields that change what an adapter computes, with what they stand for; empty or false is fine."""
 
+_KNOWN = {
+    "corda_config", "enable_lora", "eva_config", "lora_ga_config", "merge_weights",
+    "runtime_config",
+}  # fmt: skip
+"""Others of any PEFT up to 0.21 that are read, or say nothing of what an adapter computes."""
+
 _STARTS_THAT_KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal", "mica", None)
 
 
@@ -166,6 +172,15 @@ def _refuse_what_is_not_computed(path: Path, fields: Mapping[str, Any]) -> None:
         if fields.get(key):
             raise UnsupportedModelError(
                 f"{path}: {key} is {brief(fields[key])}, but there is no support for {meaning}"
+            )
+    known = {*_UNUSED, *_REFUSED, *_KNOWN, *AdapterConfig.__dataclass_fields__}
+    for key, value in fields.items():
+        asks = value is True or (key.endswith("_config") and value)
+        if asks and key not in known:
+            raise UnsupportedModelError(
+                f"{path}: {key} is {brief(value)}, which no PEFT up to 0.21 knows, so that it may "
+                "change what the adapter computes: merge the adapter with the PEFT that wrote it, "
+                f"or take {key} out if it says nothing of that"
             )
     bias = fields.get("bias", "none")
     if bias not in KINDS:

@@ -272,6 +272,19 @@ def test_what_peft_writes_today(folder: Path) -> None:
     assert config.target_modules == ["down_proj", "q_proj"]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"use_future": False, "future_config": None, "future_group_size": 16, "future": "none"},
+        {"eva_config": {"rho": 2.0}, "megatron_config": {"x": 1}, "loftq_config": {"bits": 4}},
+        {"runtime_config": {"ephemeral_gpu_offload": False}, "enable_lora": None},
+    ],
+)
+def test_fields_that_say_nothing_of_what_is_computed(folder: Path, changes: dict[str, Any]) -> None:
+    change_config(folder, **changes)
+    assert load_adapter(folder)[1].target_modules == ["down_proj", "q_proj"]
+
+
 def test_what_peft_wrote_long_ago(folder: Path) -> None:
     fields = {
         "base_model_name_or_path": "some/base",
@@ -355,6 +368,8 @@ def test_starts_that_leave_the_base_alone(folder: Path, start: Any) -> None:
         ({"init_lora_weights": "pissa_niter_4"}, "changes the base"),
         ({"init_lora_weights": "olora"}, "changes the base"),
         ({"init_lora_weights": "loftq"}, "changes the base"),
+        ({"use_future": True}, "use_future is True, which no PEFT up to 0.21 knows"),
+        ({"future_config": {"rank": 2}}, "future_config is {'rank': 2}, which no PEFT"),
     ],
 )
 def test_adapters_that_would_be_computed_wrongly(
