@@ -19,10 +19,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class AdapterBiases:
-    """The biases of a model's linear layers that an adapter of a file brought.
-
-    PEFT trains biases of norms, too, under ``bias: all``; those are not taken.
-    """
+    """The biases of a model's linear layers and norms that an adapter of a file brought."""
 
     def __init__(self, layout: ModelLayout, device: Device) -> None:
         """Nothing is replaced yet."""
@@ -83,12 +80,13 @@ class AdapterBiases:
             self.take(taken)
 
     def _place(self, name: str, array: FloatArray) -> Tensor:
-        layer = self._layout.network.modules.linears.get(name)
-        bias = None if layer is None else layer.bias
+        modules = self._layout.network.modules
+        layer = modules.linears.get(name)
+        bias = modules.norms.get(f"{name}.bias") if layer is None else layer.bias
         if bias is None or bias.columns != array.size:
             raise CheckpointError(
                 f"the adapter has a trained bias of {name} of {array.size} numbers, which this "
-                "model has not, or no linear layer has: open it with the model that it was trained "
-                "on, or merge it with PEFT"
+                "model has not, or neither a linear layer nor a norm: open it with the model that "
+                "it was trained on, or merge it with PEFT"
             )
         return bias

@@ -5,9 +5,11 @@ import shutil
 
 import numpy as np
 import pytest
-from references.seeded import adapter
+from references.seeded import adapter, weights
+from references.sized import traced_configs
 from safetensors.numpy import load_file, save_file
 
+from e2e.test_family_types import normalize, shapes
 from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.checkpoint import ModelFolder
@@ -108,6 +110,36 @@ def test_they_are_merged(base, peft, tmp_path):
     opened = ModelFolder.open(tmp_path / "merged")
     for module, array in trained(base).items():
         assert np.array_equal(opened.float32(f"{module}.bias"), array)
+
+
+def test_those_of_norms(device, tmp_path):
+    config = traced_configs()["nemotron"]
+    tensors = normalize(weights(*shapes(config)))
+    write(tmp_path / "base", config, tensors)
+    changed = {name: array + 0.5 for name, array in tensors.items() if name.endswith("norm.bias")}
+    assert any(".layers." in name for name in changed) and "model.norm.bias" in changed
+    write(tmp_path / "changed", config, tensors | changed)
+    options = {"lora": LoraConfig(r=3), "quant": FLOATS, "compute_dtype": "float32"}
+    expected = QLoRAModel.from_pretrained(tmp_path / "changed", device=device, **options)
+    expected.load_adapter(adapter({n: a.shape for n, a in expected.adapter_state_dict().items()}))
+    expected.save_adapter(tmp_path / "peft")
+    path = tmp_path / "peft/adapter_model.safetensors"
+    more = {f"base_model.model.{name}": array for name, array in changed.items()}
+    save_file(load_file(path) | more, path)
+    change(tmp_path / "peft", bias="all")
+    del options["lora"]
+    read = QLoRAModel.from_pretrained(
+        tmp_path / "base", device=device, adapter=tmp_path / "peft", **options
+    )
+    assert np.array_equal(read.logits(IDS), expected.logits(IDS))
+    with read.adapter_off(), expected.adapter_off():
+        assert not np.array_equal(read.logits(IDS), expected.logits(IDS))
+
+
+def write(folder, config, tensors):
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(tensors, folder / "model.safetensors")
 
 
 def test_a_base_that_lacks_a_layer_is_not_merged_into(base, peft, tmp_path):
