@@ -186,14 +186,19 @@ class _Window:
             except (ValueError, RecursionError) as err:
                 raise DataError(f"{self._file.name}: {refusal(err)}") from err
             else:
+                if end - self._at > MAX_LINE:
+                    raise self._too_long()
                 if self._ended or end < len(self._text):
                     return self._past(value, end)
             if size > MAX_LINE:
-                raise DataError(
-                    f"{self._file.name}: the row at {self._place(self._at)} is longer than "
-                    f"{MAX_LINE >> 20} MiB: cut it into several"
-                )
+                raise self._too_long()
             size *= 2
+
+    def _too_long(self) -> DataError:
+        return DataError(
+            f"{self._file.name}: the row at {self._place(self._at)} is longer than "
+            f"{MAX_LINE >> 20} MiB: cut it into several"
+        )
 
     def _past(self, value: Any, end: int) -> Any:
         source = self._text[self._at : end]

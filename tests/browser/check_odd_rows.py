@@ -4,7 +4,7 @@ import json
 
 import pytest
 from browser.check_data import backends, in_python
-from browser.odd_rows import OTHERWISE, cases
+from browser.odd_rows import OTHERWISE, cases, long_cases
 
 from qlora_wgpu import data
 from qlora_wgpu.data import find_chat_template
@@ -39,17 +39,18 @@ def kind_for(name):
     return "joined" if name == "text.txt" else "bytes"
 
 
-@pytest.mark.parametrize("browser", ["firefox", "chromium"])
-def test_odd_rows(browser, ask, tmp_path):
+def in_both(browser, ask, folder, cases):
+    """What the page and Python make of some cases: as given to the page, found there, wanted."""
     files = {name: backend for name, backend in backends().items() if name in ("bytes", "joined")}
     known = {name: data.Tokenizer(backend, SPECIAL) for name, backend in files.items()}
     given, wanted = [], []
-    for name, text, setting, truncation, longest in cases():
+    for name, text, setting, truncation, longest in cases:
         tokenizer = known[kind_for(name)]
         template = find_chat_template(setting, tokenizer)
         how = Preparation(longest, template.source, truncation=truncation)
-        (tmp_path / name).write_bytes(text.encode())
-        wanted.append(in_python(tmp_path / name, tokenizer, how))
+        whole = text if isinstance(text, str) else "".join(part * count for part, count in text)
+        (folder / name).write_bytes(whole.encode())
+        wanted.append(in_python(folder / name, tokenizer, how))
         given.append(given_to_page(name, text, tokenizer, template, how))
     tokenizers = {
         name: {
@@ -61,7 +62,14 @@ def test_odd_rows(browser, ask, tmp_path):
     }
     task = {"tokenizers": tokenizers, "cases": given, "alpaca": BUILT_IN_TEMPLATES["alpaca"]}
     found = ask(browser, "data.html", task)[0]["found"]
-    for case, got, want in zip(given, found, wanted, strict=True):
+    return zip(given, found, wanted, strict=True)
+
+
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_odd_rows(browser, ask, tmp_path):
+    wanted = []
+    for case, got, want in in_both(browser, ask, tmp_path, cases()):
+        wanted.append(want)
         shown = case["name"], case["text"][:300], case["template"][:99]
         if want is None or (case["template"], case["text"]) in OTHERWISE:
             assert "told" in got, shown
@@ -71,3 +79,16 @@ def test_odd_rows(browser, ask, tmp_path):
     notes = [want["notes"] for want in wanted if want is not None]
     assert {"endless": True, "dropped": True} in notes
     assert {"endless": False, "dropped": False} in notes
+
+
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_long_rows(browser, ask, tmp_path):
+    given = [(name, parts, "chatml", "keep_start", 24) for name, parts in long_cases()]
+    taken = []
+    for case, got, want in in_both(browser, ask, tmp_path, given):
+        shown = case["name"], case["text"]
+        assert (
+            ("told" in got and "longer than 16 MiB" in got["told"]) if want is None else got == want
+        ), shown
+        taken.append(want is not None)
+    assert taken == [True] * (len(taken) // 2) + [False] * (len(taken) // 2)

@@ -4,6 +4,8 @@ import json
 
 from data.test_chat_turns import CHAT, ELSEWHERE, FORGETS, RETURNS, THINKS
 
+from qlora_wgpu.limits import MAX_LINE
+
 HEAD = "{{ '<|' + m.role + '|>\n' }}"
 PROMPT = "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
 CALLS = (
@@ -136,6 +138,10 @@ FILES = {
         "text,text\na,b\n",
         'text\n\n""\nab\n  \n',
         "\ntext\nab\n",
+        *(
+            "\n".join([",".join(f"k{i}" for i in range(n)) + ",text", "," * n + "ab"])
+            for n in (4095, 4096)
+        ),
         'messages\n"[{""role"":""user"",""role"":""assistant"",""content"":""a""}]"\n',
         'messages,tools\n"\u3000[{""role"":""assistant"",""content"":""b""}]","[{""name"":""f""}]"\n',
         'messages,tools\n"[{""role"":""assistant"",""content"":""b""}]","{""name"":""f""}"\n',
@@ -219,3 +225,25 @@ def cases():
     )
     yield from (("text.txt", text, "chatml", *plain) for text in DOCUMENTS)
     yield "bytes.txt", DOCUMENTS[1], "chatml", *plain
+
+
+def of_length(begin, filling, end, size):
+    """A text in parts, of so many characters or bytes, filled by what takes one or more."""
+    fill, width = filling
+    count, rest = divmod(size - len(begin) - len(end), width)
+    return [[begin, 1], [fill, count], ["x", rest], [end, 1]]
+
+
+def long_cases():
+    """Rows as long as one may be, and a little longer: bytes of lines, else characters."""
+    row = ('{"text": "a b", "x": "', '"}')
+    for size in (MAX_LINE, MAX_LINE + 1):
+        for filling in (("x", 1), ("é", 2)):
+            line = of_length(row[0], filling, row[1] + "\n", size)
+            yield "rows.jsonl", [*line, ['{"text": "the last"}', 1]]
+        for fill in "x\U0001f44d":
+            item = of_length(*row[:1], (fill, 1), row[1], size)
+            yield "rows.json", [["[", 1], *item, ["]", 1]]
+            yield "rows.json", [*item, ["\n", 1], *item]
+            record = of_length('"a ""b""","', (fill, 1), '\r\n"\r\n', size)
+            yield "rows.csv", [["text,x\r\n", 1], *record, ['"a","b"', 1]]

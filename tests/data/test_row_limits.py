@@ -113,6 +113,10 @@ REFUSED = {
         "its text has 1,572,865 bytes",
     ),
     "a line": ('{"text": "' + "a" * (2 * limits.MAX_LINE), "line 1 is longer than 16 MiB"),
+    "a line that ends": (
+        json.dumps({"text": "a", "x": "a" * limits.MAX_LINE}),
+        "line 1 is longer than 16 MiB",
+    ),
     "columns": (json.dumps(dict.fromkeys(map(str, range(5000)), 1)), "5,000 keys"),
     "messages": (json.dumps({"messages": CHAT * 3000}), "6,000 messages"),
     "a key": (json.dumps({"k" * 10**6: 1, **dict.fromkeys(map(str, range(4000)))}), "a row needs"),

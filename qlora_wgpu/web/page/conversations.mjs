@@ -68,8 +68,11 @@ function hintOf(row, formats) {
   return hintOfList(row);
 }
 
-/** What to do where an object has its rows in a list. */
+/** What to do where an object has its rows in a list, or is a row by itself. */
 export function hintOfList(value) {
+  if (isObject(value) && Object.values(FORMATS).some((needed) => needed.every((key) => key in value))) {
+    return ': if this is a row, write [ before it and ] behind it';
+  }
   const list = isObject(value) && Object.keys(value).find((key) => Array.isArray(value[key]) && isObject(value[key][0]));
   return list ? `: if ${quoted(list)} holds the rows, save that list by itself as a .json file` : '';
 }

@@ -2,13 +2,17 @@
 
 import { hintOfList } from './conversations.mjs';
 import { Told } from './device.mjs';
-import { JsonReader, parseJson } from './json.mjs';
+import { JsonReader, MOST_KEYS, parseJson } from './json.mjs';
 import { isBlank } from './strip.mjs';
-import { counted } from './words.mjs';
+import { counted, number } from './words.mjs';
 
 const KINDS = ['jsonl', 'ndjson', 'json', 'csv', 'tsv', 'txt', 'md'];
 const PACKED = ['gz', 'zip', 'bz2', 'xz', 'zst', '7z', 'rar', 'tar', 'tgz'];
+/** How files begin that are no text, whatever their names say; as data/sources.py has it. */
+const CONTENTS = [['\x1f\x8b', 'gzip'], ['PK\x03\x04', 'zip'], ['\x28\xb5\x2f\xfd', 'zstd'], ['\xfd7zXZ\x00', 'xz'], ['BZh', 'bzip2'], ['PAR1', 'parquet']];
 const MOST_MIB = 256; // of a file: browsers end a string at 512 MiB, and examples take more than their text
+const MOST_ROW_MIB = 16; // as limits.py has it
+const MOST_OF_A_ROW = MOST_ROW_MIB * 2 ** 20;
 
 const kindOf = (name) => name.split('.').pop().toLowerCase();
 
@@ -29,7 +33,9 @@ export async function textOf(name, file) {
   } catch (error) {
     throw new Told(`${name} cannot be read (${error.message}): choose it again.`);
   }
-  if (isPacked(content)) throw new Told(`${name} is compressed: unpack it first.`);
+  const kind = CONTENTS.find(([sign]) => begins(content, sign))?.[1];
+  if (kind === 'parquet') throw new Told(ofParquet(name));
+  if (kind) throw new Told(`${name} is compressed: unpack it first.`);
   try {
     return new TextDecoder('utf-8', { fatal: true, ignoreBOM: true }).decode(content);
   } catch {
@@ -37,16 +43,18 @@ export async function textOf(name, file) {
   }
 }
 
-/** Whether a file begins as those of gzip or zip do. */
-function isPacked(content) {
-  const [first, second] = new Uint8Array(content.slice(0, 2));
-  return (first === 0x1f && second === 0x8b) || (first === 0x50 && second === 0x4b && new Uint8Array(content.slice(2, 3))[0] < 0x20);
+/** Whether a file begins with some characters, which are bytes. */
+function begins(content, sign) {
+  const bytes = new Uint8Array(content, 0, Math.min(sign.length, content.byteLength));
+  return bytes.length === sign.length && bytes.every((byte, i) => byte === sign.charCodeAt(i));
 }
+
+const ofParquet = (name) => `${name}: Parquet is not read in a browser: save it as .jsonl or .csv.`;
 
 function checkKind(name) {
   const kind = kindOf(name);
   if (PACKED.includes(kind)) throw new Told(`${name} is compressed: unpack it first.`);
-  if (kind === 'parquet') throw new Told(`${name}: Parquet is not read in a browser: save it as .jsonl or .csv.`);
+  if (kind === 'parquet') throw new Told(ofParquet(name));
   if (!KINDS.includes(kind)) throw new Told(`${name} is of no known kind: use .jsonl, .json, .csv or .txt.`);
 }
 
@@ -73,11 +81,17 @@ function jsonRows(name, content) {
   const values = [];
   within(name, () => {
     const reader = new JsonReader(content);
+    const take = () => {
+      reader.peek();
+      const begin = reader.at;
+      values.push(reader.value());
+      if (isLonger(content.slice(begin, reader.at))) throw new Told(`row ${values.length} is longer than ${MOST_ROW_MIB} MiB: cut it into several`);
+    };
     if (isList(content)) {
-      reader.items(']', () => values.push(reader.value()));
+      reader.items(']', take);
       if (reader.peek()) throw reader.wrong('Extra data');
     } else {
-      while (reader.peek()) values.push(reader.value());
+      while (reader.peek()) take();
     }
   });
   if (!isList(content) && values.length < 2) throw new Told(`${name} must hold a list of rows, or one object per line${hintOfList(values[0])}.`);
@@ -87,11 +101,25 @@ function jsonRows(name, content) {
 function jsonLines(name, content) {
   const rows = [];
   if (isList(content)) throw new Told(`${name} holds one list: a file that is one must end in .json.`);
-  content.split('\n').forEach((line, index) => {
+  content.split('\n').forEach((line, index, lines) => {
     const where = `${name} line ${index + 1}`;
+    if (bytesOf(line) + (index < lines.length - 1) > MOST_OF_A_ROW) {
+      throw new Told(`${where} is longer than ${MOST_ROW_MIB} MiB: cut it into several rows, or put a long document into a .txt file.`);
+    }
     if (!isBlank(line)) rows.push({ where, row: within(where, () => parseJson(line)) });
   });
   return checked(rows, name);
+}
+
+/** Bytes of a text as UTF-8, where it may have too many; they matter nowhere else. */
+const bytesOf = (text) => (3 * text.length < MOST_OF_A_ROW ? 0 : new TextEncoder().encode(text).length);
+
+/** Whether a row has more characters than Python reads, which counts no half ones. */
+function isLonger(text) {
+  if (text.length <= MOST_OF_A_ROW) return false;
+  let halves = 0;
+  for (let i = 0; i < text.length; i++) halves += (text.charCodeAt(i) & 0xfc00) === 0xdc00;
+  return text.length - halves > MOST_OF_A_ROW;
 }
 
 /** What is read at a place, which is named where something is wrong. */
@@ -117,6 +145,7 @@ function csvRows(name, content) {
   const delimiter = [',', ';', '\t'].find((each) => first.includes(each)) ?? ',';
   const records = csvRecords(name, content, delimiter);
   const names = records.shift()?.cells ?? [];
+  if (names.length > MOST_KEYS) throw new Told(`${name}: it has ${number(names.length)} columns, more than ${number(MOST_KEYS)}.`);
   if (new Set(names).size < names.length || !names.every(Boolean)) {
     throw new Told(`${name}: the first line must name the columns, each once.`);
   }
@@ -134,15 +163,17 @@ function csvRows(name, content) {
 function csvRecords(name, content, delimiter) {
   const records = [];
   let [cells, cell, line] = [[], '', 1];
+  let [begin, first] = [0, 1]; // of the record: its place, and the number of its line
   let state = 'begin'; // of a cell; then 'plain', 'quoted' or 'closed'
   const endCell = () => {
     cells.push(cell);
     [cell, state] = ['', 'begin'];
   };
-  const endRecord = () => {
+  const endRecord = (end) => {
+    if (isLonger(content.slice(begin, end))) throw new Told(`${name}: the row that begins in line ${first} is longer than ${MOST_ROW_MIB} MiB: is a quote left open?`);
     if (cells.length || state !== 'begin') endCell();
     records.push({ cells, line });
-    cells = [];
+    [cells, begin, first] = [[], end, line + 1];
   };
   for (let i = 0; i < content.length; i++) {
     const c = content[i];
@@ -154,7 +185,7 @@ function csvRecords(name, content, delimiter) {
     } else if (state === 'closed' && c === '"') {
       [cell, state] = [`${cell}"`, 'quoted'];
     } else if (ends) {
-      endRecord();
+      endRecord(i + 1);
     } else if (c === delimiter) {
       endCell();
     } else if (state === 'closed') {
@@ -167,6 +198,6 @@ function csvRecords(name, content, delimiter) {
     if (c === '\n' || (c === '\r' && content[i + 1] !== '\n')) line++;
   }
   if (state === 'quoted') throw new Told(`${name}: a quotation mark is not closed.`);
-  if (cells.length || state !== 'begin') endRecord();
+  if (cells.length || state !== 'begin') endRecord(content.length);
   return records;
 }

@@ -2,7 +2,8 @@
 
 import { Told } from './device.mjs';
 
-const [MOST_DEPTH, MOST_KEYS, MOST_DIGITS] = [65, 4096, 4300];
+export const MOST_KEYS = 4096; // of an object, and columns of a table
+const [MOST_DEPTH, MOST_DIGITS] = [65, 4300];
 const SHOWN = 80; // characters of a key in a message
 const SPACE = /[ \t\n\r]*/y;
 const NUMBER = /-?(?:0|[1-9][0-9]*)((?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?)/y;
