@@ -110,6 +110,27 @@ def test_a_site_that_reads_rows_otherwise_starts_afresh(ask, site):
     assert found["kept"] == ""
 
 
+# What a module was when training began: all tokens were learnt, or rows came in another order.
+OTHERWISE = {
+    "examples.mjs": ("wanted === 'all' ? ", "true ? "),
+    "batches.mjs": ("BigInt(seed), BigInt(epoch)", "BigInt(seed) + 1n, BigInt(epoch)"),
+}
+
+
+@pytest.mark.parametrize("module", OTHERWISE)
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_a_page_that_trains_otherwise_does_not_go_on(browser, module, ask, site, whole):
+    present = (site / module).read_text()
+    earlier = present.replace(*OTHERWISE[module])
+    assert earlier != present
+    patched = WORKER | {"patch.mjs": HURRIED}
+    task = user_task(rows=ROWS) | {"reload": 3, "tolerates": "earlier version of this page"}
+    served = {"earlier": {module: earlier.encode()}}
+    found, _ = ask(browser, "page.html", task, patched, ALIASES, served=served)
+    assert found["told"] and found["takenUp"].startswith("Kept: step ")
+    assert found["weights"] == whole(browser)  # of training anew
+
+
 def test_training_anew_begins_anew(ask):
     found, _ = ask("firefox", "page.html", user_task() | {"anew": True})
     assert found["again"] == found["weights"]

@@ -58,6 +58,7 @@ class Server:
         types: Mapping[str, str] | None = None,
         packs: bool = False,
         stale: Mapping[str, bytes] | None = None,
+        earlier: Mapping[str, bytes] | None = None,
         cut: str = "",
     ) -> None:
         """Serves at once.
@@ -70,12 +71,14 @@ class Server:
             types: MIME types by the ends of names.
             packs: Whether files are sent as gzip.
             stale: What files were before: it is sent the first time, to be kept for an hour.
+            earlier: What files were before: it is sent the first time, not to be kept.
             cut: The file of which only a half is sent.
         """
         self.posted: Queue[Any] = Queue()
         self.requested: list[str] = []
         posted, requested, others = self.posted, self.requested, dict(aliases or {})
-        before = dict(stale or {})
+        before = {name: (content, "max-age=3600") for name, content in (stale or {}).items()}
+        before |= {name: (content, "no-store") for name, content in (earlier or {}).items()}
 
         class Handler(http.server.SimpleHTTPRequestHandler):
             extensions_map = {  # noqa: RUF012 - as the base class declares it
@@ -99,8 +102,8 @@ class Server:
                 path = Path(self.translate_path(self.path))
                 name = self.path.partition("?")[0].lstrip("/").removeprefix(under)
                 if name in before:
-                    content = before.pop(name)
-                    return self._send(content, len(content), {"Cache-Control": "max-age=3600"})
+                    content, kept = before.pop(name)
+                    return self._send(content, len(content), {"Cache-Control": kept})
                 if name == cut:
                     content = path.read_bytes()
                     return self._send(content[: len(content) // 2], len(content), {})

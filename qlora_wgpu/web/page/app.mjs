@@ -8,7 +8,7 @@ import { kindsOf } from './kinds.mjs';
 import { Requests } from './requests.mjs';
 import { saveFile } from './saving.mjs';
 import { sealedWorker } from './sealed.mjs';
-import { bytes, duration, hintOf, number, ofAnswer, ofData, ofEnd, ofKept, ofMemory, ofProgress } from './words.mjs';
+import { bytes, duration, hintOf, number, ofAnswer, ofData, ofEnd, ofKept, ofMemory, ofOtherPage, ofProgress } from './words.mjs';
 
 const $ = (id) => document.getElementById(id);
 const ANSWER = 200; // tokens of an answer at most
@@ -149,10 +149,17 @@ async function load() {
 
 /** Takes up what an earlier visit left. */
 async function goOn({ data, text, settings, step, total }) {
-  await take(data, text);
-  Object.assign(page, { resumes: step < total, trained: true, began: settings });
-  showSettings(settings);
   $('figures').textContent = ofProgress({ step, total });
+  page.trained = true;
+  try {
+    await take(data, text);
+  } catch (error) {
+    throw new Error(`${error.message} ${ofOtherPage(data)}`);
+  }
+  const same = step === total || (await requests.ask('isSame', {}));
+  Object.assign(page, { resumes: step < total && same, trained: true, began: settings });
+  showSettings(settings);
+  if (!same) throw new Error(`This page makes other rows or steps of ${data}. ${ofOtherPage(data)}`);
 }
 
 // -- 2. data ---------------------------------------------------------------------------------

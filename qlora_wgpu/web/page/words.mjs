@@ -82,6 +82,10 @@ export function ofProgress({ step, total }) {
   return step === total ? `Kept: all of ${counted(total, 'step')}.` : `Kept: step ${number(step)} of ${number(total)}.`;
 }
 
+/** That what is kept cannot be trained further, since the page has changed. */
+export const ofOtherPage = (data) => `The training on ${data} that is kept began with an earlier version of this page, so it does not go on: ` +
+  'what it has learnt can be talked with and saved, and new training takes its place.';
+
 /** What is kept from an earlier visit. */
 export function ofKept({ data, rank, step, total }) {
   return step === total ? `An adapter of rank ${rank}, trained on ${data}, is kept from before: load the model to talk with it and to save it.`

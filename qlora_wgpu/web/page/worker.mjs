@@ -1,6 +1,7 @@
 /** All that computes, away from the page: requests come as {id, do, ...}, answers and news go back. */
 
 import { ChatTemplate } from './chat.mjs';
+import { courseOf } from './course.mjs';
 import { NoGpu, Told, cutFor, openDevice } from './device.mjs';
 import { sha256 } from './digest.mjs';
 import { RowEncoder } from './examples.mjs';
@@ -74,6 +75,12 @@ const requests = {
     };
     state.data = { name, text, format, examples: train, held }; // until here what was taken earlier counts
     return found;
+  },
+
+  /** Whether what was kept learnt from the rows that this page makes of its data. */
+  isSame() {
+    const { course, settings } = state.last.about;
+    return course === courseOf(new Training(state.model, state.data.examples, settings), state.data.held);
   },
 
   /** Trains until it is done or stopped. */
@@ -187,13 +194,14 @@ async function train(kept) {
   let snapshot = kept;
   let [lost, reached] = [0, 0];
   if (!kept) tellOfWarmup();
+  const course = courseOf(new Training(state.model, examples, state.settings), held);
   for (;;) {
     const training = (state.training = new Training(state.model, examples, state.settings));
     if (state.stopped) training.stop();
     if (snapshot) training.resume(snapshot);
     else training.begin();
     const begun = { step: training.step, tokens: training.tokens, at: performance.now() };
-    const about = { data: name, text: state.data.text, kind: state.trained, rank: state.rank, settings: { ...state.settings }, total: training.total, before };
+    const about = { data: name, text: state.data.text, kind: state.trained, rank: state.rank, settings: { ...state.settings }, total: training.total, course, before };
     let keptAt = performance.now();
     try {
       await training.run({
