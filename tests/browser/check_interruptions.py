@@ -107,7 +107,14 @@ def test_a_site_that_reads_rows_otherwise_starts_afresh(ask, site):
     manifest["text"]["rows"]["train_on"] = "all"
     served = {"stale": {"site.json": json.dumps(manifest).encode()}}
     found, _ = ask("firefox", "page.html", user_task() | {"only": "training"}, served=served)
-    assert found["kept"] == ""
+    assert "trained by an earlier version of this site" in found["kept"] and found["keeps"]
+
+
+@pytest.mark.parametrize("browser", ["firefox", "chromium"])
+def test_what_is_kept_can_be_forgotten(browser, ask, whole):
+    found, _ = ask(browser, "page.html", user_task(rows=ROWS) | {"forget": True})
+    assert found["offered"] and found["weights"] == whole(browser)
+    assert found["kept"] == "" and not found["keeps"]
 
 
 # What a module was when training began: all tokens were learnt, or rows came in another order.

@@ -8,7 +8,7 @@ import { kindsOf } from './kinds.mjs';
 import { Requests } from './requests.mjs';
 import { saveFile } from './saving.mjs';
 import { sealedWorker } from './sealed.mjs';
-import { bytes, duration, hintOf, number, ofAnswer, ofData, ofEnd, ofKept, ofMemory, ofOtherPage, ofProgress } from './words.mjs';
+import { OF_EARLIER_SITE, bytes, duration, hintOf, number, ofAnswer, ofData, ofEnd, ofKept, ofMemory, ofOtherPage, ofProgress } from './words.mjs';
 
 const $ = (id) => document.getElementById(id);
 const ANSWER = 200; // tokens of an answer at most
@@ -58,6 +58,8 @@ function show() {
   $('train').textContent = page.resumes ? 'Go on' : page.trained ? 'Train anew' : 'Train';
   $('anew').hidden = !page.resumes;
   $('stop').hidden = !page.training;
+  $('keeping').hidden = !page.keeps;
+  $('forget').disabled = !free;
   $('hush').hidden = !page.written;
   for (const id of ['send', 'message', 'temperature', 'again', 'folder', 'weights', 'config']) $(id).disabled = !page.loaded || !free;
   for (const id of ['file', 'sample']) $(id).disabled = !page.site || !free;
@@ -73,7 +75,7 @@ function heard(news) {
   else if (news.kind === 'reading') $('rows').textContent = `Reading, ${Math.round(100 * news.share)} %`;
   else if (news.kind === 'told') tell(news.text);
   else if (news.kind === 'step') showStep(news);
-  else if (news.kind === 'kept') Object.assign(page, { resumes: news.step < news.total, trained: true });
+  else if (news.kind === 'kept') Object.assign(page, { resumes: news.step < news.total, trained: true, keeps: true });
   else if (news.kind === 'text') page.written?.(news.text);
 }
 
@@ -102,8 +104,8 @@ async function open() {
   if (!isSecureContext) {
     throw new Error('This page came over plain http, for which browsers switch WebGPU off: open it over https, or serve it on this machine (127.0.0.1).');
   }
-  const { site, kept } = await requests.ask('open', { base: new URL('.', location.href).href });
-  Object.assign(page, { site, kept });
+  const { site, kept, earlier } = await requests.ask('open', { base: new URL('.', location.href).href });
+  Object.assign(page, { site, kept, keeps: Boolean(kept) || earlier });
   const name = site.model.name.split('/').filter(Boolean).pop();
   $('title').textContent = document.title = page.title = `Train ${name} in this tab`;
   $('base').textContent = name;
@@ -118,7 +120,7 @@ async function open() {
   if (kept) {
     $('rank').value = kept.rank;
     $('rows').textContent = ofKept(kept);
-  }
+  } else if (earlier) $('rows').textContent = OF_EARLIER_SITE;
   showMemory();
 }
 
@@ -137,7 +139,7 @@ async function load() {
   $('gpu').textContent = 'Loading…';
   try {
     const { adapter, restored, kept } = await requests.ask('load', { rank: Number($('rank').value) });
-    Object.assign(page, { loaded: true, kept }); // another tab may have kept something meanwhile
+    Object.assign(page, { loaded: true, kept, keeps: page.keeps || Boolean(kept) }); // another tab may have kept something meanwhile
     $('gpu').textContent = `Loaded onto the GPU${adapter && ` (${adapter})`}.`;
     if (restored) await goOn(page.kept);
     else if (page.kept) $('rows').textContent = `What is kept from before has rank ${page.kept.rank}: reload the page and choose it to go on. New training takes its place.`;
@@ -160,6 +162,14 @@ async function goOn({ data, text, settings, step, total }) {
   Object.assign(page, { resumes: step < total && same, trained: true, began: settings });
   showSettings(settings);
   if (!same) throw new Error(`This page makes other rows or steps of ${data}. ${ofOtherPage(data)}`);
+}
+
+/** Removes what is kept: others use this machine, too. */
+async function forget() {
+  await requests.ask('forget', {});
+  Object.assign(page, { kept: null, keeps: false });
+  if (!page.data) $('rows').textContent = '';
+  say('Nothing is kept in this browser any more.');
 }
 
 // -- 2. data ---------------------------------------------------------------------------------
@@ -298,6 +308,7 @@ $('file').onchange = ({ target }) => {
   target.value = ''; // the same file, mended, can be chosen again
   if (files.length) takeFiles(files);
 };
+$('forget').onclick = () => doing(forget);
 $('sample').onclick = () => doing(takeSample);
 $('train').onclick = () => doing(train);
 $('anew').onclick = () => doing(() => train({ anew: true }));

@@ -9,11 +9,12 @@ const VECTORS = ['parameters', 'first_moment', 'second_moment'];
 export class Snapshots {
   /**
    * @param {string} name Tells one site's snapshots from another's.
+   * @param {string} family How the names begin that the site had before it was written anew, too.
    * @param {StorageManager} storage navigator.storage.
    * @param {LockManager} locks navigator.locks, if the browser has them.
    */
-  constructor(name, storage, locks) {
-    Object.assign(this, { name, storage, locks, owns: false });
+  constructor(name, family, storage, locks) {
+    Object.assign(this, { name, family, storage, locks, owns: false });
   }
 
   /** Whether it is this tab that keeps snapshots: the first one that began to, as long as it is open. */
@@ -55,6 +56,7 @@ export class Snapshots {
       const whole = { ...about, step, tokens, slot, serial, floats: parameters.length, text: data };
       await write(folder, `about.${slot}`, new TextEncoder().encode(JSON.stringify(whole)));
       if (latest && latest.text !== data) await folder.removeEntry(latest.text).catch(() => {});
+      await this._removeEarlier().catch(() => {}); // what is new is kept all the same
     } catch (error) {
       if (error instanceof Told) throw error;
       if (error.name === 'QuotaExceededError') {
@@ -73,6 +75,44 @@ export class Snapshots {
       Object.assign(this, { text, textName: name });
     }
     return this.textName;
+  }
+
+  /** The names under which the site kept something before it was written anew. */
+  async earlier() {
+    const found = [];
+    try {
+      for await (const name of (await this.storage.getDirectory()).keys()) if (name.startsWith(this.family) && name !== this.name) found.push(name);
+    } catch {
+      // There is no storage.
+    }
+    return found;
+  }
+
+  /** Removes what nobody can use any more, unless a tab that was not reloaded is at it. */
+  async _removeEarlier() {
+    for (const name of await this.earlier()) {
+      const remove = async (lock) => lock !== null && this._remove(name);
+      await (this.locks ? this.locks.request(name, { ifAvailable: true }, remove) : remove());
+    }
+  }
+
+  async _remove(name) {
+    const root = await this.storage.getDirectory();
+    await root.removeEntry(name, { recursive: true }).catch((error) => {
+      if (error.name !== 'NotFoundError') throw error;
+    });
+  }
+
+  /** Removes all that the site keeps. */
+  async forget() {
+    if (!(await this._own())) throw new Told('Another tab of this page keeps its training in this browser: close it first.');
+    this.text = null;
+    try {
+      await this._remove(this.name);
+      await this._removeEarlier();
+    } catch (error) {
+      throw new Told(`What is kept could not be removed (${error.message}): clear this page's data in the browser's settings.`);
+    }
   }
 
   /** The last snapshot with what was said about it; null if there is none that is whole. */

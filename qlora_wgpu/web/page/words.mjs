@@ -2,6 +2,8 @@
 
 const MOST_ROLES = 5; // in a warning
 
+export const OF_EARLIER_SITE = 'What is kept from before was trained by an earlier version of this site, and cannot be used by this one: new training takes its place.';
+
 export const number = (value) => value.toLocaleString('en');
 
 export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? '' : 's'}`;

@@ -41,9 +41,11 @@ const requests = {
     state.prompts = new Prompts(await state.files.json(site.text.prompts), state.tokenizer, state.template, site.text.alpaca);
     const { device, vendor } = await openDevice(navigator.gpu, site.needs, navigator.userAgent);
     device.destroy();
-    state.snapshots = new Snapshots(await storageName(site), navigator.storage, navigator.locks);
+    const [name, family] = await storageNames(site, new URL(base).pathname);
+    state.snapshots = new Snapshots(name, family, navigator.storage, navigator.locks);
     const kept = await state.snapshots.last();
-    return { site: { model: site.model, variants: cutFor(site.variants, vendor), buckets: site.buckets, training: site.training, rows: site.text.rows, chats: state.template !== null, sample: site.sample ?? null, bytes: siteBytes(site) }, kept: kept && kept.about };
+    const earlier = (await state.snapshots.earlier()).length > 0;
+    return { earlier, site: { model: site.model, variants: cutFor(site.variants, vendor), buckets: site.buckets, training: site.training, rows: site.text.rows, chats: state.template !== null, sample: site.sample ?? null, bytes: siteBytes(site) }, kept: kept && kept.about };
   },
 
   /** Opens the device and puts the weights onto it, and the adapter that was kept if it is of this rank. */
@@ -113,6 +115,11 @@ const requests = {
     return { text, cut: state.writer.cut };
   },
 
+  /** Removes what this browser keeps of the page; what is on the GPU stays. */
+  forget() {
+    return state.snapshots.forget();
+  },
+
   hush() {
     state.hushed = true;
   },
@@ -140,11 +147,12 @@ function hasRoom(kind, text) {
   return length <= 0.75 * state.site.buckets.at(-1);
 }
 
-/** Where a site's snapshots lie: one that was written anew begins anew. */
-async function storageName({ model, training, text, files }) {
-  const content = new TextEncoder().encode(JSON.stringify([training, text, files])); // how rows are read, too
-  // File systems end names at 255 bytes.
-  return `${model.name.slice(-100)}-${(await sha256(content)).slice(0, 16)}`.replaceAll(/[^\w.-]/g, '_');
+/** Where a site's snapshots lie: one that was written anew begins anew; and how all names of this place begin. */
+async function storageNames({ model, training, text, files }, place) {
+  const digest = async (value) => (await sha256(new TextEncoder().encode(JSON.stringify(value)))).slice(0, 16);
+  const family = `${await digest(place)}-`;
+  const name = model.name.slice(-100).replaceAll(/[^\w.-]/g, '_'); // file systems end names at 255 bytes
+  return [`${family}${name}-${await digest([training, text, files])}`, family]; // how rows are read, too
 }
 
 function restore(kept) {
