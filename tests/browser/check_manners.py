@@ -55,6 +55,16 @@ def test_steps_count_in_place_of_passes(ask, site):
     assert found["figures"].startswith("Done, 3 steps.") and not found["asks"]
 
 
+@pytest.mark.parametrize(("packing", "length"), [(False, 32), (True, 64)])
+def test_memory_is_told_for_the_rows_that_are_trained(ask, site, packing, length):
+    manifest = json.loads((site / "site.json").read_text())
+    manifest["training"]["packing"] = packing
+    over = {"site.json": json.dumps(manifest).encode()}
+    task = user_task() | {"text": row(3, 3) + "\n" + row(4, 4) + "\n" + row(5, 5), "only": "data"}
+    found, _ = ask("firefox", "page.html", task, over)
+    assert f"(rows of {length} tokens)" in found["memory"]
+
+
 def test_training_that_would_learn_nothing_is_told(ask):
     """A single step has a learning rate of 0, if there is a warm-up."""
     task = user_task(4) | {"tolerates": "no second step"}

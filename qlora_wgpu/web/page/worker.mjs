@@ -1,5 +1,6 @@
 /** All that computes, away from the page: requests come as {id, do, ...}, answers and news go back. */
 
+import { BatchPlan } from './batches.mjs';
 import { ChatTemplate } from './chat.mjs';
 import { courseOf } from './course.mjs';
 import { NoGpu, Told, cutFor, openDevice } from './device.mjs';
@@ -71,7 +72,7 @@ const requests = {
       counts, format, ends, dropped, document: Boolean(rows[0].document), held: held.length, unknown: { ...unknown, text: state.tokenizer.specialTokens.unk_token }, rows: train.length,
       tokens: train.reduce((n, e) => n + e.ids.length, 0),
       learnt: train.reduce((n, e) => n + e.labels.slice(1).filter((label) => label !== -100).length, 0),
-      longest: examples.reduce((n, e) => Math.max(n, e.ids.length), 0), // more rows than a call takes arguments
+      longest: longest(train, held),
       sample: shownExample(train[0]),
       prompt: firstPrompt(rows, format, encoder, (text) => hasRoom(kindOf(format), text)),
     };
@@ -140,6 +141,13 @@ const requests = {
     return zipped(Object.fromEntries(inFolder), new Date());
   },
 };
+
+/** The tokens of the longest row, of several examples where they are packed. */
+function longest(train, held) {
+  const lengths = (examples) => examples.map((e) => e.ids.length);
+  const plan = new BatchPlan(lengths(train), state.settings, state.site.buckets.at(-1));
+  return [...plan.lengths, ...lengths(held)].reduce((a, b) => Math.max(a, b), 0); // more than a call takes arguments
+}
 
 /** Whether there is room for an answer behind a text. */
 function hasRoom(kind, text) {
