@@ -13,7 +13,7 @@ BROWSERS = pytest.mark.parametrize("browser", ["firefox", "chromium"])
 def test_the_page_is_kind(browser, ask):
     task = user_task() | {
         "name": "rows" * 50 + ".jsonl",
-        "odd": [["rate", ""], ["rate", "2"]],
+        "odd": [["epochs", "1e12"], ["rate", ""], ["rate", "2"]],
         "dropped": [{"name": f"{n}.jsonl", "text": row(3, 3)} for n in ("a", "b")],
     }
     found, _ = ask(browser, "page.html", task)
@@ -21,7 +21,11 @@ def test_the_page_is_kind(browser, ask):
     files = "2 files at once: training takes one, so put their rows into one file."
     busy = "The page is at work: take a.jsonl when it has ended."
     # Of an error in another's script nothing is told: the page runs.
-    assert found["sentences"] == ["nothing is told", rate, rate, files, busy]
+    steps = (
+        "Training would take 4,000,000,000,000 steps, more than 1,000,000,000: "
+        "take fewer passes over the data."
+    )
+    assert found["sentences"] == ["nothing is told", steps, rate, rate, files, busy]
     # A text that is dragged into a field stays the field's, and so does the end of a composed word.
     assert found["texts"] and found["composes"]
     # A name without a space is broken, and the page is no wider for it.

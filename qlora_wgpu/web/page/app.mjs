@@ -203,9 +203,15 @@ function takeFiles([file, ...others]) {
 }
 
 async function takeSample() {
-  const response = await fetch(encodeURIComponent(page.site.sample));
-  if (!response.ok) throw new Error(`${page.site.sample} cannot be fetched (${response.status}): copy the site again.`);
-  return take(page.site.sample, await response.blob());
+  const { sample } = page.site;
+  let response;
+  try {
+    response = await fetch(encodeURIComponent(sample));
+    if (response.ok) return await take(sample, await response.blob());
+  } catch (error) {
+    throw response ? error : new Error(`${sample} cannot be fetched (${error.message}): is the server still there?`);
+  }
+  throw new Error(`${sample} cannot be fetched (${response.status}): copy the site again.`);
 }
 
 // -- 3. training -----------------------------------------------------------------------------
@@ -220,22 +226,24 @@ async function train({ anew = false } = {}) {
   const asked = { messages, most: SAMPLE, temperature: 0 };
   $('asked').textContent = page.data.prompt;
   $('after').textContent = '…';
-  Object.assign(page, { training: true, stopping: false, resumes: resume, began: settings });
-  awake.on();
+  Object.assign(page, { training: true, stopping: false });
   show();
   if (unplaced()) $('stop').focus();
   for (const id of ['progress', 'chart']) $(id).hidden = false;
   $('figures').textContent = 'Beginning: the first step takes longest, since the GPU\'s driver compiles.';
-  if (!resume) {
-    $('compared').hidden = true;
-    chart.clear();
-    $('progress').value = 0;
-  }
   try {
-    if (!resume && page.data.prompt) {
-      await requests.ask('reset', {});
-      $('before').textContent = ofAnswer(await requests.ask('write', asked));
-      $('compared').hidden = false;
+    if (!resume) await requests.ask('total', { settings }); // which may be refused
+    Object.assign(page, { resumes: resume, began: settings });
+    awake.on();
+    if (!resume) {
+      $('compared').hidden = true;
+      chart.clear();
+      $('progress').value = 0;
+      if (page.data.prompt) {
+        await requests.ask('reset', {});
+        $('before').textContent = ofAnswer(await requests.ask('write', asked));
+        $('compared').hidden = false;
+      }
     }
     const result = await requests.ask('train', { settings, resume, stopped: page.stopping });
     $('figures').textContent = ofEnd(result);

@@ -3,6 +3,9 @@
 import { BatchPlan, dropoutKey } from './batches.mjs';
 import { Told } from './device.mjs';
 import { learningRate, stepRow } from './schedule.mjs';
+import { number } from './words.mjs';
+
+const MOST_STEPS = 1e9; // as of a run
 
 export class Training {
   /**
@@ -14,6 +17,7 @@ export class Training {
     Object.assign(this, { model, examples, settings, step: 0, tokens: 0, stopped: false });
     this.plan = new BatchPlan(examples.map((e) => e.ids.length), settings, model.site.buckets.at(-1));
     this.total = this.plan.totalSteps;
+    if (this.total > MOST_STEPS) throw new Told(`Training would take ${number(this.total)} steps, more than ${number(MOST_STEPS)}: take fewer passes over the data.`);
   }
 
   /** Begins with the adapter as the site has it, and no moments. */

@@ -86,6 +86,12 @@ const requests = {
     return course === courseOf(new Training(state.model, state.data.examples, settings), state.data.held);
   },
 
+  /** How many steps training will take, which is refused if they are too many. */
+  async total({ settings }) {
+    await alive();
+    return new Training(state.model, state.data.examples, { ...state.settings, ...settings }).total;
+  },
+
   /** Trains until it is done or stopped. */
   async train({ settings, resume, stopped }) {
     state.stopped = stopped;
