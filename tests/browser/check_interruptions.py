@@ -115,6 +115,7 @@ def test_what_is_kept_can_be_forgotten(browser, ask, whole):
     found, _ = ask(browser, "page.html", user_task(rows=ROWS) | {"forget": True})
     assert found["offered"] and found["weights"] == whole(browser)
     assert found["kept"] == "" and not found["keeps"]
+    assert found["places"][-1] == "train"  # the button is gone, and the keyboard goes on
 
 
 # What a module was when training began: all tokens were learnt, or rows came in another order.

@@ -40,12 +40,15 @@ async function doing(work) {
     page.busy = false;
     show();
     // A button that was switched off meanwhile has lost the keyboard's place; what was pressed for good leads on.
-    if (unplaced()) (focused?.disabled ? nextStep() : focused)?.focus();
+    if (unplaced()) (isGone(focused) ? nextStep() : focused)?.focus();
   }
 }
 
 /** Whether the keyboard has no place: Chromium leaves it on a button that was switched off until it draws again. */
 const unplaced = () => [document.body, null].includes(document.activeElement) || document.activeElement.disabled;
+
+/** Whether what had the keyboard's place can no longer be pressed. */
+const isGone = (element) => element?.disabled || (element instanceof HTMLButtonElement && !element.offsetParent);
 
 const nextStep = () => $(page.data ? 'train' : 'file');
 
