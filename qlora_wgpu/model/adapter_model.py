@@ -19,17 +19,15 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.graph.program import Program
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.lora import load_adapter, save_adapter
+from qlora_wgpu.lora import save_adapter
 from qlora_wgpu.lora.biases import split_biases
 from qlora_wgpu.lora.conversion import Started, converted
-from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
 from qlora_wgpu.lora.names import WHOLE, tensor_name
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_biases import AdapterBiases
 from qlora_wgpu.model.adapter_state import (
-    check_scaling,
+    read_fitting,
     read_flat,
-    read_started,
     warn_if_trained_otherwise,
     write_flat,
 )
@@ -254,17 +252,15 @@ class AdapterModel:
         Raises:
             CheckpointError: If it is damaged or does not fit this model and its LoraConfig.
         """
+        pairs: Mapping[str, FloatArray]
+        biases: Mapping[str, FloatArray]
         if isinstance(adapter, Mapping):
-            tensors: Mapping[str, FloatArray] = adapter
+            pairs, biases = split_biases(adapter)
         else:
-            stacking = self.architecture.stacking
-            tensors, config = load_adapter(Path(adapter), biases=True, stacking=stacking)
-            tensors, config = read_started(adapter, tensors, config, self.adapter)
-            shapes = adapter_shapes(self.architecture, config)
-            refuse_other_base(adapter, config, tensors, shapes, self.name_or_path, whole=False)
-            check_scaling(config, self.adapter, adapter)
+            pairs, biases = read_fitting(
+                adapter, self.adapter, self.architecture, self.name_or_path
+            )
             warn_if_trained_otherwise(adapter, self.quant)
-        pairs, biases = split_biases(tensors)
         self.write_parameters(self.adapter.join(pairs))
         self.biases.take(biases)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,10 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.pieces import Pieces, in_pieces
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.lora import AdapterConfig
+from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.biases import split_biases
 from qlora_wgpu.lora.conversion import started_in
+from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.names import MAGNITUDE, TOKENS, WHOLE, adapted_layers
 from qlora_wgpu.lora.patterns import unfitting
@@ -178,6 +180,34 @@ def norms_graph(layout: ModelLayout, name: str) -> tuple[Graph, Tensor]:
     for row0, w in weight.shards(graph):
         dora.norm(graph, w, layout.adapter.loras[name], norms, row0, 0.0, plain=True)
     return graph, norms
+
+
+def read_fitting(
+    folder: str | PathLike[str],
+    adapter: Adapter,
+    architecture: Architecture,
+    base: str | PathLike[str],
+) -> tuple[Mapping[str, FloatArray], Mapping[str, FloatArray]]:
+    """An adapter's file for an adapter that is laid out; no weight of the base is needed.
+
+    Args:
+        folder: The folder of the file.
+        adapter: What takes it.
+        architecture: The base's.
+        base: The base's name or folder.
+
+    Returns:
+        The flat vector's tensors, and the biases by their modules.
+
+    Raises:
+        CheckpointError: If it is damaged or does not fit.
+    """
+    read, config = load_adapter(Path(folder), biases=True, stacking=architecture.stacking)
+    tensors, stored = read_started(folder, read, config, adapter)
+    shapes = adapter_shapes(architecture, stored)
+    refuse_other_base(folder, stored, tensors, shapes, base, whole=False)
+    check_scaling(stored, adapter, folder)
+    return split_biases(tensors)
 
 
 def check_scaling(stored: AdapterConfig, adapter: Adapter, path: str | PathLike[str]) -> None:

@@ -17,7 +17,7 @@ from qlora_wgpu.model.fit import Fit
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
-from qlora_wgpu.runs.init_from import load_init_from, require_init_from
+from qlora_wgpu.runs.init_from import check_init_from, load_init_from, require_init_from
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel, checking_device, load_model, open_device
 from qlora_wgpu.runs.planning import plan_layout
@@ -104,6 +104,7 @@ def _train(
     source = OpenedModel.open(base, settings.model)  # and what is not supported
     for text in source.notes:
         observer.note(text)
+    check_init_from(source.pretrained, settings.lora)
     data = read_run_data(settings, source, observer)
     prompt = prompt_of_run(settings, source)  # now that the data is there
     prompts = run_prompts(settings, source, prompt, data.held_out or data.train)

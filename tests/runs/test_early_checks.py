@@ -1,7 +1,7 @@
 """What can be told at once is told before data is read."""
 
 import pytest
-from e2e.tiny import write_chats, write_model
+from e2e.tiny import write_model
 
 from qlora_wgpu import LoraConfig, QLoRAModel, train
 from qlora_wgpu.errors import CheckpointError, ConfigError, DeviceError
@@ -40,18 +40,17 @@ def test_a_folder_to_go_on_from_that_holds_no_adapter(config, tmp_path, folder, 
 
 @pytest.mark.parametrize(
     ("own", "changes", "text"),
-    [({"r": 4}, {}, "made with r = 2"), ({"r": 2}, {"intermediate_size": 24}, "does not fit")],
+    [
+        ({"r": 4}, {}, "made with r = 2"),
+        ({"r": 2}, {"intermediate_size": 24}, "does not fit"),
+        ({"r": 2, "target_modules": ["q_proj"]}, {}, "has, and this model has not"),
+    ],
 )
 def test_an_adapter_to_go_on_from_that_does_not_fit(config, tmp_path, device, own, changes, text):
     write_model(tmp_path / "other", **changes)
     lora = LoraConfig(r=2, lora_alpha=4)
     with QLoRAModel.from_pretrained(tmp_path / "other", lora, device=device) as other:
         other.save_adapter(tmp_path / "adapter")
-    rows = write_chats(tmp_path / "rows.jsonl", 4)
-    settings = {
-        **config,
-        "data": {"train": str(rows)},
-        "lora": {**own, "lora_alpha": 4, "init_from": str(tmp_path / "adapter")},
-    }
+    lora_of_run = {**own, "lora_alpha": 4, "init_from": str(tmp_path / "adapter")}
     with pytest.raises(CheckpointError, match=rf"^lora\.init_from: .*{text}"):
-        train(settings)
+        train({**config, "lora": lora_of_run})  # whose data is not there, and is not missed
