@@ -24,6 +24,12 @@ from qlora_wgpu.visible import visible, visible_json, without_secrets
 
 _UNBROKEN = 100_000  # columns of a pipe or a file, whose lines nobody breaks
 _USUAL = 80  # of a terminal that says it has none
+_GIVEN = {  # how a command is given what it takes by an option, by that option's parameter
+    "prompt": "A text is given with --prompt",
+    "data_paths": "Model and data are given with --model and --data",
+    "gguf_file": "The file to write is given with --gguf",
+    "out": "The folder to write is given with --out",
+}
 
 
 class Terminal(Console):
@@ -196,16 +202,16 @@ def _visible_messages() -> Iterator[None]:
             sys.exit(0)
         raise QLoRAError(f"a connection was closed at its other end: {reason(err)}") from err
     except click.ClickException as err:
-        vars(err).update(message=visible(err.message) + _as_a_setting(err) + _as_a_prompt(err))
+        vars(err).update(message=visible(err.message) + _as_a_setting(err) + _as_an_option(err))
         raise
 
 
-def _as_a_prompt(err: click.ClickException) -> str:
-    """How a text is given that was taken for an argument, to the command that takes one."""
+def _as_an_option(err: click.ClickException) -> str:
+    """How something is given that was taken for an argument too many."""
     if type(err) is not click.UsageError or err.ctx is None:
         return ""
-    takes_text = any(parameter.name == "prompt" for parameter in err.ctx.command.params)
-    return ". A text is given with --prompt" if takes_text else ""
+    parameters = {parameter.name for parameter in err.ctx.command.params}
+    return next((f". {hint}" for name, hint in _GIVEN.items() if name in parameters), "")
 
 
 def _as_a_setting(err: click.ClickException) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import pickle
 import signal
+import sys
 import time
 from typing import Any
 
@@ -113,6 +114,8 @@ def _signals() -> asyncio.Future[int]:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, note)
+    if sys.platform != "win32" and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, note)  # a terminal that is closed, but under nohup
     return asked
 
 

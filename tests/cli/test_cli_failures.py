@@ -55,7 +55,20 @@ def test_runs_that_cannot_be_looked_for(tmp_path, run, message):
 def test_a_text_without_its_option(tmp_path, arguments, message):
     done = run_here("generate", *arguments, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.endswith(message)
-    assert "--prompt" not in run_here("merge", "a", "b", "c", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("export", "run", "a.gguf"), "(a.gguf). The file to write is given with --gguf\n"),
+        (("merge", "run", "new"), "(new). The folder to write is given with --out\n"),
+        (("init", "model", "a.jsonl"), ". Model and data are given with --model and --data\n"),
+        (("watch", "run", "other"), "argument (other)\n"),
+    ],
+)
+def test_a_place_without_its_option(tmp_path, arguments, message):
+    done = run_here(*arguments, cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.endswith(message)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="others keep a folder that a process is in")

@@ -101,6 +101,15 @@ def test_a_worker_joins_refuses_begins_anew_and_leaves(tmp_path, folder):
         assert "Traceback" not in started.text
 
 
+@pytest.mark.skipif(os.name != "posix", reason="others have no SIGHUP")
+def test_a_worker_leaves_when_its_terminal_is_closed(tmp_path):
+    with scheduler() as address, worker(tmp_path, address, "--name", "w") as started:
+        started.wait_for("is connected")
+        started.process.send_signal(signal.SIGHUP)
+        assert started.code() == 128 + signal.SIGHUP
+    assert "worker w leaves; what it was computing goes to others" in started.text
+
+
 def test_a_worker_without_its_scheduler_waits_and_ends(tmp_path):
     options = ("--name", "w", "--patience", _PATIENCE)
     with (
