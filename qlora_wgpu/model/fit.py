@@ -13,7 +13,7 @@ from qlora_wgpu.model.residency import Residency
 
 LINK = 5e9  # bytes a second between host and device, measured for uploads to a card
 _MADE_AGAIN = "what norms and gated units make is made again in the backward"
-_IN_BUFFERS = "intermediates lie in buffers instead of textures, which is slower here"
+IN_BUFFERS = "intermediates lie in buffers instead of textures, which is slower here"
 _ALONE = {"the input embedding", "lm_head"}  # of which one thing alone is said
 
 
@@ -73,7 +73,7 @@ class Fit:
         if residency.remakes:
             parts.append(_MADE_AGAIN)
         if residency.in_buffers:
-            parts.append(_IN_BUFFERS)
+            parts.append(IN_BUFFERS)
         return ", and ".join(parts)
 
 

@@ -16,7 +16,7 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory_size import room
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.fit import waiting_in_words
+from qlora_wgpu.model.fit import IN_BUFFERS, waiting_in_words
 from qlora_wgpu.model.fitting_reading import fit_reading, reading_memory
 from qlora_wgpu.model.keeping import KeepDequantized
 from qlora_wgpu.model.layout import ModelLayout
@@ -174,15 +174,20 @@ def read_within_room(
     require_bindings(fitted, plans, device)
     memory = reading_memory(plans, fitted)
     observer.planned(memory)
-    words = waiting_in_words(fitted.residency, fitted.num_layers)
-    if words:
-        size = f"{budget / MIB:,.0f} MiB"
-        observer.note(f"to keep within {size} of device memory, {words} in host memory")
+    if words := _in_words(fitted):
+        observer.note(f"to keep within {budget / MIB:,.0f} MiB of device memory, {words}")
     require_host_room(
         fitted, fitted.weights_on_host(), device, sum(memory.values()), observer, plans,
         trains=False,
     )  # fmt: skip
     return fitted
+
+
+def _in_words(layout: ModelLayout) -> str:
+    """What waits in host memory and what is given up; empty where nothing is."""
+    waiting = waiting_in_words(layout.residency, layout.num_layers)
+    buffers = IN_BUFFERS if layout.residency.in_buffers else ""
+    return "; ".join(filter(None, (waiting and f"{waiting} in host memory", buffers)))
 
 
 def _shorter(memory: Counter[str]) -> int:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from collections import Counter
 from unittest.mock import patch
 
@@ -11,6 +12,7 @@ from support.commands import run_here
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import Config, LoraConfig, Observer, QuantConfig, open_adapter, train
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
+from qlora_wgpu.gpu.profile import cpu_profile
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.fitting_reading import reading_memory
 from qlora_wgpu.model.pretrained import Pretrained
@@ -18,7 +20,7 @@ from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.residency import Residency
 from qlora_wgpu.runs import host_room
 from qlora_wgpu.runs.host_memory import host_memory
-from qlora_wgpu.runs.reading import Rows, Texts, _shorter
+from qlora_wgpu.runs.reading import Rows, Texts, _shorter, read_within_room
 
 PROMPT = ["--prompt", "what is 1 and 2?", "--max-new-tokens", 12]
 
@@ -78,6 +80,25 @@ def test_a_budget_changes_no_token(place, budget):
     assert spoken[0].stdout == spoken[1].stdout and "in host memory" in spoken[1].stderr
 
 
+def test_textures_that_are_given_up_are_told(place, device, monkeypatch):
+    base = Pretrained.open(place / "model")
+    plain = device_layout(base, LoraConfig(r=4), QuantConfig(), "bfloat16", device)
+    layout = plain.cut_for(cpu_profile(8, 10, in_textures=True, short_loops=True))
+    buffers, rows, told = layout.waiting(Residency(in_buffers=True)), Rows(1, 64), Notes()
+    within = reading_memory(rows.plans(layout))
+    least = sum(reading_memory(rows.plans(buffers)).values())
+    assert least < sum(within.values())
+    monkeypatch.setattr(device, "budget", least + _shorter(within))
+    assert read_within_room(layout, rows, device, told).residency == buffers.residency
+    (text,) = told.texts
+    assert re.fullmatch(
+        "to keep within .* MiB of device memory, intermediates lie in buffers .*", text
+    )
+    monkeypatch.setattr(device, "budget", sum(within.values()) + _shorter(within))
+    assert read_within_room(layout, rows, device, told).residency.in_buffers is False
+    assert len(told.texts) == 1
+
+
 def test_a_budget_changes_no_loss(place, budget):
     least = budget(Rows(1, 32))
     plain = done(place, "eval", "run", "--json")
@@ -106,6 +127,14 @@ def test_too_little_memory_is_a_sentence(place):
     ended = run_here("generate", "run", *PROMPT, "--memory", "100KiB", cwd=place)
     assert ended.returncode == 2
     assert "of device memory" in ended.stderr and "more than" in ended.stderr
+
+
+class Notes(Observer):
+    def __init__(self):
+        self.texts = []
+
+    def note(self, text):
+        self.texts.append(text)
 
 
 class Plans(Observer):
