@@ -23,7 +23,8 @@ class Backend(ABC):
 
     Attributes:
         name: The value of ``device.backend`` in a config.
-        package: The package's name for pip.
+        package: The package's name.
+        requirement: What pip installs it by, in the version that is used.
         features: The features that are used, by WebGPU's names, as this package calls them.
         proves_uniformity: Whether it refuses barriers that copies of uniforms decide on, since it
             does not follow what becomes of the copies.
@@ -31,6 +32,7 @@ class Backend(ABC):
 
     name: ClassVar[str]
     package: ClassVar[str]
+    requirement: ClassVar[str]
     features: ClassVar[Mapping[str, tuple[str, ...]]]
     proves_uniformity: ClassVar[bool] = False
 
@@ -49,7 +51,8 @@ class Backend(ABC):
             return self.load()
         except Exception as err:
             raise DeviceError(
-                f"the package {self.package} cannot be loaded ({err}): pip install {self.package}"
+                f"the package {self.package} cannot be loaded ({err}): pip install "
+                f"{self.requirement}"
             ) from err
 
     def adapters(self) -> list[Any]:

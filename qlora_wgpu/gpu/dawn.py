@@ -47,6 +47,7 @@ class Dawn(Backend):
     name: ClassVar[str] = "dawn"
     proves_uniformity: ClassVar[bool] = True
     package: ClassVar[str] = "wgpudawn"
+    requirement: ClassVar[str] = "'qlora-wgpu[dawn]'"
     features: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "timestamp-query": ("timestamp-query",),
         "shader-f16": ("shader-f16",),

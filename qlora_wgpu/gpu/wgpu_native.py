@@ -17,6 +17,7 @@ class WgpuNative(Backend):
 
     name: ClassVar[str] = "wgpu"
     package: ClassVar[str] = "wgpu"
+    requirement: ClassVar[str] = "wgpu"
     features: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "timestamp-query": ("timestamp-query",),
         "shader-f16": ("shader-f16",),
