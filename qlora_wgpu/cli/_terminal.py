@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,6 +18,7 @@ from rich.text import Text
 
 from qlora_wgpu.cli._lasting import LastingOutput
 from qlora_wgpu.errors import QLoRAError, on_command_line, reason
+from qlora_wgpu.shell_words import shell_command
 from qlora_wgpu.supervision.streams import drop_closed
 from qlora_wgpu.visible import visible, visible_json, without_secrets
 
@@ -179,7 +179,7 @@ class Commands(click.Group):
     ) -> click.Context:
         """Reads the group's own arguments."""
         with _visible_messages():
-            typed = shlex.join(["qlora-wgpu", *args])
+            typed = shell_command(["qlora-wgpu", *args])
             context = super().make_context(info_name, args, *others, **options)
             context.meta[_TYPED] = typed
             return context

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from qlora_wgpu.export.gguf.element_types import FILE_TYPES
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.drift import measure_drift, measure_trained
 from qlora_wgpu.runs.exporting import export_adapter, export_model, modelfile_of
+from qlora_wgpu.shell_words import shell_word
 
 _base_option = click.option(
     "--base",
@@ -177,7 +177,7 @@ def export(
         console.print(f"note: {note}", style="yellow", highlight=False)
     size = f"{done.nbytes / 1e9:.2f} GB" if done.nbytes >= 1e7 else f"{done.nbytes:,} bytes"
     console.print(f"{size} in {done.type_name} written to {done.path}", highlight=False)
-    modelfile = shlex.quote(str(modelfile_of(done.path)))
+    modelfile = shell_word(str(modelfile_of(done.path)))
     console.print(f"for Ollama: ollama create NAME -f {modelfile}", highlight=False)
     if done.drift is not None:
         console.print(f"drift from base and adapter, as trained, {done.drift}", highlight=False)

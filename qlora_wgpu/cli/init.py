@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 
 import click
@@ -13,6 +12,7 @@ from qlora_wgpu.config.commented_yaml import commented_yaml
 from qlora_wgpu.data.sources import has_validation
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs.first_settings import first_settings
+from qlora_wgpu.shell_words import shell_word
 
 
 @click.command()
@@ -81,7 +81,7 @@ def init(
         file.write_text(text, encoding="utf-8")
     except OSError as err:
         raise ConfigError(f"{out} cannot be written: {err.strerror or err}") from err
-    typed = shlex.quote(f"./{out}" if out.startswith("-") else out)  # else it is an option
+    typed = shell_word(f"./{out}" if out.startswith("-") else out)  # else it is an option
     console.print(
         f"{out} written. Look at the data with `qlora-wgpu data {typed}`, at the memory with "
         f"`qlora-wgpu estimate {typed}`, and train with `qlora-wgpu train {typed}`.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,6 +14,7 @@ from qlora_wgpu.cli._settings import read_settings
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.data import prompt_kind
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.shell_words import shell_command, shell_word
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.training import Observer, Sample, TrainResult
 from qlora_wgpu.training.reporters import ObserverList
@@ -56,7 +56,7 @@ def train(
 
 def _again(config: str, overrides: tuple[str, ...]) -> str:
     """The command that goes on with a run."""
-    return shlex.join(["qlora-wgpu", "train", config, *overrides, "--resume"])
+    return shell_command(["qlora-wgpu", "train", config, *overrides, "--resume"])
 
 
 class Noted(Observer):
@@ -108,9 +108,9 @@ def show_result(console: Terminal, result: TrainResult, again: str = "--resume")
 
 def _next_command(result: TrainResult) -> str:
     """The line that shows what the run has learnt."""
-    run = shlex.quote(str(result.run_dir))
+    run = shell_word(str(result.run_dir))
     if prompt_kind(result.adapter_dir) == "text":
-        return f"qlora-wgpu generate {run} --prompt '...'"
+        return f'qlora-wgpu generate {run} --prompt "..."'
     return f"qlora-wgpu chat {run}"
 
 

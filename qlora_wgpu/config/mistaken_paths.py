@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import os
-import shlex
 from pathlib import Path
 
 from qlora_wgpu.config.paths import DATA_SUFFIXES
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.files import open_file
+from qlora_wgpu.shell_words import shell_word
 
 _YAML = (".yaml", ".yml")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -54,11 +54,11 @@ def _folder(path: Path) -> str:
 
 
 def _data(path: Path, kind: str) -> str:
-    return f"{kind}, not a configuration: {_written_by('MODEL', shlex.quote(str(path)))}"
+    return f"{kind}, not a configuration: {_written_by('MODEL', shell_word(str(path)))}"
 
 
 def _model(path: Path, kind: str) -> str:
-    return f"{kind}, not a configuration: {_written_by(shlex.quote(str(path)), 'DATA')}"
+    return f"{kind}, not a configuration: {_written_by(shell_word(str(path)), 'DATA')}"
 
 
 def _written_by(model: str, data: str) -> str:
