@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Iterator
+from io import IncrementalNewlineDecoder
 from pathlib import Path
 from types import TracebackType
 
@@ -77,11 +78,15 @@ class TextFile:
 
 
 def file_parts(path: Path) -> Iterator[str]:
-    """All of a file's text in parts of some size.
+    """All of a file's text in parts of some size, line ends as line feeds.
+
+    So a text has the same tokens whatever system it was written on.
 
     Raises:
         DataError: If it cannot be read or is not UTF-8.
     """
+    line_ends = IncrementalNewlineDecoder(None, translate=True)
     with TextFile(path) as file:
         while part := file.read():
-            yield part
+            yield line_ends.decode(part)
+        yield line_ends.decode("", final=True)

@@ -96,7 +96,11 @@ def test_wrong_lists(tmp_path, content, expected) -> None:
 def test_text(tmp_path) -> None:
     path = tmp_path / "a.txt"
     path.write_bytes(b"\xef\xbb\xbfa\r\nb\n")
-    assert "".join(file_parts(path)) == "a\r\nb\n"
+    assert "".join(file_parts(path)) == "a\nb\n"
+    parts = b"a" * ((1 << 20) - 1) + b"\r\nb\r", b"a" * (1 << 20) + b"\r\n"  # cut within an end
+    for raw in (*parts, b"\r", b"\n\r\r\n"):
+        path.write_bytes(raw)
+        assert "".join(file_parts(path)) == path.read_text("utf-8")
     path.write_bytes(b"a\n\nb\xff")
     with pytest.raises(DataError, match=r"a\.txt line 3 is not UTF-8"):
         list(file_parts(path))

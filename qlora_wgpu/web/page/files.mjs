@@ -71,7 +71,7 @@ export function rowsOf(name, text) {
   if (kind === 'jsonl' || kind === 'ndjson') return jsonLines(name, content);
   if (kind === 'json') return jsonRows(name, content);
   if (kind === 'csv' || kind === 'tsv') return csvRows(name, content);
-  return [{ where: name, row: { text: content }, document: true }];
+  return [{ where: name, row: { text: content.replace(/\r\n?/g, '\n') }, document: true }];
 }
 
 const isList = (content) => /^[ \t\n\r]*\[/.test(content);
