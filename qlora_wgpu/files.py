@@ -8,6 +8,7 @@ whose ``strerror`` ends the caller's sentence.
 
 from __future__ import annotations
 
+import codecs
 import errno
 import os
 import stat
@@ -16,6 +17,9 @@ from pathlib import Path
 
 # Without waiting for somebody to write, without becoming the terminal of this process.
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
+
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""How text in UTF-16 begins, as PowerShell's ``>`` writes it: it is never the beginning of UTF-8."""
 
 BUFFER_BYTES = 8192  # Python 3.14 would take 128 KiB for each open file
 

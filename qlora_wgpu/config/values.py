@@ -13,6 +13,8 @@ from qlora_wgpu.limits import COUNT, NUMBERS, RANK, STEPS
 from qlora_wgpu.sandbox.expressions import check_expression
 
 ALL_LINEAR = "all-linear"
+_ON_WINDOWS = os.name == "nt"
+_CONTROL = re.compile(r"[\x00-\x1f]")  # which names on Windows do not have, and elsewhere may
 _WORD = re.compile(r"\w*")  # as a regular expression it would fit no whole name
 
 PositiveInt = Annotated[int, Field(ge=1, le=COUNT)]
@@ -21,7 +23,13 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 def _file_name(value: str) -> str:
-    """Refuses what no file can be called where names are not in UTF-8."""
+    """Refuses what no file can be called on this system, or where names are not in UTF-8."""
+    if _ON_WINDOWS and (found := _CONTROL.search(value)):
+        raise ValueError(
+            f"must be a name that files can have, without the control character "
+            f"U+{ord(found[0]):04X} (double quotes make one of a backslash and a letter: write "
+            "the path in single quotes, or with /)"
+        )
     try:
         os.fsencode(value)
     except UnicodeEncodeError:

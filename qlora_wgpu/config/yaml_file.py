@@ -18,7 +18,7 @@ import yaml
 from qlora_wgpu.config.mistaken_paths import near_name, refuse_other_than_yaml
 from qlora_wgpu.config.yaml_aliases import written_out
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.files import file_bytes
+from qlora_wgpu.files import UTF_16, file_bytes
 from qlora_wgpu.limits import YAML_BYTES, YAML_DEPTH, YAML_KEY, YAML_NODES
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
@@ -71,6 +71,8 @@ def read_yaml_file(path: Path, *, aliases: bool = False) -> YamlFile:
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as err:
+        if raw.startswith(UTF_16):
+            raise ConfigError(f"{path} is UTF-16 text: save it as UTF-8") from None
         line = raw[: err.start].count(b"\n") + 1
         raise ConfigError(f"{path} (line {line}) is not UTF-8 text: save it as UTF-8") from None
     return parse_yaml_mapping(text, path.name, aliases=aliases)
@@ -118,6 +120,11 @@ def _explain(err: yaml.MarkedYAMLError) -> str:
     problem = str(err.problem or "it cannot be read")
     if "'\\t'" in problem:
         return "a tab stands where spaces are needed: indent with spaces"
+    if "escape" in problem:  # "C:\Users": eight digits are missing
+        return (
+            "in double quotes a backslash begins a sign such as \\n: write a path in single quotes, "
+            "or with /"
+        )
     if "mapping values are not allowed" in problem:
         return "a ': ' stands where a value was expected (check the indentation, or use quotes)"
     return f"{err.context}, {problem}" if err.context else problem

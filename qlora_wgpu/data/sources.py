@@ -14,7 +14,7 @@ from qlora_wgpu.data.json_rows import json_lines, json_list
 from qlora_wgpu.data.splits import VALIDATION, Selection, by_split, canonical, chosen_split
 from qlora_wgpu.data.tables import csv_rows, parquet_rows
 from qlora_wgpu.errors import DataError, reason
-from qlora_wgpu.files import open_file
+from qlora_wgpu.files import UTF_16, open_file
 from qlora_wgpu.limits import MAX_ENTRIES
 
 _PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
@@ -81,6 +81,8 @@ def _refuse_other_contents(path: Path, suffix: str) -> None:
             begin = file.read(_SIGNATURE)
     except OSError as err:
         raise DataError(f"the data file {path} cannot be read: {err.strerror or err}") from err
+    if begin.startswith(UTF_16):
+        raise DataError(f"the data file {path} is UTF-16 text: save it as UTF-8")
     kind = next((kind for sign, kind in _CONTENTS.items() if begin.startswith(sign)), "")
     if kind == "Parquet" and suffix != ".parquet":
         raise DataError(f"the data file {path} is a Parquet file: let its name end in .parquet")

@@ -10,6 +10,9 @@ import sys
 import pytest
 from support.yaml_texts import MODEL
 
+from qlora_wgpu.config import values
+from qlora_wgpu.errors import ConfigError
+
 
 def test_data_is_found_beside_the_file_first(load, tmp_path) -> None:
     for folder in ("conf", "here"):
@@ -84,6 +87,18 @@ def test_chat_template_as_name_text_or_file(load, tmp_path) -> None:
 def test_a_path_no_file_system_takes(load) -> None:
     long = "x" * 5000
     assert load(MODEL + f"data: {{train: {long}}}\n").data.train.endswith(long)
+
+
+@pytest.mark.parametrize("key", ["model.path", "data.train", "output.dir"])
+def test_what_yaml_reads_as_a_control_character_is_no_name_on_windows(load, monkeypatch, key):
+    """Elsewhere it may be one."""
+    section, leaf = key.split(".")
+    text = f'{section}: {{{leaf}: "C:\\new"}}\n' + (MODEL if section != "model" else "")
+    monkeypatch.setattr(values, "_ON_WINDOWS", False)
+    assert getattr(getattr(load(text), section), leaf).endswith("C:\new")
+    monkeypatch.setattr(values, "_ON_WINDOWS", True)
+    with pytest.raises(ConfigError, match=r"U\+000A \(double quotes .* in single quotes, or with /"):
+        load(text)
 
 
 @pytest.mark.parametrize("key", ["model.path", "data.train", "output.dir"])

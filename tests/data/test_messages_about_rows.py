@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 
@@ -181,6 +182,9 @@ def test_columns_are_separated_as_the_first_line_shows(tmp_path, mark):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        ("a.jsonl", '{"text": "a"}'.encode("utf-16"), "a.jsonl is UTF-16 text: save it as UTF-8"),
+        ("a.csv", codecs.BOM_UTF16_BE + "a".encode("utf-16-be"), "a.csv is UTF-16 text: save it"),
+        ("a.txt", "a".encode("utf-16"), "a.txt is UTF-16 text: save it"),
         ("a.jsonl", GZIP, r"a.jsonl is compressed \(gzip\): unpack it first"),
         ("a.csv", b"PK\x03\x04 and more", r"a.csv is compressed \(zip\)"),
         ("a.json", b"PAR1 and more", r"a.json is a Parquet file: let its name end in .parquet"),
