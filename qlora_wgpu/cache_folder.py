@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ import platformdirs
 
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
+
+_ASKS_FOR_IT = sys.platform in ("win32", "darwin")  # where not every platformdirs does
 
 
 def folder_of_this_process(prefix: str) -> Path:
@@ -30,8 +33,10 @@ def folder_of_this_process(prefix: str) -> Path:
 def cache_path(*names: str) -> Path:
     """A path in the operating system's cache folder for this package; nothing is made there.
 
-    On Linux that is ``~/.cache/qlora-wgpu``, or another folder where ``XDG_CACHE_HOME`` says so.
+    On Linux that is ``~/.cache/qlora-wgpu``. ``XDG_CACHE_HOME`` names another on every system.
     """
+    if _ASKS_FOR_IT and (chosen := os.environ.get("XDG_CACHE_HOME", "").strip()):
+        return Path(chosen, "qlora-wgpu", *names)
     try:
         root = platformdirs.user_cache_dir("qlora-wgpu", appauthor=False)
     except RuntimeError:  # a user without a home folder

@@ -38,6 +38,15 @@ def test_it_is_where_it_always_was(monkeypatch, tmp_path):
     assert cache_path() == tmp_path / "elsewhere" / "qlora-wgpu"
 
 
+def test_windows_and_macs_are_told_of_another_folder_in_the_same_way(monkeypatch, tmp_path):
+    monkeypatch.setattr("qlora_wgpu.cache_folder._ASKS_FOR_IT", True)
+    monkeypatch.setattr("platformdirs.user_cache_dir", lambda *_, **__: str(tmp_path / "usual"))
+    monkeypatch.setenv("XDG_CACHE_HOME", " ")
+    assert cache_path("data") == tmp_path / "usual" / "data"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "elsewhere"))
+    assert cache_path("data") == tmp_path / "elsewhere" / "qlora-wgpu" / "data"
+
+
 def test_everything_is_kept_in_it():
     places = (cache_folder(), remembered.cache_file(), cache.cache_file())
     assert [path.relative_to(cache_path()) for path in places] == [
