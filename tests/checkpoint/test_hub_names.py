@@ -82,7 +82,7 @@ def test_a_folder_of_that_name_goes_first(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).mkdir(parents=True)
     calls = answer(monkeypatch, tmp_path)
-    with pytest.raises(CheckpointError, match=r"owner/model-1\.5B has no config\.json"):
+    with pytest.raises(CheckpointError, match=r"owner.model-1\.5B has no config\.json"):
         ModelFolder.open(NAME)
     assert calls == []
 

@@ -1,9 +1,9 @@
 """A folder with a manifest is what was written, byte for byte, or it is refused."""
 
 import json
-import os
 
 import pytest
+from support.pipes import make_pipe
 
 from qlora_wgpu.checkpoint import MANIFEST, read_manifest, write_manifest
 from qlora_wgpu.errors import CheckpointError
@@ -56,7 +56,7 @@ def _same_json(a, b):
         (lambda p: (p / MANIFEST).write_text("{"), "not valid JSON"),
         (lambda p: (p / MANIFEST).write_text("{}"), "own hash"),
         (lambda p: (p / MANIFEST).write_text('{"format_version": 9}'), "newer version"),
-        (lambda p: ((p / "a").unlink(), os.mkfifo(p / "a")), "a is missing"),
+        (lambda p: ((p / "a").unlink(), make_pipe(p / "a")), "a is missing"),
     ],
 )
 def test_what_is_refused(folder, change, message):

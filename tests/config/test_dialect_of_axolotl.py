@@ -1,5 +1,7 @@
 """Axolotl's files, converted value by value."""
 
+from pathlib import Path
+
 import pytest
 from support.dialects import converted, reasons_of
 
@@ -172,7 +174,7 @@ def test_more_of_axolotl(place):
     assert (config.data.eval_split, config.data.train_on) == (20, "all")
     assert config.data.chat_template == "chatml"
     assert (config.optim.warmup_steps, config.optim.warmup_ratio) == (0, 0.03)
-    sources = [(s.path.rpartition("/")[2], s.format, s.columns) for s in config.data.sources]
+    sources = [(Path(s.path).name, s.format, s.columns) for s in config.data.sources]
     assert sources == [
         ("a.jsonl", "instruction/output", {}),
         ("b.jsonl", "messages", {"messages": "turns"}),
@@ -213,7 +215,7 @@ def test_axolotls_schedules(place, theirs, name, kwargs, left_out):
 def test_several_files_of_axolotls_data_are_several_sources(place):
     entry = {"path": "json", "data_files": ["a.json", "b.json"], "type": "alpaca"}
     data = converted(place, "axolotl.yml", {"datasets": [entry]})[0].data
-    assert [source.path.rpartition("/")[2] for source in data.sources] == ["a.json", "b.json"]
+    assert [Path(source.path).name for source in data.sources] == ["a.json", "b.json"]
     assert {source.format for source in data.sources} == {"instruction/output"}
 
 

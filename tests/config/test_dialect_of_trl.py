@@ -1,5 +1,7 @@
 """TRL's files, converted value by value."""
 
+from pathlib import Path
+
 import pytest
 from support.dialects import converted, reasons_of
 
@@ -81,7 +83,7 @@ def test_files_of_trls_mixture(place):
         {"path": "o/c", "data_dir": "en", "data_files": {"train": "c.json"}},
     ]
     config, conversion = converted(place, "trl.yaml", {"dataset_name": None, "datasets": sets})
-    assert [source.path.rpartition("/")[2] for source in config.data.sources] == [
+    assert [Path(source.path).name for source in config.data.sources] == [
         "a.json", "b.json", "c"]  # fmt: skip
     reasons = reasons_of(conversion)
     assert {"datasets[0]: {weight}", "datasets[1].data_dir: en", "datasets[1].data_files: {train}"

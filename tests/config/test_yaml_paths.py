@@ -49,7 +49,8 @@ def test_model_path_is_a_folder_or_a_name_on_the_hub(load, tmp_path) -> None:
 
 
 def test_home_folder(load, tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(tmp_path))
     assert load(MODEL + "data: {train: ~/a.jsonl}\n").data.train == str(tmp_path / "a.jsonl")
 
 
@@ -64,7 +65,9 @@ def test_home_folder(load, tmp_path, monkeypatch) -> None:
 )
 def test_output_folder(load, tmp_path, text, expected) -> None:
     text, expected = (part.replace("{root}", str(tmp_path)) for part in (text, expected))
-    assert load(MODEL + f"output: {{dir: '{text}'}}\n").output.dir == expected
+    assert load(MODEL + f"output: {{dir: '{text}'}}\n").output.dir == (
+        expected if expected == "runs/x" else os.path.normpath(expected)
+    )
 
 
 def test_output_folder_of_an_override_is_relative_to_here(load, tmp_path) -> None:
@@ -97,10 +100,13 @@ def test_what_yaml_reads_as_a_control_character_is_no_name_on_windows(load, monk
     monkeypatch.setattr(values, "_ON_WINDOWS", False)
     assert getattr(getattr(load(text), section), leaf).endswith("C:\new")
     monkeypatch.setattr(values, "_ON_WINDOWS", True)
-    with pytest.raises(ConfigError, match=r"U\+000A \(double quotes .* in single quotes, or with /"):
+    with pytest.raises(
+        ConfigError, match=r"U\+000A \(double quotes .* in single quotes, or with /"
+    ):
         load(text)
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has names in Unicode, whatever the locale")
 @pytest.mark.parametrize("key", ["model.path", "data.train", "output.dir"])
 def test_a_name_that_the_locale_lacks_is_a_sentence(tmp_path, key):
     values = {"model": {"path": "base"}, "data": {"train": "a.jsonl"}, "output": {"dir": "out"}}

@@ -1,9 +1,9 @@
 """Pipes, folders and links to nothing beside a tokenizer are not passed over."""
 
-import os
 from pathlib import Path
 
 import pytest
+from support.pipes import make_pipe
 from support.tiny_tokenizer import tiny_backend
 
 from qlora_wgpu.data import Tokenizer
@@ -27,7 +27,7 @@ def test_an_entry_that_is_no_file(folder: Path, name: str, kind: str) -> None:
     path = folder / name
     path.unlink(missing_ok=True)
     if kind == "pipe":
-        os.mkfifo(path)
+        make_pipe(path)
     elif kind == "folder":
         path.mkdir()
     else:

@@ -117,7 +117,7 @@ def test_a_format_that_is_named(tmp_path):
 
 def test_csv(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_text('\ufeffprompt,completion\n"x, ""1""\nz",y\n\n,w\n', encoding="utf-8")
+    path.write_bytes('\ufeffprompt,completion\n"x, ""1""\nz",y\n\n,w\n'.encode())
     dataset = load(path)
     assert texts(dataset) == ["y</s>", "w</s>"]
     assert tiny_tokenizer().decode(dataset[0].input_ids) == 'x, "1"\nzy'

@@ -1,10 +1,10 @@
 """Empty rows are left out and counted; rows beyond a limit are refused in a sentence."""
 
 import json
-import os
 import time
 
 import pytest
+from support.pipes import make_pipe
 from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu import limits
@@ -214,7 +214,7 @@ def test_a_document_larger_than_a_piece_makes_the_same_windows(tmp_path, monkeyp
 
 
 def test_only_regular_files_are_data(tmp_path, monkeypatch):
-    os.mkfifo(tmp_path / "a.jsonl")
+    make_pipe(tmp_path / "a.jsonl")
     (tmp_path / "b.jsonl").symlink_to("/dev/zero")
     for name in ("a.jsonl", "b.jsonl"):
         with pytest.raises(DataError, match=f"{name} is not a regular file"):

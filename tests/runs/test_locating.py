@@ -82,7 +82,7 @@ def test_a_configuration_whose_base_was_moved(place):
     typed = on_command_line("qlora-wgpu eval run")
     with typed, pytest.raises(ConfigError, match=r"elsewhere now, add model.path=FOLDER$"):
         base_in(settings)
-    with pytest.raises(ConfigError, match=r"base: did you mean .*/bas\?"):
+    with pytest.raises(ConfigError, match=r"base: did you mean .*.bas\?"):
         (place / "moved").rename(place / "bas")
         base_in(settings)
     (place / "base").write_text("")
@@ -95,11 +95,11 @@ def test_a_configuration_whose_base_was_moved(place):
     [
         (("nowhere", None, None), "there is no run, adapter or model in nowhere$"),
         (("{run}/..", None, None), "did you mean .*run\\?"),
-        (("{run}/checkpoints", None, None), "checkpoints: did you mean .*/run\\?"),
-        (("{run}/checkpoints/step-6", None, None), "step-6: did you mean .*/run\\?"),
-        (("{run}s", None, None), "runs: did you mean .*/run\\?"),
-        (("{config}", None, None), "run.yaml: did you mean .*/run\\?"),
-        (("{run}/config.yaml", None, None), "config.yaml: did you mean .*/run\\?"),
+        (("{run}/checkpoints", None, None), "checkpoints: did you mean .*.run\\?"),
+        (("{run}/checkpoints/step-6", None, None), "step-6: did you mean .*.run\\?"),
+        (("{run}s", None, None), "runs: did you mean .*.run\\?"),
+        (("{config}", None, None), "run.yaml: did you mean .*.run\\?"),
+        (("{run}/config.yaml", None, None), "config.yaml: did you mean .*.run\\?"),
         (("{base}/config.json", None, None), "config.json$"),
         ((None, None, None), "name a run's folder, such as runs/first"),
         (("{run}", None, "x"), "both name an adapter"),
@@ -119,6 +119,6 @@ def test_a_name_beside_runs_is_none_of_the_hub(place, monkeypatch):
     (place / "runs").mkdir()
     (place / "run").rename(place / "runs" / "first")
     monkeypatch.chdir(place)
-    with pytest.raises(ConfigError, match="in runs/frist: did you mean runs/first\\?"):
+    with pytest.raises(ConfigError, match=r"in runs/frist: did you mean runs.first\?"):
         locate("runs/frist")
     assert locate("base/frist") == Located("base/frist", None)

@@ -9,6 +9,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
+from support.pipes import make_pipe
 from support.processes import PATIENCE
 
 import qlora_wgpu
@@ -74,7 +75,7 @@ def test_what_is_larger_than_it_may_be(tmp_path: Path) -> None:
 
 def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     """In a process of its own, because a pipe would block this one for ever."""
-    os.mkfifo(tmp_path / "pipe")
+    make_pipe(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as listener:
         here = Path.cwd()
         os.chdir(tmp_path)  # a socket's path is a short one
