@@ -69,9 +69,8 @@ def test_lines_are_appended_and_a_torn_one_is_dropped(tmp_path):
 def test_a_line_that_does_not_fit_is_a_sentence(tmp_path):
     with pytest.raises(CheckpointError, match="cannot be written"):
         append_line("/dev/full", "one")
-    with pytest.raises(
-        CheckpointError, match="cannot be written: (Is a directory|Permission denied)$"
-    ):
+    reason = "Permission denied" if os.name == "nt" else "Is a directory"
+    with pytest.raises(CheckpointError, match=f"cannot be written: {reason}"):
         append_line(tmp_path, "one")
 
 

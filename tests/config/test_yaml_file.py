@@ -207,7 +207,7 @@ def test_missing_model(load) -> None:
         (b"model: {path: 'a\x07b'}\n", "(line 1) holds the control character U+0007"),
         (
             r'model: {path: "C:\models"}',
-            "double quotes a backslash begins a sign such as \\n: write a",
+            "a backslash begins a sign such as \\n: write a",
         ),
         (r'model: {path: "C:\Users"}', "(line 1, column 20) is not valid YAML: in double quotes a"),
         ("a: " + "[" * 100_000, "nested too deeply"),
