@@ -28,6 +28,7 @@ class NamedStream:
         """
         self._stream = stream
         self._name = name
+        self.has_no_reader = False
 
     def __getattr__(self, name: str) -> Any:
         """Everything else is the stream's."""
@@ -57,6 +58,7 @@ class NamedStream:
         try:
             yield
         except OSError as err:
+            self.has_no_reader = self.has_no_reader or err.errno in _OF_CLOSED_PIPES
             if err.errno in _OF_CLOSED_PIPES and not isinstance(err, BrokenPipeError):
                 raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE), self._name) from err
             err.filename = self._name
@@ -121,7 +123,9 @@ def drop_closed() -> bool:
 
 
 def _has_no_reader(stream: TextIO) -> bool:
-    """Whether a stream is a pipe without a reader, where the system tells."""
+    """Whether a stream is a pipe without a reader, where the system tells, or has told."""
+    if getattr(stream, "has_no_reader", False):
+        return True
     if not hasattr(select, "poll"):  # as on Windows
         return False
     place = select.poll()

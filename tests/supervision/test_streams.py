@@ -56,3 +56,19 @@ def test_a_pipe_without_a_reader_is_one_on_windows(monkeypatch):
     monkeypatch.setattr(streams, "_OF_CLOSED_PIPES", (errno.EPIPE, errno.EINVAL))
     with pytest.raises(BrokenPipeError, match="the standard output"):
         stream.write("text")
+
+
+def test_a_pipe_that_told_once_that_it_has_no_reader_is_asked_no_more(monkeypatch, tmp_path):
+    """Windows has no other way to tell, and drops what was written: nothing fails again."""
+
+    class Once(io.TextIOWrapper):
+        def write(self, text):
+            raise OSError(errno.EPIPE, "Broken pipe")
+
+    with (tmp_path / "stdout").open("wb") as raw, (tmp_path / "stderr").open("w") as other:
+        monkeypatch.setattr(sys, "stdout", NamedStream(Once(raw), "the standard output"))
+        monkeypatch.setattr(sys, "stderr", other)
+        assert not streams.drop_closed()
+        with pytest.raises(BrokenPipeError):
+            sys.stdout.write("text")
+        assert streams.drop_closed()
