@@ -105,6 +105,15 @@ class Terminal(Console):
         return _PlainStatus(_plain(status), console=self, **options)
 
 
+def has_characters(console: Console, text: str) -> bool:
+    """Whether a console's encoding has all of a text's characters; pipes on Windows lack many."""
+    try:
+        text.encode(console.encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
 def in_notebook() -> bool:
     """Whether a notebook's kernel shows what is printed, which calls itself a terminal."""
     ipython = sys.modules.get("IPython")

@@ -16,7 +16,7 @@ from qlora_wgpu import runs
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._settings import read_settings
-from qlora_wgpu.cli._terminal import Terminal, write_json
+from qlora_wgpu.cli._terminal import Terminal, has_characters, write_json
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example, Tokenizer, content_digest, encoded_examples
 from qlora_wgpu.data.held_out import DatasetPart
@@ -29,6 +29,7 @@ from qlora_wgpu.training.mixing import source_figures
 from qlora_wgpu.visible import visible
 
 _BARS, _BAR_WIDTH = 10, 40
+_BLOCKS = "█▏"  # of bars, and of one that would have no length
 _SHOWN_TOKENS = 400
 _LEARNT = "bold green"
 
@@ -72,7 +73,8 @@ def data(
     if samples:
         how = "stand in {+ +}" if _is_colorless(console) else "are green"
         console.print(f"learnt tokens {how}", style="dim")
-    console.print(_histogram(dataset.lengths, settings.data.max_seq_length))
+    bars = _BLOCKS if has_characters(console, _BLOCKS) else "#-"
+    console.print(_histogram(dataset.lengths, settings.data.max_seq_length, bars))
     console.print(_figures(settings, prepared, held_out=held_out), highlight=False)
 
 
@@ -155,15 +157,16 @@ def colored(example: Example, tokenizer: Tokenizer) -> Text:
     return text
 
 
-def _histogram(lengths: npt.NDArray[np.int64], limit: int) -> Table:
-    """Numbers of rows by their length."""
+def _histogram(lengths: npt.NDArray[np.int64], limit: int, blocks: str) -> Table:
+    """Numbers of rows by their length, in bars of one character, or of another for hardly any."""
     lengths = lengths[lengths > 0]
     longest = int(lengths.max())
     width = max(-(-longest // _BARS), 1)
     counts = np.bincount((lengths - 1) // width, minlength=-(-longest // width))
     table = Table(title="tokens of a row", title_justify="left", show_header=False, box=None)
     for i, count in enumerate(counts):
-        bar = "█" * round(_BAR_WIDTH * count / counts.max()) or ("▏" if count else "")
+        bar = blocks[0] * round(_BAR_WIDTH * count / counts.max())
+        bar = bar or (blocks[1] if count else "")
         table.add_row(f"{i * width + 1:,}–{(i + 1) * width:,}", f"{count:,}", bar)
     table.caption = f"longest {longest:,}, max_seq_length {limit:,}"
     table.caption_justify = "left"

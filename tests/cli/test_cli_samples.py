@@ -38,6 +38,13 @@ def test_samples_in_a_pipe_have_no_frame_and_show_what_is_learnt(run, monkeypatc
     assert max(map(len, shown.output.splitlines())) < 120 and "─" not in shown.output
 
 
+def test_bars_are_written_where_the_encoding_has_no_blocks(run):
+    """As a pipe's on Windows."""
+    shown = CliRunner(charset="cp1252").invoke(data, [run, "--samples", "0"])
+    assert shown.exit_code == 0 and f" 3  {'#' * 40}" in shown.output
+    assert f" 3  {'█' * 40}" in CliRunner().invoke(data, [run, "--samples", "0"]).output
+
+
 @pytest.mark.parametrize("environ", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_a_screen_without_colours_shows_what_is_learnt(run, monkeypatch, environ):
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80", **environ}.items():
