@@ -19,7 +19,7 @@ from pathlib import Path
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
 
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-"""How text in UTF-16 begins, as PowerShell's ``>`` writes it: it is never the beginning of UTF-8."""
+"""How text in UTF-16 begins, as PowerShell's ``>`` writes it; UTF-8 never begins so."""
 
 BUFFER_BYTES = 8192  # Python 3.14 would take 128 KiB for each open file
 

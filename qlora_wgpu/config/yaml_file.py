@@ -122,8 +122,8 @@ def _explain(err: yaml.MarkedYAMLError) -> str:
         return "a tab stands where spaces are needed: indent with spaces"
     if "escape" in problem:  # "C:\Users": eight digits are missing
         return (
-            "in double quotes a backslash begins a sign such as \\n: write a path in single quotes, "
-            "or with /"
+            "in double quotes a backslash begins a sign such as \\n: write a path in single "
+            "quotes, or with /"
         )
     if "mapping values are not allowed" in problem:
         return "a ': ' stands where a value was expected (check the indentation, or use quotes)"
