@@ -46,7 +46,10 @@ def require_writable(path: Path) -> None:
     try:
         if lock.path.exists() and not lock.acquire():
             raise ConfigError(_BUSY.format(path))
-        there = next(place for place in (path, *path.absolute().parents) if place.exists())
+        around = (path, *path.absolute().parents)
+        there = next((place for place in around if place.exists()), None)
+        if there is None:  # another drive or server, of Windows
+            raise ConfigError(f"output.dir {path} cannot be written: {around[-1]} does not exist")
         for left in there.glob(f"{_PROBE}*"):  # by one that was killed, or could not remove it
             with suppress(OSError):
                 left.rmdir()

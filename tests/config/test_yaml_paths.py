@@ -100,9 +100,7 @@ def test_what_yaml_reads_as_a_control_character_is_no_name_on_windows(load, monk
     monkeypatch.setattr(values, "_ON_WINDOWS", False)
     assert getattr(getattr(load(text), section), leaf).endswith("C:\new")
     monkeypatch.setattr(values, "_ON_WINDOWS", True)
-    with pytest.raises(
-        ConfigError, match=r"U\+000A \(double quotes .* single quotes, or with /"
-    ):
+    with pytest.raises(ConfigError, match=r"U\+000A \(double quotes .* single quotes, or with /"):
         load(text)
 
 

@@ -1,6 +1,7 @@
 """A run's folder: nothing of the user's is replaced unasked, and only old checkpoints go."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -206,6 +207,14 @@ def test_pruning_leaves_no_half_checkpoint(tmp_path, monkeypatch):
     monkeypatch.undo()
     run.prune(1)
     assert [p.name for p in run.checkpoints.iterdir()] == ["step-2"]
+
+
+def test_a_run_on_a_drive_that_does_not_exist(tmp_path, monkeypatch):
+    """Windows has several; elsewhere the outermost folder is always there."""
+    monkeypatch.setattr(Path, "exists", lambda _: False)
+    root = re.escape(tmp_path.anchor)
+    with pytest.raises(ConfigError, match=f"run cannot be written: {root} does not exist"):
+        require_writable(tmp_path / "run")
 
 
 def test_a_folder_is_tried_before_anything_takes_time(tmp_path):
