@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -22,7 +23,8 @@ from qlora_wgpu.runs.locating import adapter_in
 from qlora_wgpu.runs.reading import Texts
 
 _CONVERSATION = 2048  # tokens that are planned for; a longer one takes what is left
-_HELP = "/adapter on|off|NAME|FOLDER, /system TEXT, /reset, /help, /exit (or Ctrl-D)"
+_END = "Ctrl-Z and Enter" if os.name == "nt" else "Ctrl-D"
+_HELP = f"/adapter on|off|NAME|FOLDER, /system TEXT, /reset, /help, /exit (or {_END})"
 _TEXT_ONLY = (
     "note: this adapter has learnt to continue text, not to chat: each line is continued as it is, "
     "and the lines before are forgotten (`qlora-wgpu generate` does it for one text)"
