@@ -16,6 +16,7 @@ from qlora_wgpu.cli._targets import target_file
 from qlora_wgpu.cli._terminal import Terminal, write, write_json
 from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
 from qlora_wgpu.gpu.adapters import list_adapters
+from qlora_wgpu.shell_words import shell_word
 
 
 class Full(io.StringIO):
@@ -136,7 +137,7 @@ def test_commands_to_be_copied_are_quoted(tmp_path):
     args = ("--model", "model", "--data", "chats.jsonl", "--out")
     assert "--out '' must end in .yaml" in told("init", *args, "", cwd=tmp_path)
     done = run_here("init", *args, "my run.yaml", cwd=tmp_path)
-    assert done.returncode == 0 and "`qlora-wgpu train 'my run.yaml'`" in done.stdout
+    assert done.returncode == 0 and f"`qlora-wgpu train {shell_word('my run.yaml')}`" in done.stdout
 
 
 def test_numbers_and_files_of_options(tmp_path, monkeypatch):
