@@ -5,6 +5,8 @@ import signal
 import time
 from pathlib import Path
 
+import psutil
+
 PATIENCE = 300.0
 """Seconds that bound a hang alone: what is waited for comes as fast as the machine lets it."""
 
@@ -20,6 +22,8 @@ def heed_signals():
 
 def is_running(number):
     """Whether a process runs; one that has ended, and that nobody has collected, does not."""
+    if os.name == "nt":  # where the signal 0 is Ctrl-C
+        return psutil.pid_exists(number)
     try:
         os.kill(number, 0)
         state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
