@@ -107,9 +107,10 @@ def test_a_streamed_head(device, units):
         test_streamed_head.check(device, profile_of(device, units), "bfloat16", 68)
 
 
-def product(device, shape, x, w, *, with_rows, counts=None, term=None, scale=1.0):
+def product(device, shape, x, w, *, with_rows, counts=None, term=None, scale=1.0, tile=None):
     """x·w on matrix units; ``term`` are u and the adapter's factor."""
     profile = profile_of(device, shape)
+    profile = dataclasses.replace(profile, matrix_tile=tile or profile.matrix_tile)
     bench = Bench(device, "bfloat16", profile)
     bench.graph.saturated = counts
     y = bench.output(x.shape[0], w.shape[0] if with_rows else w.shape[1])
@@ -137,6 +138,23 @@ def test_a_product_of_many_tiles(device, units, with_rows, depth):
     x, w = (bench.rounded(random.normal(size=size)) for size in ((70, depth), (depth, 100)))
     y = product(device, units, x, w.T if with_rows else w, with_rows=with_rows)
     assert np.abs(y - x @ w).max() < 1e-5 * np.abs(x @ w).max()
+
+
+@pytest.mark.parametrize("depth", [75, 96])
+@pytest.mark.parametrize("with_rows", [True, False])
+@pytest.mark.parametrize("tile", [(2, 4, 1, 1), (8, 1, 1, 1)])
+def test_a_tile_with_fewer_units_than_invocations(device, units, tile, with_rows, depth):
+    """Of x, as a Battlemage's tile has it, or of w."""
+    if units != INTEL["f16 8x16x16"]:
+        return
+    random = np.random.default_rng(8)
+    bench = Bench(device, "bfloat16", PROFILES["gpu"])
+    x, w = (bench.rounded(random.normal(size=size)) for size in ((70, depth), (depth, 100)))
+    u, a = random.normal(size=(70, 9)), random.normal(size=(9, 100))
+    y = product(device, units, x, w.T if with_rows else w, with_rows=with_rows, tile=tile,
+                term=(u, a.T if with_rows else a))  # fmt: skip
+    expected = x @ w + u @ a
+    assert np.abs(y - expected).max() < 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("widths", [(64, 32, 32), (32, 32), (72, 32, 24)])
@@ -179,6 +197,23 @@ def test_nothing_is_clamped_without_a_word(device, units, depth):
     assert np.allclose(y[[69, 11, 12]], np.array(held)[:, None] + others, rtol=1e-6)
     if units.element == "f16":
         assert np.frombuffer(device.read(storage.buffer, 4), np.uint32) == [3]
+
+
+def test_weights_are_counted_by_one_workgroup(device, units):
+    """Among them the last of the last row, which columns and units past the end repeat."""
+    if units is None:
+        return
+    x, w = np.ones((70, 75)), np.ones((100, 75))
+    w[0, 0], w[99, 74], w[50, 30] = 1e5, -1e6, 65504.0
+    storage = Storage("saturated", "test", 16, np.zeros(4, np.uint32))
+    counts = vector("saturated", 4, "uint32", storage)
+    y = product(device, units, x, w, with_rows=True, counts=counts)
+    w = Bench(device, "bfloat16", PROFILES["gpu"]).rounded(w)
+    held = np.clip(w, -65504.0, 65504.0) if units.element == "f16" else w
+    assert np.allclose(y, x @ held.T, rtol=1e-6)
+    if units.element == "f16":
+        beyond = int((np.abs(w) > 65504).sum())
+        assert np.frombuffer(device.read(storage.buffer, 4), np.uint32) == [beyond]
 
 
 def test_values_of_experts_are_counted_by_the_product_that_has_them(device, units):
@@ -271,6 +306,21 @@ def test_a_term_has_the_precision_of_float32(
     most = np.abs(u).astype(np.float64) @ np.abs(a)
     # What f16 alone would leave of the term is off by 2e-4.
     assert (np.abs(y - base - added) < 1e-6 * (np.abs(base).max() + most + np.abs(y))).all()
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_the_largest_of_a_term_may_lie_anywhere(device, units, with_rows):
+    """What is far beyond all others, and beyond f16, of u and of the adapter, at each place."""
+    if units is None:
+        return
+    x, w = np.ones((70, 75)), np.ones((75, 100))
+    for place in range(8):
+        u, a = np.full((70, 9), 0.5), np.full((9, 100), 0.25)
+        u[3 + place, place], a[place, 90 + place] = 3e5, -7e5
+        y = product(device, units, x, w.T if with_rows else w, with_rows=with_rows,
+                    term=(u, a.T if with_rows else a))  # fmt: skip
+        exact = x @ w + u @ a
+        assert (np.abs(y - exact) <= 1e-6 * np.abs(u) @ np.abs(a) + 1e-6 * 75).all()
 
 
 @pytest.mark.parametrize("with_rows", [True, False])
