@@ -44,8 +44,8 @@ async function doing(work) {
   }
 }
 
-/** Whether the keyboard has no place: Chromium leaves it on a button that was switched off until it draws again. */
-const unplaced = () => [document.body, null].includes(document.activeElement) || document.activeElement.disabled;
+/** Whether the keyboard has no place: Chromium leaves it on a button that is gone until it draws again. */
+const unplaced = () => [document.body, null].includes(document.activeElement) || isGone(document.activeElement);
 
 /** Whether what had the keyboard's place can no longer be pressed. */
 const isGone = (element) => element?.disabled || (element instanceof HTMLButtonElement && !element.offsetParent);
