@@ -51,8 +51,7 @@ class Encoded(NamedTuple):
     Attributes:
         ids: Its token ids.
         labels: Equally many: the ids that are learnt, and -100.
-        text: The text that they stand for; None where the row was cut, since to decode it takes
-            longer than to encode it and few ask.
+        text: The text that they stand for; None where the row was cut, since few ask for it.
     """
 
     ids: list[int]

@@ -52,24 +52,19 @@ def one_by_one(monkeypatch):
     return texts
 
 
-@pytest.mark.parametrize("train_on", ["auto", "all"])
-@pytest.mark.parametrize("kind", list(ROWS))
-def test_they_are_what_they_are_alone(kind, train_on, one_by_one, monkeypatch) -> None:
-    rows = [ROWS[kind](i) for i in range(130)]
-    together = encoded(rows, train_on=train_on)
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        *((kind, {"train_on": train_on}) for kind in ROWS for train_on in ("auto", "all")),
+        *((kind, {"objective": kind}) for kind in ANSWERS),
+    ],
+)
+def test_they_are_what_they_are_alone(kind, options, one_by_one, monkeypatch) -> None:
+    rows = [(ROWS | ANSWERS)[kind](i) for i in range(130)]
+    together = encoded(rows, **options)
     assert len(one_by_one) < 10
     monkeypatch.setattr(Tokenizer, "encodes_at_once", False)
-    assert encoded(rows, train_on=train_on) == together
-    assert len(one_by_one) >= 130
-
-
-@pytest.mark.parametrize("objective", list(ANSWERS))
-def test_so_are_answers(objective, one_by_one, monkeypatch) -> None:
-    rows = [ANSWERS[objective](i) for i in range(130)]
-    together = encoded(rows, objective=objective)
-    assert len(one_by_one) < 10
-    monkeypatch.setattr(Tokenizer, "encodes_at_once", False)
-    assert encoded(rows, objective=objective) == together
+    assert encoded(rows, **options) == together
     assert len(one_by_one) >= 130
 
 
