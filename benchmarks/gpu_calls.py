@@ -135,10 +135,11 @@ class Calls:
         for backend in self._backends:
             yield self._checks(f"own-{backend}", backend, "own", *_OWN)
         yield self._torch()
-        yield self._bench(sizes.small, sizes.seq, best)
-        yield self._peer(sizes.small, sizes.seq)
-        yield self._bench(sizes.large, sizes.seq, best)
-        yield self._peer(sizes.large, sizes.seq)
+        for shape in (sizes.small, sizes.large):
+            yield self._bench(shape, sizes.seq, best)
+            yield self._peer(shape, sizes.seq)
+            yield self._layers(shape, sizes.seq, best)
+        yield self._attention(best)
         yield self._losses("peft", self._peft_step)
         yield self._losses(best, self._own_step)
         for backend in self._backends:
@@ -147,9 +148,6 @@ class Calls:
             for backend in self._backends:
                 shards = ["--shard", f"{shard}/{_SHARDS}"]
                 yield self._checks(f"checks-{backend}-{shard}", backend, "checks", *shards)
-        yield self._layers(sizes.small, sizes.seq, best)
-        yield self._attention(best)
-        yield self._layers(sizes.large, sizes.seq, best)
         for other in others:
             yield self._bench(sizes.small, sizes.seq, other)
 
@@ -213,7 +211,7 @@ class Calls:
 
     def _layers(self, shape: str, seq: int, backend: str) -> Part:
         name, options = f"layers-{shape}-{seq}-{backend}", (shape, "--seq", str(seq))
-        return self._script("layers", name, backend, *options)
+        return self._script("layers", name, backend, *options, seconds=60)
 
     def _others(self, shape: str, backend: str, *kinds: str) -> Part:
         sizes, name = self._sizes, f"others-{shape}-{'-'.join(kinds)}-{backend}"

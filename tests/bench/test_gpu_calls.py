@@ -109,10 +109,10 @@ def test_speed_beside_peft_comes_right_after_the_check_of_own_kernels(scripts, t
     session = SimpleNamespace(folder=tmp_path)
     calls = scripts.calls.Calls(scripts.calls.Sizes(), session, ["dawn", "wgpu"], "python")
     names = [part.name for part in calls.parts(1)]
-    assert names[:9] == [
+    assert names[:11] == [
         "doctor", "own-dawn", "own-wgpu", "torch", "bench-llama-3.2-1b-1024-dawn",
-        "peft-llama-3.2-1b-1024", "bench-llama-3.1-8b-1024-dawn", "peft-llama-3.1-8b-1024",
-        "losses-peft",
+        "peft-llama-3.2-1b-1024", "layers-llama-3.2-1b-1024-dawn", "bench-llama-3.1-8b-1024-dawn",
+        "peft-llama-3.1-8b-1024", "layers-llama-3.1-8b-1024-dawn", "attention-dawn",
     ]  # fmt: skip
     peers = [p for call in (1, 2, 3) for p in calls.parts(call) if "peft" in p.name]
     assert {part.needs for part in peers} == {"torch"}
