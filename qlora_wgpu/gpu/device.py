@@ -26,7 +26,7 @@ from qlora_wgpu.gpu.sizes import TEXTURE_PITCH, TEXTURE_ROW, buffer_bytes, textu
 from qlora_wgpu.gpu.transfers import Transfers
 from qlora_wgpu.gpu.trying import try_matrix_units, try_subgroups
 from qlora_wgpu.gpu.uniforms import read_at_once
-from qlora_wgpu.gpu.vendors import has_few_registers, hoists_loads
+from qlora_wgpu.gpu.vendors import has_few_registers, hoists_loads, takes_deep_tiles
 from qlora_wgpu.gpu.wgsl import Shader
 
 _TIMEOUT = 1800.0  # seconds
@@ -163,8 +163,11 @@ class Device(Transfers):
                 f"the matrix units of {self.name} are not used: {units.refusal}; products go "
                 "through workgroup memory instead",
             )
-        few, hoists = has_few_registers(self.gpu.info), hoists_loads(self.gpu.info)
-        profile = gpu_profile(units.shape, self.limits, few_registers=few, hoists_loads=hoists)
+        info = self.gpu.info
+        profile = gpu_profile(
+            units.shape, self.limits, few_registers=has_few_registers(info),
+            hoists_loads=hoists_loads(info), deep_tiles=takes_deep_tiles(info),
+        )  # fmt: skip
         return replace(profile, gemm_kind="tiled") if units.refusal else profile
 
     @property

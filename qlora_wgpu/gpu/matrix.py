@@ -9,11 +9,11 @@ from qlora_wgpu.gpu.wgsl import Constant
 
 _BYTES = {"f16": 2, "f32": 4}
 _PADDING = 16  # bytes at a row's end, so that rows do not begin in the same bank
-_STEPS = 2  # products along the depth of a tile
+_STEPS, _DEEP_STEPS = 2, 4  # products along the depth of a tile
 _FEW_SUMS = 16  # registers that an invocation of 128 can spare for them
 _LEAST = 8  # of a product's sizes: kernels move eight values at a time, and size eight rows at once
 WHOLE = 64  # rows of one expert, and terms that parts of sums are made of: tiles must divide them
-_MOST_K = WHOLE // _STEPS
+_MOST_K = WHOLE // _STEPS  # of deep tiles, half of it
 _TERM_BYTES = {"f16": 136, "f32": 0}  # in which an adapter's largest values are looked for
 
 
@@ -81,6 +81,8 @@ class MatrixTile:
         groups_n: Subgroups along the columns.
         fragments_m: Products of each along the rows.
         fragments_n: Products of each along the columns.
+        deep: Whether four products instead of two lie along its depth, in a loop that no compiler
+            writes out.
     """
 
     shape: MatrixShape
@@ -88,6 +90,7 @@ class MatrixTile:
     groups_n: int
     fragments_m: int
     fragments_n: int
+    deep: bool = False
 
     @property
     def rows(self) -> int:
@@ -102,7 +105,7 @@ class MatrixTile:
     @property
     def depth(self) -> int:
         """Terms of the sums that are in workgroup memory at once."""
-        return _STEPS * self.shape.k
+        return (_DEEP_STEPS if self.deep else _STEPS) * self.shape.k
 
     @property
     def invocations(self) -> int:
@@ -128,7 +131,7 @@ class MatrixTile:
 
     def fits(self, limits: Limits, *, with_rows: bool) -> bool:
         """Whether a GPU allows it, and its invocations lie in whole rows of the tiles' units."""
-        if self.shape.problem:
+        if self.shape.problem or self.depth > WHOLE:
             return False
         across = self.depth if with_rows else max(self.depth, self.columns)
         if self.invocations % (across // 8):
@@ -145,6 +148,11 @@ class MatrixTile:
             tile = replace(tile, fragments_m=tile.fragments_m // 2)
         return tile
 
+    def within(self, limits: Limits) -> MatrixTile:
+        """The same tile, deep only if a GPU allows that in both kinds of products."""
+        fits = all(self.fits(limits, with_rows=with_rows) for with_rows in (True, False))
+        return self if fits else replace(self, deep=False)
+
     def constants(self, *, with_rows: bool) -> dict[str, Constant]:
         """The shader's constants; units of eight are loaded by all invocations together."""
         shape = self.shape
@@ -155,6 +163,7 @@ class MatrixTile:
             "MATRIX_N": shape.n,
             "MATRIX_K": shape.k,
             "TILE_K": self.depth,
+            "ROLLED": self.deep,
             "X_UNITS": -(-self.rows * self.depth // 8 // self.invocations),
             "W_UNITS": -(-self.columns * self.depth // 8 // self.invocations),
             "SUBGROUP_SIZE": shape.threads,
@@ -183,7 +192,7 @@ _TILES = (
 
 
 def fitting_tiles(
-    shape: MatrixShape, limits: Limits, *, few_registers: bool = False
+    shape: MatrixShape, limits: Limits, *, few_registers: bool = False, deep: bool = False
 ) -> Iterator[MatrixTile]:
     """The tiles that a GPU allows in both kinds of products.
 
@@ -191,9 +200,10 @@ def fitting_tiles(
         shape: What its matrix units multiply.
         limits: What it allows a workgroup.
         few_registers: Whether its invocations have 128 registers instead of some 250.
+        deep: Whether tiles are to be deep where they may.
     """
     for numbers in _TILES:
-        tile = MatrixTile(shape, *numbers)
+        tile = MatrixTile(shape, *numbers, deep).within(limits)
         spills = few_registers and tile.sum_registers > _FEW_SUMS
         if not spills and all(
             tile.fits(limits, with_rows=with_rows) for with_rows in (True, False)

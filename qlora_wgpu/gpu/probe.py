@@ -15,7 +15,7 @@ import numpy as np
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.matrix import MatrixShape, MatrixTile, fitting_tiles
 from qlora_wgpu.gpu.operands import Bound
-from qlora_wgpu.gpu.vendors import has_few_registers
+from qlora_wgpu.gpu.vendors import has_few_registers, takes_deep_tiles
 from qlora_wgpu.gpu.wgsl import Constant, Shader, load_shader
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ def _problem(device: Device, shape: MatrixShape) -> str:
     """What is wrong with the tile that products on these units would be made of, if anything."""
     if shape.problem:
         return shape.problem
-    few = has_few_registers(device.gpu.info)
-    tile = next(fitting_tiles(shape, device.limits, few_registers=few), None)
+    few, deep = has_few_registers(device.gpu.info), takes_deep_tiles(device.gpu.info)
+    tile = next(fitting_tiles(shape, device.limits, few_registers=few, deep=deep), None)
     if tile is None:
         return "no tile fits the limits of a workgroup"
     problems = (tile_problem(device, tile, with_rows=with_rows) for with_rows in (True, False))

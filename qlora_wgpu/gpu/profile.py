@@ -29,6 +29,8 @@ class Profile:
         matrix_element: The type of the factors in them, ``"f16"`` or ``"f32"``.
         matrix_tile: Subgroups of a workgroup along rows and columns, then the products of matrix
             units that each makes along rows and columns.
+        matrix_deep: Whether twice as many products lie along a tile's depth, in a loop that no
+            compiler writes out (NVIDIA's takes too many registers for one that it does).
         least_workgroups: Workgroups of 64 invocations that fill a GPU: products of fewer are cut
             along their reduction, if that is long.
         skinny_tile: ``gemm_tile`` for GEMMs with as few columns as a LoRA rank.
@@ -101,6 +103,7 @@ class Profile:
     matrix: tuple[int, ...] = ()
     matrix_element: str = "f16"
     matrix_tile: tuple[int, int, int, int] = (2, 4, 4, 2)
+    matrix_deep: bool = False
     least_workgroups: int = 0
     lora_threads: int = 0
     lora_grad_group: tuple[int, int] = (8, 1)
@@ -136,7 +139,8 @@ class Profile:
     def tile_on_matrix_units(self) -> MatrixTile:
         """What a workgroup makes of a product on matrix units."""
         m, n, k, threads = self.matrix
-        return MatrixTile(MatrixShape(m, n, k, threads, self.matrix_element), *self.matrix_tile)
+        shape = MatrixShape(m, n, k, threads, self.matrix_element)
+        return MatrixTile(shape, *self.matrix_tile, self.matrix_deep).within(self.limits)
 
     def for_products(self, size_class: str) -> Profile:
         """The profile that products of a class are cut by."""
@@ -229,6 +233,7 @@ def gpu_profile(
     *,
     few_registers: bool = False,
     hoists_loads: bool = False,
+    deep_tiles: bool = False,
 ) -> Profile:
     """The profile of a GPU, and of its matrix units if there are any that fit its limits.
 
@@ -237,6 +242,7 @@ def gpu_profile(
         limits: What it allows a workgroup.
         few_registers: Whether its invocations have 128 registers instead of some 250.
         hoists_loads: Whether its compiler loads all of straight-line code first.
+        deep_tiles: Whether tiles of products on its matrix units are to be deep.
     """
     plain = replace(
         GPU_PROFILE,
@@ -247,7 +253,8 @@ def gpu_profile(
     )
     if shape is None:
         return plain
-    tile = next(fitting_tiles(shape, limits, few_registers=few_registers), None)
+    tiles = fitting_tiles(shape, limits, few_registers=few_registers, deep=deep_tiles)
+    tile = next(tiles, None)
     if tile is None:
         return plain
     return replace(
@@ -258,6 +265,7 @@ def gpu_profile(
         matrix=(shape.m, shape.n, shape.k, shape.threads),
         matrix_element=shape.element,
         matrix_tile=(tile.groups_m, tile.groups_n, tile.fragments_m, tile.fragments_n),
+        matrix_deep=tile.deep,
     )
 
 

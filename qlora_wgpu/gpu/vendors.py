@@ -7,7 +7,8 @@ from typing import Any
 
 FEW_REGISTERS = ("apple", "intel")  # by WebGPU's names of vendors
 _HOIST_LOADS = {"qualcomm"}
-_IDS = {0x8086: "intel", 0x106B: "apple", 0x5143: "qualcomm", 0x4D4F4351: "qualcomm"}
+_IDS = {0x8086: "intel", 0x106B: "apple", 0x5143: "qualcomm", 0x4D4F4351: "qualcomm",
+        0x10DE: "nvidia"}  # fmt: skip
 
 
 def has_few_registers(info: Mapping[str, Any]) -> bool:
@@ -26,6 +27,15 @@ def hoists_loads(info: Mapping[str, Any]) -> bool:
         info: What WebGPU tells of the GPU.
     """
     return not _HOIST_LOADS.isdisjoint(_names(info))
+
+
+def takes_deep_tiles(info: Mapping[str, Any]) -> bool:
+    """Whether products on a GPU's matrix units are the fastest in deep tiles (measured: an H100).
+
+    Args:
+        info: What WebGPU tells of the GPU.
+    """
+    return "nvidia" in _names(info)
 
 
 def _names(info: Mapping[str, Any]) -> set[str]:

@@ -9,8 +9,24 @@ fn raw_tile_unit(m: u32, first: u32, unit: u32) -> Raw_x {
 }
 //#if RUNS
 
-// Where such a unit lies, of tiles that are whole and x of one layer.
+// Where such a unit lies, of tiles that are whole and x of one layer, and the last one of all.
 fn x_place(m: u32, unit: u32) -> u32 {
-    return min(m, params.rows - 1u) * params.x_stride + params.x_unit0 + unit;
+    return min(m, params.rows - 1u) * x_stride() + params.x_unit0 + unit;
+}
+
+fn x_last() -> u32 {
+    return x_place(params.rows, k_units() - 1u);
+}
+
+fn x_stride() -> u32 {
+    return params.x_stride;
+}
+
+fn w_last() -> u32 {
+//#if W_ROWS
+    return w_row(params.columns) + k_units() - 1u;
+//#else
+    return w_columns(params.columns) + w_row(params.k);
+//#endif
 }
 //#endif

@@ -53,11 +53,11 @@ fn w_columns(column: u32) -> u32 {
 fn w_row(k: u32) -> u32 {
     return min(k, params.k - 1u) * params.w_stride;
 }
+//#endif
 
 fn w_stride() -> u32 {
     return params.w_stride;
 }
-//#endif
 //#if u
 
 // A unit of u, of the r that belong to a layer. Rows past the end repeat the last.
@@ -71,6 +71,22 @@ fn term_unit_x(m: u32, layer: u32, unit: u32) -> Eight {
 // What the product is multiplied by.
 fn y_factor() -> f32 {
     return params.scale;
+}
+
+fn k_part() -> u32 {
+    return params.k_part;
+}
+
+const BAND = 8u;
+
+// Which tile a workgroup makes: those that run at once have BAND rows of tiles and some columns, so
+// that a tile of w is met by all of them while it is in the cache.
+fn tile_of(id: vec3<u32>, count: vec3<u32>) -> vec3<u32> {
+    let place = id.y * count.x + id.x;
+    let first = place / (BAND * count.x) * BAND;
+    let rows = min(BAND, count.y - first);
+    let within = place - first * count.x;
+    return vec3<u32>(within / rows, first + within % rows, id.z);
 }
 //#endif
 //#if DIRECT
@@ -93,7 +109,8 @@ fn y_stride() -> u32 {
 
 @compute @workgroup_size(GROUP)
 //#if MATRIX
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32, @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32) {
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>, @builtin(local_invocation_index) index: u32, @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32) {
+    let group = tile_of(id, count);
 //#else
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
 //#endif

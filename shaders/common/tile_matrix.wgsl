@@ -184,11 +184,15 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
     let w_unit = index % W_ROW_UNITS;
     let w_at = w_line * W_STRIDE + w_unit * (8u / VECTOR);
 //#if RUNS
-    // Where units lie runs on with the tiles: compilers make all of it anew each time otherwise.
-    //#unroll i W_UNITS: var w_from_$i = w_place(w_line + $iu * W_STEP, w_unit, c0, k_first);
-    //#unroll i X_UNITS: var x_from_$i = x_place(m0 + x_row + $iu * X_STEP, k_first / 8u + x_unit);
-    //#unroll i W_UNITS: var w_$i = raw_w(w_from_$i);
-    //#unroll i X_UNITS: var x_$i = raw_x(x_from_$i);
+    // Where units lie runs on with the tiles: compilers make all of it anew each time otherwise. An
+    // invocation's units are so many rows apart, one place in a register for all. Past the last row
+    // they are any that exist: what is made of those is not stored.
+    var w_from = w_place(w_line, w_unit, c0, k_first);
+    var x_from = x_place(m0 + x_row, k_first / 8u + x_unit);
+    let w_end = w_last();
+    let x_end = x_last();
+    //#unroll i W_UNITS: var w_$i = raw_w(min(w_from + $iu * W_STEP * w_stride(), w_end));
+    //#unroll i X_UNITS: var x_$i = raw_x(min(x_from + $iu * X_STEP * x_stride(), x_end));
 //#else
     //#unroll i W_UNITS: var w_$i = raw_w(w_place(w_line + $iu * W_STEP, w_unit, c0, k_first));
     //#unroll i X_UNITS: var x_$i = raw_tile_unit(m0 + x_row + $iu * X_STEP, k_first / 8u, x_unit);
@@ -215,7 +219,14 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
             }
         //#end
         workgroupBarrier();
-        for (var k = 0u; k < TILE_K; k += MATRIX_K) {
+//#if ROLLED
+        // No compiler knows how often: written out, the loop takes so many registers that a
+        // workgroup is alone on its core.
+        let k_end = min(TILE_K, k_part());
+//#else
+        const k_end = TILE_K;
+//#endif
+        for (var k = 0u; k < k_end; k += MATRIX_K) {
             // Within the loop, lest a compiler moves the loads behind it, to where they are used.
             if (k == 0u) {
 //#if RUNS
@@ -227,10 +238,10 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
 //#else
                 let w_turn = select(0u, TILE_K * w_stride(), further);
 //#endif
-                //#unroll i W_UNITS: w_from_$i += w_turn;
-                //#unroll i X_UNITS: x_from_$i += x_turn;
-                //#unroll i W_UNITS: w_$i = raw_w(w_from_$i);
-                //#unroll i X_UNITS: x_$i = raw_x(x_from_$i);
+                w_from += w_turn;
+                x_from += x_turn;
+                //#unroll i W_UNITS: w_$i = raw_w(min(w_from + $iu * W_STEP * w_stride(), w_end));
+                //#unroll i X_UNITS: x_$i = raw_x(min(x_from + $iu * X_STEP * x_stride(), x_end));
 //#else
                 let next = next_tile(k0, k_last);
                 //#unroll i W_UNITS: w_$i = raw_w(w_place(w_line + $iu * W_STEP, w_unit, c0, next));
@@ -267,7 +278,9 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
             for (var first = 0u; first < TERM_PARTS * term_units(); first += K_UNITS) {
                 put_term(index, m0, c0, layer, first, scales);
                 workgroupBarrier();
-                for (var k = 0u; k < TILE_K; k += MATRIX_K) {
+                // Behind the term's own the tile has zeros.
+                let term_end = min(TILE_K, 8u * (TERM_PARTS * term_units() - first));
+                for (var k = 0u; k < term_end; k += MATRIX_K) {
                     //#unroll i FRAGMENTS_M
                         let left_$i = subgroupMatrixLoad<subgroup_matrix_left<Factor, MATRIX_K, MATRIX_M>, row_major>(&x_tile, (m + $iu * MATRIX_M) * X_STRIDE + k / VECTOR, X_STRIDE);
                     //#end

@@ -12,12 +12,28 @@ enable chromium_experimental_subgroup_matrix;
 @group(0) @binding(4) var<storage, read_write> seen: array<vec4<u32>>;
 
 fn x_place(m: u32, unit: u32) -> u32 {
-    return min(m, TILE_M - 1u) * (DEPTH / 8u) + unit;
+    return min(m, TILE_M - 1u) * x_stride() + unit;
+}
+
+fn x_stride() -> u32 {
+    return DEPTH / 8u;
+}
+
+fn x_last() -> u32 {
+    return TILE_M * x_stride() - 1u;
 }
 //#if W_ROWS
 
 fn w_row(n: u32) -> u32 {
-    return min(n, TILE_N - 1u) * (DEPTH / 8u);
+    return min(n, TILE_N - 1u) * w_stride();
+}
+
+fn w_stride() -> u32 {
+    return DEPTH / 8u;
+}
+
+fn w_last() -> u32 {
+    return TILE_N * w_stride() - 1u;
 }
 //#else
 
@@ -28,7 +44,15 @@ fn w_columns(n: u32) -> u32 {
 fn w_stride() -> u32 {
     return TILE_N / 8u;
 }
+
+fn w_last() -> u32 {
+    return DEPTH * w_stride() - 1u;
+}
 //#endif
+
+fn k_part() -> u32 {
+    return DEPTH;
+}
 //#if DIRECT
 
 fn is_whole(m0: u32, c0: u32) -> bool {

@@ -101,7 +101,8 @@ def test_sizes_that_kernels_do_not_count_on_are_refused(monkeypatch, m, n, k, na
 def test_tiles_divide_what_they_must():
     assert PART_UNIT == EXPERT_TILE == WHOLE
     for shape in (SHAPE, MatrixShape(64, 64, 32, 64), MatrixShape(8, 8, 8, 8)):
-        for tile in fitting_tiles(shape, Limits(1024, 1 << 20)):
+        limits = Limits(1024, 1 << 20)
+        for tile in (*fitting_tiles(shape, limits), *fitting_tiles(shape, limits, deep=True)):
             assert WHOLE % tile.depth == 0 == WHOLE % tile.of_rows(EXPERT_TILE).rows
             assert tile.of_rows(EXPERT_TILE).rows % SIZED_ROWS == 0 == tile.rows % SIZED_ROWS
 
@@ -136,11 +137,30 @@ def test_few_registers_hold_few_sums(monkeypatch, shape, tile, attention):
     assert {(t.groups_m, t.groups_n, t.fragments_m, t.fragments_n) for t in tried} == {tile}
 
 
+def test_tiles_are_deep_where_they_may(monkeypatch):
+    deep = gpu_profile(SHAPE, LARGE, deep_tiles=True)
+    assert deep.matrix_deep and deep.tile_on_matrix_units().depth == 4 * SHAPE.k
+    # Not with too little memory, nor where that is more than parts of sums are made of.
+    small = Limits(1024, 32_768)
+    assert gpu_profile(SHAPE, small, deep_tiles=True) == gpu_profile(SHAPE, small)
+    wide = MatrixShape(16, 16, 32, 32)
+    assert gpu_profile(wide, LARGE, deep_tiles=True) == gpu_profile(wide, LARGE)
+    tried = []
+    monkeypatch.setattr(
+        probe, "tile_problem", lambda device, tile, with_rows: tried.append(tile) or ""
+    )
+    device = device_with(SHAPE)
+    device.gpu = SimpleNamespace(info={"vendor": "NVIDIA", "vendor_id": 0x10DE})
+    probe.matrix_units(device)
+    assert all(tile.deep for tile in tried)
+
+
 @pytest.mark.parametrize("element", ["f16", "f32"])
 def test_memory_is_counted_as_the_shader_takes_it(element):
     """By the declarations of `common/tile_matrix.wgsl` and `common/tile_matrix_term.wgsl`."""
     term = 4 * (2 * 16 + 2) if element == "f16" else 0
-    for tile in fitting_tiles(MatrixShape(8, 16, 16, 32, element), LARGE):
+    shape = MatrixShape(8, 16, 16, 32, element)
+    for tile in (*fitting_tiles(shape, LARGE), *fitting_tiles(shape, LARGE, deep=True)):
         for with_rows in (True, False):
             c = tile.constants(with_rows=with_rows)
             vector = 8 if element == "f16" else 4

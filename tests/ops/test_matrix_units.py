@@ -44,7 +44,7 @@ def test_a_subgroup_size_that_is_not_the_drivers_is_refused(device, shape, monke
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("index", range(8))
+@pytest.mark.parametrize("index", range(10))
 def test_products(device, shape, monkeypatch, index, dtype):
     # Without matrix units this runs the same cuts with the float32 tiles in their place.
     profile = gpu_profile(shape or MatrixShape(16, 16, 16, 32), device.limits)
@@ -83,18 +83,21 @@ def units(request, device, shape, monkeypatch):
     return PLAIN[request.param]
 
 
-def profile_of(device, shape):
+def profile_of(device, shape, *, deep=False):
     """The profile of matrix units; those in plain WGSL have tiles small enough for it."""
     tile = {"matrix_tile": (1, 2, 2, 1)} if shape in PLAIN.values() else {}
     tile = {"matrix_tile": (2, 2, 1, 2)} if shape in INTEL.values() else tile
-    return dataclasses.replace(gpu_profile(shape, device.limits), **tile)
+    profile = gpu_profile(shape, device.limits, deep_tiles=deep)
+    return dataclasses.replace(profile, matrix_deep=deep, **tile)
 
 
+@pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("check", ["linear", "linear_group", "trained_matrix", "experts"])
-def test_layers(device, units, check):
+def test_layers(device, units, check, deep):
     if units is None:
         return
-    profile = profile_of(device, units)
+    profile = profile_of(device, units, deep=deep)
+    assert profile.tile_on_matrix_units().deep == deep
     cases = [case for case in cases_for(profile) if case.check == check and not case.in_textures]
     for case in cases[:3]:
         run = Runner(device, profile, "bfloat16")
@@ -107,9 +110,10 @@ def test_a_streamed_head(device, units):
         test_streamed_head.check(device, profile_of(device, units), "bfloat16", 68)
 
 
-def product(device, shape, x, w, *, with_rows, counts=None, term=None, scale=1.0, tile=None):
+def product(device, shape, x, w, *, with_rows, counts=None, term=None, scale=1.0, tile=None,
+            deep=False):  # fmt: skip
     """x·w on matrix units; ``term`` are u and the adapter's factor."""
-    profile = profile_of(device, shape)
+    profile = profile_of(device, shape, deep=deep)
     profile = dataclasses.replace(profile, matrix_tile=tile or profile.matrix_tile)
     bench = Bench(device, "bfloat16", profile)
     bench.graph.saturated = counts
@@ -121,21 +125,39 @@ def product(device, shape, x, w, *, with_rows, counts=None, term=None, scale=1.0
     return bench.run(y)[0]
 
 
+@pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("with_rows", [True, False])
-def test_the_self_test_makes_the_tile_of_products(device, units, with_rows):
+def test_the_self_test_makes_the_tile_of_products(device, units, with_rows, deep):
     if units is not None:
-        tile = MatrixTile(units, 1, 2, 2, 1)
+        tile = MatrixTile(units, 1, 2, 2, 1, deep)
         assert probe.tile_problem(device, tile, with_rows=with_rows) == ""
 
 
-@pytest.mark.parametrize("depth", [75, 96])  # of whole tiles, and not
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("depth", [75, 128])  # of whole tiles, and not
 @pytest.mark.parametrize("with_rows", [True, False])
-def test_a_product_of_many_tiles(device, units, with_rows, depth):
+def test_a_product_of_many_tiles(device, units, with_rows, depth, deep):
+    """The last rows and columns fill no tile, and those behind them are not there."""
     if units is None:
         return
     random = np.random.default_rng(4)
     bench = Bench(device, "bfloat16", PROFILES["gpu"])
     x, w = (bench.rounded(random.normal(size=size)) for size in ((70, depth), (depth, 100)))
+    u, a = random.normal(size=(70, 9)), random.normal(size=(9, 100))
+    y = product(device, units, x, w.T if with_rows else w, with_rows=with_rows, deep=deep,
+                term=(u, a.T if with_rows else a))  # fmt: skip
+    expected = x @ w + u @ a
+    assert np.abs(y - expected).max() < 1e-5 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("with_rows", [True, False])
+def test_more_rows_of_tiles_than_a_band(device, units, with_rows):
+    if units is None:
+        return
+    random = np.random.default_rng(5)
+    bench = Bench(device, "bfloat16", PROFILES["gpu"])
+    rows = 9 * profile_of(device, units).tile_on_matrix_units().rows + 5
+    x, w = (bench.rounded(random.normal(size=size)) for size in ((rows, 64), (64, 100)))
     y = product(device, units, x, w.T if with_rows else w, with_rows=with_rows)
     assert np.abs(y - x @ w).max() < 1e-5 * np.abs(x @ w).max()
 

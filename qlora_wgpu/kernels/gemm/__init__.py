@@ -52,7 +52,10 @@ def _changes(profile: Profile) -> tuple[Change, ...]:
 
 
 _MATRIX_CHANGES: tuple[Change, ...] = (
-    {"gemm_kind": "matrix", "matrix_tile": (2, 2, 4, 4)},
+    {"gemm_kind": "matrix", "matrix_tile": (2, 4, 4, 2), "matrix_deep": True},
+    {"gemm_kind": "matrix", "matrix_tile": (2, 2, 4, 4), "matrix_deep": True},
+    {"gemm_kind": "matrix", "matrix_tile": (2, 4, 4, 2), "matrix_deep": False},
+    {"gemm_kind": "matrix", "matrix_tile": (2, 2, 4, 4), "matrix_deep": False},
     {"gemm_kind": "matrix", "matrix_tile": (2, 2, 2, 2)},
     {"gemm_kind": "matrix", "matrix_tile": (2, 4, 2, 2)},
     {"gemm_kind": "matrix", "matrix_tile": (4, 2, 2, 4)},

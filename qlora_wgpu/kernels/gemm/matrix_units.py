@@ -13,6 +13,10 @@ from qlora_wgpu.kernels.gemm.factors import factors_of
 from qlora_wgpu.kernels.gemm.launching import Cut, launch_split
 from qlora_wgpu.kernels.gemm.problem import Gemm
 
+# What fills a GPU are subgroups of these kernels, which have far more to do than invocations of
+# others: an H100 is the fastest with a workgroup of 256 on each core.
+_FEWER_PARTS = 2
+
 
 class MatrixUnits:
     """On matrix units, with float32 sums; factors of f16 are for bfloat16, float32 stays exact."""
@@ -49,7 +53,7 @@ class MatrixUnits:
         }
         cut = Cut(
             f"gemm/{gemm.name}_tiled.wgsl", tile.rows, tile.columns, constants,
-            threads=tile.invocations, any_parts=True, tensors=tensors,
+            threads=_FEWER_PARTS * tile.invocations, any_parts=True, tensors=tensors,
             direct=term or gemm.lora is None,
             loads=gemm.scale == 1.0 and "exponents" not in tensors,
         )  # fmt: skip
@@ -63,7 +67,9 @@ def _with_factors(gemm: Gemm, x: Tensor) -> Gemm:
 
 def _matrix_tile(gemm: Gemm, profile: Profile) -> MatrixTile:
     tile = profile.tile_on_matrix_units()
-    return tile if gemm.experts is None else tile.of_rows(EXPERT_TILE)
+    if gemm.experts is None:
+        return tile
+    return tile.of_rows(EXPERT_TILE).within(profile.limits)
 
 
 def _in_whole_tiles(gemm: Gemm, tile: MatrixTile) -> bool:
