@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from qlora_wgpu.bench.load import Load
 from qlora_wgpu.bench.timing import DispatchTimer, has_timestamps
 from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device
@@ -32,13 +33,16 @@ class Gaps:
 
 
 def measure_gaps(device: Device) -> Gaps:
-    """Measures all, in a fraction of a second."""
+    """Measures all, in about a second."""
+    load = Load(device)
+    load.raise_clock()
     with device.memory.uncounted():
         target, params = device.buffer(16, _KIND), device.buffer(16, _KIND)
         dispatch = _writes_one_word(device, target, params)
 
         def seconds(submits: int, dispatches: int) -> float:
             device.read(target, 4)
+            load.run()
             begin = time.perf_counter()
             for _ in range(submits):
                 _submit(device, [dispatch] * dispatches)
@@ -50,8 +54,8 @@ def measure_gaps(device: Device) -> Gaps:
         submits = min(seconds(1 + _SUBMITS, 1) for _ in range(_ROUNDS))
         timed = 0.0
         if has_timestamps(device):
-            timer = DispatchTimer(device)
-            timed = min(timer.seconds(dispatch) for _ in range(4 * _ROUNDS))
+            several = [dispatch] * (4 * _ROUNDS)
+            timed = min(DispatchTimer(device).seconds(several, [0.0] * len(several)))
         target.destroy()
         params.destroy()
     return Gaps(

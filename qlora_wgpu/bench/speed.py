@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from qlora_wgpu.bench.load import Load
 from qlora_wgpu.bench.random_folder import RandomFolder
 from qlora_wgpu.config import LoraConfig, OptimConfig, QuantConfig
 from qlora_wgpu.gpu.device import Device
@@ -52,10 +53,11 @@ def _step_seconds(config: Mapping[str, Any], device: Device) -> float:
     )
     optimizer = Optimizer(model, OptimConfig(), _ROUNDS + 1)
     ids = np.random.default_rng(0).integers(0, config["vocab_size"], (1, _TOKENS))
-    checked = model.checked(ids, ids)
+    checked, load = model.checked(ids, ids), Load(device)
     model.zero_gradient()
     seconds = []
     for step in range(1, _ROUNDS + 2):
+        load.raise_clock()
         begin = time.perf_counter()
         model.accumulate(*checked)
         optimizer.step(step)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from qlora_wgpu.bench.load import Load
 from qlora_wgpu.bench.timing import Spread, clocked_submits
 from qlora_wgpu.errors import TrainingError
 from qlora_wgpu.model.qlora_model import QLoRAModel
@@ -58,13 +59,15 @@ def time_steps(
         TrainingError: If the loss is not finite.
     """
     ids = np.random.default_rng(1).integers(0, model.architecture.vocab_size, (batch, seq))
-    checked = model.checked(ids, ids)
+    checked, load = model.checked(ids, ids), Load(model.device)
     model.zero_gradient()
     model.read_stats()
     whole: list[float] = []
     host: list[float] = []
     with clocked_submits(model.device) as submits:
         for step in range(1, total_steps(steps) + 1):
+            if step == 1 + _WARM_UP:
+                load.raise_clock()
             submits.seconds = 0.0
             begin = time.perf_counter()
             model.accumulate(*checked)

@@ -27,11 +27,13 @@ class Pace:
         flops_per_second: Operations, before anything was measured.
         bytes_per_second: Bytes read and written, likewise.
         limit: Seconds of work that the driver gets at once.
+        busy_rate: The most of the busy work of ``bench/load.py`` that was done in a second.
     """
 
     flops_per_second: float
     bytes_per_second: float
     limit: float
+    busy_rate: float = field(default=0.0, kw_only=True)
     _seen: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod

@@ -57,6 +57,30 @@ class Times:
     families: Mapping[str, float]
     products: Mapping[str, float]
 
+    def at_pace(self, now: Times, then: Times) -> Times:
+        """What these would have been then, by what other kernels took now and took then.
+
+        Every family by its own: a lower clock of the processors leaves that of memory as it is.
+        """
+        return Times(
+            self.total * _pace(now.total, then.total),
+            _scaled(self.families, now.families, then.families),
+            _scaled(self.products, now.products, then.products),
+        )
+
+
+def _scaled(
+    seconds: Mapping[str, float], now: Mapping[str, float], then: Mapping[str, float]
+) -> dict[str, float]:
+    return {
+        name: took * _pace(now.get(name, 0.0), then.get(name, 0.0))
+        for name, took in seconds.items()
+    }
+
+
+def _pace(now: float, then: float) -> float:
+    return then / now if now > 0.0 and then > 0.0 else 1.0
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -136,7 +160,7 @@ def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda te
     if default.textures:
         base = min(whole, key=lambda trial: trial.times.total)
         tuning.notes += [_base_note(trial, base) for trial in whole if len(whole) > 1]
-    trials = [base, *tuning.tried(candidates(base.profile))]
+    trials = [base, *tuning.tried_beside(base, candidates(base.profile))]
     return _chosen(base, trials, tuning.notes)
 
 
@@ -155,10 +179,30 @@ class _Tuning:
 
     def tried(self, profiles: Iterable[Profile]) -> list[Trial]:
         """Those that are computed rightly."""
+        return self._right(profiles, self._try)
+
+    def tried_beside(self, base: Trial, profiles: Iterable[Profile]) -> list[Trial]:
+        """Those that are computed rightly, at the pace that the GPU had when the base was timed.
+
+        A card that gets hot lowers its clock, and one that others use gets slower: so the base is
+        timed again after each.
+        """
+
+        def beside(profile: Profile) -> Trial:
+            trial = self._timed(profile)
+            now = self._timed(base.profile, again=True).times
+            return replace(trial, times=trial.times.at_pace(now, base.times))
+
+        # A software GPU has no clock of its own, and takes its time.
+        return self._right(profiles, self._try if self._device.is_cpu else beside)
+
+    def _right(
+        self, profiles: Iterable[Profile], attempt: Callable[[Profile], Trial]
+    ) -> list[Trial]:
         trials = []
         for profile in profiles:
             try:
-                trial = self._try(profile)
+                trial = attempt(profile)
             except DeviceLostError:
                 raise
             except DeviceError as err:
@@ -174,7 +218,10 @@ class _Tuning:
     def _try(self, profile: Profile) -> Trial:
         if self._count and profile == self._expected.profile:
             return self._expected
-        self._count += 1
+        return self._timed(profile)
+
+    def _timed(self, profile: Profile, *, again: bool = False) -> Trial:
+        self._count += not again
         self._progress(f"timing kernels: variant {self._count}")
         return _time(self._device, self._task, self._part, self._folder, profile)
 
@@ -279,11 +326,9 @@ def _time(
         model.accumulate(*model.checked(ids, ids))
         gradients = model.adapter.split(model.read_flat(model.adapter.gradient))
         program, timer = model.program("train", batch, task.seq), DispatchTimer(device)
-        best = best_of(program.pieces, timer, _LEAST_ROUNDS)
-        rounds = min(_MOST_ROUNDS, int(_ENOUGH_SECONDS / max(sum(best), 1e-6)))
-        if rounds > _LEAST_ROUNDS:
-            again = best_of(program.pieces, timer, rounds - _LEAST_ROUNDS)
-            best = [min(pair) for pair in zip(best, again, strict=True)]
+        best = best_of(
+            program.pieces, timer, _MOST_ROUNDS, least=_LEAST_ROUNDS, enough=_ENOUGH_SECONDS
+        )
         return Trial(profile, _summed(program.plan.launches, best), gradients)
 
 

@@ -22,9 +22,27 @@ def test_spread():
 
 
 def test_the_best_of_rounds_is_kept_for_each_launch():
-    times = iter([3.0, 1.0, 0.5, 2.0, 5.0, 0.25])
-    timer = SimpleNamespace(seconds=lambda dispatch: next(times))
-    assert best_of([["a"], ["b", "its second part"]], timer, 2) == [2.0, 1.5]
+    times = iter([[3.0, 5.0, 0.25], [2.0, 1.0, 0.5], [9.0, 1.0, 0.75]])
+    first = iter(next(times))
+    asked = []
+
+    def seconds(dispatches, expected):
+        asked.append(expected)
+        return next(times)
+
+    timer = SimpleNamespace(
+        rough_seconds=lambda dispatch: next(first),
+        seconds=seconds,
+        load=SimpleNamespace(raise_clock=lambda: None),
+    )
+    launches = [["a"], ["b", "its second part"]]
+    assert best_of(launches, timer, 2) == [2.0, 1.25]
+    assert asked == [[3.0, 5.0, 0.25]]
+    # At least two rounds, and as many as there is time for.
+    first = iter([9.0, 9.0, 9.0])
+    assert best_of(launches, timer, 5, least=2, enough=0.0) == [9.0, 1.75]
+    first = iter([2.0, 1.0, 0.5])
+    assert best_of(launches, timer, 5, least=1, enough=3.0) == [2.0, 1.5]
 
 
 def test_submits_are_counted_and_left_as_they_were():

@@ -30,6 +30,7 @@ class FakeDevice:
     def __init__(self, profile=GPU_PROFILE, driver="driver 1"):
         self.profile = profile
         self.name = "card"
+        self.is_cpu = False
         info = {"device": "card", "description": driver, "backend_type": "Vulkan"}
         self.gpu = SimpleNamespace(info=info)
         self.backend = SimpleNamespace(name="wgpu")

@@ -1,0 +1,97 @@
+"""What is timed is timed at a GPU's full clock, which only rises under load; time is made up."""
+
+from types import SimpleNamespace
+
+import pytest
+from bench.fakes import fake_device
+from support.clocked_gpu import REST, ClockedGpu, kernel
+
+from qlora_wgpu.bench import gaps, load, timing
+from qlora_wgpu.bench.gaps import measure_gaps
+from qlora_wgpu.bench.load import Load
+from qlora_wgpu.bench.timing import DispatchTimer, best_of, clock_of
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    made = ClockedGpu()
+    in_its_time(monkeypatch, made)
+    return made
+
+
+def in_its_time(monkeypatch, gpu):
+    for module in (load, timing, gaps):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: gpu.now))
+
+
+def test_a_gpu_at_rest_is_slow_and_pieces_that_are_waited_for_leave_it_so(gpu):
+    timer = DispatchTimer(gpu)
+    for _ in range(1000):
+        seconds = timer.rough_seconds(kernel(4e-5))
+    assert seconds == pytest.approx(4e-5 / REST, rel=1e-3)
+
+
+def test_the_clock_is_raised_in_bounded_time_by_bounded_submits(gpu):
+    Load(gpu).raise_clock()
+    assert gpu.clock == 1.0
+    assert 0.5 < gpu.now < 2.1 and max(gpu.submits) < 0.03
+
+
+def test_a_clock_that_is_up_is_known_at_once(gpu):
+    Load(gpu).raise_clock()
+    before = gpu.now
+    Load(gpu).raise_clock()
+    assert gpu.now - before < 0.1
+    gpu.wait(5.0)
+    Load(gpu).raise_clock()
+    assert gpu.clock > 0.97
+
+
+def test_a_hot_gpu_is_waited_for_no_longer_than_it_takes(monkeypatch):
+    """It does not reach the clock that it once had."""
+    gpu = ClockedGpu(lambda now: 1.0 if now < 2.0 else 0.7)
+    in_its_time(monkeypatch, gpu)
+    Load(gpu).raise_clock()
+    gpu.wait(5.0)
+    before = gpu.now
+    Load(gpu).raise_clock()
+    assert gpu.clock == 0.7 and gpu.now - before < 2.1
+
+
+def test_a_software_gpu_gets_no_busy_work(monkeypatch):
+    monkeypatch.setattr(load, "time", None)
+    own = Load(fake_device())  # which has nothing that work could be submitted to
+    own.raise_clock()
+    assert own.run() == 0.0
+
+
+@pytest.mark.parametrize("count", [1, 30, 3000])
+def test_launches_are_timed_at_the_full_clock(gpu, count):
+    gpu.wait(10.0)
+    seconds = [1e-5 * (1 + index % 7) for index in range(count)]
+    found = best_of([[kernel(each)] for each in seconds], DispatchTimer(gpu), 3)
+    assert found == pytest.approx(seconds, rel=0.02, abs=2e-9)
+
+
+def test_long_launches_share_no_submit_beyond_the_driver_s_time(gpu):
+    best_of([[kernel(0.04)] for _ in range(6)], DispatchTimer(gpu), 4)
+    own = [seconds for seconds in gpu.submits if seconds > 0.03]
+    # One by one at first, where a launch takes longer by itself while the GPU is at rest.
+    assert own[0] > 0.1 > 1.01 * max(own[1:])
+    assert own[-3:] == pytest.approx([0.08] * 3, rel=0.02)
+
+
+def test_the_same_by_the_host_s_clock(monkeypatch):
+    gpu = ClockedGpu(features=frozenset())
+    in_its_time(monkeypatch, gpu)
+    gpu.wait(10.0)
+    clock = clock_of(gpu, gpu.buffer(16, "timing"))
+    assert clock(kernel(0.02)) == pytest.approx(0.02, rel=0.03)
+
+
+def test_gaps_are_those_of_a_gpu_at_work(gpu, monkeypatch):
+    monkeypatch.setattr(gaps, "_writes_one_word", lambda *given: kernel(2e-6))
+    gpu.wait(10.0)
+    found = measure_gaps(gpu)
+    assert found.dispatch == pytest.approx(2e-6, rel=0.02)
+    assert found.timed == pytest.approx(2e-6, rel=0.02)
