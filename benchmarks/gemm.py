@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.bench.ceilings import measure_ceilings
-from qlora_wgpu.bench.timing import best_of, clock_of
+from qlora_wgpu.bench.load import Load
+from qlora_wgpu.bench.timing import DispatchTimer, best_of, clock_of, has_timestamps
 from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.dtype import pad_rows
@@ -34,11 +37,15 @@ from qlora_wgpu.tuning.candidates import bases, candidates, tunables_of
 SIZES = ("1024x2048x2048", "2048x2048x8192", "2048x4096x14336")
 
 
-class Timer:
-    """The GPU's clock, as ``best_of`` asks for it."""
+class HostTimer:
+    """The host's clock, as ``best_of`` asks for it, where the GPU has none."""
 
     def __init__(self, device: Device) -> None:
-        self.seconds = clock_of(device, device.buffer(16, "timing"))
+        self.load = Load(device)
+        self.rough_seconds = clock_of(device, device.buffer(16, "timing"))
+
+    def seconds(self, dispatches: Sequence[Dispatch], expected: Sequence[float]) -> list[float]:
+        return list(map(self.rough_seconds, dispatches))
 
 
 def operand(device: Device, rng: Any, rows: int, columns: int) -> Tensor:
@@ -66,7 +73,7 @@ def time_size(device: Device, size: str, rounds: int) -> list[dict[str, Any]]:
     results = []
     x, dy = operand(device, rng, rows, inner), operand(device, rng, rows, outer)
     w = operand(device, rng, outer, inner)
-    timer = Timer(device)
+    timer = DispatchTimer(device) if has_timestamps(device) else HostTimer(device)
     for name, profile in variants(device):
         if profile.textures != device.profile.textures:
             continue  # its operands are of the other kind of memory

@@ -24,6 +24,7 @@ from generate import launches_of_a_turn, measured
 from gpu_rows import Rows
 
 from qlora_wgpu import LoraConfig, QuantConfig
+from qlora_wgpu.bench.load import Load
 from qlora_wgpu.bench.shapes import Shape, find_shape
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.generation import Engine
@@ -55,7 +56,10 @@ def texts_at_once(model: QLoRAModel, texts: int) -> dict[str, Any]:
     """New tokens a second of so many texts, and the bytes a second of their launches."""
     engine = Engine(model, texts, _ROOM)
     prompt = (np.arange(_PROMPT) * 37 % model.architecture.vocab_size).tolist()
-    runs = [measured(engine, prompt) for _ in range(3)]
+    load, runs = Load(model.device), []
+    for _ in range(3):
+        load.raise_clock()
+        runs.append(measured(engine, prompt))
     rate = max(run["tokens_per_second"] for run in runs)
     launches = launches_of_a_turn(engine)
     nbytes = sum(launch.nbytes for launch in launches)
@@ -69,8 +73,10 @@ def texts_at_once(model: QLoRAModel, texts: int) -> dict[str, Any]:
 
 def seconds_of(work: Callable[[], None], model: QLoRAModel, steps: int) -> float:
     """The median of some micro-batches' times."""
-    times = []
-    for _ in range(steps + _WARM_UP):
+    times, load = [], Load(model.device)
+    for step in range(steps + _WARM_UP):
+        if step == _WARM_UP:
+            load.raise_clock()
         begin = time.perf_counter()
         work()
         model.read_stats()

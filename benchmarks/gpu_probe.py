@@ -86,7 +86,7 @@ def main() -> None:
         rows.measure("subgroups", lambda: subgroups(device))
     if args.only != "device":
         rows.measure("gaps", lambda: asdict(measure_gaps(device)))
-        for attempt in ("first", "second"):  # clocks rise only under load
+        for attempt in ("first", "second"):
             rows.measure(f"ceilings, {attempt}", lambda: asdict(measure_ceilings(device)))
 
 

@@ -97,11 +97,12 @@ def _layers(folder: Path, name: str, ceilings: Figures) -> Figures:
     """By kernel and shape, each variant's microseconds and the best one's rate."""
     most = ceilings.get(name.rsplit("-", 1)[1], {})
     table: dict[str, Figures] = {}
-    totals, failed = {}, {}
+    totals, clocks, failed = {}, {}, {}
     for row in read_rows(folder / f"{name}.jsonl"):
         if "failed" in row:
             failed[row["key"]] = row["failed"]
             continue
+        clocks[row["key"]] = row.get("clock", 1.0)
         totals[row["key"]] = round(sum(launch["us"] for launch in row["launches"]), 1)
         for launch in row["launches"]:
             shapes = ", ".join(f"{n} {r}x{c}" for n, (r, c) in launch["shapes"].items())
@@ -112,7 +113,7 @@ def _layers(folder: Path, name: str, ceilings: Figures) -> Figures:
                 kernel[key][row["key"]] += launch[key]
     for kernel in table.values():
         _rate(kernel, most)
-    return {"total_us": totals, "kernels": table, "failed": failed}
+    return {"total_us": totals, "clocks": clocks, "kernels": table, "failed": failed}
 
 
 def _label(launch: Figures) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gpu_summary import Figures, summary
 
+_FULL_CLOCK = 0.95  # of the highest that was seen
 _BAD_SHOWN, _KERNELS_SHOWN, _LAUNCHES_SHOWN = 12, 12, 16
 _WHY_SHOWN, _DRIVER_SHOWN = 300, 30
 _MOST_LOSS, _FAR_LOSS = 20.0, 0.05  # of random weights; between two ways of rounding
@@ -60,7 +61,10 @@ def _layer_lines(figures: Figures) -> list[str]:
         if not (layer["total_us"] or layer["failed"]):
             continue
         lines.append(f"== {name}: us of a layer and the head")
-        lines += [f"  {us:,.0f}: {key[:90]}" for key, us in layer["total_us"].items()]
+        lines += [
+            f"  {us:,.0f}: {key[:90]}{_clock(layer['clocks'][key])}"
+            for key, us in layer["total_us"].items()
+        ]
         lines += [f"  failed: {key}: {why[:150]}" for key, why in layer["failed"].items()]
         # What the first launches, the default unless it failed: slow ones have others.
         first = next(iter(layer["total_us"]), "")
@@ -88,8 +92,13 @@ def _attention_lines(figures: Figures) -> list[str]:
                 + (f" {row['gflops'][label]:,.0f} GFLOP/s" if label in row["gflops"] else "")
                 for label, us in row["us"].items()
             )
-            lines.append(f"  {row['key']}: {shown}")
+            lines.append(f"  {row['key']}: {shown}{_clock(row.get('clock', 1.0))}")
     return lines
+
+
+def _clock(share: float) -> str:
+    """Named where it makes a time that cannot be compared."""
+    return f" (AT {share:.0%} OF THE CLOCK)" if share < _FULL_CLOCK else ""
 
 
 def _step_lines(figures: Figures) -> list[str]:
@@ -102,7 +111,7 @@ def _step_lines(figures: Figures) -> list[str]:
         lines.append(
             f"{name}: {rate['median']:,.0f} tokens/s ({rate['min']:,.0f} to {rate['max']:,.0f}), "
             f"{step['own_mib']:,} MiB (driver {step['driver_mib']}), loss {step['loss']:.4f}"
-            + (f", gap {step['gap_ms']} ms, compiled in {compiled:.1f} s" if compiled else "")
+            + (f", {_gap(step['gap_ms'])}, compiled in {compiled:.1f} s" if compiled else "")
         )
         for kernel in (step.get("kernels") or [])[:_KERNELS_SHOWN]:
             lines.append(
@@ -112,6 +121,14 @@ def _step_lines(figures: Figures) -> list[str]:
             )
     lines += [f"ours / peft {name}: {pair}" for name, pair in figures["ratios"].items()]
     return lines
+
+
+def _gap(milliseconds: float | None) -> str:
+    if milliseconds is None:
+        return "no kernel timed"
+    if milliseconds < 0.0:
+        return f"kernels by themselves take {-milliseconds} ms longer than the step"
+    return f"gap {milliseconds} ms"
 
 
 def _other_lines(figures: Figures) -> list[str]:

@@ -17,7 +17,7 @@ class KernelTime:
     Attributes:
         label: The launches' label.
         launches: How many there are.
-        seconds: Time of all launches, each timed alone.
+        seconds: Time of all launches, each timed by itself.
         share: Part of the seconds of all kernels; 0 where no time was seen at all.
         flops: Floating-point operations, of products only.
         nbytes: Bytes of the tensors they are bound to, each counted once a launch.

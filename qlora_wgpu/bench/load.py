@@ -57,6 +57,10 @@ class Load:
             if rate > _RISES * fastest:
                 fastest, rose = rate, now
 
+    def clock(self) -> float:
+        """What the GPU does now of the most that it has done; 1 for a software GPU."""
+        return self.run() / self._device.pace.busy_rate if self._device.pace.busy_rate else 1.0
+
     def run(self) -> float:
         """Keeps the GPU busy for a moment, and waits; returns how much a second it has done."""
         device = self._device

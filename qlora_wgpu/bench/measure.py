@@ -78,7 +78,7 @@ class Measurement:
 def measure(
     workload: Workload, device: Device, progress: Callable[[str], None] = lambda text: None
 ) -> Measurement:
-    """Loads, compiles, trains, and then times every launch alone.
+    """Loads, compiles, trains, and then times every launch by itself.
 
     Args:
         workload: The training steps to run.
@@ -139,14 +139,14 @@ def measure(
 def time_kernels(
     model: QLoRAModel, optimizer: Optimizer, batch: int, seq: int, rounds: int
 ) -> list[KernelTime]:
-    """Times each launch of a micro-batch and of its update alone; the adapter is trained by it.
+    """Times each launch of a micro-batch and its update by itself, which trains the adapter.
 
     Args:
         model: It must have run a micro-batch of this shape.
         optimizer: It must have made a step.
         batch: Rows of the micro-batch.
         seq: Tokens of a row.
-        rounds: The best of so many counts.
+        rounds: The best of so many counts, of which the first is at whatever clock the GPU has.
 
     Raises:
         DeviceError: If the device has no timestamps.

@@ -172,22 +172,26 @@ def _gap_rows(measurement: Measurement) -> list[tuple[str, str]]:
     if measurement.work_seconds is None:
         return []
     step = measurement.steps.step_seconds.median
-    gap = max(step - measurement.work_seconds, 0.0)
-    return [
-        (
-            "between kernels",
-            f"{1e3 * gap:,.2f} ms of a step, {_percent(gap, step)}; a launch that does nothing "
-            f"takes {1e6 * measurement.gaps.dispatch:,.1f} µs",
+    gap = step - measurement.work_seconds
+    if gap >= 0.0:
+        told = f"{1e3 * gap:,.2f} ms of a step, {_percent(gap, step)}"
+    else:  # one after another they find more in the caches, or begin before the last has ended
+        told = (
+            f"not known: timed by themselves they take {1e3 * -gap:,.2f} ms "
+            f"({_percent(-gap, step)}) longer than the step"
         )
-    ]
+    nothing = 1e6 * measurement.gaps.dispatch
+    return [("between kernels", f"{told}; a launch that does nothing takes {nothing:,.1f} µs")]
 
 
 def _table(kernels: list[KernelTime], ceilings: Ceilings) -> Table:
     total = sum(row.seconds for row in kernels)
     table = Table(
-        title="kernels of a step, each launch timed alone", title_justify="left", box=SIMPLE_HEAD,
+        title="kernels of a step, each launch timed by itself",
+        title_justify="left",
+        box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
-    )  # fmt: skip
+    )
     table.caption = (
         "of most, of copy: of the ceilings above; bytes are the bound tensors', once a launch, and "
         "caches can be faster than the copy"

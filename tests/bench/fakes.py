@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from qlora_wgpu.gpu.pace import Pace
 from qlora_wgpu.gpu.profile import CPU_PROFILE
 
 CONFIG = {
@@ -25,6 +26,7 @@ def fake_device(**changes):
         "name": "card",
         "is_cpu": True,
         "max_binding": 1 << 27,
+        "pace": Pace.of_kind("CPU", 0.1),
         "profile": CPU_PROFILE,
         "gpu": SimpleNamespace(info=info),
         "backend": SimpleNamespace(name="wgpu", package="wgpu"),

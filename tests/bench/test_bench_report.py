@@ -4,6 +4,7 @@ import io
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 
 from bench.fakes import fake_device
 from rich.console import Console
@@ -84,6 +85,14 @@ def test_the_text_tells_the_same():
         assert expected in text, expected
     gemm = next(line for line in text.splitlines() if "gemm" in line)
     assert gemm.split() == ["gemm", "3", "300.00", "75.0%", "2.0", "50.0%", "1.0", "50.0%"]
+
+
+def test_kernels_that_take_longer_by_themselves_than_the_step_leave_no_gap():
+    text = shown(measured([replace(KERNELS[0], seconds=0.59), KERNELS[1]]))
+    assert (
+        "between kernels  not known: timed by themselves they take 150.00 ms (30.0%) longer than "
+        "the step; a launch that does nothing takes 2.0 µs"
+    ) in text
 
 
 def test_without_timestamps_it_says_so_and_leaves_the_table_out():

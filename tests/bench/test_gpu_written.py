@@ -48,6 +48,30 @@ def test_it_comes_to_speed_and_memory_beside_peft(gpu, folder):
     assert lines[-1] == "6 parts done; left: none of those begun"
 
 
+@pytest.mark.parametrize(
+    ("work", "told"),
+    [
+        (None, "no kernel timed"),
+        (0.45, "gap 50.0 ms"),
+        (0.51, "kernels by themselves take 10.0 ms longer than the step"),
+    ],
+)
+def test_the_gap_between_kernels_is_told_where_there_is_one(gpu, folder, work, told):
+    (folder / "bench-1b-64-dawn.json").write_text(json.dumps({**STEP, "work_seconds": work}))
+    assert f", {told}, compiled in 2.0 s" in gpu.written.written(gpu.summary.summary(folder))
+
+
+def test_what_was_timed_at_a_low_clock_is_marked(gpu, folder):
+    note(folder, "layers-x-dawn", status="done")
+    launch = {"us": 20.0, "label": "add", "path": "add.wgsl", "shapes": {}, "flops": 0, "bytes": 9,
+              "matrix_units": False}  # fmt: skip
+    rows = [{"key": key, "clock": clock, "launches": [launch]}
+            for key, clock in (("default", 0.99), ("tiled", 0.3))]  # fmt: skip
+    (folder / "layers-x-dawn.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lines = gpu.written.written(gpu.summary.summary(folder)).splitlines()
+    assert "  20: default" in lines and "  20: tiled (AT 30% OF THE CLOCK)" in lines
+
+
 def test_what_failed_comes_first_and_what_the_call_ended_is_no_failure(gpu, folder):
     note(folder, "layers-x-dawn", status="stopped", why="the call's time was up")
     note(folder, "attention-dawn", status="left out", why="3 s left of 10")

@@ -56,13 +56,16 @@ def test_a_hot_gpu_is_waited_for_no_longer_than_it_takes(monkeypatch):
     before = gpu.now
     Load(gpu).raise_clock()
     assert gpu.clock == 0.7 and gpu.now - before < 2.1
+    warm = Load(gpu)
+    warm.raise_clock()
+    assert warm.clock() == pytest.approx(0.7, rel=0.02)
 
 
 def test_a_software_gpu_gets_no_busy_work(monkeypatch):
     monkeypatch.setattr(load, "time", None)
     own = Load(fake_device())  # which has nothing that work could be submitted to
     own.raise_clock()
-    assert own.run() == 0.0
+    assert (own.run(), own.clock()) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("count", [1, 30, 3000])

@@ -43,7 +43,7 @@ class ClockedGpu(Transfers):
         self.pace, self.memory = Pace.of_kind("DiscreteGPU", 0.1), MemoryCounter()
         info = {"device": "card", "description": "driver 1", "backend_type": "Vulkan"}
         self.gpu = SimpleNamespace(info=info)
-        usages = "STORAGE COPY_DST COPY_SRC UNIFORM QUERY_RESOLVE".split()
+        usages = ["STORAGE", "COPY_DST", "COPY_SRC", "UNIFORM", "QUERY_RESOLVE"]
         self.backend = SimpleNamespace(
             name="wgpu",
             module=SimpleNamespace(BufferUsage=SimpleNamespace(**dict.fromkeys(usages, 0))),
