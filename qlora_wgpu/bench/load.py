@@ -15,8 +15,8 @@ _GROUPS, _GROUP = 4096, 32  # enough to fill every GPU
 _QUEUED = 4  # submits that are waited for together
 _SECONDS = 0.005  # of each, once it is known how much work that is
 _FIRST_TURNS, _MOST_TURNS = 4, 32_768
-_RISES = 1.02  # what is less is scatter
-_SETTLED, _MOST_SECONDS = 0.5, 2.0  # without a rise, and in all
+_RISES, _NEAR = 1.02, 0.95  # what is less, and what is nearer, is scatter
+_SETTLED, _MOST_SECONDS = 0.8, 2.0  # without a rise, which some drivers wait with, and in all
 
 
 class Load:
@@ -52,7 +52,7 @@ class Load:
         while now - rose < _SETTLED and now - begin < _MOST_SECONDS:
             rate = self.run()
             now = time.perf_counter()
-            if known and rate * _RISES > known:
+            if known and rate > _NEAR * known:
                 return
             if rate > _RISES * fastest:
                 fastest, rose = rate, now

@@ -16,6 +16,8 @@ from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.tuning.tuner import Choice, Task, tune
 
+_METHOD = 2  # one more where choices that were made before are not to be trusted
+
 
 def cache_file() -> Path:
     """The file of choices: ``qlora-wgpu/tuning.json`` in the user's cache folder."""
@@ -87,6 +89,7 @@ def key_of(device: Device, task: Task) -> str:
         "model": [task.config.get("model_type"), *task.sizes.values()],
         "task": [task.batch, task.seq, task.lora.r, task.quant.scheme, task.compute_dtype],
         "subgroup_size": device.profile.subgroup_size,
+        "method": _METHOD,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -33,10 +33,11 @@ class ClockedGpu(Transfers):
         load: The share of the time that the GPU has worked lately.
         ran: What was submitted: the kernels, when each began, the clock then.
         submits: Seconds of each submit.
+        early: Seconds that a pass seems to begin before the one ahead of it has ended.
     """
 
     def __init__(self, slowed=lambda now: 1.0, **changes):
-        self.now = self.load = 0.0
+        self.now = self.load = self.early = 0.0
         self.ran, self.submits = [], []
         self.profile, self.name, self.is_cpu = GPU_PROFILE, "card", False
         self.features = frozenset({"timestamp-query"})
@@ -134,6 +135,7 @@ class _Encoder:
     def begin_compute_pass(self, timestamp_writes=None):
         self._gpu.now += _PASS
         dispatches, gpu = _Pass(), self._gpu
+        early = gpu.early if self._commands else 0.0
 
         def run():
             begin = gpu._free_at
@@ -141,7 +143,8 @@ class _Encoder:
                 gpu._run(*dispatch)
             if timestamp_writes:
                 ticks = timestamp_writes["query_set"]
-                ticks[timestamp_writes["beginning_of_pass_write_index"]] = round(1e9 * begin)
+                first = timestamp_writes["beginning_of_pass_write_index"]
+                ticks[first] = round(1e9 * (begin - early))
                 ticks[timestamp_writes["end_of_pass_write_index"]] = round(1e9 * gpu._free_at)
 
         self._commands.append(run)
