@@ -16,7 +16,7 @@ _QUEUED = 4  # submits that are waited for together
 _SECONDS = 0.005  # of each, once it is known how much work that is
 _FIRST_TURNS, _MOST_TURNS = 4, 32_768
 _RISES, _NEAR = 1.02, 0.95  # what is less, and what is nearer, is scatter
-_SETTLED, _MOST_SECONDS = 0.8, 2.0  # without a rise, which some drivers wait with, and in all
+_SETTLED, _MOST_SECONDS = 1.0, 2.0  # without a rise, which some drivers wait with, and in all
 
 
 class Load:

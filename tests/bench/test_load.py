@@ -12,6 +12,7 @@ from qlora_wgpu.bench.gaps import measure_gaps
 from qlora_wgpu.bench.load import Load
 from qlora_wgpu.bench.step import time_steps
 from qlora_wgpu.bench.timing import DispatchTimer, best_of, clock_of
+from qlora_wgpu.gpu.device import Device
 
 
 @pytest.fixture
@@ -68,6 +69,18 @@ def test_a_clock_that_never_settles_is_not_waited_for(monkeypatch):
     in_its_time(monkeypatch, gpu)
     Load(gpu).raise_clock()
     assert 1.9 < gpu.now < 2.1
+
+
+def test_the_work_is_done_on_a_device(device, monkeypatch):
+    monkeypatch.setattr(Device, "is_cpu", False)
+    monkeypatch.setattr(device.pace, "busy_rate", 0.0)
+    before = device.memory.total
+    own = Load(device)
+    assert own.run() == device.pace.busy_rate > 0.0
+    nbytes = 4 * load._GROUPS * load._GROUP
+    # Each of 24 numbers became x / 2 + 1 so often that it is 2.
+    assert set(np.frombuffer(device.read(own._sums, nbytes), np.float32)) == {48.0}
+    assert device.memory.total == before
 
 
 def test_a_software_gpu_gets_no_busy_work(monkeypatch):
