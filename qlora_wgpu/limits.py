@@ -78,7 +78,8 @@ LOGPROBS = 20  # likeliest tokens that are told beside a chosen one
 
 # A stranger's template, tokenizer or pattern in a process of its own (qlora_wgpu/sandbox)
 CHILD_BYTES = 512 << 20
-CHILD_SECONDS = 2.0  # of computing, for one answer; ten times that by the clock
+CHILD_SECONDS = 2.0  # of computing, for one answer
+CHILD_WAIT = 20.0  # seconds by the clock, for one answer; what others leave does not lessen them
 CHILD_SECONDS_REGAINED = 0.05  # with each answer: what all together take is bounded as well
 CHILD_SECONDS_PER_BYTE = 2e-7  # of the question
 ANSWER_BYTES = 64 << 20

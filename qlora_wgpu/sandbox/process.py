@@ -18,7 +18,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from qlora_wgpu import errors
 from qlora_wgpu.limits import (
@@ -27,10 +27,12 @@ from qlora_wgpu.limits import (
     CHILD_SECONDS,
     CHILD_SECONDS_PER_BYTE,
     CHILD_SECONDS_REGAINED,
+    CHILD_WAIT,
 )
 
-QUESTION = struct.Struct("<Qd")  # bytes that follow, and seconds that answering may take
+QUESTION = struct.Struct("<Qdd")  # bytes that follow; seconds of computing, and by the clock
 ANSWER = struct.Struct("<Qd")  # bytes that follow, and seconds that it took
+_TIMER = -signal.SIGPROF if hasattr(signal, "SIGPROF") else 1  # status of what took too long
 
 # The package's own __init__ would import all of it, which takes most of a second.
 _START = """\
@@ -77,6 +79,8 @@ class ChildProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
         self._spare = CHILD_SECONDS
+        self._spent = 0.0
+        self._answers = 0
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
         """What a function gives for some arguments, as JSON keeps it.
@@ -118,39 +122,59 @@ class ChildProcess:
         self._owner = os.getpid()
         self._finalizer = weakref.finalize(self, _end, self._process, self._owner)
         self._spare = CHILD_SECONDS
+        self._spent = 0.0
+        self._answers = 0
         if self._setup:
-            _value(self._ask(pickle.dumps((self._setup[0], self._setup[1:]))))
+            answer = self._ask(pickle.dumps((self._setup[0], self._setup[1:])))
+            if "error" in answer:  # it is not ready for any call
+                self.close()
+            _value(answer)
 
     def _ask(self, question: bytes) -> Mapping[str, Any]:
         """Sends a call and waits for what comes back; ends the process where that goes wrong."""
         assert self._process is not None and self._process.stdin and self._process.stdout
-        seconds = self._spare + len(question) * CHILD_SECONDS_PER_BYTE
+        more = len(question) * CHILD_SECONDS_PER_BYTE
+        seconds, wait = self._spare + more, CHILD_WAIT + 10 * more
         try:
-            self._process.stdin.write(QUESTION.pack(len(question), seconds))
+            self._process.stdin.write(QUESTION.pack(len(question), seconds, wait))
             self._process.stdin.write(question)
             self._process.stdin.flush()
             answer, spent = _read(self._process)
         except (OSError, EOFError):
-            self._fail(seconds)
+            status = self._status()
+            if status == _TIMER:
+                raise Stopped(self._too_long(seconds)) from None
+            raise Stopped(_reason(status, wait)) from None
         except BaseException:  # an interrupt would leave half an answer in the pipe
             self.close()
             raise
-        self._spare = min(seconds - spent + CHILD_SECONDS_REGAINED, CHILD_SECONDS)
         if "stopped" in answer:
             self.close()
             raise Stopped(answer["stopped"])
+        if spent >= seconds:  # the timer, which counts in ticks of the system, came too late
+            self.close()
+            raise Stopped(self._too_long(seconds))
+        self._spare = min(seconds - spent + CHILD_SECONDS_REGAINED, CHILD_SECONDS)
+        self._spent += spent
+        self._answers += 1
         return answer
 
-    def _fail(self, seconds: float) -> NoReturn:
+    def _status(self) -> int:
+        """What the process has ended with; it is ended if it has not."""
         process, self._process = self._process, None
         assert process is not None
         _close_pipes(process)
         try:
-            status = process.wait(1)
+            return process.wait(1)
         except subprocess.TimeoutExpired:
             process.kill()
-            status = process.wait()
-        raise Stopped(_reason(status, seconds)) from None
+            return process.wait()
+
+    def _too_long(self, seconds: float) -> str:
+        if self._spare > CHILD_SECONDS / 2:
+            return f"takes more than {seconds:.1f} seconds of computing"
+        most, answers = self._spent + seconds, self._answers + 1
+        return f"takes more than {most:.1f} seconds of computing for {answers} answers"
 
 
 def _paths() -> list[str]:
@@ -190,14 +214,11 @@ def _value(answer: Mapping[str, Any]) -> Any:
     return answer["value"]
 
 
-def _reason(status: int, seconds: float) -> str:
-    timers = {-getattr(signal, name, -1) for name in ("SIGALRM", "SIGPROF")}  # 1 on Windows
-    if status in timers:
-        return f"takes more than {seconds:.1f} seconds of computing"
-    if status < 0:
-        name = signal.Signals(-status).name
-        return f"ends its process ({name}), which may have {CHILD_BYTES // 2**20} MB of memory"
-    return f"ends its process (status {status}), which may have {CHILD_BYTES // 2**20} MB of memory"
+def _reason(status: int, wait: float) -> str:
+    if hasattr(signal, "SIGALRM") and status == -signal.SIGALRM:
+        return f"gives no answer within {wait:.0f} seconds"
+    how = signal.Signals(-status).name if status < 0 else f"status {status}"
+    return f"ends its process ({how}), which may have {CHILD_BYTES // 2**20} MB of memory"
 
 
 def _close_pipes(process: subprocess.Popen[bytes]) -> None:

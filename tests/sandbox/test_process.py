@@ -6,13 +6,15 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 from support.processes import is_running, until
 
-from qlora_wgpu.errors import DataError, TokenizerError
-from qlora_wgpu.sandbox import expressions, process
+from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
+from qlora_wgpu.sandbox import expressions, process, tokenizers
 from qlora_wgpu.sandbox.process import ChildProcess, Stopped
 from qlora_wgpu.sandbox.templates import render
 
@@ -20,8 +22,7 @@ HANG = ("(a*)*!", "a" * 60)
 
 
 @pytest.fixture
-def child(monkeypatch):
-    monkeypatch.setattr(process, "CHILD_SECONDS", 0.3)
+def child():
     process_of_templates = ChildProcess("templates")
     yield process_of_templates
     process_of_templates.close()
@@ -58,11 +59,52 @@ def test_what_takes_too_long_is_stopped_and_the_next_call_is_answered(matcher) -
 
 
 def test_what_takes_long_all_together_is_stopped(matcher, monkeypatch) -> None:
-    monkeypatch.setattr(process, "CHILD_SECONDS_REGAINED", 0.001)  # however fast the processor is
-    slow = "(a*)*!", "a" * 21
-    with pytest.raises(Stopped, match="seconds of computing"):
-        for _ in range(200):
-            matcher.call(expressions._fits, *slow)
+    for name in ("CHILD_SECONDS_REGAINED", "CHILD_SECONDS_PER_BYTE"):
+        monkeypatch.setattr(process, name, 0.0)  # it ends however fast the processor is
+    answers = 0
+    with pytest.raises(Stopped, match=r"takes more than 0\.3 seconds of computing for") as stopped:
+        while True:
+            matcher.call(expressions._fits, "(a*)*!", "a" * 15)
+            answers += 1
+    assert answers > 1 and f"for {answers + 1} answers" in str(stopped.value)
+
+
+def test_short_calls_count_as_well(matcher, monkeypatch) -> None:
+    monkeypatch.setattr(process, "CHILD_SECONDS", 20.0)
+    matcher.call(expressions._fits, "a*b*", "a")
+    used = psutil.Process(pid(matcher)).cpu_times
+    begin = used().user + used().system
+    while (taken := used().user + used().system - begin) < 0.3:
+        matcher.call(expressions._fits, "a*b*", "a" * 100)
+    assert matcher._spent > 0.8 * taken
+
+
+def test_an_answer_that_comes_too_late_is_none(matcher, monkeypatch) -> None:
+    """The timer counts whole ticks of the system's: an answer may come when none is left."""
+    read = process._read
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "_read", lambda of: (read(of)[0], 0.31))
+        with pytest.raises(Stopped, match=r"takes more than 0\.3 seconds of computing$"):
+            matcher.call(expressions._fits, "a*", "aa")
+    assert matcher.call(expressions._fits, "a*", "aa") is True
+
+
+def test_what_waits_without_computing_is_stopped(matcher, monkeypatch) -> None:
+    monkeypatch.setattr(process, "CHILD_WAIT", 1.0)
+    with pytest.raises(Stopped, match="gives no answer within 1 seconds"):
+        matcher.call(time.sleep, 600)
+
+
+def test_a_process_that_cannot_start_says_why() -> None:
+    with pytest.raises(QLoRAError, match=r"for nothing cannot start: ModuleNotFoundError"):
+        ChildProcess("nothing").call(expressions._fits, "a", "a")
+
+
+def test_one_whose_setup_fails_is_set_up_again() -> None:
+    broken = ChildProcess("tokenizers", (tokenizers._load, b"{"))
+    for _ in range(2):
+        with pytest.raises(TokenizerError, match="refuses it"):
+            broken.call(tokenizers._vocab_size, True)
 
 
 def test_memory(child, monkeypatch) -> None:

@@ -9,7 +9,7 @@ from support.tiny_tokenizer import tiny_backend
 
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import TokenizerError
-from qlora_wgpu.sandbox import process
+from qlora_wgpu.sandbox import process, tokenizers
 from qlora_wgpu.sandbox.tokenizer_parts import is_bounded
 from qlora_wgpu.sandbox.tokenizers import ConfinedTokenizer
 
@@ -36,9 +36,16 @@ def write(folder, **parts):
 
 
 @pytest.fixture
-def impatient(monkeypatch, tmp_path):
-    monkeypatch.setattr(process, "CHILD_SECONDS", 0.5)
+def new_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def impatient(new_cache, monkeypatch):
+    monkeypatch.setattr(process, "CHILD_SECONDS", 0.5)
+    tokenizers._examiner().close()
+    yield
+    tokenizers._examiner().close()
 
 
 def confined(tokenizer) -> bool:
@@ -74,13 +81,13 @@ def test_one_that_grows_a_text_is_stopped(tmp_path, impatient) -> None:
 
 
 @pytest.mark.parametrize("number", [2**23 + 1, 2**31, 2**32 - 1])
-def test_ids_that_are_huge_are_refused(tmp_path, impatient, number) -> None:
+def test_ids_that_are_huge_are_refused(tmp_path, new_cache, number) -> None:
     model = {"type": "WordLevel", "vocab": {"a": 0, "b": number, "?": 1}, "unk_token": "?"}
     with pytest.raises(TokenizerError, match=f"the id {number}"):
         Tokenizer.from_folder(write(tmp_path, model=model, added_tokens=[]))
 
 
-def test_what_was_looked_at_is_not_looked_at_again(tmp_path, impatient, monkeypatch) -> None:
+def test_what_was_looked_at_is_not_looked_at_again(tmp_path, new_cache, monkeypatch) -> None:
     Tokenizer.from_folder(write(tmp_path))
     monkeypatch.setattr(process.subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
     assert Tokenizer.from_folder(tmp_path).encode("a")
