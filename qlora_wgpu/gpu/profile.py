@@ -69,6 +69,8 @@ class Profile:
             queries, a turn.
         fused_linears: Whether layers of one input are one product, where they may be: fewer
             launches, and workgroups enough; on CPUs the larger weights leave the cache sooner.
+        remakes: Whether layers that are kept for the backward leave out what cheap launches make
+            again there (``Graph.record``): a GPU's memory is dearer than those bytes of traffic.
         logits_bytes: Bytes of the float32 logits that exist at once; GPUs want more rows to work
             on.
         limits: What the GPU allows a workgroup.
@@ -113,6 +115,7 @@ class Profile:
     in_textures: bool = False
     short_loops: bool = False
     fused_linears: bool = False
+    remakes: bool = False
     limits: Limits = PROMISED
     most_turns: int = 0
     products: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
@@ -188,6 +191,7 @@ GPU_PROFILE = Profile(
     logits_bytes=128 << 20,
     gemm_kind="tiled",
     fused_linears=True,
+    remakes=True,
     least_workgroups=1024,
     lora_threads=64,
     lora_grad_group=(8, 32),

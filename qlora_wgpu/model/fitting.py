@@ -89,6 +89,11 @@ class Search:
         """Textures are the first that is given up, wherever there are any."""
         return self._layout.profile.in_textures
 
+    @property
+    def _kept(self) -> tuple[tuple[int, bool], ...]:
+        """How layers are kept: with cheap outputs made again, where that is no matter of course."""
+        return _KEPT[:1] if self._layout.profile.remakes else _KEPT
+
     @cached_property
     def _streamed(self) -> ModelLayout:
         layers = self._layout.num_layers
@@ -190,7 +195,7 @@ class Search:
                 if parked and not checkpointing:
                     continue
                 options = replace(self._options, checkpointing=checkpointing)
-                for together, remakes in _RECOMPUTED if checkpointing else _KEPT:
+                for together, remakes in _RECOMPUTED if checkpointing else self._kept:
                     base = Residency(
                         embedding, parked, together, streamed_head=streamed, remakes=remakes,
                         in_buffers=self._in_buffers,

@@ -187,12 +187,17 @@ class ModelLayout(LayoutMemory):
         other._steps = {}
         return other
 
-    def new_graph(self, *, sized: bool = False) -> Graph:
-        """An empty graph for this element type and profile; see ``Graph`` for ``sized``."""
+    def new_graph(self, *, sized: bool = False, kept: bool = False) -> Graph:
+        """An empty graph for this element type and profile.
+
+        Args:
+            sized: As for ``Graph``.
+            kept: Whether it is of a step that keeps its layers for the backward. Of one that is
+                recomputed what is made again would save next to nothing.
+        """
         parking = self._parking if self.residency.parked_inputs else None
-        recomputation = Recomputation(
-            self.residency.layers_together, parking, self.residency.remakes
-        )
+        remakes = self.residency.remakes or (kept and self.profile.remakes)
+        recomputation = Recomputation(self.residency.layers_together, parking, remakes)
         # Sums in textures take two of them.
         saves = self.profile.in_textures and self.residency.waits
         profile = replace(self.profile, in_textures=False) if saves else self.profile
@@ -229,7 +234,8 @@ class ModelLayout(LayoutMemory):
             self._parking = parking
 
     def _traced(self, options: StepOptions, *, sized: bool = False) -> PlannedStep:
-        return trace_step(self.new_graph(sized=sized), self.network, options, self.stats)
+        graph = self.new_graph(sized=sized, kept=not options.checkpointing)
+        return trace_step(graph, self.network, options, self.stats)
 
     def total(self, options: StepOptions) -> int | None:
         """Bytes on the device of a step, by ``sized``; None where kernels cannot count them."""

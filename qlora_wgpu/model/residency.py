@@ -22,7 +22,8 @@ class Residency:
         streamed_head: Whether ``lm_head`` is in host memory and comes in blocks of the vocabulary,
             so that neither it nor logits of all tokens are on the device.
         remakes: Whether what norms, gated units and activations make is not kept for the backward,
-            which makes it again from what is kept.
+            which makes it again from what is kept. On GPUs (``Profile.remakes``) that is so anyway
+            where layers are not recomputed.
         dequantized: Whether quantized matrices that stay on the device are kept dequantized beside
             their codes, which takes memory instead of saving it: no step dequantizes them anew.
         in_buffers: Whether intermediates that would all lie in textures (``Profile.in_textures``)

@@ -1,5 +1,7 @@
 """How many launches a step takes on a GPU: each costs some microseconds, whatever it does."""
 
+from dataclasses import replace
+
 import pytest
 
 from qlora_wgpu.bench.shapes import config_of
@@ -9,12 +11,39 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 
+STEP = StepOptions("train", 1, 1024)
 
-@pytest.mark.parametrize(("model", "most"), [("llama-3.2-1b", 718), ("llama-3.1-8b", 1358)])
-def test_a_step_has_no_more_launches(model, most):
-    """The update's three come on top."""
+
+@pytest.mark.parametrize(
+    ("model", "most", "layers"), [("llama-3.2-1b", 718, 16), ("llama-3.1-8b", 1358, 32)]
+)
+def test_a_step_has_no_more_launches(model, most, layers):
+    """The update's three come on top, and what is made again: two norms and a unit of a layer.
+
+    The first norm, whose input gets no gradient, is kept.
+    """
     layout = ModelLayout(
         Pretrained.from_config(config_of(model), model), LoraConfig(r=8), QuantConfig(),
         "bfloat16", profile=GPU_PROFILE, max_binding=(1 << 31) - 1,
     )  # fmt: skip
-    assert len(layout.step(StepOptions("train", 1, 1024)).plan.launches) <= most
+    kept = layout.cut_for(replace(GPU_PROFILE, remakes=False)).step(STEP).plan
+    assert len(kept.launches) <= most
+    plan = layout.step(STEP).plan
+    assert len(plan.launches) == len(kept.launches) + 3 * layers - 1
+    # Next to no traffic.
+    assert plan.passed_bytes < 1.05 * kept.passed_bytes and plan.flops == kept.flops
+
+
+@pytest.mark.parametrize("model", ["llama-3.2-1b", "llama-3.1-8b"])
+def test_what_a_step_keeps_of_its_layers(model):
+    """Neither normed inputs nor gated units are among it, all of which the next kernels make."""
+    config = config_of(model)
+    layout = ModelLayout(
+        Pretrained.from_config(config, model), LoraConfig(r=8), QuantConfig(), "bfloat16",
+        profile=GPU_PROFILE, max_binding=(1 << 31) - 1,
+    )  # fmt: skip
+    kept = layout.cut_for(replace(GPU_PROFILE, remakes=False))
+    less = [each.memory(STEP)["activations"] for each in (kept, layout)]
+    of_layer = 2 * 1024 * (config["intermediate_size"] + 2 * config["hidden_size"])
+    # The last layer's may stay where the head's own tensors, or a layer's weights, take its place.
+    assert less[0] - less[1] >= (config["num_hidden_layers"] - 2) * of_layer
