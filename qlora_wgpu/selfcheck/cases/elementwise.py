@@ -77,9 +77,12 @@ def check_only_norm(run: Runner) -> None:
     """RMSNorm of an operand that goes nowhere else: dx is made in its type."""
     x, weight, dy = uneven("x", ROWS, 52), normal("weight", 52), normal("dy", ROWS, 52)
     tx = run.operand(x, grad=True)
+    run.graph.recomputation = Recomputation(remakes=True)
     y = rms_norm(run.graph, tx, run.float32(weight), 1e-5)
+    again = run.graph.again(y)
     (dx,) = run.gradients(y, run.float32(dy), tx)
-    (got,) = run.run(dx)
+    got, got_y, got_again = run.run(dx, y, again)
+    run.compare_exactly(got_again, got_y)
     exact = rms_norm_reference.backward(dy, run.rounded(x), weight, 1e-5)
     run.compare(got, exact, dx.dtype, by_row=True)
 
