@@ -65,6 +65,10 @@ class Tape:
         if tensor.requires_grad and self._ops is not None:
             self._remakes[tensor] = remake
 
+    def is_made_again(self, tensor: Tensor) -> bool:
+        """Whether that is noted of a tensor."""
+        return tensor in self._remakes
+
     def again(self, tensor: Tensor) -> Tensor:
         """A tensor for a VJP to read: itself, or the same bits made again the first time."""
         if tensor in self._remakes:

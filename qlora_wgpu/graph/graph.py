@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -258,6 +259,22 @@ class Graph:
         """Notes how an output's bits are made again; ``remake`` as for ``record``."""
         if self.recomputation.remakes:
             self._tape.can_remake(output, remake)
+
+    def can_remake_jointly(
+        self, outputs: Sequence[Tensor], remake: Callable[[], Sequence[Tensor]]
+    ) -> None:
+        """``can_remake`` of several outputs, which one launch makes."""
+        made = cache(remake)
+
+        def one(i: int) -> Tensor:
+            return made()[i]
+
+        for i, output in enumerate(outputs):
+            self.can_remake(output, partial(one, i))
+
+    def is_made_again(self, tensor: Tensor) -> bool:
+        """Whether a backward makes an op's output again, which is not kept then."""
+        return self._tape.is_made_again(tensor)
 
     def record_jointly(
         self,

@@ -24,7 +24,6 @@ def qk_layer_norm(g: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     heads, head_dim = weight.shape
     if head_dim % 2 or x.columns != heads * head_dim:
         raise GraphError(f"qk_layer_norm: {x} has no heads of {weight}")
-    y = g.operand(f"norm({x.name})", x.rows, x.columns)
     params: dict[str, int | float] = {
         "rows": x.rows,
         "heads": heads,
@@ -34,7 +33,13 @@ def qk_layer_norm(g: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         "eps": eps,
     }
     tensors = {"x": x, "weight": weight}
-    g.launch("qk_layer_norm/forward.wgsl", x.rows * heads, {**tensors, "y": y}, params)
+
+    def made() -> Tensor:
+        y = g.operand(f"norm({x.name})", x.rows, x.columns)
+        g.launch("qk_layer_norm/forward.wgsl", x.rows * heads, {**tensors, "y": y}, params)
+        return y
+
+    y = made()
 
     def vjp(dy: Tensor) -> None:
         dx = g.operand(f"d {x.name}", x.rows, x.columns)
@@ -42,5 +47,5 @@ def qk_layer_norm(g: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         g.launch("qk_layer_norm/backward.wgsl", x.rows * heads, bound, params)
         g.add_gradient(x, dx)
 
-    g.record(y, [x], vjp)
+    g.record(y, [x], vjp, remake=made)
     return y

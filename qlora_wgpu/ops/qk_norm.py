@@ -25,7 +25,6 @@ def qk_norm(g: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if head_dim % 2 or x.columns % head_dim:
         raise GraphError(f"qk_norm: {x} has no heads of {weight}")
     heads = x.columns // head_dim
-    y = g.operand(f"norm({x.name})", x.rows, x.columns)
     params: dict[str, int | float] = {
         "rows": x.rows,
         "heads": heads,
@@ -34,12 +33,18 @@ def qk_norm(g: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         "eps": eps,
     }
     tensors = {"x": x, "weight": weight}
-    g.launch("qk_norm/forward.wgsl", x.rows * heads, {**tensors, "y": y}, params)
+
+    def made() -> Tensor:
+        y = g.operand(f"norm({x.name})", x.rows, x.columns)
+        g.launch("qk_norm/forward.wgsl", x.rows * heads, {**tensors, "y": y}, params)
+        return y
+
+    y = made()
 
     def vjp(dy: Tensor) -> None:
         dx = g.operand(f"d {x.name}", x.rows, x.columns)
         g.launch("qk_norm/backward.wgsl", x.rows * heads, {**tensors, "dy": dy, "dx": dx}, params)
         g.add_gradient(x, dx)
 
-    g.record(y, [x], vjp)
+    g.record(y, [x], vjp, remake=made)
     return y

@@ -68,6 +68,11 @@ def rope(
         for (x, _), dx in zip(given, dxs, strict=True):
             g.add_gradient(x, dx)
 
+    def made() -> list[Tensor]:
+        return rotated([g.again(x) for x in xs], [f"rope({x.name})" for x in xs], 1.0)
+
     ys = rotated(xs, [f"rope({x.name})" for x in xs], 1.0)
     g.record_jointly(ys, xs, vjp)
+    if all(g.is_made_again(x) for x in xs):  # what is rotated would have to be kept otherwise
+        g.can_remake_jointly(ys, made)
     return ys

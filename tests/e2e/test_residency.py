@@ -248,14 +248,16 @@ def test_shared_keys_and_values(training, tmp_path, together, profile):
         assert kinds["activations"] == planned["activations"]
 
 
-# Layers that are one product, experts, LayerNorm and a plain MLP, norms behind halves; and what is
-# left of the activations.
+# Layers that are one product, experts, LayerNorm and a plain MLP, norms behind halves, heads that
+# are normed and then rotated; and what is left of the activations.
 KEPT = [
     ("llama", GPU_PROFILE, LoraConfig(r=8), 0.85),
     ("qwen3_moe", GPU_PROFILE, LoraConfig(r=3, lora_dropout=0.1, target_modules=EXPERTS), 0.75),
     ("starcoder2", None, LORA, 0.8),
     ("gemma3_text", None, LORA, 0.85),
     ("gemma4_text", None, LORA, 0.85),
+    ("qwen3", GPU_PROFILE, LoraConfig(r=8), 0.8),
+    ("cohere-qknorm", GPU_PROFILE, LORA, 0.8),
 ]
 
 

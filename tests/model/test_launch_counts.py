@@ -34,16 +34,21 @@ def test_a_step_has_no_more_launches(model, most, layers):
     assert plan.passed_bytes < 1.05 * kept.passed_bytes and plan.flops == kept.flops
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("model", ["llama-3.2-1b", "llama-3.1-8b"])
-def test_what_a_step_keeps_of_its_layers(model):
-    """Neither normed inputs nor gated units are among it, all of which the next kernels make."""
-    config = config_of(model)
+def test_what_a_step_keeps_of_its_layers(model, family):
+    """Neither normed inputs nor gated units, nor heads that were normed before their rotation."""
+    head = {"model_type": family, "head_dim": 128}
+    config = {**config_of(model), **head}
     layout = ModelLayout(
         Pretrained.from_config(config, model), LoraConfig(r=8), QuantConfig(), "bfloat16",
         profile=GPU_PROFILE, max_binding=(1 << 31) - 1,
     )  # fmt: skip
     kept = layout.cut_for(replace(GPU_PROFILE, remakes=False))
     less = [each.memory(STEP)["activations"] for each in (kept, layout)]
-    of_layer = 2 * 1024 * (config["intermediate_size"] + 2 * config["hidden_size"])
+    columns = config["intermediate_size"] + 2 * config["hidden_size"]
+    if family == "qwen3":
+        columns += 128 * (config["num_attention_heads"] + config["num_key_value_heads"])
+    of_layer = 2 * 1024 * columns
     # The last layer's may stay where the head's own tensors, or a layer's weights, take its place.
     assert less[0] - less[1] >= (config["num_hidden_layers"] - 2) * of_layer
