@@ -272,13 +272,14 @@ def _with_fields(code: str, names: list[str], path: str) -> str:
 
 def _folded(code: str, path: str) -> str:
     """Begins ``main`` with its place in a grid that is dispatched as a rectangle."""
+    code, whole = _of_grid(code, "vec3<u32>(GRID_X, GRID_Y, GRID_Z)")
 
     def begun(main: re.Match[str]) -> str:
         place = (
             f" let place = dispatched.y * {FOLD} + dispatched.x;"
             " if (place >= GRID_X * GRID_Y * GRID_Z) { return; }"
             f" let {main[1]} = vec3<u32>(place % GRID_X, place / GRID_X % GRID_Y,"
-            " place / (GRID_X * GRID_Y));"
+            f" place / (GRID_X * GRID_Y));{whole}"
         )
         return f"@builtin(workgroup_id) dispatched{main[2]}{{{place}"
 
@@ -290,11 +291,7 @@ def _folded(code: str, path: str) -> str:
 
 def _in_part(code: str, path: str) -> str:
     """Begins ``main`` with the workgroup's place in the whole grid, of which this is a part."""
-    of_grid = re.search(r"@builtin\(num_workgroups\)\s*(\w+)", code)
-    whole = ""
-    if of_grid is not None:
-        code = code[: of_grid.start(1)] + "in_part" + code[of_grid.end(1) :]
-        whole = f" let {of_grid[1]} = {_vector('whole_grid')};"
+    code, whole = _of_grid(code, _vector("whole_grid"))
 
     def begun(main: re.Match[str]) -> str:
         place = f" let {main[1]} = group_in_part + {_vector('first_group')};{whole}"
@@ -304,6 +301,15 @@ def _in_part(code: str, path: str) -> str:
     if not count:
         raise ShaderSourceError(f"{path}: a grid in parts needs a main with a workgroup_id")
     return code
+
+
+def _of_grid(code: str, size: str) -> tuple[str, str]:
+    """The code without the grid that is dispatched, and what names the whole one in its place."""
+    count = re.search(r"@builtin\(num_workgroups\)\s*(\w+)", code)
+    if count is None:
+        return code, ""
+    code = code[: count.start(1)] + "dispatched_grid" + code[count.end(1) :]
+    return code, f" let {count[1]} = {size};"
 
 
 def _vector(name: str) -> str:

@@ -149,7 +149,8 @@ fn put_1(row: u32, unit: u32, value: Eight) {
 }
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32, @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32) {
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>, @builtin(local_invocation_index) index: u32, @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32) {
+    let group = block_of(id, count);
     let first = group.x / SPANS * BLOCK;
     let last = min(first + BLOCK, params.seq) - 1u;
     let row0 = group.z * params.seq;

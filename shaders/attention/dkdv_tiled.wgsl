@@ -87,7 +87,8 @@ fn put(index: u32, weights: array<vec4<f32>, 2>) {
 //#endif
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let group = block_of(id, count);
     take_place(index);
     let first = group.x / SPANS * BLOCK;
     let span_first = group.x % SPANS * SPAN;

@@ -65,7 +65,8 @@ fn weigh(index: u32, row0: u32, head: u32, first: u32, key: u32) {
 //#endif
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>, @builtin(local_invocation_index) index: u32) {
+    let group = block_of(id, count);
     take_place(index);
     // The last queries see the most keys: they begin first.
     let block = (params.seq + BLOCK - 1u) / BLOCK - 1u - group.x / SPANS;

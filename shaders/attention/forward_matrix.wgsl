@@ -147,7 +147,8 @@ fn put_0(row: u32, unit: u32, value: Eight) {
 }
 
 @compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) index: u32, @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32) {
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>, @builtin(local_invocation_index) index: u32, @builtin(subgroup_id) subgroup: u32, @builtin(subgroup_invocation_id) lane: u32) {
+    let group = block_of(id, count);
     // The last queries see the most keys: they begin first.
     let block = (params.seq + BLOCK - 1u) / BLOCK - 1u - group.x / SPANS;
     let span = group.x % SPANS;

@@ -22,6 +22,14 @@ struct Params {
 }
 
 @group(0) @binding(0) var<uniform> params: Params;
+
+// Which block of which head a workgroup takes. All heads' longest walks begin first: the last one to
+// begin would end long after the others.
+fn block_of(id: vec3<u32>, count: vec3<u32>) -> vec3<u32> {
+    let place = id.y * count.x + id.x;
+    return vec3<u32>(place / count.y, place % count.y, id.z);
+}
+
 //#if SEGMENT_TEXELS
 //#input 4 segments: words texture
 //#else
