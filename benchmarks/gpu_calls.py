@@ -270,12 +270,13 @@ class Calls:
         return Part(f"peft-{shape}-{seq}{own}", command, 180, least, needs="torch")
 
     def _losses(self, name: str, step: list[str]) -> Part:
-        """First losses on the weights that all others read, too."""
-        shape = self._sizes.beside
+        """First losses on the weights that all others read, too; the peer's are exact ones."""
+        shape, exact = self._sizes.beside, name == "peft"
         folder = str((self._models / shape).resolve())
         command = [sys.executable, str(HERE / "gpu_agreement.py"), "{out}", folder, shape, "--"]
-        command += [*step, "--seq", "128", "--steps", "4", "--compute", "bfloat16"]
+        command += [*step, "--seq", "128", "--steps", "4"]
+        command += ["--compute", "float32" if exact else "bfloat16"]
         return Part(
             f"losses-{name}", command, 120, 20, {"QLORA_WGPU_BACKEND": name},
-            needs="torch" if name == "peft" else f"device-{name}",
+            needs="torch" if exact else f"device-{name}",
         )  # fmt: skip
