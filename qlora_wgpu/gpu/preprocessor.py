@@ -272,7 +272,7 @@ def _with_fields(code: str, names: list[str], path: str) -> str:
 
 def _folded(code: str, path: str) -> str:
     """Begins ``main`` with its place in a grid that is dispatched as a rectangle."""
-    code, whole = _of_grid(code, "vec3<u32>(GRID_X, GRID_Y, GRID_Z)")
+    code, whole = _of_grid(code, "folded_grid", "vec3<u32>(GRID_X, GRID_Y, GRID_Z)")
 
     def begun(main: re.Match[str]) -> str:
         place = (
@@ -291,7 +291,7 @@ def _folded(code: str, path: str) -> str:
 
 def _in_part(code: str, path: str) -> str:
     """Begins ``main`` with the workgroup's place in the whole grid, of which this is a part."""
-    code, whole = _of_grid(code, _vector("whole_grid"))
+    code, whole = _of_grid(code, "grid_of_part", _vector("whole_grid"))
 
     def begun(main: re.Match[str]) -> str:
         place = f" let {main[1]} = group_in_part + {_vector('first_group')};{whole}"
@@ -303,12 +303,12 @@ def _in_part(code: str, path: str) -> str:
     return code
 
 
-def _of_grid(code: str, size: str) -> tuple[str, str]:
-    """The code without the grid that is dispatched, and what names the whole one in its place."""
+def _of_grid(code: str, name: str, size: str) -> tuple[str, str]:
+    """Code that calls the grid that is dispatched so, and a line that sizes the whole one."""
     count = re.search(r"@builtin\(num_workgroups\)\s*(\w+)", code)
     if count is None:
         return code, ""
-    code = code[: count.start(1)] + "dispatched_grid" + code[count.end(1) :]
+    code = code[: count.start(1)] + name + code[count.end(1) :]
     return code, f" let {count[1]} = {size};"
 
 

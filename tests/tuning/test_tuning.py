@@ -163,7 +163,8 @@ def test_what_fails_or_is_wrong_is_left_out(made_up, spoilt):
     made_up(outcome)
     choice = tuner.tune(FakeDevice(MATRIX_PROFILE), task())
     assert choice.profile.gemm_kind == "tiled"
-    assert sum("left out" in note and "matrix" in note for note in choice.notes) == 5
+    tried = 1 + sum(each.gemm_kind == "matrix" for each in candidates(MATRIX_PROFILE))
+    assert sum("left out" in note and "matrix" in note for note in choice.notes) == tried > 5
 
 
 def test_a_lost_device_ends_the_tuning(made_up):
