@@ -32,8 +32,8 @@ from qlora_wgpu.tuning.one_layer import OneLayer
 _LEAST_ROUNDS, _MOST_ROUNDS, _ENOUGH_SECONDS = 3, 20, 0.5
 _MOST_TOKENS = 2_048  # of the micro-batch that is timed
 _TOLD = (
-    "gemm_kind", "matrix_tile", "tile_group", "gemm_tile", "gemm_group", "attention_kind",
-    "attention_strips",
+    "gemm_kind", "matrix_tile", "matrix_deep", "tile_group", "gemm_tile", "gemm_group",
+    "attention_kind", "attention_strips",
 )  # fmt: skip
 _SIZES = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads",
           "head_dim", "vocab_size")  # fmt: skip
