@@ -165,7 +165,8 @@ def test_moments_of_8_bits(training, folder):
     assert kinds["optimizer"] < 0.5 * plain_kinds["optimizer"]
     length = lora_length(folder, lora)
     apart = np.abs(expected[:length] - plain[:length])
-    assert 0 < apart.max() < 3e-2  # after one at a rate of 0, two of 1e-2, each the size of a gradient's sign
+    # After a step at a rate of 0 two of 1e-2, each the size of a gradient's sign.
+    assert 0 < apart.max() < 3e-2
 
 
 def test_the_one_moment_of_lion(training, folder):
