@@ -1,7 +1,7 @@
 """Work that keeps a GPU busy, so that its clock rises before something is timed and stays up.
 
-A GPU at rest lowers its clock, some to a fifth; it takes up to a second of work to raise it again,
-and work that is waited for piece by piece does not raise it at all.
+A GPU at rest lowers its clock, some to a fifth. Only work raises it again, after a while, and work
+that is waited for piece by piece hardly does.
 """
 
 from __future__ import annotations

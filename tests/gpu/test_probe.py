@@ -13,6 +13,7 @@ from qlora_wgpu.gpu.profile import gpu_profile, plainer
 from qlora_wgpu.kernels.experts import EXPERT_TILE
 from qlora_wgpu.kernels.gemm.factors import SIZED_ROWS
 from qlora_wgpu.kernels.gemm.problem import PART_UNIT
+from qlora_wgpu.tuning.candidates import candidates
 
 SHAPE = MatrixShape(16, 16, 16, 32)
 LARGE = Limits(1024, 49_152)
@@ -143,6 +144,9 @@ def test_tiles_are_deep_where_they_may(monkeypatch):
     # Not with too little memory, nor where that is more than parts of sums are made of.
     small = Limits(1024, 32_768)
     assert gpu_profile(SHAPE, small, deep_tiles=True) == gpu_profile(SHAPE, small)
+    for limits, may in ((LARGE, True), (small, False)):  # then a tuner tries none either
+        tried = candidates(gpu_profile(SHAPE, limits))
+        assert any(each.matrix_deep for each in tried) == may
     wide = MatrixShape(16, 16, 32, 32)
     assert gpu_profile(wide, LARGE, deep_tiles=True) == gpu_profile(wide, LARGE)
     tried = []

@@ -80,7 +80,9 @@ def _is_allowed(profile: Profile) -> bool:
     """Whether a GPU's workgroups may be as a profile cuts products."""
     if profile.gemm_kind == "matrix":
         tile = profile.tile_on_matrix_units()
-        return all(tile.fits(profile.limits, with_rows=rows) for rows in (True, False))
+        # One that may not be deep is another candidate already.
+        fits = all(tile.fits(profile.limits, with_rows=rows) for rows in (True, False))
+        return fits and tile.deep == profile.matrix_deep
     if profile.gemm_kind == "tiled":
         across, down = profile.tile_group
         return Limits(across * down, tile_bytes(across, down)).within(profile.limits)
