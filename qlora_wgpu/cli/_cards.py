@@ -57,7 +57,8 @@ def _measures(fitted: Fit) -> str:
     residency = fitted.residency
     again = ""
     if fitted.options.checkpointing:
-        again = "layers recomputed"
+        layers, kept = fitted.layout.num_layers, residency.kept_layers
+        again = f"{layers - kept} of {layers} layers recomputed" if kept else "layers recomputed"
     elif residency.remakes:
         again = "norms and gated units made again"
     waits = [short for short, _ in residency.waiting(fitted.layout.num_layers)]

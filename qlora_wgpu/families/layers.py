@@ -331,14 +331,14 @@ class LayerOps:
     ) -> State:
         if not checkpointing:
             return _applied(layer, state, range(count))
-        together, parking = self.g.recomputation.together, self.g.recomputation.parking
-        for first in range(0, count, together):
-            numbers = range(first, min(first + together, count))
-            # The last input is wanted again at once.
-            state = self._recomputed(
-                layer, state, numbers, parking if numbers.stop < count else None
-            )
-        return state
+        how = self.g.recomputation
+        end = max(count - how.kept, 0)
+        for first in range(0, end, how.together):
+            numbers = range(first, min(first + how.together, end))
+            # The last layer's input is wanted again at once.
+            parking = how.parking if numbers.stop < count else None
+            state = self._recomputed(layer, state, numbers, parking)
+        return _applied(layer, state, range(end, count))
 
     def _recomputed(
         self,

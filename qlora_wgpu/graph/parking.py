@@ -66,10 +66,12 @@ class Recomputation:
 
     Attributes:
         together: How many layers at once, where they are recomputed; the first one's input is kept.
+        kept: How many layers, the last, are not, whose results are free before others are made.
         parking: What these inputs pass through to wait in host memory; None where they stay.
         remakes: Whether what a cheap launch makes from tensors that are kept anyway is made again.
     """
 
     together: int = 1
+    kept: int = 0
     parking: Parking | None = None
     remakes: bool = False

@@ -128,7 +128,7 @@ class Search:
         while way := self._cheapest(budget, more):
             found = self._planned(way)
             if more.taken(found) <= budget:
-                return found
+                return self._grown(found, budget, more)
             more.note(way, found)  # what a run takes beside differs, from way to way
         least = self.least(beside)
         if (taken := more.taken(least)) <= budget:
@@ -182,10 +182,60 @@ class Search:
             for base in self._bases(streamed=streamed):
                 if best is not None and self._least_seconds(*base) >= best.seconds:
                     continue
-                for way in self._with_weights(self._traced(*base), count):
-                    if more.reckoned(way) <= budget and (best is None or cost(way) < cost(best)):
-                        best = way
+                for plain in self._with_weights(self._traced(*base), count):
+                    for way in (plain, self._keeping(plain, base, budget, more)):
+                        fits = more.reckoned(way) <= budget
+                        if fits and (best is None or cost(way) < cost(best)):
+                            best = way
         return best
+
+    def _may_keep(self, residency: Residency, options: StepOptions) -> bool:
+        """Whether a way recomputes layers one by one that were to be kept."""
+        asked = options.checkpointing and not self._options.checkpointing
+        return asked and residency.layers_together == 1 and not residency.parked_inputs
+
+    def _keeping(
+        self, way: Way, base: tuple[Residency, StepOptions], budget: int, more: More
+    ) -> Way:
+        """A way with as many layers kept as have room: each is reckoned to take as much.
+
+        The first, which is there while no other is recomputed, takes less.
+
+        Args:
+            way: With all of them recomputed.
+            base: What was traced of it.
+            budget: Bytes that there are.
+            more: What a run takes beside.
+        """
+        if not self._may_keep(*base):
+            return way
+        none, all_of_them = self._traced(*base), self._traced(base[0], self._options)
+        layers = self._layout.num_layers
+        nbytes = -(-(all_of_them.total - none.total) // layers)
+        some = replace(way, residency=replace(way.residency, kept_layers=1))
+        room = budget - more.reckoned(some)
+        if nbytes <= 0 or room < nbytes:
+            return way
+        kept = min(room // nbytes, layers - 1)
+        return Way(
+            replace(way.residency, kept_layers=kept),
+            way.options,
+            way.seconds - kept * (none.seconds - all_of_them.seconds) / layers,
+            way.total + kept * nbytes,
+        )
+
+    def _grown(self, found: Fit, budget: int, more: More) -> Fit:
+        """The same with layers kept that have room after all."""
+        residency, options = found.residency, found.options
+        while self._may_keep(residency, options) and (
+            residency.kept_layers < self._layout.num_layers - 1
+        ):
+            residency = replace(residency, kept_layers=residency.kept_layers + 1)
+            larger = self._planned(Way(residency, options, 0.0, 0))
+            if more.taken(larger) > budget:
+                break
+            found = larger
+        return found
 
     def _bases(self, *, streamed: bool) -> Iterator[tuple[Residency, StepOptions]]:
         """Every combination of what has to be traced; those that cost less come first."""

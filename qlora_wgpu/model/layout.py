@@ -192,12 +192,14 @@ class ModelLayout(LayoutMemory):
 
         Args:
             sized: As for ``Graph``.
-            kept: Whether it is of a step that keeps its layers for the backward. Of one that is
+            kept: Whether it is of a step that keeps layers for the backward. Of those that are
                 recomputed what is made again would save next to nothing.
         """
         parking = self._parking if self.residency.parked_inputs else None
         remakes = self.residency.remakes or (kept and self.profile.remakes)
-        recomputation = Recomputation(self.residency.layers_together, parking, remakes)
+        recomputation = Recomputation(
+            self.residency.layers_together, self.residency.kept_layers, parking, remakes
+        )
         # Sums in textures take two of them.
         saves = self.profile.in_textures and self.residency.waits
         profile = replace(self.profile, in_textures=False) if saves else self.profile
@@ -234,7 +236,8 @@ class ModelLayout(LayoutMemory):
             self._parking = parking
 
     def _traced(self, options: StepOptions, *, sized: bool = False) -> PlannedStep:
-        graph = self.new_graph(sized=sized, kept=not options.checkpointing)
+        kept = not options.checkpointing or self.residency.kept_layers > 0
+        graph = self.new_graph(sized=sized, kept=kept)
         return trace_step(graph, self.network, options, self.stats)
 
     def total(self, options: StepOptions) -> int | None:

@@ -29,6 +29,8 @@ class Residency:
         in_buffers: Whether intermediates that would all lie in textures (``Profile.in_textures``)
             lie in buffers if a binding shows them, where sums take one place instead of two; so
             they do where anything else saves memory.
+        kept_layers: How many layers, the last, are kept for the backward where the others are
+            recomputed.
     """
 
     host_embedding: bool = False
@@ -40,11 +42,12 @@ class Residency:
     remakes: bool = False
     dequantized: bool = False
     in_buffers: bool = False
+    kept_layers: int = 0
 
     @property
     def waits(self) -> bool:
         """Whether anything is done to save memory."""
-        return replace(self, dequantized=False) != RESIDENT
+        return replace(self, kept_layers=0, dequantized=False) != RESIDENT
 
     def waiting(self, layers: int) -> list[tuple[str, str]]:
         """What waits in host memory of a model of so many layers: for a table, and a sentence."""

@@ -49,8 +49,10 @@ class More:
         return self._taken[id(found)][1]
 
     def note(self, way: Way, found: Fit) -> None:
-        """Learns how far a way was reckoned wrong."""
-        self._noted[_kind(way)] = self.taken(found) - way.total
+        """Learns how far a way was reckoned wrong: the most of any of its kind."""
+        before = self._noted.get(_kind(way))
+        taken = self.taken(found) - way.total
+        self._noted[_kind(way)] = taken if before is None else max(taken, before)
 
     def beside(self, way: Way) -> int:
         """Bytes that are reckoned beside a way's step."""
@@ -62,8 +64,9 @@ class More:
 
 
 def _kind(way: Way) -> tuple[Residency, StepOptions]:
-    """Ways that differ in how many layers they stream alone."""
-    return replace(way.residency, streamed_layers=0), way.options
+    """Ways that differ alone in how many layers they stream, or keep if they keep any."""
+    kept = min(way.residency.kept_layers, 1)
+    return replace(way.residency, streamed_layers=0, kept_layers=kept), way.options
 
 
 def least_count(way: Way, totals: list[int]) -> int:

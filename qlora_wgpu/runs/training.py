@@ -175,7 +175,8 @@ def _as_fitted(settings: Config, fitted: Fit, observer: Observer) -> Config:
     """The settings of a run whose layers are recomputed, if they have to be."""
     if fitted.options.checkpointing == settings.train.gradient_checkpointing:
         return settings
-    observer.note("layers are recomputed in the backward, since their results have no room")
+    layers = fitted.recomputed_in_words()
+    observer.note(f"{layers} recomputed in the backward, since their results have no room")
     train = settings.train.model_copy(update={"gradient_checkpointing": True})
     return settings.model_copy(update={"train": train})
 

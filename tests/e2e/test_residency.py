@@ -30,6 +30,8 @@ MEASURES = {
     "embedding": Residency(host_embedding=True),
     "parked": Residency(parked_inputs=True),
     "together": Residency(layers_together=2),
+    "some kept": Residency(kept_layers=2),
+    "some kept, two together": Residency(layers_together=2, kept_layers=2),  # and one by itself
     "moments": Residency(host_moments=True),
     "streamed": Residency(streamed_layers=4),
     "head": Residency(streamed_head=True),
@@ -241,6 +243,7 @@ def test_shared_keys_and_values(training, tmp_path, together, profile):
     assert np.abs(kept).max() > 0
     for measure in (
         Residency(layers_together=together),
+        Residency(kept_layers=together),
         replace(MEASURES["all"], layers_together=together, streamed_layers=4),
     ):
         got, other_loss, kinds, planned = training(tmp_path, measure, profile=profile)
@@ -281,8 +284,10 @@ def test_layers_that_are_kept_without_what_is_cheap(
         # A budget has buffers instead of textures, too, which are rounded up less.
         most = left if residency is asked or not profile.in_textures else 1.0
         assert kinds["activations"] == planned["activations"] < most * before["activations"]
-    recomputed = training(tmp_path, RESIDENT, **given, profile=always)[0]
-    np.testing.assert_array_equal(recomputed, expected)
+    for recomputed in (RESIDENT, Residency(kept_layers=1)):
+        got, _, kinds, planned = training(tmp_path, recomputed, **given, profile=always)
+        np.testing.assert_array_equal(got, expected)
+        assert kinds["activations"] == planned["activations"]
 
 
 def test_weights_are_read_back_from_the_host(device, folder):

@@ -1,12 +1,13 @@
 """A step keeps a budget in the cheapest way that a plan can tell beforehand."""
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.gpu.profile import GPU_PROFILE, cpu_profile
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile
 from qlora_wgpu.graph.host_steps import transfer_bytes
 from qlora_wgpu.model.fitting import fit
 from qlora_wgpu.model.fitting_reading import fit_reading, reading_memory
@@ -137,10 +138,49 @@ def test_layers_are_recomputed_where_they_must_be(layout):
     fitted = fit(layout, kept, budget)
     assert fitted.options.checkpointing and fitted.total <= budget
     assert not fit(layout, kept, None).options.checkpointing
+    if fitted.residency.kept_layers:
+        assert fitted.in_words().startswith(f"{8 - fitted.residency.kept_layers} of 8 layers ")
     # Where recomputing is slow, something else waits.
     less = total(layout, options=kept) - 1
     slow = fit(layout, kept, less, flops_per_second=1e6)
     assert not slow.options.checkpointing and slow.moved
+
+
+@pytest.mark.parametrize("profile", [GPU_PROFILE, CPU_PROFILE], ids=["gpu", "cpu"])
+def test_as_many_layers_are_kept_as_have_room(layout, profile):
+    layout = layout.cut_for(profile)
+    asked = replace(STEP, checkpointing=False)
+    # What norms and gated units make is made again first, on GPUs anyway.
+    most = total(layout, Residency(remakes=True), asked)
+    least = total(layout)
+    counts = []
+    for share in (0.95, 0.7, 0.4, 0.1, 0.0):
+        budget = int(least + share * (most - least))
+        # So slow a link that nothing waits, and so fast a device that much may be recomputed.
+        fitted = fit(layout, asked, budget, flops_per_second=1e16, bytes_per_second=1e16)
+        residency = fitted.residency
+        assert fitted.options == STEP and not fitted.moved and fitted.total <= budget
+        assert fitted.total == total(layout, residency)
+        one_more = replace(residency, kept_layers=residency.kept_layers + 1)
+        assert residency.kept_layers == 7 or total(layout, one_more) > budget
+        counts.append(residency.kept_layers)
+        if 0 < residency.kept_layers < 7:
+            again = f"{8 - residency.kept_layers} of 8 layers are recomputed in the backward"
+            assert again in fitted.in_words()
+    assert counts == sorted(counts, reverse=True) and len(set(counts)) >= 4
+    # Who asks for all of them to be recomputed has them recomputed.
+    for budget in (most, least):
+        fitted = fit(layout, STEP, budget)
+        assert not fitted.residency.kept_layers and fitted.total <= budget
+
+
+def test_layers_kept_take_memory_one_by_one(layout):
+    totals = [total(layout, Residency(kept_layers=n)) for n in range(9)]
+    assert totals[0] == total(layout) and totals == sorted(totals)
+    assert totals[8] == total(layout, options=replace(STEP, checkpointing=False))
+    (each,) = {b - a for a, b in pairwise(totals[2:8])}
+    # A first one stays where one that is recomputed passes by.
+    assert each > 0 and totals[1] - totals[0] < each / 4
 
 
 def test_what_is_cheap_is_made_again_before_layers_are(layout):

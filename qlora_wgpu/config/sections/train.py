@@ -35,7 +35,9 @@ class TrainConfig(Section):
         16, description="Micro-batches whose gradients are summed for one optimizer step."
     )
     gradient_checkpointing: Annotated[bool, FREE_ON_RESUME] = Field(
-        True, description="Whether layers are recomputed in the backward pass to save memory."
+        True,
+        description="Whether layers are recomputed in the backward pass to save memory; with "
+        "false, those still are that device.memory has no room for.",
     )
     compute_dtype: Literal["bfloat16", "float32"] = Field(
         "bfloat16", description="Type of matmul operands; sums are float32 in either case."
