@@ -14,19 +14,7 @@ fn x_place(m: u32, unit: u32) -> u32 {
     return min(m, params.rows - 1u) * x_stride() + params.x_unit0 + unit;
 }
 
-fn x_last() -> u32 {
-    return x_place(params.rows, k_units() - 1u);
-}
-
 fn x_stride() -> u32 {
     return params.x_stride;
-}
-
-fn w_last() -> u32 {
-//#if W_ROWS
-    return w_row(params.columns) + k_units() - 1u;
-//#else
-    return w_columns(params.columns) + w_row(params.k);
-//#endif
 }
 //#endif

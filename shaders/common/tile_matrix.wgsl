@@ -186,13 +186,12 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
 //#if RUNS
     // Where units lie runs on with the tiles: compilers make all of it anew each time otherwise. An
     // invocation's units are so many rows apart, one place in a register for all. Past the last row
-    // they are any that exist: what is made of those is not stored.
+    // they are whatever lies there, or what WebGPU reads behind a buffer's end: what is made of those
+    // is not stored.
     var w_from = w_place(w_line, w_unit, c0, k_first);
     var x_from = x_place(m0 + x_row, k_first / 8u + x_unit);
-    let w_end = w_last();
-    let x_end = x_last();
-    //#unroll i W_UNITS: var w_$i = raw_w(min(w_from + $iu * W_STEP * w_stride(), w_end));
-    //#unroll i X_UNITS: var x_$i = raw_x(min(x_from + $iu * X_STEP * x_stride(), x_end));
+    //#unroll i W_UNITS: var w_$i = raw_w(w_from + $iu * W_STEP * w_stride());
+    //#unroll i X_UNITS: var x_$i = raw_x(x_from + $iu * X_STEP * x_stride());
 //#else
     //#unroll i W_UNITS: var w_$i = raw_w(w_place(w_line + $iu * W_STEP, w_unit, c0, k_first));
     //#unroll i X_UNITS: var x_$i = raw_tile_unit(m0 + x_row + $iu * X_STEP, k_first / 8u, x_unit);
@@ -240,8 +239,8 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
 //#endif
                 w_from += w_turn;
                 x_from += x_turn;
-                //#unroll i W_UNITS: w_$i = raw_w(min(w_from + $iu * W_STEP * w_stride(), w_end));
-                //#unroll i X_UNITS: x_$i = raw_x(min(x_from + $iu * X_STEP * x_stride(), x_end));
+                //#unroll i W_UNITS: w_$i = raw_w(w_from + $iu * W_STEP * w_stride());
+                //#unroll i X_UNITS: x_$i = raw_x(x_from + $iu * X_STEP * x_stride());
 //#else
                 let next = next_tile(k0, k_last);
                 //#unroll i W_UNITS: w_$i = raw_w(w_place(w_line + $iu * W_STEP, w_unit, c0, next));

@@ -18,10 +18,6 @@ fn x_place(m: u32, unit: u32) -> u32 {
 fn x_stride() -> u32 {
     return DEPTH / 8u;
 }
-
-fn x_last() -> u32 {
-    return TILE_M * x_stride() - 1u;
-}
 //#if W_ROWS
 
 fn w_row(n: u32) -> u32 {
@@ -31,10 +27,6 @@ fn w_row(n: u32) -> u32 {
 fn w_stride() -> u32 {
     return DEPTH / 8u;
 }
-
-fn w_last() -> u32 {
-    return TILE_N * w_stride() - 1u;
-}
 //#else
 
 fn w_columns(n: u32) -> u32 {
@@ -43,10 +35,6 @@ fn w_columns(n: u32) -> u32 {
 
 fn w_stride() -> u32 {
     return TILE_N / 8u;
-}
-
-fn w_last() -> u32 {
-    return DEPTH * w_stride() - 1u;
 }
 //#endif
 
