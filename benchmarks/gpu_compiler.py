@@ -46,6 +46,8 @@ class Front:
 
     def __init__(self, backend: str, units: MatrixShape) -> None:
         os.environ.update(only(driver_file("lvp")))
+        # With 256 bits Mesa 26's workgroups have 512 invocations at most; sampling asks for 1,024.
+        os.environ.setdefault("LP_NATIVE_VECTOR_WIDTH", "512")
         self._backend = BACKENDS[backend]
         self._capture = Capture(units)
 

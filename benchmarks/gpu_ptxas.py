@@ -4,11 +4,12 @@ usage: python benchmarks/gpu_ptxas.py FOLDER [--arch sm_90] [--json FILE] [--onl
            [--spirv-cross PROGRAM] [--slangc PROGRAM] [--nvcc PROGRAM] [--nvdisasm PROGRAM]
 
 FOLDER has kernels as ``gpu_compiler.py --assembly FOLDER`` writes them: NAME.spv, and its label in
-NAME.label. SPIRV-Cross (the package spirv-cross) writes them as GLSL, Slang's compiler (the Python
-package slangtorch) that as CUDA, and nvcc compiles it for a card: registers, what of them spills,
-workgroup memory, and the instructions of loops around multiplications (nvdisasm, the Python package
-nvidia-cuda-nvdisasm). NVIDIA's driver for Vulkan has a front of its own before the same part that
-gives out registers, so figures are near a card's, not a card's.
+NAME.label. SPIRV-Cross (the package spirv-cross; Debian 12's knows no matrix units) writes them as
+GLSL, Slang's compiler (the Python package slangtorch) that as CUDA, and nvcc compiles it for a
+card: registers, what of them spills, workgroup memory, and the instructions of loops around
+multiplications (nvdisasm, the Python package nvidia-cuda-nvdisasm). NVIDIA's driver for Vulkan has
+a front of its own before the same part that gives out registers, so figures are near a card's, not
+a card's.
 
 Kernels that use subgroups otherwise than for matrix units are left out: Slang drops such calls.
 """
@@ -30,6 +31,8 @@ from cuda.matrices import Units
 from cuda.sass import loops, main_turn
 
 _SUBGROUPS = re.compile(r"\bsubgroup(?!Barrier)\w+\(")
+_EMPTY = re.compile(r"(__device__ (?!void\b)\w+\s+(\w+)\([^)]*\)\s*\{)(?:\s|#line.*)*\}")
+_BODIES = {"WorkgroupCount": "return make_uint3(gridDim.x, gridDim.y, gridDim.z);"}
 
 
 def prepared(code: str) -> str:
@@ -60,6 +63,22 @@ def prepared(code: str) -> str:
 
 class Failure(Exception):
     """A tool did not do its part."""
+
+
+def completed(code: str) -> str:
+    """Slang's CUDA with bodies of functions that it left empty, which nvcc takes as never called.
+
+    Raises:
+        Failure: If one is not known.
+    """
+
+    def body(found: re.Match[str]) -> str:
+        name = re.sub(r"_\d+$", "", found[2])
+        if name not in _BODIES:
+            raise Failure(f"Slang left {name} empty")
+        return f"{found[1]}\n    {_BODIES[name]}\n}}"
+
+    return _EMPTY.sub(body, code)
 
 
 def called(*command: str | Path) -> str:
@@ -93,7 +112,7 @@ def figures(spirv: Path, stem: Path, args: argparse.Namespace) -> dict[str, Any]
     glsl.write_text(code, encoding="utf-8")
     called(args.slangc, "-ignore-capabilities", "-lang", "glsl", "-allow-glsl", "-target", "cuda",
            "-entry", "main", "-stage", "compute", "-o", cuda, glsl)  # fmt: skip
-    code = units.as_instructions(cuda.read_text(encoding="utf-8"))
+    code = units.as_instructions(completed(cuda.read_text(encoding="utf-8")))
     if "GroupMemoryBarrier" in glsl.read_text(encoding="utf-8") and "__syncthreads();" not in code:
         raise Failure("Slang dropped the barriers")
     threads = 1

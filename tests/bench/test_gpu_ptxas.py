@@ -109,6 +109,32 @@ def test_a_call_that_the_kernel_never_makes_may_be_missing(units):
     units.as_instructions(CUDA.replace("storesMatCAt", "other"))
 
 
+EMPTY = """__device__ uint3  WorkgroupCount_0()
+{
+
+#line 7835
+}
+__device__ void nothing_0()
+{
+}
+"""
+
+
+def test_how_many_workgroups_there_are_is_written_where_slang_left_it_out():
+    from gpu_ptxas import completed
+
+    code = completed(EMPTY)
+    assert "return make_uint3(gridDim.x, gridDim.y, gridDim.z);\n}" in code
+    assert completed(code) == code  # a procedure may be empty, and a whole function stays
+
+
+def test_another_function_that_slang_left_empty_is_told():
+    from gpu_ptxas import Failure, completed
+
+    with pytest.raises(Failure, match="left WorkgroupSize empty"):
+        completed(EMPTY.replace("Count", "Size"))
+
+
 def test_what_a_branch_passes_over_is_no_part_of_a_turn():
     from cuda.sass import loops
 
