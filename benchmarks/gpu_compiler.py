@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     own = gpu_profile(
         None, few_registers=has_few_registers(vendor), hoists_loads=hoists_loads(vendor)
     )
-    wanted = front.has_matrix_units or "matrix" in args.products
+    wanted = front.has_matrix_units or not {"matrix", "deep"}.isdisjoint(args.products)
     looked_at = profiles(own, args.products, compiler.units if wanted else None)
     plans = [
         trace(model, kind, profile, args.seq, args.layers)
@@ -144,9 +144,9 @@ def main() -> int:
     parser.add_argument(
         "--products",
         nargs="+",
-        choices=("default", "register", "tiled", "matrix"),
+        choices=("default", "register", "tiled", "matrix", "deep"),
         default=[],
-        help="kinds of products; all if not given",
+        help="kinds of products; all if not given, but for deep tiles on matrix units",
     )
     parser.add_argument("--backend", choices=sorted(BACKENDS), default="wgpu")
     parser.add_argument("--only", nargs="+", default=[""], help="kernels that begin like this")

@@ -50,19 +50,24 @@ def profiles(
 
     Args:
         own: The GPU's default.
-        products: Kinds of products to look at, ``"default"`` for its own; none for all.
+        products: Kinds of products to look at, ``"default"`` for its own, ``"deep"`` for matrix
+            units in deep tiles, NVIDIA's default; none for all but those.
         units: What matrix units multiply, if products on them are among all.
     """
     default = own.gemm_kind
     kinds = [default if kind == "default" else kind for kind in products]
     every = [default, "register", "tiled", *(["matrix"] if units else [])]
-    on_units = replace(
-        gpu_profile(units, LIMITS, few_registers=own.gemm_few_registers),
-        unit_by_unit=own.unit_by_unit,
-    )
+    few = own.gemm_few_registers
+    on_units = {
+        kind: replace(
+            gpu_profile(units, LIMITS, few_registers=few, deep_tiles=kind == "deep"),
+            unit_by_unit=own.unit_by_unit,
+        )
+        for kind in ("matrix", "deep")
+    }
     return {
         f"{kind}{' (the default)' * (kind == default)}": (
-            on_units if kind == "matrix" else replace(own, gemm_kind=kind)
+            on_units[kind] if kind in on_units else replace(own, gemm_kind=kind)
         )
         for kind in dict.fromkeys(kinds or every)
     }

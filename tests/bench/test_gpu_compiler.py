@@ -118,6 +118,23 @@ def test_every_shader_is_in_the_plans(monkeypatch):
     assert every - launched == set(ELSEWHERE)
 
 
+def test_tiles_of_matrix_units_are_deep_where_that_is_asked_for(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from compilers.driver import UNITS
+    from compilers.plans import profiles
+
+    from qlora_wgpu.gpu.profile import GPU_PROFILE
+
+    every = profiles(GPU_PROFILE, [], UNITS)
+    asked = profiles(GPU_PROFILE, ["matrix", "deep"], UNITS)
+    assert list(every) == ["tiled (the default)", "register", "matrix"]
+    assert {kind: profile.matrix_deep for kind, profile in asked.items()} == {
+        "matrix": False,
+        "deep": True,
+    }
+    assert asked["deep"].gemm_kind == "matrix" == every["matrix"].gemm_kind
+
+
 def test_every_kernel_has_figures_and_a_line(done):
     text, report = done
     assert "Mesa" in report["mesa"] and "NAVI21" in report["device"]
