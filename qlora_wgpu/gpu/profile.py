@@ -35,9 +35,13 @@ class Profile:
             along their reduction, if that is long.
         skinny_tile: ``gemm_tile`` for GEMMs with as few columns as a LoRA rank.
         skinny_group: ``gemm_group`` for GEMMs with as few columns as a LoRA rank.
-        lora_threads: Invocations that share a row of LoRA's products; 0 for skinny GEMMs.
+        lora_threads: Invocations of a workgroup of LoRA's thin products, a power of two from 32 to
+            256; 0 for skinny GEMMs.
+        lora_rows: Rows that such a workgroup makes at most, a power of two, where enough of them
+            are left: the thin factor is read again for each.
         lora_grad_group: Invocations of a workgroup of LoRA's gradients: along columns, and those
             that share the rows.
+        lora_grad_ranks: Ranks that an invocation of those holds at most, by four columns: 4 or 8.
         attention_kind: ``"register"``, without workgroup memory; ``"tiled"``, with it; or
             ``"matrix"``, on matrix units.
         gemm_few_registers: Whether tiled GEMMs hold less of their factors in registers at once, for
@@ -108,7 +112,9 @@ class Profile:
     matrix_deep: bool = False
     least_workgroups: int = 0
     lora_threads: int = 0
+    lora_rows: int = 8
     lora_grad_group: tuple[int, int] = (8, 1)
+    lora_grad_ranks: int = 4
     subgroup_size: int = 0
     texture_nt_rows: int = 32
     texture_nn_rows: int = 32
@@ -193,8 +199,10 @@ GPU_PROFILE = Profile(
     fused_linears=True,
     remakes=True,
     least_workgroups=1024,
-    lora_threads=64,
+    lora_threads=256,
+    lora_rows=16,
     lora_grad_group=(8, 32),
+    lora_grad_ranks=8,
 )
 
 

@@ -19,8 +19,11 @@ from qlora_wgpu.kernels.experts import (
 from qlora_wgpu.kernels.gemm import GEMM, Gemm, LoraTerm, broadcast_constants, further_layers
 from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
 
-_ROWS, _RANKS = 4, 8  # of results that a workgroup of the GPUs' kernels makes
-_THREADS = 8  # of theirs where a profile has no use for them but experts
+_DOWN_ROWS, _UP_GRAD_ROWS = 4, 8  # of results that a group of the GPUs' kernels makes
+_RANKS = 8  # of results that a workgroup makes on the way down
+_LANE_RANKS = 4  # that an invocation makes of the gradient
+_PARTS = 16  # of a sum that an invocation adds up in workgroup memory
+_THREADS = 32  # of a workgroup where a profile has no use for them but experts
 _TEXTURE_RANKS = 8  # that a thin product for software adapters makes at a time
 
 
@@ -85,7 +88,7 @@ class Down:
             raise GraphError(f"lora: {self.x}, {self.lora.a} and {self.u} do not fit")
 
     def _launch(
-        self, g: Graph, path: str, workgroups: Workgroups, cut: dict[str, Constant]
+        self, g: Graph, path: str, workgroups: Workgroups, cut: dict[str, Constant], unit: int
     ) -> None:
         masked = self.lora.mask is not None
         tensors: dict[str, Tensor | None] = {
@@ -102,12 +105,12 @@ class Down:
             {
                 "rows": self.x.rows,
                 "r": self.lora.r,
-                "x_stride": self.x.units(8),
-                "a_stride": self.lora.a.units(8),
+                "x_stride": self.x.units(unit),
+                "a_stride": self.lora.a.units(unit),
                 "u_stride": self.u.stride,
                 "scale": self.lora.scaling,
                 **dropout_params(self.lora.mask),
-                **expert_params(self.experts, self.lora.a_stride // 8),
+                **expert_params(self.experts, self.lora.a_stride // unit),
             },
             constants,
             flops=2 * self.x.rows * self.x.columns * self.lora.r,
@@ -128,21 +131,22 @@ class DownTexture:
         ranks = min(2 * _TEXTURE_RANKS, round_up(r, _TEXTURE_RANKS))
         workgroups = (ceil_div(problem.x.rows, 4 * threads), ceil_div(r, ranks), 1)
         cut = {**broadcast_constants(threads, ranks), "FOURS": ranks // 4}
-        problem._launch(g, "lora/down_texture.wgsl", workgroups, cut)
+        problem._launch(g, "lora/down_texture.wgsl", workgroups, cut, 8)
 
 
 class DownShared:
-    """For GPUs, and for experts: a workgroup shares the sum over a row."""
+    """For GPUs, and for experts: invocations of a workgroup share the sum over a row."""
 
     def fits(self, problem: Down, profile: Profile) -> bool:
-        """Where the profile says how many threads share it."""
+        """Where the profile says how many."""
         return profile.lora_threads > 0 or problem.experts is not None
 
     def launch(self, g: Graph, problem: Down) -> None:
         """Adds the launch."""
-        workgroups = (ceil_div(problem.x.rows, _ROWS), ceil_div(problem.lora.r, _RANKS), 1)
-        cut: dict[str, Constant] = {"THREADS": g.profile.lora_threads or _THREADS}
-        problem._launch(g, "lora/down.wgsl", workgroups, cut)
+        across = ceil_div(problem.lora.r, _RANKS)
+        cut, rows = _shared(g.profile, problem.x.rows, across, _DOWN_ROWS, 1)
+        workgroups = (across, ceil_div(problem.x.rows, rows), 1)
+        problem._launch(g, "lora/down.wgsl", workgroups, cut, 4)
 
 
 class DownGemm:
@@ -184,7 +188,13 @@ class UpGrad:
             raise GraphError(f"lora: {self.dy}, {self.lora.b} and {self.du} do not fit")
 
     def _launch(
-        self, g: Graph, path: str, workgroups: Workgroups, cut: dict[str, Constant], unit: int
+        self,
+        g: Graph,
+        path: str,
+        workgroups: Workgroups,
+        cut: dict[str, Constant],
+        unit: int,
+        b_unit: int,
     ) -> None:
         tensors: dict[str, Tensor | None] = {"dy": self.dy, "b": self.lora.b, "du": self.du}
         others, layers = further_layers("dy", self.dy, self.others, unit)
@@ -200,10 +210,10 @@ class UpGrad:
                 "r": self.lora.r,
                 "n": self.dy.columns,
                 "dy_stride": self.dy.units(unit),
-                "b_stride": self.lora.b.units(8),
+                "b_stride": self.lora.b.units(b_unit),
                 "du_stride": self.du.stride,
                 "scale": self.lora.scaling,
-                **expert_params(self.experts, self.lora.b_stride // 8),
+                **expert_params(self.experts, self.lora.b_stride // b_unit),
                 "layer_r": self.lora.b.columns,
                 **layers,
                 "n1": n1,
@@ -228,21 +238,24 @@ class UpGradTexture:
         across = ceil_div(problem.lora.r, _TEXTURE_RANKS)
         workgroups = (ceil_div(problem.dy.rows, 2 * threads), across, 1)
         cut = broadcast_constants(threads, _TEXTURE_RANKS)
-        problem._launch(g, "lora/up_grad_texture.wgsl", workgroups, cut, 8)
+        problem._launch(g, "lora/up_grad_texture.wgsl", workgroups, cut, 8, 8)
 
 
 class UpGradShared:
-    """For GPUs, and for experts: a workgroup shares the sum over a row."""
+    """For GPUs, and for experts: invocations of a workgroup share the sum over a row."""
 
     def fits(self, problem: UpGrad, profile: Profile) -> bool:
-        """Where the profile says how many threads share it."""
+        """Where the profile says how many."""
         return profile.lora_threads > 0 or problem.experts is not None or bool(problem.others)
 
     def launch(self, g: Graph, problem: UpGrad) -> None:
         """Adds the launch."""
-        workgroups = (ceil_div(problem.dy.rows, _ROWS), ceil_div(problem.lora.r, _RANKS), 1)
-        cut: dict[str, Constant] = {"THREADS": g.profile.lora_threads or _THREADS}
-        problem._launch(g, "lora/up_grad.wgsl", workgroups, cut, 2)
+        threads = g.profile.lora_threads or _THREADS
+        lanes = 4 if problem.lora.b.stride % 16 == 0 and threads >= 4 * _PARTS else 2
+        across = ceil_div(problem.lora.r, _LANE_RANKS * lanes)
+        cut, rows = _shared(g.profile, problem.dy.rows, across, _UP_GRAD_ROWS, lanes)
+        workgroups = (across, ceil_div(problem.dy.rows, rows), 1)
+        problem._launch(g, "lora/up_grad.wgsl", workgroups, cut, 2, 4)
 
 
 class UpGradGemm:
@@ -262,13 +275,48 @@ class UpGradGemm:
         GEMM.launch(g, gemm)
 
 
+def _shared(
+    profile: Profile, rows: int, across: int, own: int, lanes: int
+) -> tuple[dict[str, Constant], int]:
+    """How a workgroup shares sums, and how many rows it makes.
+
+    As many as the profile says, which read the thin factor once, if enough workgroups are left.
+
+    Args:
+        profile: How kernels are cut.
+        rows: All rows.
+        across: Workgroups along the ranks.
+        own: Rows of a group of invocations.
+        lanes: Invocations of a group that make different ranks.
+    """
+    threads = profile.lora_threads or _THREADS
+    groups = max(min(profile.lora_rows // own, threads // (_PARTS * lanes)), 1)
+
+    def few() -> bool:
+        workgroups = ceil_div(rows, own * groups) * across
+        return rows <= own * groups // 2 or workgroups < profile.least_workgroups // 8
+
+    while groups > 1 and few():
+        groups //= 2
+    return {"THREADS": threads, "GROUPS": groups, "LANES": lanes}, own * groups
+
+
+def _change(threads: int, rows: int, grad_group: tuple[int, int], grad_ranks: int) -> Change:
+    return {
+        "lora_threads": threads,
+        "lora_rows": rows,
+        "lora_grad_group": grad_group,
+        "lora_grad_ranks": grad_ranks,
+    }
+
+
 def _changes(profile: Profile) -> tuple[Change, ...]:
     if profile.textures or profile.name == CPU_PROFILE.name:
         return ()
     return (
-        {"lora_threads": 32, "lora_grad_group": (16, 16)},
-        {"lora_threads": 128, "lora_grad_group": (32, 8)},
-        {"lora_threads": 64, "lora_grad_group": (64, 4)},
+        _change(128, 8, (16, 16), 4),
+        _change(256, 4, (8, 32), 4),  # more workgroups
+        _change(128, 16, (32, 8), 8),  # fewer
     )
 
 

@@ -15,6 +15,8 @@ from qlora_wgpu.kernels.experts import expert_count
 from qlora_wgpu.kernels.gemm import further_layers
 from qlora_wgpu.kernels.kernel import Kernel
 
+# Rows that an invocation of a GPU loads before it uses the first; where it has few registers.
+_AHEAD, _AHEAD_OF_FEW = 4, 2
 _TEXTURE_RANKS = 8  # that a thin product for software adapters makes at a time
 
 
@@ -111,7 +113,7 @@ class FactorGrad:
 
 _NO_A = dict.fromkeys(
     (
-        "groups_b", "across_b", "across_a", "xa_columns", "xa_stride", "ra", "ga_stride",
+        "groups_b", "down_b", "down_a", "xa_columns", "xa_stride", "ra", "ga_stride",
         "lora_expert_a",
     ),
     0,
@@ -140,7 +142,7 @@ class FactorGradTexture:
 
 
 class FactorGradShared:
-    """Four columns by four ranks an invocation, which on GPUs share the rows."""
+    """Four columns by four or eight ranks an invocation, which on GPUs share the rows."""
 
     def fits(self, problem: FactorGrad, profile: Profile) -> bool:
         """Everywhere."""
@@ -148,9 +150,8 @@ class FactorGradShared:
 
     def launch(self, g: Graph, problem: FactorGrad) -> None:
         """Adds the launch."""
-        across, down = g.profile.lora_grad_group
-        cut: dict[str, Constant] = {"THREADS": across, "ROW_THREADS": down, "SPREAD": down > 1}
-        problem._launch(g, "lora/grad.wgsl", 4, 4, cut)
+        ranks, cut = _cut(g.profile, problem.r)
+        problem._launch(g, "lora/grad.wgsl", 4, ranks, cut)
 
 
 class BothShared:
@@ -168,9 +169,9 @@ class BothShared:
     def launch(self, g: Graph, problem: BothGrads) -> None:
         """Adds the launch."""
         b, a = problem.b, problem.a
-        threads, row_threads = g.profile.lora_grad_group
-        cut: dict[str, Constant] = {"THREADS": threads, "ROW_THREADS": row_threads, "SPREAD": True}
-        (across_b, down_b), (across_a, down_a) = b._groups(4, 4, cut), a._groups(4, 4, cut)
+        ranks, cut = _cut(g.profile, b.r)
+        across_b, down_b = b._groups(4, ranks, cut)
+        across_a, down_a = a._groups(4, ranks, cut)
         g.launch(
             "lora/grad.wgsl",
             (across_b * down_b + across_a * down_a, 1, expert_count(b.expert_rows)),
@@ -179,8 +180,8 @@ class BothShared:
                 **b._bound(4)[1],
                 **dropout_params(a.dropout),
                 "groups_b": across_b * down_b,
-                "across_b": across_b,
-                "across_a": across_a,
+                "down_b": down_b,
+                "down_a": down_a,
                 "xa_columns": a.columns,
                 "xa_stride": a.x.units(4),
                 "ra": a.r,
@@ -204,6 +205,20 @@ class OneByOne:
         """Adds the launches."""
         FACTOR_GRAD.launch(g, problem.b)
         FACTOR_GRAD.launch(g, problem.a)
+
+
+def _cut(profile: Profile, r: int) -> tuple[int, dict[str, Constant]]:
+    """Ranks of an invocation, of which no half is idle, and how its kernel is cut."""
+    across, down = profile.lora_grad_group
+    ranks = 4 if r <= 4 else profile.lora_grad_ranks
+    ahead = _AHEAD_OF_FEW if profile.gemm_few_registers else _AHEAD
+    return ranks, {
+        "THREADS": across,
+        "ROW_THREADS": down,
+        "FOURS": ranks // 4,
+        "AHEAD": ahead if down > 1 else 1,
+        "SPREAD": down > 1,
+    }
 
 
 def _both(problem: BothGrads) -> dict[str, Tensor | None]:

@@ -1,11 +1,11 @@
-// The gradient of A or B: common/lora_grad.wgsl. Each invocation holds four columns by four ranks;
-// ROW_THREADS of a workgroup share the rows (SPREAD) on GPUs.
+// The gradient of A or B: common/lora_grad.wgsl. Each invocation holds four columns by FOURS times
+// four ranks; ROW_THREADS of a workgroup share the rows (SPREAD) on GPUs.
 //
 // Of several layers of one input x1 and x2 are further columns, from units begin1 and begin2 on; u has
 // the layers' ranks side by side, and g the layers' rows one below the other.
 //
-// With xa, ua and ga the launch is both: x, u and g are B's, whose groups_b workgroups, across_b to a
-// row of ranks, come first along x; xa, ua and ga are A's.
+// With xa, ua and ga the launch is both: x, u and g are B's, whose groups_b workgroups come first along
+// x, the down_b that read the same columns side by side; xa, ua and ga are A's.
 //#include common/lora_grad.wgsl
 //#input 1 x: 4
 //#input 6 x1?: 4
@@ -13,7 +13,9 @@
 //#input 8 xa?: 4
 //#input 9 ua?: 4 float32 buffer
 
-// What a workgroup makes: whose gradient, and which columns and ranks of it.
+const LATEST = (AHEAD - 1u) * ROW_THREADS; // of the rows that are loaded before the first is used
+
+// What a workgroup makes: whose gradient, and which columns and ranks, from the j-th four on.
 struct Part {
     of_a: bool,
     columns: u32,
@@ -24,17 +26,17 @@ struct Part {
 
 fn part(group: vec3<u32>) -> Part {
 //#if xa
-    var own = Part(false, params.x_columns, params.r, group.x % params.across_b, group.x / params.across_b);
+    var own = Part(false, params.x_columns, params.r, group.x / params.down_b, FOURS * (group.x % params.down_b));
     if (group.x >= params.groups_b) {
         let i = group.x - params.groups_b;
-        own = Part(true, params.xa_columns, params.ra, i % params.across_a, i / params.across_a);
+        own = Part(true, params.xa_columns, params.ra, i / params.down_a, FOURS * (i % params.down_a));
     }
     return own;
 //#else
 //#if TRANSPOSED
-    return Part(true, params.x_columns, params.r, group.x, group.y);
+    return Part(true, params.x_columns, params.r, group.x, FOURS * group.y);
 //#else
-    return Part(false, params.x_columns, params.r, group.x, group.y);
+    return Part(false, params.x_columns, params.r, group.x, FOURS * group.y);
 //#endif
 //#endif
 }
@@ -44,18 +46,25 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
     let own = part(group);
     let c = own.c * THREADS + local.x;
     let end = select(0u, rows_end(group.z), 4u * c < own.columns);
-    // sums.v_i: column 4c + i against ranks 4j .. 4j+3.
-    var sums = Sums(vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0), vec4<f32>(0.0));
+    // sums.v_i_q: column 4c + i against ranks 4(j + q) .. 4(j + q)+3.
+    var sums: Sums;
 //#if xa
     // Both meet the same barrier: Direct3D's FXC allows none in a branch that it cannot see through.
     if (own.of_a) {
-        for (var m = first_row(group.z) + local.y; m < end; m += ROW_THREADS) {
-            var v = load_xa(m * params.xa_stride + c);
-//#if DROPOUT
-            v *= dropout_mask4((m * params.xa_stride + c) * 4u);
-//#endif
-            let w = load_ua(m * params.r_stride + own.j);
-            //#unroll i 4: sums.v_$i += v[$i] * w;
+        var m = first_row(group.z) + local.y;
+        for (; m + LATEST < end; m += AHEAD * ROW_THREADS) {
+            //#unroll t AHEAD
+                let unit_$t = (m + $tu * ROW_THREADS) * params.xa_stride + c;
+                let v_$t = masked4(load_xa(unit_$t), unit_$t);
+                //#unroll q FOURS: let w_$t_$q = load_ua((m + $tu * ROW_THREADS) * params.r_stride + own.j + $qu);
+            //#end
+            //#unroll t AHEAD, i 4, q FOURS: sums.v_$i_$q += v_$t[$i] * w_$t_$q;
+        }
+        for (; m < end; m += ROW_THREADS) {
+            let unit = m * params.xa_stride + c;
+            let v = masked4(load_xa(unit), unit);
+            //#unroll q FOURS: let w_$q = load_ua(m * params.r_stride + own.j + $qu);
+            //#unroll i 4, q FOURS: sums.v_$i_$q += v[$i] * w_$q;
         }
     }
     let end_b = select(end, 0u, own.of_a);
@@ -67,20 +76,40 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) l
 //#else
     let u_at = own.j;
 //#endif
-    for (var m = first_row(group.z) + local.y; m < end_b; m += ROW_THREADS) {
-        var v = load_columns(m, c);
-//#if !xa
-//#if DROPOUT
-        v *= dropout_mask4((m * params.x_stride + c) * 4u);
-//#endif
-//#endif
-        let w = load_u(m * params.r_stride + u_at);
-        //#unroll i 4: sums.v_$i += v[$i] * w;
+    var m = first_row(group.z) + local.y;
+    for (; m + LATEST < end_b; m += AHEAD * ROW_THREADS) {
+        let rows = load_rows(m, c);
+        //#unroll t AHEAD, q FOURS: let w_$t_$q = load_u((m + $tu * ROW_THREADS) * params.r_stride + u_at + $qu);
+        //#unroll t AHEAD, i 4, q FOURS: sums.v_$i_$q += rows.v_$t[$i] * w_$t_$q;
+    }
+    for (; m < end_b; m += ROW_THREADS) {
+        let v = load_row(m, c);
+        //#unroll q FOURS: let w_$q = load_u(m * params.r_stride + u_at + $qu);
+        //#unroll i 4, q FOURS: sums.v_$i_$q += v[$i] * w_$q;
     }
     add_to_gradient(own, group.z, local, sums);
 }
 
-fn load_columns(m: u32, c: u32) -> vec4<f32> {
+// AHEAD rows, of which none waits for another.
+fn load_rows(m: u32, c: u32) -> Rows {
+    var rows: Rows;
+//#if x2
+    if (c >= params.begin2) {
+        //#unroll t AHEAD: rows.v_$t = load_x2((m + $tu * ROW_THREADS) * params.stride2 + c - params.begin2);
+        return rows;
+    }
+//#endif
+//#if x1
+    if (c >= params.begin1) {
+        //#unroll t AHEAD: rows.v_$t = load_x1((m + $tu * ROW_THREADS) * params.stride1 + c - params.begin1);
+        return rows;
+    }
+//#endif
+    //#unroll t AHEAD: rows.v_$t = load_own((m + $tu * ROW_THREADS) * params.x_stride + c);
+    return rows;
+}
+
+fn load_row(m: u32, c: u32) -> vec4<f32> {
 //#if x2
     if (c >= params.begin2) {
         return load_x2(m * params.stride2 + c - params.begin2);
@@ -91,14 +120,32 @@ fn load_columns(m: u32, c: u32) -> vec4<f32> {
         return load_x1(m * params.stride1 + c - params.begin1);
     }
 //#endif
-    return load_x(m * params.x_stride + c);
+    return load_own(m * params.x_stride + c);
+}
+
+fn load_own(unit: u32) -> vec4<f32> {
+//#if xa
+    return load_x(unit);
+//#else
+    return masked4(load_x(unit), unit);
+//#endif
+}
+
+// What the forward kept of a unit of A's x.
+fn masked4(v: vec4<f32>, unit: u32) -> vec4<f32> {
+//#if DROPOUT
+    return v * dropout_mask4(4u * unit);
+//#else
+    return v;
+//#endif
+}
+
+struct Rows {
+    //#unroll t AHEAD: v_$t: vec4<f32>,
 }
 
 struct Sums {
-    v_0: vec4<f32>,
-    v_1: vec4<f32>,
-    v_2: vec4<f32>,
-    v_3: vec4<f32>,
+    //#unroll i 4, q FOURS: v_$i_$q: vec4<f32>,
 }
 
 //#if SPREAD
@@ -109,11 +156,19 @@ struct Sums {
 // The invocations' sums: all their v_0, then all their v_1, so that neighbours store side by side.
 var<workgroup> partial: array<vec4<f32>, 4u * THREADS * ROW_THREADS>;
 
-// Each invocation adds up its share of the results, one rank of one column at a time.
+// Four ranks of each column at a time, for which there is memory.
 fn add_to_gradient(part: Part, expert: u32, local: vec3<u32>, sums: Sums) {
     let own = local.y * THREADS + local.x;
-    //#unroll i 4: partial[$iu * THREADS * ROW_THREADS + own] = sums.v_$i;
-    workgroupBarrier();
+    //#unroll q FOURS
+        //#unroll i 4: partial[$iu * THREADS * ROW_THREADS + own] = sums.v_$i_$q;
+        workgroupBarrier();
+        add_four(part, expert, own, $qu);
+        workgroupBarrier();
+    //#end
+}
+
+// Each invocation adds up its share of the results, one rank of one column at a time.
+fn add_four(part: Part, expert: u32, own: u32, four: u32) {
     for (var e = own; e < 16u * THREADS; e += THREADS * ROW_THREADS) {
         let i = e / (4u * THREADS);
         let x = e / 4u % THREADS;
@@ -122,7 +177,7 @@ fn add_to_gradient(part: Part, expert: u32, local: vec3<u32>, sums: Sums) {
             sum += partial[(i * ROW_THREADS + y) * THREADS + x][e % 4u];
         }
         let column = 4u * (part.c * THREADS + x) + i;
-        let rank = 4u * part.j + e % 4u;
+        let rank = 4u * (part.j + four) + e % 4u;
         if (column < part.columns && rank < part.ranks) {
             add(part.of_a, expert, column, rank, sum);
         }
@@ -146,22 +201,23 @@ fn add(of_a: bool, expert: u32, column: u32, rank: u32, sum: f32) {
 
 fn add_to_gradient(part: Part, expert: u32, local: vec3<u32>, sums: Sums) {
     let c = part.c * THREADS + local.x;
-    let j = part.j;
     if (4u * c >= part.columns) {
         return;
     }
 //#if TRANSPOSED
-    let first = expert * params.lora_expert + 4u * j * params.g_stride + c;
-    //#unroll i 4
-        if (4u * j + $iu < part.ranks) {
-            g[first + $iu * params.g_stride] += vec4<f32>(sums.v_0[$i], sums.v_1[$i], sums.v_2[$i], sums.v_3[$i]);
-        }
+    //#unroll q FOURS
+        let first_$q = expert * params.lora_expert + 4u * (part.j + $qu) * params.g_stride + c;
+        //#unroll i 4
+            if (4u * (part.j + $qu) + $iu < part.ranks) {
+                g[first_$q + $iu * params.g_stride] += vec4<f32>(sums.v_0_$q[$i], sums.v_1_$q[$i], sums.v_2_$q[$i], sums.v_3_$q[$i]);
+            }
+        //#end
     //#end
 //#else
-    let first = expert * params.lora_expert + 4u * c * params.g_stride + j;
-    //#unroll i 4
+    let first = expert * params.lora_expert + 4u * c * params.g_stride + part.j;
+    //#unroll q FOURS, i 4
         if (4u * c + $iu < part.columns) {
-            g[first + $iu * params.g_stride] += sums.v_$i;
+            g[first + $iu * params.g_stride + $qu] += sums.v_$i_$q;
         }
     //#end
 //#endif

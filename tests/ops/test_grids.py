@@ -20,7 +20,7 @@ from qlora_wgpu.selfcheck.cases import cases_for
 from qlora_wgpu.selfcheck.cases.common import filled_adapter
 
 LIMIT = 40
-ROWS = 4 * LIMIT  # that the shared thin products take within it
+ROWS = 16 * LIMIT  # that the shared thin products take within it
 
 
 @pytest.mark.parametrize("workgroups", [(8, 1, 1), (3, 11, 1), (2, 3, 8), (1, 1, 49)])
@@ -75,9 +75,10 @@ def test_kernels_compute_the_same_on_a_folded_grid(device, folding, variant, nam
 
 @pytest.mark.parametrize("rows", [ROWS, ROWS + 1])
 def test_thin_products_of_many_rows(device, monkeypatch, rows):
-    """On both sides of the limit, which is 262,140 rows in truth."""
+    """On both sides of the limit, which is 1,048,560 rows in truth."""
     monkeypatch.setattr(grid, "MAX_WORKGROUPS", LIMIT)
-    bench = Bench(device, "float32", PROFILES["gpu"])
+    # Any number of workgroups is enough, as it is with so many rows.
+    bench = Bench(device, "float32", replace(PROFILES["gpu"], least_workgroups=0))
     adapter, parts = filled_adapter(LoraConfig(r=2, lora_alpha=2), [LinearSpec("m.x", 3, 5)])
     lora, (a, b) = adapter.loras["m.x"], parts.values()
     rng = np.random.default_rng(0)

@@ -34,9 +34,17 @@ from qlora_wgpu.selfcheck.runner import Array, Runner
     ((24, 8, 40), 136, 0, 0, False),
     ((1024, 72, 8), 128, 24, 0, False),
     ((136, 24, 40), 72, 8, 0, True),
+    ((40, 8, 24), 24, 8, 0, False, 690),
+    ((40, 24), 24, 16, 0, False, 150),
 )
 def check_linear_group(
-    run: Runner, outer: tuple[int, ...], inner: int, r: int, float32: int, has_bias: bool
+    run: Runner,
+    outer: tuple[int, ...],
+    inner: int,
+    r: int,
+    float32: int,
+    has_bias: bool,
+    rows: int = ROWS,
 ) -> None:
     """Layers of one input: every y, the sum of dx, and the gradients of all A and B.
 
@@ -47,6 +55,7 @@ def check_linear_group(
         r: The rank of each adapter; 0 for none.
         float32: How many results are float32.
         has_bias: Whether there are biases.
+        rows: Rows of the input; with many a workgroup makes more of the adapters' thin products.
     """
     g = run.graph
     g.profile = replace(g.profile, fused_linears=True)
@@ -68,11 +77,11 @@ def check_linear_group(
         tensors = in_one_storage(biases)
         pairs = zip(layers, tensors, strict=True)
         layers = [replace(layer, bias=bias) for layer, bias in pairs]
-    x, batch = normal("x", ROWS, inner), run.batch(np.ones((1, ROWS), np.int64))
+    x, batch = normal("x", rows, inner), run.batch(np.ones((1, rows), np.int64))
     tx = run.operand(x, grad=True)
     flags = [index < float32 for index in range(len(outer))]
     ys = linear_group(g, tx, layers, batch, flags)
-    dys = [normal(f"dy of {name}", ROWS, y.columns) for name, y in zip(names, ys, strict=True)]
+    dys = [normal(f"dy of {name}", rows, y.columns) for name, y in zip(names, ys, strict=True)]
     for y, dy in zip(ys, dys, strict=True):
         g.add_gradient(y, run.float32(dy))
     g.backward()

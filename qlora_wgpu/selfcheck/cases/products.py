@@ -134,6 +134,8 @@ _LARGE = _Sizes(150, 530, 530, 37)  # more than one workgroup makes, or adds up 
 _WHOLE = _Sizes(150, 200, 264, 8, 264)  # so that a workgroup of any kind has all that it makes
 # So deep that GPUs cut the reduction, of the forward or of the backward.
 _DEEP, _WIDE = _Sizes(3, 1100, 100, 5, 72), _Sizes(3, 100, 1100, 5, 1088)
+# So many rows that a workgroup of GPUs makes more of them in an adapter's thin products.
+_LONG, _LONGER = _Sizes(1030, 20, 28, 8), _Sizes(2060, 20, 28, 12)
 
 
 @dataclass(frozen=True)
@@ -251,6 +253,8 @@ def _pieces(run: Runner, w: Array, rows: int) -> tuple[tuple[int, Tensor], ...]:
     (_WIDE, 0.0, True),
     (_WIDE, 0.3, True),
     (_WIDE, 0.0, False),
+    (_LONG, 0.3, True),
+    (_LONGER, 0.0, True),
 )
 def check_only_use(run: Runner, s: _Sizes, dropout: float, adapted: bool) -> None:
     """A layer whose input goes nowhere else: dx is made in its type, and the adapter's gradient."""
