@@ -197,9 +197,10 @@ class Search:
     def _keeping(
         self, way: Way, base: tuple[Residency, StepOptions], budget: int, more: More
     ) -> Way:
-        """A way with as many layers kept as have room: each is reckoned to take as much.
+        """A way with as many layers kept as have room.
 
-        The first, which is there while no other is recomputed, takes less.
+        The first is reckoned to take nothing, since it is there while no other is recomputed, and
+        each further one as much.
 
         Args:
             way: With all of them recomputed.
@@ -207,21 +208,21 @@ class Search:
             budget: Bytes that there are.
             more: What a run takes beside.
         """
-        if not self._may_keep(*base):
+        layers = self._layout.num_layers
+        if layers == 1 or not self._may_keep(*base):
             return way
         none, all_of_them = self._traced(*base), self._traced(base[0], self._options)
-        layers = self._layout.num_layers
-        nbytes = -(-(all_of_them.total - none.total) // layers)
+        nbytes = -(-(all_of_them.total - none.total) // (layers - 1))
         some = replace(way, residency=replace(way.residency, kept_layers=1))
         room = budget - more.reckoned(some)
-        if nbytes <= 0 or room < nbytes:
+        if nbytes <= 0 or room < 0:
             return way
-        kept = min(room // nbytes, layers - 1)
+        kept = min(1 + room // nbytes, layers - 1)
         return Way(
             replace(way.residency, kept_layers=kept),
             way.options,
             way.seconds - kept * (none.seconds - all_of_them.seconds) / layers,
-            way.total + kept * nbytes,
+            way.total + (kept - 1) * nbytes,
         )
 
     def _grown(self, found: Fit, budget: int, more: More) -> Fit:

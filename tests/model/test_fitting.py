@@ -138,8 +138,6 @@ def test_layers_are_recomputed_where_they_must_be(layout):
     fitted = fit(layout, kept, budget)
     assert fitted.options.checkpointing and fitted.total <= budget
     assert not fit(layout, kept, None).options.checkpointing
-    if fitted.residency.kept_layers:
-        assert fitted.in_words().startswith(f"{8 - fitted.residency.kept_layers} of 8 layers ")
     # Where recomputing is slow, something else waits.
     less = total(layout, options=kept) - 1
     slow = fit(layout, kept, less, flops_per_second=1e6)
