@@ -117,6 +117,13 @@ def _hint(row: Mapping[str, Any], formats: Mapping[str, tuple[str, ...]]) -> str
     for name, keys in FORMATS.items():
         if name not in formats and row.keys() >= set(keys):
             return f", which make the format {name!r}: set data.format to it or to auto"
+    if formats is FORMATS and row.keys() >= {"chosen", "rejected"}:
+        alone = "messages" if isinstance(row["chosen"], list) else "text"
+        key = "completion" if "prompt" in row else alone
+        return (
+            ": train.objective: dpo learns from 'chosen' and 'rejected'; to learn the chosen "
+            f"answers alone, set data.columns: {_in_yaml({key: 'chosen'})} (init: --columns)"
+        )
     for keys in formats.values():
         columns = {key: column for key in keys if (column := _column_for(key, row))}
         if len(columns) == len(keys):

@@ -20,6 +20,7 @@ from qlora_wgpu.data.messages import (
 from qlora_wgpu.errors import DataError
 
 PAIRS, JUDGED = "chosen/rejected", "prompt/completion/label"
+_JUDGEMENTS = {"true": True, "1": True, "false": False, "0": False}
 _PROMPTS = ("prompt", "messages", "conversations", "conversation")
 
 Message = dict[str, Any]
@@ -62,7 +63,7 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Answer, Answer]:
         DataError: If they are no answers to one prompt.
     """
     chosen, rejected = _side(row, "chosen"), _side(row, "rejected")
-    prompt = _prompt(row)
+    prompt = _prompt(row, chosen, rejected)
     if isinstance(chosen, str) != isinstance(rejected, str):
         raise DataError("'chosen' and 'rejected' must both be text, or both messages")
     if isinstance(chosen, str) and isinstance(rejected, str):
@@ -90,19 +91,37 @@ def judged_of(row: Mapping[str, Any]) -> tuple[Answer, bool]:
     label = row["label"]
     if label is None:
         raise EmptyRow("'label' is missing")
-    if not isinstance(label, bool) and label not in (0, 1):
+    is_good = judgement(label)
+    if is_good is None:
         raise DataError(f"'label' must be true or false, got {kind_of(label)}")
-    completion, prompt = _side(row, "completion"), _prompt(row)
+    completion = _side(row, "completion")
+    prompt = _prompt(row, completion)
     if prompt is None:  # beside a whole conversation none is needed
         if isinstance(completion, str) or len(completion) < 2:
             raise DataError("a row with 'completion' and 'label' needs a 'prompt', too")
         prompt = []
     if isinstance(completion, str):
-        return _with_prompt(row, prompt, completion), bool(label)
-    if isinstance(prompt, str):
-        prompt = [{"role": "user", "content": prompt}]
+        return _with_prompt(row, prompt, completion), is_good
+    if isinstance(prompt, str):  # beside a whole conversation it is told twice
+        prompt = [] if len(completion) > 1 else [{"role": "user", "content": prompt}]
     before = [*prompt, *completion[:-1]]
-    return _with_prompt(row, before, completion[-1:]), bool(label)
+    return _with_prompt(row, before, completion[-1:]), is_good
+
+
+def judgement(label: object) -> bool | None:
+    """Whether a label calls an answer good; None where it is no label of answers.
+
+    Tables without types have words: ``true`` and ``false``.
+    """
+    if isinstance(label, str):
+        return _JUDGEMENTS.get(label.strip().lower())
+    return bool(label) if label in (0, 1) else None
+
+
+def is_labelled_false(row: Mapping[str, Any]) -> bool:
+    """Whether a row says of itself that it is bad; a 0 may be the label of anything."""
+    label = row.get("label")
+    return label is False or (isinstance(label, str) and label.strip().lower() == "false")
 
 
 def _with_prompt(
@@ -128,10 +147,13 @@ def _with_prompt(
     return Answer({"messages": messages, "tools": row.get("tools")}, "messages")
 
 
-def _prompt(row: Mapping[str, Any]) -> str | list[Message] | None:
+def _prompt(row: Mapping[str, Any], *answers: str | list[Message]) -> str | list[Message] | None:
+    """What comes before the answers; a conversation that ``data.columns`` makes one is none."""
     for key in _PROMPTS:
         if row.get(key) is not None:
-            return _side(row, key)
+            side = _side(row, key)
+            if isinstance(side, str) or len(side) == 1 or side not in answers:
+                return side
     return None
 
 

@@ -19,6 +19,7 @@ from qlora_wgpu.data.formats import (
     with_columns,
 )
 from qlora_wgpu.data.long_text import document_ids
+from qlora_wgpu.data.preferences import is_labelled_false
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.data.prepared import Writer, key_of, learns
 from qlora_wgpu.data.sources import holds_documents, read_rows
@@ -192,7 +193,8 @@ class RowSource:
                 if empty:
                     yield cut
             else:
-                tally.kept(is_cut=cut is not encoded)
+                is_bad = row_format != "text" and is_labelled_false(row)
+                tally.kept(is_cut=cut is not encoded, is_bad=is_bad)
                 yield cut
 
     def _text_windows(self, encoded: Encoded) -> Iterator[Encoded]:

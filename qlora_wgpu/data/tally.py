@@ -45,7 +45,7 @@ class Tally:
         self._template = template
         self._empty: list[str] = []  # where the first of them stand
         self._same: list[str] = []  # where the first pairs of one answer stand
-        self._num_same = self._num_weightless = 0
+        self._num_same = self._num_weightless = self._num_bad = 0
         self._num_long_texts = self._num_windows = 0
         self._silent = 0  # rows in which the assistant says nothing
         self._silent_roles: set[str] = set()
@@ -112,9 +112,10 @@ class Tally:
         if len(self._same) < _NAMED:
             self._same.append(where)
 
-    def kept(self, *, is_cut: bool) -> None:
-        """It is an example now, perhaps a part of it alone."""
+    def kept(self, *, is_cut: bool, is_bad: bool = False) -> None:
+        """It is an example now, perhaps a part of it alone, or of what is labelled as bad."""
         self._count(truncated=int(is_cut))
+        self._num_bad += is_bad
 
     def _count(self, **more: int) -> None:
         now = self.counts
@@ -203,6 +204,12 @@ class Tally:
         if count := self._num_weightless:
             have = rows(count, "has the weight 0 and was", "have the weight 0 and were")
             yield f"{have} left out"
+        if count := self._num_bad:
+            yield (
+                f"{rows(count, 'is', 'are')} labelled false and learnt like the others: leave "
+                f"{_fit(count, 'it', 'them')} out, or set train.objective: kto, which learns from "
+                "labels what is bad"
+            )
         if count := self._num_same:
             have = rows(count, "has", "have")
             yield (

@@ -77,8 +77,9 @@ def test_odd_rows(browser, ask, tmp_path):
             assert got == want, shown
     assert sum(want is not None for want in wanted) > len(wanted) // 2
     notes = [want["notes"] for want in wanted if want is not None]
-    assert {"endless": True, "dropped": True} in notes
-    assert {"endless": False, "dropped": False} in notes
+    assert {"endless": True, "dropped": True, "bad": False} in notes
+    assert {"endless": False, "dropped": False, "bad": False} in notes
+    assert {"endless": False, "dropped": False, "bad": True} in notes
 
 
 @pytest.mark.parametrize("browser", ["firefox", "chromium"])

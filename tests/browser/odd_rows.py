@@ -55,7 +55,17 @@ def nested(depth):
     return f'{{"text": "a", "x": {"[" * depth}{"]" * depth}}}'
 
 
+def pair(label, completion="The fox"):
+    return line({"prompt": "Who? ", "completion": completion, "label": label})
+
+
 FILES = {
+    "labels.jsonl": [
+        *(pair(label) + pair(label) for label in (True, False, "False", " false\n", "no", 0, None)),
+        pair(True) + pair(False, " "),
+        line({"text": "a", "label": False}),
+        chat().replace('{"messages"', '{"label": false, "messages"'),
+    ],
     "marks.jsonl": [
         "\ufeff" + chat(),
         chat() + "\ufeff" + chat(),

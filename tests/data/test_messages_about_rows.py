@@ -65,6 +65,13 @@ QUESTION = {"question": "a", "answer": "b"}
             "set data.columns: {messages: dialogue}",
         ),
         ({"story": "a"}, "set data.columns: {text: story}"),
+        (
+            {"prompt": "a", "chosen": "b", "rejected": "c"},
+            "train.objective: dpo learns from 'chosen' and 'rejected'; to learn the chosen answers "
+            "alone, set data.columns: {completion: chosen} (init: --columns)",
+        ),
+        ({"chosen": [{"role": "user"}], "rejected": []}, "set data.columns: {messages: chosen}"),
+        ({"chosen": "ab", "rejected": "ac"}, "set data.columns: {text: chosen}"),
         ({"zzz": "a"}, "data.columns says what they are, such as {text: zzz}"),
     ],
 )

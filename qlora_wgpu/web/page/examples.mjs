@@ -37,6 +37,7 @@ export class RowEncoder {
     let [format, unreached] = [null, 0]; // rows whose cut leaves out all that is learnt
     const silent = { rows: 0, roles: new Set() }; // in which the assistant says nothing
     const unknown = { tokens: 0, rows: 0 };
+    let bad = 0; // rows that say so of themselves
     const ends = this._ends();
     this.dropped = new Map(); // numbers of conversations of which the template leaves out messages of a role
     rows.forEach(({ where, row: given }, index) => {
@@ -60,6 +61,7 @@ export class RowEncoder {
           if (CHATS.includes(own)) countSilent(conversationOf(own, row).messages, silent);
         } else {
           if (cut !== whole) counts.truncated++;
+          if (own !== 'text' && isLabelledFalse(row)) bad++;
           examples.push(cut);
         }
       } catch (error) {
@@ -70,7 +72,7 @@ export class RowEncoder {
     });
     if (!examples.length) throw new Told(nothing(counts, unreached, silent, this.how));
     const dropped = [...this.dropped].sort(([, a], [, b]) => b - a);
-    return { examples, counts, format, unknown, ends, dropped };
+    return { examples, counts, format, unknown, ends, dropped, bad };
   }
 
   /** Whether there is a token that ends what is learnt, and whether it is learnt; none that is known is not missed. */
@@ -108,7 +110,7 @@ export class RowEncoder {
     const counts = { rows: examples.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
     const unknown = { tokens: 0, rows: 0 };
     for (const piece of examples) this._countUnknown(piece, unknown);
-    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text', unknown, ends: { ...this._ends(), learnt: true }, dropped: [] };
+    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text', unknown, ends: { ...this._ends(), learnt: true }, dropped: [], bad: 0 };
   }
 
   /** A row whose columns have the names that formats know. */
@@ -232,6 +234,11 @@ function historyOf(row) {
 
 function requireText(text) {
   if (isBlank(text)) throw new EmptyRow('the row has no text at all');
+}
+
+/** Whether a row says of itself that it is bad; a 0 may be the label of anything. */
+function isLabelledFalse({ label }) {
+  return label === false || (typeof label === 'string' && strip(label).toLowerCase() === 'false');
 }
 
 const learns = ({ labels }) => labels.slice(1).some((label) => label !== IGNORED);

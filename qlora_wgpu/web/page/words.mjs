@@ -23,20 +23,27 @@ export function ofMemory(memory, longest = Infinity) {
 }
 
 /** What was found in a file. */
-export function ofData(name, { rows, held, tokens, learnt, counts, unknown, ends, dropped, document }) {
+export function ofData(name, { rows, held, tokens, learnt, counts, unknown, ends, dropped, bad, document }) {
   const left = [
     counts.truncated && `${number(counts.truncated)} cut to fit`, counts.dropped && `${number(counts.dropped)} too long and left out`,
     counts.without_labels && `${number(counts.without_labels)} with nothing to learn left out`, counts.empty && `${number(counts.empty)} empty`,
   ].filter(Boolean);
   const what = document ? `one text in ${counted(rows, 'piece')}` : counted(rows, 'row');
   return `${name}: ${what} to learn from (${counted(tokens, 'token')}, ${number(learnt)} of them learnt)` +
-    `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.${ofEnds(ends)}${ofDropped(dropped)}${ofUnknown(unknown, counts)}`;
+    `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.${ofEnds(ends)}${ofBad(bad, counts)}${ofDropped(dropped)}${ofUnknown(unknown, counts)}`;
 }
 
 function ofEnds({ known, learnt }) {
   if (!known) return ' The tokenizer has no end-of-sequence token, so none is learnt.';
   return learnt ? '' : ' No end-of-turn token is learnt anywhere, so the model will not learn when to stop: ' +
     'the site may be written with another chat template than the one its tokenizer was made for (data.chat_template).';
+}
+
+function ofBad(bad, counts) {
+  if (!bad) return '';
+  const [are, them] = bad === 1 ? ['is', 'it'] : ['are', 'them'];
+  return ` ${number(bad)} of ${counted(counts.rows, 'row')} ${are} labelled false and learnt like the others: ` +
+    `leave ${them} out, since the page learns no answers that are bad.`;
 }
 
 /** What the chat template leaves out, by the roles that say it. */
