@@ -20,7 +20,7 @@ from qlora_wgpu.export import merge as merge_adapter
 from qlora_wgpu.export import quantize_folder
 from qlora_wgpu.export.gguf.element_types import FILE_TYPES
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.drift import measure_drift, measure_trained
+from qlora_wgpu.runs.drift import measure_drift, measure_trained, on_a_device
 from qlora_wgpu.runs.exporting import export_adapter, export_model, modelfile_of
 from qlora_wgpu.shell_words import shell_word
 
@@ -207,7 +207,7 @@ def _progress(console: Console, verb: str) -> Iterator[Callable[[str], None]]:
 def _drift(console: Console, opening: Opening, settings: Config, out: str) -> str:
     """Measures how the merged model's next tokens differ from those of base and adapter."""
     source = OpenedModel.open(opening.model)
-    with Display(console) as display:
+    with Display(console) as display, on_a_device(f"{out} is whole, but its drift is unknown: "):
         trained = measure_trained(source, opening.adapter, settings, display)
         drift = measure_drift(trained, OpenedModel.open(out), settings, display)
     base = _stored(source, settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.as_trained import changed, find_run
-from qlora_wgpu.errors import QLoRAError, TokenizerError
+from qlora_wgpu.errors import DeviceError, QLoRAError, TokenizerError
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.runs.data import read_data
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted
@@ -78,6 +79,19 @@ class Measured:
     ids: Sequence[Sequence[int]]
     texts: str
     logits: Logits
+
+
+@contextmanager
+def on_a_device(what: str = "") -> Iterator[None]:
+    """Says where the device fails to measure that a result can be had without it.
+
+    Args:
+        what: What is there already, to be told first.
+    """
+    try:
+        yield
+    except DeviceError as err:
+        raise type(err)(f"{what}{err}; --no-check does without measuring") from err
 
 
 def measure_trained(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.checkpoint import ModelFolder, write_file
+from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import atomic_file
 from qlora_wgpu.checkpoint.gguf.element_types import ElementType
 from qlora_wgpu.checkpoint.json_file import read_json_object
@@ -30,7 +30,7 @@ from qlora_wgpu.export.merged_weights import Base, MergedWeights
 from qlora_wgpu.export.prompts import take_over_prompts
 from qlora_wgpu.files import file_bytes, is_there
 from qlora_wgpu.limits import MODEL_JSON_BYTES
-from qlora_wgpu.runs.drift import Drift, measure_drift, measure_trained
+from qlora_wgpu.runs.drift import Drift, Measured, measure_drift, measure_trained, on_a_device
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.training import Observer
 
@@ -106,7 +106,8 @@ def export_model(
         progress: Called with each tensor's name before it is written.
 
     Raises:
-        ConfigError: If the name or the type is wrong, or the file is there already.
+        ConfigError: If the name or the type is wrong, or the file is there already, or another
+            Modelfile beside it.
         CheckpointError: If something is missing or damaged, the adapter does not fit, the disk is
             full, or the file computes something else than what was trained.
         UnsupportedModelError: If llama.cpp does not have the model.
@@ -128,22 +129,25 @@ def export_model(
         made = gguf_model(merged, file_type, vocabulary)
         ollama = _modelfile(path, texts)
     kind = made.file_type.kind
-    with atomic_file(path) as unfinished:
+    check = trained = None
+    if settings is not None:  # what fails here fails before the file is written
+        check = _Check(model, adapter, settings, observer)
+        trained = check.trained(settings)
+    with _modelfile_beside(path, ollama), atomic_file(path) as unfinished:
         made.write(unfinished, progress)
         note = cutting_note(made.keys.get("tokenizer.ggml.pre"))
         drift, notes = None, made.notes if note is None else (*made.notes, note)
-        if settings is not None:
-            check = _Check(model, adapter, settings, observer)
-            drift = check.drift(unfinished, settings)
+        if settings is not None and check is not None and trained is not None:
+            drift = check.drift(trained, unfinished)
             most = _most_lost(kind)
             if not drift.lost <= most and base == "original" and settings.quant.scheme == "nf4":
                 # Does that come of the file, or of NF4, which the adapter was trained with?
-                plain = check.drift(unfinished, changed(settings, {"quant": {"scheme": "none"}}))
+                stored = check.trained(changed(settings, {"quant": {"scheme": "none"}}))
+                plain = check.drift(stored, unfinished)
                 if plain.lost <= most:
                     notes = (*notes, f"{_OF_NF4}, {plain}")
                     most = drift.lost
             _refuse_worse(drift, most, path)
-    write_file(modelfile_of(path), ollama.encode())
     return Exported(path, path.stat().st_size, kind.name.lower(), drift, notes)
 
 
@@ -159,23 +163,56 @@ def export_adapter(model: str, adapter: str, out: str | Path) -> int:
         How many layers it adapts.
 
     Raises:
-        ConfigError: If the name is wrong, or the file is there already.
+        ConfigError: If the name is wrong, or the file is there already, or another Modelfile beside
+            it.
         CheckpointError: If something is missing or damaged, or cannot be written.
         UnsupportedModelError: If llama.cpp does not have the model, or cannot apply the adapter.
     """
     path = Path(out)
     check_target(path, "--gguf")
-    count = export_gguf(model, adapter, path)
     with _text_folder(ModelFolder.without_weights(model), adapter) as texts:
-        if is_there(texts / "tokenizer.json"):
-            base = model if Path(model).suffix == SUFFIX else "./base.gguf"
-            write_file(modelfile_of(path), _modelfile(path, texts, base).encode())
-    return count
+        if not is_there(texts / "tokenizer.json"):
+            return export_gguf(model, adapter, path)
+        base = model if Path(model).suffix == SUFFIX else "./base.gguf"
+        ollama = _modelfile(path, texts, base)
+    with _modelfile_beside(path, ollama):
+        return export_gguf(model, adapter, path)
 
 
 def modelfile_of(path: Path) -> Path:
     """The name of the Modelfile beside a GGUF file."""
     return path.with_suffix(".Modelfile")
+
+
+@contextmanager
+def _modelfile_beside(path: Path, text: str) -> Iterator[None]:
+    """Writes the Modelfile of a GGUF file that is being written, which stays if that does.
+
+    It comes first, so that no file that took long to write lacks its own for want of room.
+
+    Raises:
+        ConfigError: If another is there, which its user may have changed.
+    """
+    beside, content = modelfile_of(path), text.encode()
+    was_there = is_there(beside)
+    if was_there and not _holds(beside, content):
+        raise ConfigError(f"{beside} is there already: choose another name, or remove it")
+    with atomic_file(beside) as unfinished:
+        unfinished.write_bytes(content)
+    try:
+        yield
+    except BaseException:
+        if not was_there:
+            with suppress(OSError):
+                beside.unlink()
+        raise
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    try:
+        return file_bytes(path, MODEL_JSON_BYTES) == content
+    except OSError:
+        return False
 
 
 def _modelfile(path: Path, texts: Path, adapter_of: str | None = None) -> str:
@@ -192,11 +229,17 @@ class _Check:
     settings: Config
     observer: Observer
 
-    def drift(self, path: Path, settings: Config) -> Drift:
-        """How far the file is from them, opened with these settings."""
+    def trained(self, settings: Config) -> Measured:
+        """What they predict, opened with these settings."""
         source = OpenedModel.open(self.model)
-        trained = measure_trained(source, self.adapter, settings, self.observer)
-        return measure_drift(trained, OpenedModel.open(str(path)), self.settings, self.observer)
+        with on_a_device():
+            return measure_trained(source, self.adapter, settings, self.observer)
+
+    def drift(self, trained: Measured, path: Path) -> Drift:
+        """How far the file is from them."""
+        result = OpenedModel.open(str(path))
+        with on_a_device():
+            return measure_drift(trained, result, self.settings, self.observer)
 
 
 def _most_lost(kind: ElementType) -> float:

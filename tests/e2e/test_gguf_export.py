@@ -15,9 +15,11 @@ from support.gguf_files import byte_vocabulary, random_weights, write_model
 from e2e.tiny import write_chats, write_weights
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import Tokenizer
+from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.export.gguf import parts, tensors
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import AdapterConfig, save_adapter
+from qlora_wgpu.runs import drift
 
 CONFIG = {
     "model_type": "llama", "vocab_size": 280, "hidden_size": 64, "intermediate_size": 96,
@@ -169,6 +171,46 @@ def test_an_interrupted_export_leaves_nothing(place, monkeypatch) -> None:
     monkeypatch.setattr(tensors, "as_bytes", interrupted)
     assert run_here("export", "out", "--no-check", cwd=place).returncode not in (0, 1, 2)
     assert not list(place.glob("out/*gguf*"))
+
+
+def test_a_modelfile_that_its_user_has_changed_stays(place) -> None:
+    changed = place / "out/model.Modelfile"
+    changed.write_text("FROM ./model.gguf\nSYSTEM mine\n")
+    done = run_here("export", "out", "--no-check", cwd=place)
+    assert done.returncode == 2 and done.stderr == (
+        "error: out/model.Modelfile is there already: choose another name, or remove it\n"
+    )
+    assert changed.read_text().endswith("SYSTEM mine\n")
+    assert not (place / "out/model.gguf").exists()
+    changed.rename(place / "out/adapter.Modelfile")
+    assert run_here("export", "out", "--adapter-only", cwd=place).returncode == 2
+    assert not (place / "out/adapter.gguf").exists()
+    assert run_here("export", "out", "--no-check", cwd=place).returncode == 0
+    (place / "out/model.gguf").unlink()  # the same Modelfile is in nobody's way
+    assert run_here("export", "out", "--no-check", cwd=place).returncode == 0
+
+
+def no_device(*_, **__):
+    raise DeviceError("no GPU was found")
+
+
+def test_without_a_device_nothing_is_written_in_vain(place, monkeypatch) -> None:
+    monkeypatch.setattr(drift, "load_adapted", no_device)
+    monkeypatch.setattr(tensors, "as_bytes", None)  # no tensor is made for a file
+    done = run_here("export", "out", cwd=place)
+    assert done.returncode == 2
+    assert done.stderr == "error: no GPU was found; --no-check does without measuring\n"
+    assert not list(place.glob("out/*odel*"))
+
+
+def test_a_merged_model_whose_drift_is_not_measured(place, monkeypatch) -> None:
+    monkeypatch.setattr(drift, "load_adapted", no_device)
+    done = run_here("merge", "out", cwd=place)
+    assert done.returncode == 2 and done.stderr == (
+        "error: out/merged is whole, but its drift is unknown: no GPU was found; --no-check does "
+        "without measuring\n"
+    )
+    assert (place / "out/merged/model.safetensors").exists()
 
 
 def test_an_adapter_alone(place) -> None:
