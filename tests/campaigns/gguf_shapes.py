@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -194,6 +195,8 @@ def run(count: int, seed: int, tally: Tally) -> None:
     warnings.simplefilter("ignore")
     only = os.environ.get("FAMILIES", "")
     types = only.split(",") if only else sorted(set(ARCHITECTURES) & set(FAMILIES))
+    if not os.environ.get("LLAMA_CPP"):
+        sys.exit("this campaign compares with llama.cpp: name its library in LLAMA_CPP")
     tried = Campaign(seed, tally)
     for number in range(tally.first, tally.first + count):
         for model_type in types:

@@ -54,6 +54,16 @@ def test_a_file_is_the_merged_model(tmp_path, model_type) -> None:
     assert any(merged.is_adapted(name) for name in names)
 
 
+def test_a_head_that_llama_cpp_does_not_do_without(tmp_path) -> None:
+    """Qwen 2 MoE's, also where it is the embedding."""
+    config = changed("qwen2_moe") | {"tie_word_embeddings": True}
+    merged, file, _ = written(folder_of(tmp_path, config))
+    read = find_family(file.config).read(file.config)
+    assert merged.architecture.tied and not read.tied
+    embedding = merged.float32("model.embed_tokens.weight")
+    assert np.array_equal(file.float32("lm_head.weight"), embedding)
+
+
 @pytest.mark.parametrize("name", ["q8_0", "q5_1", "f16"])
 @pytest.mark.parametrize("model_type", ["llama", "mixtral", "gemma2", "phi3", "qwen3", "olmo2"])
 def test_tensors_as_llama_cpp_s_converter_has_them(tmp_path, model_type, name) -> None:

@@ -60,6 +60,7 @@ REFUSED = {
         "head_dim": 8, "norm_topk_prob": False, "use_sliding_window": False, "layer_types": None}),
     "layers that all attend": ("lfm2", {
         "conv_bias": False, "layer_types": ["full_attention"] * 2}),
+    "a convolution of one token": ("lfm2", {"conv_bias": False, "conv_L_cache": 1}),
     "layers without biases": ("starcoder2", {"use_bias": False}),
     "2 layers with norms of heads": ("cohere", {"use_qk_norm": True, "attention_bias": False}),
     "another activation than xIELU": ("apertus", {"attention_bias": False, "hidden_act": "silu"}),

@@ -68,7 +68,7 @@ ARCHITECTURES = {
     "smollm3": LlamaCpp("SMOLLM3", pairs=True),
     "qwen2": LlamaCpp("QWEN2", is_square=True),
     "qwen3": LlamaCpp("QWEN3"),
-    "qwen2_moe": LlamaCpp("QWEN2MOE", is_square=True),
+    "qwen2_moe": LlamaCpp("QWEN2MOE", head="own", is_square=True),
     "qwen3_moe": LlamaCpp("QWEN3MOE"),
     "olmoe": LlamaCpp("OLMOE", head="own", is_square=True, biases=()),
     "ernie4_5_moe": LlamaCpp("ERNIE4_5_MOE", biases=()),
