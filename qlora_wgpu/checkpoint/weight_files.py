@@ -13,6 +13,7 @@ from qlora_wgpu.files import is_there
 from qlora_wgpu.limits import INDEX_BYTES
 
 _SHARD = re.compile(r"[^/\\\x00-\x1f\x7f]{1,240}\.safetensors")
+_ONE_OF_SEVERAL = re.compile(r"-of-(?!0*1\.)\d+\.safetensors$")
 
 
 def open_weights(folder: Path) -> dict[str, SafetensorsFile]:
@@ -73,7 +74,8 @@ def _what_it_has_instead(folder: Path) -> str:
     if "adapter_model.safetensors" in names or "adapter_config.json" in names:
         return ": it holds a PEFT adapter; give the folder of its base model"
     if other := first(".safetensors"):
-        return f" and no {INDEX}, only {other}: rename it, or download the index"
+        advice = "" if _ONE_OF_SEVERAL.search(other) else "rename it, or "
+        return f" and no {INDEX}, only {other}: {advice}download the index"
     if other := first(".gguf"):
         return f", only {other}: name that file itself"
     if other := first(".bin", ".pth", ".pt", ".ckpt", ".pkl"):

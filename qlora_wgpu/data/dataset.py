@@ -164,6 +164,8 @@ def _in_memory(
     rows = lasting(rows)
     if isinstance(rows, Mapping):
         raise DataError(f"{name} must be a list of rows, not one mapping: put it into a list")
+    if not (hasattr(rows, "__iter__") or hasattr(rows, "__getitem__")):
+        raise DataError(f"{name} must be a path or a list of rows, got {type(rows).__name__}")
     template = _template(how, tokenizer)
     kind = RowsInMemory if how.objective == "sft" else AnswersInMemory
     source = kind(name, [Path(name)], tokenizer, template, how, lambda rows: None)

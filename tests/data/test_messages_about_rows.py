@@ -157,6 +157,8 @@ def test_an_odd_role_that_a_template_refuses_is_named(tmp_path):
 def test_one_row_in_place_of_a_list():
     with pytest.raises(DataError, match="rows must be a list of rows, not one mapping"):
         load_dataset({"text": "a"}, tiny_tokenizer(), 64)
+    with pytest.raises(DataError, match="rows must be a path or a list of rows, got int"):
+        load_dataset(5, tiny_tokenizer(), 256)
 
 
 @pytest.mark.parametrize(
