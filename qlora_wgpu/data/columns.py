@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
+from types import MappingProxyType
 from typing import Any
 
 from qlora_wgpu.errors import DataError
@@ -26,6 +27,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
 PAIR = "prompt/completion"
 CHAT_PAIR = "conversational prompt/completion"  # of lists of messages
 CHATS = ("messages", "conversations", CHAT_PAIR)  # formats that a chat template writes
+_NONE: Mapping[str, str] = MappingProxyType({})
 _KNOWN_KEYS = sorted({key for keys in FORMATS.values() for key in keys})
 
 WEIGHT = "weight"  # a row's in the loss, which only data.columns makes one
@@ -86,23 +88,26 @@ def _near(word: str, words: Sequence[str]) -> str:
     return f": did you mean {quoted(near[0])}?" if near else ""
 
 
-def detect_format(row: Mapping[str, Any], row_format: str = "auto") -> str:
+def detect_format(
+    row: Mapping[str, Any], row_format: str = "auto", columns: Mapping[str, str] = _NONE
+) -> str:
     """Names the format of a row by its keys.
 
     Keys without a value count only where nothing else makes a format: a table has all columns in
-    every row.
+    every row. Formats that the user has named columns for go before others.
 
     Args:
-        row: The row.
+        row: The row, under its format's keys.
         row_format: The format it must have, if any.
+        columns: The row's own names by the format's.
 
     Raises:
         DataError: If the keys fit no format.
     """
     filled = {key for key, value in row.items() if value is not None}
     for present in (filled, row.keys()):
-        for name, keys in FORMATS.items():
-            if row_format in ("auto", name) and present >= set(keys):
+        for name in sorted(FORMATS, key=lambda name: columns.keys().isdisjoint(FORMATS[name])):
+            if row_format in ("auto", name) and present >= set(FORMATS[name]):
                 are_lists = name == PAIR and isinstance(row["prompt"], list)
                 return CHAT_PAIR if are_lists else name
     formats = FORMATS if row_format == "auto" else {row_format: FORMATS[row_format]}

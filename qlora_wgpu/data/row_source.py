@@ -278,7 +278,7 @@ class RowSource:
         Raises:
             DataError: If it has none.
         """
-        return detect_format(row, self._how.row_format)
+        return detect_format(row, self._how.row_format, self._how.columns)
 
     def _read(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         """The rows of a file, and where each stands."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.tiny_tokenizer import learnt, tiny_tokenizer
 
-from qlora_wgpu.data import ChatTemplate, RowEncoder, alpaca_prompt
+from qlora_wgpu.data import ChatTemplate, Preparation, RowEncoder, alpaca_prompt, row_format
 from qlora_wgpu.data.formats import FORMATS, detect_format
 from qlora_wgpu.data.messages import from_sharegpt
 from qlora_wgpu.errors import DataError
@@ -148,6 +148,22 @@ def test_characters_of_many_bytes_are_learnt_whole() -> None:
 )
 def test_detection(keys, expected) -> None:
     assert detect_format(dict.fromkeys(keys, "x")) == expected
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        ({"text": "story"}, "text"),
+        ({"prompt": "q", "completion": "a"}, "prompt/completion"),
+        ({"input": "context", "system": "rules"}, "messages"),
+        ({"output": "a"}, "messages"),  # an instruction is not there
+    ],
+)
+def test_named_columns_go_before_what_other_keys_make(columns, expected) -> None:
+    row = {"messages": MESSAGES, **dict.fromkeys(columns, "x")}
+    assert detect_format(row, columns=columns) == expected
+    given = {"messages": MESSAGES, **dict.fromkeys(columns.values(), "x")}
+    assert row_format([given], tiny_tokenizer(), Preparation(64, columns=columns)) == expected
     assert expected in FORMATS
 
 

@@ -38,20 +38,22 @@ export const CHATS = ['messages', 'conversations', CHAT_PAIR];
 /** A row that holds nothing: it is left out and counted. */
 export class EmptyRow extends Told {}
 
-/** The format of a row by its keys. */
-export function formatOf(row, wanted = 'auto') {
+/** The format of a row by its keys; one that columns are named for goes before others. */
+export function formatOf(row, wanted = 'auto', columns = {}) {
   const keys = Object.keys(row);
   const filled = keys.filter((key) => row[key] !== null);
+  const isMeant = ([, needed]) => needed.some((key) => key in columns);
+  const formats = Object.entries(FORMATS).sort((a, b) => isMeant(b) - isMeant(a));
   for (const present of [filled, keys]) {
-    for (const [name, needed] of Object.entries(FORMATS)) {
+    for (const [name, needed] of formats) {
       if ((wanted === 'auto' || wanted === name) && needed.every((key) => present.includes(key))) {
         return name === PAIR && Array.isArray(row.prompt) ? CHAT_PAIR : name;
       }
     }
   }
-  const formats = wanted === 'auto' ? Object.values(FORMATS) : [FORMATS[wanted]];
-  const needs = formats.map((needed) => needed.map(quoted).join(' and ')).join('; or ');
-  throw new Told(`a row needs the key ${needs}; its keys are ${keys.slice(0, 8).map(quoted).join(', ') || 'none'}${hintOf(row, formats)}`);
+  const open = wanted === 'auto' ? Object.values(FORMATS) : [FORMATS[wanted]];
+  const needs = open.map((needed) => needed.map(quoted).join(' and ')).join('; or ');
+  throw new Told(`a row needs the key ${needs}; its keys are ${keys.slice(0, 8).map(quoted).join(', ') || 'none'}${hintOf(row, open)}`);
 }
 
 const quoted = (key) => `'${key.length > SHOWN ? `${key.slice(0, SHOWN)}…` : key}'`;

@@ -45,7 +45,7 @@ export class RowEncoder {
       try {
         if (Object.values(given).every((value) => value === null)) throw new EmptyRow('the row has no value');
         const row = this.named(given);
-        const own = formatOf(row, this.how.format);
+        const own = formatOf(row, this.how.format, this.how.columns);
         format ??= own;
         if (own !== format) {
           throw new Told(`a row of the format '${own}' stands among rows of '${format}': give each format its own file`);
