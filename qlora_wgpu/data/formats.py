@@ -85,6 +85,7 @@ class RowEncoder:
 
     Attributes:
         roles: Roles in the conversation encoded last; none for another row.
+        is_spared: Whether something of it is learnt that its messages say is not to be.
         num_dropped: Numbers of conversations of which the template left messages out, as some do
             without a word, by these messages' role.
     """
@@ -102,6 +103,7 @@ class RowEncoder:
         self._tokenizer = tokenizer
         self._texts = RowTexts(tokenizer, template, train_on)
         self.roles: frozenset[str] = frozenset()
+        self.is_spared = False
         self.num_dropped: Counter[str] = Counter()
         self._ready: dict[int, _Ready] = {}
 
@@ -121,7 +123,7 @@ class RowEncoder:
         if ready is None:
             ready = _Ready(row, self._texts.write(row, row_format))
         written = ready.written
-        self.roles = written.roles
+        self.roles, self.is_spared = written.roles, written.is_spared
         self.num_dropped.update(written.dropped)
         return self._encoded(written, ready.tokens or self._tokens(written))
 

@@ -14,6 +14,8 @@ from qlora_wgpu.visible import quoted
 # What chat templates know; there are more, which one or another does.
 USUAL_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 
+SYSTEM_ROLES = ("system", "developer")  # of a message that stands in place of a row's own
+
 _SHOWN_ROLES = 8  # in a message
 
 _SHAREGPT_ROLES = {

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from qlora_wgpu.data.columns import EmptyRow
 from qlora_wgpu.data.messages import (
+    SYSTEM_ROLES,
     checked_messages,
     first_holds,
     from_json,
@@ -140,7 +141,7 @@ def _with_prompt(
     assert not isinstance(prompt, str)
     messages = [*prompt, *answer]
     system = row.get("system")
-    if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
+    if isinstance(system, str) and system.strip() and messages[0]["role"] not in SYSTEM_ROLES:
         messages.insert(0, {"role": "system", "content": system})
     if len(messages) < 2:
         raise DataError("an answer has no prompt: a message of the user must come before it")

@@ -194,7 +194,9 @@ class RowSource:
                     yield cut
             else:
                 is_bad = row_format != "text" and is_labelled_false(row)
-                tally.kept(is_cut=cut is not encoded, is_bad=is_bad)
+                tally.kept(
+                    is_cut=cut is not encoded, is_bad=is_bad, is_spared=self._encoder.is_spared
+                )
                 yield cut
 
     def _text_windows(self, encoded: Encoded) -> Iterator[Encoded]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -13,6 +14,7 @@ from qlora_wgpu.data.columns import CHAT_PAIR, CHATS, EmptyRow, keys_of
 from qlora_wgpu.data.long_text import size_of
 from qlora_wgpu.data.masking import assistant_spans, last_turn_spans, spans_from
 from qlora_wgpu.data.messages import (
+    SYSTEM_ROLES,
     USUAL_ROLES,
     checked_messages,
     first_holds,
@@ -27,6 +29,8 @@ from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import MAX_AT_ONCE, MAX_TEXT
 
+_MARKS = ("weight", "train", "training")  # of a message that says whether it is learnt
+_ASKS = re.compile(rf"(\.|\[['\"])({'|'.join(_MARKS)})\b")
 _AHEAD = 1 << 20  # characters of conversations that are rendered at once
 
 TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]
@@ -43,6 +47,7 @@ class RowText(NamedTuple):
         is_ended: Whether the end-of-sequence token is put behind, and learnt.
         roles: Roles in a conversation.
         dropped: Those of its messages that the template left out.
+        is_spared: Whether something is learnt that its messages say is not to be.
     """
 
     text: str
@@ -51,6 +56,7 @@ class RowText(NamedTuple):
     is_ended: bool = True
     roles: frozenset[str] = frozenset()
     dropped: frozenset[str] = frozenset()
+    is_spared: bool = False
 
 
 class RowTexts:
@@ -137,7 +143,10 @@ class RowTexts:
             spans = [(0, len(text))]
         dropped = frozenset(m["role"] for m in messages if _is_dropped(m, text))
         # The template writes the special tokens itself, the beginning-of-sequence token included.
-        return RowText(text, spans, False, False, roles, dropped)
+        learnt = messages[-1:] if self._train_on == "last_turn" else messages[first:]
+        asks = _ASKS.search(self._template.source)  # and so knows better
+        spared = asks is None and any(map(_is_spared, learnt))
+        return RowText(text, spans, False, False, roles, dropped, spared)
 
     def _prompt_completion(self, row: Mapping[str, Any]) -> RowText:
         return self._answer(_text_of(row, "prompt"), _text_of(row, "completion"))
@@ -208,11 +217,12 @@ def _conversation(key: str, row: Mapping[str, Any]) -> Conversation:
         messages = checked_messages(turns, key)
     else:
         messages = from_sharegpt(turns)
-        system = row.get("system")
-        if isinstance(system, str) and system.strip() and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": system})
     if not any(map(says_anything, messages)):
         raise EmptyRow("the messages hold no text at all")
+    system = row.get("system")
+    if isinstance(system, str) and system.strip() and messages[0]["role"] not in SYSTEM_ROLES:
+        messages = [{"role": "system", "content": system}, *messages]
+        first += key == CHAT_PAIR
     tools = from_json(row.get("tools"))
     if tools is not None and not (
         isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
@@ -226,6 +236,13 @@ def _is_dropped(message: Mapping[str, Any], text: str) -> bool:
     free = message["role"] == "system" or message["role"] not in USUAL_ROLES
     content = message.get("content")
     return free and isinstance(content, str) and content.strip() not in text
+
+
+def _is_spared(message: Mapping[str, Any]) -> bool:
+    """Whether a message says of itself that it is not learnt, in OpenAI's words or Axolotl's."""
+    if message["role"] != "assistant":
+        return False
+    return any(message.get(mark) == 0 for mark in _MARKS)
 
 
 def _history(row: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -45,7 +45,7 @@ class Tally:
         self._template = template
         self._empty: list[str] = []  # where the first of them stand
         self._same: list[str] = []  # where the first pairs of one answer stand
-        self._num_same = self._num_weightless = self._num_bad = 0
+        self._num_same = self._num_weightless = self._num_bad = self._num_spared = 0
         self._num_long_texts = self._num_windows = 0
         self._silent = 0  # rows in which the assistant says nothing
         self._silent_roles: set[str] = set()
@@ -112,10 +112,17 @@ class Tally:
         if len(self._same) < _NAMED:
             self._same.append(where)
 
-    def kept(self, *, is_cut: bool, is_bad: bool = False) -> None:
-        """It is an example now, perhaps a part of it alone, or of what is labelled as bad."""
+    def kept(self, *, is_cut: bool, is_bad: bool = False, is_spared: bool = False) -> None:
+        """It is an example now.
+
+        Args:
+            is_cut: Whether it is a part of the row alone.
+            is_bad: Whether the row is labelled false.
+            is_spared: Whether something is learnt that the row says is not to be.
+        """
         self._count(truncated=int(is_cut))
         self._num_bad += is_bad
+        self._num_spared += is_spared
 
     def _count(self, **more: int) -> None:
         now = self.counts
@@ -209,6 +216,12 @@ class Tally:
                 f"{rows(count, 'is', 'are')} labelled false and learnt like the others: leave "
                 f"{_fit(count, 'it', 'them')} out, or set train.objective: kto, which learns from "
                 "labels what is bad"
+            )
+        if count := self._num_spared:
+            have = rows(count, "has", "have")
+            yield (
+                f"{have} turns of the assistant with weight 0 or train false, which are learnt "
+                "like the others: data.train_on: last_turn learns the last alone"
             )
         if count := self._num_same:
             have = rows(count, "has", "have")

@@ -167,6 +167,7 @@ def in_python(path, tokenizer, how):
         "notes": {
             "endless": any("no end-of-turn token is learnt" in each for each in found.warnings),
             "dropped": any("the chat template leaves" in each for each in found.warnings),
+            "spared": any("which are learnt like the others" in each for each in found.warnings),
             "bad": any("labelled false and learnt" in each for each in found.warnings),
         },
     }

@@ -59,7 +59,41 @@ def pair(label, completion="The fox"):
     return line({"prompt": "Who? ", "completion": completion, "label": label})
 
 
+TWICE = [
+    {"role": role, "content": text}
+    for role, text in (("user", "Who?"), ("assistant", "A fox"), ("user", "And?"))
+]
+
+
+def marked(**marks):
+    """A conversation whose first answer says something of itself, and not the last."""
+    turns = [*TWICE, {"role": "assistant", "content": "A dog"}]
+    turns[1] = {**turns[1], **marks}
+    return line({"messages": turns})
+
+
 FILES = {
+    "marked.jsonl": [
+        marked(weight=0),
+        marked(weight=0.0) + marked(),
+        marked(weight=1),
+        marked(weight=None, train=None),
+        marked(train=False),
+        marked(training=False),
+        marked(training=True),
+        line({"prompt": TWICE, "completion": [{"role": "assistant", "content": "A", "weight": 0}]}),
+        line({"prompt": [{**m, "weight": 0} for m in TWICE], "completion": TWICE[1:2]}),
+    ],
+    "systems.jsonl": [
+        chat().replace('{"messages"', '{"system": "Be brief.", "messages"'),
+        chat().replace('{"messages"', '{"system": " ", "messages"'),
+        chat()
+        .replace('"role": "user"', '"role": "developer"')
+        .replace('{"messages"', '{"system": "Be brief.", "messages"'),
+        line({"system": "Be brief.", "prompt": TWICE, "completion": TWICE[1:2]}),
+        line({"system": "Be brief.", "prompt": [], "completion": TWICE[:2]}),
+        line({"system": "Be brief.", "messages": [{"role": "user", "content": " "}]}),
+    ],
     "labels.jsonl": [
         *(pair(label) + pair(label) for label in (True, False, "False", " false\n", "no", 0, None)),
         pair(True) + pair(False, " "),

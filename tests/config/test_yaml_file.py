@@ -99,6 +99,7 @@ def test_wrong_types_name_key_file_and_line(load) -> None:
             "must be a number, got '1e-4' (write it as a plain number, without quotes)",
         ),
         ("output: {dir: 2024}", "must be text, got 2024 (put it in quotes)"),
+        ("data: {train: [a.jsonl, b.csv]}", "must be one path: several data sets are data.sources"),
         ("quant: {scheme: int8}", "must be one of 'nf4', 'none', got 'int8'"),
         ("lora: {lora_dropout: 1.0}", "must be less than 1, got 1.0"),
         ("lora: {target_modules: [q_proj, 3]}", "must list module names as text"),

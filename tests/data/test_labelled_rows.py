@@ -23,10 +23,9 @@ def tokenizer():
     return tiny_tokenizer()
 
 
-def read(tokenizer, *rows, objective="kto", **more):
-    return encode_rows(
-        list(rows), tokenizer, Preparation(64, TEMPLATE, objective=objective, **more)
-    )
+def read(tokenizer, *rows, objective="kto", template=TEMPLATE, **more):
+    how = Preparation(256, template, objective=objective, **more)
+    return encode_rows(list(rows), tokenizer, how)
 
 
 def pair(label, prompt="ab?", completion="good"):
@@ -117,3 +116,50 @@ def test_messages_that_are_made_the_chosen_answer_are_not_its_prompt_too(tokeniz
     columns = {"chosen": "messages", "rejected": "other"}
     dataset = read(tokenizer, row, objective="dpo", columns=columns)
     assert dataset.fingerprint == usual.fingerprint
+
+
+SPARED = (
+    "turns of the assistant with weight 0 or train false, which are learnt like the others: "
+    "data.train_on: last_turn learns the last alone"
+)
+
+
+@pytest.mark.parametrize("marks", [{"weight": 0}, {"train": False}, {"training": False}])
+def test_turns_that_say_they_are_not_learnt_are_told_of(tokenizer, marks):
+    row = {"messages": [USER, {**BAD, **marks}, USER, {**GOOD, "weight": 1}]}
+    plain = {"messages": [{**USER, **marks}, GOOD]}
+    dataset = read(tokenizer, row, plain, objective="sft")
+    assert dataset.warnings == (f"rows: 1 of 2 rows has {SPARED}",)
+    assert not read(tokenizer, row, objective="sft", train_on="last_turn").warnings
+    assert read(tokenizer, row, objective="sft", template="chatml").warnings
+    knowing = (
+        "{% for m in messages %}[{{ m.role }}]"
+        "{% if m.role == 'assistant' and not (m.weight == 0 or m.train is false) %}"
+        "{% generation %}{{ m.content }}</s>{% endgeneration %}"
+        "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
+    )
+    assert not read(tokenizer, row, objective="sft", template=knowing).warnings
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [USER, GOOD]},
+        {"prompt": [USER], "completion": [GOOD]},
+        {"prompt": [], "completion": [USER, GOOD]},
+        {"conversations": [{"from": "human", "value": "ab?"}, {"from": "gpt", "value": "good"}]},
+    ],
+)
+def test_a_row_s_system_message_comes_first(tokenizer, row):
+    said = {"role": "system", "content": "Be brief."}
+    usual = read(tokenizer, {"messages": [said, USER, GOOD]}, objective="sft")
+    given = read(tokenizer, row | {"system": "Be brief."}, objective="sft")
+    assert given.fingerprint == usual.fingerprint
+
+
+def test_a_system_message_of_its_own_stays_alone(tokenizer):
+    for role in ("system", "developer"):
+        row = {"messages": [{"role": role, "content": "Own."}, USER, GOOD]}
+        usual = read(tokenizer, row, objective="sft")
+        given = read(tokenizer, row | {"system": "Be brief."}, objective="sft")
+        assert given.fingerprint == usual.fingerprint

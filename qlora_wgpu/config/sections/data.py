@@ -110,6 +110,13 @@ class DataConfig(Section):
         f"itself, or a built-in name: {', '.join(BUILT_IN_CHAT_TEMPLATES)}.",
     )
 
+    @field_validator("train", mode="before")
+    @classmethod
+    def _one_path(cls, value: object) -> object:
+        if isinstance(value, list):
+            raise ValueError("must be one path: several data sets are data.sources, each {path: …}")
+        return value
+
     @field_validator("sources")
     @classmethod
     def _as_one_mixture(

@@ -25,6 +25,7 @@ const ROLES = {
   human: 'user', user: 'user', gpt: 'assistant', assistant: 'assistant', chatgpt: 'assistant', model: 'assistant',
   bing: 'assistant', bard: 'assistant', system: 'system', tool: 'tool', function: 'tool', observation: 'tool',
 };
+const SYSTEMS = ['system', 'developer']; // roles of a message that stands in place of a row's own
 const CALL = 'function_call';
 const MOST_MESSAGES = 4096; // of a conversation
 const SHOWN = 40; // characters of a key in a message
@@ -101,11 +102,12 @@ export function conversationOf(key, row) {
     messages = checkedMessages(turns, key);
   } else {
     messages = fromShareGPT(turns);
-    if (typeof row.system === 'string' && !isBlank(row.system) && messages[0].role !== 'system') {
-      messages.unshift({ role: 'system', content: row.system });
-    }
   }
   if (!messages.some(saysAnything)) throw new EmptyRow('the messages hold no text at all');
+  if (typeof row.system === 'string' && !isBlank(row.system) && !SYSTEMS.includes(messages[0].role)) {
+    messages = [{ role: 'system', content: row.system }, ...messages];
+    if (key === CHAT_PAIR) prompt++;
+  }
   const tools = fromJson(row.tools ?? null);
   if (tools !== null && !(Array.isArray(tools) && tools.every(isObject))) throw new Told("'tools' must be a list of objects");
   return { messages, tools: tools?.length ? tools : null, prompt };

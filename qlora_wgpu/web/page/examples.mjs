@@ -2,12 +2,14 @@
 
 import { CHATS, conversationOf, EmptyRow, formatOf, fromJson, isSome } from './conversations.mjs';
 import { Told } from './device.mjs';
+import { OddNumber } from './json.mjs';
 import { documentIds, MOST_OF_A_ROW } from './long_text.mjs';
 import { assistantSpans, lastTurnSpans, spansFrom } from './masking.mjs';
 import { isBlank, strip } from './strip.mjs';
 import { checkSize } from './tokens.mjs';
 
 const IGNORED = -100;
+const ASKS = /(\.|\[['"])(weight|train|training)\b/; // a template that knows what messages say of themselves
 const MOST_ROLES = 8; // in a message
 const USUAL_ROLES = ['system', 'developer', 'user', 'assistant', 'tool', 'function', 'ipython'];
 const TASK = 'Below is an instruction that describes a task';
@@ -37,7 +39,7 @@ export class RowEncoder {
     let [format, unreached] = [null, 0]; // rows whose cut leaves out all that is learnt
     const silent = { rows: 0, roles: new Set() }; // in which the assistant says nothing
     const unknown = { tokens: 0, rows: 0 };
-    let bad = 0; // rows that say so of themselves
+    let [bad, spared] = [0, 0]; // rows that say so of themselves, or of a turn that it is not learnt
     const ends = this._ends();
     this.dropped = new Map(); // numbers of conversations of which the template leaves out messages of a role
     rows.forEach(({ where, row: given }, index) => {
@@ -62,6 +64,7 @@ export class RowEncoder {
         } else {
           if (cut !== whole) counts.truncated++;
           if (own !== 'text' && isLabelledFalse(row)) bad++;
+          if (whole.spared) spared++;
           examples.push(cut);
         }
       } catch (error) {
@@ -72,7 +75,7 @@ export class RowEncoder {
     });
     if (!examples.length) throw new Told(nothing(counts, unreached, silent, this.how));
     const dropped = [...this.dropped].sort(([, a], [, b]) => b - a);
-    return { examples, counts, format, unknown, ends, dropped, bad };
+    return { examples, counts, format, unknown, ends, dropped, bad, spared };
   }
 
   /** Whether there is a token that ends what is learnt, and whether it is learnt; none that is known is not missed. */
@@ -110,7 +113,7 @@ export class RowEncoder {
     const counts = { rows: examples.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
     const unknown = { tokens: 0, rows: 0 };
     for (const piece of examples) this._countUnknown(piece, unknown);
-    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text', unknown, ends: { ...this._ends(), learnt: true }, dropped: [], bad: 0 };
+    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text', unknown, ends: { ...this._ends(), learnt: true }, dropped: [], bad: 0, spared: 0 };
   }
 
   /** A row whose columns have the names that formats know. */
@@ -152,7 +155,8 @@ export class RowEncoder {
     const roles = messages.filter((message) => isDropped(message, found.text)).map(({ role }) => role);
     for (const role of new Set(roles)) this.dropped.set(role, (this.dropped.get(role) ?? 0) + 1);
     const spans = wanted === 'all' ? [[0, found.text.length]] : found.spans;
-    return this._masked(found.text, spans, false);
+    const learnt = messages.slice(wanted === 'last_turn' ? -1 : prompt);
+    return { ...this._masked(found.text, spans, false), spared: !ASKS.test(this.template.source) && learnt.some(isSpared) };
   }
 
   _instruction(row) {
@@ -239,6 +243,12 @@ function requireText(text) {
 /** Whether a row says of itself that it is bad; a 0 may be the label of anything. */
 function isLabelledFalse({ label }) {
   return label === false || (typeof label === 'string' && strip(label).toLowerCase() === 'false');
+}
+
+/** Whether a message says of itself that it is not learnt, in OpenAI's words or Axolotl's. */
+function isSpared({ role, weight, train, training }) {
+  const isNothing = (value) => value === 0 || value === false || (value instanceof OddNumber && value.value === 0);
+  return role === 'assistant' && [weight, train, training].some(isNothing);
 }
 
 const learns = ({ labels }) => labels.slice(1).some((label) => label !== IGNORED);

@@ -23,14 +23,14 @@ export function ofMemory(memory, longest = Infinity) {
 }
 
 /** What was found in a file. */
-export function ofData(name, { rows, held, tokens, learnt, counts, unknown, ends, dropped, bad, document }) {
+export function ofData(name, { rows, held, tokens, learnt, counts, unknown, ends, dropped, bad, spared, document }) {
   const left = [
     counts.truncated && `${number(counts.truncated)} cut to fit`, counts.dropped && `${number(counts.dropped)} too long and left out`,
     counts.without_labels && `${number(counts.without_labels)} with nothing to learn left out`, counts.empty && `${number(counts.empty)} empty`,
   ].filter(Boolean);
   const what = document ? `one text in ${counted(rows, 'piece')}` : counted(rows, 'row');
   return `${name}: ${what} to learn from (${counted(tokens, 'token')}, ${number(learnt)} of them learnt)` +
-    `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.${ofEnds(ends)}${ofBad(bad, counts)}${ofDropped(dropped)}${ofUnknown(unknown, counts)}`;
+    `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.${ofEnds(ends)}${ofBad(bad, counts)}${ofSpared(spared, counts)}${ofDropped(dropped)}${ofUnknown(unknown, counts)}`;
 }
 
 function ofEnds({ known, learnt }) {
@@ -44,6 +44,12 @@ function ofBad(bad, counts) {
   const [are, them] = bad === 1 ? ['is', 'it'] : ['are', 'them'];
   return ` ${number(bad)} of ${counted(counts.rows, 'row')} ${are} labelled false and learnt like the others: ` +
     `leave ${them} out, since the page learns no answers that are bad.`;
+}
+
+function ofSpared(spared, counts) {
+  if (!spared) return '';
+  return ` ${number(spared)} of ${counted(counts.rows, 'row')} ${spared === 1 ? 'has' : 'have'} turns of the assistant with ` +
+    'weight 0 or train false, which are learnt like the others.';
 }
 
 /** What the chat template leaves out, by the roles that say it. */
