@@ -14,7 +14,7 @@ from qlora_wgpu.visible import quoted
 # What chat templates know; there are more, which one or another does.
 USUAL_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 
-SYSTEM_ROLES = ("system", "developer")  # of a message that stands in place of a row's own
+_SYSTEM_ROLES = ("system", "developer")  # of a message that stands in place of a row's own
 
 _SHOWN_ROLES = 8  # in a message
 
@@ -33,6 +33,19 @@ _SHAREGPT_ROLES = {
     "observation": "tool",
 }
 _CALL = "function_call"  # of the assistant, whose value is JSON
+
+
+def with_system(messages: list[dict[str, Any]], row: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A row's messages behind its ``system``, where it has one and they do not begin with theirs.
+
+    Args:
+        messages: At least one.
+        row: The row.
+    """
+    system = row.get("system")
+    if not isinstance(system, str) or not system.strip() or messages[0]["role"] in _SYSTEM_ROLES:
+        return messages
+    return [{"role": "system", "content": system}, *messages]
 
 
 def checked_messages(value: Any, key: str) -> list[dict[str, Any]]:

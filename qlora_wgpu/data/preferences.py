@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 from qlora_wgpu.data.columns import EmptyRow
 from qlora_wgpu.data.messages import (
-    SYSTEM_ROLES,
     checked_messages,
     first_holds,
     from_json,
     from_sharegpt,
     kind_of,
+    with_system,
 )
 from qlora_wgpu.errors import DataError
 
@@ -139,10 +139,7 @@ def _with_prompt(
             f"an answer must end with a message of the assistant, got one of {answer[-1]['role']!r}"
         )
     assert not isinstance(prompt, str)
-    messages = [*prompt, *answer]
-    system = row.get("system")
-    if isinstance(system, str) and system.strip() and messages[0]["role"] not in SYSTEM_ROLES:
-        messages.insert(0, {"role": "system", "content": system})
+    messages = with_system([*prompt, *answer], row)
     if len(messages) < 2:
         raise DataError("an answer has no prompt: a message of the user must come before it")
     return Answer({"messages": messages, "tools": row.get("tools")}, "messages")

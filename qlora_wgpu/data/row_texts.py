@@ -14,7 +14,6 @@ from qlora_wgpu.data.columns import CHAT_PAIR, CHATS, EmptyRow, keys_of
 from qlora_wgpu.data.long_text import size_of
 from qlora_wgpu.data.masking import assistant_spans, last_turn_spans, spans_from
 from qlora_wgpu.data.messages import (
-    SYSTEM_ROLES,
     USUAL_ROLES,
     checked_messages,
     first_holds,
@@ -23,6 +22,7 @@ from qlora_wgpu.data.messages import (
     kind_of,
     roles_in_words,
     says_anything,
+    with_system,
 )
 from qlora_wgpu.data.spans import Span
 from qlora_wgpu.data.tokenizer import Tokenizer
@@ -219,10 +219,9 @@ def _conversation(key: str, row: Mapping[str, Any]) -> Conversation:
         messages = from_sharegpt(turns)
     if not any(map(says_anything, messages)):
         raise EmptyRow("the messages hold no text at all")
-    system = row.get("system")
-    if isinstance(system, str) and system.strip() and messages[0]["role"] not in SYSTEM_ROLES:
-        messages = [{"role": "system", "content": system}, *messages]
-        first += key == CHAT_PAIR
+    own, messages = len(messages), with_system(messages, row)
+    if key == CHAT_PAIR:
+        first += len(messages) - own
     tools = from_json(row.get("tools"))
     if tools is not None and not (
         isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)

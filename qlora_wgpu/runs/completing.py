@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.data import PromptFormat
+from qlora_wgpu.data.messages import with_system
 from qlora_wgpu.data.sources import check_file, read_rows
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation.completions import Prompt, complete
@@ -64,6 +65,8 @@ def _prompt(where: str, row: Mapping[str, Any], written: PromptFormat, *, answer
         messages = messages[:-1]
     if not messages:
         raise DataError(f"{where}: there is nothing to answer")
+    if isinstance(value, list):
+        messages = with_system(messages, row)
     ids = _ids(where, written, messages)
     return Prompt(ids, written.stop_ids, (written.stop_text,))
 

@@ -97,6 +97,16 @@ def test_rows_that_are_no_prompts_are_refused(place):
         prompts_of([("row 1", answer)], written, answered=True)
 
 
+@pytest.mark.parametrize("key", ["messages", "prompt"])
+def test_a_row_s_system_message_comes_first(place, key):
+    written = read_prompt_files(place / "model")
+    asked = [{"role": "user", "content": "a b"}]
+    said = [{"role": "system", "content": "c d"}, *asked]
+    rows = [{key: asked, "system": "c d"}, {key: said}, {key: said, "system": "e"}, {key: asked}]
+    ids = [prompts_of([("row", row)], written, answered=True)[0].ids for row in rows]
+    assert ids[0] == ids[1] == ids[2] != ids[3]
+
+
 @pytest.mark.parametrize("answered", [True, False])
 def test_a_prompt_that_is_too_long_is_told_with_its_row(place, answered):
     written = read_prompt_files(place / "model")
