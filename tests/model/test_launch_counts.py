@@ -6,7 +6,8 @@ import pytest
 
 from qlora_wgpu.bench.shapes import config_of
 from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.gpu.matrix import Limits, MatrixShape
+from qlora_wgpu.gpu.profile import GPU_PROFILE, gpu_profile
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
@@ -32,6 +33,20 @@ def test_a_step_has_no_more_launches(model, most, layers):
     assert len(plan.launches) == len(kept.launches) + 3 * layers - 1
     # Next to no traffic.
     assert plan.passed_bytes < 1.05 * kept.passed_bytes and plan.flops == kept.flops
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_sums_of_deep_tiles_are_cut_less_often(deep):
+    """Products of 128 tiles: 1B's output projections, and gradients of as many columns."""
+    profile = gpu_profile(MatrixShape(16, 16, 16, 32), Limits(1024, 49_152), deep_tiles=deep)
+    layout = ModelLayout(
+        Pretrained.from_config(config_of("llama-3.2-1b"), "1B"), LoraConfig(r=8), QuantConfig(),
+        "bfloat16", profile=profile, max_binding=(1 << 31) - 1,
+    )  # fmt: skip
+    launches = layout.step(STEP).plan.launches
+    products = [each for each in launches if each.path == "gemm/nt_tiled.wgsl"]
+    cut = [each for each in products if each.tensors["y"].name.startswith("parts of ")]
+    assert len(cut) == (0 if deep else 2 * 16)  # o_proj and down_proj
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])

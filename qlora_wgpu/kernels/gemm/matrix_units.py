@@ -13,9 +13,9 @@ from qlora_wgpu.kernels.gemm.factors import factors_of
 from qlora_wgpu.kernels.gemm.launching import Cut, launch_split
 from qlora_wgpu.kernels.gemm.problem import Gemm
 
-# What fills a GPU are subgroups of these kernels, which have far more to do than invocations of
-# others: an H100 is the fastest with a workgroup of 256 on each core.
-_FEWER_PARTS = 2
+# Half as many workgroups of deep tiles fill a GPU: an H100 is the fastest with one of 256
+# invocations on each core. Other GPUs' cores hold several, of which some would have none.
+_DEEP = 2
 
 
 class MatrixUnits:
@@ -53,7 +53,7 @@ class MatrixUnits:
         }
         cut = Cut(
             f"gemm/{gemm.name}_tiled.wgsl", tile.rows, tile.columns, constants,
-            threads=_FEWER_PARTS * tile.invocations, any_parts=True, tensors=tensors,
+            threads=(_DEEP if tile.deep else 1) * tile.invocations, any_parts=True, tensors=tensors,
             direct=term or gemm.lora is None,
             loads=gemm.scale == 1.0 and "exponents" not in tensors,
         )  # fmt: skip
