@@ -277,8 +277,12 @@ fn product(index: u32, is_first_part: bool, group: u32, lane: u32, m0: u32, c0: 
             for (var first = 0u; first < TERM_PARTS * term_units(); first += K_UNITS) {
                 put_term(index, m0, c0, layer, first, scales);
                 workgroupBarrier();
-                // Behind the term's own the tile has zeros.
+//#if ROLLED
+                // Behind the term's own a deep tile has zeros, most of it.
                 let term_end = min(TILE_K, 8u * (TERM_PARTS * term_units() - first));
+//#else
+                const term_end = TILE_K;
+//#endif
                 for (var k = 0u; k < term_end; k += MATRIX_K) {
                     //#unroll i FRAGMENTS_M
                         let left_$i = subgroupMatrixLoad<subgroup_matrix_left<Factor, MATRIX_K, MATRIX_M>, row_major>(&x_tile, (m + $iu * MATRIX_M) * X_STRIDE + k / VECTOR, X_STRIDE);
