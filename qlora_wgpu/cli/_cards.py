@@ -57,8 +57,7 @@ def _measures(fitted: Fit) -> str:
     residency = fitted.residency
     again = ""
     if fitted.options.checkpointing:
-        layers, kept = fitted.layout.num_layers, residency.kept_layers
-        again = f"{layers - kept} of {layers} layers recomputed" if kept else "layers recomputed"
+        again = f"{fitted.recomputed} recomputed"
     elif residency.remakes:
         again = "norms and gated units made again"
     waits = [short for short, _ in residency.waiting(fitted.layout.num_layers)]

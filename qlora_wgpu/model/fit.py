@@ -64,19 +64,19 @@ class Fit:
             + (again and f"; {again}")
         )
 
-    def recomputed_in_words(self) -> str:
-        """The layers that are recomputed, where layers are, and the verb."""
+    @property
+    def recomputed(self) -> str:
+        """Which layers are recomputed, where layers are: for a table, and a sentence."""
         layers, kept = self.layout.num_layers, self.residency.kept_layers
-        if not kept:
-            return "layers are"
-        return f"{layers - kept} of {layers} layers {'is' if layers - kept == 1 else 'are'}"
+        return f"{layers - kept} of {layers} layers" if kept else "layers"
 
     def _again_in_words(self) -> str:
         residency, parts = self.residency, []
         if self.options.checkpointing:
             together = residency.layers_together
             few = "" if together == 1 else f", {together} at a time"
-            parts.append(f"{self.recomputed_in_words()} recomputed in the backward{few}")
+            verb = "is" if residency.kept_layers == self.layout.num_layers - 1 > 0 else "are"
+            parts.append(f"{self.recomputed} {verb} recomputed in the backward{few}")
         if residency.remakes:
             parts.append(_MADE_AGAIN)
         if residency.in_buffers:

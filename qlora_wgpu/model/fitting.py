@@ -126,7 +126,7 @@ class Search:
         if more.taken(plain) <= budget:
             return plain
         while way := self._cheapest(budget, more):
-            found = self._planned(way)
+            found = self._planned(way.residency, way.options)
             if more.taken(found) <= budget:
                 return self._grown(found, budget, more)
             more.note(way, found)  # what a run takes beside differs, from way to way
@@ -159,15 +159,15 @@ class Search:
         for way in sorted(ways, key=more.reckoned):
             if more.reckoned(way) >= more.taken(least):
                 break
-            least = min(least, self._planned(way), key=more.taken)
+            least = min(least, self._planned(way.residency, way.options), key=more.taken)
         return least
 
-    def _planned(self, way: Way) -> Fit:
-        key = way.residency, way.options
+    def _planned(self, residency: Residency, options: StepOptions) -> Fit:
+        key = residency, options
         if key not in self._fits:
-            layout = self._layout.waiting(way.residency)
-            step = layout.sized(way.options)
-            self._fits[key] = planned(layout, way.options, self._accumulation, step)
+            layout = self._layout.waiting(residency)
+            step = layout.sized(options)
+            self._fits[key] = planned(layout, options, self._accumulation, step)
         return self._fits[key]
 
     def _cheapest(self, budget: int, more: More) -> Way | None:
@@ -232,7 +232,7 @@ class Search:
             residency.kept_layers < self._layout.num_layers - 1
         ):
             residency = replace(residency, kept_layers=residency.kept_layers + 1)
-            larger = self._planned(Way(residency, options, 0.0, 0))
+            larger = self._planned(residency, options)
             if more.taken(larger) > budget:
                 break
             found = larger

@@ -113,7 +113,7 @@ def _train(
     layout = None
     if settings.cluster.scheduler is None:
         fitted = plan_layout(settings, source.pretrained, data, device, observer)
-        settings, layout = _as_fitted(settings, fitted, observer), fitted.layout
+        settings, layout = _as_fitted(settings, fitted), fitted.layout
     opening = _computing(settings, source, data, device, layout, observer, resume=resume)
     with opening as (model, computing, write):
         observer.setup(_setup(settings, model, data))
@@ -171,12 +171,10 @@ def _after(
     return tuple(replace(sample, after=each.text) for sample, each in pairs)
 
 
-def _as_fitted(settings: Config, fitted: Fit, observer: Observer) -> Config:
+def _as_fitted(settings: Config, fitted: Fit) -> Config:
     """The settings of a run whose layers are recomputed, if they have to be."""
     if fitted.options.checkpointing == settings.train.gradient_checkpointing:
         return settings
-    layers = fitted.recomputed_in_words()
-    observer.note(f"{layers} recomputed in the backward, since their results have no room")
     train = settings.train.model_copy(update={"gradient_checkpointing": True})
     return settings.model_copy(update={"train": train})
 

@@ -21,14 +21,5 @@ struct Params {
 //#if DROPOUT
 @group(0) @binding(4) var<storage, read> batch_info: array<u32>;
 //#include common/dropout.wgsl
-
-// What the forward keeps of a unit of x.
-fn masked(v: Eight, unit: u32) -> Eight {
-    return multiply8(v, dropout_mask8(8u * unit));
-}
-//#else
-fn masked(v: Eight, unit: u32) -> Eight {
-    return v;
-}
 //#endif
 //#include common/experts.wgsl

@@ -2,21 +2,12 @@
 // GROUPS, whose invocations share the sum over k; those of the same rows lie side by side. For GPUs.
 //#include common/lora_down.wgsl
 @group(0) @binding(3) var<storage, read_write> u: array<f32>;
+//#include common/masked4.wgsl
 //#include common/partial_sums.wgsl
 //#input 1 x: 4
 //#input 2 a: 4 float32
 
 const SHARE = THREADS / GROUPS;
-
-//#if DROPOUT
-fn masked4(v: vec4<f32>, unit: u32) -> vec4<f32> {
-    return v * dropout_mask4(4u * unit);
-}
-//#else
-fn masked4(v: vec4<f32>, unit: u32) -> vec4<f32> {
-    return v;
-}
-//#endif
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) thread: u32) {

@@ -6,6 +6,15 @@
 //#input 1 x: 8 texture
 //#input 2 a: 8 float32 texture
 
+// What the forward keeps of a unit of x.
+fn masked(v: Eight, unit: u32) -> Eight {
+//#if DROPOUT
+    return multiply8(v, dropout_mask8(8u * unit));
+//#else
+    return v;
+//#endif
+}
+
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_id) local: vec3<u32>) {
     let m0 = (group.x * THREADS + local.x) * 4u;

@@ -7,6 +7,7 @@
 // With xa, ua and ga the launch is both: x, u and g are B's, whose groups_b workgroups come first along
 // x, the down_b that read the same columns side by side; xa, ua and ga are A's.
 //#include common/lora_grad.wgsl
+//#include common/masked4.wgsl
 //#input 1 x: 4
 //#input 6 x1?: 4
 //#input 7 x2?: 4
@@ -128,15 +129,6 @@ fn load_own(unit: u32) -> vec4<f32> {
     return load_x(unit);
 //#else
     return masked4(load_x(unit), unit);
-//#endif
-}
-
-// What the forward kept of a unit of A's x.
-fn masked4(v: vec4<f32>, unit: u32) -> vec4<f32> {
-//#if DROPOUT
-    return v * dropout_mask4(4u * unit);
-//#else
-    return v;
 //#endif
 }
 

@@ -14,7 +14,7 @@ from qlora_wgpu.kernels.gemm.launching import Cut, launch_split
 from qlora_wgpu.kernels.gemm.problem import Gemm
 
 # Half as many workgroups of deep tiles fill a GPU: an H100 is the fastest with one of 256
-# invocations on each core. Other GPUs' cores hold several, of which some would have none.
+# invocations on each core. Other GPUs' cores hold several; with so few, some cores would have none.
 _DEEP = 2
 
 
