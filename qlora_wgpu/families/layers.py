@@ -329,8 +329,10 @@ class LayerOps:
     def _all_layers(
         self, state: State, layer: Callable[[State, int], State], count: int, *, checkpointing: bool
     ) -> State:
+        if not checkpointing:
+            return _applied(layer, state, range(count))
         how = self.g.recomputation
-        end = max(count - how.kept, 0) if checkpointing else 0
+        end = max(count - how.kept, 0)
         for first in range(0, end, how.together):
             numbers = range(first, min(first + how.together, end))
             # The last layer's input is wanted again at once.
