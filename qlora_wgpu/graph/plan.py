@@ -157,15 +157,17 @@ def _lifetimes(
 def _assign_slots(
     lives: dict[Tensor, tuple[int, int]],
 ) -> tuple[list[int], list[bool], dict[Tensor, int]]:
-    """Greedy by size: the largest tensors first, each into the tightest slot that is free."""
+    """Greedy by size: the largest tensors first, each into the tightest slot that is free.
+
+    Of tensors of one size those that live long come first: short ones find room between them.
+    """
     sizes: list[int] = []
     textures: list[bool] = []
     slot_of: dict[Tensor, int] = {}
     # The slots that are taken while a launch runs, as the bits of a number.
     taken = _Spans(max((last for _, last in lives.values()), default=0) + 1)
     of_kind = {False: 0, True: 0}  # slots, likewise
-    for tensor in sorted(lives, key=lambda t: -t.nbytes):
-        first, last = lives[tensor]
+    for tensor, (first, last) in sorted(lives.items(), key=_size_and_length, reverse=True):
         # Slots come in falling size, so the last one that is free is the tightest.
         slot = (of_kind[tensor.texture] & ~taken.during(first, last)).bit_length() - 1
         if slot < 0:
@@ -176,6 +178,11 @@ def _assign_slots(
         taken.add(first, last, 1 << slot)
         slot_of[tensor] = slot
     return sizes, textures, slot_of
+
+
+def _size_and_length(tensor_and_life: tuple[Tensor, tuple[int, int]]) -> tuple[int, int]:
+    tensor, (first, last) = tensor_and_life
+    return tensor.nbytes, last - first
 
 
 class _Spans:

@@ -91,6 +91,22 @@ def test_checkpointing_lowers_the_peak():
     assert freed < 0.6 * kept, (freed, kept)
 
 
+def test_of_one_size_what_lives_long_chooses_first():
+    """A short one comes first, and would take the only slot in which the long one has room."""
+    graph = Graph("float32", CPU_PROFILE)
+    given = matrix("given", 1, 8, "float32", Storage("given", "test", 32))
+    short, long, large, middle = (
+        graph.float32(name, rows, 8)
+        for name, rows in (("short", 1), ("long", 1), ("large", 4), ("middle", 2))
+    )
+    sums = [(short, given), (long, short), (large, given), (large, long), (middle, given)]
+    for y, b in [*sums, (middle, large)]:
+        graph.launch("tensor/add.wgsl", 1, {"y": y, "b": b}, {"units": 1})
+    plan = make_plan(graph, (middle,))
+    assert plan.slots == (large.nbytes, middle.nbytes)
+    assert plan.slot_of == {large: 0, middle: 1, long: 1, short: 0}
+
+
 def test_dead_launches_go():
     graph = Graph("float32", CPU_PROFILE)
     result = matrix("r", 2, 8, "float32", Storage("r", "test", 64))
