@@ -13,6 +13,7 @@ from qlora_wgpu.gpu.sizes import ALIGNMENT, buffer_bytes, texture_bytes
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.layout import lay_out
+from qlora_wgpu.graph.ordering import late
 from qlora_wgpu.graph.section import Stream, sections_brought
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
@@ -116,7 +117,7 @@ def make_plan(
         A plan with only the launches that lead to an output or to bytes that outlive the run.
     """
     graph.end()
-    needed = _needed(graph, outputs)
+    needed = late(_needed(graph, outputs), graph.saturated)
     launches = lay_out(needed, graph.profile, graph.max_binding)
     slots, textures, slot_of = _assign_slots(_lifetimes(launches, outputs))
     storages = dict.fromkeys(
