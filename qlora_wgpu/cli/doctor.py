@@ -22,6 +22,7 @@ from qlora_wgpu.gpu.adapters import (
 )
 from qlora_wgpu.gpu.attempts import under_way
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.runs.faster_backend import faster_through_dawn
 from qlora_wgpu.runs.machine import of_several, what_it_means
 from qlora_wgpu.selfcheck import Result, avoid_what_is_wrong, check_device, checks
 from qlora_wgpu.tuning.cache import choices_for
@@ -80,6 +81,8 @@ def _list_gpus(console: Console, gpu: str, backend: str) -> None:
     with console.status("measuring how fast it trains"), under_way("measuring how fast it trains"):
         meaning = what_it_means(device)
     console.print(f"\n{meaning}", style="bold", highlight=False)
+    if text := faster_through_dawn(device, backend):
+        console.print(text, style="yellow", highlight=False)
     if text := of_several(len(cards())):
         console.print(text, highlight=False)
 

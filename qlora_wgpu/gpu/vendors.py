@@ -7,8 +7,9 @@ from typing import Any
 
 FEW_REGISTERS = ("apple", "intel")  # by WebGPU's names of vendors
 _HOIST_LOADS = {"qualcomm"}
+_WITH_UNITS = {"amd", "apple", "intel", "nvidia"}
 _IDS = {0x8086: "intel", 0x106B: "apple", 0x5143: "qualcomm", 0x4D4F4351: "qualcomm",
-        0x10DE: "nvidia"}  # fmt: skip
+        0x10DE: "nvidia", 0x1002: "amd"}  # fmt: skip
 
 
 def has_few_registers(info: Mapping[str, Any]) -> bool:
@@ -36,6 +37,15 @@ def takes_deep_tiles(info: Mapping[str, Any]) -> bool:
         info: What WebGPU tells of the GPU.
     """
     return "nvidia" in _names(info)
+
+
+def may_have_matrix_units(info: Mapping[str, Any]) -> bool:
+    """Whether a GPU is of a vendor whose newer ones have matrix units that kernels can use.
+
+    Args:
+        info: What WebGPU tells of the GPU.
+    """
+    return not _WITH_UNITS.isdisjoint(_names(info))
 
 
 def _names(info: Mapping[str, Any]) -> set[str]:

@@ -23,6 +23,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.runs.faster_backend import faster_through_dawn
 from qlora_wgpu.runs.reading import Reading, Texts, read_within_room
 from qlora_wgpu.selfcheck import avoid_what_is_wrong
 from qlora_wgpu.training import Observer
@@ -131,8 +132,9 @@ def open_device(settings: DeviceConfig, observer: Observer) -> Device:
     observer.activity("opening the device")
     device = device_of(settings)
     observer.activity("")
-    for text in device.notes:
-        observer.note(text)
+    for text in (*device.notes, faster_through_dawn(device, settings.backend)):
+        if text:
+            observer.note(text)
     return device
 
 

@@ -4,7 +4,12 @@ import pytest
 from support.chosen_profiles import opened
 
 from qlora_wgpu.gpu.profile import GPU_PROFILE, gpu_profile
-from qlora_wgpu.gpu.vendors import has_few_registers, hoists_loads, takes_deep_tiles
+from qlora_wgpu.gpu.vendors import (
+    has_few_registers,
+    hoists_loads,
+    may_have_matrix_units,
+    takes_deep_tiles,
+)
 
 INTEL = (
     {"vendor": "Intel open-source Mesa driver", "device": "Intel(R) Arc(tm) A770M Graphics (DG2)",
@@ -37,6 +42,7 @@ def test_vendors_of_few_registers(info):
     assert has_few_registers(info) == (info in (*INTEL, *APPLE))
     assert hoists_loads(info) == (info in QUALCOMM)
     assert takes_deep_tiles(info) == (info == OTHERS[0])
+    assert may_have_matrix_units(info) == (info in (*INTEL, *APPLE, *OTHERS[:2]))
 
 
 @pytest.mark.parametrize(
