@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from qlora_wgpu.checkpoint import ModelFolder, atomic_folder
 from qlora_wgpu.checkpoint.safetensors_format import INDEX, TORCH_NAMES, WEIGHTS
 from qlora_wgpu.checkpoint.stream import Entry, write_stream
 from qlora_wgpu.checkpoint.tokenizer_files import copy_more_templates
-from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.errors import CheckpointError, ConfigError, option
 from qlora_wgpu.export.prompts import take_over_prompts
+from qlora_wgpu.export.room import MARGIN, refuse_without_room
 
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt")
 Tensors = dict[str, tuple[Entry, Callable[[], npt.NDArray[Any]]]]
@@ -54,18 +55,21 @@ def write_folder(
             before the source's.
 
     Raises:
-        CheckpointError: If the folder cannot be written.
+        CheckpointError: If the folder cannot be written, or the disk has no room for it.
         ConfigError: If it is there already.
     """
     refuse_existing(target)
+    files: dict[str, Tensors] = {}
+    for name, stored in source.files().items():
+        files[name] = {}
+        for tensor in stored:
+            files[name] |= tensors_of(tensor)
     try:
+        _check_room(source.text_folder, target, files)
         with atomic_folder(target) as unfinished:
             weight_map: dict[str, str] = {}
             total = 0
-            for name, stored in source.files().items():
-                tensors: Tensors = {}
-                for tensor in stored:
-                    tensors |= tensors_of(tensor)
+            for name, tensors in files.items():
                 entries = {n: entry for n, (entry, _) in tensors.items()}
 
                 def data(tensor: str, tensors: Tensors = tensors) -> npt.NDArray[Any]:
@@ -86,18 +90,31 @@ def write_folder(
         raise CheckpointError(f"{target} cannot be written: {err.strerror or err}") from err
 
 
+def _check_room(texts: Path, target: Path, files: Mapping[str, Tensors]) -> None:
+    weights = sum(entry.nbytes for tensors in files.values() for entry, _ in tensors.values())
+    rest = sum(path.stat().st_size for path in _rest(texts))
+    advice = f"name another place with {option('out', ...)}"
+    refuse_without_room(target.parent, weights + rest + MARGIN, "the model", advice)
+
+
 def copy_rest(source: Path, target: Path) -> None:
     """Copies tokenizer, templates and whatever else is no weight.
 
     Raises:
         CheckpointError: If a further chat template cannot be read or written.
     """
-    for path in sorted(source.iterdir()):
-        new = target / path.name
-        left_out = path.name == INDEX or path.name.startswith(".")
-        if path.is_file() and not (left_out or new.exists() or path.name.endswith(_NOT_COPIED)):
-            shutil.copyfile(path, new)
+    for path in _rest(source):
+        if not (target / path.name).exists():
+            shutil.copyfile(path, target / path.name)
     copy_more_templates(source, target)
+
+
+def _rest(source: Path) -> Iterator[Path]:
+    """The files of a model folder that are no weights and no index of them."""
+    for path in sorted(source.iterdir()):
+        left_out = path.name == INDEX or path.name.startswith(".")
+        if path.is_file() and not (left_out or path.name.endswith(_NOT_COPIED)):
+            yield path
 
 
 def as_dtype(array: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:

@@ -128,6 +128,7 @@ def export_model(
 
         made = gguf_model(merged, file_type, vocabulary)
         ollama = _modelfile(path, texts)
+    made.check_room(path)
     kind = made.file_type.kind
     check = trained = None
     if settings is not None:  # what fails here fails before the file is written

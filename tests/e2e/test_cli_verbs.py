@@ -209,6 +209,14 @@ def test_merge(place):
     assert not (place / "no").exists()
 
 
+def test_a_merge_asks_first_whether_the_disk_has_room(place, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1 << 20}))
+    named = "--model", "model", "--adapter", "out/adapter"
+    text = refused(place, "merge", *named, "--out", "new/merged")
+    assert "new has room for 1.0 MB, but the model takes 1." in text and "--out" in text
+    assert not (place / "new").exists()
+
+
 @pytest.mark.parametrize("double", [True, False])
 def test_quantize(place, double):
     out = f"q4-{double}"

@@ -203,6 +203,14 @@ def test_without_a_device_nothing_is_written_in_vain(place, monkeypatch) -> None
     assert not list(place.glob("out/*odel*"))
 
 
+def test_a_disk_without_room_is_told_before_anything_is_measured(place, monkeypatch) -> None:
+    monkeypatch.setattr(drift, "load_adapted", no_device)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    done = run_here("export", "out", cwd=place)
+    assert done.returncode == 2 and "error: out has room for 0.0 MB" in done.stderr, done.stderr
+    assert not list(place.glob("out/*odel*"))
+
+
 def test_a_merged_model_whose_drift_is_not_measured(place, monkeypatch) -> None:
     monkeypatch.setattr(drift, "load_adapted", no_device)
     done = run_here("merge", "out", cwd=place)

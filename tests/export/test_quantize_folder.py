@@ -114,3 +114,13 @@ def test_experts_stay(tmp_path, model_type, block):
     assert in_4_bits(tmp_path / "all") == every
     gates = [f"{name}.gate" for name in blocks]
     assert skipped(tmp_path / "all") == ["lm_head", *gates]
+
+
+def test_a_disk_without_room_is_told_before_a_weight_is_read(tmp_path, monkeypatch):
+    base = write(tmp_path / "base", family_configs()["llama"])
+    seen = []
+    monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1 << 20}))
+    told = rf"{tmp_path}/new has room for 1[.]0 MB, but the model takes [1-9][\d,]*[.]\d MB"
+    with pytest.raises(CheckpointError, match=told):
+        quantize_folder(base, tmp_path / "new" / "q4", progress=seen.append)
+    assert not seen and {path.name for path in tmp_path.iterdir()} == {"base"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ import numpy as np
 
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.export.gguf.tensors import FileTensor
+from qlora_wgpu.export.room import MARGIN, refuse_without_room
 
 _ALIGNMENT = 32
-_MARGIN = 1 << 20  # bytes beside the weights that a disk must have, but for the vocabulary
 _ARRAYS = {"u": "UINT", "i": "INT", "f": "FLOAT"}
 
 
@@ -38,7 +37,7 @@ def write_file(
     """
     import gguf  # takes its time, for those alone who need it
 
-    _check_room(path, tensors)
+    check_room(path, tensors)
     writer = gguf.GGUFWriter(None, architecture)
     for key, value in keys.items():
         _add(writer, key, value)
@@ -66,14 +65,19 @@ def write_file(
             _pad(file, tensor.nbytes)
 
 
-def _check_room(path: Path, tensors: Sequence[FileTensor]) -> None:
-    needed = sum(tensor.nbytes + _ALIGNMENT for tensor in tensors) + _MARGIN
-    free = shutil.disk_usage(path.parent).free
-    if free < needed:
-        raise CheckpointError(
-            f"{path.parent} has room for {free / 1e6:,.1f} MB, but the file takes "
-            f"{needed / 1e6:,.1f} MB: name another place with --gguf, or a smaller --type"
-        )
+def check_room(path: Path, tensors: Sequence[FileTensor]) -> None:
+    """Makes sure that the disk has room for a file.
+
+    Args:
+        path: The file.
+        tensors: Its tensors.
+
+    Raises:
+        CheckpointError: If it has none.
+    """
+    needed = sum(tensor.nbytes + _ALIGNMENT for tensor in tensors) + MARGIN
+    advice = "name another place with --gguf, or a smaller --type"
+    refuse_without_room(path.parent, needed, "the file", advice)
 
 
 def _pad(file: Any, size: int) -> None:

@@ -13,7 +13,7 @@ from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.gguf.architectures import LlamaCpp, find_llama_cpp, model_type_of
 from qlora_wgpu.export.gguf.carried import carried_keys, carried_tensors
 from qlora_wgpu.export.gguf.element_types import BF16, F16, F32, FILE_TYPES, FileType
-from qlora_wgpu.export.gguf.file import write_file
+from qlora_wgpu.export.gguf.file import check_room, write_file
 from qlora_wgpu.export.gguf.keys import model_keys
 from qlora_wgpu.export.gguf.rope import rope_tensors
 from qlora_wgpu.export.gguf.scalars import scalar_keys
@@ -46,6 +46,14 @@ class GGUFModel:
     def nbytes(self) -> int:
         """Bytes of the weights."""
         return sum(tensor.nbytes for tensor in self.tensors)
+
+    def check_room(self, path: Path) -> None:
+        """Makes sure that the disk has room, before anything is measured or written.
+
+        Raises:
+            CheckpointError: If it has none.
+        """
+        check_room(path, self.tensors)
 
     def write(self, path: Path, progress: Callable[[str], None]) -> None:
         """Writes it; not atomic.
