@@ -35,6 +35,8 @@ from tests.campaigns.support import Tally, campaign
 
 RECOVERED = 10.0  # seconds without a step, beyond the time that a fault was set to last
 _STEPS_PER_FAULT = 30  # on a quiet machine; on a busy one more time is left over
+# Those that a late worker finds are as many less 24, and it takes some ten of them to get ready.
+_LEAST_STEPS = 120
 _STRANGER = """
 import sys, types
 module = types.ModuleType("qlora_wgpu.version")
@@ -60,7 +62,7 @@ def cluster(count: int, seed: int, tally: Tally) -> None:
         sys.exit("this campaign makes network namespaces: run it as root, with iproute2")
     with machines(os.environ.get("OBJECTIVE", "sft")) as all_machines:
         strangers(all_machines, tally)
-        steps = max(20, _STEPS_PER_FAULT * count)
+        steps = max(_LEAST_STEPS, _STEPS_PER_FAULT * count)
         alone = all_machines.qlora(
             "owner", "alone", "train", *all_machines.settings("alone", f"train.max_steps={steps}")
         )
