@@ -49,8 +49,9 @@ class FirstBatches:
 
 
 def first_batches(
-    lengths: Sequence[int], length: int, limit: int, fits: Fits, *, is_cpu: bool, packable: bool
-) -> FirstBatches:
+    lengths: Sequence[int], length: int, limit: int, fits: Fits, *, is_cpu: bool, packable: bool,
+    is_bounded: bool = False,
+) -> FirstBatches:  # fmt: skip
     """Chooses them.
 
     Args:
@@ -60,6 +61,8 @@ def first_batches(
         fits: What fits into the device's memory.
         is_cpu: Whether the device is a software GPU.
         packable: Whether examples may share rows.
+        is_bounded: Whether training knows the device's memory, and so keeps of layers that do not
+            all fit as many as do.
     """
     epochs = next(epochs for least, epochs in _EPOCHS if len(lengths) >= least)
     examples = examples_of_a_step(len(lengths) * epochs)
@@ -69,7 +72,9 @@ def first_batches(
     per_row = len(lengths) / num_rows
     rows_of_a_step = max(1, round(examples / per_row))
     longest = packed or bucket_length(int(cut.max()), length)
-    rows, checkpointing, has_room = _micro_batch(rows_of_a_step, longest, fits, _BUSY[is_cpu])
+    rows, checkpointing, has_room = _micro_batch(
+        rows_of_a_step, longest, fits, _BUSY[is_cpu], is_bounded=is_bounded
+    )
     return FirstBatches(
         epochs=epochs,
         packing=packed is not None,
@@ -111,7 +116,9 @@ def packed_length(lengths: Sequence[int], length: int, limit: int, examples: int
     return length if length <= room and length >= 2 * mean else None
 
 
-def _micro_batch(rows: int, length: int, fits: Fits, busy: int) -> tuple[int, bool, bool]:
+def _micro_batch(
+    rows: int, length: int, fits: Fits, busy: int, *, is_bounded: bool
+) -> tuple[int, bool, bool]:
     """Rows of a micro-batch, whether it is checkpointed, and whether it fits at all."""
     divisors = [n for n in range(rows, 0, -1) if rows % n == 0]
     sizes = [n for n in divisors if n * length <= busy] or [1]
@@ -119,6 +126,9 @@ def _micro_batch(rows: int, length: int, fits: Fits, busy: int) -> tuple[int, bo
     plain = next((n for n in sizes if fits(n, length, False)), 0)
     if plain * length >= enough:
         return plain, False, True
+    if is_bounded:  # what more rows would take, layers have that are not computed twice
+        least = min(n for n in sizes if n * length >= enough)
+        sizes = [n for n in sizes if n <= least]
     checkpointed = next((n for n in sizes if fits(n, length, True)), 0)
     if plain >= checkpointed and plain:
         return plain, False, True

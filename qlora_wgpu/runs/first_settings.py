@@ -13,8 +13,8 @@ from qlora_wgpu.config import LoraConfig, QuantConfig, TrainConfig
 from qlora_wgpu.config.commented_yaml import Setting
 from qlora_wgpu.data import Tokenizer, chosen_template
 from qlora_wgpu.errors import ConfigError, QLoRAError
+from qlora_wgpu.gpu import memory_size as memory
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.memory_size import memory_size
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.first_batches import FirstBatches, first_batches
 from qlora_wgpu.runs.first_data import FirstData, objective_of
@@ -36,12 +36,14 @@ class Room:
         nbytes: Bytes of its memory that are planned with.
         words: What that is, in a comment.
         is_cpu: Whether it is a software GPU.
+        is_bounded: Whether training will know it, too.
     """
 
     target: Target
     nbytes: int
     words: str
     is_cpu: bool
+    is_bounded: bool = False
 
     @classmethod
     def here(cls) -> Room:
@@ -50,14 +52,15 @@ class Room:
             device = Device()
         except QLoRAError:
             return cls(Target(), int(_SPARE * _UNKNOWN), "8 GiB, since no GPU is here", False)
-        target, size = Target.of(device), memory_size(device)
+        target, size = Target.of(device), memory.memory_size(device)
         if size is None:
             words = f"8 GiB, since {device.name} does not tell its memory"
             return cls(target, int(_SPARE * _UNKNOWN), words, device.is_cpu)
         of = "free memory" if device.is_cpu else device.name
         share = _SHARE if device.is_cpu else _SPARE
         words = f"{share:.0%} of the {size / 2**30:,.0f} GiB of {of}"
-        return cls(target, int(share * size), words, device.is_cpu)
+        is_bounded = memory.room(device) is not None
+        return cls(target, int(share * size), words, device.is_cpu, is_bounded)
 
 
 def first_settings(
@@ -115,6 +118,7 @@ def first_settings(
         fits,
         is_cpu=room.is_cpu,
         packable=data.is_packable,
+        is_bounded=room.is_bounded,
     )
     layers = pretrained.architecture.num_layers
     of = " and ".join(Path(path).name for path in paths)
@@ -184,16 +188,18 @@ def _train(batches: FirstBatches, room: Room, objective: str) -> list[Setting]:
     fitting = f"fits into {room.words}"
     if not batches.has_room:
         fitting = f"more than {room.words}: see `qlora-wgpu estimate`"
-    checkpointing = "activations fit: nothing is computed twice"
-    if batches.checkpointing:
-        checkpointing = "recomputes layers: slower, much less memory"
+    recomputes, why = batches.checkpointing, "activations fit: nothing is computed twice"
+    if recomputes and room.is_bounded:
+        recomputes, why = False, "layers are kept as far as they fit; the others are computed twice"
+    elif recomputes:
+        why = "recomputes layers: slower, much less memory"
     epochs = f"about {batches.steps:,} steps"
     return [
         *_objective(objective),
         Setting("train.num_train_epochs", batches.epochs, epochs),
         Setting("train.per_device_train_batch_size", batches.rows, fitting),
         Setting("train.gradient_accumulation_steps", batches.micro_batches, step),
-        Setting("train.gradient_checkpointing", batches.checkpointing, checkpointing),
+        Setting("train.gradient_checkpointing", recomputes, why),
     ]
 
 

@@ -150,6 +150,23 @@ def test_a_card_without_room_gets_checkpointing(place, monkeypatch):
     assert rows[1].why == "fits into it" and rows[2].why.startswith("more than it")
 
 
+@pytest.mark.parametrize(("told", "is_bounded"), [(None, False), (1 << 30, True)])
+def test_it_is_known_whether_training_will_know_the_memory(monkeypatch, told, is_bounded):
+    monkeypatch.setattr("qlora_wgpu.gpu.memory_size.room", lambda device: told)
+    assert Room.here().is_bounded is is_bounded
+
+
+def test_a_card_that_tells_its_memory_keeps_as_many_layers_as_fit(place):
+    (place / "long.jsonl").write_text(
+        (json.dumps({"prompt": "a " * 60, "completion": "b " * 60}) + "\n") * 2000
+    )
+    told = Room(Target(), 2_300_000, "it", False, is_bounded=True)
+    _, settings = first_settings(str(place / "model"), str(place / "long.jsonl"), None, told)
+    written = {setting.key: setting for setting in settings}
+    checkpointing = written["train.gradient_checkpointing"]
+    assert checkpointing.value is False and checkpointing.why.startswith("layers are kept as far")
+
+
 @pytest.mark.parametrize(
     ("row", "template"),
     [

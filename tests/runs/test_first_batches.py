@@ -15,8 +15,9 @@ def at_most(plain, checkpointed):
     return lambda rows, length, ck: rows * length <= (checkpointed if ck else plain)
 
 
-def chosen(lengths, length, limit=4096, fits=everything, *, is_cpu=False, packable=True):
-    return first_batches(lengths, length, limit, fits, is_cpu=is_cpu, packable=packable)
+def chosen(lengths, length, limit=4096, fits=everything, *, packable=True, **device):
+    device = {"is_cpu": False} | device
+    return first_batches(lengths, length, limit, fits, packable=packable, **device)
 
 
 def test_a_step_has_sixteen_rows_and_nothing_is_computed_twice_where_all_fits():
@@ -40,6 +41,26 @@ def test_what_does_not_fit_is_cut_before_it_is_computed_twice(
     plain, checkpointed, rows, checkpointing
 ):
     first = chosen([900] * 6000, 1024, fits=at_most(plain, checkpointed))
+    assert (first.rows, first.checkpointing, first.has_room) == (rows, checkpointing, True)
+    assert first.rows * first.micro_batches == 16
+
+
+@pytest.mark.parametrize(
+    ("length", "plain", "checkpointed", "rows", "checkpointing"),
+    [
+        (1024, 4096, 9999, 4, False),
+        (1024, 0, 16384, 1, True),  # more rows would leave less room for layers that are kept
+        (512, 0, 16384, 2, True),
+        (512, 512, 16384, 2, True),
+        (512, 0, 512, 1, True),
+        (2048, 0, 16384, 1, True),
+    ],
+)
+def test_where_layers_are_kept_as_far_as_they_fit_rows_are_few(
+    length, plain, checkpointed, rows, checkpointing
+):
+    fits = at_most(plain, checkpointed)
+    first = chosen([length - 100] * 6000, length, fits=fits, packable=False, is_bounded=True)
     assert (first.rows, first.checkpointing, first.has_room) == (rows, checkpointing, True)
     assert first.rows * first.micro_batches == 16
 
