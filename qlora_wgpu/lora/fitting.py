@@ -8,6 +8,7 @@ from os import PathLike
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.lora.adapter_config import AdapterConfig
+from qlora_wgpu.lora.base_names import warn_of_other_name
 from qlora_wgpu.lora.file_wholes import wholes
 from qlora_wgpu.lora.names import (
     EMBEDDING_A,
@@ -31,7 +32,7 @@ def refuse_other_base(
     *,
     whole: bool = True,
 ) -> None:
-    """Makes sure that an adapter was made for a base of this shape.
+    """Makes sure that an adapter was made for a base of this shape; warns of one of another name.
 
     Args:
         path: The adapter's folder.
@@ -53,6 +54,7 @@ def refuse_other_base(
             f"{path} was trained on {trained} and does not fit {base}: {difference}; open it with "
             f"the model that it was trained on{otherwise}"
         )
+    warn_of_other_name(path, stored.base_model_name_or_path, base)
 
 
 def rows_for(
