@@ -32,13 +32,16 @@ _UNUSED: dict[str, Any] = {
     "revision": None,
     "task_type": "CAUSAL_LM",
 }
-"""Fields of every PEFT from 0.11 on that say nothing special; newer ones have their defaults."""
+"""Fields of every PEFT from 0.11 on that say nothing special; newer ones have their defaults.
+
+``fan_in_fan_out`` may be true: of torch's linear layers, which all models here have, PEFT takes it
+for false.
+"""
 
 _REFUSED = {
     "use_qalora": "QALoRA",
     "use_bdlora": "BD-LoRA",
     "lora_bias": "a bias on lora_B",
-    "fan_in_fan_out": "weights stored as (in, out)",
     "layer_replication": "replicated layers",
     "alora_invocation_tokens": "activated LoRA",
     "arrow_config": "Arrow routing",
@@ -212,7 +215,9 @@ def _dropout(path: Path, fields: Mapping[str, Any]) -> float:
 
 
 def _flag(path: Path, fields: Mapping[str, Any], key: str) -> bool:
-    flag = fields.get(key, False)
+    flag = fields.get(key)
+    if flag is None:  # as tools write it that know no default
+        return False
     if not isinstance(flag, bool):
         raise CheckpointError(f"{path}: {key} is {brief(flag)}, not true or false")
     return flag

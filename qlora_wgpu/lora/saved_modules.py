@@ -26,7 +26,8 @@ def saved_modules(config: LoraConfig, vocabulary: Vocabulary) -> tuple[str, ...]
             raise ConfigError(
                 f"{_SETTING} names {names[0]}, and {vocabulary.head} is tied to "
                 f"{vocabulary.embedding}: set lora.ensure_weight_tying to true, which trains both "
-                "as one; without it PEFT trains two, which is not computed here"
+                "as one; without it PEFT trains two, which is not computed here: merge an adapter "
+                "that has two with PEFT"
             )
         return (vocabulary.embedding,)
     return tuple(module for module in both if module in chosen)
@@ -38,7 +39,8 @@ def _module(name: str, both: tuple[str, str]) -> str:
         leaf = both[0].rpartition(".")[2]
         raise ConfigError(
             f"{_SETTING}: only {leaf} and {both[1]} are trained whole, not {name!r}: norms, "
-            "classifiers and all else stay frozen, so leave it out"
+            "classifiers and all else stay frozen, so leave it out, or merge an adapter that has "
+            "it with PEFT"
         )
     return found[0]
 

@@ -277,6 +277,8 @@ def test_what_peft_writes_today(folder: Path) -> None:
         {"use_future": False, "future_config": None, "future_group_size": 16, "future": "none"},
         {"eva_config": {"rho": 2.0}, "megatron_config": {"x": 1}, "loftq_config": {"bits": 4}},
         {"runtime_config": {"ephemeral_gpu_offload": False}, "enable_lora": None},
+        {"fan_in_fan_out": True},  # which PEFT takes for false where layers are torch's
+        {"use_rslora": None, "use_dora": None, "ensure_weight_tying": None},
     ],
 )
 def test_fields_that_say_nothing_of_what_is_computed(folder: Path, changes: dict[str, Any]) -> None:

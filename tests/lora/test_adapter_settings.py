@@ -26,7 +26,6 @@ def test_starts_that_leave_the_base_alone(folder: Path, start: Any) -> None:
     [
         ({"bias": "some"}, "bias is 'some', but only none, lora_only, all are read"),
         ({"lora_bias": True}, "there is no support for a bias on lora_B"),
-        ({"fan_in_fan_out": True}, "fan_in_fan_out"),
         ({"layer_replication": [[0, 1]]}, "replicated layers"),
         ({"target_parameters": ["x"]}, "bare parameters"),
         ({"use_qalora": True}, "QALoRA"),
