@@ -30,6 +30,7 @@ _NAME = re.compile(
 
 
 _WHOLE = re.compile(rf"{re.escape(_PREFIX)}(?P<module>(?:(?!\.lora_|\.base_layer).)+)\.{WHOLE}")
+_BEFORE = {"language_model.model.": "model.language_model.", "language_model.lm_head": "lm_head"}
 _WITHOUT_SUFFIX = (EMBEDDING_A, EMBEDDING_B, MAGNITUDE, TOKENS, WHOLE)
 
 _OTHER = {LORA_A: LORA_B, LORA_B: LORA_A, EMBEDDING_A: EMBEDDING_B, EMBEDDING_B: EMBEDDING_A}
@@ -45,9 +46,17 @@ def parse_name(name: str) -> tuple[str, str] | None:
     match = _NAME.fullmatch(name)
     if match is None:
         whole = _WHOLE.fullmatch(name)
-        return None if whole is None else (whole["module"], WHOLE)
+        return None if whole is None else (_called_now(whole["module"]), WHOLE)
     leaf = match["matrix"] or match["vector"] or match["embedding"] or match["rows"]
-    return match["module"], leaf
+    return _called_now(match["module"]), leaf
+
+
+def _called_now(module: str) -> str:
+    """A module's name since transformers 4.52, before which text parts of models were models."""
+    for before, now in _BEFORE.items():
+        if module.startswith(before):
+            return now + module.removeprefix(before)
+    return module
 
 
 def other_of_pair(leaf: str) -> str | None:

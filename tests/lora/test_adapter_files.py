@@ -207,6 +207,22 @@ def test_the_adapters_own_name_inside_names_is_left_out(folder: Path) -> None:
     assert loaded.keys() == tensors().keys()
 
 
+def test_text_parts_have_the_names_that_transformers_gives_them_now(tmp_path: Path) -> None:
+    """As PEFT maps what was written with transformers before 4.52."""
+    head = {"base_model.model.lm_head.weight": np.ones((3, 2), np.float32)}
+    save(tmp_path, tensors() | head, modules_to_save=["lm_head"])
+    before = {
+        name.replace("base_model.model.", "base_model.model.language_model."): array
+        for name, array in (tensors() | head).items()
+    }
+    write_safetensors(tmp_path / "adapter_model.safetensors", before)
+    loaded, _ = load_adapter(tmp_path)
+    assert loaded.keys() == {
+        *(n.replace("model.layers", "model.language_model.layers") for n in tensors()),
+        "base_model.model.lm_head.weight",
+    }
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float64])
 def test_other_float_types(folder: Path, dtype: type[np.floating[Any]]) -> None:
     arrays = {name: array.astype(dtype) for name, array in tensors().items()}
