@@ -23,6 +23,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 Tokens = tuple[list[int], list[tuple[int, int]]]
 """Ids, and for each the characters that it stands for."""
 
+_OTHER_FORMS = (("tokenizer.model",), ("vocab.json", "merges.txt"), ("tokenizer.tiktoken",))
 _TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 
 
@@ -74,7 +75,7 @@ class Tokenizer:
 
         Special tokens come from ``tokenizer_config.json``, else ``special_tokens_map.json``, else
         by id from ``generation_config.json`` or ``config.json``. ``chat_template.jinja`` wins over
-        the template inside ``tokenizer_config.json``.
+        the template inside ``tokenizer_config.json``, and that over ``chat_template.json``.
 
         Raises:
             TokenizerError: If a file is missing, damaged or not understood.
@@ -86,12 +87,7 @@ class Tokenizer:
         if not is_there(path):
             if is_there(folder / WITHOUT_TOKENIZER):
                 raise TokenizerError(file_text(folder / WITHOUT_TOKENIZER, TEMPLATE_BYTES))
-            hint = (
-                "it holds tokenizer.model only; load and save it once with transformers to get one"
-                if (folder / "tokenizer.model").is_file()
-                else "copy the tokenizer of the base model there"
-            )
-            raise TokenizerError(f"{folder} has no tokenizer.json: {hint}")
+            raise TokenizerError(f"{folder} has no tokenizer.json: {_instead(folder)}")
         try:
             content = file_bytes(path, TOKENIZER_BYTES)
             backend = open_tokenizer(content)
@@ -254,6 +250,17 @@ class Tokenizer:
         return self._special_id("pad_token")
 
 
+def _instead(folder: Path) -> str:
+    """What a folder has in place of tokenizer.json, and what helps."""
+    form = next((names for names in _OTHER_FORMS if all(is_there(folder / n) for n in names)), ())
+    if form:
+        has = " and ".join(form)
+        return f"it holds {has} only; load and save it once with transformers to get one"
+    if is_there(folder / "tekken.json"):
+        return "it holds tekken.json only; copy that of a model with the same tokenizer there"
+    return "copy the tokenizer of the base model there"
+
+
 def _check_text(text: str) -> None:
     if not isinstance(text, str):
         raise TokenizerError(f"only text can be encoded, got {type(text).__name__}")
@@ -295,6 +302,8 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
         except (OSError, ValueError) as err:
             raise TokenizerError(f"{path} cannot be read: {reason(err)}") from err
     template = config.get("chat_template")
+    if template is None:  # models with images may have it for their processor alone
+        template = _read_json(folder / "chat_template.json").get("chat_template")
     if template is None or isinstance(template, str):
         return template
     named = template

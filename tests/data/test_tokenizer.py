@@ -143,9 +143,31 @@ def test_missing_files(tmp_path) -> None:
         Tokenizer.from_folder(tmp_path / "gone")
     with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):
         Tokenizer.from_folder(tmp_path)
-    (tmp_path / "tokenizer.model").touch()
-    with pytest.raises(TokenizerError, match=r"tokenizer\.model only"):
+
+
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        (["tokenizer.model"], "holds tokenizer[.]model only; load and save it once"),
+        (["vocab.json", "merges.txt"], "holds vocab[.]json and merges[.]txt only; load and save"),
+        (["tokenizer.tiktoken"], "holds tokenizer[.]tiktoken only; load and save"),
+        (["tekken.json"], "holds tekken[.]json only; copy that of a model with the same"),
+        (["vocab.json"], "copy the tokenizer of the base model there"),
+    ],
+)
+def test_tokenizers_in_another_form(tmp_path, names, told) -> None:
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(TokenizerError, match=rf"has no tokenizer\.json: (it )?{told}"):
         Tokenizer.from_folder(tmp_path)
+
+
+def test_a_template_of_a_processor_counts_where_the_tokenizer_has_none(tmp_path) -> None:
+    write_folder(tmp_path, {"bos_token": "<s>"})
+    (tmp_path / "chat_template.json").write_text('{"chat_template": "of the processor"}')
+    assert Tokenizer.from_folder(tmp_path).chat_template == "of the processor"
+    write_folder(tmp_path, {"bos_token": "<s>", "chat_template": "of the tokenizer"})
+    assert Tokenizer.from_folder(tmp_path).chat_template == "of the tokenizer"
 
 
 @pytest.mark.parametrize("text", ["\ud83d", "ok \udc00", 3, None, b"x"])
