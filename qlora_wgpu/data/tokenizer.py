@@ -310,12 +310,6 @@ def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
     if isinstance(template, list):
         named = {str(t.get("name")): t.get("template") for t in template if isinstance(t, dict)}
     if isinstance(named, dict):
-        if isinstance(named.get("default"), str):
-            return str(named["default"])
-        if named:
-            raise TokenizerError(
-                f"{folder / 'tokenizer_config.json'} has no chat template named 'default': set "
-                "data.chat_template to the one you want"
-            )
-        return None
+        # Without one of this name nothing says which is meant, as in transformers.
+        return str(named["default"]) if isinstance(named.get("default"), str) else None
     raise TokenizerError(f"chat_template in {folder / 'tokenizer_config.json'} must be text")

@@ -109,16 +109,16 @@ def test_a_token_outside_the_vocabulary_is_none(tmp_path) -> None:
 def test_chat_template_sources(tmp_path) -> None:
     assert Tokenizer.from_folder(write_folder(tmp_path)).chat_template is None
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
-    for value, expected in (("A", "A"), (named, "D"), ({"default": "E"}, "E"), ([], None)):
+    others = (({"default": "E"}, "E"), ([], None), ([{"name": "rag", "template": "R"}], None))
+    for value, expected in (("A", "A"), (named, "D"), *others):
         write_folder(tmp_path, {"chat_template": value})
         assert Tokenizer.from_folder(tmp_path).chat_template == expected
     (tmp_path / "chat_template.jinja").write_text("J")
     assert Tokenizer.from_folder(tmp_path).chat_template == "J"
 
 
-@pytest.mark.parametrize("value", [3, [{"name": "rag", "template": "R"}]])
-def test_chat_templates_that_give_none(tmp_path, value) -> None:
-    write_folder(tmp_path, {"chat_template": value})
+def test_a_chat_template_that_is_no_text(tmp_path) -> None:
+    write_folder(tmp_path, {"chat_template": 3})
     with pytest.raises(TokenizerError, match=r"chat.template"):
         Tokenizer.from_folder(tmp_path)
 
