@@ -47,6 +47,6 @@ def _prefixes(module: str) -> list[str]:
 
 def _running(name: str, architecture: Architecture) -> str:
     for own, other in architecture.stored_prefixes:
-        if f"{name}.".startswith(other):
+        if other and f"{name}.".startswith(other):
             return (own + f"{name}.".removeprefix(other)).removesuffix(".")
     return name if name == _HEAD or name.startswith("model.") else f"model.{name}"

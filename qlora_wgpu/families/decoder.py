@@ -154,7 +154,7 @@ class Decoder:
     tied: bool
     pad_token_id: int | None = None
     prefix: str = "model."
-    stored_prefixes: tuple[tuple[str, str], ...] = ()
+    stored_prefixes: tuple[tuple[str, str], ...] = (("model.", ""),)
     embedding_scale: float = 1.0
     noise_scale: float = 1.0
     logit_scale: float = 1.0
