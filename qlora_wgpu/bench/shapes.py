@@ -15,6 +15,7 @@ from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.presence import exists, is_dir, is_file
 
 _LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -87,20 +88,20 @@ def find_shape(text: str) -> Shape:
     if preset is not None:
         return _random(preset, config_of(preset))
     path = Path(text).expanduser()
-    if text and path.is_dir():
+    if text and is_dir(path):
         if any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json")):
             folder = ModelFolder.open(path)
             find_family(folder.config).read(folder.config)
             return Shape(text, folder, str(path))
-        if (path / "config.json").exists():
+        if exists(path / "config.json"):
             return _random(text, read_json_object(path / "config.json"))
         raise ConfigError(
             f"{path} has no config.json: give a model folder, a config.json or one of "
             f"{', '.join(SHAPES)}"
         )
-    if path.suffix == GGUF and path.is_file():
+    if path.suffix == GGUF and is_file(path):
         return Shape(text, ModelFolder.open(path), str(path))
-    if text and path.exists():
+    if text and exists(path):
         return _random(text, read_json_object(path))
     close = difflib.get_close_matches(text.lower(), [name.lower() for name in SHAPES], 1)
     meant = next((f" (did you mean {n!r}?)" for n in SHAPES if n.lower() in close), "")

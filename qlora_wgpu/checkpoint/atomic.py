@@ -25,6 +25,7 @@ from typing import IO
 
 from qlora_wgpu.errors import CheckpointError, reason
 from qlora_wgpu.files import BUFFER_BYTES
+from qlora_wgpu.presence import exists, is_dir
 
 _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
@@ -51,7 +52,7 @@ def write_pieces(path: str | PathLike[str], pieces: Iterable[bytes | memoryview]
     """
     path = Path(path)
     with _explained(path):
-        if path.is_dir():
+        if is_dir(path):
             raise IsADirectoryError(0, "it is a folder")
         temporary = path.with_name(_TEMPORARY + path.name)
         try:
@@ -82,7 +83,7 @@ def atomic_folder(path: str | PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     temporary, replaced = (path.with_name(prefix + path.name) for prefix in (_TEMPORARY, _REPLACED))
     with _explained(path):
-        if path.exists() and not path.is_dir():
+        if exists(path) and not is_dir(path):
             raise NotADirectoryError(0, "it is a file")
         path.parent.mkdir(parents=True, exist_ok=True)
         _settle(path)
@@ -90,7 +91,7 @@ def atomic_folder(path: str | PathLike[str]) -> Iterator[Path]:
         try:
             yield temporary
             flush_tree(temporary)
-            if path.exists():
+            if exists(path):
                 _renamed(path.rename, replaced)
             _renamed(temporary.rename, path)
         except BaseException:
@@ -115,7 +116,7 @@ def atomic_file(path: str | PathLike[str]) -> Iterator[Path]:
     path = Path(path)
     temporary = path.with_name(_TEMPORARY + path.name)
     with _explained(path):
-        if path.is_dir():
+        if is_dir(path):
             raise IsADirectoryError(0, "it is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         _settle(path)
@@ -165,7 +166,7 @@ def remove(path: str | PathLike[str]) -> None:
     path = Path(path)
     with _explained(path, "removed"):
         _settle(path)
-        if path.exists():
+        if exists(path):
             _discard(path, path.with_name(_REMOVED + path.name))
 
 
@@ -188,7 +189,7 @@ def settle_all(folder: Path) -> None:
         CheckpointError: If that is impossible.
     """
     with _explained(folder):
-        entries = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+        entries = [entry.name for entry in folder.iterdir()] if is_dir(folder) else []
         prefixes = [(name, prefix) for name in entries for prefix in _LEFT_BEHIND]
         for name in {n.removeprefix(p) for n, p in prefixes if n.startswith(p)}:
             _settle(folder / name)
@@ -209,8 +210,8 @@ def final_name(path: Path) -> Path:
 
 def _settle(path: Path) -> None:
     temporary, replaced, removed = (path.with_name(prefix + path.name) for prefix in _LEFT_BEHIND)
-    if replaced.exists():
-        if path.exists():
+    if exists(replaced):
+        if exists(path):
             _discard(replaced, removed)
         else:  # a process was killed between the two renames of a folder
             _renamed(replaced.rename, path)
@@ -237,7 +238,7 @@ def _renamed(rename: Callable[[Path], Path], name: Path) -> None:
 
 
 def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
+    if is_dir(path) and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

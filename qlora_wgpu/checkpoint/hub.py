@@ -7,6 +7,7 @@ from pathlib import Path
 
 from qlora_wgpu.checkpoint.gguf.file import part_names, split_name
 from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.presence import exists, is_dir
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _FOLDER = re.compile(r"[\w.+-]{1,200}", re.ASCII)
@@ -22,7 +23,7 @@ def is_hub_name(text: str) -> bool:
 
 def name_on_hub(base: str | None) -> str | None:
     """A base's name, if it is one of the hub and no folder of the user's."""
-    known = base is not None and is_hub_name(base) and not Path(base).is_dir()
+    known = base is not None and is_hub_name(base) and not is_dir(Path(base))
     return base if known else None
 
 
@@ -53,7 +54,7 @@ def download_file(name: str) -> Path:
     names = [file] if split is None else part_names(*split)
     paths = ["/".join([*folders, each]) for each in names]
     root = _snapshot(f"{owner}/{repository}", name, paths)
-    if not (root / paths[0]).exists():
+    if not exists(root / paths[0]):
         raise CheckpointError(
             f"the model {owner}/{repository} of the Hugging Face hub has no file {paths[0]}: its "
             "page lists them under Files"

@@ -15,6 +15,7 @@ from typing import Any
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.files import open_file
+from qlora_wgpu.presence import is_file
 
 MANIFEST = "manifest.json"
 _VERSION = 1
@@ -31,7 +32,7 @@ def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
     Raises:
         OSError: If it cannot be written, or a file cannot be read.
     """
-    files = {path.name: _record(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    files = {path.name: _record(path) for path in sorted(folder.iterdir()) if is_file(path)}
     body = {"format_version": _VERSION, **about, "files": files}
     text = json.dumps({**body, _HASH: _hash_of(body)}, indent=1, allow_nan=False)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
@@ -44,7 +45,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         CheckpointError: If anything is missing, damaged or of another folder.
     """
     path = folder / MANIFEST
-    if not path.is_file():
+    if not is_file(path):
         raise CheckpointError(
             f"{folder} has no {MANIFEST}, so nothing says whether it is whole: an older version "
             "wrote it, or it has lost files"
@@ -73,7 +74,7 @@ def _record(path: Path) -> dict[str, Any]:
 def _check(path: Path, record: Mapping[str, Any]) -> None:
     try:
         # A pipe would block for ever, and a device would never end.
-        if not path.is_file():
+        if not is_file(path):
             raise CheckpointError(f"{path} is missing")
         size = path.stat().st_size
         if size != record["size"]:

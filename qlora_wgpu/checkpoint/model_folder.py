@@ -25,6 +25,7 @@ from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint, identity
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.files import is_there
 from qlora_wgpu.mapped_files import let_go
+from qlora_wgpu.presence import exists, is_dir
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 
 GGUF = ".gguf"
@@ -331,9 +332,9 @@ def _damaged(path: Path, name: str) -> CheckpointError:
 
 def _find(text: str, *, weights: bool) -> Path:
     path = Path(text).expanduser()
-    if text and path.is_dir():
+    if text and is_dir(path):
         return path
-    if text and path.exists():
+    if text and exists(path):
         if path.suffix == GGUF:
             return path
         raise CheckpointError(
@@ -355,11 +356,11 @@ def _gguf(path: Path) -> ModelFolder:
 def _read_config(path: Path) -> dict[str, Any]:
     file = path / "config.json"
     if not is_there(file):
-        if (path / "adapter_config.json").exists():
+        if exists(path / "adapter_config.json"):
             raise CheckpointError(
                 f"{path} holds a PEFT adapter, not a model: give the folder of its base model"
             )
-        if (path / "adapter" / "adapter_config.json").exists():
+        if exists(path / "adapter" / "adapter_config.json"):
             raise CheckpointError(
                 f"{path} is a run's folder, not a model: give the folder of its base model, or "
                 "what `merge` makes of the run"

@@ -11,6 +11,7 @@ from qlora_wgpu.checkpoint.safetensors_format import INDEX, WEIGHTS
 from qlora_wgpu.errors import CheckpointError, brief
 from qlora_wgpu.files import is_there
 from qlora_wgpu.limits import INDEX_BYTES
+from qlora_wgpu.presence import is_file
 
 _SHARD = re.compile(r"[^/\\\x00-\x1f\x7f]{1,240}\.safetensors")
 _ONE_OF_SEVERAL = re.compile(r"-of-(?!0*1\.)\d+\.safetensors$")
@@ -66,7 +67,7 @@ def _open_shards(folder: Path) -> dict[str, SafetensorsFile]:
 
 
 def _what_it_has_instead(folder: Path) -> str:
-    names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    names = sorted(path.name for path in folder.iterdir() if is_file(path))
 
     def first(*endings: str) -> str | None:
         return next((name for name in names if name.endswith(endings)), None)

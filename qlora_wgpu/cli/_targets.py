@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.errors import ConfigError, reason
+from qlora_wgpu.presence import exists, is_dir
 
 
 def target_file(option: str, name: str) -> Path:
@@ -17,11 +18,11 @@ def target_file(option: str, name: str) -> Path:
         ConfigError: If nothing can be written there.
     """
     path = Path(name).expanduser()
-    if not name or path.is_dir():
+    if not name or is_dir(path):
         raise ConfigError(f"{option} {name!r} is not a file name: give one such as figures.json")
-    if not path.parent.is_dir():
+    if not is_dir(path.parent):
         raise ConfigError(f"{option} {name}: there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if not os.access(path if exists(path) else path.parent, os.W_OK):
         raise ConfigError(f"{option} {name} cannot be written: you may not write there")
     return path
 

@@ -11,6 +11,7 @@ from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config.commented_yaml import commented_yaml
 from qlora_wgpu.data.sources import has_validation
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.presence import exists
 from qlora_wgpu.runs.first_settings import first_settings
 from qlora_wgpu.shell_words import shell_word
 
@@ -57,7 +58,7 @@ def init(
     file = Path(out)
     if file.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--out {out!r} must end in .yaml")
-    if file.exists() and not overwrite:
+    if exists(file) and not overwrite:
         raise ConfigError(f"{out} is there already: name another with --out, or use --overwrite")
     named = [("--model", model_path), ("--eval", eval_path), *(("--data", d) for d in data_paths)]
     for option, name in named:

@@ -18,6 +18,7 @@ from qlora_wgpu.errors import ConfigError, reason
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.limits import MIB
+from qlora_wgpu.presence import exists
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.locating import adapter_in
 from qlora_wgpu.runs.opening import configs_of
@@ -146,7 +147,7 @@ def _name_of(place: str) -> str:
     """A run's name; an adapter lies in a folder of its run."""
     path = Path(place)
     named = path.parent if path.name == "adapter" and path.parent.name else path
-    return named.resolve().name if named.exists() else place
+    return named.resolve().name if exists(named) else place
 
 
 def _named(others: Sequence[str], first: str) -> dict[str, str]:
@@ -158,7 +159,7 @@ def _named(others: Sequence[str], first: str) -> dict[str, str]:
     folders: dict[str, str] = {}
     for each in others:
         name, equals, place = each.partition("=")
-        if not equals or not name or Path(each).exists():
+        if not equals or not name or exists(Path(each)):
             name, place = "", each
         folder = adapter_in(place)
         if folder is None:

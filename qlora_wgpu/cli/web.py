@@ -14,6 +14,7 @@ from qlora_wgpu.cli._sizes import MOST_PORTS, whole_number
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import RANK, TOKENS_OF_A_ROW
+from qlora_wgpu.presence import is_file
 from qlora_wgpu.runs.web import SiteServer, write_page
 from qlora_wgpu.web import MANIFEST, Site, SiteOptions
 
@@ -59,7 +60,7 @@ def web(
     """
     console = Terminal()
     number = 0 if port == "0" else whole_number("--port", port, MOST_PORTS)
-    if (Path(target) / MANIFEST).is_file():
+    if is_file(Path(target) / MANIFEST):
         if not serve:
             raise ConfigError(f"{target} is written already: serve it with --serve")
         _serve(console, target, number)

@@ -10,6 +10,7 @@ from typing import Any
 from qlora_wgpu.config.loading import load_config
 from qlora_wgpu.config.renamed import new_names
 from qlora_wgpu.config.schema import Config
+from qlora_wgpu.presence import is_file
 
 SECTIONS = ("quant", "train", "device")
 """The sections that decide how a base and an adapter are opened; they are always taken whole."""
@@ -26,7 +27,7 @@ def find_run(adapter: str | PathLike[str]) -> Path | None:
     """
     parent = Path(adapter).expanduser().resolve().parent
     run = parent.parent if parent.name == "checkpoints" else parent
-    whole = all((run / name).is_file() for name in ("config.yaml", "metrics.jsonl"))
+    whole = all(is_file(run / name) for name in ("config.yaml", "metrics.jsonl"))
     return run if whole else None
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from qlora_wgpu.config.paths import DATA_SUFFIXES
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.files import open_file
+from qlora_wgpu.presence import exists, is_dir, is_file
 from qlora_wgpu.shell_words import shell_word
 
 _YAML = (".yaml", ".yml")
@@ -23,10 +24,10 @@ def refuse_other_than_yaml(path: Path) -> None:
     Raises:
         ConfigError: If it is one of these.
     """
-    if path.is_dir():
+    if is_dir(path):
         raise ConfigError(f"{path} is {_folder(path)}")
     suffix = path.suffix.lower()
-    if not path.exists():
+    if not exists(path):
         return
     if suffix in _WEIGHTS:
         model = path if suffix == ".gguf" else path.parent
@@ -75,7 +76,7 @@ def _names_in(path: Path) -> list[str]:
 
 def _is_list(path: Path) -> bool:
     """Whether a JSON file holds a list; another trainer's configuration is an object."""
-    if not path.is_file():
+    if not is_file(path):
         return False
     with open_file(path) as file:
         return file.read(_FIRST).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
@@ -83,12 +84,12 @@ def _is_list(path: Path) -> bool:
 
 def near_name(path: Path) -> str:
     """The end of a sentence about a file that is not there: one of almost that name, or a run's."""
-    if (path.with_suffix("") / "config.yaml").is_file():
+    if is_file(path.with_suffix("") / "config.yaml"):
         return f": did you mean {path.with_suffix('') / 'config.yaml'}?"
     names = [
         name
         for name in _names_in(path.parent)
-        if name.endswith((*_YAML, ".json")) or (path.with_name(name) / "config.yaml").is_file()
+        if name.endswith((*_YAML, ".json")) or is_file(path.with_name(name) / "config.yaml")
     ]
     near = difflib.get_close_matches(path.name, names, n=1)
     return f": did you mean {path.with_name(near[0])}?" if near else ""

@@ -6,6 +6,8 @@ import os
 import re
 from pathlib import Path
 
+from qlora_wgpu.presence import exists
+
 BUILT_IN_CHAT_TEMPLATES = (
     *("chatml", "llama2", "llama3", "gemma", "mistral", "phi", "phi4", "granite", "command-r"),
     *("zephyr", "alpaca", "plain"),
@@ -67,6 +69,6 @@ def _absolute(base: Path, value: str) -> str:
 
 def _exists(path: Path) -> bool:
     try:
-        return path.exists()
+        return exists(path)
     except (OSError, ValueError):  # too long a name, or a NUL in it
         return False

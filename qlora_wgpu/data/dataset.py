@@ -23,6 +23,7 @@ from qlora_wgpu.data.sources import holds_documents, read_rows, select_files, wi
 from qlora_wgpu.data.splits import Selection
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, brief
+from qlora_wgpu.presence import exists
 
 __all__ = ["Dataset", "Example", "Preparation", "load_dataset"]
 
@@ -183,6 +184,6 @@ def _template(how: Preparation, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def _select(path: str | os.PathLike[str], *, held_out: bool) -> Selection:
     text = str(path)
-    if not with_split(Path(path))[0].exists() and is_dataset_name(text):
+    if not exists(with_split(Path(path))[0]) and is_dataset_name(text):
         return download(text, held_out=held_out)
     return select_files(Path(path), held_out=held_out)

@@ -12,6 +12,7 @@ from qlora_wgpu.data.splits import TRAIN, Selection, by_split, canonical, chosen
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import KIB
+from qlora_wgpu.presence import is_file
 
 _NAME = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::(?P<split>[\w./-]+))?", re.ASCII
@@ -108,7 +109,7 @@ def _names(name: str, branch: str) -> list[str]:
     if not constants.HF_HUB_OFFLINE:
         return list(HfApi().list_repo_files(name, repo_type="dataset", revision=branch))
     cached = _cached(name, branch)
-    return [p.relative_to(cached).as_posix() for p in cached.rglob("*") if p.is_file()]
+    return [p.relative_to(cached).as_posix() for p in cached.rglob("*") if is_file(p)]
 
 
 def _folder_with(name: str, files: Sequence[str], branch: str) -> Path:

@@ -16,6 +16,7 @@ from qlora_wgpu.data.tables import csv_rows, parquet_rows
 from qlora_wgpu.errors import DataError, reason
 from qlora_wgpu.files import UTF_16, open_file
 from qlora_wgpu.limits import MAX_ENTRIES
+from qlora_wgpu.presence import exists, is_dir, is_file
 
 _PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
 _CONTENTS = {
@@ -52,9 +53,9 @@ def check_file(path: Path) -> str:
         DataError: If the file is missing, empty, no regular file or of an unknown kind.
     """
     try:
-        if path.is_dir():
+        if is_dir(path):
             raise DataError(f"{path} is a folder, not a data file")
-        if not path.exists():
+        if not exists(path):
             raise DataError(f"the data file {path} does not exist{_near_name(path)}")
         status = path.stat()
     except (OSError, ValueError) as err:
@@ -123,7 +124,7 @@ def select_files(path: Path, *, held_out: bool = False) -> Selection:
         DataError: If one cannot be read, or the folder holds none.
     """
     folder, split = with_split(path)
-    if not folder.is_dir():
+    if not is_dir(folder):
         check_file(path)
         return Selection(path.name, [path], "", {})
     _refuse_other_folder(folder)
@@ -146,7 +147,7 @@ def select_files(path: Path, *, held_out: bool = False) -> Selection:
 def has_validation(path: Path) -> bool:
     """Whether a folder of training data holds validation data, too, by its files' names."""
     try:
-        return path.is_dir() and VALIDATION in select_files(path).left_out
+        return is_dir(path) and VALIDATION in select_files(path).left_out
     except DataError:  # told where it is read
         return False
 
@@ -154,13 +155,13 @@ def has_validation(path: Path) -> bool:
 def with_split(path: Path) -> tuple[Path, str | None]:
     """A folder and the split of it that a path such as ``chats:validation`` names."""
     name, colon, split = path.name.rpartition(":")
-    if not colon or path.exists() or not (name and split and path.with_name(name).is_dir()):
+    if not colon or exists(path) or not (name and split and is_dir(path.with_name(name))):
         return path, None
     return path.with_name(name), split
 
 
 def _is_data(path: Path) -> bool:
-    return path.suffix.lower() in DATA_SUFFIXES and path.name not in ABOUT and path.is_file()
+    return path.suffix.lower() in DATA_SUFFIXES and path.name not in ABOUT and is_file(path)
 
 
 def _refuse_other_folder(folder: Path) -> None:
@@ -207,7 +208,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 def _near_name(path: Path) -> str:
     try:
-        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+        names = [entry.name for entry in path.parent.iterdir() if is_file(entry)]
     except OSError:
         return f": there is no folder {path.parent}"
     near = difflib.get_close_matches(path.name, names, n=1) or [

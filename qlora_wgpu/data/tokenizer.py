@@ -17,6 +17,7 @@ from qlora_wgpu.config.json_object import read_json_object
 from qlora_wgpu.errors import TokenizerError, reason
 from qlora_wgpu.files import file_bytes, file_text, is_there
 from qlora_wgpu.limits import TEMPLATE_BYTES, TOKENIZER_BYTES, TOKENIZER_CONFIG_BYTES
+from qlora_wgpu.presence import is_dir
 from qlora_wgpu.sandbox.tokenizers import ConfinedTokenizer, library_errors, open_tokenizer
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -82,7 +83,7 @@ class Tokenizer:
         """
         folder = Path(folder)
         path = folder / "tokenizer.json"
-        if not folder.is_dir():
+        if not is_dir(folder):
             raise TokenizerError(f"the tokenizer folder {folder} does not exist")
         if not is_there(path):
             if is_there(folder / WITHOUT_TOKENIZER):

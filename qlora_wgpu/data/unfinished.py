@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from qlora_wgpu.checkpoint import FileLock
+from qlora_wgpu.presence import exists
 
 _PREFIX, _LOCK = ".unfinished-", ".lock"
 _STALE_SECONDS = 3600  # for folders of older versions, whose locks are elsewhere
@@ -45,7 +46,7 @@ class Unfinished:
         Raises:
             OSError: If it cannot be renamed.
         """
-        if not folder.exists():
+        if not exists(folder):
             self.path.rename(folder)
 
     def discard(self) -> None:
@@ -65,13 +66,13 @@ def sweep(parent: Path) -> None:
 
 def _sweep(entry: Path) -> None:
     if entry.suffix != _LOCK:
-        if not entry.with_name(entry.name + _LOCK).exists() and _is_old(entry):
+        if not exists(entry.with_name(entry.name + _LOCK)) and _is_old(entry):
             shutil.rmtree(entry, ignore_errors=True)
         return
     lock = FileLock(entry)
     if lock.acquire() and lock.is_exclusive:
         shutil.rmtree(entry.with_suffix(""), ignore_errors=True)
-        if not entry.with_suffix("").exists():
+        if not exists(entry.with_suffix("")):
             lock.remove()
     lock.release()
 

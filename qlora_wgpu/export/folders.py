@@ -20,6 +20,7 @@ from qlora_wgpu.checkpoint.tokenizer_files import copy_more_templates
 from qlora_wgpu.errors import CheckpointError, ConfigError, option
 from qlora_wgpu.export.prompts import take_over_prompts
 from qlora_wgpu.export.room import MARGIN, refuse_without_room
+from qlora_wgpu.presence import exists, is_dir, is_file
 
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt")
 Tensors = dict[str, tuple[Entry, Callable[[], npt.NDArray[Any]]]]
@@ -29,7 +30,7 @@ def refuse_existing(path: Path) -> None:
     """Raises a ConfigError if a folder is there and holds anything, or has no name to get."""
     if not path.name:
         raise ConfigError(f"a new folder needs a name, which {str(path)!r} is not")
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+    if is_file(path) or (is_dir(path) and any(path.iterdir())):
         raise ConfigError(f"{path} is there already: choose another folder, or remove it")
 
 
@@ -104,7 +105,7 @@ def copy_rest(source: Path, target: Path) -> None:
         CheckpointError: If a further chat template cannot be read or written.
     """
     for path in _rest(source):
-        if not (target / path.name).exists():
+        if not exists(target / path.name):
             shutil.copyfile(path, target / path.name)
     copy_more_templates(source, target)
 
@@ -113,7 +114,7 @@ def _rest(source: Path) -> Iterator[Path]:
     """The files of a model folder that are no weights and no index of them."""
     for path in sorted(source.iterdir()):
         left_out = path.name == INDEX or path.name.startswith(".")
-        if path.is_file() and not (left_out or path.name.endswith(_NOT_COPIED)):
+        if is_file(path) and not (left_out or path.name.endswith(_NOT_COPIED)):
             yield path
 
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.presence import exists
 
 MARGIN = 1 << 20
 """Bytes for what is written beside weights and is not counted: headers and indexes."""
@@ -24,7 +25,7 @@ def refuse_without_room(parent: Path, needed: int, what: str, advice: str) -> No
         CheckpointError: If there is none.
     """
     place = parent.absolute()
-    while not place.exists() and place != place.parent:
+    while not exists(place) and place != place.parent:
         place = place.parent
     free = shutil.disk_usage(place).free
     if free < needed:

@@ -14,6 +14,7 @@ from qlora_wgpu.files import file_text
 from qlora_wgpu.gpu.operands import ANYTHING, Bound, Operand
 from qlora_wgpu.gpu.preprocessor import Constant, ShaderSourceError, Source, without_comments
 from qlora_wgpu.limits import MIB
+from qlora_wgpu.presence import is_dir
 
 __all__ = ["Binding", "Constant", "Constants", "Shader", "ShaderSourceError", "load_shader"]
 
@@ -113,10 +114,10 @@ class Shader:
 def shader_folder() -> Path:
     """The folder of the WGSL files: in the installed package, else beside it in a checkout."""
     packaged = Path(str(resources.files("qlora_wgpu"))) / "shaders"
-    if packaged.is_dir():
+    if is_dir(packaged):
         return packaged
     beside = packaged.parent.parent / "shaders"
-    if beside.is_dir():
+    if is_dir(beside):
         return beside
     raise ShaderSourceError(f"no shaders in {packaged} or {beside}: reinstall qlora-wgpu")
 

@@ -34,6 +34,7 @@ from qlora_wgpu.lora.names import (
 )
 from qlora_wgpu.lora.parameters import ARRANGED, Arranged, arranged, together
 from qlora_wgpu.lora.parameters_apart import apart
+from qlora_wgpu.presence import is_dir, is_file
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"
@@ -74,7 +75,7 @@ def save_adapter(
     adapted = {module for module, _ in filter(None, map(parse_name, pairs))}
     pairs |= {_stored_bias(m, adapted): array for m, array in trained.items()}
     text = json.dumps(to_json(config), indent=2, allow_nan=False) + "\n"
-    if folder.is_dir():
+    if is_dir(folder):
         _write(folder, pairs, text, metadata)
     else:
         with atomic_folder(folder) as unfinished:
@@ -149,21 +150,21 @@ def require_adapter_files(folder: str | PathLike[str]) -> Path:
         CheckpointError: If a file that an adapter has is missing in it.
     """
     folder = Path(folder).expanduser()
-    if not folder.is_dir():
+    if not is_dir(folder):
         raise CheckpointError(f"there is no adapter folder '{folder}'")
     missing = [name for name in (CONFIG, WEIGHTS) if not is_there(folder / name)]
     if not missing:
         return folder
-    if WEIGHTS in missing and (folder / "adapter_model.bin").is_file():
+    if WEIGHTS in missing and is_file(folder / "adapter_model.bin"):
         raise CheckpointError(
             f"{folder} has its weights only as adapter_model.bin, a pickle that is not read: load "
             "the adapter with PEFT and save_pretrained it, which writes safetensors"
         )
     hint = ""
     if len(missing) == 2:
-        if (folder / "config.json").is_file():
+        if is_file(folder / "config.json"):
             hint = ": it holds a model, not an adapter"
-        elif (folder / "adapter" / CONFIG).is_file():
+        elif is_file(folder / "adapter" / CONFIG):
             hint = f": did you mean {folder / 'adapter'}?"
     raise CheckpointError(f"{folder} has no {' and no '.join(missing)}{hint}")
 

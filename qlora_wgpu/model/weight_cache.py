@@ -28,6 +28,7 @@ from qlora_wgpu.limits import MIB
 from qlora_wgpu.mapped_files import let_go, map_file
 from qlora_wgpu.model.layer_images import LayerImage
 from qlora_wgpu.model.requantization import Requantization
+from qlora_wgpu.presence import exists, is_dir
 from qlora_wgpu.version import __version__
 
 VERSION = 2  # of the files
@@ -83,7 +84,7 @@ class WeightCache:
 
         Models that were used longest ago give way. ``problem`` says where there is none.
         """
-        missing = [i for i in images if not self._path(i).exists()]
+        missing = [i for i in images if not exists(self._path(i))]
         needed = sum(_HEADER + image.nbytes for image in missing)
         try:
             make_cache_folder(self.folder)
@@ -175,7 +176,7 @@ def _hash(data: npt.NDArray[np.uint8]) -> str:
 
 def _forget_oldest(cache: Path) -> None:
     """Of all models, those used last are kept; what killed writers left goes, too."""
-    folders = [path for path in cache.iterdir() if path.is_dir()]
+    folders = [path for path in cache.iterdir() if is_dir(path)]
     for folder in sorted(folders, key=lambda p: p.stat().st_mtime)[:-_KEPT]:
         shutil.rmtree(folder, ignore_errors=True)
     for path in cache.glob(f"*/{_TEMPORARY}*"):

@@ -20,6 +20,7 @@ from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.model.fit import Fit
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.text_copies import copied_bytes
+from qlora_wgpu.presence import exists, is_file
 from qlora_wgpu.runs.cards import CardPlan, plans_for_cards
 from qlora_wgpu.runs.cluster_memory import ClusterMemory
 from qlora_wgpu.runs.data import RunData, prepare
@@ -239,7 +240,7 @@ def _with_new_tokens(base: Pretrained, model: ModelConfig) -> Pretrained:
 def _longest_batch(settings: Config) -> int:
     """Tokens of a run's longest batch, by its data if that is here, as training plans it."""
     paths = [part.train for part in settings.data.parts()]
-    if not all(path is not None and Path(path).expanduser().exists() for path in paths):
+    if not all(path is not None and exists(Path(path).expanduser()) for path in paths):
         return settings.data.max_seq_length
     try:
         train = prepare(settings)
@@ -259,10 +260,10 @@ def _shape(text: str) -> Pretrained:
 
 def _base(path: str) -> Pretrained:
     """A run's base; its weights need not be there, but tell which layers they hold in 4 bits."""
-    if Path(path).expanduser().is_file():  # in GGUF, of which headers alone are read
+    if is_file(Path(path).expanduser()):  # in GGUF, of which headers alone are read
         return Pretrained.open(path)
     inside = Path(path).expanduser() / "config.json"
-    if not inside.is_file():
+    if not is_file(inside):
         return Pretrained.from_config(ModelFolder.without_weights(path).config)
     if any(inside.parent.glob("*.safetensors")):
         return Pretrained.open(path)

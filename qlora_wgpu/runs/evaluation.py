@@ -12,6 +12,7 @@ from qlora_wgpu.config.as_trained import explicit_in
 from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.errors import ConfigError, option
 from qlora_wgpu.generation import QLoRAModel
+from qlora_wgpu.presence import is_dir
 from qlora_wgpu.runs.answer_loss import AnswerLoss
 from qlora_wgpu.runs.data import (
     check_ids,
@@ -197,7 +198,7 @@ def _opened(
 def _adapter_of(settings: Config) -> str | None:
     """The adapter that the run of a configuration has written, if it is there."""
     folder = Path(settings.output.dir) / "adapter"
-    return str(folder) if folder.is_dir() else None
+    return str(folder) if is_dir(folder) else None
 
 
 def _begun_from(settings: Config) -> str | None:

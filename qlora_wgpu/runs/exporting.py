@@ -30,6 +30,7 @@ from qlora_wgpu.export.merged_weights import Base, MergedWeights
 from qlora_wgpu.export.prompts import take_over_prompts
 from qlora_wgpu.files import file_bytes, is_there
 from qlora_wgpu.limits import MODEL_JSON_BYTES
+from qlora_wgpu.presence import exists
 from qlora_wgpu.runs.drift import Drift, Measured, measure_drift, measure_trained, on_a_device
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.training import Observer
@@ -74,7 +75,7 @@ def check_target(path: Path, option: str) -> None:
     """
     if path.suffix != SUFFIX:
         raise ConfigError(f"{option} {str(path)!r} must end in {SUFFIX}")
-    if path.exists():
+    if exists(path):
         raise ConfigError(f"{path} is there already: choose another name, or remove it")
 
 

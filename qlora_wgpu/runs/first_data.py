@@ -16,6 +16,7 @@ from qlora_wgpu.data.prepared import learns
 from qlora_wgpu.data.sources import data_files, holds_documents
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.positions import longest_text
+from qlora_wgpu.presence import exists
 
 _BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _POSITIONS = 4096  # of a model that does not say how many it was made for
@@ -71,7 +72,7 @@ class FirstData:
         rows = np.sort(lengths[lengths > 0]).tolist()
         limit = longest_text(folder.config) or _POSITIONS
         documents = any(
-            Path(path).exists() and holds_documents(data_files(Path(path))) for path in paths
+            exists(Path(path)) and holds_documents(data_files(Path(path))) for path in paths
         )
         texts = objective == "sft" and all(
             row_format(path, tokenizer, how) == "text" for path in paths

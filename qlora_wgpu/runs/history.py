@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.presence import exists
 from qlora_wgpu.report.page import inline
 from qlora_wgpu.training.observer import Row
 from qlora_wgpu.training.run_folder import SAMPLES
@@ -59,6 +60,6 @@ def read_log(run: str | PathLike[str]) -> RunHistory:
         CheckpointError: If it cannot be read.
     """
     folder = Path(run)
-    if not (folder / "metrics.jsonl").exists():
+    if not exists(folder / "metrics.jsonl"):
         raise ConfigError(f"{folder} holds no run: metrics.jsonl is not there")
     return RunHistory(read_rows(folder / "metrics.jsonl"), read_rows(folder / SAMPLES))

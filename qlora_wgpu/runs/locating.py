@@ -12,6 +12,7 @@ from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import ConfigError, command, option
 from qlora_wgpu.lora import load_adapter
+from qlora_wgpu.presence import exists, is_dir, is_file
 from qlora_wgpu.training import checkpoint_folders
 
 
@@ -105,7 +106,7 @@ def base_in(settings: Config) -> str:
     """
     path = settings.model.path
     if _is_nowhere(path):
-        if Path(path).expanduser().is_file():
+        if is_file(Path(path).expanduser()):
             raise ConfigError(
                 f"model.path is the file {path}: name the folder that it lies in, or a .gguf file"
             )
@@ -124,7 +125,7 @@ def adapter_in(place: str) -> str | None:
     folder = Path(place).expanduser()
     if _holds_adapter(folder):
         return str(folder)
-    if _is_gguf(folder) or (folder / "config.json").exists() or _is_on_the_hub(place):
+    if _is_gguf(folder) or exists(folder / "config.json") or _is_on_the_hub(place):
         return None
     if _is_run(folder):
         return adapter_of_run(folder)
@@ -138,8 +139,8 @@ def _is_on_the_hub(place: str) -> bool:
     """Whether a name can be the hub's: ``runs/frist`` beside ``runs/first`` is none."""
     folder = Path(place).expanduser()
     if is_hub_file(place):
-        return not folder.exists()
-    return is_hub_name(place) and not folder.exists() and not _runs_in(folder.parent)
+        return not exists(folder)
+    return is_hub_name(place) and not exists(folder) and not _runs_in(folder.parent)
 
 
 def _meant(place: Path) -> Path | None:
@@ -150,7 +151,7 @@ def _meant(place: Path) -> Path | None:
 
 
 def _runs_of(config: Path) -> list[Path]:
-    if not config.is_file():
+    if not is_file(config):
         return []
     try:
         run = Path(load_config(config).output.dir)
@@ -165,23 +166,23 @@ def _namesakes(place: Path) -> list[Path]:
 
 
 def _runs_in(folder: Path) -> list[Path]:
-    return sorted(filter(_is_run, folder.iterdir())) if folder.is_dir() else []
+    return sorted(filter(_is_run, folder.iterdir())) if is_dir(folder) else []
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / name).exists() for name in ("adapter", "metrics.jsonl"))
+    return any(exists(folder / name) for name in ("adapter", "metrics.jsonl"))
 
 
 def _holds_adapter(folder: Path) -> bool:
-    return (folder / "adapter_config.json").is_file()
+    return is_file(folder / "adapter_config.json")
 
 
 def _model_like(path: Path) -> str:
     """A question for the model of almost that name beside it, or nothing."""
     folder = path.expanduser().parent
-    if not folder.is_dir():
+    if not is_dir(folder):
         return ""
-    models = [entry.name for entry in folder.iterdir() if (entry / "config.json").is_file()]
+    models = [entry.name for entry in folder.iterdir() if is_file(entry / "config.json")]
     near = get_close_matches(path.name, models, n=1)
     return f"did you mean {path.with_name(near[0])}?" if near else ""
 
@@ -189,8 +190,8 @@ def _model_like(path: Path) -> str:
 def _is_nowhere(base: str) -> bool:
     """Whether a base is neither a folder, nor a GGUF file, nor has a name of the hub."""
     path = Path(base).expanduser()
-    return not (path.is_dir() or _is_gguf(path) or is_hub_name(base) or is_hub_file(base))
+    return not (is_dir(path) or _is_gguf(path) or is_hub_name(base) or is_hub_file(base))
 
 
 def _is_gguf(path: Path) -> bool:
-    return path.suffix == GGUF and path.is_file()
+    return path.suffix == GGUF and is_file(path)

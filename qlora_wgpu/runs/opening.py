@@ -23,6 +23,7 @@ from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.options import TrainingOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.presence import is_dir
 from qlora_wgpu.runs.faster_backend import faster_through_dawn
 from qlora_wgpu.runs.reading import Reading, Texts, read_within_room
 from qlora_wgpu.selfcheck import avoid_what_is_wrong
@@ -188,7 +189,7 @@ def opened_as_trained(
     if adapter is None:
         return changed(settings, explicit)
     trained = as_trained(settings, adapter, explicit)
-    if find_run(adapter) is None and Path(adapter).expanduser().is_dir():
+    if find_run(adapter) is None and is_dir(Path(adapter).expanduser()):
         observer.note(
             f"{adapter} belongs to no run, so how it was trained is not known: it is opened with "
             f"{_in_words(_numerics(trained))}"

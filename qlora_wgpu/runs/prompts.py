@@ -17,6 +17,7 @@ from qlora_wgpu.data import (
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.positions import longest_text
 from qlora_wgpu.files import is_there
+from qlora_wgpu.presence import exists
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.samples import OWN_TOKENS, Prompt, sample_prompts
 from qlora_wgpu.training.rows import prompt_of_data
@@ -87,7 +88,7 @@ def prompt_for(source: OpenedModel, adapter: str | None) -> PromptFormat:
         ConfigError: If the run's config.yaml is.
     """
     folder = source.path if adapter is None else tokenizer_folder(adapter)
-    if folder is not None and (adapter is None or (folder / PROMPT_FORMAT).exists()):
+    if folder is not None and (adapter is None or exists(folder / PROMPT_FORMAT)):
         return read_prompt_files(folder)
     run = None if adapter is None else find_run(adapter)
     if run is None:

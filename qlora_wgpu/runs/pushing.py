@@ -23,6 +23,7 @@ from qlora_wgpu.files import file_bytes, is_there
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.presence import is_file
 from qlora_wgpu.runs.exporting import modelfile_of
 from qlora_wgpu.training import read_rows
 
@@ -112,7 +113,7 @@ def push(
         files[_CONFIG] = _with_base(folder / _CONFIG, base)
     files[_CARD] = _card(Path(adapter), name, base, kind, files.get(_CARD), gguf)
     run = find_run(adapter)
-    if run is not None and (run / _PLOT).is_file() and _PLOT.encode() in _content(files[_CARD]):
+    if run is not None and is_file(run / _PLOT) and _PLOT.encode() in _content(files[_CARD]):
         files[_PLOT] = run / _PLOT
     parcel = Parcel(name, files, private)
     return upload(name, files, private=private) if agree(parcel) else None
@@ -120,14 +121,14 @@ def push(
 
 def _merged_files(folder: Path) -> dict[str, Path | bytes]:
     """The files of a merged model: weights, configuration, tokenizer."""
-    if not (folder / "config.json").is_file():
+    if not is_file(folder / "config.json"):
         raise CheckpointError(
             f"{folder} has no config.json: it is no merged model, which qlora-wgpu merge makes"
         )
     files: dict[str, Path | bytes] = {
         path.relative_to(folder).as_posix(): path
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.suffix in _OF_A_MODEL and not path.name.startswith(".")
+        if is_file(path) and path.suffix in _OF_A_MODEL and not path.name.startswith(".")
     }
     # The card that lies there is the base's, unless it was made here.
     card = folder / _CARD
@@ -138,10 +139,10 @@ def _merged_files(folder: Path) -> dict[str, Path | bytes]:
 
 def _gguf_files(path: Path) -> dict[str, Path | bytes]:
     """A GGUF file, and the Modelfile beside it."""
-    if path.suffix != ".gguf" or not path.is_file():
+    if path.suffix != ".gguf" or not is_file(path):
         raise CheckpointError(f"there is no GGUF file {path}: qlora-wgpu export makes one")
     files: dict[str, Path | bytes] = {path.name: path}
-    if modelfile_of(path).is_file():
+    if is_file(modelfile_of(path)):
         files["Modelfile"] = modelfile_of(path)
     return files
 
@@ -195,7 +196,7 @@ def card_text(
     figures = {"parameters": f"{sum(array.size for array in tensors.values()):,}"}
     if run is not None:
         figures |= _figures(load_config(run / "config.yaml"), run)
-    has_plot = run is not None and (run / _PLOT).is_file()
+    has_plot = run is not None and is_file(run / _PLOT)
     return model_card(
         name, named, config, figures, _PROMPTS[prompt_kind(folder)],
         kind=kind, file=file, plot=_PLOT if has_plot else None,
@@ -226,7 +227,7 @@ def _scheme(settings: Config) -> str:
     """How the base was stored in training, as far as is known where it is not a folder here."""
     base = Path(settings.model.path)
     scheme: str = settings.quant.scheme
-    if (base / "config.json").is_file():
+    if is_file(base / "config.json"):
         with suppress(CheckpointError):
             config = ModelFolder.without_weights(base).config
             scheme = Pretrained.from_config(config).scheme(settings.quant)
@@ -234,9 +235,9 @@ def _scheme(settings: Config) -> str:
 
 
 def _present(folder: Path) -> Iterator[str]:
-    if not (folder / _CONFIG).is_file():
+    if not is_file(folder / _CONFIG):
         raise CheckpointError(f"{folder} has no {_CONFIG}: it is no adapter")
-    yield from (name for name in _FILES if (folder / name).is_file())
+    yield from (name for name in _FILES if is_file(folder / name))
 
 
 def _with_base(config: Path, base: str | None) -> bytes:

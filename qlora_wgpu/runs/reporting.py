@@ -13,6 +13,7 @@ from pathlib import Path
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import CheckpointError, command
+from qlora_wgpu.presence import exists
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, read_rows
 from qlora_wgpu.training.observer import Row
@@ -124,13 +125,11 @@ class Reporter(Observer):
         """
         page, picture = self._folder / "report.html", self._folder / "loss.png"
         written: list[Path] = []
-        if not (result.was_finished and page.exists()) and self._write_page(
-            _ending(result), result
-        ):
+        if not (result.was_finished and exists(page)) and self._write_page(_ending(result), result):
             written.append(page)
         try:
             rows = read_rows(self._folder / "metrics.jsonl")
-            if not (result.was_finished and picture.exists()) and write_png(picture, rows):
+            if not (result.was_finished and exists(picture)) and write_png(picture, rows):
                 written.append(picture)
         except CheckpointError as err:
             self._observer.warning(str(err))

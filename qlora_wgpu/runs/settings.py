@@ -13,6 +13,7 @@ from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.config.loading import Overrides, with_settings
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
 from qlora_wgpu.errors import ConfigError, brief
+from qlora_wgpu.presence import exists, is_file
 
 AnyConfig = Config | str | PathLike[str] | Mapping[str, Any]
 
@@ -31,7 +32,7 @@ def as_config(config: AnyConfig, overrides: Overrides = ()) -> Config:
     """
     if isinstance(config, str | PathLike):
         folder = Path(config).expanduser()
-        if (folder / "config.yaml").is_file():
+        if is_file(folder / "config.yaml"):
             return _of_run(folder, overrides)
         return load_config(config, overrides)
     if not isinstance(config, Config | Mapping):
@@ -52,7 +53,7 @@ def _of_run(run: Path, overrides: Overrides) -> Config:
     settings = load_config(run / "config.yaml", overrides)
     changes: dict[str, dict[str, Any]] = {"output": {"dir": str(run)}}
     kept = run / "adapter" / TEMPLATE
-    if _is_lost(settings.data.chat_template) and kept.exists():
+    if _is_lost(settings.data.chat_template) and exists(kept):
         changes["data"] = {"chat_template": str(kept)}
     return changed(settings, changes)
 
@@ -61,4 +62,4 @@ def _is_lost(template: str | None) -> bool:
     """Whether a chat template is a file that is not there any more."""
     if template is None or template in BUILT_IN_CHAT_TEMPLATES or is_inline_template(template):
         return False
-    return not Path(template).exists()
+    return not exists(Path(template))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.presence import exists
 from qlora_wgpu.supervision.processes import is_running
 from qlora_wgpu.training import read_rows
 from qlora_wgpu.training.observer import Row
@@ -64,7 +65,7 @@ def look(path: str | os.PathLike[str]) -> RunView:
         CheckpointError: If a file cannot be read.
     """
     folder = Path(path)
-    if not (folder / "metrics.jsonl").exists():
+    if not exists(folder / "metrics.jsonl"):
         raise ConfigError(f"{folder} holds no run: metrics.jsonl is not there (yet)")
     rows = read_rows(folder / "metrics.jsonl")
     progress = _progress(folder / PROGRESS)
@@ -81,7 +82,7 @@ def look(path: str | os.PathLike[str]) -> RunView:
 
 def _progress(path: Path) -> Row:
     try:
-        return read_json_object(path) if path.exists() else {}
+        return read_json_object(path) if exists(path) else {}
     except CheckpointError:
         return {}
 

@@ -15,6 +15,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError, DataError, reason
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import OWN_JSON_BYTES
+from qlora_wgpu.presence import exists, is_file
 from qlora_wgpu.runs.data import read_dataset
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel
@@ -50,7 +51,7 @@ def write_page(
             from it.
     """
     out = Path(out)
-    if out.exists() and not (out / MANIFEST).is_file():
+    if exists(out) and not is_file(out / MANIFEST):
         raise ConfigError(f"{out} is there already and is not a site: choose another --out")
     options = options or SiteOptions()
     sample = _sample(settings) if with_data else None
@@ -70,7 +71,7 @@ def write_page(
 
 def _sample(settings: Config) -> Path:
     path = Path(settings.data.train or "data.train")
-    if not path.is_file() or path.suffix not in _SAMPLES:
+    if not is_file(path) or path.suffix not in _SAMPLES:
         raise DataError(
             f"{path} cannot go along: a page reads a file that ends in {', '.join(_SAMPLES)}"
         )

@@ -21,6 +21,7 @@ import tokenizers
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
 from qlora_wgpu.errors import TokenizerError
 from qlora_wgpu.limits import TOKEN_ID
+from qlora_wgpu.presence import is_file
 from qlora_wgpu.sandbox.process import ChildProcess, Stopped
 from qlora_wgpu.sandbox.tokenizer_parts import is_bounded
 
@@ -37,7 +38,7 @@ def open_tokenizer(content: bytes) -> tokenizers.Tokenizer | ConfinedTokenizer:
         TokenizerError: If the library cannot read it or use it.
     """
     seen = cache_path("tokenizers", f"{_VERSION}-{_library()}-{_hash(content)}")
-    if not seen.is_file():
+    if not is_file(seen):
         if not _examine(content):
             return ConfinedTokenizer(content)
         with suppress(OSError):  # looked at again next time

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from qlora_wgpu.config import DataConfig
 from qlora_wgpu.data import Dataset, is_dataset_name
 from qlora_wgpu.data.mixture import Portion, mix
+from qlora_wgpu.presence import exists
 from qlora_wgpu.training.batching import BatchPlan
 from qlora_wgpu.training.observer import Observer, SourceFigures
 
@@ -89,5 +90,5 @@ def _shares_of_rows(dataset: Dataset) -> npt.NDArray[np.float64]:
 
 
 def _name(path: str) -> str:
-    is_on_hub = not Path(path).exists() and is_dataset_name(path)
+    is_on_hub = not exists(Path(path)) and is_dataset_name(path)
     return path if is_on_hub else Path(path).name

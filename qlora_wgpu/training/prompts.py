@@ -9,6 +9,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.data import PromptFormat, save_prompt_files
 from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.presence import exists
 from qlora_wgpu.training.observer import Observer
 from qlora_wgpu.training.result import TrainResult
 
@@ -29,7 +30,7 @@ def keep_prompt(
         observer: Who is told.
     """
     folder = result.adapter_dir
-    if result.was_finished and (folder / PROMPT_FORMAT).exists():
+    if result.was_finished and exists(folder / PROMPT_FORMAT):
         return
     try:
         save_prompt(settings, source, prompt, folder)

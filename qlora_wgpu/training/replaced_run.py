@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from qlora_wgpu.checkpoint import remove, settle
+from qlora_wgpu.presence import exists
 
 REPLACED = "replaced"
 _CONFIG = "config.yaml"
@@ -34,7 +35,7 @@ class Replaced:
         self.remove()
         self.path.mkdir()
         for part in self._parts:
-            if (self._run / part).exists():
+            if exists(self._run / part):
                 (self._run / part).rename(self.path / part)
 
     def settle(self) -> None:
@@ -45,10 +46,10 @@ class Replaced:
             OSError: If something cannot be moved.
         """
         settle(self.path)
-        if not self.path.exists() or (self._run / _CONFIG).exists():
+        if not exists(self.path) or exists(self._run / _CONFIG):
             return
         for part in reversed(self._parts):
-            if (self.path / part).exists() and not (self._run / part).exists():
+            if exists(self.path / part) and not exists(self._run / part):
                 (self.path / part).rename(self._run / part)
         remove(self.path)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.renamed import RenamedKeyWarning
 from qlora_wgpu.errors import ConfigError, option
+from qlora_wgpu.presence import exists
 from qlora_wgpu.training.run_folder import checkpoint_folders
 from qlora_wgpu.training.run_identity import refuse_other_settings
 
@@ -19,8 +20,8 @@ def check_resumable(path: Path, config: Config) -> bool:
         ConfigError: If it holds another run, or one that has nothing to go on from and would be
             lost.
     """
-    has_checkpoint, has_adapter = bool(checkpoint_folders(path)), (path / "adapter").exists()
-    if (path / "config.yaml").exists():
+    has_checkpoint, has_adapter = bool(checkpoint_folders(path)), exists(path / "adapter")
+    if exists(path / "config.yaml"):
         check_same_run(path, config)
     elif has_checkpoint or has_adapter:
         raise ConfigError(

@@ -13,6 +13,7 @@ from typing import Any
 
 from qlora_wgpu.checkpoint import FileLock, remove, settle, settle_all, write_file
 from qlora_wgpu.errors import CheckpointError, ConfigError, option
+from qlora_wgpu.presence import exists
 from qlora_wgpu.training.replaced_run import REPLACED, Replaced
 from qlora_wgpu.training.run_log import RunLog
 
@@ -26,9 +27,9 @@ _BUSY = "another run is writing output.dir {}: wait for its end, or choose anoth
 
 def refuse_existing_run(path: Path) -> None:
     """Raises a ConfigError if a folder holds a model, or anything that a run would replace."""
-    if (path / "config.json").exists():  # by its name, chat would open the model alone
+    if exists(path / "config.json"):  # by its name, chat would open the model alone
         raise ConfigError(f"output.dir {path} holds a model (config.json): choose another folder")
-    written = next((name for name in (*_WRITTEN, REPLACED) if (path / name).exists()), None)
+    written = next((name for name in (*_WRITTEN, REPLACED) if exists(path / name)), None)
     if written is not None:
         raise ConfigError(
             f"output.dir {path} already holds a run ({written}): choose another folder, or train "
@@ -44,10 +45,10 @@ def require_writable(path: Path) -> None:
     """
     lock = FileLock(path / _LOCK)
     try:
-        if lock.path.exists() and not lock.acquire():
+        if exists(lock.path) and not lock.acquire():
             raise ConfigError(_BUSY.format(path))
         around = (path, *path.absolute().parents)
-        there = next((place for place in around if place.exists()), None)
+        there = next((place for place in around if exists(place)), None)
         if there is None:  # another drive or server, of Windows
             raise ConfigError(f"output.dir {path} cannot be written: {around[-1]} does not exist")
         for left in there.glob(f"{_PROBE}*"):  # by one that was killed, or could not remove it
@@ -66,7 +67,7 @@ def settle_run(path: Path) -> None:
     Raises:
         ConfigError: If another run is writing it, or it cannot be written.
     """
-    if any((path / name).exists() for name in (*_PARTS, REPLACED)):
+    if any(exists(path / name) for name in (*_PARTS, REPLACED)):
         RunFolder(path, "", resume=True).close()
 
 
@@ -145,7 +146,7 @@ class RunFolder:
             ConfigError: If the folder cannot be written.
         """
         with self._explained():
-            if self.adapter.exists() or self.checkpoint_folders():
+            if exists(self.adapter) or self.checkpoint_folders():
                 self._replaced.move_aside()
             for name in _PARTS:
                 if name != "config.yaml":  # the last to go, since it says that this is a run
@@ -227,7 +228,7 @@ class RunFolder:
 
         with self._explained():
             self._log.keep(is_kept)
-            if (self.path / SAMPLES).exists():
+            if exists(self.path / SAMPLES):
                 self.texts.keep(lambda row: bool(row["step"] <= step))
             for folder in self.checkpoint_folders():
                 if step_of(folder) > step:
@@ -256,7 +257,7 @@ class RunFolder:
     @property
     def replaced(self) -> Path | None:
         """Where the run is kept that this one is to replace, until it has something to show."""
-        return self._replaced.path if self._replaced.path.exists() else None
+        return self._replaced.path if exists(self._replaced.path) else None
 
     def forget_replaced(self) -> None:
         """Removes the run that this one has replaced.

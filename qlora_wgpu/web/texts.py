@@ -11,6 +11,7 @@ from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template
 from qlora_wgpu.data.built_in_templates import BUILT_IN_TEMPLATES
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import TOKENIZER_BYTES
+from qlora_wgpu.presence import is_file
 from qlora_wgpu.training.prompts import save_prompt
 from qlora_wgpu.web.site_files import SiteFiles
 
@@ -64,6 +65,6 @@ def _prompt_json(prompt: PromptFormat, base: Path, settings: Config) -> dict[str
         kept = {
             path.relative_to(made).as_posix(): file_bytes(path, TOKENIZER_BYTES).decode()
             for path in sorted(Path(made).rglob("*"))
-            if path.is_file() and path.name != _TOKENIZER  # a page has it already
+            if is_file(path) and path.name != _TOKENIZER  # a page has it already
         }
     return {"turn_end": prompt.turn_end, "stop_text": prompt.stop_text, "files": kept}

@@ -211,7 +211,7 @@ def test_pruning_leaves_no_half_checkpoint(tmp_path, monkeypatch):
 
 def test_a_run_on_a_drive_that_does_not_exist(tmp_path, monkeypatch):
     """Windows has several; elsewhere the outermost folder is always there."""
-    monkeypatch.setattr(Path, "exists", lambda _: False)
+    monkeypatch.setattr("qlora_wgpu.training.run_folder.exists", lambda _: False)
     root = re.escape(tmp_path.anchor)
     with pytest.raises(ConfigError, match=f"run cannot be written: {root} does not exist"):
         require_writable(tmp_path / "run")

@@ -9,6 +9,7 @@ from typing import Any
 
 from qlora_wgpu.config.dialects.reasons import reason_for
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.presence import exists
 
 NumLayers = Callable[[str], int | None]
 """Number of a model's layers by its name, where it is known."""
@@ -96,7 +97,7 @@ class Draft:
     def place(self, path: str) -> str:
         """A path of theirs as it is found from here: they go from where they are started."""
         beside = self.file.parent / path
-        return beside.as_posix() if not Path(path).exists() and beside.exists() else path
+        return beside.as_posix() if not exists(Path(path)) and exists(beside) else path
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from qlora_wgpu.config.dialects.rows import (
 from qlora_wgpu.config.json_object import read_json_object
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import MODEL_JSON_BYTES
+from qlora_wgpu.presence import is_file
 
 _MARKS = (
     "model_name_or_path stage finetuning_type lora_target lora_rank template "
@@ -217,7 +218,7 @@ def _leave_tags_out(draft: Draft, tags: Mapping[str, Any]) -> None:
 def _description(draft: Draft, name: str, folder: Path) -> Mapping[str, Any]:
     """What dataset_info.json says of a data set."""
     path = folder / "dataset_info.json"
-    if not path.is_file():
+    if not is_file(path):
         draft.notes.append(
             f"{path.as_posix()} is not there, so {name!r} is taken for a file or name"
         )

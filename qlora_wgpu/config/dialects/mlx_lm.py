@@ -11,6 +11,7 @@ from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.hugging_face import set_quantization
 from qlora_wgpu.config.dialects.mlx_schedule import convert_schedule
 from qlora_wgpu.config.dialects.rows import hub_place, set_rows
+from qlora_wgpu.presence import is_dir, is_file
 
 _MARKS = (
     "iters lora_parameters num_layers adapter_path steps_per_eval steps_per_report "
@@ -107,7 +108,7 @@ def _convert_data(draft: Draft) -> None:
     else:
         folder = draft.place(str(draft.take("data", _DATA)))
         draft.set("data.train", folder, "data")
-        if not Path(folder).is_dir() or (Path(folder) / "valid.jsonl").is_file():
+        if not is_dir(Path(folder)) or is_file(Path(folder) / "valid.jsonl"):
             draft.set("data.eval", folder, "data, its validation split")
     _convert_columns(draft, hub)
     masked = draft.take("mask_prompt", hub.get("mask_prompt", False))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from qlora_wgpu import presence
 from qlora_wgpu.config.dialects.draft import Draft
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
 
@@ -95,7 +96,7 @@ def hub_place(draft: Draft, path: str, subset: Any = None, split: Any = None) ->
 
 def is_file(draft: Draft, path: str) -> bool:
     """Whether a place of theirs is one file, which has no splits."""
-    return Path(draft.place(path)).is_file()
+    return presence.is_file(Path(draft.place(path)))
 
 
 def set_template(draft: Draft, template: Any, origin: str, default: str = "") -> None:

@@ -1,0 +1,49 @@
+"""Whether something is there, as pathlib's methods told before Python 3.14.
+
+Since then they call missing what cannot be looked at, too: a folder without permission, a disk that
+fails, a name that is too long. Here that is an error, so that no run is overwritten that is there,
+and no folder's path is asked of the hub.
+"""
+
+from __future__ import annotations
+
+import errno
+import stat
+from pathlib import Path
+
+_MISSING = frozenset((errno.ENOENT, errno.ENOTDIR, errno.EBADF, errno.ELOOP))
+# A drive without a disk, a name that cannot be one, a link that leads nowhere.
+_MISSING_ON_WINDOWS = frozenset((21, 123, 1921))
+
+
+def exists(path: Path) -> bool:
+    """Whether a path leads to anything, through links, too.
+
+    Raises:
+        OSError: If that cannot be told.
+    """
+    return _mode(path) is not None
+
+
+def is_dir(path: Path) -> bool:
+    """Whether a path leads to a folder; errors as in ``exists``."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISDIR(mode)
+
+
+def is_file(path: Path) -> bool:
+    """Whether a path leads to a regular file; errors as in ``exists``."""
+    mode = _mode(path)
+    return mode is not None and stat.S_ISREG(mode)
+
+
+def _mode(path: Path) -> int | None:
+    try:
+        return path.stat().st_mode
+    except ValueError:  # a NUL in it
+        return None
+    except OSError as err:
+        of_windows = getattr(err, "winerror", None)
+        if err.errno in _MISSING or of_windows in _MISSING_ON_WINDOWS:
+            return None
+        raise
