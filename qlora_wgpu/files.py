@@ -13,7 +13,6 @@ import errno
 import os
 import stat
 from io import BufferedReader, FileIO
-from pathlib import Path
 
 # Without waiting for somebody to write, without becoming the terminal of this process.
 _FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
@@ -76,14 +75,6 @@ def file_text(path: str | os.PathLike[str], most: int, encoding: str = "utf-8") 
         UnicodeDecodeError: If it is not in this encoding.
     """
     return file_bytes(path, most).decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
-
-
-def is_there(path: Path) -> bool:
-    """Whether a folder has an entry of that name, of whatever kind, links to nothing included.
-
-    An entry that is there but cannot be read is never passed over as if it were missing.
-    """
-    return os.path.lexists(path)
 
 
 def _check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:

@@ -37,9 +37,17 @@ def is_file(path: Path) -> bool:
     return mode is not None and stat.S_ISREG(mode)
 
 
-def _mode(path: Path) -> int | None:
+def is_there(path: Path) -> bool:
+    """Whether a folder has such an entry, links to nothing included; errors as in ``exists``.
+
+    An entry that is there but cannot be read is never passed over as if it were missing.
+    """
+    return _mode(path, follow_links=False) is not None
+
+
+def _mode(path: Path, *, follow_links: bool = True) -> int | None:
     try:
-        return path.stat().st_mode
+        return path.stat(follow_symlinks=follow_links).st_mode
     except ValueError:  # a NUL in it
         return None
     except OSError as err:

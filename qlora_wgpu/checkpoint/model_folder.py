@@ -23,9 +23,8 @@ from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile, nearest
 from qlora_wgpu.checkpoint.weight_files import open_weights
 from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint, identity
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.files import is_there
 from qlora_wgpu.mapped_files import let_go
-from qlora_wgpu.presence import exists, is_dir
+from qlora_wgpu.presence import exists, is_dir, is_there
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 
 GGUF = ".gguf"

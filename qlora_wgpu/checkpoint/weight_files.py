@@ -9,9 +9,8 @@ from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.checkpoint.safetensors_format import INDEX, WEIGHTS
 from qlora_wgpu.errors import CheckpointError, brief
-from qlora_wgpu.files import is_there
 from qlora_wgpu.limits import INDEX_BYTES
-from qlora_wgpu.presence import is_file
+from qlora_wgpu.presence import is_file, is_there
 
 _SHARD = re.compile(r"[^/\\\x00-\x1f\x7f]{1,240}\.safetensors")
 _ONE_OF_SEVERAL = re.compile(r"-of-(?!0*1\.)\d+\.safetensors$")

@@ -25,8 +25,8 @@ from qlora_wgpu.data.chat import find_chat_template
 from qlora_wgpu.data.prompt_format import PromptFormat, PromptKind
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import CheckpointError, brief
-from qlora_wgpu.files import is_there
 from qlora_wgpu.limits import TOKENIZER_CONFIG_BYTES
+from qlora_wgpu.presence import is_there
 
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 

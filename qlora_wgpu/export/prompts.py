@@ -13,7 +13,7 @@ from qlora_wgpu.checkpoint.tokenizer_files import (
     copy_tokenizer,
     tokenizer_folder,
 )
-from qlora_wgpu.files import is_there
+from qlora_wgpu.presence import is_there
 
 
 def take_over_prompts(adapter: Path, target: Path) -> None:

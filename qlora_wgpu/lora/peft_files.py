@@ -15,7 +15,6 @@ from qlora_wgpu.checkpoint.safetensors_format import METADATA
 from qlora_wgpu.checkpoint.safetensors_writer import write_safetensors
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.families.stacking import PLAIN, Stacking
-from qlora_wgpu.files import is_there
 from qlora_wgpu.lora.adapter_config import AdapterConfig, read_adapter_config, to_json
 from qlora_wgpu.lora.biases import bias_name, split_biases
 from qlora_wgpu.lora.file_tokens import check_trained_rows, is_whole_matrix, without_copies
@@ -34,7 +33,7 @@ from qlora_wgpu.lora.names import (
 )
 from qlora_wgpu.lora.parameters import ARRANGED, Arranged, arranged, together
 from qlora_wgpu.lora.parameters_apart import apart
-from qlora_wgpu.presence import is_dir, is_file
+from qlora_wgpu.presence import is_dir, is_file, is_there
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"

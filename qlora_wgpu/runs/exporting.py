@@ -28,9 +28,9 @@ from qlora_wgpu.export.gguf.element_types import find_file_type
 from qlora_wgpu.export.gguf.model import gguf_model
 from qlora_wgpu.export.merged_weights import Base, MergedWeights
 from qlora_wgpu.export.prompts import take_over_prompts
-from qlora_wgpu.files import file_bytes, is_there
+from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import MODEL_JSON_BYTES
-from qlora_wgpu.presence import exists
+from qlora_wgpu.presence import exists, is_there
 from qlora_wgpu.runs.drift import Drift, Measured, measure_drift, measure_trained, on_a_device
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.training import Observer

@@ -16,8 +16,7 @@ from qlora_wgpu.data import (
 )
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.positions import longest_text
-from qlora_wgpu.files import is_there
-from qlora_wgpu.presence import exists
+from qlora_wgpu.presence import exists, is_there
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.samples import OWN_TOKENS, Prompt, sample_prompts
 from qlora_wgpu.training.rows import prompt_of_data

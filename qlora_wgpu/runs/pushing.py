@@ -19,11 +19,11 @@ from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.data import PromptKind, prompt_kind
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.export.model_card import CardKind, model_card
-from qlora_wgpu.files import file_bytes, is_there
+from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.presence import is_file
+from qlora_wgpu.presence import is_file, is_there
 from qlora_wgpu.runs.exporting import modelfile_of
 from qlora_wgpu.training import read_rows
 

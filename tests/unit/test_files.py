@@ -13,7 +13,7 @@ from support.pipes import make_pipe
 from support.processes import PATIENCE
 
 import qlora_wgpu
-from qlora_wgpu.files import file_bytes, file_text, is_there, open_file
+from qlora_wgpu.files import file_bytes, file_text, open_file
 
 ROOT = Path(qlora_wgpu.__file__).parent
 PROJECT = Path(__file__).parents[2]
@@ -113,12 +113,6 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
         "nothing No such file or directory",
         "folder Is a directory",
     ]
-
-
-def test_a_link_to_nothing_is_there(tmp_path: Path) -> None:
-    (tmp_path / "nothing").symlink_to("gone")
-    assert is_there(tmp_path / "nothing")
-    assert not is_there(tmp_path / "gone")
 
 
 def opens(path: Path) -> list[str]:

@@ -10,9 +10,10 @@ import pytest
 import qlora_wgpu
 from qlora_wgpu.checkpoint import hub
 from qlora_wgpu.checkpoint.model_folder import ModelFolder
+from qlora_wgpu.data.prompt_files import prompt_kind
 from qlora_wgpu.data.sources import check_file
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.presence import exists, is_dir, is_file
+from qlora_wgpu.presence import exists, is_dir, is_file, is_there
 from qlora_wgpu.training.replaced_run import Replaced
 
 ROOT = Path(qlora_wgpu.__file__).parent
@@ -48,7 +49,13 @@ def test_what_is_not_there(tmp_path: Path, name: str) -> None:
     assert [ask(tmp_path / name) for ask in (exists, is_dir, is_file)] == [False] * 3
 
 
-@pytest.mark.parametrize("ask", [exists, is_dir, is_file])
+def test_a_link_to_nothing_is_there(tmp_path: Path) -> None:
+    (tmp_path / "nothing").symlink_to("gone")
+    assert is_there(tmp_path / "nothing")
+    assert not is_there(tmp_path / "gone")
+
+
+@pytest.mark.parametrize("ask", [exists, is_dir, is_file, is_there])
 def test_what_cannot_be_looked_at(tmp_path: Path, ask: Callable[[Path], bool]) -> None:
     with pytest.raises(OSError) as caught:
         ask(tmp_path / ("x" * 5000))
@@ -58,7 +65,7 @@ def test_what_cannot_be_looked_at(tmp_path: Path, ask: Callable[[Path], bool]) -
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EIO, errno.ESTALE])
 def test_errors_of_permissions_and_disks(tmp_path, monkeypatch, code: int) -> None:
     fail(monkeypatch, OSError(code, "no"), lambda path: path.name == "a")
-    for ask in (exists, is_dir, is_file):
+    for ask in (exists, is_dir, is_file, is_there):
         with pytest.raises(OSError, match="no"):
             ask(tmp_path / "a")
 
@@ -70,6 +77,12 @@ def test_a_model_in_a_locked_folder_is_not_asked_of_the_hub(tmp_path, monkeypatc
     fail(monkeypatch, error, lambda path: path.parts[:1] == ("locked",))
     with pytest.raises(PermissionError):
         ModelFolder.open("locked/model")
+
+
+def test_a_prompt_format_that_cannot_be_looked_at_is_not_the_default(tmp_path, monkeypatch):
+    fail(monkeypatch, OSError(errno.EIO, "no"), lambda path: path.suffix == ".json")
+    with pytest.raises(OSError, match="no"):
+        prompt_kind(tmp_path)
 
 
 def test_data_in_a_locked_folder_are_not_called_missing(tmp_path, monkeypatch) -> None:
