@@ -20,8 +20,9 @@ from qlora_wgpu.data.columns import (
     weight_of,
     with_columns,
 )
+from qlora_wgpu.data.learnt_turns import TrainOn
 from qlora_wgpu.data.long_text import document_ids, size_of
-from qlora_wgpu.data.row_texts import RowText, RowTexts, TrainOn
+from qlora_wgpu.data.row_texts import RowText, RowTexts
 from qlora_wgpu.data.spans import tokens_in_spans
 from qlora_wgpu.data.tokenizer import Tokenizer, Tokens
 from qlora_wgpu.errors import DataError, TokenizerError
@@ -79,19 +80,25 @@ class RowEncoder:
     Labels are the ids themselves where the model learns and -100 elsewhere; they are not shifted.
     What is learnt is ``train_on``: in chats the assistant's turns (auto, assistant) or the last of
     them (last_turn, completion), in rows with an answer the answer, and of a ``text`` all; or (all)
-    everything. Except in chats, where the template
-    decides, the tokenizer's special tokens are added in front (never a second beginning-of-sequence
-    token) and the end-of-sequence token behind, which is learnt.
+    everything. Messages that say that they are not learnt (``weight: 0``, ``train: false``) are not
+    in any case, and with auto and assistant others are that say ``train: true``. Except in chats,
+    where the template decides, the tokenizer's special tokens are added in front (never a second
+    beginning-of-sequence token) and the end-of-sequence token behind, which is learnt.
 
     Attributes:
         roles: Roles in the conversation encoded last; none for another row.
-        is_spared: Whether something of it is learnt that its messages say is not to be.
+        is_spared: Whether messages of it that would be learnt say that they are not.
         num_dropped: Numbers of conversations of which the template left messages out, as some do
             without a word, by these messages' role.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, train_on: TrainOn = "auto"
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        train_on: TrainOn = "auto",
+        *,
+        heeds_marks: bool = True,
     ) -> None:
         """Builds an encoder.
 
@@ -99,9 +106,10 @@ class RowEncoder:
             tokenizer: The model's tokenizer.
             template: The chat template, or None if there is none.
             train_on: The tokens that are learnt.
+            heeds_marks: Whether messages decide by what they say of themselves.
         """
         self._tokenizer = tokenizer
-        self._texts = RowTexts(tokenizer, template, train_on)
+        self._texts = RowTexts(tokenizer, template, train_on, heeds_marks=heeds_marks)
         self.roles: frozenset[str] = frozenset()
         self.is_spared = False
         self.num_dropped: Counter[str] = Counter()

@@ -137,6 +137,67 @@ def spans_from(
     return text, [span for span in spans if span[1] > begin]
 
 
+def turns_of_anyone(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    eos_token: str | None,
+    text: str,
+    numbers: Sequence[int],
+) -> list[Span]:
+    """Finds turns in a rendered conversation, whoever they are from, by exchanging their contents.
+
+    A turn of the assistant is what ``assistant_spans`` finds without marks; another one is what it
+    says, and what the template writes after it.
+
+    Args:
+        template: The chat template.
+        messages: The conversation.
+        tools: JSON schemas of functions that the model may call.
+        eos_token: Text that some templates put after the very last turn only.
+        text: The rendered conversation.
+        numbers: The messages that the turns are, from 0.
+
+    Raises:
+        DataError: If a turn cannot be found for certain.
+    """
+    found = _TurnFinder(template, messages, tools, text, eos_token or "").spans(numbers)
+    for index, span in found.items():
+        if span is None:
+            raise DataError(
+                f"the turn in message {index + 1}, which says of itself whether it is learnt, "
+                "cannot be told apart in the rendered chat: use another data.chat_template"
+            )
+    return [span for span in found.values() if span is not None]
+
+
+def begin_of_turn(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    turn: int,
+    tools: Sequence[Mapping[str, Any]] | None,
+    text: str,
+    spans: Sequence[Span],
+) -> int | None:
+    """Where what is marked of earlier turns has ended and that of a turn has not begun.
+
+    Args:
+        template: The chat template, which marks the assistant's text.
+        messages: The conversation.
+        turn: The assistant's turn, behind another message.
+        tools: JSON schemas of functions that the model may call.
+        text: The rendered conversation.
+        spans: All that is marked in it.
+
+    Returns:
+        A place in the text, or None where it is not certain.
+    """
+    begin = _end_by_omission(template, messages, turn, tools, text, spans)
+    if begin is None and messages[turn - 1]["role"] != "assistant":
+        begin = _end_by_exchange(template, messages, turn, tools, text)
+    return begin
+
+
 def _end_by_omission(
     template: ChatTemplate,
     messages: Sequence[Message],
@@ -223,7 +284,7 @@ class _TurnFinder:
             return {turn: self.span(turn) for turn in turns}
         places = message_places(self._render, self._messages, self._text, _unused(self._text))
         spans: dict[int, Span | None] = {}
-        for kind in _kinds(turns, places):
+        for kind in _kinds(self._messages, turns, places):
             spans |= self._spans_of_a_kind(kind, places)
         return {turn: spans[turn] for turn in turns}
 
@@ -239,7 +300,8 @@ class _TurnFinder:
 
     def span(self, index: int) -> Span | None:
         """A turn, or None where it cannot be told, or what is written in it stands elsewhere."""
-        span = self.by_prefix(index) or self.by_exchange(index)
+        is_own = self._messages[index]["role"] == "assistant"
+        span = (self.by_prefix(index) if is_own else None) or self.by_exchange(index)
         if span is None or not holds_what_is_written(self._messages[index], self._text, span):
             return None
         return span
@@ -284,7 +346,7 @@ class _TurnFinder:
         of a single word, part.
         """
         before = self._render(self._messages[:index], prompt=True)
-        if before is None:
+        if before is None or self._messages[index]["role"] != "assistant":
             return len(head)
         if head.startswith(before):
             return len(before)
@@ -322,12 +384,15 @@ class _TurnFinder:
         return len(closing) if is_closed and closing else None
 
 
-def _kinds(turns: Sequence[int], places: Mapping[int, Place]) -> list[list[int]]:
-    """Turns around which the template writes the same, together; of unknown place, all of them."""
-    kinds: dict[tuple[str, str] | None, list[int]] = {}
+def _kinds(
+    messages: Sequence[Message], turns: Sequence[int], places: Mapping[int, Place]
+) -> list[list[int]]:
+    """Turns of a role around which the template writes the same, together; or of unknown place."""
+    kinds: dict[tuple[str, tuple[str, str] | None], list[int]] = {}
     for turn in turns:
         place = places.get(turn)
-        kinds.setdefault(None if place is None else (place.before, place.after), []).append(turn)
+        around = None if place is None else (place.before, place.after)
+        kinds.setdefault((messages[turn]["role"], around), []).append(turn)
     return list(kinds.values())
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from qlora_wgpu.data.columns import EmptyRow
 from qlora_wgpu.data.json_text import parse_json
+from qlora_wgpu.data.turn_marks import marks_of, without_marks
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import MAX_MESSAGES
 from qlora_wgpu.visible import quoted
@@ -111,7 +112,7 @@ def from_sharegpt(turns: Any) -> list[dict[str, Any]]:
     for number, turn in enumerate(_list_of(turns, requirement), start=1):
         if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
             raise DataError(f"turn {number} needs 'from' and 'value'")
-        messages.append(_message_of(turn["from"], turn["value"], number))
+        messages.append(_message_of(turn["from"], turn["value"], number) | marks_of(turn))
     return messages
 
 
@@ -164,8 +165,9 @@ def kind_of(value: Any) -> str:
 
 
 def says_anything(message: Mapping[str, Any]) -> bool:
-    """Whether a message has more than its role and white space."""
-    others = (value for key, value in message.items() if key not in ("role", "content"))
+    """Whether a message has more than its role, white space and whether it is learnt."""
+    said = without_marks(message).items()
+    others = (value for key, value in said if key not in ("role", "content"))
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
     return any(others) or any(str(part.get("text") or "").strip() for part in parts)

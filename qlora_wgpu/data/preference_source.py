@@ -84,7 +84,7 @@ class AnswerSource(RowSource):
     def examples(self, *, empty: bool = False) -> Iterator[Encoded]:
         """Yields one example after another: the answers of each row."""
         self._refuse_documents()
-        self._encoder = RowEncoder(self._tokenizer, self._template, "last_turn")
+        self._encoder = RowEncoder(self._tokenizer, self._template, "last_turn", heeds_marks=False)
         self._tally = Tally(self._name, self._how, self._tokenizer, self._template)
         for where, row, row_format in self._rows_ahead():
             self._tally.read()
@@ -133,7 +133,7 @@ class AnswerSource(RowSource):
             answers: tuple[Answer | None, Answer | None] = (None, None)
             if row_format:
                 answers = self._known.get(id(row)) or self._answers(row)
-            whole = [_NOTHING if a is None else self._encoder.encode(*a) for a in answers]
+            whole, is_spared = self._encoded_answers(answers)
         except DataError as err:
             if isinstance(err, EmptyRow):
                 self._tally.empty(where)
@@ -156,13 +156,24 @@ class AnswerSource(RowSource):
         if any(not learns(side.labels) for side in kept if side.ids):
             self._tally.without_labels(self._encoder.roles)
             return kept if empty else []
-        self._tally.kept(is_cut=any(a is not b for a, b in zip(kept, whole, strict=True)))
+        is_cut = any(a is not b for a, b in zip(kept, whole, strict=True))
+        self._tally.kept(is_cut=is_cut, is_spared=is_spared)
         if len(given) == 2 and kept[0].ids == kept[1].ids:  # TRL keeps such rows, too
             self._tally.same_answers(where)
         # KTO learns from each answer of a pair by itself.
         if self._how.objective == "kto" and len(given) == 2:
             return [kept[0], _NOTHING, _NOTHING, kept[1]]
         return kept
+
+    def _encoded_answers(
+        self, answers: tuple[Answer | None, Answer | None]
+    ) -> tuple[list[Encoded], bool]:
+        """Answers as tokens, and whether one says of itself that it is not learnt."""
+        encoded, is_spared = [], False
+        for answer in answers:
+            encoded.append(_NOTHING if answer is None else self._encoder.encode(*answer))
+            is_spared |= answer is not None and self._encoder.is_spared
+        return encoded, is_spared
 
 
 class AnswersInMemory(AnswerSource, RowsInMemory):

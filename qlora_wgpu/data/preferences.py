@@ -18,6 +18,7 @@ from qlora_wgpu.data.messages import (
     kind_of,
     with_system,
 )
+from qlora_wgpu.data.turn_marks import without_marks
 from qlora_wgpu.errors import DataError
 
 PAIRS, JUDGED = "chosen/rejected", "prompt/completion/label"
@@ -74,7 +75,7 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Answer, Answer]:
     if isinstance(prompt, str):  # beside whole conversations it is told twice
         prompt = [] if len(chosen) > 1 else [{"role": "user", "content": prompt}]
     before, other = [*(prompt or []), *chosen[:-1]], [*(prompt or []), *rejected[:-1]]
-    if before != other:
+    if [*map(without_marks, before)] != [*map(without_marks, other)]:
         raise DataError(
             "'chosen' and 'rejected' differ before their last messages: what is compared are two "
             "answers to the same messages"

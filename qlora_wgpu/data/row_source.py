@@ -189,14 +189,13 @@ class RowSource:
                 if empty:
                     yield cut
             elif not learns(cut.labels):
-                tally.without_labels(self._encoder.roles)
+                is_spared = self._encoder.is_spared and not learns(encoded.labels)
+                tally.without_labels(self._encoder.roles, is_spared=is_spared)
                 if empty:
                     yield cut
             else:
                 is_bad = row_format != "text" and is_labelled_false(row)
-                tally.kept(
-                    is_cut=cut is not encoded, is_bad=is_bad, is_spared=self._encoder.is_spared
-                )
+                tally.kept(is_cut=cut is not encoded, is_bad=is_bad)
                 yield cut
 
     def _text_windows(self, encoded: Encoded) -> Iterator[Encoded]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from qlora_wgpu.data.alpaca import alpaca_prompt
 from qlora_wgpu.data.built_in_templates import suitable_template
 from qlora_wgpu.data.chat import ChatTemplate, Conversation
 from qlora_wgpu.data.columns import CHAT_PAIR, CHATS, EmptyRow, keys_of
+from qlora_wgpu.data.learnt_turns import TrainOn, TurnChooser
 from qlora_wgpu.data.long_text import size_of
-from qlora_wgpu.data.masking import assistant_spans, last_turn_spans, spans_from
 from qlora_wgpu.data.messages import (
     USUAL_ROLES,
     checked_messages,
@@ -26,14 +25,11 @@ from qlora_wgpu.data.messages import (
 )
 from qlora_wgpu.data.spans import Span
 from qlora_wgpu.data.tokenizer import Tokenizer
+from qlora_wgpu.data.turn_marks import check_marks
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import MAX_AT_ONCE, MAX_TEXT
 
-_MARKS = ("weight", "train", "training")  # of a message that says whether it is learnt
-_ASKS = re.compile(rf"(\.|\[['\"])({'|'.join(_MARKS)})\b")
 _AHEAD = 1 << 20  # characters of conversations that are rendered at once
-
-TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]
 
 
 class RowText(NamedTuple):
@@ -47,7 +43,7 @@ class RowText(NamedTuple):
         is_ended: Whether the end-of-sequence token is put behind, and learnt.
         roles: Roles in a conversation.
         dropped: Those of its messages that the template left out.
-        is_spared: Whether something is learnt that its messages say is not to be.
+        is_spared: Whether messages that would be learnt say that they are not.
     """
 
     text: str
@@ -63,12 +59,28 @@ class RowTexts:
     """Writes rows as texts."""
 
     def __init__(
-        self, tokenizer: Tokenizer, template: ChatTemplate | None, train_on: TrainOn
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        train_on: TrainOn,
+        *,
+        heeds_marks: bool = True,
     ) -> None:
-        """Takes the model's tokenizer, the chat template, and what is learnt."""
+        """Takes the model's tokenizer, the chat template, and what is learnt.
+
+        Args:
+            tokenizer: The model's tokenizer.
+            template: The chat template, or None if there is none.
+            train_on: What is learnt.
+            heeds_marks: Whether messages decide by what they say of themselves.
+        """
         self._tokenizer = tokenizer
         self._template = template
         self._train_on = train_on
+        self._chooser: TurnChooser | None = None
+        if template is not None:
+            self._chooser = TurnChooser(template, train_on, tokenizer.eos_token, heeds=heeds_marks)
+        self._checks = self._chooser is not None and self._chooser.checks
         self._parsed: dict[int, tuple[Mapping[str, Any], Conversation]] = {}
         self.writers: dict[str, Callable[[Mapping[str, Any]], RowText]] = {
             "messages": partial(self._chat, "messages"),
@@ -107,7 +119,7 @@ class RowTexts:
             if row_format not in CHATS:
                 continue
             try:
-                conversation = _conversation(row_format, row)
+                conversation = _conversation(row_format, row, checks=self._checks)
             except (DataError, KeyError):
                 continue
             size += sum(len(str(message.get("content"))) for message in conversation.messages)
@@ -119,34 +131,26 @@ class RowTexts:
     def _chat(self, key: str, row: Mapping[str, Any]) -> RowText:
         parsed, conversation = self._parsed.get(id(row), (None, None))
         if conversation is None or parsed is not row:
-            conversation = _conversation(key, row)
-        messages, tools, first = conversation
-        if self._template is None:
+            conversation = _conversation(key, row, checks=self._checks)
+        if self._chooser is None:
             raise DataError(
                 "the rows are conversations but the tokenizer has no chat template: set "
                 "data.chat_template to a .jinja file or a built-in name, such as "
                 f"{suitable_template(self._tokenizer)}, which fits its tokens"
             )
-        if self._train_on == "last_turn" or (self._train_on == "completion" and not first):
-            find = last_turn_spans
-        else:
-            find = partial(_spans_from, first)
+        messages = conversation.messages
         roles = frozenset(message["role"] for message in messages)
         try:
-            text, spans = find(self._template, messages, tools, self._tokenizer.eos_token)
+            chosen = self._chooser.choose(conversation)
         except DataError as err:
             if roles <= USUAL_ROLES:
                 raise
             raise DataError(f"{err} (its roles are {roles_in_words(roles)})") from err
+        text = chosen.text
         _check_size(text, MAX_AT_ONCE)
-        if self._train_on == "all":
-            spans = [(0, len(text))]
         dropped = frozenset(m["role"] for m in messages if _is_dropped(m, text))
         # The template writes the special tokens itself, the beginning-of-sequence token included.
-        learnt = messages[-1:] if self._train_on == "last_turn" else messages[first:]
-        asks = _ASKS.search(self._template.source)  # and so knows better
-        spared = asks is None and any(map(_is_spared, learnt))
-        return RowText(text, spans, False, False, roles, dropped, spared)
+        return RowText(text, chosen.spans, False, False, roles, dropped, chosen.is_spared)
 
     def _prompt_completion(self, row: Mapping[str, Any]) -> RowText:
         return self._answer(_text_of(row, "prompt"), _text_of(row, "completion"))
@@ -182,16 +186,7 @@ class RowTexts:
         return RowText(text, answered, self._needs_special_tokens(text))
 
 
-def _spans_from(
-    first: int, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], *how: Any
-) -> tuple[str, list[Span]]:
-    """The assistant's turns behind a prompt, or all of them without one."""
-    if not first:
-        return assistant_spans(template, messages, *how)
-    return spans_from(template, messages, first, *how)
-
-
-def _messages_of_pair(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int]:
+def _messages_of_pair(row: Mapping[str, Any], *, checks: bool) -> tuple[list[dict[str, Any]], int]:
     """A prompt's messages and its completion's, and how many are the prompt's."""
     parts = []
     for key in ("prompt", "completion"):
@@ -202,21 +197,28 @@ def _messages_of_pair(row: Mapping[str, Any]) -> tuple[list[dict[str, Any]], int
                 f"is, got {kind_of(value)}"
             )
         parts.append(checked_messages(value, key) if value else [])
+        if checks:
+            _check_marks(parts[-1], "message {} of " + repr(key))
     if not any(parts):
         raise EmptyRow("'prompt' and 'completion' hold no message")
     return [*parts[0], *parts[1]], len(parts[0])
 
 
-def _conversation(key: str, row: Mapping[str, Any]) -> Conversation:
-    """What a row of a chat format holds under that format's key."""
-    first = 0
+def _conversation(key: str, row: Mapping[str, Any], *, checks: bool) -> Conversation:
+    """What a row of a chat format holds under that format's key.
+
+    With ``checks`` what its messages say of themselves is checked, too.
+    """
+    first, name = 0, "message {}"
     turns = None if key == CHAT_PAIR else from_json(row[key])
     if key == CHAT_PAIR:
-        messages, first = _messages_of_pair(row)
+        messages, first = _messages_of_pair(row, checks=checks)
     elif first_holds(turns, "role") or (key == "messages" and not first_holds(turns, "from")):
         messages = checked_messages(turns, key)
     else:
-        messages = from_sharegpt(turns)
+        messages, name = from_sharegpt(turns), "turn {}"
+    if checks and key != CHAT_PAIR:
+        _check_marks(messages, name)
     if not any(map(says_anything, messages)):
         raise EmptyRow("the messages hold no text at all")
     own, messages = len(messages), with_system(messages, row)
@@ -230,18 +232,16 @@ def _conversation(key: str, row: Mapping[str, Any]) -> Conversation:
     return Conversation(messages, tools or None, first)
 
 
+def _check_marks(messages: Sequence[Mapping[str, Any]], name: str) -> None:
+    for number, message in enumerate(messages, start=1):
+        check_marks(message, name.format(number))
+
+
 def _is_dropped(message: Mapping[str, Any], text: str) -> bool:
     """Whether a template left a message out that it is free to leave out without being wrong."""
     free = message["role"] == "system" or message["role"] not in USUAL_ROLES
     content = message.get("content")
     return free and isinstance(content, str) and content.strip() not in text
-
-
-def _is_spared(message: Mapping[str, Any]) -> bool:
-    """Whether a message says of itself that it is not learnt, in OpenAI's words or Axolotl's."""
-    if message["role"] != "assistant":
-        return False
-    return any(message.get(mark) == 0 for mark in _MARKS)
 
 
 def _history(row: Mapping[str, Any]) -> list[tuple[str, str]]:

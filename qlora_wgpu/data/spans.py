@@ -1,4 +1,4 @@
-"""Which tokens stand for what is learnt."""
+"""Ranges of characters, and which tokens stand for what is in them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,26 @@ import numpy.typing as npt
 Span = tuple[int, int]
 
 _NOWHERE = (1 << 62, 1 << 62)
+
+
+def joined(spans: Sequence[Span]) -> list[Span]:
+    """Spans in any order as ascending, disjoint ones."""
+    whole: list[Span] = []
+    for start, end in sorted(spans):
+        if whole and start < whole[-1][1]:
+            whole[-1] = whole[-1][0], max(end, whole[-1][1])
+        else:
+            whole.append((start, end))
+    return whole
+
+
+def without(spans: Sequence[Span], holes: Sequence[Span]) -> list[Span]:
+    """What is left of ascending, disjoint spans without what is in the holes."""
+    left: list[Span] = list(spans)
+    for start, end in holes:
+        pieces = ((a, min(b, start)) for a, b in left), ((max(a, end), b) for a, b in left)
+        left = sorted((a, b) for each in pieces for a, b in each if a < b)
+    return left
 
 
 def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> npt.NDArray[np.bool_]:

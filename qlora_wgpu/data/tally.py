@@ -46,6 +46,7 @@ class Tally:
         self._empty: list[str] = []  # where the first of them stand
         self._same: list[str] = []  # where the first pairs of one answer stand
         self._num_same = self._num_weightless = self._num_bad = self._num_spared = 0
+        self._num_wholly_spared = 0
         self._num_long_texts = self._num_windows = 0
         self._silent = 0  # rows in which the assistant says nothing
         self._silent_roles: set[str] = set()
@@ -85,14 +86,17 @@ class Tally:
         """It is left out because it is too long."""
         self._count(dropped=1)
 
-    def without_labels(self, roles: Set[str]) -> None:
+    def without_labels(self, roles: Set[str], *, is_spared: bool = False) -> None:
         """It is left out because nothing in it is learnt.
 
         Args:
             roles: Those in its conversation, if it is one.
+            is_spared: Whether its turns say so of themselves.
         """
         self._count(without_labels=1)
-        if roles and "assistant" not in roles:
+        if is_spared:
+            self._num_wholly_spared += 1
+        elif roles and "assistant" not in roles:
             self._silent += 1
             self._silent_roles |= roles
 
@@ -118,7 +122,7 @@ class Tally:
         Args:
             is_cut: Whether it is a part of the row alone.
             is_bad: Whether the row is labelled false.
-            is_spared: Whether something is learnt that the row says is not to be.
+            is_spared: Whether an answer counts that says of itself that it is not learnt.
         """
         self._count(truncated=int(is_cut))
         self._num_bad += is_bad
@@ -142,6 +146,9 @@ class Tally:
         if self._num_weightless == counts.rows:
             rows = _fit(counts.rows, "its only row has", f"all of its {counts.rows} rows have")
             return f"{self._name} has nothing to learn: {rows} the weight 0"
+        if self._num_wholly_spared == counts.rows:
+            rows = _fit(counts.rows, "its only row", f"all of its {counts.rows} rows")
+            return f"{self._name} has nothing to learn: {rows} {self._wholly_spared(counts.rows)}"
         left_out = counts.dropped + counts.without_labels + counts.empty
         rows = _fit(left_out, "its only row was", f"all of its {left_out} rows were")
         other = ", or keep the ends of rows (data.truncation: keep_end)"
@@ -162,6 +169,10 @@ class Tally:
             f"{_fit(self._silent, 'holds', 'hold')} no turn of the assistant, which is what is "
             f"learnt: roles are {roles}{advice}"
         )
+
+    @staticmethod
+    def _wholly_spared(count: int) -> str:
+        return f"{_fit(count, 'has', 'have')} no turn to learn without weight 0 or train false"
 
     def warnings(self, num_dropped: Counter[str]) -> list[str]:
         """Sentences about what was cut, left out, or will not be learnt.
@@ -217,11 +228,13 @@ class Tally:
                 f"{_fit(count, 'it', 'them')} out, or set train.objective: kto, which learns from "
                 "labels what is bad"
             )
+        if count := self._num_wholly_spared:
+            was = _fit(count, "was", "were")
+            yield f"{count} of {counts.rows} rows {self._wholly_spared(count)} and {was} left out"
         if count := self._num_spared:
-            have = rows(count, "has", "have")
             yield (
-                f"{have} turns of the assistant with weight 0 or train false, which are learnt "
-                "like the others: data.train_on: last_turn learns the last alone"
+                f"{rows(count, 'has', 'have')} answers with weight 0 or train false, which count "
+                f"like the others in train.objective: {self._how.objective}"
             )
         if count := self._num_same:
             have = rows(count, "has", "have")
@@ -229,7 +242,8 @@ class Tally:
                 f"{have} one and the same answer as chosen and rejected within {within}, which "
                 f"compares nothing ({_places(self._same, count)})"
             )
-        if count := counts.without_labels - self._silent - self._num_weightless:
+        told = self._silent + self._num_weightless + self._num_wholly_spared
+        if count := counts.without_labels - told:
             nothing = f"nothing to learn within {within} and {_fit(count, 'was', 'were')} left out"
             yield f"{rows(count, 'has', 'have')} {nothing}"
 

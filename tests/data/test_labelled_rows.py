@@ -118,29 +118,6 @@ def test_messages_that_are_made_the_chosen_answer_are_not_its_prompt_too(tokeniz
     assert dataset.fingerprint == usual.fingerprint
 
 
-SPARED = (
-    "turns of the assistant with weight 0 or train false, which are learnt like the others: "
-    "data.train_on: last_turn learns the last alone"
-)
-
-
-@pytest.mark.parametrize("marks", [{"weight": 0}, {"train": False}, {"training": False}])
-def test_turns_that_say_they_are_not_learnt_are_told_of(tokenizer, marks):
-    row = {"messages": [USER, {**BAD, **marks}, USER, {**GOOD, "weight": 1}]}
-    plain = {"messages": [{**USER, **marks}, GOOD]}
-    dataset = read(tokenizer, row, plain, objective="sft")
-    assert dataset.warnings == (f"rows: 1 of 2 rows has {SPARED}",)
-    assert not read(tokenizer, row, objective="sft", train_on="last_turn").warnings
-    assert read(tokenizer, row, objective="sft", template="chatml").warnings
-    knowing = (
-        "{% for m in messages %}[{{ m.role }}]"
-        "{% if m.role == 'assistant' and not (m.weight == 0 or m.train is false) %}"
-        "{% generation %}{{ m.content }}</s>{% endgeneration %}"
-        "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}"
-    )
-    assert not read(tokenizer, row, objective="sft", template=knowing).warnings
-
-
 @pytest.mark.parametrize(
     "row",
     [
