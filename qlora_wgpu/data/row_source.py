@@ -189,8 +189,10 @@ class RowSource:
                 if empty:
                     yield cut
             elif not learns(cut.labels):
-                is_spared = self._encoder.is_spared and not learns(encoded.labels)
-                tally.without_labels(self._encoder.roles, is_spared=is_spared)
+                if learns(encoded.labels):  # what is cut away
+                    tally.without_labels(frozenset())
+                else:
+                    tally.without_labels(self._encoder.roles, is_spared=self._encoder.is_spared)
                 if empty:
                     yield cut
             else:

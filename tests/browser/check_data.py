@@ -24,6 +24,7 @@ from qlora_wgpu.errors import QLoRAError
 
 CASES = 300
 TEMPLATES = ["chatml", "llama3", "gemma", "zephyr", "phi", "alpaca"]
+SAID = [{}, {}, {}, {"weight": 0}, {"weight": 1}, {"train": False}, {"train": True}]
 TRAIN_ON = ["auto", "assistant", "last_turn", "completion", "all"]
 WORDS = [
     "the",
@@ -120,6 +121,8 @@ def row(random, kind):
         turns = [{"role": "user", "content": text(random)} for _ in range(random.choice([1, 2, 3]))]
         answers = [{"role": "assistant", "content": text(random)} for _ in turns]
         pairs = [message for pair in zip(turns, answers, strict=True) for message in pair]
+        if random.random() < 0.4:
+            pairs = [message | random.choice(SAID) for message in pairs]
         if random.random() < 0.2:
             cut = random.randint(1, len(pairs))
             return {"prompt": pairs[:cut], "completion": pairs[cut:]}
@@ -127,7 +130,8 @@ def row(random, kind):
     if kind == "conversations":
         return {
             "conversations": [
-                {"from": "human", "value": text(random)}, {"from": "gpt", "value": text(random)}
+                {"from": "human", "value": text(random)},
+                {"from": "gpt", "value": text(random), **random.choice(SAID)},
             ]
         }  # fmt: skip
     keys = {"pair": ("prompt", "completion"), "alpaca": ("instruction", "output", "input")}
@@ -167,7 +171,7 @@ def in_python(path, tokenizer, how):
         "notes": {
             "endless": any("no end-of-turn token is learnt" in each for each in found.warnings),
             "dropped": any("the chat template leaves" in each for each in found.warnings),
-            "spared": any("which are learnt like the others" in each for each in found.warnings),
+            "spared": any("no turn to learn without weight 0" in each for each in found.warnings),
             "bad": any("labelled false and learnt" in each for each in found.warnings),
         },
     }

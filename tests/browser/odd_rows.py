@@ -25,6 +25,13 @@ THOUGHTS = (
 WRITES = (
     "{% for m in messages %}" + HEAD + "{{ m.x }}{{ m.content }}{{ '</s>\n' }}{% endfor %}" + PROMPT
 )
+PASSAGES = (
+    "{% for m in messages %}"
+    + HEAD
+    + "{% if m.role == 'assistant' %}{% generation %}{{ m.content }}{% endgeneration %}{{ '|' }}"
+    "{% generation %}{{ '</s>' }}{% endgeneration %}{% else %}{{ m.content + '|</s>' }}{% endif %}"
+    "{{ '\n' }}{% endfor %}" + PROMPT
+)
 LEAVES_OUT = (
     "{% for m in messages if m.role != 'system' %}{{ m.role + ': ' + m.content + '\n' }}"
     "{% endfor %}"
@@ -72,8 +79,57 @@ def marked(**marks):
     return line({"messages": turns})
 
 
+def asked(*marks):
+    """A conversation in which each message says something of itself."""
+    turns = [*TWICE, {"role": "assistant", "content": "A dog"}]
+    return line({"messages": [m | each for m, each in zip(turns, marks, strict=True)]})
+
+
+def told(*marks):
+    """The same as turns."""
+    names = {"user": "human", "assistant": "gpt"}
+    turns = [*TWICE, {"role": "assistant", "content": "A dog"}]
+    given = [
+        {"from": names[m["role"]], "value": m["content"], **each}
+        for m, each in zip(turns, marks, strict=True)
+    ]
+    return line({"conversations": given})
+
+
+NOT, YES = {"train": False}, {"train": True}
+MARKED = [
+    *(asked({}, first, {}, last) for first in (NOT, YES) for last in (NOT, YES)),
+    *(told({}, first, {}, last) + told({}, {}, {}, {}) for first in (NOT, YES) for last in (NOT,)),
+    asked(YES, NOT, {"training": True}, {"weight": 0}) + asked({}, {}, {}, {}),
+    told(YES, NOT, {"training": 1}, {"weight": 0}),
+    asked({"weight": 1}, {}, {"weight": 0, "train": True}, {}),
+    asked({}, NOT, {}, NOT) + asked({}, {}, {}, {}),
+]
 FILES = {
     "marked.jsonl": [
+        *MARKED,
+        *(
+            marked(**marks)
+            for marks in (
+                {"weight": 0.5},
+                {"weight": 2},
+                {"weight": "0"},
+                {"weight": [0]},
+                {"weight": True},
+                {"train": "false"},
+                {"train": 0.0},
+                {"training": 1.0},
+                {"training": 1.5},
+                {"train_detail": [{"train": False}]},
+                {"train_detail": []},
+                {"train_detail": None},
+                {"train": False, "train_detail": [{"train": True}]},
+            )
+        ),
+        told({}, {"weight": 0.5}, {}, {}),
+        line({"messages": [{"role": "assistant", "content": " ", "weight": 1}]}) + marked(),
+        line({"prompt": [{**m, "train": True} for m in TWICE], "completion": TWICE[1:2]}),
+        line({"prompt": TWICE, "completion": [{"role": "assistant", "content": "A", "train": 2}]}),
         marked(weight=0),
         marked(weight=0.0) + marked(),
         marked(weight=1),
@@ -223,6 +279,13 @@ TEMPLATES = {
     WRITES: [chat(x="y"), chat(x=True), chat(x=None), chat(x=[]), chat(x=3), chat(x=0.5)],
     **{template: [line({"messages": CHAT})] for template in (RETURNS, THINKS, FORGETS)},
     ELSEWHERE: [chat(), chat(reasoning_content="because")],
+    PASSAGES: MARKED,
+    WRITES.replace("m.x", "m.weight"): [marked(weight=0), marked(weight=0.5)],
+    PASSAGES.replace("m.role == 'assistant'", "m.weight == 3"): [
+        marked(weight=0),
+        marked(weight=3),
+        marked(weight=3) + marked(weight="x"),
+    ],
     WRITES.replace("m.x", "m.x | tojson"): [chat(x="y"), chat()],
     LEAVES_OUT: [
         chat(),

@@ -1,8 +1,9 @@
 /** What a row holds: its format by its keys, and the messages of a conversation, as data/messages.py. */
 
 import { Told } from './device.mjs';
-import { OddNumber, parseJson } from './json.mjs';
+import { isSome, OddNumber, parseJson } from './json.mjs';
 import { isBlank, strip } from './strip.mjs';
+import { checkMarks, isMark, marksOf } from './turn_marks.mjs';
 
 /** The keys that make a format, in order of precedence. */
 export const FORMATS = {
@@ -87,22 +88,23 @@ function columnFor(key, row) {
     .find((name) => columns.includes(name));
 }
 
-/** Messages and tools of a row of a chat format, and how many messages are its prompt. */
-export function conversationOf(key, row) {
+/** Messages and tools of a row of a chat format, and how many messages are its prompt; what messages say of themselves may be checked. */
+export function conversationOf(key, row, checks = false) {
   const turns = key === CHAT_PAIR ? null : fromJson(row[key]);
   const first = Array.isArray(turns) && isObject(turns[0]) ? turns[0] : {};
   let messages;
-  let prompt = 0;
+  let [prompt, name] = [0, 'message'];
   if (key === CHAT_PAIR) {
-    const parts = ['prompt', 'completion'].map((each) => messagesOf(each, row[each]));
+    const parts = ['prompt', 'completion'].map((each) => messagesOf(each, row[each], checks));
     messages = parts.flat();
     prompt = parts[0].length;
     if (!messages.length) throw new EmptyRow("'prompt' and 'completion' hold no message");
   } else if ('role' in first || (key === 'messages' && !('from' in first))) {
     messages = checkedMessages(turns, key);
   } else {
-    messages = fromShareGPT(turns);
+    [messages, name] = [fromShareGPT(turns), 'turn'];
   }
+  if (checks && key !== CHAT_PAIR) messages.forEach((message, index) => checkMarks(message, `${name} ${index + 1}`));
   if (!messages.some(saysAnything)) throw new EmptyRow('the messages hold no text at all');
   if (typeof row.system === 'string' && !isBlank(row.system) && !SYSTEMS.includes(messages[0].role)) {
     messages = [{ role: 'system', content: row.system }, ...messages];
@@ -113,9 +115,11 @@ export function conversationOf(key, row) {
   return { messages, tools: tools?.length ? tools : null, prompt };
 }
 
-function messagesOf(key, value) {
+function messagesOf(key, value, checks) {
   if (!Array.isArray(value)) throw new Told(`'${key}' must be a list of messages, as the other of 'prompt' and 'completion' is`);
-  return value.length ? checkedMessages(value, key) : [];
+  const messages = value.length ? checkedMessages(value, key) : [];
+  if (checks) messages.forEach((message, index) => checkMarks(message, `message ${index + 1} of '${key}'`));
+  return messages;
 }
 
 function checkedMessages(value, key) {
@@ -141,7 +145,8 @@ function fromShareGPT(turns) {
     const role = ROLES[String(turn.from).toLowerCase()];
     if (!role && turn.from !== CALL) throw new Told(`turn ${number} is from '${turn.from}', which is none of ${[...Object.keys(ROLES), CALL].sort().join(', ')}`);
     if (typeof turn.value !== 'string') throw new Told(`turn ${number} needs 'value' as text`);
-    return role ? { role, content: turn.value } : { role: 'assistant', content: '', tool_calls: toolCalls(turn.value, number) };
+    const said = role ? { role, content: turn.value } : { role: 'assistant', content: '', tool_calls: toolCalls(turn.value, number) };
+    return { ...said, ...marksOf(turn) };
   });
 }
 
@@ -175,15 +180,9 @@ function parsed(text, what) {
 }
 
 function saysAnything(message) {
-  const others = Object.entries(message).some(([key, value]) => key !== 'role' && key !== 'content' && isSome(value));
+  const others = Object.entries(message).some(([key, value]) => key !== 'role' && key !== 'content' && !isMark(key) && isSome(value));
   const parts = Array.isArray(message.content) ? message.content : [{ text: message.content }];
   return others || parts.some((part) => !isBlank(String(part.text || '')));
-}
-
-/** What Python takes for true: lists and objects that hold something. */
-export function isSome(value) {
-  if (value instanceof OddNumber) return value.value !== 0;
-  return value !== null && typeof value === 'object' ? Object.keys(value).length > 0 : Boolean(value);
 }
 
 export const isObject = (value) => value !== null && typeof value === 'object' && !Array.isArray(value) && !(value instanceof OddNumber);

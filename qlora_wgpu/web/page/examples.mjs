@@ -1,15 +1,15 @@
 /** Rows as token ids and labels, as data/formats.py and data/row_source.py make them. */
 
-import { CHATS, conversationOf, EmptyRow, formatOf, fromJson, isSome } from './conversations.mjs';
+import { CHATS, conversationOf, EmptyRow, formatOf, fromJson } from './conversations.mjs';
 import { Told } from './device.mjs';
-import { OddNumber } from './json.mjs';
+import { isSome } from './json.mjs';
+import { heedsMarks, learntTurns } from './learnt_turns.mjs';
 import { documentIds, MOST_OF_A_ROW } from './long_text.mjs';
-import { assistantSpans, lastTurnSpans, spansFrom } from './masking.mjs';
 import { isBlank, strip } from './strip.mjs';
 import { checkSize } from './tokens.mjs';
 
 const IGNORED = -100;
-const ASKS = /(\.|\[['"])(weight|train|training)\b/; // a template that knows what messages say of themselves
+const UNASKED = 'no turn to learn without weight 0 or train false';
 const MOST_ROLES = 8; // in a message
 const USUAL_ROLES = ['system', 'developer', 'user', 'assistant', 'tool', 'function', 'ipython'];
 const TASK = 'Below is an instruction that describes a task';
@@ -39,7 +39,7 @@ export class RowEncoder {
     let [format, unreached] = [null, 0]; // rows whose cut leaves out all that is learnt
     const silent = { rows: 0, roles: new Set() }; // in which the assistant says nothing
     const unknown = { tokens: 0, rows: 0 };
-    let [bad, spared] = [0, 0]; // rows that say so of themselves, or of a turn that it is not learnt
+    let [bad, spared] = [0, 0]; // rows that say so of themselves, or of all turns that they are not learnt
     const ends = this._ends();
     this.dropped = new Map(); // numbers of conversations of which the template leaves out messages of a role
     rows.forEach(({ where, row: given }, index) => {
@@ -60,11 +60,11 @@ export class RowEncoder {
         else if (!learns(cut)) {
           counts.without_labels++;
           if (cut !== whole && learns(whole)) unreached++;
-          if (CHATS.includes(own)) countSilent(conversationOf(own, row).messages, silent);
+          else if (whole.spared) spared++;
+          else if (CHATS.includes(own)) countSilent(conversationOf(own, row).messages, silent);
         } else {
           if (cut !== whole) counts.truncated++;
           if (own !== 'text' && isLabelledFalse(row)) bad++;
-          if (whole.spared) spared++;
           examples.push(cut);
         }
       } catch (error) {
@@ -73,7 +73,7 @@ export class RowEncoder {
         else throw error;
       }
     });
-    if (!examples.length) throw new Told(nothing(counts, unreached, silent, this.how));
+    if (!examples.length) throw new Told(nothing(counts, unreached, spared, silent, this.how));
     const dropped = [...this.dropped].sort(([, a], [, b]) => b - a);
     return { examples, counts, format, unknown, ends, dropped, bad, spared };
   }
@@ -144,19 +144,14 @@ export class RowEncoder {
   }
 
   _chat(key, row) {
-    const { messages, tools, prompt } = conversationOf(key, row);
-    if (!this.template) throw new Told('the rows are conversations, but this site has no chat template: write it with data.chat_template');
     const { train_on: wanted } = this.how;
-    const eos = this.tokenizer.specialTokens.eos_token;
-    const given = [this.template, messages, tools, eos];
-    let found;
-    if (wanted === 'last_turn' || (wanted === 'completion' && !prompt)) found = lastTurnSpans(...given);
-    else found = prompt ? spansFrom(prompt, ...given) : assistantSpans(...given);
-    const roles = messages.filter((message) => isDropped(message, found.text)).map(({ role }) => role);
+    const conversation = conversationOf(key, row, this.template !== null && heedsMarks(this.template, wanted));
+    if (!this.template) throw new Told('the rows are conversations, but this site has no chat template: write it with data.chat_template');
+    const { messages } = conversation;
+    const { text, spans, spared } = learntTurns(this.template, conversation, wanted, this.tokenizer.specialTokens.eos_token);
+    const roles = messages.filter((message) => isDropped(message, text)).map(({ role }) => role);
     for (const role of new Set(roles)) this.dropped.set(role, (this.dropped.get(role) ?? 0) + 1);
-    const spans = wanted === 'all' ? [[0, found.text.length]] : found.spans;
-    const learnt = messages.slice(wanted === 'last_turn' ? -1 : prompt);
-    return { ...this._masked(found.text, spans, false), spared: !ASKS.test(this.template.source) && learnt.some(isSpared) };
+    return { ...this._masked(text, spans, false), spared };
   }
 
   _instruction(row) {
@@ -245,12 +240,6 @@ function isLabelledFalse({ label }) {
   return label === false || (typeof label === 'string' && strip(label).toLowerCase() === 'false');
 }
 
-/** Whether a message says of itself that it is not learnt, in OpenAI's words or Axolotl's. */
-function isSpared({ role, weight, train, training }) {
-  const isNothing = (value) => value === 0 || value === false || (value instanceof OddNumber && value.value === 0);
-  return role === 'assistant' && [weight, train, training].some(isNothing);
-}
-
 const learns = ({ labels }) => labels.slice(1).some((label) => label !== IGNORED);
 
 function countSilent(messages, silent) {
@@ -260,14 +249,14 @@ function countSilent(messages, silent) {
   for (const role of roles) silent.roles.add(role);
 }
 
-function nothing({ rows, empty, dropped, without_labels: unlearnt }, unreached, silent, { max_length: limit }) {
+function nothing({ rows, empty, dropped, without_labels: unlearnt }, unreached, spared, silent, { max_length: limit }) {
   const of = (count, one, several) => count > 0 && (rows === 1 ? `it ${one}` : `${count} ${count === 1 ? one : several}`);
   const roles = [...silent.roles].sort().slice(0, MOST_ROLES).map((role) => `'${role}'`).join(', ');
   const advice = [...silent.roles].every((role) => USUAL_ROLES.includes(role)) ? '' : "; call the one who answers 'assistant'";
   const unsaid = `no turn of the assistant, which is what is learnt: roles are ${roles}${advice}`;
   const why = [
     of(empty, 'holds nothing', 'hold nothing'), of(dropped, `has more than ${limit} tokens`, `have more than ${limit} tokens`),
-    of(unlearnt - unreached - silent.rows, 'has nothing to learn', 'have nothing to learn'),
+    of(spared, `has ${UNASKED}`, `have ${UNASKED}`), of(unlearnt - unreached - spared - silent.rows, 'has nothing to learn', 'have nothing to learn'),
     of(unreached, `has nothing left to learn in the ${limit} tokens that it is cut to`, `have nothing left to learn in the ${limit} tokens that they are cut to`),
     of(silent.rows, `holds ${unsaid}`, `hold ${unsaid}`),
   ].filter(Boolean);

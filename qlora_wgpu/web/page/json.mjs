@@ -17,6 +17,12 @@ export class OddNumber {
   }
 }
 
+/** What Python takes for true: lists and objects that hold something. */
+export function isSome(value) {
+  if (value instanceof OddNumber) return value.value !== 0;
+  return value !== null && typeof value === 'object' ? Object.keys(value).length > 0 : Boolean(value);
+}
+
 /** Marks an object whose keys a browser puts into another order: those that are numbers come first. */
 export const REORDERED = Symbol('reordered');
 

@@ -48,6 +48,24 @@ export function spansFrom(first, template, messages, tools, eosToken) {
   return { text, spans: spans.filter(([, end]) => end > begin) };
 }
 
+/** Turns in a rendered conversation, by their messages' numbers, whoever they are from. */
+export function turnsOfAnyone(template, messages, tools, eosToken, text, numbers) {
+  const finder = new TurnFinder(template, messages, tools, text, eosToken ?? '');
+  return numbers.map((index) => {
+    const span = finder.span(index);
+    if (span) return span;
+    throw new Told(`the turn in message ${index + 1}, which says of itself whether it is learnt, cannot be told apart ` +
+      'in the rendered chat: write the site with another chat template (data.chat_template)');
+  });
+}
+
+/** Where what is marked of earlier turns has ended and that of a turn has not begun; null where that is not certain. */
+export function beginOfTurn(template, messages, turn, tools, text, spans) {
+  const begin = endByOmission(template, messages, turn, tools, text, spans);
+  if (begin !== null || messages[turn - 1].role === 'assistant') return begin;
+  return endByExchange(template, messages, turn, tools, text);
+}
+
 /** Where the text begins to differ from that of the messages before; null where earlier turns differ, too. */
 function endByOmission(template, messages, first, tools, text, spans) {
   const without = rendered(template, messages.slice(0, first), false, tools);
@@ -77,9 +95,13 @@ class TurnFinder {
     return rendered(this.template, messages, prompt, this.tools)?.text ?? null;
   }
 
+  _isOwn(index) {
+    return this.messages[index].role === 'assistant';
+  }
+
   /** A turn; null where it cannot be told, or what is written in it stands elsewhere. */
   span(index) {
-    const span = this.byPrefix(index) ?? this.byExchange(index);
+    const span = (this._isOwn(index) ? this.byPrefix(index) : null) ?? this.byExchange(index);
     return span && holdsWhatIsWritten(this.messages[index], this.text, span) ? span : null;
   }
 
@@ -121,7 +143,7 @@ class TurnFinder {
   _start(index, head) {
     const earlier = this.messages.slice(0, index);
     const before = this._text(earlier, true);
-    if (before === null) return head.length;
+    if (before === null || !this._isOwn(index)) return head.length;
     if (head.startsWith(before)) return before.length;
     const plain = this._text(earlier);
     const alone = this._text([...earlier, { role: 'assistant', content: unused(this.text) }]);

@@ -48,8 +48,7 @@ function ofBad(bad, counts) {
 
 function ofSpared(spared, counts) {
   if (!spared) return '';
-  return ` ${number(spared)} of ${counted(counts.rows, 'row')} ${spared === 1 ? 'has' : 'have'} turns of the assistant with ` +
-    'weight 0 or train false, which are learnt like the others.';
+  return ` ${number(spared)} of ${counted(counts.rows, 'row')} ${spared === 1 ? 'has' : 'have'} no turn to learn without weight 0 or train false.`;
 }
 
 /** What the chat template leaves out, by the roles that say it. */

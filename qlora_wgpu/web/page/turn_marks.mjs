@@ -1,0 +1,45 @@
+/** What messages say of themselves: whether they are learnt, in OpenAI's words or in Axolotl's; as data/turn_marks.py. */
+
+import { Told } from './device.mjs';
+import { isSome, OddNumber } from './json.mjs';
+
+const WEIGHT = 'weight'; // OpenAI's, of the assistant's messages
+const TRAINS = ['train', 'training']; // Axolotl's, of anyone's
+const PARTS = ['train_detail', 'training_detail']; // Axolotl's, of passages
+const MARKS = [WEIGHT, ...TRAINS];
+const ASKS = /(\.|\[['"])(weight|train|training)\b/;
+
+/** Whether a template marks what is learnt by what messages say, and so knows better. */
+export const decides = (template) => template.marks && ASKS.test(template.source);
+
+/** Whether a key is of what a message says of itself. */
+export const isMark = (key) => MARKS.includes(key) || PARTS.includes(key);
+
+/** Whether a message says that it is not learnt. */
+export const isSpared = (message) => MARKS.some((mark) => says(message[mark], 0));
+
+/** Whether a message says that it is learnt, whoever it is from; OpenAI's weights are of the assistant's alone. */
+export const isAskedFor = (message) => !isSpared(message) && TRAINS.some((mark) => says(message[mark], 1));
+
+/** What a message says of itself, by the words for it. */
+export const marksOf = (message) => Object.fromEntries(Object.entries(message).filter(([key, value]) => isMark(key) && value !== null));
+
+/** Refuses what is neither learnt nor not, of a message that is called by a name. */
+export function checkMarks(message, name) {
+  for (const mark of MARKS) {
+    const value = message[mark] ?? null;
+    if (value === null || says(value, 0) || says(value, 1)) continue;
+    const given = JSON.stringify(value instanceof OddNumber ? value.value : value).slice(0, 40);
+    if (mark === WEIGHT) throw new Told(`${name} has the weight ${given}, but a turn is learnt (1) or not (0)`);
+    throw new Told(`${name} has ${mark}: ${given}, which must be true or false`);
+  }
+  const parts = PARTS.find((key) => isSome(message[key]));
+  if (parts && !isSpared(message)) {
+    throw new Told(`${name} has ${parts}, but passages of a turn cannot be chosen: give the turn train: true or false in its place`);
+  }
+}
+
+function says(given, what) {
+  const value = given instanceof OddNumber ? given.value : given;
+  return (typeof value === 'number' || typeof value === 'boolean') && Number(value) === what;
+}
