@@ -32,7 +32,7 @@ _PATH_KEYS = (
     ("lora", "init_from"),
     ("output", "dir"),
 )
-
+_PATHS = {place for place in _PATH_KEYS if place[1] != "chat_template"}
 
 Overrides = Sequence[str] | Mapping[str, Any]
 
@@ -233,6 +233,8 @@ def _holds_mapping(section: str, leaf: str) -> bool:
 def _override_value(section: str, leaf: str, raw: str, text: str, *, entry: bool = False) -> Any:
     """YAML, except that text keys keep what was typed: a folder may be called 2024 or a: b.
 
+    A list of several paths is one, though, unless something has that name.
+
     Args:
         section: The key's section.
         leaf: The key.
@@ -250,6 +252,8 @@ def _override_value(section: str, leaf: str, raw: str, text: str, *, entry: bool
         if not holds_text:
             raise
         return raw
+    if (section, leaf) in _PATHS and isinstance(value, list) and not os.path.lexists(raw):
+        return value
     quoted = raw[:1] in ("'", '"')
     if holds_text and value is not None and not (quoted and isinstance(value, str)):
         return raw

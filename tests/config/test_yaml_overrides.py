@@ -64,6 +64,20 @@ def test_text_keys_take_an_override_as_it_is_typed(load, text) -> None:
     assert load(MODEL, [f"output.dir={text}"]).output.dir == text
 
 
+def test_a_list_of_paths_is_none(load, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = failure(load, MODEL, ["data.train=[a.jsonl, b.csv]"])
+    assert "in the override 'data.train=[a.jsonl, b.csv]' must be one path" in told
+    assert "several data sets are data.sources" in told
+    for key in ("data.eval", "model.path", "output.dir", "lora.init_from"):
+        assert "must be text, got ['a', 'b']" in failure(load, MODEL, [f"{key}=[a, b]"])
+    (tmp_path / "[a, b]").mkdir()
+    for text in ("[a, b]", "'[a, b]'"):
+        assert load(MODEL, [f"data.train={text}"]).data.train == str(tmp_path / "[a, b]")
+    template = "[{{ messages }}]"
+    assert load(MODEL, [f"data.chat_template={template}"]).data.chat_template == template
+
+
 def test_quotes_and_null_in_overrides_of_text_keys(load) -> None:
     assert load(MODEL, ["output.dir='no'"]).output.dir == "no"
     assert load(MODEL + "data: {eval: e.jsonl}\n", ["data.eval=null"]).data.eval is None
