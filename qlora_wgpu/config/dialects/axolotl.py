@@ -73,6 +73,7 @@ _READ = (
 """Keys of a data set that are read; each other one is told."""
 _USUAL: dict[str, Any] = {"train_on_eos": "turn", "train_on_eot": "turn", "field_tools": "tools"}
 _SPOKEN_ROLES = {"assistant", "gpt", "model"}
+_TURN_MARKS = ("train", "training", "weight")  # of data/turn_marks.py
 _DEFAULTS = {
     "lora.target_modules": PEFT_TARGETS,
     "data.max_seq_length": 512,
@@ -219,8 +220,17 @@ def _leave_rest_out(draft: Draft, entry: Mapping[str, Any], number: int) -> None
         if key == "roles_to_train":
             if value and set(value) <= _SPOKEN_ROLES:
                 continue
-            reason = "the assistant's turns are learnt; data.train_on: all learns everything"
-        elif key.startswith(("train_on_", "message_field_training")):
+            reason = (
+                "the assistant's turns are learnt, and others that say train: true; data.train_on: "
+                "all learns everything"
+            )
+        elif key == "message_field_training":
+            if value in _TURN_MARKS:
+                continue
+            reason = "turns say whether they are learnt as train, training or weight: rename it"
+        elif key == "message_field_training_detail":
+            reason = "a turn is learnt whole or not at all"
+        elif key.startswith("train_on_"):
             reason = "the assistant's turns are learnt, each with the token that ends it"
         elif key.startswith("shards"):
             reason = "the data set is read whole; data.sources takes a part of its rows"
