@@ -164,6 +164,14 @@ def test_where_everything_is_learnt_these_turns_are_not(tokenizer, template):
     assert whole == f"[user]a{bar}</s>[assistant][user][assistant]d{bar}</s>"
 
 
+def test_where_everything_is_learnt_no_turn_has_to_be_told_apart(tokenizer):
+    shouts = "{% for m in messages %}{{ m.content | upper }}{{ loop.length }}</s>{% endfor %}"
+    row = {"messages": chat({}, {"weight": 1})}
+    with pytest.raises(DataError, match="cannot be told apart"):
+        read(tokenizer, row, template=shouts)
+    assert read_as(tokenizer, row, template=shouts, train_on="all") == ("A4</s>B4</s>C4</s>D4</s>")
+
+
 def test_a_template_that_marks_by_what_turns_say_decides(tokenizer):
     knowing = (
         "{% for m in messages %}[{{ m.role }}]{% if m.weight == 0.5 %}"

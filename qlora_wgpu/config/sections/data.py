@@ -83,7 +83,7 @@ class DataConfig(Section):
         "auto",
         description="Tokens that are learnt: the assistant's turns of a chat or a row's answer "
         "(auto, assistant), the last turn alone (last_turn, completion), or everything (all; rows "
-        "of text always).",
+        "of text always); never turns with weight: 0 or train: false.",
     )
     truncation: Literal["keep_start", "keep_end", "windows", "drop", "error"] = Field(
         "keep_start",
