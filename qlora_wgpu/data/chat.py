@@ -8,6 +8,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from qlora_wgpu.config.paths import is_inline_template
 from qlora_wgpu.data.built_in_templates import (
     BUILT_IN_TEMPLATES,
@@ -262,4 +264,4 @@ def _plain(value: Any) -> Any:
         return {_plain(key): _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
-    return value
+    return value.item() if isinstance(value, np.generic) else value

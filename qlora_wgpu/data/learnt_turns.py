@@ -8,8 +8,9 @@ from itertools import groupby
 from typing import Any, Literal
 
 from qlora_wgpu.data.chat import ChatTemplate, Conversation
-from qlora_wgpu.data.masking import assistant_spans, begin_of_turn, spans_from, turns_of_anyone
+from qlora_wgpu.data.masking import assistant_spans, spans_from, turns_of_anyone
 from qlora_wgpu.data.spans import Span, joined, without
+from qlora_wgpu.data.turn_begins import begins_of_turns
 from qlora_wgpu.data.turn_marks import decides, is_asked_for, is_spared
 from qlora_wgpu.errors import DataError
 
@@ -117,9 +118,10 @@ class TurnChooser:
             return [span for i, span in zip(turns, spans, strict=True) if i not in spared]
         _, every = assistant_spans(self._template, messages, tools, self._eos_token)
         runs = [(kept, next(run)) for kept, run in groupby(turns, lambda i: i not in spared)]
+        later = [turn for _, turn in runs[1:]]
         begins = [0]
-        for _, turn in runs[1:]:
-            begin = begin_of_turn(self._template, messages, turn, tools, text, every)
+        found = begins_of_turns(self._template, messages, later, tools, text, every)
+        for turn, begin in zip(later, found, strict=True):
             if begin is None:
                 raise DataError(
                     f"message {turn + 1} is to be learnt or not otherwise than the turn before it, "

@@ -11,12 +11,12 @@ from qlora_wgpu.data.exchanges import Exchange, exchanges, holds_what_is_written
 from qlora_wgpu.data.message_places import Place, message_places
 from qlora_wgpu.data.spans import Span
 from qlora_wgpu.data.tokenizer import Tokenizer
+from qlora_wgpu.data.turn_begins import common_prefix, end_by_exchange, end_by_omission, unused
 from qlora_wgpu.errors import DataError, TokenizerError
 
 Message = Mapping[str, Any]
 
 _WHOLE = re.compile(r".*[\s>\]]", re.DOTALL)  # up to where no special token is cut in two
-_SENTINEL = "Qsentinel{}z"
 _FEW_TURNS = 16
 
 
@@ -124,9 +124,9 @@ def spans_from(
         return text, spans[earlier:]
     if not earlier:
         return text, spans
-    begin = _end_by_omission(template, messages, first, tools, text, spans)
+    begin = end_by_omission(template, messages, first, tools, text, spans)
     if begin is None:
-        begin = _end_by_exchange(template, messages, first, tools, text)
+        begin = end_by_exchange(template, messages, first, tools, text)
     if begin is None:
         last = first == len(messages) - 1
         turns = "last turn" if last else f"turns from message {first + 1} on"
@@ -171,84 +171,6 @@ def turns_of_anyone(
     return [span for span in found.values() if span is not None]
 
 
-def begin_of_turn(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    turn: int,
-    tools: Sequence[Mapping[str, Any]] | None,
-    text: str,
-    spans: Sequence[Span],
-) -> int | None:
-    """Where what is marked of earlier turns has ended and that of a turn has not begun.
-
-    Args:
-        template: The chat template, which marks the assistant's text.
-        messages: The conversation.
-        turn: The assistant's turn, behind another message.
-        tools: JSON schemas of functions that the model may call.
-        text: The rendered conversation.
-        spans: All that is marked in it.
-
-    Returns:
-        A place in the text, or None where it is not certain.
-    """
-    begin = _end_by_omission(template, messages, turn, tools, text, spans)
-    if begin is None and messages[turn - 1]["role"] != "assistant":
-        begin = _end_by_exchange(template, messages, turn, tools, text)
-    return begin
-
-
-def _end_by_omission(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    first: int,
-    tools: Sequence[Mapping[str, Any]] | None,
-    text: str,
-    spans: Sequence[Span],
-) -> int | None:
-    """Where the text begins to differ from that of the messages before the first that counts.
-
-    None where earlier turns differ, too: then that place says nothing.
-    """
-    try:
-        without = template.render(messages[:first], tools=tools)
-    except DataError:
-        return None
-    begin = common_prefix(without.text, text)
-    earlier = without.spans or []
-    same = list(spans[: len(earlier)]) == earlier and all(end <= begin for _, end in earlier)
-    return begin if same else None
-
-
-def _end_by_exchange(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    first: int,
-    tools: Sequence[Mapping[str, Any]] | None,
-    text: str,
-) -> int | None:
-    """Where the content of the message before the first that counts ends."""
-    sentinel = _unused(text)
-    exchanged = _with_content(messages, first - 1, sentinel)
-    try:
-        whole = template.render(exchanged, tools=tools).text
-    except DataError:
-        return None
-    _, _, tail = whole.rpartition(sentinel)
-    if whole.count(sentinel) != 1 or not text.endswith(tail):
-        return None
-    return len(text) - len(tail)
-
-
-def common_prefix(a: str, b: str) -> int:
-    """The number of characters that two texts begin with alike."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
-    return low
-
-
 class _TurnFinder:
     def __init__(
         self,
@@ -282,7 +204,7 @@ class _TurnFinder:
         """
         if len(turns) <= _FEW_TURNS:
             return {turn: self.span(turn) for turn in turns}
-        places = message_places(self._render, self._messages, self._text, _unused(self._text))
+        places = message_places(self._render, self._messages, self._text, unused(self._text))
         spans: dict[int, Span | None] = {}
         for kind in _kinds(self._messages, turns, places):
             spans |= self._spans_of_a_kind(kind, places)
@@ -321,7 +243,7 @@ class _TurnFinder:
 
     def by_exchange(self, index: int) -> Span | None:
         """The turn as what changes in the text when its content does, or what a call is given."""
-        sentinel = _unused(self._text)
+        sentinel = unused(self._text)
         ways = exchanges(self._messages[index], sentinel)
         return next(filter(None, (self._by(turn, index, sentinel) for turn in ways)), None)
 
@@ -351,7 +273,7 @@ class _TurnFinder:
         if head.startswith(before):
             return len(before)
         plain = self._render(self._messages[:index])
-        bare = {"role": "assistant", "content": _unused(self._text)}
+        bare = {"role": "assistant", "content": unused(self._text)}
         alone = self._render([*self._messages[:index], bare])
         if plain is None or alone is None:
             return len(head)
@@ -407,19 +329,6 @@ def _with_margins(place: Place, margin: Span) -> Span:
     return place.start - margin[0], place.end + margin[1]
 
 
-def _unused(text: str) -> str:
-    """A word that a text does not hold."""
-    return next(word for word in map(_SENTINEL.format, range(1 << 20)) if word not in text)
-
-
-def _with_content(messages: Sequence[Message], index: int, text: str) -> list[Message]:
-    """A conversation with another content of one message, in the form of its own."""
-    message = messages[index]
-    is_listed = isinstance(message.get("content"), list)
-    content = [{"type": "text", "text": text}] if is_listed else text
-    return [*messages[:index], {**message, "content": content}, *messages[index + 1 :]]
-
-
 def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
     """Id of the special token that the template writes after an assistant's turn, or None."""
     name = tokenizer.first_special(tokenizer.encode(closing_text(template), False))
@@ -428,7 +337,7 @@ def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
 
 def closing_text(template: ChatTemplate) -> str:
     """The text that a template writes after an assistant's last turn, stripped of white space."""
-    answer = _SENTINEL.format(0)
+    answer = unused("")
     try:
         text = template.render(
             [{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}]

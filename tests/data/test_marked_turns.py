@@ -81,6 +81,13 @@ def test_a_turn_that_says_so_is_read_and_not_learnt(tokenizer, no, yes):
     assert not dataset.warnings
 
 
+def test_numbers_and_truth_values_of_numpy(tokenizer):
+    """In a template of strangers, too, whose process knows no NumPy."""
+    marks = [{"train": np.bool_(False)}, {"train": np.bool_(True)}, {"weight": np.float32(0)}]
+    row = {"messages": chat(*marks, {"weight": np.int64(1)})}
+    assert read_as(tokenizer, row) == "d</s>h</s>"
+
+
 def forms_of(messages):
     return [
         {"messages": messages},
