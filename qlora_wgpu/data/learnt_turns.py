@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from qlora_wgpu.data.chat import ChatTemplate, Conversation
 from qlora_wgpu.data.masking import assistant_spans, spans_from, turns_of_anyone
+from qlora_wgpu.data.messages import is_left_out
 from qlora_wgpu.data.spans import Span, joined, without
 from qlora_wgpu.data.turn_begins import begins_of_turns
 from qlora_wgpu.data.turn_marks import decides, is_asked_for, is_spared
@@ -54,7 +55,6 @@ class TurnChooser:
         self._template = template
         self._train_on = train_on
         self._eos_token = eos_token
-        self._heeds = heeds
         self.checks = heeds and (train_on == "all" or not decides(template))
 
     def choose(self, conversation: Conversation) -> LearntTurns:
@@ -76,8 +76,7 @@ class TurnChooser:
             text = self._template.render(messages, tools=conversation.tools).text
             spans = [(0, len(text))]
             if self.checks and spared:
-                turns = turns_of_anyone(self._template, *given, text, sorted(spared))
-                spans = without(spans, turns)
+                spans = without(spans, self._turns(conversation, text, sorted(spared)))
             return LearntTurns(text, spans, bool(spared))
         text, spans = self._from(first, *given)
         if self.checks:
@@ -141,15 +140,18 @@ class TurnChooser:
         self, first: int, conversation: Conversation, text: str, spans: list[Span]
     ) -> list[Span]:
         """The spans with the turns of others that say they are learnt."""
-        messages, tools, _ = conversation
+        messages = conversation.messages
         asked = [
             i for i in range(first, len(messages))
             if not _is_own(messages[i]) and is_asked_for(messages[i])
         ]  # fmt: skip
-        if not asked:
-            return spans
-        turns = turns_of_anyone(self._template, messages, tools, self._eos_token, text, asked)
-        return joined([*spans, *turns])
+        return joined([*spans, *self._turns(conversation, text, asked)]) if asked else spans
+
+    def _turns(self, conversation: Conversation, text: str, numbers: Sequence[int]) -> list[Span]:
+        """The spans of some messages, of those that the template has written."""
+        messages, tools, _ = conversation
+        shown = [i for i in numbers if not is_left_out(messages[i], text)]
+        return turns_of_anyone(self._template, messages, tools, self._eos_token, text, shown)
 
 
 def _is_own(message: Mapping[str, Any]) -> bool:

@@ -148,7 +148,7 @@ def turns_of_anyone(
     """Finds turns in a rendered conversation, whoever they are from, by exchanging their contents.
 
     A turn of the assistant is what ``assistant_spans`` finds without marks; another one is what it
-    says, and what the template writes after it.
+    says, and what the template writes after it, where that can be told.
 
     Args:
         template: The chat template.
@@ -258,6 +258,8 @@ class _TurnFinder:
         if not fits or not turn.may_become(self._text[len(head) : end]):
             return None
         ending = self._ending(exchanged[: index + 1], sentinel, tail, index)
+        if ending is None and self._messages[index]["role"] != "assistant":
+            ending = 0  # such as a system message within a turn of the user
         return None if ending is None else (self._start(index, head), end + ending)
 
     def _start(self, index: int, head: str) -> int:

@@ -173,6 +173,13 @@ def says_anything(message: Mapping[str, Any]) -> bool:
     return any(others) or any(str(part.get("text") or "").strip() for part in parts)
 
 
+def is_left_out(message: Mapping[str, Any], text: str) -> bool:
+    """Whether a template left a message out that it is free to leave out without being wrong."""
+    free = message["role"] == "system" or message["role"] not in USUAL_ROLES
+    content = message.get("content")
+    return free and isinstance(content, str) and content.strip() not in text
+
+
 def roles_in_words(roles: Iterable[str]) -> str:
     """Some roles, as a sentence names them."""
     return ", ".join(map(quoted, sorted(roles)[:_SHOWN_ROLES]))

@@ -18,6 +18,7 @@ from qlora_wgpu.data.messages import (
     first_holds,
     from_json,
     from_sharegpt,
+    is_left_out,
     kind_of,
     roles_in_words,
     says_anything,
@@ -148,7 +149,7 @@ class RowTexts:
             raise DataError(f"{err} (its roles are {roles_in_words(roles)})") from err
         text = chosen.text
         _check_size(text, MAX_AT_ONCE)
-        dropped = frozenset(m["role"] for m in messages if _is_dropped(m, text))
+        dropped = frozenset(m["role"] for m in messages if is_left_out(m, text))
         # The template writes the special tokens itself, the beginning-of-sequence token included.
         return RowText(text, chosen.spans, False, False, roles, dropped, chosen.is_spared)
 
@@ -235,13 +236,6 @@ def _conversation(key: str, row: Mapping[str, Any], *, checks: bool) -> Conversa
 def _check_marks(messages: Sequence[Mapping[str, Any]], name: str) -> None:
     for number, message in enumerate(messages, start=1):
         check_marks(message, name.format(number))
-
-
-def _is_dropped(message: Mapping[str, Any], text: str) -> bool:
-    """Whether a template left a message out that it is free to leave out without being wrong."""
-    free = message["role"] == "system" or message["role"] not in USUAL_ROLES
-    content = message.get("content")
-    return free and isinstance(content, str) and content.strip() not in text
 
 
 def _history(row: Mapping[str, Any]) -> list[tuple[str, str]]:

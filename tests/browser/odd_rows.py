@@ -105,8 +105,13 @@ MARKED = [
     asked({"weight": 1}, {}, {"weight": 0, "train": True}, {}),
     asked({}, NOT, {}, NOT) + asked({}, {}, {}, {}),
 ]
+SYSTEMS = [
+    line({"messages": [{"role": "system", "content": "Be", **mark}, *TWICE, *TWICE[1:2]]})
+    for mark in (YES, NOT)
+]
 FILES = {
     "marked.jsonl": [
+        *SYSTEMS,
         *MARKED,
         *(
             marked(**marks)
@@ -280,6 +285,7 @@ TEMPLATES = {
     **{template: [line({"messages": CHAT})] for template in (RETURNS, THINKS, FORGETS)},
     ELSEWHERE: [chat(), chat(reasoning_content="because")],
     PASSAGES: MARKED,
+    "llama2": SYSTEMS,
     WRITES.replace("m.x", "m.weight"): [marked(weight=0), marked(weight=0.5)],
     PASSAGES.replace("m.role == 'assistant'", "m.weight == 3"): [
         marked(weight=0),
@@ -288,6 +294,7 @@ TEMPLATES = {
     ],
     WRITES.replace("m.x", "m.x | tojson"): [chat(x="y"), chat()],
     LEAVES_OUT: [
+        *SYSTEMS,
         chat(),
         line(
             {

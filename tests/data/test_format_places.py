@@ -38,7 +38,7 @@ def test_the_page_knows_the_same_names_of_columns():
 
 
 def test_the_page_knows_the_same_roles():
-    source = (page_folder() / "examples.mjs").read_text(encoding="utf-8")
+    source = (page_folder() / "conversations.mjs").read_text(encoding="utf-8")
     listed = re.search(r"const USUAL_ROLES = \[(.*?)\];", source)[1]
     assert set(re.findall(r"'(\w+)'", listed)) == USUAL_ROLES
 

@@ -148,6 +148,29 @@ def test_a_turn_of_someone_else_that_is_to_be_learnt(tokenizer, template):
     assert read_as(tokenizer, row, template=template) == "b</s>"
 
 
+def test_a_system_message_that_is_to_be_learnt(tokenizer):
+    """Within a turn of the user what it says is told, and not what ends it."""
+
+    def messages(**marks):
+        return {"messages": [{"role": "system", "content": "S", **marks}, *chat({})]}
+
+    for template, said in (("chatml", "S<|im_end|>\n"), ("llama2", "S"), (PLAIN, "S</s>")):
+        learnt_after = read_as(tokenizer, messages(), template=template)
+        found = read_as(tokenizer, messages(train=True), template=template)
+        assert found == said + learnt_after
+        whole = read(tokenizer, messages(), template=template, train_on="all")[0]
+        rest = read(tokenizer, messages(weight=0), template=template, train_on="all")[0]
+        left_out = [i for i in whole.labels[whole.labels != rest.labels].tolist() if i != -100]
+        assert tokenizer.decode(left_out, False) == said
+    # One that a template leaves out is neither.
+    silent = PLAIN.replace("in messages %}", "in messages if m.role != 'system' %}")
+    for train_on in ("auto", "all"):
+        plain = read_as(tokenizer, messages(), template=silent, train_on=train_on)
+        for mark in (True, False):
+            row = messages(train=mark)
+            assert read_as(tokenizer, row, template=silent, train_on=train_on) == plain
+
+
 def test_turns_that_are_learnt_alone_are_someone_else_s(tokenizer):
     row = {"messages": [user("a"), {"role": "tool", "content": "b", "train": True}, user("c")]}
     assert read_as(tokenizer, row) == "b</s>"

@@ -26,6 +26,8 @@ const ROLES = {
   human: 'user', user: 'user', gpt: 'assistant', assistant: 'assistant', chatgpt: 'assistant', model: 'assistant',
   bing: 'assistant', bard: 'assistant', system: 'system', tool: 'tool', function: 'tool', observation: 'tool',
 };
+/** What chat templates know; there are more, which one or another does. */
+export const USUAL_ROLES = ['system', 'developer', 'user', 'assistant', 'tool', 'function', 'ipython'];
 const SYSTEMS = ['system', 'developer']; // roles of a message that stands in place of a row's own
 const CALL = 'function_call';
 const MOST_MESSAGES = 4096; // of a conversation
@@ -164,6 +166,11 @@ function listOf(value, requirement) {
   if (!Array.isArray(value)) throw new Told(requirement);
   if (value.length > MOST_MESSAGES) throw new Told(`it has ${value.length.toLocaleString('en')} messages, more than ${MOST_MESSAGES.toLocaleString('en')}`);
   return value;
+}
+
+/** Whether a template left a message out that it is free to leave out without being wrong. */
+export function isLeftOut({ role, content }, text) {
+  return (role === 'system' || !USUAL_ROLES.includes(role)) && typeof content === 'string' && !text.includes(strip(content));
 }
 
 export function fromJson(value) {

@@ -1,6 +1,6 @@
 /** Rows as token ids and labels, as data/formats.py and data/row_source.py make them. */
 
-import { CHATS, conversationOf, EmptyRow, formatOf, fromJson } from './conversations.mjs';
+import { CHATS, conversationOf, EmptyRow, formatOf, fromJson, isLeftOut, USUAL_ROLES } from './conversations.mjs';
 import { Told } from './device.mjs';
 import { isSome } from './json.mjs';
 import { heedsMarks, learntTurns } from './learnt_turns.mjs';
@@ -11,7 +11,6 @@ import { checkSize } from './tokens.mjs';
 const IGNORED = -100;
 const UNASKED = 'no turn to learn without weight 0 or train false';
 const MOST_ROLES = 8; // in a message
-const USUAL_ROLES = ['system', 'developer', 'user', 'assistant', 'tool', 'function', 'ipython'];
 const TASK = 'Below is an instruction that describes a task';
 const REQUEST = 'Write a response that appropriately completes the request.';
 
@@ -149,7 +148,7 @@ export class RowEncoder {
     if (!this.template) throw new Told('the rows are conversations, but this site has no chat template: write it with data.chat_template');
     const { messages } = conversation;
     const { text, spans, spared } = learntTurns(this.template, conversation, wanted, this.tokenizer.specialTokens.eos_token);
-    const roles = messages.filter((message) => isDropped(message, text)).map(({ role }) => role);
+    const roles = messages.filter((message) => isLeftOut(message, text)).map(({ role }) => role);
     for (const role of new Set(roles)) this.dropped.set(role, (this.dropped.get(role) ?? 0) + 1);
     return { ...this._masked(text, spans, false), spared };
   }
@@ -213,11 +212,6 @@ export function alpacaPrompt(instruction, extra = '', system = '', history = [])
 function textOf(row, key) {
   if (typeof row[key] !== 'string') throw new Told(`'${key}' must be text`);
   return row[key];
-}
-
-/** Whether a template left a message out that it is free to leave out without being wrong. */
-function isDropped({ role, content }, text) {
-  return (role === 'system' || !USUAL_ROLES.includes(role)) && typeof content === 'string' && !text.includes(strip(content));
 }
 
 /** Instructions and answers before a row's own. */

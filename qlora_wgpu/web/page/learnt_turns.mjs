@@ -1,5 +1,6 @@
 /** Which characters of a conversation are learnt: by whose turns they are, and what turns say; as data/learnt_turns.py. */
 
+import { isLeftOut } from './conversations.mjs';
 import { Told } from './device.mjs';
 import { assistantSpans, beginOfTurn, lastTurnSpans, spansFrom, turnsOfAnyone } from './masking.mjs';
 import { decides, isAskedFor, isSpared } from './turn_marks.mjs';
@@ -22,9 +23,10 @@ export function learntTurns(template, { messages, tools, prompt }, wanted, eosTo
   const isWhole = wanted === 'all';
   const spared = [...messages.keys()].filter((i) => isSpared(messages[i]) && (isWhole || (i >= first && isOwn(messages[i]))));
   const given = [template, messages, tools, eosToken];
+  const shown = (text, numbers) => turnsOfAnyone(...given, text, numbers.filter((i) => !isLeftOut(messages[i], text)));
   if (isWhole) {
     const { text } = template.render(messages, false, tools);
-    return { text, spans: without([[0, text.length]], turnsOfAnyone(...given, text, spared)), spared: spared.length > 0 };
+    return { text, spans: without([[0, text.length]], shown(text, spared)), spared: spared.length > 0 };
   }
   let found;
   if (isLast) found = lastTurnSpans(...given);
@@ -34,7 +36,7 @@ export function learntTurns(template, { messages, tools, prompt }, wanted, eosTo
     if (spared.length) spans = leftOf(new Set(spared), first, given, text, spans);
     if (['auto', 'assistant'].includes(wanted)) {
       const asked = [...messages.keys()].filter((i) => i >= first && !isOwn(messages[i]) && isAskedFor(messages[i]));
-      if (asked.length) spans = joined([...spans, ...turnsOfAnyone(...given, text, asked)]);
+      if (asked.length) spans = joined([...spans, ...shown(text, asked)]);
     }
   }
   return { text, spans, spared: spared.length > 0 };

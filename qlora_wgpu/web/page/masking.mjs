@@ -131,7 +131,8 @@ class TurnFinder {
     const end = this.text.length - tail.length;
     if (!this.text.startsWith(head) || !this.text.endsWith(tail) || end < head.length) return null;
     if (!turn.mayBecome(this.text.slice(head.length, end))) return null;
-    const ending = this._ending(exchanged.slice(0, index + 1), sentinel, tail, index);
+    const known = this._ending(exchanged.slice(0, index + 1), sentinel, tail, index);
+    const ending = known ?? (this._isOwn(index) ? null : 0); // none of a system message within a turn of the user
     return ending === null ? null : [this._start(index, head), end + ending];
   }
 
