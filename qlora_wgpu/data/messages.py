@@ -7,7 +7,7 @@ from typing import Any
 
 from qlora_wgpu.data.columns import EmptyRow
 from qlora_wgpu.data.json_text import parse_json
-from qlora_wgpu.data.turn_marks import marks_of, without_marks
+from qlora_wgpu.data.turn_marks import MARKS, marks_of
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import MAX_MESSAGES
 from qlora_wgpu.visible import quoted
@@ -16,6 +16,8 @@ from qlora_wgpu.visible import quoted
 USUAL_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
 
 _SYSTEM_ROLES = ("system", "developer")  # of a message that stands in place of a row's own
+
+_SAID_APART = {"role", "content", *MARKS}  # keys that are no more than these
 
 _SHOWN_ROLES = 8  # in a message
 
@@ -166,8 +168,7 @@ def kind_of(value: Any) -> str:
 
 def says_anything(message: Mapping[str, Any]) -> bool:
     """Whether a message has more than its role, white space and whether it is learnt."""
-    said = without_marks(message).items()
-    others = (value for key, value in said if key not in ("role", "content"))
+    others = (value for key, value in message.items() if key not in _SAID_APART)
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"text": content}]
     return any(others) or any(str(part.get("text") or "").strip() for part in parts)

@@ -14,9 +14,11 @@ from qlora_wgpu.errors import DataError, brief
 
 WEIGHT = "weight"  # OpenAI's, of the assistant's messages
 _TRAINS = ("train", "training")  # Axolotl's, of anyone's
-MARKS = (WEIGHT, *_TRAINS)
+_MARKS = (WEIGHT, *_TRAINS)
 _PARTS = ("train_detail", "training_detail")  # Axolotl's, of passages
-_ASKS = re.compile(rf"(\.|\[['\"])({'|'.join(MARKS)})\b")
+MARKS = frozenset({*_MARKS, *_PARTS})
+"""All keys of messages that say whether they are learnt."""
+_ASKS = re.compile(rf"(\.|\[['\"])({'|'.join(_MARKS)})\b")
 
 
 def decides(template: ChatTemplate) -> bool:
@@ -26,7 +28,9 @@ def decides(template: ChatTemplate) -> bool:
 
 def is_spared(message: Mapping[str, Any]) -> bool:
     """Whether a message says that it is not learnt."""
-    return any(_says(message.get(mark), 0) for mark in MARKS)
+    if MARKS.isdisjoint(message):  # as most are
+        return False
+    return any(_says(message.get(mark), 0) for mark in _MARKS)
 
 
 def is_asked_for(message: Mapping[str, Any]) -> bool:
@@ -34,17 +38,19 @@ def is_asked_for(message: Mapping[str, Any]) -> bool:
 
     A weight of 1 does not say so: OpenAI's are of the assistant's messages alone.
     """
+    if MARKS.isdisjoint(message):
+        return False
     return not is_spared(message) and any(_says(message.get(mark), 1) for mark in _TRAINS)
 
 
 def marks_of(message: Mapping[str, Any]) -> dict[str, Any]:
     """What a message says of itself, by the words for it."""
-    return {key: message[key] for key in (*MARKS, *_PARTS) if message.get(key) is not None}
+    return {key: message[key] for key in (*_MARKS, *_PARTS) if message.get(key) is not None}
 
 
 def without_marks(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message without what it says of itself."""
-    return {key: value for key, value in message.items() if key not in (*MARKS, *_PARTS)}
+    return {key: value for key, value in message.items() if key not in MARKS}
 
 
 def check_marks(message: Mapping[str, Any], name: str) -> None:
@@ -57,7 +63,9 @@ def check_marks(message: Mapping[str, Any], name: str) -> None:
     Raises:
         DataError: If a mark is neither 0 nor 1, or passages of the message are marked.
     """
-    for mark in MARKS:
+    if MARKS.isdisjoint(message):
+        return
+    for mark in _MARKS:
         value = message.get(mark)
         if value is None or _says(value, 0) or _says(value, 1):
             continue
