@@ -219,7 +219,7 @@ def test_a_merge_asks_first_whether_the_disk_has_room(place, monkeypatch):
 
 @pytest.mark.parametrize("double", [True, False])
 def test_quantize(place, double):
-    out = f"q4-{double}"
+    out = "model-nf4" if double else "model-4bit"  # as which it is the same model
     flag = "--double-quant" if double else "--no-double-quant"
     done = run("quantize", "--model", "model", "--out", out, flag, cwd=place)
     assert done.returncode == 0, done.stderr

@@ -60,7 +60,8 @@ def place(tmp_path):
         matrices[f"{at}A.weight"] = rng.standard_normal((2, spec.in_features), np.float32) * 0.2
         matrices[f"{at}B.weight"] = rng.standard_normal((spec.out_features, 2), np.float32) * 0.2
     targets = sorted({name.split(".")[-3] for name in matrices})
-    save_adapter(tmp_path / "out/adapter", matrices, AdapterConfig(2, 4, 0.0, targets, False, "b"))
+    settings = AdapterConfig(2, 4, 0.0, targets, False, "base")
+    save_adapter(tmp_path / "out/adapter", matrices, settings)
     (tmp_path / "out/metrics.jsonl").write_text("")
     return tmp_path
 
