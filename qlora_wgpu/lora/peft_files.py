@@ -160,7 +160,9 @@ def require_adapter_files(folder: str | PathLike[str]) -> Path:
             "the adapter with PEFT and save_pretrained it, which writes safetensors"
         )
     hint = ""
-    if len(missing) == 2:
+    if missing == [WEIGHTS] and is_there(folder / "adapters.safetensors"):
+        hint = ": it holds an adapter of mlx-lm's, which is not read; merge it with mlx_lm.fuse"
+    elif len(missing) == 2:
         if is_file(folder / "config.json"):
             hint = ": it holds a model, not an adapter"
         elif is_file(folder / "adapter" / CONFIG):

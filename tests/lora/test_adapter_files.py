@@ -374,6 +374,11 @@ def test_folders_that_are_no_adapters(tmp_path: Path, folder: Path) -> None:
     assert refused(tmp_path).endswith(f": did you mean {folder}?")
 
 
+def test_an_adapter_of_mlx_lm_is_named(folder: Path) -> None:
+    (folder / "adapter_model.safetensors").rename(folder / "adapters.safetensors")
+    assert refused(folder).endswith("which is not read; merge it with mlx_lm.fuse")
+
+
 def test_half_an_adapter(folder: Path) -> None:
     weights = folder / "adapter_model.safetensors"
     content = weights.read_bytes()
