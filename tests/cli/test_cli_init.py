@@ -140,7 +140,7 @@ def test_a_card_without_room_gets_checkpointing(place, monkeypatch):
     )
     model, data = str(place / "model"), str(place / "long.jsonl")
     target, totals = Target(), {}
-    for room in (10**9, 2_300_000, 1000):
+    for room in (10**9, 2_100_000, 1000):
         _, settings = first_settings(model, data, None, Room(target, room, "it", False))
         totals[room] = {setting.key: setting for setting in settings}
     checkpointing = [t["train.gradient_checkpointing"].value for t in totals.values()]
@@ -160,7 +160,7 @@ def test_a_card_that_tells_its_memory_keeps_as_many_layers_as_fit(place):
     (place / "long.jsonl").write_text(
         (json.dumps({"prompt": "a " * 60, "completion": "b " * 60}) + "\n") * 2000
     )
-    told = Room(Target(), 2_300_000, "it", False, is_bounded=True)
+    told = Room(Target(), 2_100_000, "it", False, is_bounded=True)
     _, settings = first_settings(str(place / "model"), str(place / "long.jsonl"), None, told)
     written = {setting.key: setting for setting in settings}
     checkpointing = written["train.gradient_checkpointing"]
