@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from qlora_wgpu.config import Config
@@ -19,6 +18,7 @@ from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, read_ro
 from qlora_wgpu.training.observer import Row
 from qlora_wgpu.training.result import Written
 from qlora_wgpu.training.run_folder import SAMPLES
+from qlora_wgpu.version import __version__
 from qlora_wgpu.visible import without_empty_lines, without_secrets
 
 _SELDOM = 5.0  # seconds between two pages of a run that goes on, at least
@@ -169,7 +169,7 @@ class Reporter(Observer):
             device, scheme = f"{story.setup.device}; ", story.setup.scheme
         return Facts(
             title=f"{Path(settings.model.path).name} on {settings.data.train_name}",
-            subtitle=f"{device}qlora-wgpu {version('qlora-wgpu')}; {scheme}, "
+            subtitle=f"{device}qlora-wgpu {__version__}; {scheme}, "
             f"{settings.train.compute_dtype}, rank {settings.lora.r}",
             figures=figures,
             samples=[_legible(sample, story.between) for sample in story.samples],

@@ -145,3 +145,10 @@ def test_importing_asks_for_no_device() -> None:
     code = "import sys, qlora_wgpu; print('wgpu' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_a_bare_checkout_tells_its_version():
+    """Metadata of this package are there where it is installed alone."""
+    asked = re.compile(r"""version\(["']qlora[-_]wgpu["']\)""")
+    modules = list(Path(qlora_wgpu.__file__).parent.rglob("*.py"))
+    assert [path.name for path in modules if asked.search(path.read_text(encoding="utf-8"))] == []
