@@ -67,7 +67,8 @@ def test_values_of_wrong_kinds(url, change):
 def test_what_is_not_there(url, path, method, status):
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(urllib.request.Request(f"{url}/{path}", method=method))
-    assert "only /v1/models" in told((caught.value.code, caught.value.read()), status)
+    with caught.value as answer:
+        assert "only /v1/models" in told((answer.code, answer.read()), status)
 
 
 def test_a_name_of_a_model_is_cut_short(url):

@@ -114,8 +114,9 @@ def test_models_are_listed(url):
         assert [card["id"] for card in json.load(answer)["data"]] == ["tiny"]
     with urllib.request.urlopen(f"{url}/models/tiny") as answer:
         assert json.load(answer)["id"] == "tiny"
-    with pytest.raises(urllib.error.HTTPError, match="404"):
+    with pytest.raises(urllib.error.HTTPError, match="404") as caught:
         urllib.request.urlopen(f"{url}/models/other")
+    caught.value.close()
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ def post(url, body, path="chat/completions", **headers):
         with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as err:
-        return err.code, err.read().decode()
+        with err:  # Python 3.14 warns of one that is left open
+            return err.code, err.read().decode()
 
 
 def ask(url, path="chat/completions", **body):
