@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ _MOST_GPUS = 16
 SPARE_SHARE = 3
 """A third of the machine's memory, or its container's, may be taken for speed alone."""
 _CGROUP = "/sys/fs/cgroup"
+_STATUS = "/proc/self/status"
+_TAKEN = re.compile(r"^Rss(?:Anon|Shmem):\s*(\d+) kB$", re.MULTILINE)
 
 
 def memory_size(device: Device) -> int | None:
@@ -79,10 +82,17 @@ def machine_bytes() -> int | None:
 
 def process_bytes() -> int | None:
     """Host memory that this process has taken, pages of files left out; None where nobody tells."""
+    try:
+        # Software GPUs of newer Mesa have a device's memory in files without a name.
+        kinds = _TAKEN.findall(file_text(_STATUS, MIB, "ascii"))
+        if len(kinds) == 2:
+            return 1024 * sum(map(int, kinds))
+    except (OSError, ValueError):
+        pass  # no Linux
     process = psutil.Process()
     try:
         taken = process.memory_info()
-        if hasattr(taken, "shared"):  # as Linux tells it at once
+        if hasattr(taken, "shared"):  # of an old Linux, which has no more than both together
             return int(taken.rss - taken.shared)
         return int(process.memory_full_info().uss)
     except (psutil.Error, OSError):

@@ -1,5 +1,9 @@
 """Memory that is free, as the system tells it."""
 
+import mmap
+import os
+import sys
+
 import pytest
 
 from qlora_wgpu.gpu import memory_size
@@ -35,3 +39,26 @@ def test_all_of_a_machine_is_what_its_container_may_have(group):
     assert whole is None or whole > memory_size._unused()
     group(max="5000\n")
     assert memory_size.machine_bytes() == 5000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="such files are Linux's")
+def test_a_process_has_taken_what_no_disk_has(tmp_path):
+    """Files without a name, in which newer Mesa has a device's memory, count; others do not."""
+    size = 64 << 20
+    before = memory_size.process_bytes()
+    nameless = os.memfd_create("memory")
+    os.truncate(nameless, size)
+    with mmap.mmap(nameless, size) as memory:
+        memory.write(bytes(size))
+        taken = memory_size.process_bytes()
+    os.close(nameless)
+    assert 0.9 * size < taken - before < 1.5 * size
+
+    (tmp_path / "file").write_bytes(bytes(size))
+    before = memory_size.process_bytes()
+    with (
+        (tmp_path / "file").open("rb") as file,
+        mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) as memory,
+    ):
+        assert sum(memory[:: mmap.PAGESIZE]) == 0
+        assert memory_size.process_bytes() - before < 0.5 * size
