@@ -38,6 +38,7 @@ class Launch:
         saves: What the host takes of its outputs behind it, by the shader's names.
         fetches: What it brings of its inputs before it.
         times: How many there would be, where it stands for all that are alike.
+        repeats: Whether it does once more what one before it has done, on tensors like that one's.
         shader: The file as compiled for what is bound.
         params: Bytes of the uniform.
     """
@@ -53,6 +54,7 @@ class Launch:
     saves: Mapping[str, Parked] = field(default_factory=dict)
     fetches: Mapping[str, Parked] = field(default_factory=dict)
     times: int = 1
+    repeats: bool = False
     shader: Shader = field(init=False)
     params: bytes = field(init=False)
 
@@ -144,6 +146,7 @@ class Launch:
             values: Fields of ``Params`` that are others, where this shader has them.
         """
         again = copy(self)
+        again.repeats = True
         again.tensors = {name: tensors.get(t, t) for name, t in self.tensors.items()}
         own = {name: value for name, value in values.items() if name in self.values}
         again.values = {**self.values, **own}

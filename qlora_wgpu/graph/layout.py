@@ -117,10 +117,10 @@ class _Copies:
             elif binding.writable:
                 raise GraphError(f"{launch.shader.label}: {name} = {tensor} is no {binding.memory}")
             elif tensor.texture:
-                tensors[name] = self._copy(tensor, tensor, launch.times)
+                tensors[name] = self._copy(tensor, tensor, launch)
             else:  # windows share the copy of the whole
                 whole = _whole(tensor)
-                tensors[name] = self._copy(tensor.storage or tensor, whole, launch.times)
+                tensors[name] = self._copy(tensor.storage or tensor, whole, launch)
                 first_texels[name] = tensor.first_texel
         if tensors != launch.tensors or any(tensor.texture for tensor in tensors.values()):
             launch = replace(launch, tensors=tensors, first_texels=first_texels)
@@ -128,7 +128,7 @@ class _Copies:
         for tensor in launch.written():
             self._forget(tensor)
 
-    def _copy(self, key: Tensor | Storage, source: Tensor, times: int) -> Tensor:
+    def _copy(self, key: Tensor | Storage, source: Tensor, reader: Launch) -> Tensor:
         if key not in self._copies:
             kind = "buffer" if source.texture else "texture"
             self._copies[key] = replace(
@@ -138,10 +138,10 @@ class _Copies:
                 offset=0,
                 texture=not source.texture,
             )
-            self._launch(source, self._copies[key], times)
+            self._launch(source, self._copies[key], reader)
         return self._copies[key]
 
-    def _launch(self, source: Tensor, copy: Tensor, times: int) -> None:
+    def _launch(self, source: Tensor, copy: Tensor, reader: Launch) -> None:
         units = ceil_div(source.nbytes, TEXEL)
         flat, each = self._profile.flat_group, self._profile.elements_per_thread
         self.launches.append(
@@ -153,7 +153,8 @@ class _Copies:
                 fold_workgroups(ceil_div(units, flat * each)),
                 "tensor/copy",
                 0,
-                times=times,
+                times=reader.times,
+                repeats=reader.repeats,
             )
         )
 

@@ -41,8 +41,10 @@ def _place(tensor: Tensor) -> Tensor | Storage:
 
 
 def _may_wait(launch: Launch, made: set[Tensor | Storage], read: set[Tensor | Storage]) -> bool:
+    # What is filled with zeros reads nothing: it stays before a loop, whose turns are then alike.
     return (
-        all(isinstance(place, Tensor) for place in made)
+        bool(read)
+        and all(isinstance(place, Tensor) for place in made)
         and all(isinstance(place, Storage) for place in read)
         and not launch.saves
         and not launch.fetches

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate
 
 from qlora_wgpu.gpu.sizes import ALIGNMENT, buffer_bytes, texture_bytes
 from qlora_wgpu.graph.graph import Graph
@@ -119,7 +120,7 @@ def make_plan(
     graph.end()
     needed = late(_needed(graph, outputs), graph.saturated)
     launches = lay_out(needed, graph.profile, graph.max_binding)
-    slots, textures, slot_of = _assign_slots(_lifetimes(launches, outputs))
+    slots, textures, slot_of = _assign_slots(_lifetimes(launches, outputs), launches)
     storages = dict.fromkeys(
         t.storage.whole
         for launch in launches
@@ -156,19 +157,26 @@ def _lifetimes(
 
 
 def _assign_slots(
-    lives: dict[Tensor, tuple[int, int]],
+    lives: dict[Tensor, tuple[int, int]], launches: list[Launch]
 ) -> tuple[list[int], list[bool], dict[Tensor, int]]:
     """Greedy by size: the largest tensors first, each into the tightest slot that is free.
 
     Of tensors of one size those that live long come first: short ones find room between them.
+    Launches that repeat others do not count in that, since a plan for sizes alone has but some.
     """
+    passed = [0, *accumulate(not launch.repeats for launch in launches)]
+
+    def size_and_length(item: tuple[Tensor, tuple[int, int]]) -> tuple[int, int]:
+        tensor, (first, last) = item
+        return tensor.nbytes, passed[last] - passed[first]
+
     sizes: list[int] = []
     textures: list[bool] = []
     slot_of: dict[Tensor, int] = {}
     # The slots that are taken while a launch runs, as the bits of a number.
     taken = _Spans(max((last for _, last in lives.values()), default=0) + 1)
     of_kind = {False: 0, True: 0}  # slots, likewise
-    for tensor, (first, last) in sorted(lives.items(), key=_size_and_length, reverse=True):
+    for tensor, (first, last) in sorted(lives.items(), key=size_and_length, reverse=True):
         # Slots come in falling size, so the last one that is free is the tightest.
         slot = (of_kind[tensor.texture] & ~taken.during(first, last)).bit_length() - 1
         if slot < 0:
@@ -179,11 +187,6 @@ def _assign_slots(
         taken.add(first, last, 1 << slot)
         slot_of[tensor] = slot
     return sizes, textures, slot_of
-
-
-def _size_and_length(tensor_and_life: tuple[Tensor, tuple[int, int]]) -> tuple[int, int]:
-    tensor, (first, last) = tensor_and_life
-    return tensor.nbytes, last - first
 
 
 class _Spans:

@@ -261,7 +261,7 @@ KEPT = [
     ("gemma3_text", None, LORA, 0.85),
     ("gemma4_text", None, LORA, 0.85),
     ("qwen3", GPU_PROFILE, LoraConfig(r=8), 0.8),
-    ("cohere-qknorm", GPU_PROFILE, LORA, 0.8),
+    ("cohere-qknorm", GPU_PROFILE, LORA, 0.81),
 ]
 
 

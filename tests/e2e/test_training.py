@@ -329,6 +329,7 @@ def test_the_memory_plan_is_what_is_taken(tmp_path):
     planned = plan_training_memory(
         model.folder.config, model.adapter.config, QuantConfig(), "bfloat16", batch_size=2,
         seq=32, gradient_checkpointing=True, max_binding=fresh.max_binding, profile=fresh.profile,
+        keep_dequantized="auto", is_cpu=fresh.is_cpu,
     )  # fmt: skip
     Trainer(model, config(folder, tmp_path / "r")).train(
         [{"input_ids": list(range(32)), "labels": list(range(32))}] * 4

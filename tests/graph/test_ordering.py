@@ -90,6 +90,16 @@ def test_neither_what_is_stored_nor_what_is_made_of_others_waits():
     assert sums.pairs == order
 
 
+def test_what_reads_nothing_stays():
+    sums = Sums()
+    inputs, result = stored("inputs"), stored("result")
+    x, zeros = sums.made("x"), sums.made("zeros")
+    sums.graph.launch("tensor/fill.wgsl", 1, {"y": zeros}, {"units": 1})
+    for pair in [(x, inputs), (result, x), (result, zeros)]:
+        sums.add(*pair)
+    assert late(sums.graph.launches) == sums.graph.launches
+
+
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_weights_are_dequantized_right_before_their_product(checkpointing):
     family = find_family(CONFIG)

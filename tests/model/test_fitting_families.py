@@ -11,9 +11,11 @@ import pytest
 from references.sized import traced_configs, with_head_dim
 from support.harness import PROFILES
 
+from qlora_wgpu.bench.shapes import config_of
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
+from qlora_wgpu.gpu.matrix import Limits, MatrixShape
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, gpu_profile
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.fitting import Search, fit
 from qlora_wgpu.model.layout import ModelLayout
@@ -22,6 +24,7 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.residency import Residency
 from qlora_wgpu.model.ways import More
 
+ON_UNITS = gpu_profile(MatrixShape(16, 16, 16, 32), Limits(1024, 49_152), deep_tiles=True)
 FAMILIES = ("llama", "gemma3_text", "gemma4_text", "qwen3_moe", "qwen3_next", "deepseek_v3")
 
 
@@ -91,6 +94,18 @@ def test_a_total_does_not_depend_on_what_was_planned_before():
     # Steps that run share it, and nothing is forgotten of them.
     assert sum(waiting.memory(long).values()) == waiting.total(long)
     assert sum(waiting.memory(short).values()) > waiting.total(short) == alone
+
+
+@pytest.mark.parametrize(("profile", "seq"), [(CPU_PROFILE, 256), (ON_UNITS, 1024)])
+def test_sizes_of_a_model_of_many_layers_are_those_of_the_one_that_runs(profile, seq):
+    config = config_of("llama-3.2-1b")
+    layout = ModelLayout(
+        Pretrained.from_config(config), LoraConfig(r=8), QuantConfig(), "bfloat16",
+        profile=profile, max_binding=(1 << 31) - 1,
+    )  # fmt: skip
+    step = TrainingOptions().train(1, seq)
+    sized, whole = layout.sized(step).plan, layout.step(step).plan
+    assert sized.slots == whole.slots and len(sized.launches) < len(whole.launches)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
