@@ -71,14 +71,13 @@ class TurnChooser:
             i for i, message in enumerate(messages)
             if is_spared(message) and (is_whole or (i >= first and _is_own(message)))
         }  # fmt: skip
-        given = messages, conversation.tools, self._eos_token
         if is_whole:
             text = self._template.render(messages, tools=conversation.tools).text
             spans = [(0, len(text))]
             if self.checks and spared:
                 spans = without(spans, self._turns(conversation, text, sorted(spared)))
             return LearntTurns(text, spans, bool(spared))
-        text, spans = self._from(first, *given)
+        text, spans = self._from(first, conversation)
         if self.checks:
             if spared:
                 spans = self._without(spared, first, conversation, text, spans)
@@ -93,10 +92,12 @@ class TurnChooser:
             return len(conversation.messages) - 1
         return conversation.first
 
-    def _from(self, first: int, messages: Any, tools: Any, eos: str | None) -> Any:
+    def _from(self, first: int, conversation: Conversation) -> tuple[str, list[Span]]:
+        """The conversation as text, and the assistant's spans from one message on."""
+        messages, tools, _ = conversation
         if not first:
-            return assistant_spans(self._template, messages, tools, eos)
-        return spans_from(self._template, messages, first, tools, eos)
+            return assistant_spans(self._template, messages, tools, self._eos_token)
+        return spans_from(self._template, messages, first, tools, self._eos_token)
 
     def _without(
         self,
