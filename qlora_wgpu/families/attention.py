@@ -84,6 +84,20 @@ class QKLayerNorm:
 
 
 @dataclass(frozen=True)
+class FusedQKV:
+    """q, k and v as one layer.
+
+    Attributes:
+        name: The layer's name.
+        by_head: Whether each head's query, key and value are beside one another; else all queries
+            come first, then all keys.
+    """
+
+    name: str = "qkv_proj"
+    by_head: bool = False
+
+
+@dataclass(frozen=True)
 class Attention:
     """Causal attention with grouped keys and values.
 
@@ -93,7 +107,7 @@ class Attention:
         window: How many tokens back it sees; None for all.
         qkv_bias: Whether q, k and v have biases.
         o_bias: Whether o has one.
-        fused: Whether q, k and v are one layer, ``qkv_proj``.
+        fused: How q, k and v are one layer, if they are.
         qk_norm: The norm of queries and keys, if any.
         interleaved: Whether neighbours are rotated, instead of a head's halves.
         scale: Factor of the scores; None for 1 / √head_dim.
@@ -107,6 +121,7 @@ class Attention:
         keys_as_values: Whether values are what k makes, too, before norm and rotation.
         shared: Whether keys and values are those of an earlier layer: it makes queries alone.
         clip: The largest magnitude of queries and keys before rotation, and of values, if any.
+        name: The module's name within a layer.
     """
 
     dimensions: Dimensions
@@ -114,7 +129,7 @@ class Attention:
     window: int | None = None
     qkv_bias: bool = False
     o_bias: bool = False
-    fused: bool = False
+    fused: FusedQKV | None = None
     qk_norm: QKNorm | QKLayerNorm | None = None
     interleaved: bool = False
     scale: float | None = None
@@ -127,18 +142,20 @@ class Attention:
     keys_as_values: bool = False
     shared: bool = False
     clip: float | None = None
+    name: str = "self_attn"
 
     def weights(self, at: str) -> Weights:
         """The projections and norms of the layer whose names begin so."""
-        at += "self_attn."
+        at += f"{self.name}."
         hidden_size = self.dimensions.hidden_size
         sizes = {name: size for name, (_, size) in self._columns.items()}
         if self.gated:
             sizes["q"] *= 2
-        if self.fused:
-            sizes = {"qkv": sum(sizes.values())}
+        sizes = {f"{name}_proj": size for name, size in sizes.items()}
+        if self.fused is not None:
+            sizes = {self.fused.name: sum(sizes.values())}
         linears = [
-            LinearSpec(f"{at}{name}_proj", size, hidden_size, self.qkv_bias)
+            LinearSpec(f"{at}{name}", size, hidden_size, self.qkv_bias)
             for name, size in sizes.items()
         ]
         o = LinearSpec(f"{at}{self.output}", hidden_size, self.dimensions.query_size, self.o_bias)
@@ -170,18 +187,18 @@ class Attention:
         self, ops: LayerOps, x: Tensor, at: str
     ) -> tuple[Tensor, KeysValues | None, Tensor | None]:
         """The same, and the gates of what will be attended to, if there are any."""
-        at += "self_attn."
+        at += f"{self.name}."
         made: dict[str, Tensor] = {}
-        if self.fused:
-            x = ops.linear(x, f"{at}qkv_proj")
+        if self.fused is not None:
+            x = ops.linear(x, f"{at}{self.fused.name}")
         else:
             names = {name: f"{at}{name}_proj" for name in self._columns}
             made = ops.group(x, {full: self._is_float32(name) for name, full in names.items()})
 
         def projected(name: str) -> Tensor:
             """q, k or v of x, which is their common product where they are one layer."""
-            if self.fused:
-                return ops.columns(x, *self._columns[name])
+            if self.fused is not None:
+                return self._part(ops, x, name)
             full = f"{at}{name}_proj"
             return made.get(full) or ops.linear(x, full, float32=self._is_float32(name))
 
@@ -210,11 +227,12 @@ class Attention:
         """What queries find in keys and values, projected; see ``LayerOps.linear_out``."""
         score_scale = 1 / math.sqrt(self.dimensions.head_dim) if self.scale is None else self.scale
         head_dim, window, softcap = self.dimensions.head_dim, self.window, self.softcap
-        sinks = f"{at}self_attn.sinks" if self.sinks else None
+        at += f"{self.name}."
+        sinks = f"{at}sinks" if self.sinks else None
         o = ops.attention(q, *pair, head_dim, score_scale, window, softcap, sinks)
         if gate is not None:
             o = ops.sigmoid_gate(o, gate)
-        return ops.linear_out(o, f"{at}self_attn.{self.output}", residual, scale)
+        return ops.linear_out(o, f"{at}{self.output}", residual, scale)
 
     @property
     def _columns(self) -> dict[str, tuple[int, int]]:
@@ -223,6 +241,13 @@ class Attention:
         columns = {"q": (0, wide), "k": (wide, narrow), "v": (wide + narrow, narrow)}
         absent = ("k", "v") if self.shared else ("v",) if self.keys_as_values else ()
         return {name: place for name, place in columns.items() if name not in absent}
+
+    def _part(self, ops: LayerOps, x: Tensor, name: str) -> Tensor:
+        """q, k or v of their common product."""
+        if self.fused is None or not self.fused.by_head:
+            return ops.columns(x, *self._columns[name])
+        heads, size = self.dimensions.num_attention_heads, self.dimensions.head_dim
+        return ops.group_columns(x, heads, 3 * size, "qkv".index(name) * size, (size,))
 
     def _query_and_gate(self, ops: LayerOps, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """All heads' queries, and their gates, of what has both of each head together."""

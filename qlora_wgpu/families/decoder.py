@@ -35,7 +35,8 @@ class ResidualOrder:
         after_attention: The norm of attention's output, before it is added to the residual stream.
         before_mlp: The norm of the MLP's input.
         after_mlp: The norm of the MLP's output.
-        parallel: Whether both halves read what ``before_attention`` makes.
+        parallel: Whether both halves read the layer's input: by a norm of each, or what
+            ``before_attention`` makes where the MLP has none.
     """
 
     before_attention: str | None = None
@@ -108,11 +109,13 @@ class Layer:
     def trace(self, ops: LayerOps, h: Tensor, at: str) -> Tensor:
         """The residual stream after the layer."""
         order = self.order
-        x = self._before(ops, h, at, order.before_attention)
+        x = of_mlp = self._before(ops, h, at, order.before_attention)
+        if order.parallel and order.before_mlp is not None:
+            of_mlp = self._before(ops, h, at, order.before_mlp)
         h = self._add(ops, self.attention, x, h, at, order.after_attention)
         if not order.parallel:
-            x = self._before(ops, h, at, order.before_mlp)
-        return self._add(ops, self.mlp, x, h, at, order.after_mlp)
+            of_mlp = self._before(ops, h, at, order.before_mlp)
+        return self._add(ops, self.mlp, of_mlp, h, at, order.after_mlp)
 
     def _before(self, ops: LayerOps, h: Tensor, at: str, name: str | None) -> Tensor:
         return ops.operand(h) if name is None else self.norm.trace(ops, h, at + name)
@@ -143,7 +146,9 @@ class Decoder:
         logit_scale: Factor of the head's product.
         logit_softcap: Bound of the logits, if any.
         notes: See ``Architecture``.
-        final_norm: The module's name.
+        embedding: The embedding's module, within ``prefix``.
+        final_norm: The final norm's module, within ``prefix``.
+        pads: Whether the embedding has a row that gets no gradient, if ``pad_token_id`` names one.
         adapted_within: See ``Architecture``.
         balance: See ``Architecture``.
     """
@@ -160,7 +165,9 @@ class Decoder:
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     notes: tuple[str, ...] = ()
+    embedding: str = "embed_tokens"
     final_norm: str = "norm"
+    pads: bool = True
     adapted_within: str = ""
     balance: BalanceLoss | None = None
 
@@ -188,7 +195,7 @@ class Decoder:
             as_stored=weights.as_stored,
             tables=weights.tables,
             tied=self.tied,
-            embed_name=f"{self.prefix}embed_tokens.weight",
+            embed_name=f"{self.prefix}{self.embedding}.weight",
             stored_prefixes=self.stored_prefixes,
             norm_offset=self.norm.offset,
             logit_scale=self.logit_scale,
@@ -238,6 +245,8 @@ class DecoderFamily:
                 ConfigReader(part).choice("is_causal", (True,), True)
         decoder = self.compose(ConfigReader(config))
         architecture = decoder.architecture()
+        if not decoder.pads:
+            return architecture
         padding = padding_idx(config, architecture.vocab_size, decoder.pad_token_id)
         return replace(architecture, padding_idx=padding)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.families.attention import Attention
+from qlora_wgpu.families.attention import Attention, FusedQKV
 from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.dimensions import Dimensions
@@ -20,7 +20,7 @@ def compose(read: ConfigReader) -> Decoder:
     config = read.with_defaults(original_max_position_embeddings=4096).config
     rope = read_rope(config, dimensions.head_dim, default_partial=1.0)
     window = read.optional_integer("sliding_window")
-    attention = Attention(dimensions, rope, window, fused=True)
+    attention = Attention(dimensions, rope, window, fused=FusedQKV())
     mlp = FusedGatedMLP(dimensions, read_activation(read))
     norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
     return Decoder(

@@ -21,6 +21,7 @@ ACTIVATIONS: dict[str, dict[str, Constant]] = {
     "swish": {**_PLAIN, "SILU": True},
     "gelu_pytorch_tanh": _PLAIN,
     "gelu_new": _PLAIN,
+    "gelu_fast": _PLAIN,
     "gelu": {**_PLAIN, "ERF": True},
     "quick_gelu": {**_PLAIN, "QUICK_GELU": True},
     "relu": {**_PLAIN, "RELU": True},

@@ -160,6 +160,11 @@ def _stablelm(rng: random.Random, c: Config) -> None:
     c |= {"use_parallel_residual": flag(rng), "layer_norm_eps": 1e-3}
 
 
+def _neox(rng: random.Random, c: Config) -> None:
+    _stablelm(rng, c)
+    c |= {"attention_bias": flag(rng), "hidden_act": rng.choice(("gelu", "gelu_fast", "silu"))}
+
+
 def _starcoder(rng: random.Random, c: Config) -> None:
     c |= rope(rng, c["head_dim"], "default linear yarn")
     c |= {"sliding_window": rng.choice((None, 7, 33)), "use_bias": flag(rng)}
@@ -232,4 +237,5 @@ FAMILIES: dict[str, Callable[[random.Random, Config], None]] = {
     "glm4_moe": glm4_moe, "glm4": partial, "phi3": _phi, "mixtral": mixture,
     "qwen2_moe": mixture, "qwen3_moe": mixture, "olmoe": mixture, "ernie4_5": _ernie,
     "ernie4_5_moe": ernie_moe, "gpt_oss": gpt_oss, "seed_oss": _seed,
+    "gpt_neox": _neox,
 }  # fmt: skip

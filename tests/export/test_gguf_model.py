@@ -33,6 +33,7 @@ BOTH = (
     "exaone_moe",
     "gpt_oss",
     "olmoe",
+    "gpt_neox serial",
 )  # whose files have a head, be it the embedding
 NUMBER_OF = {kind.name: kind.number for kind in TYPES.values()}
 

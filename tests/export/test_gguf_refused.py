@@ -61,6 +61,7 @@ REFUSED = {
     "layers that all attend": ("lfm2", {
         "conv_bias": False, "layer_types": ["full_attention"] * 2}),
     "a convolution of one token": ("lfm2", {"conv_bias": False, "conv_L_cache": 1}),
+    "layers without biases for gpt_neox": ("gpt_neox", {"attention_bias": False}),
     "layers without biases": ("starcoder2", {"use_bias": False}),
     "2 layers with norms of heads": ("cohere", {"use_qk_norm": True, "attention_bias": False}),
     "another activation than xIELU": ("apertus", {"attention_bias": False, "hidden_act": "silu"}),
@@ -155,3 +156,13 @@ def test_a_disk_without_room(tmp_path, monkeypatch) -> None:
     with pytest.raises(CheckpointError, match=told):
         written(place)
     assert not (place / "f32.gguf").exists()
+
+
+def test_an_activation_that_llama_cpp_nearly_computes(tmp_path) -> None:
+    """Pythia's, which llama.cpp's own converter takes, too."""
+    *_, made = written(folder_of(tmp_path, CONFIGS["gpt_neox"]))
+    assert made.notes == ("llama.cpp computes gelu_pytorch_tanh, which is nearly gelu",)
+    *_, made = written(
+        folder_of(tmp_path / "fast", CONFIGS["gpt_neox"] | {"hidden_act": "gelu_fast"})
+    )
+    assert made.notes == ()

@@ -42,6 +42,7 @@ NEEDED = {
             **MIXED,
         }
     },
+    "gpt_neox": {"rotary_pct": 0.5},
     "apertus": {"rope_parameters": {"rope_type": "default"}},
     "gpt_oss": {"rope_parameters": {"rope_type": "default"}},  # YaRN rotates whole heads alone
     "ministral3": {

@@ -214,6 +214,22 @@ def test_heads_with_weights_of_their_own():
     assert f"{attention}k_layernorm.norms.2.weight" not in stable.stored_norms
 
 
+def test_gpt_neox_has_names_of_its_own():
+    """For the rotation's keys; the usual ones count within ``rope_parameters`` alone."""
+    made = read("gpt_neox", rotary_pct=0.5, rotary_emb_base=500, rope_theta=7.0)
+    layer = made.config.layers[0]
+    assert (layer.attention.rope.rotary_dim, layer.attention.rope.theta) == (6, 500)
+    assert layer.order.parallel and layer.attention.dimensions.num_key_value_heads == 6
+    rope = {"rope_theta": 9.0, "partial_rotary_factor": 1.0}
+    inner = layers("gpt_neox", rope_parameters=rope, rotary_pct=0.5)[0].attention.rope
+    assert (inner.rotary_dim, inner.theta) == (12, 9.0)
+    whole = {"hidden_size": 96, "pad_token_id": 3}  # of heads of 16 a quarter is rotated
+    by_default = read("gpt_neox", **whole)
+    assert by_default.config.layers[0].attention.rope.rotary_dim == 4
+    assert by_default.padding_idx is None and read("llama", **whole).padding_idx == 3
+    assert read("gpt_neox", rotary_pct=0.5, hidden_dropout=0.1).notes
+
+
 def test_queries_of_ministral_3_grow():
     attention = layers("ministral3", head_dim=12)[0].attention
     plain, grown = attention.rope.table(40_000), attention.query_rope.table(40_000)

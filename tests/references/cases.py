@@ -412,6 +412,20 @@ CASES = {
             **rope("default"),
         },
     ),
+    "gpt_neox": (  # as Pythia
+        "gpt_neox",
+        {
+            "num_attention_heads": 3, "num_key_value_heads": 3, "hidden_act": "gelu",
+            "rotary_pct": 0.25, "rotary_emb_base": 20000,
+        },
+    ),
+    "gpt_neox-serial": (
+        "gpt_neox",
+        {
+            "use_parallel_residual": False, "attention_bias": False, "hidden_act": "gelu_fast",
+            "rotary_pct": 1.0, "layer_norm_eps": 1e-3, "num_key_value_heads": 6,
+        },
+    ),
     "lfm2": (
         "lfm2",
         {

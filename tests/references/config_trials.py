@@ -82,6 +82,7 @@ OWN = {
         "position_embedding_type": "rope", "mamba_n_heads": 2,
     },
     "granitemoe": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "gpt_neox": {"num_key_value_heads": 4, "rotary_pct": 0.67},
     "granitemoeshared": {
         "num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 12,
     },
@@ -161,6 +162,7 @@ ALIKE = [  # keys that take the same values
             "swish",
             "gelu",
             "gelu_new",
+            "gelu_fast",
             "gelu_pytorch_tanh",
             "relu",
             "relu2",
@@ -170,7 +172,7 @@ ALIKE = [  # keys that take the same values
         ],
     ),
     ("rms_norm_eps layer_norm_eps norm_epsilon norm_eps layernorm_epsilon", [0.3, 0, 1e-5]),
-    ("rope_theta rope_local_base_freq", [77.0, None, 1]),
+    ("rope_theta rope_local_base_freq rotary_emb_base", [77.0, None, 1]),
     ("rope_parameters rope_scaling", [*ROPES, None]),
     ("partial_rotary_factor rotary_pct", [0.67, 0.34, 1.0, None]),
     (

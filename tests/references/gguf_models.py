@@ -4,8 +4,8 @@ usage: python tests/references/gguf_models.py LIBRARY [MODEL_TYPE ...]
 
 LIBRARY is llama.cpp's, see ``llama_cpp.py``. Random models with adapters for all layers are
 exported in several types; logits of base and adapter here, of the file read back here and of
-llama.cpp are compared. Then the tokenizers of shared/data are, on odd texts. README.md has the
-figures.
+llama.cpp are compared. Then the tokenizers of ``support.recorded`` are, on odd texts. README.md has
+the figures.
 """
 
 import json
@@ -19,10 +19,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from checkpoint.test_gguf_tokenizer import SHARED, odd_texts
+from checkpoint.test_gguf_tokenizer import odd_texts
 from e2e.tiny import write_weights
 from support.gguf_files import random_weights
 from support.gguf_models import CHANGES, CONFIGS, adapter_of
+from support.recorded import RECORDED
 
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import Tokenizer
@@ -41,7 +42,7 @@ def base(place, config, tokenizer="smollm"):
     place.mkdir(parents=True)
     (place / "config.json").write_text(json.dumps(config))
     write_weights(place, {n: np.asarray(a * _scale(n)) for n, a in random_weights(config).items()})
-    for path in (SHARED / "tokenizers" / tokenizer).glob("*token*.json"):
+    for path in (RECORDED / "tokenizers" / tokenizer).glob("*token*.json"):
         shutil.copy(path, place / path.name)
 
 
@@ -122,7 +123,7 @@ def _scale_adapter(folder, a, b):
 
 
 def compare_tokens(library, name, place):
-    size = Tokenizer.from_folder(SHARED / "tokenizers" / name).vocab_size
+    size = Tokenizer.from_folder(RECORDED / "tokenizers" / name).vocab_size
     config = CONFIGS["llama"] | {"vocab_size": size + 3, "hidden_size": 8, "intermediate_size": 8,
                                  "num_attention_heads": 1, "num_key_value_heads": 1,
                                  "head_dim": 8}  # fmt: skip

@@ -37,6 +37,7 @@ class GGUFArchitecture:
         as_stored: How norms end to which nothing was added, whatever was to the others.
         own_sizes: Whether ``more`` reads the sizes of heads and MLPs, which may differ from layer
             to layer.
+        layers: What the modules of its blocks begin with in Hugging Face's files.
         arrange: Changes placements of tensors that the file has in another order or form.
     """
 
@@ -53,4 +54,5 @@ class GGUFArchitecture:
     some_attend: bool = False
     as_stored: tuple[str, ...] = ()
     own_sizes: bool = False
+    layers: str = "model.layers"
     arrange: Arrange = lambda *given: None

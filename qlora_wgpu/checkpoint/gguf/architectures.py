@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qlora_wgpu.checkpoint.gguf import gemma, gemma4, hybrids, latent, layer_norms, mixtures
+from qlora_wgpu.checkpoint.gguf import (
+    gemma,
+    gemma4,
+    gpt_neox,
+    hybrids,
+    latent,
+    layer_norms,
+    mixtures,
+)
 from qlora_wgpu.checkpoint.gguf import more_architectures as more
 from qlora_wgpu.checkpoint.gguf import plain_architectures as plain
 from qlora_wgpu.checkpoint.gguf.architecture import MEAN, RMS, Arrange, GGUFArchitecture, More
@@ -193,6 +201,16 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     ),
     "cohere2": GGUFArchitecture(
         "cohere2", "Cohere2ForCausalLM", layer_norms.cohere2, epsilon=(MEAN, "layer_norm_eps")
+    ),
+    "gptneox": GGUFArchitecture(
+        "gpt_neox",
+        "GPTNeoXForCausalLM",
+        gpt_neox.gpt_neox,
+        names=gpt_neox.NAMES,
+        outside=gpt_neox.OUTSIDE,
+        epsilon=(MEAN, "layer_norm_eps"),
+        layers="gpt_neox.layers",
+        arrange=gpt_neox.by_head,
     ),
     "mistral3": GGUFArchitecture("ministral3", "Ministral3ForCausalLM", more.mistral3, pairs=True),
     "apertus": GGUFArchitecture(

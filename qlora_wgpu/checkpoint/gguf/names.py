@@ -122,7 +122,7 @@ def _scalars(
         for i, value in enumerate(keys.each(key, layers)):
             stored = f"{key}.{i}"
             file.add_number(stored, value)
-            yield f"model.layers.{i}.{leaf}", Placement(stored, _SCALARS.get(leaf, ()))
+            yield f"{architecture.layers}.{i}.{leaf}", Placement(stored, _SCALARS.get(leaf, ()))
 
 
 def _of_tensor(
@@ -148,7 +148,7 @@ def _of_tensor(
         )
     leaf = _ROUTERS.get(config["model_type"], leaf) if leaf == "mlp.gate" else leaf
     is_itself = leaf in _ITSELF or leaf.endswith("_bias")  # a parameter, where others are modules
-    name = f"model.layers.{int(block[1])}.{leaf}" + ("" if is_itself else f".{block[3]}")
+    name = f"{architecture.layers}.{int(block[1])}.{leaf}" + ("" if is_itself else f".{block[3]}")
     heads = _heads(leaf, config) if architecture.pairs else 0
     if heads and (shape[0] % (2 * heads)):
         raise CheckpointError(

@@ -25,6 +25,7 @@ class LlamaCpp:
         biases: Modules that may have biases, by the last part of their name.
         windows: Which layers llama.cpp has slide.
         activation: The MLP's activation.
+        nearly: Activations for which it computes ``activation``, of which a note tells.
         scalings: Kinds of RoPE whose factors llama.cpp reads as a tensor.
         unadapted: Layers that it multiplies by without looking for an adapter, by the last part of
             their name.
@@ -37,6 +38,7 @@ class LlamaCpp:
     biases: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "qkv_proj")
     windows: Windows = "none"
     activation: str = "silu"
+    nearly: tuple[str, ...] = ()
     scalings: tuple[str, ...] = ()
     unadapted: tuple[str, ...] = ()
 
@@ -109,6 +111,14 @@ ARCHITECTURES = {
     "granitemoe": LlamaCpp("GRANITE_MOE", pairs=True, biases=(), scalings=_FACTORS),
     "granitemoeshared": LlamaCpp("GRANITE_MOE", pairs=True, biases=(), scalings=_FACTORS),
     "hunyuan_v1_moe": LlamaCpp("HUNYUAN_MOE", biases=()),
+    "gpt_neox": LlamaCpp(
+        "GPTNEOX",
+        head="own",
+        is_square=True,
+        biases=("query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"),
+        activation=_GELU,
+        nearly=("gelu",),
+    ),
     "exaone_moe": LlamaCpp("EXAONE_MOE", head="own", biases=(), windows="periodic"),
     "granitemoehybrid": LlamaCpp(
         "GRANITE", pairs=True, biases=_ALL, scalings=_FACTORS

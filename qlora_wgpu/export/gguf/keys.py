@@ -92,6 +92,9 @@ def _check_parts(keys: ModelKeys) -> None:
         if isinstance(activation, ClampedGLU):
             if activation != ClampedGLU():
                 raise keys.refuse("a swiglu_limit or swiglu_alpha other than gpt-oss's")
+        elif activation in llama_cpp.nearly:
+            note = f"llama.cpp computes {llama_cpp.activation}, which is nearly {activation}"
+            keys.notes += [] if note in keys.notes else [note]
         elif ACTIVATIONS[activation] != ACTIVATIONS[llama_cpp.activation]:
             raise keys.refuse(f"the activation {activation}")
 
@@ -146,7 +149,12 @@ def _stablelm(keys: ModelKeys) -> None:
     keys.values["use_parallel_residual"] = keys.decoder.layers[0].order.parallel
 
 
-def _starcoder2(keys: ModelKeys) -> None:
+def _gpt_neox(keys: ModelKeys) -> None:
+    _biased(keys)
+    keys.values["use_parallel_residual"] = keys.decoder.layers[0].order.parallel
+
+
+def _biased(keys: ModelKeys) -> None:
     check_scales(keys)
     if not all(spec.bias for spec in keys.decoder.architecture().linears):
         raise keys.refuse("layers without biases")
@@ -207,7 +215,8 @@ OTHERS: dict[str, Callable[[ModelKeys], None]] = {
     "glm4_moe": mixtures.corrected,
     "exaone_moe": mixtures.corrected,
     "stablelm": _stablelm,
-    "starcoder2": _starcoder2,
+    "starcoder2": _biased,
+    "gpt_neox": _gpt_neox,
     "cohere": _cohere,
     "cohere2": _cohere,
     "apertus": _apertus,

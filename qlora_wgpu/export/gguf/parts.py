@@ -15,8 +15,10 @@ from qlora_wgpu.checkpoint.gguf.delta_orders import (
     qkv_order,
     tiled_order,
 )
+from qlora_wgpu.checkpoint.gguf.gpt_neox import kind_order
 from qlora_wgpu.export.gguf.architectures import LlamaCpp
 from qlora_wgpu.export.gguf.pairs import to_pairs
+from qlora_wgpu.families.attention import Attention
 from qlora_wgpu.families.family import Architecture, ExpertSpec
 from qlora_wgpu.families.gated_delta_net import GatedDeltaNet
 from qlora_wgpu.families.latent_attention import LatentAttention
@@ -108,6 +110,8 @@ class LayerParts:
         decoder = architecture.config
         halves = [layer.attention for layer in decoder.layers]
         self._sizes = decoder.dimensions
+        fused = next((h.fused for h in halves if isinstance(h, Attention) and h.fused), None)
+        self._by_head = fused.name if fused is not None and fused.by_head else None
         self._latent = next((half for half in halves if isinstance(half, LatentAttention)), None)
         nets = [half.heads for half in halves if isinstance(half, GatedDeltaNet)]
         self._delta: Heads | None = None
@@ -183,9 +187,11 @@ class LayerParts:
         return self._llama_cpp.label in _TILED
 
     def _paired(self, leaf: str, rows: int) -> IntArray | None:
-        """The order of rows that are stored as pairs which rotate together."""
+        """The order of rows that are stored as pairs which rotate together, or kind by kind."""
         sizes = self._sizes
         heads = {"q_proj": sizes.num_attention_heads, "k_proj": sizes.num_key_value_heads}
+        if leaf == self._by_head:
+            return kind_order(sizes.num_attention_heads, rows)
         if not self._llama_cpp.pairs or leaf not in heads:
             return None
         return to_pairs(np.arange(rows), heads[leaf])
