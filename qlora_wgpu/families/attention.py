@@ -47,15 +47,17 @@ class QKNorm:
 
 @dataclass(frozen=True)
 class QKLayerNorm:
-    """LayerNorm of each head of queries and keys, by a weight of its own, before they are rotated.
+    """LayerNorm of each head of queries and keys, before they are rotated.
 
     Attributes:
         eps: Added to the variance.
         names: The modules of queries and of keys.
+        shared: Whether all heads have one weight and one bias; else each has a weight of its own.
     """
 
     eps: float
     names: tuple[str, str] = ("q_norm", "k_norm")
+    shared: bool = False
 
     @property
     def per_head(self) -> bool:
@@ -69,6 +71,9 @@ class QKLayerNorm:
 
     def weights(self, at: str, dimensions: Dimensions) -> Weights:
         """q_norm and k_norm of the attention whose names begin so, (heads, head_dim) each."""
+        if self.shared:
+            leaves = [f"{at}{name}.{leaf}" for name in self.names for leaf in ("weight", "bias")]
+            return Weights(norms=dict.fromkeys(leaves, dimensions.head_dim))
         query_heads, key_heads = dimensions.num_attention_heads, dimensions.num_key_value_heads
         q_norm, k_norm = self.names
         return Weights(

@@ -148,6 +148,7 @@ class Decoder:
         notes: See ``Architecture``.
         embedding: The embedding's module, within ``prefix``.
         final_norm: The final norm's module, within ``prefix``.
+        head_bias: Whether the logits have a bias.
         pads: Whether the embedding has a row that gets no gradient, if ``pad_token_id`` names one.
         adapted_within: See ``Architecture``.
         balance: See ``Architecture``.
@@ -167,6 +168,7 @@ class Decoder:
     notes: tuple[str, ...] = ()
     embedding: str = "embed_tokens"
     final_norm: str = "norm"
+    head_bias: bool = False
     pads: bool = True
     adapted_within: str = ""
     balance: BalanceLoss | None = None
@@ -183,13 +185,15 @@ class Decoder:
         """The architecture, which is what the rest of the package needs of a decoder."""
         weights = self.weights()
         check_sizes(weights, self.dimensions.vocab_size * self.dimensions.hidden_size)
+        head_bias = "lm_head.bias" if self.head_bias else ""
+        of_head = {head_bias: self.dimensions.vocab_size} if head_bias else {}
         return Architecture(
             config=self,
             vocab_size=self.dimensions.vocab_size,
             hidden_size=self.dimensions.hidden_size,
             num_layers=len(self.layers),
             linears=weights.linears,
-            norms=weights.norms,
+            norms={**weights.norms, **of_head},
             experts=weights.experts,
             routers=weights.routers,
             as_stored=weights.as_stored,
@@ -203,6 +207,7 @@ class Decoder:
             notes=self.notes,
             adapted_within=self.adapted_within,
             balance=self.balance,
+            head_bias=head_bias,
         )
 
     def trace(self, ops: LayerOps, *, checkpointing: bool) -> Tensor:

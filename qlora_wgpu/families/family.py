@@ -160,6 +160,7 @@ class Architecture:
         stored_rows: Rows of the embedding and of the head in the files, where there are fewer than
             ``vocab_size``: the rows of new tokens begin as the mean of those.
         new_tokens: The tokens that were added, whose rows are trained.
+        head_bias: The tensor that is added to the logits, one of ``norms``; empty without.
     """
 
     config: Any
@@ -185,6 +186,7 @@ class Architecture:
     padding_idx: int | None = None
     stored_rows: int | None = None
     new_tokens: tuple[int, ...] = ()
+    head_bias: str = ""
 
     def resized(self, rows: int, new_tokens: tuple[int, ...] = ()) -> Architecture:
         """The same with a larger vocabulary, as ``resize_token_embeddings`` makes it.
@@ -194,7 +196,8 @@ class Architecture:
             new_tokens: The tokens that were added, whether they need new rows or not.
 
         Raises:
-            UnsupportedModelError: If there are further tables with a row for each token.
+            UnsupportedModelError: If there are further tables with a row for each token, or a bias
+                of the head.
         """
         if rows <= self.vocab_size:
             return replace(self, new_tokens=new_tokens)
@@ -202,6 +205,11 @@ class Architecture:
             raise UnsupportedModelError(
                 f"{next(iter(self.tables))} has a row for each token, too, so tokens cannot be "
                 "added to this model"
+            )
+        if self.head_bias:
+            raise UnsupportedModelError(
+                f"{self.head_bias} has a number for each token, so none can be added to this model "
+                f"beyond its vocab_size of {self.vocab_size:,}"
             )
         return replace(self, vocab_size=rows, stored_rows=self.vocab_size, new_tokens=new_tokens)
 

@@ -154,8 +154,9 @@ class LayerOps:
         return qk_norm(self.g, x, self._ones[head_dim], eps)
 
     def qk_layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
-        """LayerNorm of each head by its row of the weight of that module."""
-        return qk_layer_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
+        """LayerNorm of each head by its row of the weight of that module, or by all heads' one."""
+        norms = self._modules.norms
+        return qk_layer_norm(self.g, x, norms[name + ".weight"], eps, norms.get(name + ".bias"))
 
     def layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """LayerNorm by the weight, and the bias if there is one, of that module."""

@@ -16,11 +16,17 @@ def saved_modules(config: LoraConfig, vocabulary: Vocabulary) -> tuple[str, ...]
     """The modules, the embedding's first; of a tied head the embedding's alone, which is both.
 
     Raises:
-        ConfigError: If another module is named, or a tied one where weights are not to stay tied.
+        ConfigError: If another module is named, or a tied one where weights are not to stay tied,
+            or a head with a bias.
     """
     names = config.modules_to_save or []
     both = (vocabulary.embedding, vocabulary.head)
     chosen = {_module(name, both) for name in names}
+    if vocabulary.bias and vocabulary.head in chosen:
+        raise ConfigError(
+            f"{_SETTING}: {vocabulary.head} has a bias, which PEFT would train, too, and nothing "
+            "here does: leave it out, or name it in lora.target_modules"
+        )
     if chosen and vocabulary.tied:
         if not config.ensure_weight_tying:
             raise ConfigError(

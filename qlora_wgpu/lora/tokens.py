@@ -24,6 +24,8 @@ class Vocabulary:
         tied: Whether the head is the embedding.
         padding: The row that gets no gradient where it is looked up, if there is one.
         new: The tokens that were added, whose rows are trained in any case.
+        bias: Whether the head has one, which PEFT leaves out where it trains rows of the head, and
+            trains where it trains the head whole.
     """
 
     embedding: str
@@ -33,6 +35,7 @@ class Vocabulary:
     tied: bool
     padding: int | None = None
     new: tuple[int, ...] = ()
+    bias: bool = False
 
     @classmethod
     def of(cls, architecture: Architecture) -> Vocabulary:
@@ -45,6 +48,7 @@ class Vocabulary:
             architecture.tied,
             architecture.padding_idx,
             architecture.new_tokens,
+            bool(architecture.head_bias),
         )
 
     @property
@@ -70,6 +74,12 @@ class Vocabulary:
         named = {self.embedding: indices} if isinstance(indices, list) else self._named(indices)
         for rows in named.values():
             self._check(rows)
+        if self.bias and (self.tied or self.head in named):
+            hint = f"name {self.embedding} alone, where the two are not tied"
+            raise ConfigError(
+                f"{_SETTING}: {self.head} has a bias, which PEFT leaves out where its rows are "
+                f"trained: {'tokens cannot be added to this model' if self.new else hint}"
+            )
         if self.tied and self.head in named:
             if named.get(self.embedding) != named[self.head]:  # PEFT trains two where one is named
                 raise ConfigError(

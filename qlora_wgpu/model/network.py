@@ -83,6 +83,7 @@ class Network:
             architecture.logit_scale,
             architecture.logit_softcap,
             self.modules.head_lora,
+            self.modules.norms.get(architecture.head_bias) if architecture.head_bias else None,
         )
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from qlora_wgpu.graph.dtype import ROW_UNIT
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import Tensor, row_blocks, rows_from
+from qlora_wgpu.graph.tensor import Tensor, row, row_blocks, rows_from
 from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
 from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm, LoraTerm
 from qlora_wgpu.kernels.lora import Lora
@@ -82,7 +82,14 @@ def logits_of_block(
     lora = head.lora
     if lora is not None:
         head = replace(head, lora=replace(lora, b=rows_from(lora.b, row0, block.rows)))
+    if head.bias is not None:
+        head = replace(head, bias=_elements_from(head.bias, row0, block.rows))
     return _logits(g, hidden, head, batch, first, count, block.rows, [(0, block)], u)
+
+
+def _elements_from(bias: Tensor, first: int, count: int) -> Tensor:
+    """A view of some numbers of a bias, from one on where a binding may begin."""
+    return row(bias.name, count, bias.dtype, bias.storage, bias.offset + 4 * first)
 
 
 def _logits(
@@ -103,14 +110,16 @@ def _logits(
     for row0, w in shards:
         if few:
             problem = FewRows(
-                chunk, w, (logits,), row0=row0, scale=head.scale, lora=term, label="lm_head/forward"
-            )
+                chunk, w, (logits,), row0=row0, scale=head.scale, lora=term, bias=head.bias,
+                label="lm_head/forward",
+            )  # fmt: skip
             FEW_ROWS.launch(g, problem)
             continue
         assert isinstance(w, Tensor)
         product = Gemm(
             chunk, w, logits, True, row0=row0, scale=head.scale, lora=term, batch_info=batch.info,
-            first_row=first, whole_columns=head.matrix.rows, label="lm_head/forward",
+            bias=head.bias, first_row=first, whole_columns=head.matrix.rows,
+            label="lm_head/forward",
         )  # fmt: skip
         GEMM.launch(g, product)
     if head.softcap is not None:

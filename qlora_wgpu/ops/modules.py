@@ -216,12 +216,14 @@ class Head:
         scale: Factor of the product, and of the pair's.
         softcap: Logits z become softcap · tanh(z / softcap), if given.
         lora: Its adapter, if it has one.
+        bias: What is added to the logits before they are capped, float32, if anything.
     """
 
     matrix: Matrix
     scale: float = 1.0
     softcap: float | None = None
     lora: Lora | None = None
+    bias: Tensor | None = None
 
     @property
     def pair(self) -> Lora | None:

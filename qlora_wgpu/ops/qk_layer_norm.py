@@ -1,4 +1,4 @@
-"""LayerNorm of every attention head by a weight of its own, as Command R+ has it."""
+"""LayerNorm of every attention head, by a weight of its own or by one that all have."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 
 
-def qk_layer_norm(g: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Computes y = (x - mean) / √(variance + eps) · weight[head] over each head.
+def qk_layer_norm(
+    g: Graph, x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None
+) -> Tensor:
+    """Computes y = (x - mean) / √(variance + eps) · weight[head] + bias[head] over each head.
 
     Args:
         g: The graph.
         x: (rows, heads · head_dim).
-        weight: (heads, head_dim) float32; head_dim is even.
+        weight: (heads, head_dim) float32, or (1, head_dim) for all heads; head_dim is even.
         eps: Keeps the root from zero.
+        bias: The same of what is added, if anything.
 
     Returns:
         (rows, heads · head_dim) operand.
@@ -21,22 +24,25 @@ def qk_layer_norm(g: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
     Raises:
         GraphError: If x has no such heads.
     """
-    heads, head_dim = weight.shape
-    if head_dim % 2 or x.columns != heads * head_dim:
-        raise GraphError(f"qk_layer_norm: {x} has no heads of {weight}")
+    head_dim = weight.columns
+    heads = x.columns // head_dim
+    fits = x.columns == heads * head_dim and weight.rows in (1, heads)
+    if head_dim % 2 or not fits or (bias is not None and bias.shape != weight.shape):
+        raise GraphError(f"qk_layer_norm: {x} has no heads of {weight}, or of {bias}")
     params: dict[str, int | float] = {
         "rows": x.rows,
         "heads": heads,
         "head_dim": head_dim // 2,
         "stride": x.units(2),
-        "weight_stride": weight.units(2),
+        "weight_stride": weight.units(2) if weight.rows > 1 else 0,
         "eps": eps,
     }
     tensors = {"x": x, "weight": weight}
 
     def made() -> Tensor:
         y = g.operand(f"norm({x.name})", x.rows, x.columns)
-        g.launch("qk_layer_norm/forward.wgsl", x.rows * heads, {**tensors, "y": y}, params)
+        bound = {**tensors, "y": y, "bias": bias}
+        g.launch("qk_layer_norm/forward.wgsl", x.rows * heads, bound, params)
         return y
 
     y = made()

@@ -1,4 +1,4 @@
-"""LayerNorm of every head by itself, without a bias, by a weight for each of its elements."""
+"""LayerNorm of every head by itself, by a weight and a bias for each of its elements."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from qlora_wgpu.reference import layer_norm
 Array = npt.NDArray[np.float64]
 
 
-def forward(x: Array, weight: Array, eps: float) -> Array:
-    """x (rows, heads · head_dim), weight (heads, head_dim); returns (rows, heads · head_dim)."""
+def forward(x: Array, weight: Array, eps: float, bias: Array | None = None) -> Array:
+    """x (rows, heads · head_dim), weight, bias (heads, head_dim), or (1, head_dim) for all heads.
+
+    Returns (rows, heads · head_dim).
+    """
     weights = _per_head(x, weight)
-    y = layer_norm.forward(x.reshape(weights.shape), weights, np.zeros(1), eps)
+    added = np.zeros(1) if bias is None else _per_head(x, bias)
+    y = layer_norm.forward(x.reshape(weights.shape), weights, added, eps)
     return y.reshape(x.shape)
 
 
@@ -26,4 +30,4 @@ def backward(dy: Array, x: Array, weight: Array, eps: float) -> Array:
 
 def _per_head(x: Array, weight: Array) -> Array:
     """The weight of every head of every row, (rows · heads, head_dim)."""
-    return np.tile(weight, (len(x), 1))
+    return np.tile(weight, (x.size // weight.size, 1))

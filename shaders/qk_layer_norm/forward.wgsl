@@ -1,7 +1,8 @@
-// y = (x - mean) · rstd · weight,  rstd = 1 / √(mean((x - mean)²) + eps), over each head of each row.
+// y = (x - mean) · rstd · weight + bias,  rstd = 1 / √(mean((x - mean)²) + eps), over each head of
+// each row.
 //
-// x, y (rows, heads · head_dim), weight (heads, head_dim). y is overwritten, its padding with zeros.
-// head_dim and strides count pairs. One invocation takes a head. Launcher: ops/qk_layer_norm.py.
+// x, y (rows, heads · head_dim), weight and bias (heads, head_dim); all heads have the same with a
+// weight_stride of 0. y is overwritten, its padding with zeros. head_dim and strides count pairs. One invocation takes a head. Launcher: ops/qk_layer_norm.py.
 //#include common/flat.wgsl
 //#include common/head_statistics.wgsl
 
@@ -18,6 +19,7 @@ struct Params {
 //#input 1 x: 2
 //#input 2 weight: 2 float32
 //#output 3 y: 2
+//#input 5 bias?: 2 float32
 
 fn each(i: u32) {
     let row = i / params.heads;
@@ -30,7 +32,11 @@ fn each(i: u32) {
     let statistics = head_statistics(base);
     for (var d = 0u; d < params.head_dim; d += 1u) {
         let normed = (load_x(base + d) - statistics.x) * statistics.y;
-        store_y(base + d, normed * load_weight(weights + d));
+        var value = normed * load_weight(weights + d);
+//#if bias
+        value += load_bias(weights + d);
+//#endif
+        store_y(base + d, value);
     }
     if (head == params.heads - 1u) {
         for (var at = base + params.head_dim; at < (row + 1u) * params.stride; at += 1u) {

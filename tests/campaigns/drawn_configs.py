@@ -165,6 +165,14 @@ def _neox(rng: random.Random, c: Config) -> None:
     c |= {"attention_bias": flag(rng), "hidden_act": rng.choice(("gelu", "gelu_fast", "silu"))}
 
 
+def _phi_2(rng: random.Random, c: Config) -> None:
+    partial(rng, c)
+    c |= {"qk_layernorm": flag(rng), "layer_norm_eps": 1e-3}
+    c["hidden_act"] = rng.choice(("gelu_new", "gelu"))
+    if c["qk_layernorm"]:  # whose weights are counted by this division
+        c["hidden_size"] = c["num_attention_heads"] * c.pop("head_dim")
+
+
 def _starcoder(rng: random.Random, c: Config) -> None:
     c |= rope(rng, c["head_dim"], "default linear yarn")
     c |= {"sliding_window": rng.choice((None, 7, 33)), "use_bias": flag(rng)}
@@ -237,5 +245,5 @@ FAMILIES: dict[str, Callable[[random.Random, Config], None]] = {
     "glm4_moe": glm4_moe, "glm4": partial, "phi3": _phi, "mixtral": mixture,
     "qwen2_moe": mixture, "qwen3_moe": mixture, "olmoe": mixture, "ernie4_5": _ernie,
     "ernie4_5_moe": ernie_moe, "gpt_oss": gpt_oss, "seed_oss": _seed,
-    "gpt_neox": _neox,
+    "gpt_neox": _neox, "phi": _phi_2,
 }  # fmt: skip

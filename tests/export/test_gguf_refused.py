@@ -61,6 +61,7 @@ REFUSED = {
     "layers that all attend": ("lfm2", {
         "conv_bias": False, "layer_types": ["full_attention"] * 2}),
     "a convolution of one token": ("lfm2", {"conv_bias": False, "conv_L_cache": 1}),
+    "norms of heads (qk_layernorm)": ("phi", {"qk_layernorm": True}),
     "layers without biases for gpt_neox": ("gpt_neox", {"attention_bias": False}),
     "layers without biases": ("starcoder2", {"use_bias": False}),
     "2 layers with norms of heads": ("cohere", {"use_qk_norm": True, "attention_bias": False}),

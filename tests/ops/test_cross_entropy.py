@@ -174,3 +174,28 @@ def test_losses_of_tokens_that_are_almost_certain(device, smoothing):
     (got,) = bench.run(stats)
     exact = np.log1p(np.exp(-gaps)).sum()
     assert abs(got[0, 0] - exact) < 3 * 2.0**-24  # half a digit of the sums of exponentials
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+@pytest.mark.parametrize("shard", [None, 64])
+def test_a_bias_of_the_head(device, profile, dtype, shard):
+    """A further column of the head, which a column of ones meets."""
+    rng, rows, vocab, columns = np.random.default_rng(12), 21, 203, 36
+    hidden, head = rng.standard_normal((rows, columns)), rng.standard_normal((vocab, columns))
+    bias, targets = 3 * rng.standard_normal(vocab), rng.integers(0, vocab, rows)
+    bench = Bench(device, dtype, PROFILES[profile])
+    step = shard or vocab
+    pieces = tuple((i, bench.operand(head[i : i + step])) for i in range(0, vocab, step))
+    stats, th = bench.given(np.zeros((1, 5))), bench.operand(hidden, grad=True)
+    batch = bench.batch_of(1, rows, targets=targets)
+    matrix = DenseMatrix(vocab, columns, pieces)
+    module = Head(matrix, 0.5, bias=bench.given(bias[None]))
+    cross_entropy(bench.graph, th, module, batch, stats, gradient=True)
+    got_stats, got = bench.run(stats, bench.graph.gradient_of(th))
+    hidden, head = rounded(hidden, dtype), rounded(head, dtype)
+    wide = np.c_[hidden, np.ones(rows)], np.c_[head, rounded(bias, "float32") / 0.5]
+    assert_close(
+        got_stats[0, 0], np.array(reference.forward(*wide, targets, 0.5)), 4e-6, "float32 sums"
+    )
+    expected = reference.backward(*wide, targets, 0.5)[:, :columns]
+    assert_close(got, expected, 4 * tolerance(dtype, vocab), "sums over the vocabulary")

@@ -9,17 +9,20 @@ from qlora_wgpu.reference import qk_layer_norm as reference
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize(("rows", "heads", "head_dim"), [(1, 3, 6), (37, 6, 20), (5, 2, 64)])
 @pytest.mark.parametrize("dy_dtype", DTYPES)
-def test_qk_layer_norm(device, profile, dtype, rows, heads, head_dim, dy_dtype):
+@pytest.mark.parametrize("shared", [False, True])
+def test_qk_layer_norm(device, profile, dtype, rows, heads, head_dim, dy_dtype, shared):
     rng = np.random.default_rng(3)
     x, dy = 3 * rng.standard_normal((2, rows, heads * head_dim)) + 1
-    weight = rng.standard_normal((heads, head_dim))
+    weight, bias = rng.standard_normal((2, 1 if shared else heads, head_dim))
     bench = Bench(device, dtype, PROFILES[profile])
     tx = bench.operand(x, grad=True)
-    y = qk_layer_norm(bench.graph, tx, bench.given(weight), 1e-5)
+    added = bench.given(bias) if shared else None
+    y = qk_layer_norm(bench.graph, tx, bench.given(weight), 1e-5, added)
     got_y, got_dx = bench.run(y, *bench.gradients(y, bench.given(dy, dy_dtype), tx))
     x, dy, weight = rounded(x, dtype), rounded(dy, dy_dtype), rounded(weight, "float32")
     bound, why = tolerance(dtype, head_dim), "sums over a head, one rounding"
-    assert_close(got_y, reference.forward(x, weight, 1e-5), bound, why)
+    bias = rounded(bias, "float32") if shared else None
+    assert_close(got_y, reference.forward(x, weight, 1e-5, bias), bound, why)
     assert_close(got_dx, reference.backward(dy, x, weight, 1e-5), bound, why)
 
 

@@ -153,6 +153,12 @@ WRONG = {
         lambda g: qk_layer_norm(g, operand(6, 24), matrix("w", 3, 6, "float32"), 1e-5),
         r"qk_layer_norm.*6x24.*3x6",
     ),
+    "qk_layer_norm's bias": (
+        lambda g: qk_layer_norm(
+            g, operand(6, 24), matrix("w", 1, 6, "float32"), 1e-5, matrix("b", 1, 8, "float32")
+        ),
+        r"qk_layer_norm.*6x24.*1x6.*1x8",
+    ),
     "rope": (
         lambda g: rope(g, [operand(6, 20)], norm(24), BATCH, 6, 6), r"rope.*6x20.*6",
     ),

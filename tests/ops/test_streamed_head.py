@@ -41,6 +41,8 @@ def traced(device, profile, dtype, streamed, columns, head_options, objective, t
         matrix = DenseMatrix(VOCAB, columns, ((0, bench.weight(head)),), trained)
         if trained is not None:
             overwrite(bench.graph, trained, matrix.pieces)
+    if head_options.get("bias"):
+        head_options = {**head_options, "bias": bench.given(rng.standard_normal((1, VOCAB)))}
     adapter = None
     if rank:
         config = LoraConfig(r=rank, lora_alpha=rank, lora_dropout=0.2)
@@ -84,6 +86,12 @@ def check(device, profile, dtype, columns=20, objective=PLAIN, tokens=(), rank=0
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_same_bits(device, profile, dtype):
     check(device, PROFILES[profile], dtype)
+
+
+@pytest.mark.parametrize("profile", list(PROFILES))
+def test_of_a_bias(device, profile):
+    """Of each block its own part."""
+    check(device, PROFILES[profile], "bfloat16", scale=0.4, bias=True)
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)

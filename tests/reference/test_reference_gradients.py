@@ -104,6 +104,9 @@ def test_qk_layer_norm():
     x, w, dy = normal(3, 12), normal(2, 6), normal(3, 12)
     dx = qk_layer_norm.backward(dy, x, w, 1e-5)
     check(lambda v: np.sum(dy * qk_layer_norm.forward(v, w, 1e-5)), x, dx)
+    w, b = normal(1, 6), normal(1, 6)  # of both heads
+    dx = qk_layer_norm.backward(dy, x, w, 1e-5)
+    check(lambda v: np.sum(dy * qk_layer_norm.forward(v, w, 1e-5, b)), x, dx)
 
 
 @pytest.mark.parametrize(

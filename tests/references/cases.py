@@ -426,6 +426,14 @@ CASES = {
             "rotary_pct": 1.0, "layer_norm_eps": 1e-3, "num_key_value_heads": 6,
         },
     ),
+    "phi": ("phi", {"num_key_value_heads": 6, **rope("default", partial_rotary_factor=0.5)}),
+    "phi-qknorm": (
+        "phi",
+        {
+            **WIDE, "qk_layernorm": True, "num_key_value_heads": 3, "layer_norm_eps": 1e-3,
+            "hidden_size": 120, **rope("default", partial_rotary_factor=1.0),
+        },
+    ),
     "lfm2": (
         "lfm2",
         {

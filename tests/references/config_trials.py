@@ -82,6 +82,7 @@ OWN = {
         "position_embedding_type": "rope", "mamba_n_heads": 2,
     },
     "granitemoe": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "phi": {"partial_rotary_factor": 0.67},
     "gpt_neox": {"num_key_value_heads": 4, "rotary_pct": 0.67},
     "granitemoeshared": {
         "num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 12,

@@ -47,6 +47,8 @@ def logits(config, arrays, ids):
     hidden = replace(decoder, layers=layers).trace(ops, checkpointing=False)
     head = architecture.embed_name if architecture.tied else architecture.head_name
     result = architecture.logit_scale * hidden @ ops.array(head).T
+    if architecture.head_bias:
+        result = result + ops.array(architecture.head_bias)
     cap = architecture.logit_softcap
     return result if cap is None else cap * np.tanh(result / cap)
 
@@ -111,7 +113,8 @@ class NumpyOps(LayerOps):
         return (heads / np.sqrt((heads**2).mean(-1, keepdims=True) + eps)).reshape(x.shape)
 
     def qk_layer_norm(self, x, name, eps):
-        heads = x.reshape(len(x), *self._weight(name).shape)
+        weight = self._weight(name)  # of each head, or of all
+        heads = x.reshape(len(x), -1 if weight.ndim == 1 else len(weight), weight.shape[-1])
         return self.layer_norm(heads, name, eps).reshape(x.shape)
 
     def rope(self, x, rotation, head_dim, *, interleaved=False):

@@ -18,7 +18,7 @@ COMPOSED = (
 # Cases whose forward has an op that no first case of a model_type has.
 MORE = (
     "cohere-qknorm", "gemma4-dense", "gemma4-experts", "stablelm-qknorm", "mixtral-balanced",
-    "ernie4_5_moe-balanced-experts", "olmoe-limited",
+    "ernie4_5_moe-balanced-experts", "olmoe-limited", "phi-qknorm",
 )  # fmt: skip
 
 

@@ -47,7 +47,7 @@ CHANGES = {
     "stablelm": {"use_qkv_bias": True},
     "stablelm heads": {"qk_layernorm": True, "use_parallel_residual": True},
     "starcoder2": {"sliding_window": None}, "nemotron": {"head_dim": 12},
-    "gpt_neox": {"hidden_act": "gelu_new"},
+    "phi": {}, "gpt_neox": {"hidden_act": "gelu_new"},
     "gpt_neox serial": {"use_parallel_residual": False, "hidden_act": "gelu_new",
                         "tie_word_embeddings": True},
     "apertus": {"attention_bias": False, "tie_word_embeddings": True},

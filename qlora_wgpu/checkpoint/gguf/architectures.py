@@ -202,6 +202,18 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "cohere2": GGUFArchitecture(
         "cohere2", "Cohere2ForCausalLM", layer_norms.cohere2, epsilon=(MEAN, "layer_norm_eps")
     ),
+    "phi2": GGUFArchitecture(
+        "phi",
+        "PhiForCausalLM",
+        layer_norms.phi2,
+        names=(
+            ("attn_output", "self_attn.dense"),
+            ("ffn_up", "mlp.fc1"),
+            ("ffn_down", "mlp.fc2"),
+        ),
+        outside=(("output_norm", "model.final_layernorm"),),
+        epsilon=(MEAN, "layer_norm_eps"),
+    ),
     "gptneox": GGUFArchitecture(
         "gpt_neox",
         "GPTNeoXForCausalLM",

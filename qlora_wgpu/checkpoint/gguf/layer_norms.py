@@ -8,6 +8,7 @@ from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.heads import usual_scale, whole_heads
 from qlora_wgpu.checkpoint.gguf.keys import Keys
 from qlora_wgpu.checkpoint.gguf.windows import window_pattern
+from qlora_wgpu.errors import UnsupportedModelError
 
 Config = dict[str, Any]
 
@@ -45,6 +46,16 @@ def nemotron(keys: Keys, file: GGUFFile, config: Config) -> Config:
         "attention_bias": "blk.0.attn_q.bias" in file,
         "mlp_bias": "blk.0.ffn_up.bias" in file,
     }
+
+
+def phi2(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    """Phi 1, 1.5 and 2, which have biases everywhere."""
+    if "blk.0.attn_qkv.weight" in file:
+        raise UnsupportedModelError(
+            f"{file.path} has q, k and v of Phi 2 in one tensor, as old files do: take a newer "
+            "one, or the model's safetensors version"
+        )
+    return {**_rotated_in_part(keys, config), "hidden_act": "gelu_new", "qk_layernorm": False}
 
 
 def cohere(keys: Keys, file: GGUFFile, config: Config) -> Config:

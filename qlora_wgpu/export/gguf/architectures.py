@@ -111,6 +111,13 @@ ARCHITECTURES = {
     "granitemoe": LlamaCpp("GRANITE_MOE", pairs=True, biases=(), scalings=_FACTORS),
     "granitemoeshared": LlamaCpp("GRANITE_MOE", pairs=True, biases=(), scalings=_FACTORS),
     "hunyuan_v1_moe": LlamaCpp("HUNYUAN_MOE", biases=()),
+    "phi": LlamaCpp(
+        "PHI2",
+        head="own",
+        is_square=True,
+        biases=(*_QKV, "dense", "fc1", "fc2"),
+        activation=_GELU,
+    ),
     "gpt_neox": LlamaCpp(
         "GPTNEOX",
         head="own",

@@ -154,6 +154,12 @@ def _gpt_neox(keys: ModelKeys) -> None:
     keys.values["use_parallel_residual"] = keys.decoder.layers[0].order.parallel
 
 
+def _phi(keys: ModelKeys) -> None:
+    check_scales(keys)
+    if keys.attentions[0].qk_norm is not None:
+        raise keys.refuse("norms of heads (qk_layernorm)")
+
+
 def _biased(keys: ModelKeys) -> None:
     check_scales(keys)
     if not all(spec.bias for spec in keys.decoder.architecture().linears):
@@ -217,6 +223,7 @@ OTHERS: dict[str, Callable[[ModelKeys], None]] = {
     "stablelm": _stablelm,
     "starcoder2": _biased,
     "gpt_neox": _gpt_neox,
+    "phi": _phi,
     "cohere": _cohere,
     "cohere2": _cohere,
     "apertus": _apertus,

@@ -215,17 +215,24 @@ def check_qk_norm(run: Runner, heads: int, head_dim: int, exact_gradient: bool) 
     run.compare(got_dx, exact.reshape(got_dx.shape), dx.dtype, by_row=True)
 
 
-@each((4, 24, True), (3, 22, True), (4, 24, False), (3, 22, False))
-def check_qk_layer_norm(run: Runner, heads: int, head_dim: int, exact_gradient: bool) -> None:
-    """y and dx of heads with weights of their own."""
+@each(
+    (4, 24, True), (3, 22, True), (4, 24, False), (3, 22, False), (4, 24, True, 1),
+    (3, 22, False, 1), (3, 22, True, 3),
+)  # fmt: skip
+def check_qk_layer_norm(
+    run: Runner, heads: int, head_dim: int, exact_gradient: bool, biases: int = 0
+) -> None:
+    """y and dx of heads with weights of their own, or with one weight and one bias."""
     x, dy = uneven("x", _ROWS, heads * head_dim), normal("dy", _ROWS, heads * head_dim)
     x += 0.5 * np.abs(x).max(axis=1, keepdims=True)  # a mean to be taken away
-    weight = normal("weight", heads, head_dim)
+    weight = normal("weight", biases or heads, head_dim)
+    bias = normal("bias", biases, head_dim) if biases else None
     tx = run.operand(x, grad=True)
-    y = qk_layer_norm(run.graph, tx, run.float32(weight), 1e-5)
+    added = None if bias is None else run.float32(bias)
+    y = qk_layer_norm(run.graph, tx, run.float32(weight), 1e-5, added)
     (dx,) = run.gradients(y, run.float32(dy) if exact_gradient else run.operand(dy), tx)
     got_y, got_dx = run.run(y, dx)
     x, dy = run.rounded(x), dy if exact_gradient else run.rounded(dy)
-    run.compare(got_y, qk_layer_norm_reference.forward(x, weight, 1e-5), y.dtype, by_row=True)
+    run.compare(got_y, qk_layer_norm_reference.forward(x, weight, 1e-5, bias), y.dtype, by_row=True)
     exact = qk_layer_norm_reference.backward(dy, x, weight, 1e-5)
     run.compare(got_dx, exact, dx.dtype, by_row=True)

@@ -33,36 +33,42 @@ def _targets(*shape: int) -> np.ndarray:
     return targets
 
 
-def _head(run: Runner, head: Array, softcap: float | None) -> Head:
+def _head(run: Runner, head: Array, softcap: float | None, bias: Array | None = None) -> Head:
     """A head in three shards of two blocks, the logits of few rows at once."""
     g = run.graph
     g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 112, head_block=256)
     pieces = tuple((i, run.weight(head[i : i + 512])) for i in (0, 512, 1024))
-    return Head(DenseMatrix(_VOCAB, _COLUMNS, pieces), 0.7, softcap)
+    added = None if bias is None else run.float32(bias[None])
+    return Head(DenseMatrix(_VOCAB, _COLUMNS, pieces), 0.7, softcap, bias=added)
 
 
 @each(
     *((cap, *objective) for cap in (None, 5.0) for objective in ((0.0, 0.0), (0.1, 0.01))),
-)
+    (None, 0.0, 0.0, True), (5.0, 0.1, 0.01, True),
+)  # fmt: skip
 def check_cross_entropy(
-    run: Runner, softcap: float | None, smoothing: float, z_loss: float
+    run: Runner, softcap: float | None, smoothing: float, z_loss: float, biased: bool = False
 ) -> None:
     """Summed loss through lm_head, and the gradient of the hidden states, in several chunks.
 
-    Of some rows all tokens are as likely: the logarithm is taken of numbers of all sizes.
+    Of some rows all tokens are as likely: the logarithm is taken of numbers of all sizes. A bias is
+    a further column of the head, which a column of ones meets.
     """
     rows, targets = math.prod(_BATCH), _targets(*_BATCH)
     hidden, head = normal("hidden", rows, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
     hidden *= np.array([0.05, 1.0])[np.arange(rows) % 2, None]
+    bias = normal("bias", _VOCAB) if biased else None
     th = run.operand(hidden, grad=True)
     stats = run.float32(np.array([[1000.0, 7.0, 3.0, 4.0, 5.0]]))
     batch = run.batch(np.ones(_BATCH, np.int64), targets=targets)
     cross_entropy(
-        run.graph, th, _head(run, head, softcap), batch, stats, gradient=True,
+        run.graph, th, _head(run, head, softcap, bias), batch, stats, gradient=True,
         objective=Objective(smoothing, z_loss),
     )  # fmt: skip
     got_stats, got = run.run(stats, run.graph.gradient_of(th))
     hidden, head = run.rounded(hidden), run.rounded_weight(head)
+    if bias is not None:
+        hidden, head = np.c_[hidden, np.ones(rows)], np.c_[head, bias / 0.7]
     options = (0.7, softcap, smoothing, z_loss)
     flat = targets.ravel()
     loss = cross_entropy_reference.forward(hidden, head, flat, *options)
@@ -71,7 +77,7 @@ def check_cross_entropy(
     sums = (1000.0 + loss, 7.0 + labels, 3.0, 4.0, 5.0 + hits)
     for value, exact in zip(got_stats[0], sums, strict=True):
         run.compare(value, np.array(exact))
-    exact = cross_entropy_reference.backward(hidden, head, flat, *options)
+    exact = cross_entropy_reference.backward(hidden, head, flat, *options)[:, :_COLUMNS]
     # The logits' gradient is an operand.
     run.compare(got, exact, inner=ROUNDING[run.dtype])
 
