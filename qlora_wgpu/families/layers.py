@@ -10,9 +10,10 @@ import numpy as np
 
 from qlora_wgpu.families.family import Modules
 from qlora_wgpu.families.rope import Rope
+from qlora_wgpu.graph.dtype import padded
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.parking import Parking
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.graph.tensor import Tensor, row
 from qlora_wgpu.kernels.experts import EXPERT_TILE, NEW_TOKENS_TILE
 from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
@@ -149,9 +150,15 @@ class LayerOps:
 
     def plain_qk_norm(self, x: Tensor, head_dim: int, eps: float) -> Tensor:
         """RMSNorm of each head without a weight."""
-        if head_dim not in self._ones:
-            self._ones[head_dim] = self.g.constant("ones", np.ones(head_dim, np.float32))
-        return qk_norm(self.g, x, self._ones[head_dim], eps)
+        return qk_norm(self.g, x, self._weight_of_ones(head_dim), eps)
+
+    def _weight_of_ones(self, size: int) -> Tensor:
+        """As norms' weights are, so that what they make of padding stays zero."""
+        if size not in self._ones:
+            padded_ones = (np.arange(padded(size)) < size).astype(np.float32)
+            table = self.g.constant("ones", padded_ones)
+            self._ones[size] = row("ones", size, "float32", table.storage)
+        return self._ones[size]
 
     def qk_layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """LayerNorm of each head by its row of the weight of that module, or by all heads' one."""
@@ -162,6 +169,10 @@ class LayerOps:
         """LayerNorm by the weight, and the bias if there is one, of that module."""
         norms = self._modules.norms
         return layer_norm(self.g, x, norms[name + ".weight"], norms.get(name + ".bias"), eps)
+
+    def plain_layer_norm(self, x: Tensor, eps: float) -> Tensor:
+        """LayerNorm without a weight."""
+        return layer_norm(self.g, x, self._weight_of_ones(x.columns), None, eps)
 
     def xielu(self, x: Tensor, name: str) -> Tensor:
         """xIELU by the scalars of that module."""

@@ -39,14 +39,18 @@ class LayerNorm:
         eps: Added to the variance.
         bias: Whether there is one.
         offset: Added to the stored weight: 1 where files hold weight - 1.
+        weight: Whether there is one; without, there is no bias either.
     """
 
     eps: float
     bias: bool
     offset: float = 0.0
+    weight: bool = True
 
     def weights(self, name: str, size: int) -> Weights:
-        """The weight, and the bias if there is one, of the module of that name."""
+        """The weight, and the bias, if there are any, of the module of that name."""
+        if not self.weight:
+            return Weights()
         leaves = ("weight", "bias") if self.bias else ("weight",)
         return Weights(norms={f"{name}.{leaf}": size for leaf in leaves})
 
@@ -58,6 +62,8 @@ class LayerNorm:
         """
         if residual is not None:
             raise GraphError(f"{name}: a LayerNorm cannot stand after a half of a layer")
+        if not self.weight:
+            return ops.plain_layer_norm(x, self.eps)
         return ops.layer_norm(x, name, self.eps)
 
 

@@ -140,6 +140,11 @@ def _gemma3(rng: random.Random, c: Config) -> None:
     }
 
 
+def _olmo(rng: random.Random, c: Config) -> None:
+    _plain(rng, c)
+    c["clip_qkv"] = rng.choice((None, 0.6, 2.0))
+
+
 def _olmo3(rng: random.Random, c: Config) -> None:
     windowed(rng, c)
     c["attention_bias"] = flag(rng)
@@ -245,5 +250,5 @@ FAMILIES: dict[str, Callable[[random.Random, Config], None]] = {
     "glm4_moe": glm4_moe, "glm4": partial, "phi3": _phi, "mixtral": mixture,
     "qwen2_moe": mixture, "qwen3_moe": mixture, "olmoe": mixture, "ernie4_5": _ernie,
     "ernie4_5_moe": ernie_moe, "gpt_oss": gpt_oss, "seed_oss": _seed,
-    "gpt_neox": _neox, "phi": _phi_2,
+    "gpt_neox": _neox, "olmo": _olmo, "phi": _phi_2,
 }  # fmt: skip

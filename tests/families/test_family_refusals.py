@@ -146,6 +146,7 @@ REFUSED = {
         "deepseek_v3", {"num_key_value_heads": 6, "partial_rotary_factor": 0.5},
         "partial_rotary_factor = 0.5",
     ),
+    "clipped to nothing, densely": ("olmo", {"clip_qkv": 0}, "clip_qkv must be a number above"),
     "clipped to nothing": ("olmoe", {"clip_qkv": 0}, "clip_qkv must be a number above zero"),
     "parts of heads": ("gpt_neox", {"num_attention_heads": 7}, "72 is no multiple of num_att"),
     "heads by their own size": ("gpt_neox", {"head_dim": 8}, r"head_dim = 8 .*None, 12"),

@@ -434,6 +434,14 @@ CASES = {
             "hidden_size": 120, **rope("default", partial_rotary_factor=1.0),
         },
     ),
+    "olmo": (  # rows that are no whole units
+        "olmo",
+        {
+            **WIDE, "attention_bias": True, "clip_qkv": 1.5, "num_key_value_heads": 3,
+            "hidden_size": 61,
+        },
+    ),
+    "olmo-plain": ("olmo", {"clip_qkv": None, "tie_word_embeddings": True}),
     "lfm2": (
         "lfm2",
         {

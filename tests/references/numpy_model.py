@@ -104,6 +104,10 @@ class NumpyOps(LayerOps):
         y = self._weight(name) * centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
         return y + self.array(f"{name}.bias") if f"{name}.bias" in self._arrays else y
 
+    def plain_layer_norm(self, x, eps):
+        centred = x - x.mean(-1, keepdims=True)
+        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + eps)
+
     def qk_norm(self, x, name, eps):
         heads = x.reshape(len(x), -1, self._weight(name).shape[-1])
         return self.rms_norm(heads, name, eps).reshape(x.shape)

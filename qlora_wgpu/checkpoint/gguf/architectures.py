@@ -161,6 +161,9 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
         "phi3", "Phi3ForCausalLM", plain.phi3, names=(("ffn_up", "mlp.gate_up_proj"),)
     ),
     "granite": GGUFArchitecture("granite", "GraniteForCausalLM", plain.granite, pairs=True),
+    "olmo": GGUFArchitecture(
+        "olmo", "OlmoForCausalLM", layer_norms.olmo, pairs=True, epsilon=(MEAN, "layer_norm_eps")
+    ),
     "olmo2": GGUFArchitecture("olmo2", "Olmo2ForCausalLM", more.olmo2, names=_POST_NORMS),
     "gpt-oss": GGUFArchitecture(
         "gpt_oss",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.heads import usual_scale, whole_heads
 from qlora_wgpu.checkpoint.gguf.keys import Keys
@@ -11,6 +13,7 @@ from qlora_wgpu.checkpoint.gguf.windows import window_pattern
 from qlora_wgpu.errors import UnsupportedModelError
 
 Config = dict[str, Any]
+EPS = 1e-5  # of OLMo 1, whose config.json does not say it
 
 
 def stablelm(keys: Keys, file: GGUFFile, config: Config) -> Config:
@@ -56,6 +59,17 @@ def phi2(keys: Keys, file: GGUFFile, config: Config) -> Config:
             "one, or the model's safetensors version"
         )
     return {**_rotated_in_part(keys, config), "hidden_act": "gelu_new", "qk_layernorm": False}
+
+
+def olmo(keys: Keys, file: GGUFFile, config: Config) -> Config:
+    """OLMo 1, whose norms have no weights."""
+    whole_heads(keys, config)
+    keys.refuse("attention.layer_norm_epsilon", EPS, float(np.float32(EPS)))
+    return {
+        "clip_qkv": keys.number("attention.clamp_kqv", 0.0) or None,
+        "attention_bias": False,
+        "pad_token_id": file.metadata.get("tokenizer.ggml.padding_token_id"),
+    }
 
 
 def cohere(keys: Keys, file: GGUFFile, config: Config) -> Config:

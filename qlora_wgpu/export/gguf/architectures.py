@@ -87,6 +87,7 @@ ARCHITECTURES = {
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": _GEMMA4,
     "phi3": LlamaCpp("PHI3", is_square=True, scalings=("longrope",)),
+    "olmo": LlamaCpp("OLMO", pairs=True, is_square=True, biases=()),
     "olmo2": LlamaCpp("OLMO2", head="own", is_square=True, biases=()),
     "starcoder2": LlamaCpp(
         "STARCODER2", is_square=True, biases=(*_QKV, "o_proj", "c_fc", "c_proj"), activation=_GELU

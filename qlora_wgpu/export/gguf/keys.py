@@ -160,6 +160,13 @@ def _phi(keys: ModelKeys) -> None:
         raise keys.refuse("norms of heads (qk_layernorm)")
 
 
+def _olmo(keys: ModelKeys) -> None:
+    check_scales(keys)
+    clip = keys.attentions[0].clip
+    if clip is not None:
+        keys.values["attention.clamp_kqv"] = float(clip)
+
+
 def _biased(keys: ModelKeys) -> None:
     check_scales(keys)
     if not all(spec.bias for spec in keys.decoder.architecture().linears):
@@ -224,6 +231,7 @@ OTHERS: dict[str, Callable[[ModelKeys], None]] = {
     "starcoder2": _biased,
     "gpt_neox": _gpt_neox,
     "phi": _phi,
+    "olmo": _olmo,
     "cohere": _cohere,
     "cohere2": _cohere,
     "apertus": _apertus,
