@@ -9,6 +9,7 @@ from qlora_wgpu.config import Config, LoraConfig, QuantConfig
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.soundness import run_launches
@@ -103,6 +104,28 @@ def test_every_statement_of_an_objective_over_answers_is_checked(device, name, o
     ran = list(run_launches(settings, layout, 24))
     paths = {launch.path for launch in ran}
     assert ("preference/divergence.wgsl" in paths) == (objective == "kto")
+    _, missing = covering(statements(ran), traced(device, profile, "bfloat16"))
+    assert not missing, sorted(missing)
+
+
+@pytest.mark.parametrize("gradient", ["float32", "bfloat16"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "lion"])
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_statement_of_an_update_is_checked(device, name, optimizer, gradient, traced):
+    profile = PROFILES[name] or device.profile
+    settings = Config.model_validate(
+        {
+            "model": {"path": "none"},
+            "train": {"gradient_dtype": gradient},
+            "optim": {"name": optimizer},
+        }
+    )
+    layout = ModelLayout(
+        Pretrained.from_config(with_head_dim(CONFIGS["llama"], 24)), LoraConfig(r=5),
+        QuantConfig(), "bfloat16", profile=profile, max_binding=1 << 27,
+        forms=AdapterForms.of(settings),
+    )  # fmt: skip
+    ran = list(run_launches(settings, layout, 24))
     _, missing = covering(statements(ran), traced(device, profile, "bfloat16"))
     assert not missing, sorted(missing)
 

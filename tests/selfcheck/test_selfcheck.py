@@ -24,6 +24,7 @@ from qlora_wgpu.selfcheck import (
     ensure_sound,
     remembered,
     results,
+    runner,
     variants,
 )
 from qlora_wgpu.selfcheck.runner import Runner, Traced, Tracer
@@ -71,6 +72,14 @@ def test_everything_is_checked(device, traced_once, monkeypatch):
     paths = {path.relative_to(folder).as_posix() for path in folder.rglob("*.wgsl")}
     kernel_paths = {path for path in paths if path.split("/")[0] not in NO_KERNELS}
     assert launched == {path for path in kernel_paths if not path.endswith("_matrix.wgsl")}
+
+
+def test_finding_out_what_checks_launch_runs_nothing(device, monkeypatch):
+    """What a run does not need may be what its driver refuses, or crashes of."""
+    programs = []
+    monkeypatch.setattr(runner, "Program", lambda *given: programs.append(given))
+    assert results._traced(device, device.profile, "bfloat16")
+    assert not programs
 
 
 @pytest.fixture
