@@ -31,7 +31,11 @@ PROFILES = {
     "few registers": gpu_profile(None, few_registers=True),
     "loads ahead": gpu_profile(None, hoists_loads=True),
     "matrix units": gpu_profile(MatrixShape(16, 16, 16, 32), Limits(1024, 49_152)),
+    "matrix units, deep": gpu_profile(
+        MatrixShape(16, 16, 16, 32), Limits(1024, 49_152), deep_tiles=True
+    ),
     "matrix units of 8": gpu_profile(MatrixShape(8, 8, 8, 32)),
+    "matrix units of f32": gpu_profile(MatrixShape(8, 8, 8, 32, "f32")),
 }
 CONFIGS = traced_configs()
 SETTINGS = (
@@ -40,20 +44,20 @@ SETTINGS = (
 )
 
 
-def launches(family, index, dtype, profile, lora=None):
+def launches(family, index, dtype, profile, lora=None, head_dim=0, length=24):
     """All that a run of a family launches, its options and heads in turn."""
     lora = lora or LoraConfig(
         r=5, lora_dropout=0.0 if index % 4 == 1 else 0.1, use_dora=index % 2 == 1,
         trainable_token_indices=[0, 7],
     )  # fmt: skip
     quant = QuantConfig(scheme=("nf4", "none")[index // 2 % 2], double_quant=index % 3 > 0)
-    config = with_head_dim(CONFIGS[family], (24, 64, 128)[index % 3])
+    config = with_head_dim(CONFIGS[family], head_dim or (24, 64, 128)[index % 3])
     train = {"compute_dtype": dtype, "per_device_train_batch_size": 2, **SETTINGS[index % 2]}
     settings = Config.model_validate({"model": {"path": "none"}, "train": train})
     layout = ModelLayout(
         Pretrained.from_config(config), lora, quant, dtype, profile=profile, max_binding=1 << 27
     )
-    return list(run_launches(settings, layout, 24))
+    return list(run_launches(settings, layout, length))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -68,6 +72,35 @@ def test_every_statement_is_checked(device, name, dtype, traced):
         cases, missing = covering(statements(ran), executed)
         assert not missing, (family, sorted(missing))
         assert_chosen_for_a_reason(cases, statements(ran), executed)
+
+
+ODD = {
+    # Heads that are no whole products of matrix units, and those of which few registers hold a row.
+    "gemma2": (20, 252),
+    # Latent attention, whose values are narrower than its keys; products whose sums norms add up.
+    "glm4_moe_lite": (72,),
+    "glm4": (256,),
+    "mixtral": (256,),
+    # Norms of whole queries and keys, which want them in float32.
+    "olmo3": (64,),
+    # Layers so narrow that invocations make them one by one, with biases.
+    "ernie4_5": (8,),
+}
+
+
+@pytest.mark.parametrize("family", ODD)
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_statement_of_other_heads_is_checked(device, name, family, traced):
+    """Shapes that families are not traced with above, which other kernels or cuts take."""
+    profile = PROFILES[name] or device.profile
+    for head_dim in ODD[family]:
+        for index in (0, 3):
+            dtype = ("bfloat16", "float32")[index % 2]
+            ran = launches(
+                family, index, dtype, profile, LoraConfig(r=8), head_dim=head_dim, length=33
+            )
+            _, missing = covering(statements(ran), traced(device, profile, dtype))
+            assert not missing, (head_dim, dtype, sorted(missing))
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])

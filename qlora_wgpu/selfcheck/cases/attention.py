@@ -38,6 +38,9 @@ _LONG = np.array(
     (64, 7, None, True, True, True),
     (64, 70, 3.0, False, False, False),
     (128, None, None, True, False, False),
+    # No matrix unit has whole products of these, and 252 take as many registers as 256.
+    (20, 7, 3.0, False, True, False),
+    (252, None, None, True, False, False),
 )
 def check_attention(
     run: Runner,

@@ -30,7 +30,9 @@ from qlora_wgpu.selfcheck.runner import Array, Runner
 @each(
     ((136, 24, 40), 72, 8, 0, False),
     ((144, 136), 72, 16, 1, False),
+    ((144, 136), 72, 16, 2, False),
     ((8, 16), 64, 8, 2, True),
+    ((8, 16, 24), 64, 8, 0, True),
     ((24, 8, 40), 136, 0, 0, False),
     ((1024, 72, 8), 128, 24, 0, False),
     ((136, 24, 40), 72, 8, 0, True),

@@ -299,7 +299,7 @@ def check_long_product(run: Runner) -> None:
 @each((True,), (False,))
 def check_norm_between_long_products(run: Runner, has_residual: bool) -> None:
     """A norm of a product that GPUs make in parts, whose gradient comes in parts, too."""
-    rows, inner, width, g = 5, 1100, 52, run.graph
+    rows, inner, width, g = 5, 1100, 100, run.graph
     x, skip = normal("x", rows, inner), normal("skip", rows, width) * has_residual
     first, second = normal("first", width, inner), normal("second", inner, width)
     weight, dz = normal("weight", width), normal("dz", rows, inner)

@@ -10,7 +10,7 @@ from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.linear import linear
-from qlora_wgpu.ops.linear_group import linear_group
+from qlora_wgpu.ops.linear_group import linear_group, most_layers
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.modules import DenseMatrix, Head, Linear
 from qlora_wgpu.ops.strips import StripStore
@@ -19,6 +19,7 @@ from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import linear as reference
 from qlora_wgpu.selfcheck.cases.common import each, filled_adapter, normal
 from qlora_wgpu.selfcheck.cases.few_rows import in_one_range, new_tokens, stored_weight
+from qlora_wgpu.selfcheck.cases.groups import in_one_storage
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
 
@@ -68,9 +69,17 @@ def multiplied(run: Runner, stored: QuantizedWeight, *, dense: bool) -> Array:
     return run.rounded_weight(w) if dense and run.graph.profile.textures else w
 
 
-@each((False, 8, "qkv"), (True, 0, "qkv"), (True, 8, "kv"))
-def check_strips_of_a_group(run: Runner, dense: bool, r: int, letters: str) -> None:
-    """Two or three layers of one input, one below the other in the strips."""
+@each(
+    (False, 8, "qkv", False),
+    (True, 0, "qkv", False),
+    (True, 8, "kv", False),
+    (True, 8, "qkv", True),
+)
+def check_strips_of_a_group(
+    run: Runner, dense: bool, r: int, letters: str, exact_type: bool
+) -> None:
+    """Two or three layers of one input, one below the other; with biases where in float32."""
+    letters = letters[: most_layers(run.graph, with_bias=exact_type, with_lora=r > 0)]
     names = [f"model.layers.0.{name}_proj" for name in letters]
     outer, rows, inner = (136, 24, 40)[-len(names) :], 3, 64
     specs = [LinearSpec(n, columns, inner) for n, columns in zip(names, outer, strict=True)]
@@ -80,18 +89,20 @@ def check_strips_of_a_group(run: Runner, dense: bool, r: int, letters: str) -> N
     store = StripStore(dense=dense)
     store.of_quantized(run.graph, matrices)
     store.fill(run.graph)
+    biases = [normal(f"bias {n}", columns) * exact_type for n, columns in enumerate(outer)]
+    given = in_one_storage(biases) if exact_type else [None for _ in names]
     layers = [
-        Linear(name, matrix, None, adapter.loras[name] if r else None)
-        for name, matrix in zip(names, matrices, strict=True)
+        Linear(name, matrix, bias, adapter.loras[name] if r else None)
+        for name, matrix, bias in zip(names, matrices, given, strict=True)
     ]
-    x = normal("x", rows, inner)
-    ys = linear_group(run.graph, run.operand(x), layers, reading_strips(rows, store))
+    x, flags = normal("x", rows, inner), [exact_type for _ in names]
+    ys = linear_group(run.graph, run.operand(x), layers, reading_strips(rows, store), flags)
     got = run.run(*ys)
     x = run.rounded(x)
     for index, (name, weight) in enumerate(zip(names, stored, strict=True)):
         a, b = (parts[n] * (r > 0) for n in parts if name in n)
         w = multiplied(run, weight, dense=dense)
-        exact = reference.forward(x, w, np.zeros(len(w)), a, b, 2.0, np.ones_like(x))
+        exact = reference.forward(x, w, biases[index], a, b, 2.0, np.ones_like(x))
         run.compare(got[index], exact, ys[index].dtype)
 
 

@@ -74,3 +74,13 @@ def check_trained_matrix(run: Runner, confidence: bool) -> None:
     exact = reference.head_gradient(dlogits, factors[0], _HEAD_SCALE)
     exact += reference.lookup_gradient(dy, ids.ravel(), _VOCAB, _SCALE, _PADDING)
     run.compare(got_gradient, 1.0 + exact, inner=inner)
+
+
+def check_trained_matrix_alone(run: Runner) -> None:
+    """An embedding that is no head is written as operands have it, not as weights."""
+    rows = no_ties("rows", _VOCAB, _COLUMNS)
+    trained = TrainedMatrix("embed", _parts(run.float32(rows)), (), _PADDING)
+    piece = run.operand(np.zeros_like(rows))
+    write_whole(run.graph, trained, ((0, piece),))
+    (got,) = run.run(piece)
+    run.compare_exactly(got, run.rounded(rows))

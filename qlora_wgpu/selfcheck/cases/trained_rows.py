@@ -18,6 +18,7 @@ from qlora_wgpu.reference import cross_entropy as cross_entropy_reference
 from qlora_wgpu.reference import trained_rows as reference
 from qlora_wgpu.selfcheck.cases.common import each, no_ties, normal
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
+from qlora_wgpu.selfcheck.runner import rounded as rounded_to
 
 _VOCAB, _COLUMNS = 1101, 21
 _BATCH = (3, 37)
@@ -103,16 +104,17 @@ def check_trained_rows_of_an_embedding(run: Runner) -> None:
     run.compare(got, _SCALE * held[ids.ravel()])
 
 
-@each((False,), (True,))
-def check_trained_rows_looked_up(run: Runner, rounded: bool) -> None:
-    """Rows of a matrix in host memory, and the gradient of an embedding alone."""
+@each((False, False), (True, True))
+def check_trained_rows_looked_up(run: Runner, rounded: bool, is_head: bool) -> None:
+    """Rows of a matrix in host memory, the head's if tied, and the gradient of an embedding."""
     g, ids, rows = run.graph, _ids(), normal("rows", len(_TOKENS), _COLUMNS)
     weight, dy = normal("weight", _VOCAB, _COLUMNS), normal("dy", ids.size, _COLUMNS)
     trained = _trained(run, rows)
-    host = HostMatrix(_VOCAB, _COLUMNS, run.dtype, trained=trained)
+    dtype = g.weight_dtype if is_head else run.dtype
+    host = HostMatrix(_VOCAB, _COLUMNS, dtype, trained=trained)
     batch = run.batch(np.ones(_BATCH, np.int64), ids)
     table = batch.rows_of(host).table
-    held = stored_bits(pad_rows(weight[ids.ravel()].astype(np.float32)), run.dtype)
+    held = stored_bits(pad_rows(weight[ids.ravel()].astype(np.float32)), dtype)
     assert table.storage is not None
     table.storage.data = held
     y = embedding(g, host, batch, _SCALE)
@@ -120,7 +122,7 @@ def check_trained_rows_looked_up(run: Runner, rounded: bool) -> None:
     run.gradients(y, cotangent, trained.rows)
     sum_up(g, trained)
     got, drows = run.run(y, trained.gradient)
-    held = reference.overwritten(run.rounded(weight), _TOKENS, run.rounded(rows))
+    held = reference.overwritten(rounded_to(weight, dtype), _TOKENS, rounded_to(rows, dtype))
     run.compare(got, _SCALE * held[ids.ravel()])
     dy = run.rounded(dy) if rounded else dy
     exact = reference.lookup_gradient(dy, ids.ravel(), _TOKENS, _SCALE, _PADDING)
