@@ -2,6 +2,8 @@
 
 usage: python benchmarks/gpu_compiler.py [--json FILE] [--driver amd] [--family navi21]
            [--shim FILE] [--subgroup N] [--model NAME ...] [--products KIND ...] [--backend NAME]
+           [--rank N] [--targets NAME ...] [--dropout P] [--dora] [--checkpointing]
+           [--compute-dtype TYPE]
            [--only PREFIX ...] [--seq N] [--layers N] [--assembly FOLDER]
 
 Every kernel of the models' training plans is made into SPIR-V by the WebGPU implementation on
@@ -22,6 +24,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -29,7 +32,7 @@ from compilers.capture import Capture
 from compilers.driver import Compiler, Outcome, driver_file, only
 from compilers.drivers import DRIVERS
 from compilers.plans import MODELS, profiles, trace
-from compilers.published import STEPS
+from compilers.published import STEPS, Step, step_of
 from compilers.report import show, to_json
 
 from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
@@ -97,6 +100,25 @@ def compiled(
         return outcomes | dict(zip(modules, compiled, strict=True))
 
 
+def steps(args: argparse.Namespace) -> dict[str, Step]:
+    """What is asked for, by its name, trained as is asked for beside that."""
+    asked: dict[str, object] = {
+        "r": args.rank, "lora_dropout": args.dropout, "use_dora": args.dora or None,
+        "target_modules": args.targets,
+    }  # fmt: skip
+    lora = {name: value for name, value in asked.items() if value is not None}
+    found = {name: step_of(name) for name in (STEPS if "all" in args.model else args.model)}
+    return {
+        name: replace(
+            step,
+            lora=step.lora | lora,
+            compute_dtype=args.compute_dtype or step.compute_dtype,
+            checkpointing=args.checkpointing or step.checkpointing,
+        )
+        for name, step in found.items()
+    }
+
+
 def run(args: argparse.Namespace) -> dict[str, object]:
     driver = DRIVERS[args.driver]
     compiler = Compiler(driver, args.family, args.shim, args.subgroup)
@@ -108,8 +130,8 @@ def run(args: argparse.Namespace) -> dict[str, object]:
     wanted = front.has_matrix_units or not {"matrix", "deep"}.isdisjoint(args.products)
     looked_at = profiles(own, args.products, compiler.units if wanted else None)
     plans = [
-        trace(model, kind, profile, args.seq, args.layers)
-        for model in (STEPS if "all" in args.model else args.model)
+        trace(model, step, kind, profile, args.seq, args.layers)
+        for model, step in steps(args).items()
         for kind, profile in looked_at.items()
     ]
     shaders = {
@@ -136,11 +158,16 @@ def main() -> int:
     parser.add_argument(
         "--model",
         nargs="+",
-        choices=(*STEPS, "all"),
         default=list(MODELS),
         metavar="NAME",
-        help=f"what is trained: {', '.join(STEPS)}, or all",
+        help=f"what is trained: {', '.join(STEPS)}, or all; a shape of `bench`, or a config.json",
     )
+    parser.add_argument("--rank", type=int, help="of the adapter, in place of 8")
+    parser.add_argument("--targets", nargs="+", metavar="NAME", help="modules that have one")
+    parser.add_argument("--dropout", type=float, help="of the adapter")
+    parser.add_argument("--dora", action="store_true", help="the adapter's kind")
+    parser.add_argument("--checkpointing", action="store_true", help="layers are computed again")
+    parser.add_argument("--compute-dtype", choices=("float32", "bfloat16"))
     parser.add_argument(
         "--products",
         nargs="+",

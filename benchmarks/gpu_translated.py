@@ -40,7 +40,7 @@ def gathered(models: list[str], only: tuple[str, ...]) -> list[Shader]:
     found: dict[str, Shader] = {}
     for model in models:
         for kind, profile in profiles(GPU_PROFILE, [], matrix=False).items():
-            found |= trace(model, kind, profile, 1024, 2).shaders
+            found |= trace(model, STEPS[model], kind, profile, 1024, 2).shaders
     shaders = [shader for label, shader in found.items() if label.startswith(only)]
     if not shaders:
         raise ConfigError(f"no kernel of these plans begins with {' or '.join(only)}")

@@ -73,11 +73,14 @@ def profiles(
     }
 
 
-def trace(model: str, kind: str, profile: Profile, seq: int, layers: int | None) -> KernelPlan:
+def trace(
+    model: str, step: Step, kind: str, profile: Profile, seq: int, layers: int | None
+) -> KernelPlan:
     """Traces a step and its update; no weight is made.
 
     Args:
-        model: A preset's name.
+        model: What it is called.
+        step: The model and how it is trained.
         kind: What the profile is called.
         profile: How kernels are cut.
         seq: Tokens of a row.
@@ -85,7 +88,7 @@ def trace(model: str, kind: str, profile: Profile, seq: int, layers: int | None)
     """
     launches: Counter[str] = Counter()
     shaders: dict[str, Shader] = {}
-    for launch in _launches(_layout(model, profile, layers), STEPS[model], seq):
+    for launch in _launches(_layout(model, step, profile, layers), step, seq):
         launches[launch.shader.label] += 1
         shaders[launch.shader.label] = launch.shader
     return KernelPlan(f"{model}, {kind}", launches, shaders)
@@ -94,20 +97,19 @@ def trace(model: str, kind: str, profile: Profile, seq: int, layers: int | None)
 def step_launches(model: str, profile: Profile, seq: int) -> list[Launch]:
     """What a training step launches, and its update."""
     step = STEPS[model]
-    layout = _layout(model, profile)
+    layout = _layout(model, step, profile)
     return [*layout.step(_options("train", step, seq)).plan.launches, *_update(layout, step)]
 
 
-def _layout(model: str, profile: Profile, layers: int | None = None) -> ModelLayout:
-    step = STEPS[model]
+def _layout(model: str, step: Step, profile: Profile, layers: int | None = None) -> ModelLayout:
     config = dict(step.config)
     if layers is not None:
         config["num_hidden_layers"] = layers
     return ModelLayout(
         Pretrained.from_config(config, model),
-        LoraConfig(r=8, lora_alpha=16, **step.lora),
+        LoraConfig(**{"r": 8, "lora_alpha": 16, **step.lora}),
         QuantConfig(),
-        "bfloat16",
+        step.compute_dtype,
         profile=profile,
         max_binding=MOST_BINDING,
     )

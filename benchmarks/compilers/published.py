@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.bench.shapes import config_of
+from qlora_wgpu.bench.shapes import SHAPES, config_of, find_shape
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.model.qlora_model import ComputeDtype
 from qlora_wgpu.ops.cross_entropy import PLAIN, Objective
 from qlora_wgpu.ops.preference import Preference
+from qlora_wgpu.presence import exists
 
 
 @dataclass(frozen=True)
@@ -16,12 +20,13 @@ class Step:
 
     Attributes:
         config: Its config.json.
-        lora: Keys of the section ``lora`` beside the rank.
+        lora: Keys of the section ``lora``; of rank 8 if it is not among them.
         objective: What is minimized.
         noise: NEFTune's α.
         balance: Factor of the loss that balances experts.
         checkpointing: Whether layers are computed again in the backward.
         optimizer: The setting ``optim.name``.
+        compute_dtype: Type of matmul operands.
     """
 
     config: dict[str, Any]
@@ -31,6 +36,7 @@ class Step:
     balance: float = 0.0
     checkpointing: bool = False
     optimizer: str = "adamw"
+    compute_dtype: ComputeDtype = "bfloat16"
 
 
 def _sizes(
@@ -133,3 +139,20 @@ STEPS: dict[str, Step] = {
         )
     ),
 }  # fmt: skip
+
+
+def step_of(model: str) -> Step:
+    """A step by its name, or a plain one of a shape's name, a config.json or a model's folder.
+
+    Raises:
+        ConfigError: If it is none of them.
+        QLoRAError: If the file is no model's that is trained here.
+    """
+    if model in STEPS:
+        return STEPS[model]
+    if model.lower() in map(str.lower, SHAPES) or exists(Path(model)):
+        return Step(dict(find_shape(model).config))
+    raise ConfigError(
+        f"there is no model {model!r}: give one of {', '.join({**STEPS, **SHAPES})}, all, or the "
+        "path of a model folder or of a config.json"
+    )

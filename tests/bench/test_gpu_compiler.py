@@ -107,8 +107,8 @@ def test_every_shader_is_in_the_plans(monkeypatch):
 
     launched = {
         shader.path
-        for name in STEPS
-        for shader in trace(name, "default", GPU_PROFILE, 1024, 2).shaders.values()
+        for name, step in STEPS.items()
+        for shader in trace(name, step, "default", GPU_PROFILE, 1024, 2).shaders.values()
     }
     folder = wgsl.shader_folder()
     every = {path.relative_to(folder).as_posix() for path in folder.rglob("*.wgsl")}
@@ -163,6 +163,44 @@ def test_a_missing_driver_is_a_sentence(driver, drivers, monkeypatch, tmp_path):
     monkeypatch.setattr(driver, "_FOLDERS", (str(tmp_path),))
     with pytest.raises(driver.DeviceError, match="apt-get install mesa-vulkan-drivers"):
         driver.Compiler(drivers["amd"])
+
+
+def test_any_model_and_adapter_is_compiled(tmp_path):
+    """A config.json by its path, with an adapter and operands that no step of ours has."""
+    config = {
+        "model_type": "llama", "hidden_size": 288, "intermediate_size": 520,
+        "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "head_dim": 72, "vocab_size": 1000,
+    }  # fmt: skip
+    file, figures = tmp_path / "config.json", tmp_path / "figures.json"
+    file.write_text(json.dumps(config))
+    done = run_script(
+        "--model", file, "--products", "default", "--json", figures, "--rank", 3, "--dropout", 0.1,
+        "--dora", "--targets", "q_proj", "down_proj", "--checkpointing", "--compute-dtype",
+        "float32",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = {row["kernel"]: row for row in json.loads(figures.read_text())["kernels"]}
+    assert not [kernel for kernel, row in rows.items() if row["spilled"] or row["scratch"]]
+    attention = [kernel for kernel in rows if kernel.startswith("attention/")]
+    assert any("HEAD_UNITS=18" in kernel for kernel in attention)  # 72 elements in fours
+    assert any(kernel.startswith("dora/") for kernel in rows)
+    assert any(kernel.startswith("dropout/") for kernel in rows)
+    assert not any("bfloat16" in kernel for kernel in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--model", "llama-9"), "there is no model 'llama-9': give one of llama-3.2-1b, "),
+        (("--rank", 0), "r in LoraConfig must be at least 1, got 0"),
+        (("--targets", "nothing"), "no adaptable layer is called 'nothing'"),
+    ],
+)
+def test_what_cannot_be_traced_is_a_sentence(arguments, said):
+    done = run_script(*arguments, "--layers", 1)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr and done.stderr.startswith("error: ")
 
 
 def test_kernels_that_are_not_there_are_a_sentence():
