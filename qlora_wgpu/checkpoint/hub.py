@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from qlora_wgpu.checkpoint.gguf.file import part_names, split_name
+from qlora_wgpu.checkpoint.hub_progress import waiting_bars
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.presence import exists, is_dir
 
@@ -84,11 +85,15 @@ def _snapshot(
     from huggingface_hub import errors
 
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                repository, allow_patterns=wanted, ignore_patterns=unwanted
+        with waiting_bars(name) as bars:
+            return Path(
+                huggingface_hub.snapshot_download(
+                    repository,
+                    allow_patterns=wanted,
+                    ignore_patterns=unwanted,
+                    tqdm_class=bars,
+                )
             )
-        )
     except errors.GatedRepoError as err:
         reason = "it is gated: accept its terms on its page and log in with `hf auth login`"
         raise CheckpointError(f"{name} cannot be downloaded: {reason}") from err

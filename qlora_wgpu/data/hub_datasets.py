@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
+from qlora_wgpu.checkpoint.hub_progress import waiting_bars
 from qlora_wgpu.data.hub_conversions import CONVERTED, choose_converted
 from qlora_wgpu.data.sources import ABOUT
 from qlora_wgpu.data.splits import TRAIN, Selection, by_split, canonical, chosen_split
@@ -118,9 +119,16 @@ def _folder_with(name: str, files: Sequence[str], branch: str) -> Path:
 
     if constants.HF_HUB_OFFLINE:
         return _cached(name, branch)
-    return Path(
-        snapshot_download(name, repo_type="dataset", revision=branch, allow_patterns=list(files))
-    )
+    with waiting_bars(name) as bars:
+        return Path(
+            snapshot_download(
+                name,
+                repo_type="dataset",
+                revision=branch,
+                allow_patterns=list(files),
+                tqdm_class=bars,
+            )
+        )
 
 
 def _cached(name: str, branch: str) -> Path:

@@ -50,6 +50,7 @@ def test_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hub.download(NAME) == tmp_path
     [(name, options)] = calls
     assert name == NAME
+    assert options.pop("tqdm_class").__name__ == "WaitingBar"
     kept = set(
         huggingface_hub.utils.filter_repo_objects(
             [
