@@ -78,8 +78,9 @@ def estimate(
 ) -> None:
     """Show how much memory training will take, without reading weights or using a GPU.
 
-    TARGET is a run's YAML (with overrides, as for train), a config.json, a model folder or a
-    shape's name, as for bench. The figures are the sum of the plan that training runs.
+    TARGET is a run's YAML (with overrides, as for train), a config.json, a model's folder or its
+    name on the hub, or a shape's name, as for bench. The figures are the sum of the plan that
+    training runs.
     """
     file = None if json_file is None else target_file("--json", json_file)
     what: Config | str = target

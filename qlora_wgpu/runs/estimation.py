@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from qlora_wgpu.bench.shapes import find_shape
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.config import Config, LoraConfig, ModelConfig, QuantConfig
 from qlora_wgpu.config.schema import DataConfig, TrainConfig
@@ -99,7 +100,8 @@ def estimate(
 
     Args:
         target: A run's configuration (a ``Config``, a YAML file's path, a mapping), or the path of
-            a config.json or model folder, or a shape's name such as ``"llama-3.1-8b"``.
+            a config.json or model folder, a model's name on the hub, of which no weights are
+            downloaded, or a shape's name such as ``"llama-3.1-8b"``.
         overrides: Texts such as ``"lora.r=8"``, for a YAML file.
         batch: Rows of a micro-batch, instead of the target's (1 without a run).
         seq: Tokens of a row, instead of the target's (1,024 without a run).
@@ -252,6 +254,8 @@ def _longest_batch(settings: Config) -> int:
 
 
 def _shape(text: str) -> Pretrained:
+    if name_on_hub(text) is not None and not exists(Path(text)):
+        return _base(text)
     shape = find_shape(text)
     if shape.weights == "random":
         return Pretrained.from_config(shape.config)

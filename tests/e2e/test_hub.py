@@ -41,8 +41,11 @@ def files(log):
 
 def test_a_run_from_the_hub(hub, tmp_path):
     env, log = hub
-    planned = run("estimate", "run.yaml", cwd=tmp_path, env=env)
-    assert planned.returncode == 0, planned.stderr
+    for target in ("owner/tiny-model", "run.yaml"):
+        planned = run("estimate", target, cwd=tmp_path, env=env)
+        assert planned.returncode == 0, planned.stderr
+        assert "total" in planned.stdout
+        assert "Fetching" not in planned.stderr
     assert "config.json" in files(log)
     shown = run("data", "run.yaml", "--json", cwd=tmp_path, env=env)
     assert shown.returncode == 0, shown.stderr
