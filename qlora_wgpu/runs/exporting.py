@@ -76,7 +76,7 @@ def check_target(path: Path, option: str) -> None:
     if path.suffix != SUFFIX:
         raise ConfigError(f"{option} {str(path)!r} must end in {SUFFIX}")
     if exists(path):
-        raise ConfigError(f"{path} is there already: choose another name, or remove it")
+        raise ConfigError(f"{path} is there already: choose another name with --gguf, or remove it")
 
 
 def export_model(
@@ -198,7 +198,9 @@ def _modelfile_beside(path: Path, text: str) -> Iterator[None]:
     beside, content = modelfile_of(path), text.encode()
     was_there = is_there(beside)
     if was_there and not _holds(beside, content):
-        raise ConfigError(f"{beside} is there already: choose another name, or remove it")
+        raise ConfigError(
+            f"{beside} is there already: choose another name with --gguf, or remove it"
+        )
     with atomic_file(beside) as unfinished:
         unfinished.write_bytes(content)
     try:

@@ -91,7 +91,8 @@ class TrainResult:
 
     def __repr__(self) -> str:
         """Steps, losses and folder in a line; the attributes have the rest."""
-        parts = [f"{self.steps:,} steps", f"{self.num_tokens:,} tokens in {self.seconds:,.0f} s"]
+        steps = f"{self.steps:,} step{'s' * (self.steps != 1)}"
+        parts = [steps, f"{self.num_tokens:,} tokens in {self.seconds:,.0f} s"]
         if self.eval_loss is not None:
             before = self.eval_loss_before
             start = "" if before is None else f"{before:.4f} before, "

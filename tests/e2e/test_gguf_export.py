@@ -179,7 +179,8 @@ def test_a_modelfile_that_its_user_has_changed_stays(place) -> None:
     changed.write_text("FROM ./model.gguf\nSYSTEM mine\n")
     done = run_here("export", "out", "--no-check", cwd=place)
     assert done.returncode == 2 and done.stderr == (
-        "error: out/model.Modelfile is there already: choose another name, or remove it\n"
+        "error: out/model.Modelfile is there already: choose another name with --gguf, or remove "
+        "it\n"
     )
     assert changed.read_text().endswith("SYSTEM mine\n")
     assert not (place / "out/model.gguf").exists()

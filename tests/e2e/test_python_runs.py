@@ -297,7 +297,7 @@ def test_a_prompt_of_another_kind_is_one_sentence(model, prompt):
 
 def test_what_a_notebook_shows_is_a_line(place, tmp_path):
     result = qlora_wgpu.train(place / "run.yaml", dir=tmp_path / "run", max_steps=1, quiet=True)
-    assert repr(result).startswith("TrainResult(1 steps, ") and str(result.run_dir) in repr(result)
+    assert repr(result).startswith("TrainResult(1 step, ") and str(result.run_dir) in repr(result)
     shown = repr(qlora_wgpu.estimate(place / "run.yaml", seq=32))
     assert shown.startswith("Estimate(") and "2 x 32 tokens" in shown
     assert len(repr(result)) < 300 and len(shown) < 200
