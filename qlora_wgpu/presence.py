@@ -55,3 +55,10 @@ def _mode(path: Path, *, follow_links: bool = True) -> int | None:
         if err.errno in _MISSING or of_windows in _MISSING_ON_WINDOWS:
             return None
         raise
+
+
+def broken_link(path: Path) -> str | None:
+    """What a path is called that is a link to nothing, or to itself; None for any other."""
+    if exists(path) or not is_there(path):
+        return None
+    return f"it is a link to {path.readlink()}, which leads nowhere"

@@ -92,6 +92,7 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
         invalid = [
             problem.sentence(_where(problem, file, path.name, origin))
             for problem in problems_of(err, suggest_key)
+            if problem.kind != "missing" or problem.key not in file.values  # no section: told above
         ]
         raise _error(path, file, unplaced + invalid, source) from None
     if unplaced:

@@ -18,6 +18,11 @@ _ENDINGS = "|".join(suffix[1:] for suffix in DATA_SUFFIXES)
 _NAME_ON_HUB = re.compile(rf"[\w.-]+/(?!.*\.(?:{_ENDINGS})$)[\w.-]+(?::[\w./-]+)?")
 
 
+def is_of_windows(path: str) -> bool:
+    r"""Whether a path has Windows' separators where they are ordinary characters."""
+    return os.sep == "/" and "\\" in path
+
+
 def is_inline_template(value: str) -> bool:
     """Whether ``data.chat_template`` is the template itself, not a path or built-in name."""
     return "{{" in value or "{%" in value or "\n" in value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import PROBLEMS_SHOWN
 
 _MAX_SHOWN = 60
+_WITH_COMMAS = re.compile(r"[+-]?[\d.]*\d,\d[\d.,]*", re.ASCII)
 
 _TYPE_WORDS = {
     "int_type": "must be an integer",
@@ -80,6 +82,8 @@ def _hint(kind: str, value: Any) -> str:
     if kind == "int_type" and isinstance(value, float) and value.is_integer():
         return f" (write {int(value)})"
     if kind in ("int_type", "float_type") and isinstance(value, str):
+        if _WITH_COMMAS.fullmatch(value.strip()):
+            return " (write fractions with a point, and thousands with nothing between)"
         try:
             float(value)
         except ValueError:

@@ -17,6 +17,7 @@ import yaml
 
 from qlora_wgpu.config.mistaken_paths import near_name, refuse_other_than_yaml
 from qlora_wgpu.config.yaml_aliases import written_out
+from qlora_wgpu.config.yaml_words import explain, place_of
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.files import UTF_16, file_bytes
 from qlora_wgpu.limits import YAML_BYTES, YAML_DEPTH, YAML_KEY, YAML_NODES
@@ -105,29 +106,13 @@ def _compose(text: str, name: str, *, aliases: bool = False) -> yaml.Node | None
         node = _compose_plain(text, name, aliases=aliases)
         return written_out(node, name) if aliases and node is not None else node
     except yaml.MarkedYAMLError as err:
-        mark = err.problem_mark or err.context_mark
-        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
-        raise ConfigError(f"{name}{where} is not valid YAML: {_explain(err)}") from None
+        raise ConfigError(f"{name}{place_of(err)} is not valid YAML: {explain(err)}") from None
     except yaml.reader.ReaderError as err:
         line = text[: err.position].count("\n") + 1
         code = err.character if isinstance(err.character, int) else ord(err.character)
         raise ConfigError(
             f"{name} (line {line}) holds the control character U+{code:04X}: remove it"
         ) from None
-
-
-def _explain(err: yaml.MarkedYAMLError) -> str:
-    problem = str(err.problem or "it cannot be read")
-    if "'\\t'" in problem:
-        return "a tab stands where spaces are needed: indent with spaces"
-    if "escape" in problem:  # "C:\Users": eight digits are missing
-        return (
-            "in double quotes a backslash begins a sign such as \\n: write a path in single "
-            "quotes, or with /"
-        )
-    if "mapping values are not allowed" in problem:
-        return "a ': ' stands where a value was expected (check the indentation, or use quotes)"
-    return f"{err.context}, {problem}" if err.context else problem
 
 
 def _compose_plain(text: str, name: str, *, aliases: bool) -> yaml.Node | None:

@@ -98,6 +98,14 @@ def test_wrong_types_name_key_file_and_line(load) -> None:
             "optim: {learning_rate: '1e-4'}",
             "must be a number, got '1e-4' (write it as a plain number, without quotes)",
         ),
+        (
+            "optim:\n  learning_rate: 0,0002",
+            "got '0,0002' (write fractions with a point, and thousands with nothing between)",
+        ),
+        (
+            "data:\n  max_seq_length: 1,000",
+            "got '1,000' (write fractions with a point, and thousands with nothing between)",
+        ),
         ("output: {dir: 2024}", "must be text, got 2024 (put it in quotes)"),
         ("data: {train: [a.jsonl, b.csv]}", "must be one path: several data sets are data.sources"),
         ("quant: {scheme: int8}", "must be one of 'nf4', 'none', got 'int8'"),
@@ -174,6 +182,11 @@ def test_all_problems_are_reported_at_once(load) -> None:
     assert len(lines) == 8
 
 
+def test_a_section_that_is_none_is_one_problem(load) -> None:
+    assert "model in run.yaml (line 1) must be a section" in failure(load, "model: base\n")
+    assert "problems" not in failure(load, "model: base\n")
+
+
 def test_missing_model(load) -> None:
     for text in ("lora: {r: 8}\n", "model:\n", "model: {}\n"):
         assert failure(load, text) == "model.path is required but is not set in run.yaml"
@@ -189,7 +202,17 @@ def test_missing_model(load) -> None:
         ("just text\n", "must hold sections"),
         (MODEL + "---\n" + MODEL, "(line 2) starts a second document"),
         ("model:\n\tpath: x\n", "(line 2, column 1) is not valid YAML: a tab stands"),
-        ("model: {path: x\n", "is not valid YAML"),
+        ("model:\n  path: x\n lora:\n  r: 8\n", "(line 3, column 2) is not valid YAML: its indent"),
+        ("model: {path: x\n", "(line 1, column 8) is not valid YAML: the { is not closed"),
+        ("lora: {r: 8 alpha: 16}\n", "(line 1, column 7) is not valid YAML: the { is not closed"),
+        ("a: [b, c\nd: e\n", "(line 1, column 4) is not valid YAML: the [ is not closed"),
+        ("model: {path: x}}\n", "(line 1, column 17) is not valid YAML: a '}' stands where a key"),
+        ("model: {path: 'x}\n", "(line 1, column 15) is not valid YAML: the quote is not closed"),
+        ("a: 'don't'\n", "(line 1, column 9) is not valid YAML: text goes on behind a closing"),
+        ("a:\n  b: c\n  d\ne: f\n", "(line 3, column 3) is not valid YAML: a key has no ': '"),
+        ("a: @b\n", "(line 1, column 4) is not valid YAML: a value that begins with '@' needs quo"),
+        ("a: *.b\n", "(line 1, column 5) is not valid YAML: a value that begins with * or & needs"),
+        ("a:\n  b: c\n  - d\n", "(line 3, column 3) is not valid YAML: an entry of a list stands"),
         ("model: path: x\n", "(line 1, column 12) is not valid YAML: a ': ' stands"),
         ("a: &x [1]\nb: *x\n", "(line 1) uses an anchor or alias"),
         ("a: *x\n", "(line 1) uses an anchor or alias"),

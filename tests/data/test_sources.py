@@ -112,6 +112,11 @@ def test_missing_files_and_near_names(tmp_path) -> None:
     for wrong, near in (("trian.jsonl", "train.jsonl"), ("train.json", "train.jsonl")):
         with pytest.raises(DataError, match=rf"does not exist: did you mean {near}\?"):
             check_file(tmp_path / wrong)
+    (tmp_path / "round.jsonl").symlink_to("round.jsonl")
+    with pytest.raises(DataError, match=r"not exist: it is a link to round.jsonl, which leads now"):
+        check_file(tmp_path / "round.jsonl")
+    with pytest.raises(DataError, match=r"does not exist: write / between folders$"):
+        check_file(tmp_path / r"data\train.jsonl")
     with pytest.raises(DataError, match=r"zzz\.txt does not exist$"):
         check_file(tmp_path / "zzz.txt")
     with pytest.raises(DataError, match="there is no folder"):

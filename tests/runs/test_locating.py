@@ -73,6 +73,19 @@ def test_a_base_that_was_moved(place):
     assert locate(str(place / "run"), str(place / "moved")).model == str(place / "moved")
 
 
+def test_a_path_of_windows(place):
+    settings = load_config(place / "run" / "config.yaml", {"model.path": r"C:\models\base"})
+    with pytest.raises(ConfigError, match=r"no model folder C:.*base: write / between folders$"):
+        base_in(settings)
+
+
+def test_a_base_that_is_a_link_to_nothing(place):
+    (place / "base").rename(place / "moved")
+    (place / "base").symlink_to("gone")
+    with pytest.raises(ConfigError, match=r"base: it is a link to gone, which leads nowhere$"):
+        base_in(load_config(place / "run" / "config.yaml"))
+
+
 def test_a_configuration_whose_base_was_moved(place):
     settings = load_config(place / "run" / "config.yaml")
     assert base_in(settings) == str(place / "base")
