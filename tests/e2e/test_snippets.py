@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from e2e.tiny import write_chats, write_model
-from qlora_wgpu import load_config
+from qlora_wgpu import load_config, train
 
 ROOT = Path(__file__).parents[2]
 RUN = """\
@@ -32,7 +32,7 @@ def blocks(page, language):
 
 @pytest.fixture
 def place(tmp_path, monkeypatch, device):
-    """The folder that a reader has: a model, chats, a run's file; runs share one device."""
+    """What a reader has: a model, chats, a run's file and its run; runs share one device."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("qlora_wgpu.runs.opening.device_of", lambda settings: device)
     monkeypatch.setattr("qlora_wgpu.runs.samples._LONGEST", 2)
@@ -42,6 +42,7 @@ def place(tmp_path, monkeypatch, device):
     write_chats(tmp_path / "chats.jsonl", 2)
     write_chats(tmp_path / "held-out.jsonl", 2, seed=1)
     (tmp_path / "run.yaml").write_text(RUN)
+    train("run.yaml", quiet=True)
     return tmp_path
 
 
