@@ -16,7 +16,7 @@ from qlora_wgpu.data import prompt_kind
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.shell_words import shell_command, shell_word
 from qlora_wgpu.supervision.journal import Journal
-from qlora_wgpu.training import Observer, Sample, TrainResult
+from qlora_wgpu.training import Observer, Sample, TrainResult, checkpoint_folders
 from qlora_wgpu.training.reporters import ObserverList
 from qlora_wgpu.visible import without_empty_lines
 
@@ -46,17 +46,27 @@ def train(
     settings = read_settings(config, overrides)
     if overwrite and resume:
         raise ConfigError("--overwrite and --resume exclude each other: choose one")
-    with TrainingDisplay(console) as display:
-        observer = display if journal is None else ObserverList([display, Noted(journal)])
-        result = runs.train(settings, observer, overwrite=overwrite, resume=resume)
-    show_result(console, result, _again(config, overrides))
+    again = _command(config, overrides, "--resume")
+    try:
+        with TrainingDisplay(console) as display:
+            observer = display if journal is None else ObserverList([display, Noted(journal)])
+            result = runs.train(settings, observer, overwrite=overwrite, resume=resume)
+    except KeyboardInterrupt:  # before the steps, or twice: in between it is a result
+        if checkpoint_folders(Path(settings.output.dir)):
+            left = f"stopped; what was saved before is kept, and `{again}` goes on"
+        else:  # what is to be replaced is still there
+            anew = _command(config, overrides, "--overwrite") if overwrite else again
+            left = f"stopped before anything was saved; `{anew}` begins the run"
+        console.print(left, style="yellow", highlight=False, soft_wrap=True)
+        raise
+    show_result(console, result, again)
     if result.stop_signal is not None:
         sys.exit(128 + result.stop_signal)  # as shells tell a signal, so that no `&&` goes on
 
 
-def _again(config: str, overrides: tuple[str, ...]) -> str:
-    """The command that goes on with a run."""
-    return shell_command(["qlora-wgpu", "train", config, *overrides, "--resume"])
+def _command(config: str, overrides: tuple[str, ...], flag: str) -> str:
+    """The command that goes on with a run, or begins it again."""
+    return shell_command(["qlora-wgpu", "train", config, *overrides, flag])
 
 
 class Noted(Observer):

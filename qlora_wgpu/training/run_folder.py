@@ -13,7 +13,7 @@ from typing import Any
 
 from qlora_wgpu.checkpoint import FileLock, remove, settle, settle_all, write_file
 from qlora_wgpu.errors import CheckpointError, ConfigError, option
-from qlora_wgpu.presence import exists
+from qlora_wgpu.presence import broken_link, exists, is_dir
 from qlora_wgpu.training.replaced_run import REPLACED, Replaced
 from qlora_wgpu.training.run_log import RunLog
 
@@ -48,9 +48,14 @@ def require_writable(path: Path) -> None:
         if exists(lock.path) and not lock.acquire():
             raise ConfigError(_BUSY.format(path))
         around = (path, *path.absolute().parents)
+        for place in around:
+            if (link := broken_link(place)) is not None:
+                raise ConfigError(f"output.dir {path} cannot be written: {link}")
         there = next((place for place in around if exists(place)), None)
         if there is None:  # another drive or server, of Windows
             raise ConfigError(f"output.dir {path} cannot be written: {around[-1]} does not exist")
+        if not is_dir(there):
+            raise ConfigError(f"output.dir {path} cannot be written: {there} is no folder")
         for left in there.glob(f"{_PROBE}*"):  # by one that was killed, or could not remove it
             with suppress(OSError):
                 left.rmdir()
@@ -58,6 +63,15 @@ def require_writable(path: Path) -> None:
     except OSError as err:
         raise ConfigError(f"output.dir {path} cannot be written: {err.strerror or err}") from err
     finally:
+        lock.release()
+
+
+def _refuse_busy(path: Path) -> None:
+    """Raises a ConfigError if another run is writing a folder, whatever it has written so far."""
+    lock = FileLock(path / _LOCK)
+    with suppress(OSError):  # which is told when the folder is taken
+        if exists(lock.path) and not lock.acquire():
+            raise ConfigError(_BUSY.format(path))
         lock.release()
 
 
@@ -114,6 +128,7 @@ class RunFolder:
         self._lock = FileLock(path / _LOCK)
         self._total_steps: int | None = None
         if not (overwrite or resume):
+            _refuse_busy(path)
             refuse_existing_run(path)
         try:
             self._open()

@@ -101,7 +101,7 @@ def test_the_newest_checkpoints_stay(tmp_path, keep, left):
 
 def test_one_run_at_a_time(tmp_path):
     first = RunFolder(tmp_path / "r", "x")
-    for options in ({"overwrite": True}, {"resume": True}):
+    for options in ({"overwrite": True}, {"resume": True}, {}):
         with pytest.raises(ConfigError, match="another run is writing"):
             RunFolder(tmp_path / "r", "y", **options)
     with pytest.raises(ConfigError, match="another run is writing"):
@@ -224,8 +224,13 @@ def test_a_folder_is_tried_before_anything_takes_time(tmp_path):
     require_writable(tmp_path / "a" / "b")
     assert not list(tmp_path.iterdir())
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ConfigError, match=r"output.dir .*file.run cannot be written"):
-        require_writable(tmp_path / "file" / "run")
+    for place in (tmp_path / "file", tmp_path / "file" / "run"):
+        with pytest.raises(ConfigError, match=r"cannot be written: .*file is no folder$"):
+            require_writable(place)
+    (tmp_path / "link").symlink_to("gone")
+    for place in (tmp_path / "link", tmp_path / "link" / "run"):
+        with pytest.raises(ConfigError, match="cannot be written: it is a link to gone, which le"):
+            require_writable(place)
     first = RunFolder(tmp_path / "run", "x")
     with pytest.raises(ConfigError, match=r"another run is writing output\.dir"):
         require_writable(tmp_path / "run")

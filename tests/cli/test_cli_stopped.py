@@ -1,0 +1,51 @@
+"""What ``train`` says that is stopped before its steps, of which there is no result."""
+
+from pathlib import Path
+
+import pytest
+from support.commands import run_here
+
+from qlora_wgpu import runs
+
+RUN = "model: {path: base}\ndata: {train: rows.jsonl}\noutput: {dir: out}\n"
+
+
+@pytest.mark.parametrize(
+    ("flag", "checkpoint", "said"),
+    [
+        (
+            (),
+            None,
+            "stopped before anything was saved; `qlora-wgpu train run.yaml --resume` begins",
+        ),
+        (
+            ("--resume",),
+            3,
+            "what was saved before is kept, and `qlora-wgpu train run.yaml --resume`",
+        ),
+        (
+            ("--overwrite",),
+            None,
+            "anything was saved; `qlora-wgpu train run.yaml --overwrite` begin",
+        ),
+    ],
+)
+def test_what_goes_on(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    flag: tuple[str, ...],
+    checkpoint: int | None,
+    said: str,
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "train", interrupted)
+    (tmp_path / "run.yaml").write_text(RUN)
+    if checkpoint is not None:
+        folder = tmp_path / "out" / "checkpoints" / f"step-{checkpoint}"
+        folder.mkdir(parents=True)
+        (folder / "manifest.json").write_text("{}")
+    done = run_here("train", "run.yaml", *flag, cwd=tmp_path)
+    assert done.returncode == 130
+    assert said in done.stdout
