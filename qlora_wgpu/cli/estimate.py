@@ -86,20 +86,21 @@ def estimate(
     what: Config | str = target
     if Path(target).suffix in (".yaml", ".yml"):
         what, overrides = read_settings(target, overrides), ()
-    result = runs.estimate(
-        what,
-        overrides=overrides,
-        batch=None if batch is None else whole_number("--batch", batch),
-        seq=None if seq is None else whole_number("--seq", seq),
-        rank=None if rank is None else whole_number("--rank", rank, RANK),
-        checkpointing=checkpointing,
-        scheme=_one_of("--scheme", scheme, _SCHEMES),
-        compute_dtype=_one_of("--dtype", dtype, _DTYPES),
-        budget=None if budget is None else read_bytes("--budget", budget),
-        by_data=True,
-        cards=cards,
-    )
     console = Terminal()
+    with console.status("planning"):  # cards and budgets take up to a minute
+        result = runs.estimate(
+            what,
+            overrides=overrides,
+            batch=None if batch is None else whole_number("--batch", batch),
+            seq=None if seq is None else whole_number("--seq", seq),
+            rank=None if rank is None else whole_number("--rank", rank, RANK),
+            checkpointing=checkpointing,
+            scheme=_one_of("--scheme", scheme, _SCHEMES),
+            compute_dtype=_one_of("--dtype", dtype, _DTYPES),
+            budget=None if budget is None else read_bytes("--budget", budget),
+            by_data=True,
+            cards=cards,
+        )
     _show(console, target, result)
     if (there := result.on_cluster) is not None:
         console.print(
