@@ -89,6 +89,8 @@ class Terminal(Console):
         """Prints a name and a text on each line, the texts below each other."""
         if self.is_terminal or self.is_jupyter:
             table = Table(show_header=False, box=None)
+            table.add_column()
+            table.add_column(overflow="fold")  # a path is whole, however narrow it gets
             for name, text in rows.items():
                 table.add_row(name, text)
             self.print(table, highlight=False)

@@ -209,3 +209,13 @@ def test_a_terminal_of_no_columns_shows_something(monkeypatch, columns, is_termi
     console.print("what a run has learnt")
     assert "what a run has learnt" in shown.getvalue()
     assert (console.width == 40) == (columns == "40") and console.width > 0
+
+
+def test_a_path_is_whole_in_a_narrow_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "24")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(Terminal, "is_terminal", True)
+    shown = StringIO()
+    monkeypatch.setattr(sys, "stdout", shown)
+    Terminal().facts({"adapter": "runs/a-long-name/adapter"})
+    assert "runs/a-long-name/adapter" in re.sub(r"\s", "", shown.getvalue())
