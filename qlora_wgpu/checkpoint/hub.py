@@ -22,6 +22,12 @@ def is_hub_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and ".." not in text and "--" not in text
 
 
+def owner_wanted(text: str) -> str:
+    """What a sentence about a model that is nowhere ends with: a hub's name, if it may be one."""
+    plain = _FOLDER.fullmatch(text) and text.strip(".") and not text.endswith(".gguf")
+    return f"one of the hub is named with its owner, such as OWNER/{text}" if plain else ""
+
+
 def name_on_hub(base: str | None) -> str | None:
     """A base's name, if it is one of the hub and no folder of the user's."""
     known = base is not None and is_hub_name(base) and not is_dir(Path(base))

@@ -343,7 +343,8 @@ def _find(text: str, *, weights: bool) -> Path:
         return hub.download(text, weights=weights)
     if hub.is_hub_file(text):
         return hub.download_file(text)
-    raise CheckpointError(f"there is no model folder {text!r}")
+    wanted = hub.owner_wanted(text)
+    raise CheckpointError(f"there is no model folder {text!r}{': ' * bool(wanted)}{wanted}")
 
 
 def _gguf(path: Path) -> ModelFolder:

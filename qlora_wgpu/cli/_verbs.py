@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from copy import deepcopy
+from difflib import get_close_matches
 
 import click
 
@@ -86,6 +87,18 @@ class Verbs(Commands):
             # A command remembers the help of its first caller: each group has its own.
             self.commands[cmd_name] = deepcopy(command)
         return self.commands[cmd_name]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Finds the verb, or tells the one that was meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as err:
+            near = get_close_matches(args[0], _VERBS, n=1)
+            if near and "mean" not in err.message:  # as click itself may say one day
+                vars(err).update(message=f"{err.message} Did you mean {near[0]!r}?")
+            raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the verbs with their first sentences, without importing them."""

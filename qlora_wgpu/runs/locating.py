@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_name
+from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_name, owner_wanted
 from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.as_trained import find_run
@@ -117,6 +117,8 @@ def base_in(settings: Config) -> str:
             hint = link
         elif is_of_windows(path):
             hint = "write / between folders"
+        elif (wanted := owner_wanted(path)) and not hint.endswith("?"):
+            hint += f"; {wanted}"
         raise ConfigError(f"there is no model folder {path}: {hint}")
     return path
 

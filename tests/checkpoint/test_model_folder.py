@@ -226,6 +226,10 @@ def test_paths_that_are_no_folders(folder: Path, monkeypatch: pytest.MonkeyPatch
     assert "is a file: give the folder" in refused(folder / "config.json")
     for text in ("", "nothing", "./nothing/there", "/no/such/folder", "a/b/c", "nothing/", "../x"):
         assert "there is no model folder" in refused(text)
+    assert refused("nothing").endswith("'nothing': one of the hub is named with its owner, such "
+                                       "as OWNER/nothing")  # fmt: skip
+    for text in ("nothing/", "..", "nothing.gguf"):
+        assert "OWNER" not in refused(text)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -6,6 +6,7 @@ from copy import deepcopy
 
 import pytest
 from click import Context
+from support.commands import run_here
 
 from qlora_wgpu.cli import commands
 from qlora_wgpu.cli._verbs import _VERBS
@@ -17,6 +18,13 @@ def test_a_verb_is_listed_by_its_own_first_sentence(name):
     assert command is not None and command.name == name
     paragraph = " ".join(command.help.split("\n\n")[0].split())
     assert paragraph == _VERBS[name][1]
+
+
+def test_a_mistyped_verb_is_told_the_one_that_was_meant(tmp_path):
+    assert (
+        "No such command 'trian'. Did you mean 'train'?" in run_here("trian", cwd=tmp_path).stderr
+    )
+    assert "mean" not in run_here("xyzzy", cwd=tmp_path).stderr
 
 
 def test_groups_share_no_command():

@@ -79,6 +79,12 @@ def test_a_path_of_windows(place):
         base_in(settings)
 
 
+def test_a_name_without_its_owner(place):
+    settings = load_config(place / "run" / "config.yaml", {"model.path": "SmolLM2-135M"})
+    with pytest.raises(ConfigError, match=r"folder; one of the hub .*, such as OWNER/SmolLM2-135M"):
+        base_in(settings)
+
+
 def test_a_base_that_is_a_link_to_nothing(place):
     (place / "base").rename(place / "moved")
     (place / "base").symlink_to("gone")
