@@ -13,8 +13,8 @@ COMPOSED = (
     "nemotron", "seed_oss", "stablelm-qknorm", "olmoe", "olmoe-limited", "ernie4_5_moe",
     "lfm2_moe", "glm4_moe",
     "deepseek_v2", "deepseek_v3", "qwen3_next", "qwen3_5_moe_text",
-    "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "exaone_moe", "gemma4_unified_text", "gpt_neox",
-    "olmo",
+    "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "exaone_moe", "gemma4_unified_text",
+    "gpt_neox", "olmo",
 )  # fmt: skip
 # Cases whose forward has an op that no first case of a model_type has.
 MORE = (

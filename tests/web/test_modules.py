@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 import tree_sitter_javascript
+from browser.check_interruptions import OTHERWISE
 from tree_sitter import Language, Parser
 
 from qlora_wgpu.web.page_files import page_folder
@@ -75,3 +76,9 @@ def test_every_control_has_a_name():
     controls.feed(page)
     assert {"rank", "file", "epochs", "message", "progress"} <= set(controls.found)
     assert controls.nameless == []
+
+
+@pytest.mark.parametrize("module", OTHERWISE)
+def test_what_browsers_are_tried_with_is_still_there(module):
+    there, instead = OTHERWISE[module]
+    assert (PAGE / module).read_text().count(there) == 1 and there != instead
