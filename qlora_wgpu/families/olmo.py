@@ -1,4 +1,4 @@
-"""OLMo 1 (Ai2, 2024): Llama with LayerNorms that have no weights; 7B bounds queries to values."""
+"""OLMo 1 (Ai2, 2024): as Llama, with norms that have no weights; 7B bounds queries to values."""
 
 from __future__ import annotations
 

@@ -58,6 +58,8 @@ def test_bfloat16_agrees_with_float32(device, tmp_path, family, head_dim):
     config = with_head_dim(CONFIGS[family], head_dim)
     if family == "gpt_oss":  # rounding sends no row elsewhere where each meets all experts
         config["num_experts_per_tok"] = config["num_local_experts"]
+    if family == "olmo":  # rounding takes few numbers over a limit that few are near
+        config["clip_qkv"] = 3.0
     if family == "gemma4-experts":
         config["top_k_experts"] = config["num_experts"]
     (tmp_path / "config.json").write_text(json.dumps(config))
