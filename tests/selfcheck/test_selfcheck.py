@@ -9,6 +9,7 @@ import pytest
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu import wgsl
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.profile import GPU_PROFILE
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.kernels import kernels
@@ -27,6 +28,7 @@ from qlora_wgpu.selfcheck import (
     runner,
     variants,
 )
+from qlora_wgpu.selfcheck.cases import cases_for
 from qlora_wgpu.selfcheck.runner import Runner, Traced, Tracer
 
 # Launched by tools that do not compute a model.
@@ -134,6 +136,19 @@ def test_a_driver_that_refuses_a_shader(sound, broken):
     broken("rope/rotate.wgsl", "fn rotated", "fn other")
     with pytest.raises(DeviceError, match="rope is "):
         sound()
+
+
+@pytest.mark.parametrize("beyond", ["row >= 1024u", "column >= 2048u"])
+def test_products_that_are_wrong_when_large_are_found(broken, beyond):
+    before = "    var v = value;\n"
+    broken("common/gemm_results.wgsl", before, f"{before}    if ({beyond}) {{ v *= 1.1; }}\n")
+    device = Device()
+    cases = [case for case in cases_for(GPU_PROFILE) if case.check == "linear"]
+    found = (
+        results._result(device, [case], "as on GPUs", GPU_PROFILE, "bfloat16")
+        for case in reversed(cases)
+    )
+    assert any(not result.good for result in found)
 
 
 def test_what_a_run_does_not_launch_is_not_checked(sound, broken):

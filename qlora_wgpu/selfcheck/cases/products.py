@@ -138,6 +138,10 @@ _DEEP, _WIDE = _Sizes(3, 1100, 100, 5, 72), _Sizes(3, 100, 1100, 5, 1088)
 _LONG, _LONGER = _Sizes(1030, 20, 28, 8), _Sizes(2060, 20, 28, 12)
 
 
+# More rows and columns than a number or a shift may have been cut for; shallow, so that it is quick.
+_VAST = _Sizes(1030, 24, 2100, 8, 2100)
+
+
 @dataclass(frozen=True)
 class _Options:
     """What a layer has: the output is an operand, float32, or float32 with a residual."""
@@ -164,6 +168,7 @@ class _Options:
     (_Options(True, "operand", 0.0, _DEEP),),
     (_Options(False, "operand", 0.3, _WIDE),),
     (_Options(False, "float32", 0.0, _WIDE),),
+    (_Options(False, "operand", 0.0, _VAST, adapter=False),),
 )
 def check_linear(run: Runner, options: _Options) -> None:
     """Two layers of one input, in two shards: y, the sum of dx, and the adapter's gradient.
