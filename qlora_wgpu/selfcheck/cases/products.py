@@ -138,7 +138,7 @@ _DEEP, _WIDE = _Sizes(3, 1100, 100, 5, 72), _Sizes(3, 100, 1100, 5, 1088)
 _LONG, _LONGER = _Sizes(1030, 20, 28, 8), _Sizes(2060, 20, 28, 12)
 
 
-# More rows and columns than a number or a shift may have been cut for; shallow, so that it is quick.
+# More rows and columns than a fault of large sizes may spare; shallow, so that it is quick.
 _VAST = _Sizes(1030, 24, 2100, 8, 2100)
 
 
