@@ -25,13 +25,24 @@ apt_install() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 
-python=$(command -v python3.11 || command -v python3 || true)
-if [ -z "$python" ]; then
+new_enough() {
+    "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+}
+
+# The system's own may be older than another that is there.
+python=
+for name in python3.11 python3 python3.12 python3.13 python3.14; do
+    if command -v "$name" >/dev/null 2>&1 && new_enough "$name"; then
+        python=$name
+        break
+    fi
+done
+if [ -z "$python" ] && ! command -v python3 >/dev/null 2>&1; then
     apt_install python3 python3-venv
     python=python3
 fi
-if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-    echo "error: Python 3.11 or newer is needed, found $("$python" --version)" >&2
+if [ -z "$python" ] || ! new_enough "$python"; then
+    echo "error: Python 3.11 or newer is needed, found $(python3 --version)" >&2
     exit 2
 fi
 
