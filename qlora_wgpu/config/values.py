@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
 
-from qlora_wgpu.config.byte_size import parse_bytes
+from qlora_wgpu.config.byte_size import LEAST_ALONE, parse_bytes
 from qlora_wgpu.limits import COUNT, NUMBERS, RANK, STEPS
 from qlora_wgpu.sandbox.expressions import check_expression
 
@@ -143,7 +143,8 @@ def _memory(value: Any) -> int | str:
     if value == "auto":
         return "auto"
     size = parse_bytes(value) if isinstance(value, str) else value
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+    least = 1 if isinstance(value, str) else LEAST_ALONE
+    if isinstance(size, bool) or not isinstance(size, int) or size < least:
         raise ValueError("must be auto, a size such as 8GiB or 8GB, or a number of bytes")
     return value  # type: ignore[no-any-return]
 
@@ -152,7 +153,7 @@ def _memory(value: Any) -> int | str:
 MemorySize = Annotated[
     int | str,
     PlainValidator(_memory),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 1}]}),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": LEAST_ALONE}]}),
 ]
 
 

@@ -26,7 +26,7 @@ def test_units(text, expected):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "GiB", "3x", "-1GiB", "8GiB or so", "8GiB!", "1e3", "1.2.3G", "nan", "8Gbit"]
+    "text", ["", "GiB", "3x", "-1GiB", "8GiB or so", "8GiB!", "1e3", "1.2.3G", "nan", "8Gbit", "8"]
 )
 def test_what_is_no_size(text):
     with pytest.raises(ConfigError, match=r"--budget must be a size such as 8GiB") as refusal:
