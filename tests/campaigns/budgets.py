@@ -22,6 +22,7 @@ import pytest
 from support.allocating import allocating_device
 
 from qlora_wgpu import Config, Observer
+from qlora_wgpu.config.byte_size import LEAST_ALONE
 from qlora_wgpu.errors import OutOfMemoryError, QLoRAError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
@@ -89,8 +90,8 @@ def within_budgets(runs: Runs, rng: random.Random, times: int) -> str:
     if abs(planned - taken) > NEAR * taken:
         return f"without a budget {planned:,} bytes are planned and {taken:,} are taken"
     try:
-        runs.run(1)
-        return "a budget of one byte is enough"
+        runs.run(LEAST_ALONE)
+        return f"a budget of {LEAST_ALONE:,} bytes is enough"
     except OutOfMemoryError as err:
         told = re.search(r"at least ([\d,]+) MiB", str(err))
         if told is None or "\n" in str(err):
@@ -122,7 +123,7 @@ def same_bits(runs: Runs, rng: random.Random) -> str:
     if abs(planned - taken) > NEAR * taken:
         return f"computed, {planned:,} bytes are planned and {taken:,} are taken"
     share = rng.choice((0.0, rng.random(), 0.99))
-    budget = max(int(planned * share), 1)
+    budget = max(int(planned * share), LEAST_ALONE)
     try:
         _, taken, waits, got = runs.run(budget)
     except OutOfMemoryError as err:
