@@ -344,7 +344,7 @@ def _find(text: str, *, weights: bool) -> Path:
     if hub.is_hub_file(text):
         return hub.download_file(text)
     wanted = hub.owner_wanted(text)
-    raise CheckpointError(f"there is no model folder {text!r}{': ' * bool(wanted)}{wanted}")
+    raise CheckpointError(f"there is no model folder {text!r}" + (wanted and f": {wanted}"))
 
 
 def _gguf(path: Path) -> ModelFolder:

@@ -97,7 +97,7 @@ class Verbs(Commands):
         except click.UsageError as err:
             near = get_close_matches(args[0], _VERBS, n=1)
             if near and "mean" not in err.message:  # as click itself may say one day
-                vars(err).update(message=f"{err.message} Did you mean {near[0]!r}?")
+                ctx.fail(f"{err.message} Did you mean {near[0]!r}?")
             raise
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from qlora_wgpu.presence import exists
+from qlora_wgpu.presence import broken_link, exists
 
 BUILT_IN_CHAT_TEMPLATES = (
     *("chatml", "llama2", "llama3", "gemma", "mistral", "phi", "phi4", "granite", "command-r"),
@@ -18,9 +18,11 @@ _ENDINGS = "|".join(suffix[1:] for suffix in DATA_SUFFIXES)
 _NAME_ON_HUB = re.compile(rf"[\w.-]+/(?!.*\.(?:{_ENDINGS})$)[\w.-]+(?::[\w./-]+)?")
 
 
-def is_of_windows(path: str) -> bool:
-    r"""Whether a path has Windows' separators where they are ordinary characters."""
-    return os.sep == "/" and "\\" in path
+def path_hint(path: Path) -> str | None:
+    """Why there is nothing at a path, if that is plain: Windows' separators, or a broken link."""
+    if (link := broken_link(path)) is not None:
+        return link
+    return "write / between folders" if os.sep == "/" and "\\" in str(path) else None
 
 
 def is_inline_template(value: str) -> bool:

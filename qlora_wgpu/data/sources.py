@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from qlora_wgpu.config.paths import DATA_SUFFIXES, is_of_windows
+from qlora_wgpu.config.paths import DATA_SUFFIXES, path_hint
 from qlora_wgpu.data.json_rows import json_lines, json_list
 from qlora_wgpu.data.splits import VALIDATION, Selection, by_split, canonical, chosen_split
 from qlora_wgpu.data.tables import csv_rows, parquet_rows
 from qlora_wgpu.errors import DataError, reason
 from qlora_wgpu.files import UTF_16, open_file
 from qlora_wgpu.limits import MAX_ENTRIES
-from qlora_wgpu.presence import broken_link, exists, is_dir, is_file
+from qlora_wgpu.presence import exists, is_dir, is_file
 
 _PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
 _CONTENTS = {
@@ -207,10 +207,8 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def _near_name(path: Path) -> str:
-    if is_of_windows(path.name):
-        return ": write / between folders"
-    if (link := broken_link(path)) is not None:
-        return f": {link}"
+    if (hint := path_hint(path)) is not None:
+        return f": {hint}"
     try:
         names = [entry.name for entry in path.parent.iterdir() if is_file(entry)]
     except OSError:

@@ -10,10 +10,10 @@ from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_name, owner_wanted
 from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.as_trained import find_run
-from qlora_wgpu.config.paths import is_of_windows
+from qlora_wgpu.config.paths import path_hint
 from qlora_wgpu.errors import ConfigError, command, option
 from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.presence import broken_link, exists, is_dir, is_file
+from qlora_wgpu.presence import exists, is_dir, is_file
 from qlora_wgpu.training import checkpoint_folders
 
 
@@ -112,13 +112,11 @@ def base_in(settings: Config) -> str:
                 f"model.path is the file {path}: name the folder that it lies in, or a .gguf file"
             )
         set_it = "add model.path=FOLDER" if command() else "set model.path to its folder"
-        hint = _model_like(Path(path)) or f"if it lies elsewhere now, {set_it}"
-        if (link := broken_link(Path(path).expanduser())) is not None:
-            hint = link
-        elif is_of_windows(path):
-            hint = "write / between folders"
-        elif (wanted := owner_wanted(path)) and not hint.endswith("?"):
-            hint += f"; {wanted}"
+        hint = path_hint(Path(path).expanduser()) or _model_like(Path(path))
+        if not hint:
+            hint = f"if it lies elsewhere now, {set_it}"
+            if wanted := owner_wanted(path):
+                hint += f"; {wanted}"
         raise ConfigError(f"there is no model folder {path}: {hint}")
     return path
 

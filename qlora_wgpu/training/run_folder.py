@@ -43,10 +43,8 @@ def require_writable(path: Path) -> None:
     Raises:
         ConfigError: If it cannot, or another run is writing it.
     """
-    lock = FileLock(path / _LOCK)
+    _refuse_busy(path)
     try:
-        if exists(lock.path) and not lock.acquire():
-            raise ConfigError(_BUSY.format(path))
         around = (path, *path.absolute().parents)
         for place in around:
             if (link := broken_link(place)) is not None:
@@ -62,14 +60,12 @@ def require_writable(path: Path) -> None:
         tempfile.TemporaryDirectory(prefix=_PROBE, dir=there).cleanup()
     except OSError as err:
         raise ConfigError(f"output.dir {path} cannot be written: {err.strerror or err}") from err
-    finally:
-        lock.release()
 
 
 def _refuse_busy(path: Path) -> None:
     """Raises a ConfigError if another run is writing a folder, whatever it has written so far."""
     lock = FileLock(path / _LOCK)
-    with suppress(OSError):  # which is told when the folder is taken
+    with suppress(OSError):  # which is told when it is written
         if exists(lock.path) and not lock.acquire():
             raise ConfigError(_BUSY.format(path))
         lock.release()

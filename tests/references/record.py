@@ -14,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from cases import CASES, ODD
+from case_parts import ODD
+from cases import CASES
 from peft import LoraConfig, get_peft_model
 from safetensors.numpy import save_file
 from safetensors.torch import load_file

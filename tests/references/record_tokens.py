@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from cases import ODD
+from case_parts import ODD
 from peft import LoraConfig, get_peft_model
 from record import peft_name
 from safetensors.numpy import save_file

@@ -94,7 +94,8 @@ def _check_parts(keys: ModelKeys) -> None:
                 raise keys.refuse("a swiglu_limit or swiglu_alpha other than gpt-oss's")
         elif activation in llama_cpp.nearly:
             note = f"llama.cpp computes {llama_cpp.activation}, which is nearly {activation}"
-            keys.notes += [] if note in keys.notes else [note]
+            if note not in keys.notes:
+                keys.notes.append(note)
         elif ACTIVATIONS[activation] != ACTIVATIONS[llama_cpp.activation]:
             raise keys.refuse(f"the activation {activation}")
 
