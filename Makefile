@@ -1,9 +1,11 @@
 # Set-up happens by itself: a virtual environment in .venv, and lavapipe where no GPU is found.
-.PHONY: help setup demo test test-lowest test-browser lint bench campaign clean
+.PHONY: help setup demo quick test test-full test-lowest test-browser lint bench campaign clean
 
 help:
 	@echo "make demo    fine-tune the small model that ships with the project"
-	@echo "make test    run all ordinary tests"
+	@echo "make quick   run the tests of a minute, while developing; K=expression chooses among them"
+	@echo "make test    run the tests that a change must pass"
+	@echo "make test-full    run every case of every test, which takes up to an hour"
 	@echo "make test-lowest    the same with the lowest versions of all dependencies"
 	@echo "make test-browser    the page in Firefox and Chromium, which it installs"
 	@echo "make lint    ruff, mypy, the import rules, and whether every test can be collected"
@@ -21,10 +23,18 @@ demo:
 test-lowest: setup
 	.venv/bin/uv venv --quiet --allow-existing .venv-lowest
 	.venv/bin/uv pip install --quiet --python .venv-lowest/bin/python --resolution lowest-direct -e ".[dev]"
-	.venv-lowest/bin/python -m pytest tests -n 2 --dist worksteal
+	.venv-lowest/bin/python -m pytest tests --tier test -n 2 --dist worksteal
+
+PYTEST = .venv/bin/python -m pytest -n 2 --dist worksteal
+
+quick: setup
+	$(PYTEST) tests --tier quick $(if $(K),-k "$(K)")
 
 test: setup
-	.venv/bin/python -m pytest tests -n 2 --dist worksteal
+	$(PYTEST) tests --tier test
+
+test-full: setup
+	$(PYTEST) tests --tier full
 
 # Debian's packages where a browser is missing: some 200 MB.
 test-browser: setup

@@ -17,6 +17,8 @@ from support.shaders import keep_compiled_shaders
 
 from qlora_wgpu.gpu.device import Device
 
+pytest_plugins = ["support.tiers", "support.processor_time"]
+
 heed_signals()
 keep_compiled_shaders()
 # What whoever starts the tests wants of a terminal (CI sets FORCE_COLOR) is no wish of a test.

@@ -1,0 +1,86 @@
+"""Tiers leave out cases, never a value or, in the gate, a pair of values."""
+
+from itertools import combinations, product
+
+import pytest
+from support.tiers import ONE, PAIRS, VALUES, covering
+
+pytest_plugins = ["pytester"]
+
+AXES = [(6, 2, 4), (3, 2, 2, 2), (58, 6, 2), (5,), (1, 1)]
+
+
+@pytest.mark.parametrize("strength", [VALUES, PAIRS])
+@pytest.mark.parametrize("axes", AXES)
+def test_every_combination_is_covered_by_few_cases(axes, strength):
+    cases = list(product(*map(range, axes)))
+    chosen = [cases[index] for index in covering(cases, strength)]
+    strength = min(strength, len(axes))
+    wanted, met = (
+        {pick for case in some for pick in combinations(enumerate(case), strength)}
+        for some in (cases, chosen)
+    )
+    assert met == wanted
+    largest = sorted(axes)[-strength:]
+    least = largest[0] * largest[1] if strength == PAIRS else largest[0]
+    assert least <= len(chosen) <= 1.5 * least
+
+
+def test_cases_need_not_be_a_whole_product():
+    cases = [("a", 1), ("a", 2), ("b", 2)]
+    assert covering(cases, PAIRS) == [0, 1, 2]
+    assert covering(cases, VALUES) == [0, 2]
+    assert covering(cases, ONE) == [0]
+
+
+TESTS = """
+import pytest
+
+def test_plain(): pass
+
+@pytest.mark.slow
+def test_slow(): pass
+
+@pytest.mark.full
+def test_full(): pass
+
+@pytest.mark.parametrize("a", range(3))
+@pytest.mark.parametrize("b", "xy")
+@pytest.mark.parametrize("c", "uv")
+def test_product(a, b, c): pass
+
+@pytest.mark.cover("all")
+@pytest.mark.parametrize("a", range(3))
+@pytest.mark.parametrize("b", "xy")
+def test_whole(a, b): pass
+
+@pytest.mark.cover("values")
+@pytest.mark.parametrize("a", range(3))
+@pytest.mark.parametrize("b", "xy")
+def test_values(a, b): pass
+
+@pytest.fixture
+def device(): pass
+
+@pytest.mark.parametrize("a", range(5))
+def test_on_a_device(device, a): pass
+
+@pytest.mark.parametrize("a", range(5))
+def test_without(a): pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("tier", "counts"),
+    [
+        ("full", "plain 1 slow 1 full 1 product 12 whole 6 values 6 on_a_device 5 without 5"),
+        ("test", "plain 1 slow 1 product 6 whole 6 values 3 on_a_device 5 without 5"),
+        ("quick", "plain 1 product 3 whole 6 values 3 on_a_device 1 without 5"),
+    ],
+)
+def test_a_tier_has_its_cases(pytester, tier, counts):
+    pytester.makepyfile(TESTS)
+    done = pytester.runpytest("-p", "support.tiers", "--tier", tier, "--collect-only", "-q")
+    found = [line.partition("::test_")[2] for line in done.outlines if "::test_" in line]
+    names = [name.partition("[")[0] for name in found]
+    assert " ".join(f"{name} {names.count(name)}" for name in dict.fromkeys(names)) == counts
