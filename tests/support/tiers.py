@@ -2,84 +2,94 @@
 
 A test that says nothing is in all three. ``@pytest.mark.slow`` leaves it out of quick, and
 ``@pytest.mark.full`` out of test as well. Where a test is a product of several parametrizations,
-full has all of its cases, test a covering array in which each pair of two axes' values occurs, and
-quick one in which each value occurs, or a single case if the test computes on a device.
-``@pytest.mark.cover("values")`` has test take each value, too, and ``cover("all")`` every case.
+full has all of its cases, test a covering array in which each pair of two arguments' values occurs,
+and quick one in which each value occurs, or a single case if the test computes on a device.
+
+``@pytest.mark.cover("values")`` has test take each value alone and ``cover("all")`` every case;
+``cover(family=["llama"])`` has both smaller tiers take these values of an argument alone.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import combinations
 
 import pytest
 
 TIERS = ("quick", "test", "full")
-ONE, VALUES, PAIRS = 0, 1, 2
-"""Strengths of a covering: how many axes' values are met in all combinations."""
-_COVERS = {"values": VALUES, "pairs": PAIRS, "all": None}
+ONE, VALUES, PAIRS, ALL = range(4)
+"""How cases are covered: one of them, each value, each pair of values, or every case."""
+_COVERS = {"values": VALUES, "pairs": PAIRS, "all": ALL}
 
 
 def covering(cases: Sequence[Sequence[Hashable]], strength: int) -> list[int]:
-    """Chooses cases so that each combination of the values of any `strength` axes occurs.
+    """Chooses cases so that each value, or each pair of values of two axes, occurs.
 
     Args:
         cases: The value on each axis, by case. They need not be a whole product.
-        strength: 0 for the first case alone, 1 for each value, 2 for each pair of values.
+        strength: ONE, VALUES, PAIRS or ALL.
 
     Returns:
         The indices of the cases chosen, in order. Greedy: the case with the most new combinations
-        comes next, of equals the first.
+        comes next, of equals the one whose values have been chosen least, then the first.
     """
+    if strength == ALL:
+        return list(range(len(cases)))
     if strength == ONE:
         return [0]
-    strength = min(strength, len(cases[0]))
-    met = [set(combinations(enumerate(case), strength)) for case in cases]
+    values = [list(enumerate(case)) for case in cases]
+    met = [set(combinations(own, min(strength, len(own)))) for own in values]
     left = set().union(*met)
+    used: Counter[tuple[int, Hashable]] = Counter()
     chosen = []
     while left:
-        best = max(range(len(cases)), key=lambda index: len(met[index] & left))
+        best = max(
+            range(len(cases)),
+            key=lambda index: (len(met[index] & left), -sum(used[v] for v in values[index])),
+        )
         chosen.append(best)
         left -= met[best]
+        used.update(values[best])
     return sorted(chosen)
 
 
-def _axes(items: Sequence[pytest.Function]) -> list[tuple[str, ...]]:
-    """The cases of a test: by parametrization, the id of its value; those of one value left out."""
-    columns = zip(*(item.callspec._idlist for item in items), strict=True)
+def _axes(items: Sequence[pytest.Function]) -> list[tuple[int, ...]]:
+    """The cases of a test: by argument, which object it is; arguments of one value left out."""
+    names = items[0].callspec.params
+    columns = [tuple(id(item.callspec.params[name]) for item in items) for name in names]
     moving = [column for column in columns if len(set(column)) > 1]
     return list(zip(*moving, strict=True)) if moving else [()] * len(items)
 
 
-def _strength(item: pytest.Item, tier: str, axes: int) -> int | None:
-    """How the cases of a test are covered in a tier; None for all of them."""
-    marker = item.get_closest_marker("cover")
-    asked = _COVERS[marker.args[0]] if marker else PAIRS
-    if tier == "test":
-        return asked if axes > 1 or marker else None
-    if "device" in item.fixturenames:
-        return ONE
-    return VALUES if axes > 1 and (asked is not None) else None
+def _covered(cases: Sequence[pytest.Function], tier: str) -> Sequence[pytest.Function]:
+    """The cases of one test that a smaller tier has."""
+    marker = cases[0].get_closest_marker("cover")
+    for name, values in (marker.kwargs if marker else {}).items():
+        cases = [case for case in cases if case.callspec.params[name] in values]
+        left = [
+            value for value in values if all(case.callspec.params[name] != value for case in cases)
+        ]
+        if left:
+            raise pytest.UsageError(f"{marker} names {left}, which no case has")
+    axes = _axes(cases)
+    asked = _COVERS[marker.args[0]] if marker and marker.args else None
+    strength = asked or (PAIRS if len(axes[0]) > 1 else ALL)
+    if tier == "quick" and "device" in cases[0].fixturenames:
+        strength = ONE
+    elif tier == "quick" and len(axes[0]) > 1:
+        strength = min(strength, VALUES) if strength != ALL else ALL
+    return [cases[index] for index in covering(axes, strength if axes[0] else ONE)]
 
 
 def _kept(items: Sequence[pytest.Item], tier: str) -> Iterator[pytest.Item]:
     out = {"quick": ("slow", "full"), "test": ("full",)}[tier]
-    functions: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
+    tests: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if not any(item.get_closest_marker(name) for name in out):
-            name = getattr(item, "originalname", item.name)
-            functions[item.parent.nodeid, name].append(item)
-    for cases in functions.values():
-        if not hasattr(cases[0], "callspec"):
-            yield from cases
-            continue
-        axes = _axes(cases)
-        strength = _strength(cases[0], tier, len(axes[0]))
-        if strength is None or not axes[0]:
-            yield from cases
-        else:
-            yield from (cases[index] for index in covering(axes, strength))
+            tests[item.parent.nodeid, getattr(item, "originalname", item.name)].append(item)
+    for cases in tests.values():
+        yield from _covered(cases, tier) if hasattr(cases[0], "callspec") else cases
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -92,7 +102,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "slow: not in the tier quick",
         "full: in the tier full alone",
-        "cover(what): which cases of a product the tier test has: values, pairs or all",
+        "cover(what, **only): which cases the smaller tiers have: values, pairs or all",
     ):
         config.addinivalue_line("markers", line)
 

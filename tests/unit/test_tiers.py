@@ -1,5 +1,6 @@
 """Tiers leave out cases, never a value or, in the gate, a pair of values."""
 
+from collections import Counter
 from itertools import combinations, product
 
 import pytest
@@ -24,6 +25,14 @@ def test_every_combination_is_covered_by_few_cases(axes, strength):
     largest = sorted(axes)[-strength:]
     least = largest[0] * largest[1] if strength == PAIRS else largest[0]
     assert least <= len(chosen) <= 1.5 * least
+
+
+def test_values_are_chosen_alike_often():
+    cases = list(product(range(12), "ab", "xyz"))
+    chosen = [cases[index] for index in covering(cases, VALUES)]
+    assert len(chosen) == 12
+    assert Counter(b for _, b, _ in chosen) == {"a": 6, "b": 6}
+    assert Counter(c for _, _, c in chosen) == {"x": 4, "y": 4, "z": 4}
 
 
 def test_cases_need_not_be_a_whole_product():
@@ -59,11 +68,16 @@ def test_whole(a, b): pass
 @pytest.mark.parametrize("b", "xy")
 def test_values(a, b): pass
 
+@pytest.mark.cover("values", a=[0, 2])
+@pytest.mark.parametrize("a", range(3))
+@pytest.mark.parametrize("b", "xy")
+def test_named(a, b): pass
+
 @pytest.fixture
 def device(): pass
 
 @pytest.mark.parametrize("a", range(5))
-def test_on_a_device(device, a): pass
+def test_on_device(device, a): pass
 
 @pytest.mark.parametrize("a", range(5))
 def test_without(a): pass
@@ -73,9 +87,12 @@ def test_without(a): pass
 @pytest.mark.parametrize(
     ("tier", "counts"),
     [
-        ("full", "plain 1 slow 1 full 1 product 12 whole 6 values 6 on_a_device 5 without 5"),
-        ("test", "plain 1 slow 1 product 6 whole 6 values 3 on_a_device 5 without 5"),
-        ("quick", "plain 1 product 3 whole 6 values 3 on_a_device 1 without 5"),
+        (
+            "full",
+            "plain 1 slow 1 full 1 product 12 whole 6 values 6 named 6 on_device 5 without 5",
+        ),
+        ("test", "plain 1 slow 1 product 6 whole 6 values 3 named 2 on_device 5 without 5"),
+        ("quick", "plain 1 product 3 whole 6 values 3 named 2 on_device 1 without 5"),
     ],
 )
 def test_a_tier_has_its_cases(pytester, tier, counts):
@@ -84,3 +101,10 @@ def test_a_tier_has_its_cases(pytester, tier, counts):
     found = [line.partition("::test_")[2] for line in done.outlines if "::test_" in line]
     names = [name.partition("[")[0] for name in found]
     assert " ".join(f"{name} {names.count(name)}" for name in dict.fromkeys(names)) == counts
+
+
+def test_a_value_that_no_case_has_is_refused(pytester):
+    pytester.makepyfile(TESTS.replace("a=[0, 2]", "a=[0, 7]"))
+    done = pytester.runpytest("-p", "support.tiers", "--tier", "test", "--collect-only")
+    assert done.ret == pytest.ExitCode.USAGE_ERROR
+    done.stderr.fnmatch_lines("*names {7}, which no case has")
