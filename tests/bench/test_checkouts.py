@@ -43,6 +43,7 @@ def test_kernels_that_one_lacks_have_no_ratio(checkouts):
     ]
 
 
+@pytest.mark.full
 def test_each_measures_its_own_code(checkouts, tmp_path, monkeypatch, capsys):
     other = tmp_path / "other"
     other.mkdir()

@@ -118,6 +118,7 @@ def test_speed_beside_peft_comes_right_after_the_check_of_own_kernels(scripts, t
     assert {part.needs for part in peers} == {"torch"}
 
 
+@pytest.mark.full
 def test_without_a_card_a_call_ends_and_tells_where_it_looked(scripts, tmp_path):
     """Here, where there is a software GPU only."""
     command = [sys.executable, str(BENCHMARKS / "gpu.py"), str(tmp_path / "all"), "--call", "1"]

@@ -51,6 +51,7 @@ def done(tmp_path_factory):
     return process.stdout, json.loads(file.read_text())
 
 
+@pytest.mark.slow
 def test_nothing_spills_and_attention_leaves_room(done):
     rows = done[1]["kernels"]
     assert not {row["kernel"]: row["spilled"] for row in rows if row["spilled"] or row["scratch"]}
@@ -72,6 +73,7 @@ OTHERS = {
 }  # fmt: skip
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("names", OTHERS.values(), ids=OTHERS)
 def test_nothing_of_other_steps_spills(names, tmp_path):
     file = tmp_path / "figures.json"
@@ -165,6 +167,7 @@ def test_a_missing_driver_is_a_sentence(driver, drivers, monkeypatch, tmp_path):
         driver.Compiler(drivers["amd"])
 
 
+@pytest.mark.full
 def test_any_model_and_adapter_is_compiled(tmp_path):
     """A config.json by its path, with an adapter and operands that no step of ours has."""
     config = {

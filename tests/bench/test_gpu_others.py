@@ -28,6 +28,7 @@ def shape(tmp_path):
     return find_shape(str(config))
 
 
+@pytest.mark.full
 def test_new_tokens_of_several_texts_are_timed_with_their_bytes(others, shape, device):
     model = others.model_of(shape, device)
     one, two = (others.texts_at_once(model, texts) for texts in (1, 2))
@@ -37,6 +38,7 @@ def test_new_tokens_of_several_texts_are_timed_with_their_bytes(others, shape, d
     assert two["bytes_per_second"] == pytest.approx(two["mib_a_turn"] * 2**20 * turns)
 
 
+@pytest.mark.full
 def test_a_compared_pair_and_a_budget_are_timed(others, shape, device):
     model = others.model_of(shape, device)
     for compared in (False, True):

@@ -109,6 +109,7 @@ def test_two_workers_give_the_bits_of_one_device_though_one_is_killed(place, own
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.full
 def test_a_run_goes_on_with_another_number_of_workers(place, own):
     told = Told(after=2, do=lambda told: told.stop_run("enough"))
     cluster = {**LOCAL, "workers": 1, "division": "fixed"}
@@ -133,6 +134,7 @@ def test_a_scheduler_elsewhere_needs_tls(place):
         run(place, "plain", cluster={"scheduler": "tcp://192.0.2.1:8786"})
 
 
+@pytest.mark.full
 def test_a_pair_on_the_embedding_and_a_whole_head_have_the_same_bits(place):
     write_model(place / "untied", tie_word_embeddings=False)
     sections = {

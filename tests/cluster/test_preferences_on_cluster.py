@@ -47,6 +47,7 @@ def compare(place, name, objective, loss=None, **sections):
     return shared[0]
 
 
+@pytest.mark.cover(objective=["dpo", "kto"])
 @pytest.mark.parametrize(("objective", "loss"), OBJECTIVES)
 def test_every_loss_has_the_bits_of_one_device(place, clusters, objective, loss):
     rows = compare(place, f"{objective}-{loss}", objective, loss)
@@ -67,6 +68,7 @@ def test_every_loss_has_the_bits_of_one_device(place, clusters, objective, loss)
     assert "loss" not in asked
 
 
+@pytest.mark.slow
 def test_dropout_packing_and_a_reference_that_is_an_adapter(place, clusters):
     train(settings_of(place, "before", "dpo", None))
     lora = {"init_from": str(place / "before" / "adapter"), "lora_dropout": 0.3}
@@ -89,6 +91,7 @@ def test_answers_go_to_workers_some_at_a_time(place, clusters, monkeypatch):
     ]  # fmt: skip
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
 @pytest.mark.parametrize("first", [0, 2])
 def test_a_run_goes_on_with_and_without_a_cluster(place, clusters, objective, first):

@@ -8,6 +8,8 @@ from support.processes import until
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.runs import train
 
+pytestmark = pytest.mark.full
+
 distributed = pytest.importorskip("distributed")
 
 

@@ -13,6 +13,8 @@ from qlora_wgpu.runs import train
 from qlora_wgpu.selfcheck import results
 from qlora_wgpu.training.steering import Callbacks
 
+pytestmark = pytest.mark.full
+
 pytest.importorskip("distributed")
 
 MIXTURE = {

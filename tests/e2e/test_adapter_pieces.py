@@ -69,6 +69,7 @@ def test_training(device, folder, limited, case):
         assert other_kinds[kind] == kinds[kind] == planned[kind]
 
 
+@pytest.mark.full
 def test_experts(device, tmp_path, limited):
     write_family(tmp_path, "qwen3_moe")
     lora = LoraConfig(r=12, target_modules=["q_proj", "gate_proj", "up_proj", "down_proj"])

@@ -66,6 +66,7 @@ def test_the_best_adapter_has_the_best_reward(folder):
     assert all((adapter(again)[name] == array).all() for name, array in adapter(result).items())
 
 
+@pytest.mark.slow
 def test_a_reward_that_does_not_rise_ends_the_run(folder):
     settings = {"metric_for_best_model": "rewards/rejected", "early_stopping_patience": 2}
     observer = Told()
@@ -90,6 +91,7 @@ def rates_of(folder, name):
     return [row["learning_rate"] for row in map(json.loads, lines) if "learning_rate" in row]
 
 
+@pytest.mark.cover(at=[4])
 @pytest.mark.parametrize("at", [2, 4, 5])
 def test_a_plateau_by_a_reward_goes_on_with_what_it_knows(folder, at):
     by_reward = {"metric_for_best_model": "rewards/rejected"}

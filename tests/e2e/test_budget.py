@@ -57,6 +57,7 @@ def plain(place, in_buffers):
     return trained(place, "plain", keep_dequantized=False)
 
 
+@pytest.mark.slow
 def test_a_budget_changes_no_bit(place, plain):
     plain, expected = plain
     budget = plain.peak_bytes - MIB // 2
@@ -73,6 +74,7 @@ def test_a_budget_changes_no_bit(place, plain):
     assert resumed == expected
 
 
+@pytest.mark.full
 def test_textures_change_no_bit(place, plain, in_textures):
     plain, expected = plain
     notes = Notes()
@@ -98,6 +100,7 @@ def kept(place, in_buffers):
     return *trained(place, "kept", notes), notes
 
 
+@pytest.mark.slow
 def test_software_keeps_weights_dequantized(place, plain, kept):
     result, got, notes = kept
     assert got == plain[1] and result.eval_loss == plain[0].eval_loss
@@ -109,6 +112,7 @@ def test_software_keeps_weights_dequantized(place, plain, kept):
     assert resumed == got
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("spare", [0, -1])
 def test_they_are_kept_where_a_budget_has_room(place, kept, spare):
     result, expected, notes = kept
@@ -125,6 +129,7 @@ def test_they_are_kept_where_a_budget_has_room(place, kept, spare):
             trained(place, "none", memory=budget, keep_dequantized=True)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("there", [None, 3.0, 2.9])
 def test_software_leaves_most_of_its_machine_alone(place, kept, monkeypatch, there):
     notes, less = kept[-1], Notes()
@@ -142,6 +147,7 @@ def test_a_wrong_word_is_a_sentence(place, value):
         trained(place, "wrong", keep_dequantized=value)
 
 
+@pytest.mark.full
 def test_the_least_memory_streams_the_head_too(place, plain):
     with pytest.raises(OutOfMemoryError) as failure:
         trained(place, "none", memory="1MiB")

@@ -239,6 +239,7 @@ def own_choices(place, monkeypatch):
     return place / "cache" / "qlora-wgpu" / "tuning.json"
 
 
+@pytest.mark.full
 def test_tuning_is_done_once_and_shown(place, own_choices, monkeypatch):
     losses, times = [], []
     for folder in ("tuned", "again"):

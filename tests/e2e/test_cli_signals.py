@@ -43,6 +43,7 @@ def place(tmp_path_factory):
     return folder
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_cleanly_and_resume_goes_on(place, number):
     out = f"stopped-{number.name}"

@@ -19,6 +19,8 @@ from tests.campaigns.answer_steps import ours, scaled
 from tests.campaigns.drawn_answers import Answer, Asked
 from tests.campaigns.drawn_models import profiles, write_model
 
+pytestmark = pytest.mark.full
+
 FOLDER = Path(__file__).parents[1] / "references/answers"
 RECORDED = sorted(path.stem for path in FOLDER.glob("*.npz"))
 

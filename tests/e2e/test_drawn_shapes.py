@@ -12,6 +12,8 @@ from e2e.test_family_types import normalize, shapes
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from tests.campaigns.drawn_models import Drawn, profiles, write_model
 
+pytestmark = pytest.mark.full
+
 FOLDER = Path(__file__).parents[1] / "references/shapes"
 RECORDED = sorted(path.stem for path in FOLDER.glob("*.npz"))
 

@@ -90,6 +90,7 @@ def test_moments_of_8_bits_go_on_to_the_bit(place):
     assert trained(place, "8 bits", resume=True, optim=optim)[1] == straight
 
 
+@pytest.mark.cover(dtype=["bfloat16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_waits_in_host_memory_has_the_same_bits(device, place, dtype):
     """A tied head that is streamed, whose embedding the host looks up, and an embedding alone."""

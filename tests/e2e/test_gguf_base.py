@@ -89,6 +89,7 @@ def test_types_that_no_kernel_reads(tmp_path, device) -> None:
         assert np.isfinite(logits(path, device)).all()
 
 
+@pytest.mark.slow
 def test_a_run(place, trained) -> None:
     config = json.loads((trained / "adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"].endswith("base.gguf")

@@ -18,7 +18,10 @@ from qlora_wgpu.gpu.memory_size import process_bytes
 from qlora_wgpu.gpu.transfers import UPLOAD_CHUNK
 from qlora_wgpu.limits import MIB
 
-pytestmark = pytest.mark.skipif(process_bytes() is None, reason="Linux tells what a process takes")
+pytestmark = [
+    pytest.mark.full,  # measures a driver and its machine
+    pytest.mark.skipif(process_bytes() is None, reason="Linux tells what a process takes"),
+]
 VOCABULARY = {"llama": 100_000, "gemma3_text": 240_000, "qwen3_moe": 100_000}  # most of the memory
 CASES = [(family, waits) for family in VOCABULARY for waits in (True, False)]
 

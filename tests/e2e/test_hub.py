@@ -136,6 +136,7 @@ def test_names_that_are_not_there(hub, tmp_path, override, message):
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.full
 def test_a_download_that_was_cut_off_goes_on(hub, tmp_path):
     env, log = hub
     assert run("train", "run.yaml", cwd=tmp_path, env=env).returncode == 0

@@ -47,6 +47,7 @@ def trained(place, name, data):
     return losses, (place / name / "adapter/adapter_model.safetensors").read_bytes()
 
 
+@pytest.mark.full
 def test_a_run_learns_and_measures_what_is_left(place):
     marked = trained(place, "marked", "")
     assert marked == trained(place, "ends", "ends-")

@@ -5,6 +5,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOK = json.loads((ROOT / "examples" / "notebook.ipynb").read_text())
 CODE = ["".join(cell["source"]) for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
@@ -23,6 +25,7 @@ def write_small_demo(folder):
     (folder / "demo.yaml").write_text(small)
 
 
+@pytest.mark.full
 def test_its_cells_run(tmp_path, monkeypatch, capfd):
     write_small_demo(tmp_path / "demo")
     (tmp_path / "examples").mkdir()

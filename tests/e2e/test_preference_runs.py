@@ -154,6 +154,7 @@ def test_a_run_learns_and_goes_on_with_the_same_bits(folder, objective):
     assert again == rows
 
 
+@pytest.mark.slow
 def test_other_micro_batches_learn_the_same(folder):
     _, _, whole = run(folder, "one-of-four", per_device_train_batch_size=4,
                       gradient_accumulation_steps=1)  # fmt: skip
@@ -212,6 +213,7 @@ def test_the_estimate_counts_both_rows_of_a_pair(folder):
     assert both.memory["activations"] >= estimate(settings).memory["activations"]
 
 
+@pytest.mark.full
 def test_dropout_goes_on_with_the_same_bits(folder):
     lora = LORA | {"lora_dropout": 0.5}
     _, rows, dropped = run(folder, "dropped", lora=lora)

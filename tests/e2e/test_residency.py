@@ -120,6 +120,7 @@ def trained(
     return flat, short, taken, planned
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE, None], ids=["cpu", "gpu", "own"])
 @pytest.mark.parametrize("measure", MEASURES)
 def test_every_measure_gives_the_same_bits(training, folder, measure, profile):
@@ -136,6 +137,7 @@ def test_every_measure_gives_the_same_bits(training, folder, measure, profile):
 
 
 # Sums, and inputs that are parked, are among what lies in textures then.
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("measure", ["buffers", "all"])
 def test_what_no_binding_shows_lies_in_a_texture(
@@ -190,6 +192,7 @@ def lora_length(folder, lora):
     return Adapter(lora, architecture.linears).length
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("scheme", ["nf4", "none"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_all_measures_together(training, folder, scheme, dtype):
@@ -214,6 +217,7 @@ def write_family(path, family):
 
 
 # Experts; norms behind halves, a window and a tied head; weights in 16 bits; delta nets.
+@pytest.mark.cover("values", family=["qwen3_moe", "gemma3_text"])
 @pytest.mark.parametrize(
     "family", ["qwen3_moe", "gemma3_text", "gemma4-experts", "phi3", "qwen3_next"]
 )
@@ -236,6 +240,7 @@ EXPERTS = ["q_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 # Later layers read keys and values of earlier ones, and all of them a table on the host.
+@pytest.mark.cover(together=[3])
 @pytest.mark.parametrize(("together", "profile"), [(2, GPU_PROFILE), (3, None)])
 def test_shared_keys_and_values(training, tmp_path, together, profile):
     write_family(tmp_path, "gemma4_text")
@@ -265,6 +270,7 @@ KEPT = [
 ]
 
 
+@pytest.mark.cover("values", family=["llama", "gemma3_text"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("family", "profile", "lora", "left"), KEPT)
 def test_layers_that_are_kept_without_what_is_cheap(

@@ -121,6 +121,7 @@ def test_nothing_is_opened_interpreted_or_traced_twice(place, counts):
     assert_traced_once(counts)
 
 
+@pytest.mark.full
 def test_another_profile_is_traced_anew(place, counts, monkeypatch):
     """Where the tuner cuts kernels otherwise, the first plan is not the one that runs."""
     from qlora_wgpu.runs import planning

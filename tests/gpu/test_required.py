@@ -61,6 +61,7 @@ def test_textures_are_left_where_shaders_may_bind_few():
     assert "4 storage textures" in few.notes[0] and "\n" not in few.notes[0]
 
 
+@pytest.mark.slow
 def test_no_kernel_binds_more_textures(device):
     if not device.profile.textures:
         return  # only software GPUs have them

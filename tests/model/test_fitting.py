@@ -101,6 +101,7 @@ def test_readings_give_up_textures_before_anything_waits(in_textures):
     assert fit_reading(in_textures, plans, least - 1).residency.host_embedding
 
 
+@pytest.mark.slow
 def test_less_room_costs_more_traffic(layout):
     everything = Residency(True, True, 1, True, CONFIG["num_hidden_layers"])
     most, least = total(layout), total(layout, everything)
@@ -144,6 +145,7 @@ def test_layers_are_recomputed_where_they_must_be(layout):
     assert not slow.options.checkpointing and slow.moved
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("profile", [GPU_PROFILE, CPU_PROFILE], ids=["gpu", "cpu"])
 def test_as_many_layers_are_kept_as_have_room(layout, profile):
     layout = layout.cut_for(profile)
@@ -229,6 +231,7 @@ def test_layers_take_turns_in_the_places_of_a_heads_blocks(wide):
     assert wide.waiting(both).memory(STEP)["staging"] == wide.waiting(head).memory(STEP)["staging"]
 
 
+@pytest.mark.slow
 def test_what_a_run_takes_beside_its_step_is_counted_of_the_way_chosen(layout):
     more, budget = 1 << 20, fit(layout, STEP, total(layout) - 1).total
 

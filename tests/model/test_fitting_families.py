@@ -46,6 +46,7 @@ def a_layout(family, seed):
     return layout, chance
 
 
+@pytest.mark.cover(family=["gemma3_text", "deepseek_v3", "qwen3_next"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_way_takes_what_it_is_reckoned_to_and_the_least_is_the_least(family):
     layout, chance = a_layout(family, 1)

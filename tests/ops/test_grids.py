@@ -57,6 +57,7 @@ def folding(monkeypatch):
     wgsl.load_shader.cache_clear()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("variant", "name"),
     [  # grids of three dimensions, of two with barriers, of rows, of subgroups and of experts

@@ -60,14 +60,16 @@ def launches(family, index, dtype, profile, lora=None, head_dim=0, length=24):
     return list(run_launches(settings, layout, length))
 
 
+@pytest.mark.cover("values")
+@pytest.mark.parametrize("share", range(4))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", PROFILES)
-def test_every_statement_is_checked(device, name, dtype, traced):
+def test_every_statement_is_checked(device, name, dtype, share, traced):
     profile = PROFILES[name] or device.profile
     if name == "own" and profile in PROFILES.values():
         return  # its other name's
     executed = traced(device, profile, dtype)
-    for index, family in enumerate(CONFIGS):
+    for index, family in list(enumerate(CONFIGS))[share::4]:
         ran = launches(family, index, dtype, profile)
         cases, missing = covering(statements(ran), executed)
         assert not missing, (family, sorted(missing))
@@ -88,6 +90,7 @@ ODD = {
 }
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("family", ODD)
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_statement_of_other_heads_is_checked(device, name, family, traced):
@@ -103,6 +106,7 @@ def test_every_statement_of_other_heads_is_checked(device, name, family, traced)
             assert not missing, (head_dim, dtype, sorted(missing))
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("name", ["registers", "workgroup memory", "matrix units"])
 def test_every_statement_of_fused_layers_is_checked(device, name, family, traced):
@@ -124,6 +128,7 @@ def test_every_statement_of_pairs_on_both_ends_is_checked(device, name, traced):
     assert not missing, sorted(missing)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_statement_of_an_objective_over_answers_is_checked(device, name, objective, traced):
@@ -141,6 +146,7 @@ def test_every_statement_of_an_objective_over_answers_is_checked(device, name, o
     assert not missing, sorted(missing)
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("gradient", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "lion"])
 @pytest.mark.parametrize("name", PROFILES)

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from itertools import product
 
 import numpy as np
 import pytest
@@ -20,7 +21,6 @@ from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.selfcheck import (
     check_device,
-    check_variant,
     checks,
     ensure_sound,
     remembered,
@@ -35,20 +35,27 @@ from qlora_wgpu.selfcheck.runner import Runner, Traced, Tracer
 NO_KERNELS = {"common", "probe", "bench"}
 
 
+@pytest.mark.cover("values")
+@pytest.mark.parametrize("check", checks())
 @pytest.mark.parametrize("dtype", results.DTYPES)
 @pytest.mark.parametrize("index", range(4))
-def test_this_driver_is_sound(device, traced_once, index, dtype):
-    names = list(variants(device))
-    if index < len(names):
-        outcomes = list(check_variant(device, names[index], dtype))
-        assert {r.check for r in outcomes} == set(checks())
-        assert all(r.good for r in outcomes), [r for r in outcomes if not r.good]
+def test_this_driver_is_sound(device, traced_once, index, dtype, check):
+    for name, profile in list(variants(device).items())[index : index + 1]:
+        cases = [c for c in results.cases_of(device, profile, dtype) if c.check == check]
+        outcome = results._result(device, cases, name, profile, dtype)
+        assert outcome.good, outcome
 
 
-def test_doctor_goes_through_all_variants_in_both_types(device, monkeypatch):
-    monkeypatch.setattr(results, "check_variant", lambda *given: [given[1:]])
-    pairs = {(name, dtype) for name in variants(device) for dtype in ("float32", "bfloat16")}
-    assert set(check_device(device)) == pairs
+def test_doctor_goes_through_all_checks_of_all_variants_in_both_types(
+    device, traced_once, monkeypatch
+):
+    def noted(device, cases, variant, profile, dtype):
+        assert profile == variants(device)[variant] and len({case.check for case in cases}) == 1
+        return variant, dtype, cases[0].check
+
+    monkeypatch.setattr(results, "_result", noted)
+    every = set(product(variants(device), ("float32", "bfloat16"), checks()))
+    assert set(check_device(device)) == every
 
 
 def test_everything_is_checked(device, traced_once, monkeypatch):

@@ -47,6 +47,7 @@ def excess(device, check):
     return run.excess
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_kernels_of_gpus_begin_with_nan_in_it(filled, check):
     device, seen = filled

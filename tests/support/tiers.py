@@ -67,9 +67,7 @@ def _covered(cases: Sequence[pytest.Function], tier: str) -> Sequence[pytest.Fun
     marker = cases[0].get_closest_marker("cover")
     for name, values in (marker.kwargs if marker else {}).items():
         cases = [case for case in cases if case.callspec.params[name] in values]
-        left = [
-            value for value in values if all(case.callspec.params[name] != value for case in cases)
-        ]
+        left = set(values).difference(case.callspec.params[name] for case in cases)
         if left:
             raise pytest.UsageError(f"{marker} names {left}, which no case has")
     axes = _axes(cases)
@@ -93,9 +91,7 @@ def _kept(items: Sequence[pytest.Item], tier: str) -> Iterator[pytest.Item]:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--tier", choices=TIERS, default="full", help="which tests: quick, test or full"
-    )
+    parser.addoption("--tier", choices=TIERS, default="full", help="how many of the tests to run")
 
 
 def pytest_configure(config: pytest.Config) -> None:
