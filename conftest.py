@@ -1,6 +1,7 @@
 """One device for the whole session; no GPU is a failure, never a skip."""
 
 import ctypes
+import faulthandler
 import gc
 import os
 from contextlib import suppress
@@ -32,8 +33,23 @@ for name in ("no_proxy", "NO_PROXY"):
     os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
 
 
+_HUNG = 900  # seconds; a driver that hangs does not hear of pytest-timeout, which comes before
 _MOST_PIPELINES = 200  # of some 3 to 6 MB on software GPUs
 _opened: list[Device] = []
+
+
+def pytest_configure(config):
+    config.own_stderr = os.dup(2)  # before tests' output is captured
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Ends this process with all its stacks if a test hangs in the driver; xdist starts another."""
+    faulthandler.dump_traceback_later(_HUNG, exit=True, file=item.config.own_stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(scope="session")
