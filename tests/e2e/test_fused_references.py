@@ -63,7 +63,6 @@ def opened(device, folder, case, dtype, *, checkpointing=False):
     return recorded, model
 
 
-@pytest.mark.cover("values")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
 def test_fused_layers_against_pytorch(device, tmp_path, kind, case, dtype):
@@ -85,7 +84,6 @@ def test_fused_layers_against_pytorch(device, tmp_path, kind, case, dtype):
     assert all(np.array_equal(same[name], array) for name, array in gradients.items())
 
 
-@pytest.mark.cover("values")
 @pytest.mark.parametrize("case", CASES)
 def test_the_weights_are_bitsandbytes_own(device, tmp_path, case):
     recorded, model = opened(device, tmp_path, case, "float32")

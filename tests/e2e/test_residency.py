@@ -137,7 +137,6 @@ def test_every_measure_gives_the_same_bits(training, folder, measure, profile):
 
 
 # Sums, and inputs that are parked, are among what lies in textures then.
-@pytest.mark.cover("values")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("measure", ["buffers", "all"])
 def test_what_no_binding_shows_lies_in_a_texture(
@@ -270,7 +269,7 @@ KEPT = [
 ]
 
 
-@pytest.mark.cover("values", family=["llama", "gemma3_text"])
+@pytest.mark.cover(family=["llama", "gemma3_text"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(("family", "profile", "lora", "left"), KEPT)
 def test_layers_that_are_kept_without_what_is_cheap(

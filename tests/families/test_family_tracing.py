@@ -21,6 +21,7 @@ PROFILES = {
 }
 
 
+@pytest.mark.cover("values")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("family", CONFIGS)

@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("bits", [128, 256, 512])
 def test_vectors_of_other_processors_compute_rightly(device, bits):
     environ = {**os.environ, "LP_NATIVE_VECTOR_WIDTH": str(bits), "PYTHONPATH": str(ROOT)}

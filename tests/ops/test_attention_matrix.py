@@ -99,7 +99,6 @@ ROWS["padding in front and within"][1, 38:44] = 0
 ROWS["blocks of padding"][0, :97] = 0
 
 
-@pytest.mark.cover("values")
 @pytest.mark.parametrize("rows", ROWS)
 def test_rows(device, halves, rows):
     check(device, halves, ROWS[rows])
@@ -112,7 +111,6 @@ def test_units_of_other_shapes(device, compiling, shape):
     check(device, profile, ROWS["samples that end within tiles"])
 
 
-@pytest.mark.cover("values")
 @pytest.mark.parametrize("head_dim", [128, 192, 256])
 def test_long_heads_as_nvidias_units_take_them(device, compiling, head_dim):
     """Three strips of rows, turns that not all invocations load for, a forward of 256 in tiles."""
@@ -120,7 +118,6 @@ def test_long_heads_as_nvidias_units_take_them(device, compiling, head_dim):
     check(device, profile, ROWS["samples that end within tiles"], head_dim=head_dim)
 
 
-@pytest.mark.cover("values")
 @pytest.mark.parametrize("window", [1, 20, 33, 69])
 def test_windows(device, halves, window):
     check(device, halves, ROWS["several tiles"], window=window)

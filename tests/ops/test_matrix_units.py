@@ -91,7 +91,6 @@ def profile_of(device, shape, *, deep=False):
     return dataclasses.replace(profile, matrix_deep=deep, **tile)
 
 
-@pytest.mark.cover("values")
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("check", ["linear", "linear_group", "trained_matrix", "experts"])
 def test_layers(device, units, check, deep):

@@ -34,7 +34,6 @@ def test_norms_rotation_and_keys_that_are_kept(device, profile, dtype, arguments
     assert ("qk_norm/forward.wgsl" in bench.shaders) == (has_norms and not fits)
 
 
-@pytest.mark.cover("values")
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("texts", [1, 3, 8])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 24), (4, 4, 64), (8, 1, 128)])

@@ -60,7 +60,6 @@ def launches(family, index, dtype, profile, lora=None, head_dim=0, length=24):
     return list(run_launches(settings, layout, length))
 
 
-@pytest.mark.cover("values")
 @pytest.mark.parametrize("share", range(4))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", PROFILES)
@@ -90,7 +89,6 @@ ODD = {
 }
 
 
-@pytest.mark.cover("values")
 @pytest.mark.parametrize("family", ODD)
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_statement_of_other_heads_is_checked(device, name, family, traced):
@@ -106,7 +104,6 @@ def test_every_statement_of_other_heads_is_checked(device, name, family, traced)
             assert not missing, (head_dim, dtype, sorted(missing))
 
 
-@pytest.mark.cover("values")
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("name", ["registers", "workgroup memory", "matrix units"])
 def test_every_statement_of_fused_layers_is_checked(device, name, family, traced):
@@ -128,7 +125,6 @@ def test_every_statement_of_pairs_on_both_ends_is_checked(device, name, traced):
     assert not missing, sorted(missing)
 
 
-@pytest.mark.cover("values")
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_statement_of_an_objective_over_answers_is_checked(device, name, objective, traced):
@@ -146,7 +142,6 @@ def test_every_statement_of_an_objective_over_answers_is_checked(device, name, o
     assert not missing, sorted(missing)
 
 
-@pytest.mark.cover("values")
 @pytest.mark.parametrize("gradient", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "lion"])
 @pytest.mark.parametrize("name", PROFILES)

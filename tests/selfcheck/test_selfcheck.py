@@ -35,7 +35,6 @@ from qlora_wgpu.selfcheck.runner import Runner, Traced, Tracer
 NO_KERNELS = {"common", "probe", "bench"}
 
 
-@pytest.mark.cover("values")
 @pytest.mark.parametrize("check", checks())
 @pytest.mark.parametrize("dtype", results.DTYPES)
 @pytest.mark.parametrize("index", range(4))

@@ -2,10 +2,11 @@
 
 A test that says nothing is in all three. ``@pytest.mark.slow`` leaves it out of quick, and
 ``@pytest.mark.full`` out of test as well. Where a test is a product of several parametrizations,
-full has all of its cases, test a covering array in which each pair of two arguments' values occurs,
-and quick one in which each value occurs, or a single case if the test computes on a device.
+full has all of its cases, test a covering array: each pair of two arguments' values occurs, or each
+value if the test computes on a device, where cases are expensive. In quick each value occurs, and
+tests on a device have one case.
 
-``@pytest.mark.cover("values")`` has test take each value alone and ``cover("all")`` every case;
+``@pytest.mark.cover("values")`` (or ``"pairs"``, ``"all"``) asks for another covering in test, and
 ``cover(family=["llama"])`` has both smaller tiers take these values of an argument alone.
 """
 
@@ -72,11 +73,12 @@ def _covered(cases: Sequence[pytest.Function], tier: str) -> Sequence[pytest.Fun
             raise pytest.UsageError(f"{marker} names {left}, which no case has")
     axes = _axes(cases)
     asked = _COVERS[marker.args[0]] if marker and marker.args else None
-    strength = asked or (PAIRS if len(axes[0]) > 1 else ALL)
-    if tier == "quick" and "device" in cases[0].fixturenames:
+    on_device = "device" in cases[0].fixturenames
+    strength = asked or (ALL if len(axes[0]) < 2 else VALUES if on_device else PAIRS)
+    if tier == "quick" and strength != ALL:
+        strength = VALUES
+    if tier == "quick" and on_device:
         strength = ONE
-    elif tier == "quick" and len(axes[0]) > 1:
-        strength = min(strength, VALUES) if strength != ALL else ALL
     return [cases[index] for index in covering(axes, strength if axes[0] else ONE)]
 
 
