@@ -26,6 +26,7 @@ test-lowest: setup
 	.venv-lowest/bin/python -m pytest tests --tier test -n 2 --dist worksteal
 
 # Three tiers (tests/support/tiers.py); the middle one is the gate, and may cost no more than this.
+export PYTHONDONTWRITEBYTECODE =  # modules are compiled once for all processes
 PYTEST = .venv/bin/python -m pytest -n 2 --dist worksteal
 BUDGET = 960
 

@@ -4,6 +4,7 @@ import ctypes
 import faulthandler
 import gc
 import os
+import sys
 from contextlib import suppress
 
 import pytest
@@ -22,6 +23,9 @@ pytest_plugins = ["support.tiers", "support.processor_time"]
 
 heed_signals()
 keep_compiled_shaders()
+# Modules are compiled once for all processes of the tests, which takes each of them seconds.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What whoever starts the tests wants of a terminal (CI sets FORCE_COLOR) is no wish of a test.
 for name in ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(name, None)
