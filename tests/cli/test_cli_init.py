@@ -134,6 +134,7 @@ def test_the_file_is_what_trains_and_says_why(place):
     assert max(map(len, text.splitlines())) <= 120
 
 
+@pytest.mark.slow
 def test_a_card_without_room_gets_checkpointing(place, monkeypatch):
     (place / "long.jsonl").write_text(
         (json.dumps({"prompt": "a " * 60, "completion": "b " * 60}) + "\n") * 2000
@@ -241,6 +242,7 @@ def test_columns_that_name_none(place):
     assert "must be KEY=COLUMN" in str(done.exception)
 
 
+@pytest.mark.slow
 def test_both_rows_of_a_pair_are_planned(place):
     words = "a " * 100
     pair = {"prompt": words, "chosen": f"{words}b", "rejected": f"{words}c"}

@@ -32,6 +32,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [("--help",), ("train", "--help"), ("--version",), ("estimate", "model"), INIT],
@@ -42,6 +43,7 @@ def test_it_goes_on_to_its_own_end(folder, arguments):
     assert (folder / "run.yaml").is_file() == (arguments is INIT)
 
 
+@pytest.mark.full
 def test_texts_that_nobody_reads_are_no_error(folder):
     assert into_closed(*INIT, cwd=folder) == (0, "")
     code, told = into_closed("data", "run.yaml", "--json", cwd=folder)

@@ -33,6 +33,7 @@ def run(*arguments, cwd, **streams):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [("--help",), ("--version",), ("train", "--help"), ("estimate", "model"), ("data", "run.yaml"),
@@ -48,6 +49,7 @@ def test_stdout_that_is_full(folder, arguments):
     assert "Exception" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [("train", "nosuch.yaml"), ("train",), ("nosuch",), ("estimate", "model", "--nothing")],

@@ -163,6 +163,14 @@ SEVERAL_TILES["padding in front and within, tails"][3][0, :66] = 0
 SEVERAL_TILES["padding in front and within, tails"][3][1, 60:64] = 0
 
 
+@pytest.mark.cover(
+    case=[
+        "samples of whole tiles, a tail",
+        "a window within a tile",
+        "padding in front and within, tails",
+        "columns in several spans",
+    ]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("least_workgroups", [0, 1024])
 @pytest.mark.parametrize("case", SEVERAL_TILES)
@@ -175,6 +183,7 @@ def test_several_tiles(device, dtype, case, least_workgroups):
     check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options)
 
 
+@pytest.mark.cover(case=["padding in front and within, tails", "two columns a lane"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", SEVERAL_TILES)
 def test_several_tiles_in_few_registers(device, dtype, case):

@@ -99,11 +99,13 @@ ROWS["padding in front and within"][1, 38:44] = 0
 ROWS["blocks of padding"][0, :97] = 0
 
 
+@pytest.mark.cover(rows=["one short sample", "padding in front and within"])
 @pytest.mark.parametrize("rows", ROWS)
 def test_rows(device, halves, rows):
     check(device, halves, ROWS[rows])
 
 
+@pytest.mark.cover(shape=[NVIDIA])
 @pytest.mark.parametrize("shape", [NVIDIA, MatrixShape(8, 16, 16, 16)])
 def test_units_of_other_shapes(device, compiling, shape):
     """Weights of two units next to each other are a factor."""
@@ -111,6 +113,7 @@ def test_units_of_other_shapes(device, compiling, shape):
     check(device, profile, ROWS["samples that end within tiles"])
 
 
+@pytest.mark.cover(head_dim=[128], halves=["f16"])
 @pytest.mark.parametrize("head_dim", [128, 192, 256])
 def test_long_heads_as_nvidias_units_take_them(device, compiling, head_dim):
     """Three strips of rows, turns that not all invocations load for, a forward of 256 in tiles."""
@@ -131,6 +134,7 @@ def test_sinks(device, halves, window):
     check(device, halves, rows, 4, 2, window=window, sinks=sinks)
 
 
+@pytest.mark.cover(halves=["f32"])
 def test_heads_that_share_keys_apart_and_a_softcap(device, halves):
     """Columns that two subgroups cannot share evenly, too."""
     profile = replace(halves, least_workgroups=1024)

@@ -67,8 +67,8 @@ def _covered(cases: Sequence[pytest.Function], tier: str) -> Sequence[pytest.Fun
     """The cases of one test that a smaller tier has."""
     marker = cases[0].get_closest_marker("cover")
     for name, values in (marker.kwargs if marker else {}).items():
-        cases = [case for case in cases if case.callspec.params[name] in values]
-        left = set(values).difference(case.callspec.params[name] for case in cases)
+        cases = [case for case in cases if case.callspec.params.get(name) in values]
+        left = [v for v in values if all(case.callspec.params[name] != v for case in cases)]
         if left:
             raise pytest.UsageError(f"{marker} names {left}, which no case has")
     axes = _axes(cases)
