@@ -113,7 +113,7 @@ def test_units_of_other_shapes(device, compiling, shape):
     check(device, profile, ROWS["samples that end within tiles"])
 
 
-@pytest.mark.cover(head_dim=[128], halves=["f16"])
+@pytest.mark.cover(head_dim=[128])
 @pytest.mark.parametrize("head_dim", [128, 192, 256])
 def test_long_heads_as_nvidias_units_take_them(device, compiling, head_dim):
     """Three strips of rows, turns that not all invocations load for, a forward of 256 in tiles."""
