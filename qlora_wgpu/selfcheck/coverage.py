@@ -1,4 +1,4 @@
-"""Which checks a run needs: those that execute every statement that its own shaders hold.
+"""Which checks a run needs: few that execute every statement that its own shaders hold.
 
 Shapes decide some numbers of a shader, and how often a line is unrolled: numbers do not count.
 """
@@ -6,25 +6,45 @@ Shapes decide some numbers of a shader, and how often a line is unrolled: number
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from functools import cache
+from typing import NamedTuple
 
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.selfcheck.cases import Case
 
 Statements = frozenset[tuple[str, str]]  # each with its shader's file
 
+_EACH = 4000  # characters of code, in whose time a check computes and compares
 _COMMENT = re.compile(r"//[^\n]*")
 _END = re.compile(r"[;{}\n]")
 _NUMBER = re.compile(r"\d+")
 _FIELDS = re.compile(r"(\w+: [\w<>]+,?\s*)+")  # of a struct: nothing is executed
 
 
-def statements(launches: Iterable[Launch]) -> Statements:
-    """All statements that these launches execute."""
-    shaders = {launch.shader.label: launch.shader for launch in launches}
-    parts = (_statements(shader.path, shader.code) for shader in shaders.values())
-    return frozenset().union(*parts)
+class Footprint(NamedTuple):
+    """What launches execute and what a driver has to compile for it.
+
+    Attributes:
+        statements: All statements, without their numbers.
+        shaders: The length of each shader's code, by its label.
+    """
+
+    statements: Statements
+    shaders: Mapping[str, int]
+
+    @classmethod
+    def of(cls, launches: Iterable[Launch]) -> Footprint:
+        """That of some launches."""
+        shaders = {launch.shader.label: launch.shader for launch in launches}
+        parts = (_statements(shader.path, shader.code) for shader in shaders.values())
+        lengths = {label: len(shader.code) for label, shader in shaders.items()}
+        return cls(frozenset[tuple[str, str]]().union(*parts), lengths)
+
+    @property
+    def paths(self) -> set[str]:
+        """The shaders' files."""
+        return {path for path, _ in self.statements}
 
 
 @cache
@@ -41,43 +61,34 @@ def _executed(piece: str) -> str:
 
 
 def covering(
-    needed: Statements, traced: Mapping[Case, Statements]
+    missing: Statements, traced: Mapping[Case, Footprint], compiled: Container[str] = ()
 ) -> tuple[list[Case], Statements]:
-    """Chooses checks for what is needed.
+    """Chooses checks that execute what is missing, as far as any does.
+
+    The next is always the one that executes most of it for what its shaders take to compile, where
+    those that the run compiles as well cost nothing; what others make superfluous is left out.
 
     Args:
-        needed: A run's statements.
+        missing: Statements of a run.
         traced: What each check executes.
+        compiled: Labels of shaders that are compiled in any case: the run's own.
 
     Returns:
-        Every check that the run's shaders pass through as they are, and few others for the rest;
-        and what no check executes.
+        The checks, and what no check executes.
     """
-    files = {path for path, _ in needed}
-    chosen = [case for case, own in traced.items() if _is_alike(own - needed, files)]
-    chosen += fewest(needed.difference(*(traced[case] for case in chosen)), traced)
-    return chosen, needed.difference(*(traced[case] for case in chosen))
-
-
-def _is_alike(foreign: Statements, files: set[str]) -> bool:
-    """Whether what a check executes beyond a run is no more than one file that the run lacks."""
-    others = {path for path, _ in foreign}
-    return len(others) <= 1 and not others & files
-
-
-def fewest(missing: Statements, traced: Mapping[Case, Statements]) -> list[Case]:
-    """Few checks that execute what is missing, as far as any does."""
-    chosen: list[Case] = []
-    while missing:
-        best = max(traced, key=lambda case: _gain(traced[case], missing))
-        if not traced[best] & missing:
+    costs = {
+        case: _EACH + sum(n for label, n in own.shaders.items() if label not in compiled)
+        for case, own in traced.items()
+    }
+    wanted, chosen = missing, list[Case]()
+    while missing and traced:
+        best = max(traced, key=lambda case: len(traced[case].statements & missing) / costs[case])
+        if not traced[best].statements & missing:
             break
         chosen.append(best)
-        missing -= traced[best]
-    return chosen
-
-
-def _gain(own: Statements, missing: Statements) -> tuple[int, int]:
-    """Statements that are missing count; among equals, those that nobody asked for cost."""
-    common = len(own & missing)
-    return common, -len(own)
+        missing -= traced[best].statements
+    for case in sorted(chosen, key=lambda case: -costs[case]):
+        others = (traced[other].statements for other in chosen if other is not case)
+        if not (wanted - missing).difference(*others) & traced[case].statements:
+            chosen.remove(case)
+    return chosen, missing

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from qlora_wgpu.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from qlora_wgpu.gpu.attempts import attempt, has_crashed, under_way
@@ -15,7 +16,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.selfcheck import remembered
 from qlora_wgpu.selfcheck.cases import Case, cases_for, checks
-from qlora_wgpu.selfcheck.coverage import Statements, covering, fewest, statements
+from qlora_wgpu.selfcheck.coverage import Footprint, Statements, covering
 from qlora_wgpu.selfcheck.runner import Runner, Traced, Tracer
 
 DTYPES = ("float32", "bfloat16")
@@ -86,7 +87,7 @@ def check_variant(device: Device, variant: str, dtype: str) -> Iterator[Result]:
 def check_launches(
     device: Device, graph: Graph, launches: Iterable[Launch], new: Statements | None = None
 ) -> Iterator[Result]:
-    """Runs the checks that execute what a run's launches execute.
+    """Runs checks that execute what a run's launches execute.
 
     Args:
         device: Where they run.
@@ -94,11 +95,25 @@ def check_launches(
         launches: All launches of the run.
         new: What of it has to be checked; all of it by default.
     """
-    traced = _traced(device, graph.profile, graph.dtype)
-    needed = statements(launches)
-    for case in covering(needed, traced)[0]:
-        if new is None or traced[case] & new:
-            yield _result(device, [case], "own", graph.profile, graph.dtype)
+    for case in cases_of_launches(device, graph.profile, graph.dtype, launches, new):
+        yield _result(device, [case], "own", graph.profile, graph.dtype)
+
+
+def cases_of_launches(
+    device: Device,
+    profile: Profile,
+    dtype: str,
+    launches: Iterable[Launch],
+    new: Statements | None = None,
+) -> list[Case]:
+    """The checks that ``check_launches`` runs."""
+    needed = Footprint.of(launches)
+    missing = needed.statements if new is None else new
+    traced = _traced(device, profile, dtype, paths={path for path, _ in missing})
+    chosen, missing = covering(missing, traced, needed.shaders)
+    if missing:  # a check launches other files with other arguments
+        chosen += covering(missing, _traced(device, profile, dtype), needed.shaders)[0]
+    return chosen
 
 
 def cases_of(device: Device, profile: Profile, dtype: str) -> list[Case]:
@@ -107,19 +122,39 @@ def cases_of(device: Device, profile: Profile, dtype: str) -> list[Case]:
         return cases_for(profile)  # tracing them all, which takes a while, would add none
     traced = _traced(device, profile, dtype)
     chosen = [case for case in traced if not case.in_textures]
-    missing = frozenset[tuple[str, str]]().union(*traced.values())
-    missing -= frozenset[tuple[str, str]]().union(*(traced[case] for case in chosen))
-    return chosen + fewest(missing, traced)
+    missing = _executed(traced.values()) - _executed(traced[case] for case in chosen)
+    return chosen + covering(missing, traced)[0]
 
 
-def _traced(device: Device, profile: Profile, dtype: str) -> dict[Case, Statements]:
-    """What each check executes."""
-    traced = {}
-    for case in cases_for(profile):
-        run = Tracer(device, profile, dtype, in_textures=case.in_textures)
-        with suppress(Traced):
-            case.function(run, *case.arguments)
-        traced[case] = statements(run.launches)
+def _executed(parts: Iterable[Footprint]) -> Statements:
+    return frozenset[tuple[str, str]]().union(*(part.statements for part in parts))
+
+
+def _traced(
+    device: Device,
+    profile: Profile,
+    dtype: str,
+    cases: Iterable[Case] | None = None,
+    paths: Set[str] | None = None,
+) -> dict[Case, Footprint]:
+    """What checks execute.
+
+    Args:
+        device: Where they would run.
+        profile: How their kernels are cut.
+        dtype: Their operands' type.
+        cases: Those that are traced; all by default.
+        paths: Of shaders: a check whose first case launches none of them is left at that one.
+    """
+    traced: dict[Case, Footprint] = {}
+    for _, own in groupby(cases or cases_for(profile), key=lambda case: case.check):
+        for number, case in enumerate(own):
+            run = Tracer(device, profile, dtype, in_textures=case.in_textures)
+            with suppress(Traced):
+                case.function(run, *case.arguments)
+            traced[case] = Footprint.of(run.launches)
+            if number == 0 and paths is not None and not traced[case].paths & paths:
+                break
     return traced
 
 
@@ -168,7 +203,7 @@ def problem_of(
     """
     launches = list(launches)
     cut = remembered.key([identity(device), repr(graph.profile), graph.dtype])
-    new = remembered.unchecked(cut, statements(launches))
+    new = remembered.unchecked(cut, Footprint.of(launches).statements)
     if not new:
         return ""
     progress("checking that the driver computes rightly, once")

@@ -68,6 +68,7 @@ def train(place, name, observer=None, **options):
 @pytest.fixture
 def counts(monkeypatch):
     """How often a folder is opened, a config.json interpreted, and each step traced."""
+    monkeypatch.delenv(soundness.VERIFY_VARIABLE)
     counts, checking = Counter(), []
     run_launches = soundness.run_launches
     open_folder, read = ModelFolder.open, type(llama.FAMILY).read

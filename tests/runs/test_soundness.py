@@ -31,6 +31,11 @@ MATRIX = gpu_profile(MatrixShape(16, 16, 16, 24), LARGE)  # no driver has such s
 TILED = replace(GPU_PROFILE, gemm_kind="tiled")
 
 
+@pytest.fixture(autouse=True)
+def _verified(monkeypatch):
+    monkeypatch.delenv(soundness.VERIFY_VARIABLE, raising=False)
+
+
 class Notes(Observer):
     def __init__(self):
         self.texts = []

@@ -13,7 +13,7 @@ from qlora_wgpu.lora.forms import AdapterForms
 from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.soundness import run_launches
-from qlora_wgpu.selfcheck.coverage import covering, statements
+from qlora_wgpu.selfcheck.coverage import Footprint, covering
 
 PROFILES = {
     "own": None,
@@ -38,6 +38,8 @@ PROFILES = {
     "matrix units of f32": gpu_profile(MatrixShape(8, 8, 8, 32, "f32")),
 }
 CONFIGS = traced_configs()
+# Kinds of kernels; the others of each are cut otherwise.
+KINDS = ["own", "buffers", "registers", "workgroup memory", "matrix units"]
 SETTINGS = (
     {"neftune_noise_alpha": 5.0, "label_smoothing_factor": 0.1, "gradient_checkpointing": True},
     {"gradient_checkpointing": False},
@@ -62,6 +64,7 @@ def launches(family, index, dtype, profile, lora=None, head_dim=0, length=24):
 
 @pytest.mark.parametrize("share", range(4))
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.cover("values", name=KINDS)
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_statement_is_checked(device, name, dtype, share, traced):
     profile = PROFILES[name] or device.profile
@@ -70,9 +73,9 @@ def test_every_statement_is_checked(device, name, dtype, share, traced):
     executed = traced(device, profile, dtype)
     for index, family in list(enumerate(CONFIGS))[share::4]:
         ran = launches(family, index, dtype, profile)
-        cases, missing = covering(statements(ran), executed)
+        cases, missing = covering(Footprint.of(ran).statements, executed)
         assert not missing, (family, sorted(missing))
-        assert_chosen_for_a_reason(cases, statements(ran), executed)
+        assert_chosen_for_a_reason(cases, Footprint.of(ran).statements, executed)
 
 
 ODD = {
@@ -90,6 +93,7 @@ ODD = {
 
 
 @pytest.mark.parametrize("family", ODD)
+@pytest.mark.cover("values", name=KINDS)
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_statement_of_other_heads_is_checked(device, name, family, traced):
     """Shapes that families are not traced with above, which other kernels or cuts take."""
@@ -100,7 +104,7 @@ def test_every_statement_of_other_heads_is_checked(device, name, family, traced)
             ran = launches(
                 family, index, dtype, profile, LoraConfig(r=8), head_dim=head_dim, length=33
             )
-            _, missing = covering(statements(ran), traced(device, profile, dtype))
+            _, missing = covering(Footprint.of(ran).statements, traced(device, profile, dtype))
             assert not missing, (head_dim, dtype, sorted(missing))
 
 
@@ -111,21 +115,23 @@ def test_every_statement_of_fused_layers_is_checked(device, name, family, traced
     ran = launches(family, 0, "bfloat16", profile, LoraConfig(r=8))
     assert any("y1" in launch.tensors for launch in ran)
     assert any("x1" in launch.tensors for launch in ran)
-    _, missing = covering(statements(ran), traced(device, profile, "bfloat16"))
+    _, missing = covering(Footprint.of(ran).statements, traced(device, profile, "bfloat16"))
     assert not missing, sorted(missing)
 
 
+@pytest.mark.cover("values", name=KINDS)
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_statement_of_pairs_on_both_ends_is_checked(device, name, traced):
     profile = PROFILES[name] or device.profile
     lora = LoraConfig(r=5, target_modules=["q_proj", "embed_tokens", "lm_head"])
     ran = launches("llama", 0, "bfloat16", profile, lora)
     assert any(launch.path == "embedding_pair/gradient.wgsl" for launch in ran)
-    _, missing = covering(statements(ran), traced(device, profile, "bfloat16"))
+    _, missing = covering(Footprint.of(ran).statements, traced(device, profile, "bfloat16"))
     assert not missing, sorted(missing)
 
 
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
+@pytest.mark.cover("values", name=KINDS)
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_statement_of_an_objective_over_answers_is_checked(device, name, objective, traced):
     profile = PROFILES[name] or device.profile
@@ -138,12 +144,13 @@ def test_every_statement_of_an_objective_over_answers_is_checked(device, name, o
     ran = list(run_launches(settings, layout, 24))
     paths = {launch.path for launch in ran}
     assert ("preference/divergence.wgsl" in paths) == (objective == "kto")
-    _, missing = covering(statements(ran), traced(device, profile, "bfloat16"))
+    _, missing = covering(Footprint.of(ran).statements, traced(device, profile, "bfloat16"))
     assert not missing, sorted(missing)
 
 
 @pytest.mark.parametrize("gradient", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "lion"])
+@pytest.mark.cover("values", name=KINDS)
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_statement_of_an_update_is_checked(device, name, optimizer, gradient, traced):
     profile = PROFILES[name] or device.profile
@@ -160,31 +167,45 @@ def test_every_statement_of_an_update_is_checked(device, name, optimizer, gradie
         forms=AdapterForms.of(settings),
     )  # fmt: skip
     ran = list(run_launches(settings, layout, 24))
-    _, missing = covering(statements(ran), traced(device, profile, "bfloat16"))
+    _, missing = covering(Footprint.of(ran).statements, traced(device, profile, "bfloat16"))
     assert not missing, sorted(missing)
 
 
 def assert_chosen_for_a_reason(cases, needed, traced):
-    """A check is alike, all within the run's files but one, or executes what none before did."""
-    files = {path for path, _ in needed}
-    seen = set()
+    """Each check executes something that is needed and that no other of them does."""
+    assert len(set(cases)) == len(cases) < len(traced) / 4
     for case in cases:
-        foreign = {path for path, _ in traced[case] - needed}
-        is_alike = len(foreign) <= 1 and not foreign & files
-        assert is_alike or traced[case] & needed - seen, case
-        seen |= traced[case]
-    assert len(set(cases)) == len(cases) < len(traced)
+        others = (traced[other].statements for other in cases if other is not case)
+        assert needed.difference(*others) & traced[case].statements, case
+
+
+def test_checks_of_what_a_run_compiles_come_first(device, traced):
+    executed = traced(device, device.profile, "bfloat16")
+    ran = launches("llama", 0, "bfloat16", device.profile)
+    own = Footprint.of(ran)
+
+    def compiled(cases):
+        return sum(
+            length
+            for case in cases
+            for label, length in executed[case].shaders.items()
+            if label not in own.shaders
+        )
+
+    chosen = covering(own.statements, executed, own.shaders)[0]
+    assert compiled(chosen) < compiled(covering(own.statements, executed)[0])
 
 
 def test_a_statement_that_no_check_has_is_noticed(device, traced):
     graph = Graph("bfloat16", device.profile)
     x, y = graph.float32("x", 3, 8), graph.operand("y", 3, 8)
     graph.launch("tensor/convert.wgsl", 3, {"x": x, "y": y}, {"units": 3})
-    needed = statements(graph.launches) | {("tensor/convert.wgsl", "let new = # + #")}
+    needed = Footprint.of(graph.launches).statements | {("tensor/convert.wgsl", "let new = # + #")}
     _, missing = covering(needed, traced(device, device.profile, "bfloat16"))
     assert missing == {("tensor/convert.wgsl", "let new = # + #")}
 
 
+@pytest.mark.cover("values", name=KINDS)
 @pytest.mark.parametrize("name", PROFILES)
 def test_copies_for_texts_are_checked_and_those_of_the_run_are_its_own(device, name, monkeypatch):
     profile = PROFILES[name] or device.profile
