@@ -171,6 +171,16 @@ MISTAKES = {
 }  # fmt: skip
 
 
+@pytest.mark.cover(
+    mistake=[
+        "unknown shape",
+        "broken config",
+        "no batch",
+        "out of memory",
+        "no driver",
+        "JSON is a folder",
+    ]
+)
 @pytest.mark.parametrize("mistake", list(MISTAKES))
 def test_a_mistake_is_one_sentence_and_exit_code_2(place, mistake):
     args, env, expected = MISTAKES[mistake]

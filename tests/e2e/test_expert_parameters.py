@@ -79,6 +79,7 @@ def test_every_mixture_is_recorded():
     assert kinds(CASES) == kinds(every)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_against_peft(device, tmp_path, case):
     base, folder, recorded = folders(case, tmp_path)

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 from references.seeded import adapter, batch, weights
-from references.sized import head_dims, traced_configs, with_head_dim
+from references.sized import COMPOSED, head_dims, traced_configs, with_head_dim
 from safetensors.numpy import save_file
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
@@ -51,6 +51,7 @@ def gradients(folder, dtype, device):
     return model.loss_and_grads(ids, labels, mask)
 
 
+@pytest.mark.cover(family=[case for case in CONFIGS if case not in COMPOSED])
 @pytest.mark.parametrize(
     ("family", "head_dim"), [(case, size) for case in CONFIGS for size in head_dims(case)]
 )

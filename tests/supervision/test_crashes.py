@@ -87,7 +87,7 @@ def adapter(place, name):
     return (place / name / "adapter" / "adapter_model.safetensors").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_run_goes_on_after_a_crash(place):
     whole = train(place, "whole")
     assert whole.returncode == 0 and not whole.stderr, whole.stderr
