@@ -96,7 +96,7 @@ def kill_one(told):
     os.kill(workers[0].pid, signal.SIGKILL)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_two_workers_give_the_bits_of_one_device_though_one_is_killed(place, own):
     told = Told(after=1, do=kill_one)
     result = run(place, "two", told, cluster=LOCAL)
