@@ -3,8 +3,8 @@
 A test that says nothing is in all three. ``@pytest.mark.slow`` leaves it out of quick, and
 ``@pytest.mark.full`` out of test as well. Where a test is a product of several parametrizations,
 full has all of its cases, test a covering array: each pair of two arguments' values occurs, or each
-value if the test computes on a device, where cases are expensive. In quick each value occurs, and
-tests on a device have one case.
+value if the test computes on a device, where cases are expensive. In quick each value occurs; tests
+on a device have one case there, or one for each ``profile`` of kernels.
 
 ``@pytest.mark.cover("values")`` (or ``"pairs"``, ``"all"``) asks for another covering in test, and
 ``cover(family=["llama"])`` has both smaller tiers take these values of an argument alone.
@@ -24,12 +24,15 @@ ONE, VALUES, PAIRS, ALL = range(4)
 _COVERS = {"values": VALUES, "pairs": PAIRS, "all": ALL}
 
 
-def covering(cases: Sequence[Sequence[Hashable]], strength: int) -> list[int]:
+def covering(
+    cases: Sequence[Sequence[Hashable]], strength: int, axis: int | None = None
+) -> list[int]:
     """Chooses cases so that each value, or each pair of values of two axes, occurs.
 
     Args:
         cases: The value on each axis, by case. They need not be a whole product.
         strength: ONE, VALUES, PAIRS or ALL.
+        axis: The only one whose values have to occur; those of all axes by default.
 
     Returns:
         The indices of the cases chosen, in order. Greedy: the case with the most new combinations
@@ -37,10 +40,11 @@ def covering(cases: Sequence[Sequence[Hashable]], strength: int) -> list[int]:
     """
     if strength == ALL:
         return list(range(len(cases)))
-    if strength == ONE:
+    if strength == ONE or not cases[0]:
         return [0]
     values = [list(enumerate(case)) for case in cases]
-    met = [set(combinations(own, min(strength, len(own)))) for own in values]
+    wanted = values if axis is None else [[own[axis]] for own in values]
+    met = [set(combinations(own, min(strength, len(own)))) for own in wanted]
     left = set().union(*met)
     used: Counter[tuple[int, Hashable]] = Counter()
     chosen = []
@@ -55,12 +59,11 @@ def covering(cases: Sequence[Sequence[Hashable]], strength: int) -> list[int]:
     return sorted(chosen)
 
 
-def _axes(items: Sequence[pytest.Function]) -> list[tuple[int, ...]]:
-    """The cases of a test: by argument, which object it is; arguments of one value left out."""
+def _axes(items: Sequence[pytest.Function]) -> dict[str, tuple[int, ...]]:
+    """By argument, which object it is in each case; without arguments of one value."""
     names = items[0].callspec.params
-    columns = [tuple(id(item.callspec.params[name]) for item in items) for name in names]
-    moving = [column for column in columns if len(set(column)) > 1]
-    return list(zip(*moving, strict=True)) if moving else [()] * len(items)
+    columns = {name: tuple(id(item.callspec.params[name]) for item in items) for name in names}
+    return {name: column for name, column in columns.items() if len(set(column)) > 1}
 
 
 def _covered(cases: Sequence[pytest.Function], tier: str) -> Sequence[pytest.Function]:
@@ -71,15 +74,17 @@ def _covered(cases: Sequence[pytest.Function], tier: str) -> Sequence[pytest.Fun
         left = [v for v in values if all(case.callspec.params[name] != v for case in cases)]
         if left:
             raise pytest.UsageError(f"{marker} names {left}, which no case has")
-    axes = _axes(cases)
+    axes, axis = _axes(cases), None
     asked = _COVERS[marker.args[0]] if marker and marker.args else None
     on_device = "device" in cases[0].fixturenames
-    strength = asked or (ALL if len(axes[0]) < 2 else VALUES if on_device else PAIRS)
-    if tier == "quick" and strength != ALL:
-        strength = VALUES
+    strength = asked or (ALL if len(axes) < 2 else VALUES if on_device else PAIRS)
     if tier == "quick" and on_device:
-        strength = ONE
-    return [cases[index] for index in covering(axes, strength if axes[0] else ONE)]
+        axis = list(axes).index("profile") if "profile" in axes else None
+        strength = ONE if axis is None else VALUES
+    elif tier == "quick" and strength != ALL:
+        strength = VALUES
+    rows = list(zip(*axes.values(), strict=True)) if axes else [()] * len(cases)
+    return [cases[index] for index in covering(rows, strength, axis)]
 
 
 def _kept(items: Sequence[pytest.Item], tier: str) -> Iterator[pytest.Item]:
