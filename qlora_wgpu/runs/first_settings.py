@@ -11,6 +11,7 @@ from pathlib import Path
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import LoraConfig, QuantConfig, TrainConfig
 from qlora_wgpu.config.commented_yaml import Setting
+from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.data import Tokenizer, chosen_template
 from qlora_wgpu.errors import ConfigError, QLoRAError
 from qlora_wgpu.gpu import memory_size as memory
@@ -121,7 +122,7 @@ def first_settings(
         is_bounded=room.is_bounded,
     )
     layers = pretrained.architecture.num_layers
-    of = " and ".join(Path(path).name for path in paths)
+    of = " and ".join(DataPlace.parse(path).name for path in paths)
     rows = len(data.windows(batches.length))
     title = f"{Path(model).name}, {layers} layers, on {rows:,} rows of {of}."
     settings = [

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
+from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, DataPlace
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
 from qlora_wgpu.config.values import EvalSplit, FileName, PositiveNumber, RowFormat, Text
 from qlora_wgpu.limits import TOKENS_OF_A_ROW
@@ -164,7 +163,9 @@ class DataConfig(Section):
     @property
     def train_name(self) -> str:
         """What is learnt from, in few words; empty if nothing is named."""
-        names = [Path(part.train).name for part in self.parts() if part.train is not None]
+        names = [
+            DataPlace.parse(part.train).name for part in self.parts() if part.train is not None
+        ]
         if len(names) > _NAMED:
             names[_NAMED - 1 :] = [f"{len(names) - _NAMED + 1} more"]
         return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
