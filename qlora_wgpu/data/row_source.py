@@ -23,6 +23,7 @@ from qlora_wgpu.data.long_text import document_ids
 from qlora_wgpu.data.preferences import is_labelled_false
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.data.prepared import Writer, key_of, learns
+from qlora_wgpu.data.rows_as_chats import as_chat
 from qlora_wgpu.data.sources import holds_documents, read_rows
 from qlora_wgpu.data.splits import RowSlice
 from qlora_wgpu.data.tally import Tally
@@ -52,6 +53,7 @@ def _settings(
         "tokenizer": tokenizer.fingerprint,
         "special_tokens": tokenizer.special_tokens,
         "ends": sorted(tokenizer.eos_token_ids),
+        **({"as_chats": True} if how.as_chats else {}),
         **({} if how.objective == "sft" else {"answers": how.objective == "kto"}),
     }
 
@@ -268,7 +270,7 @@ class RowSource:
                 continue
             try:
                 row = with_columns(given, self._how.columns)
-                own_format = self._format_of(row)
+                row, own_format = self._as_wanted(row, self._format_of(row))
                 if row_format is None:
                     row_format, first = own_format, where
                 elif own_format != row_format:
@@ -308,6 +310,14 @@ class RowSource:
             DataError: If it has none.
         """
         return detect_format(row, self._how.row_format, self._how.columns)
+
+    def _as_wanted(self, row: dict[str, Any], row_format: str) -> tuple[dict[str, Any], str]:
+        """A row and its format, as turns of a chat where this is asked for.
+
+        Raises:
+            DataError: If it holds no such turns.
+        """
+        return as_chat(row, row_format) if self._how.as_chats else (row, row_format)
 
     def _read(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         """The rows of a file, and where each stands."""

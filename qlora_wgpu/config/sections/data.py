@@ -78,6 +78,13 @@ class DataConfig(Section):
         "such as {prompt: question, completion: answer}; weight names one with each row's weight "
         "in the loss.",
     )
+    apply_chat_template: bool = Field(
+        False,
+        description="Whether prompts and answers that are text (prompt/completion, "
+        "instruction/output and, with dpo, orpo and kto, rows of answers) are written as turns of "
+        "a chat, by the chat template, as mlx-lm and LLaMA-Factory do; false leaves prompts as "
+        "they are, and instructions in Alpaca's prompt.",
+    )
     train_on: Literal["auto", "assistant", "last_turn", "completion", "all"] = Field(
         "auto",
         description="Tokens that are learnt: the assistant's turns of a chat or a row's answer "
