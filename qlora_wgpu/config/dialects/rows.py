@@ -101,7 +101,7 @@ def hub_places(draft: Draft, path: str, subset: Any = None, split: Any = None) -
 def file_places(draft: Draft, files: Sequence[Any], split: Any, key: str) -> list[str]:
     """Files that a data set is made of, whose one split is theirs together."""
     places = [draft.place(str(file)) for file in files]
-    name, bracket, rest = str(split or "train").partition("[")
+    _, bracket, rest = str(split or "train").partition("[")
     if len(places) == 1:
         return [_part(places[0], None, "train" + bracket + rest)]
     if bracket:

@@ -37,8 +37,9 @@ class DataConfig(Section):
 
     train: Annotated[FileName | None, FREE_ON_RESUME] = Field(
         None,
-        description="Training data: a .jsonl, .json, .csv, .parquet or .txt file, a folder of "
-        "them, or a data set of the Hugging Face Hub as owner/name:split (training needs one).",
+        description="Training data: a .jsonl, .json, .csv, .parquet, .arrow or .txt file, a folder "
+        "of them, or a data set of the Hugging Face Hub as owner/name:split (training needs one); "
+        "[FROM:TO] behind it takes a slice of the rows.",
     )
     sources: Annotated[list[SourceConfig] | None, FREE_ON_RESUME] = Field(
         None,
