@@ -36,8 +36,8 @@ from qlora_wgpu.shell_words import shell_word
 @click.option(
     "--from",
     "other",
-    help="A file of Axolotl, TRL, LLaMA-Factory or mlx-lm to convert; the options above win over "
-    "what it says.",
+    help="A file of Axolotl, TRL, LLaMA-Factory, mlx-lm, Unsloth Studio or torchtune to convert; "
+    "the options above win over what it says.",
 )
 @click.option("--out", default="run.yaml", show_default=True, help="The file to write.")
 @click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")

@@ -46,13 +46,14 @@ def train(
     settings = read_settings(config, overrides)
     if overwrite and resume:
         raise ConfigError("--overwrite and --resume exclude each other: choose one")
-    again = _command(config, overrides, "--resume")
+    again, begun = _command(config, overrides, "--resume"), Begun()
     try:
         with TrainingDisplay(console) as display:
-            observer = display if journal is None else ObserverList([display, Noted(journal)])
+            noted = [] if journal is None else [Noted(journal)]
+            observer = ObserverList([display, begun, *noted])
             result = runs.train(settings, observer, overwrite=overwrite, resume=resume)
     except KeyboardInterrupt:  # before the steps, or twice: in between it is a result
-        if checkpoint_folders(Path(settings.output.dir)):
+        if (begun or not overwrite) and checkpoint_folders(Path(settings.output.dir)):
             left = f"stopped; what was saved before is kept, and `{again}` goes on"
         else:  # what is to be replaced is still there
             anew = _command(config, overrides, "--overwrite") if overwrite else again
@@ -67,6 +68,20 @@ def train(
 def _command(config: str, overrides: tuple[str, ...], flag: str) -> str:
     """The command that goes on with a run, or begins it again."""
     return shell_command(["qlora-wgpu", "train", config, *overrides, flag])
+
+
+class Begun(Observer):
+    """Whether the run has its folder: what is there until then is of the run that it replaces."""
+
+    def __init__(self) -> None:
+        self._has_folder = False
+
+    def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
+        """The run's folder is its own now."""
+        self._has_folder = True
+
+    def __bool__(self) -> bool:
+        return self._has_folder
 
 
 class Noted(Observer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 from qlora_wgpu.presence import broken_link, exists
 
@@ -12,10 +13,45 @@ BUILT_IN_CHAT_TEMPLATES = (
     *("chatml", "llama2", "llama3", "gemma", "mistral", "phi", "phi4", "granite", "command-r"),
     *("zephyr", "alpaca", "plain"),
 )
-DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
-# Two parts, the second without a file's ending, and maybe a split.
+DATA_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".arrow", ".txt")
+# Two parts, the second without a file's ending.
 _ENDINGS = "|".join(suffix[1:] for suffix in DATA_SUFFIXES)
-_NAME_ON_HUB = re.compile(rf"[\w.-]+/(?!.*\.(?:{_ENDINGS})$)[\w.-]+(?::[\w./-]+)?")
+_NAME_ON_HUB = re.compile(rf"[\w.-]+/(?!.*\.(?:{_ENDINGS})$)[\w.-]+")
+_END = r"(?:-?\d{1,18}%?)?"  # of a slice
+_PLACE = re.compile(
+    rf"(?P<path>.*?)(?::(?P<split>[\w.-][\w./ -]*))?(?P<rows>\[{_END}:{_END}\])?", re.DOTALL
+)
+
+
+class DataPlace(NamedTuple):
+    """Where data is, as ``PATH:SPLIT[FROM:TO]`` names it.
+
+    Attributes:
+        path: A file, a folder or a name of the hub.
+        split: The split, with its configuration in front of it if one is named.
+        rows: The slice of its rows, with its brackets; empty for all.
+    """
+
+    path: str
+    split: str | None = None
+    rows: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> DataPlace:
+        """A place by its text; one without a split or rows is a path whole."""
+        match = _PLACE.fullmatch(text)
+        assert match is not None
+        return cls(match["path"], match["split"], match["rows"] or "")
+
+    @property
+    def name(self) -> str:
+        """The last part of the path with what stands behind it, for messages."""
+        return Path(self.path).name + self.ending
+
+    @property
+    def ending(self) -> str:
+        """What stands behind the path."""
+        return (f":{self.split}" if self.split else "") + self.rows
 
 
 def path_hint(path: Path) -> str | None:
@@ -60,12 +96,12 @@ def resolve_path(key: str, value: str, bases: tuple[Path, Path]) -> str:
     if key == "model.path" and not plainly_path:
         return value
     if key in ("data.train", "data.eval"):
-        folder, colon, split = expanded.rpartition(":")  # of a folder, as in chats:validation
-        for base in bases if folder else ():
-            if _exists(base / folder):
-                return _absolute(base, folder) + colon + split
-    if key in ("data.train", "data.eval") and not plainly_path and _NAME_ON_HUB.fullmatch(value):
-        return value
+        place = DataPlace.parse(expanded)
+        for base in bases if place.path else ():
+            if _exists(base / place.path):
+                return _absolute(base, place.path) + place.ending
+        if not plainly_path and _NAME_ON_HUB.fullmatch(place.path):
+            return value
     return _absolute(bases[0], expanded)
 
 

@@ -24,7 +24,7 @@ FORMATS: dict[str, tuple[str, ...]] = {
     "instruction/output": ("instruction", "output"),
     "text": ("text",),
 }
-PAIR = "prompt/completion"
+PAIR, INSTRUCTION = "prompt/completion", "instruction/output"
 CHAT_PAIR = "conversational prompt/completion"  # of lists of messages
 CHATS = ("messages", "conversations", CHAT_PAIR)  # formats that a chat template writes
 _NONE: Mapping[str, str] = MappingProxyType({})

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from qlora_wgpu.cache_folder import cache_problem
+from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
 from qlora_wgpu.data.examples import Dataset, Example
 from qlora_wgpu.data.formats import Encoded, is_blank
@@ -19,8 +21,8 @@ from qlora_wgpu.data.preference_source import AnswersInMemory, AnswerSource, uni
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.data.prepared import cache_folder, prepare
 from qlora_wgpu.data.row_source import RowsInMemory, RowSource
-from qlora_wgpu.data.sources import holds_documents, read_rows, select_files, with_split
-from qlora_wgpu.data.splits import Selection
+from qlora_wgpu.data.sources import holds_documents, place_of, read_rows, select_files
+from qlora_wgpu.data.splits import RowSlice, Selection
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, brief
 from qlora_wgpu.presence import exists
@@ -156,6 +158,11 @@ def _open(
     kind = RowSource if how.objective == "sft" else AnswerSource
     source = kind(selection.name, list(selection.files), tokenizer, template, how, progress)
     source.left_out, source.root = selection.left_out, selection.root
+    source.slice = selection.rows
+    if selection.rows is not None and holds_documents(list(selection.files)):
+        raise DataError(
+            f"{path} is text, which has no rows to take a slice of: leave {selection.rows.text} out"
+        )
     return source
 
 
@@ -184,6 +191,8 @@ def _template(how: Preparation, tokenizer: Tokenizer) -> ChatTemplate | None:
 
 def _select(path: str | os.PathLike[str], *, held_out: bool) -> Selection:
     text = str(path)
-    if not exists(with_split(Path(path))[0]) and is_dataset_name(text):
-        return download(text, held_out=held_out)
+    if not exists(Path(place_of(text).path)) and is_dataset_name(text):
+        rows = DataPlace.parse(text).rows
+        selection = download(text.removesuffix(rows), held_out=held_out)
+        return replace(selection, rows=RowSlice.parse(rows))
     return select_files(Path(path), held_out=held_out)

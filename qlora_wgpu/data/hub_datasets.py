@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from qlora_wgpu.checkpoint.hub_progress import waiting_bars
+from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.data.hub_conversions import CONVERTED, choose_converted
 from qlora_wgpu.data.sources import ABOUT
 from qlora_wgpu.data.splits import TRAIN, Selection, by_split, canonical, chosen_split
@@ -23,8 +24,11 @@ _SUFFIXES = (".parquet", ".jsonl", ".json", ".csv")
 
 
 def is_dataset_name(text: str) -> bool:
-    """Whether a text has the form owner/name or owner/name:split, and is not plainly a file."""
-    match = _NAME.fullmatch(text)
+    """Whether a text has the form owner/name or owner/name:split, and is not plainly a file.
+
+    A slice of the rows may stand behind it.
+    """
+    match = _NAME.fullmatch(text.removesuffix(DataPlace.parse(text).rows))
     return match is not None and not match["name"].lower().endswith((*_SUFFIXES, ".txt"))
 
 

@@ -12,6 +12,7 @@ from qlora_wgpu.data.text_file import TextFile
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MAX_LINE
+from qlora_wgpu.visible import quoted
 
 _LIST = "a row must be a JSON object, not a list: a file that is one list must end in .json"
 _NEAR_THE_END = 16  # characters: what is cut off within a number, an escape or a word
@@ -98,23 +99,36 @@ def json_list(path: Path) -> Rows:
 
 
 def _one_after_another(text: _Window, name: str) -> Rows:
-    """The rows of JSON lines, which many keep in a file called ``.json``.
+    """The rows of JSON lines, which many keep in a file called ``.json``; there may be one alone.
 
     Raises:
-        DataError: If there is one value alone, which may be anything, or what is no row.
+        DataError: If there is what is no row, or one object that holds the rows as a list.
     """
     if not text.peek():
         raise _no_list(name)
     first = text.value()
-    if text.peek() != "{" or not isinstance(first, dict):
-        if text.peek():
-            raise text.error("Extra data")
-        raise _no_list(name)
+    if text.peek() not in ("", "{"):
+        raise text.error("Extra data")
+    if not isinstance(first, dict):
+        raise text.error("Extra data") if text.peek() else _no_list(name)
+    if not text.peek() and _wraps_rows(first):
+        raise DataError(
+            f"{name} must hold a list of rows, or one object per line; it holds an object whose "
+            f"{quoted(next(iter(first)))} is a list: keep the list alone"
+        )
     yield f"{name} row 1", first
     number = 1
     while text.peek():
         number += 1
         yield f"{name} row {number}", _row(text.value(), f"{name} row {number}")
+
+
+def _wraps_rows(value: dict[str, Any]) -> bool:
+    """Whether an object holds one list and nothing more, which is of no messages."""
+    inner = next(iter(value.values()), None)
+    if len(value) != 1 or not isinstance(inner, list):
+        return False
+    return not (inner and isinstance(inner[0], dict) and {"role", "from"} & inner[0].keys())
 
 
 def _no_list(name: str) -> DataError:

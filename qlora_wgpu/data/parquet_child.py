@@ -1,4 +1,4 @@
-"""Reads a Parquet file in a process of its own, with little memory; no module but pyarrow's.
+"""Reads a Parquet or Arrow file in a process of its own, with little memory, by pyarrow alone.
 
 It is started as a script, with the file and its limits, and writes a line for each row.
 """
@@ -8,15 +8,18 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+Reading = tuple[list[str], Iterable[Any]]  # columns, and batches of rows
 ROW, END, ERROR = b"r", b"e", b"!"  # what a line begins with
 _ROWS_AT_ONCE = 64
 _LARGE = 16 << 20  # bytes: of rows that become objects one by one, of files not read twice
 _NO_BOMB = 128 << 20  # bytes of rows that any file may have
+_ARROW_FILE = b"ARROW1"
 _BUFFER = 1 << 20  # bytes of the file that are read ahead
 
 
@@ -47,33 +50,53 @@ def _limit_memory(nbytes: int) -> None:
 
 def _rows(path: str, columns: int, expansion: int) -> Iterator[dict[str, Any]]:
     arrow = importlib.import_module("pyarrow")
-    parquet = importlib.import_module("pyarrow.parquet")
     arrow.set_memory_pool(arrow.system_memory_pool())  # others take more than they need
     arrow.set_cpu_count(1)
-    with parquet.ParquetFile(path, buffer_size=_BUFFER) as file:
-        names = file.schema_arrow.names
-        if len(names) > columns:
-            raise ValueError(f"it has {len(names):,} columns, more than {columns:,}")
-        if len(set(names)) != len(names):
-            raise ValueError("two columns have one name")
-        size = Path(path).stat().st_size
-        if size < _LARGE:  # soon done, and nobody learns from the first rows of a bomb
-            _check_expansion(file, max(expansion * size, _NO_BOMB))
-        for batch in _batches(file):
-            if batch.nbytes < _LARGE:
-                yield from batch.to_pylist()
-            else:
-                rows = range(batch.num_rows)
-                yield from ({n: batch.column(n)[i].as_py() for n in names} for i in rows)
+    begin = _arrow_reader(arrow, path) if path.lower().endswith(".arrow") else _parquet_reader(path)
+    names, batches = begin()
+    if len(names) > columns:
+        raise ValueError(f"it has {len(names):,} columns, more than {columns:,}")
+    if len(set(names)) != len(names):
+        raise ValueError("two columns have one name")
+    size = Path(path).stat().st_size
+    if size < _LARGE:  # soon done, and nobody learns from the first rows of a bomb
+        _check_expansion(batches, max(expansion * size, _NO_BOMB))
+        _, batches = begin()
+    for batch in batches:
+        if batch.nbytes < _LARGE:
+            yield from batch.to_pylist()
+        else:
+            rows = range(batch.num_rows)
+            yield from ({n: batch.column(n)[i].as_py() for n in names} for i in rows)
 
 
-def _batches(file: Any) -> Iterator[Any]:
-    return iter(file.iter_batches(batch_size=_ROWS_AT_ONCE, use_threads=False))
+def _parquet_reader(path: str) -> Callable[[], Reading]:
+    parquet = importlib.import_module("pyarrow.parquet")
+    file = parquet.ParquetFile(path, buffer_size=_BUFFER)
+    batches = partial(file.iter_batches, batch_size=_ROWS_AT_ONCE, use_threads=False)
+    return lambda: (file.schema_arrow.names, batches())
 
 
-def _check_expansion(file: Any, most: int) -> None:
+def _arrow_reader(arrow: Any, path: str) -> Callable[[], Reading]:
+    """Of a stream, as ``datasets`` saves its rows, or of a file (Feather)."""
+    ipc = importlib.import_module("pyarrow.ipc")
+
+    def begin() -> Reading:
+        source = arrow.OSFile(path, "rb")
+        is_file = source.read(len(_ARROW_FILE)) == _ARROW_FILE
+        source.seek(0)
+        if not is_file:
+            stream = ipc.open_stream(source)
+            return stream.schema.names, stream
+        file = ipc.open_file(source)
+        return file.schema.names, map(file.get_batch, range(file.num_record_batches))
+
+    return begin
+
+
+def _check_expansion(batches: Iterable[Any], most: int) -> None:
     total = 0
-    for batch in _batches(file):
+    for batch in batches:
         total += batch.nbytes
         if total > most:
             raise ValueError(f"its rows take more than {most:,} bytes, far more than the file")

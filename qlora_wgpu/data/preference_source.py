@@ -16,6 +16,7 @@ from qlora_wgpu.data.preferences import JUDGED, Answer, format_of, judged_of, pa
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.data.prepared import Writer, learns
 from qlora_wgpu.data.row_source import Row, RowsInMemory, RowSource
+from qlora_wgpu.data.rows_as_chats import with_chat_prompt
 from qlora_wgpu.data.sources import holds_documents
 from qlora_wgpu.data.tally import Tally
 from qlora_wgpu.errors import DataError, TokenizerError
@@ -105,6 +106,9 @@ class AnswerSource(RowSource):
 
     def _format_of(self, row: dict[str, Any]) -> str:
         return format_of(row, self._how.objective)
+
+    def _as_wanted(self, row: dict[str, Any], row_format: str) -> tuple[dict[str, Any], str]:
+        return with_chat_prompt(row) if self._how.as_chats else row, row_format
 
     def _answers(self, row: dict[str, Any]) -> tuple[Answer | None, Answer | None]:
         """What is good, and what is not."""

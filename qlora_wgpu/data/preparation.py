@@ -26,6 +26,7 @@ class Preparation:
             where other rows are cut at the end.
         objective: What they are for: rows by themselves (sft), pairs of a chosen and a rejected
             answer (dpo, orpo), or answers that are good or bad (kto).
+        as_chats: Whether prompts and answers that are text become turns of a chat.
     """
 
     max_seq_length: int
@@ -35,3 +36,4 @@ class Preparation:
     train_on: TrainOn = "auto"
     truncation: Truncation = "keep_start"
     objective: str = "sft"
+    as_chats: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from qlora_wgpu.data.long_text import document_ids
 from qlora_wgpu.data.preferences import is_labelled_false
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.data.prepared import Writer, key_of, learns
+from qlora_wgpu.data.rows_as_chats import as_chat
 from qlora_wgpu.data.sources import holds_documents, read_rows
+from qlora_wgpu.data.splits import RowSlice
 from qlora_wgpu.data.tally import Tally
 from qlora_wgpu.data.text_file import file_parts
 from qlora_wgpu.data.tokenizer import Tokenizer
@@ -50,6 +53,7 @@ def _settings(
         "tokenizer": tokenizer.fingerprint,
         "special_tokens": tokenizer.special_tokens,
         "ends": sorted(tokenizer.eos_token_ids),
+        **({"as_chats": True} if how.as_chats else {}),
         **({} if how.objective == "sft" else {"answers": how.objective == "kto"}),
     }
 
@@ -99,6 +103,7 @@ class RowSource:
         self._files = files
         self.left_out: Mapping[str, Sequence[str]] = {}
         self.root: Path | None = None
+        self.slice: RowSlice | None = None
         self._tokenizer = tokenizer
         self._template = template
         self._how = how
@@ -109,7 +114,10 @@ class RowSource:
     @property
     def key(self) -> str:
         """A hash of everything that decides what the examples are."""
-        return key_of(self._files, _settings(self._how, self._tokenizer, self._template))
+        settings = _settings(self._how, self._tokenizer, self._template)
+        if self.slice is not None:
+            settings["slice"] = self.slice.text
+        return key_of(self._files, settings)
 
     @property
     def row_format(self) -> str:
@@ -256,24 +264,44 @@ class RowSource:
         """Rows, where each stands, and their format, which all share; none where one is blank."""
         row_format: str | None = None
         first = ""
+        for where, given in self._chosen():
+            if is_blank(given):
+                yield where, given, ""
+                continue
+            try:
+                row = with_columns(given, self._how.columns)
+                row, own_format = self._as_wanted(row, self._format_of(row))
+                if row_format is None:
+                    row_format, first = own_format, where
+                elif own_format != row_format:
+                    raise DataError(
+                        f"a row of the format '{own_format}' stands among rows of "
+                        f"'{row_format}' ({first}): give each format its own file"
+                    )
+            except DataError as err:
+                raise DataError(f"{where}: {err}") from err
+            yield where, row, row_format
+
+    def _chosen(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """The rows of all files, of which a slice may be asked for.
+
+        Raises:
+            DataError: If the slice holds none.
+        """
+        if self.slice is None:
+            yield from self._all()
+            return
+        begin, end = self.slice.of(lambda: sum(1 for _ in self._all()))
+        rows = islice(self._all(), begin, max(begin, end))
+        first = next(rows, None)
+        if first is None:
+            raise DataError(f"{self._name} has no row in the slice {self.slice.text}")
+        yield first
+        yield from rows
+
+    def _all(self) -> Iterator[tuple[str, dict[str, Any]]]:
         for path in self._files:
-            for where, given in self._read(path):
-                if is_blank(given):
-                    yield where, given, ""
-                    continue
-                try:
-                    row = with_columns(given, self._how.columns)
-                    own_format = self._format_of(row)
-                    if row_format is None:
-                        row_format, first = own_format, where
-                    elif own_format != row_format:
-                        raise DataError(
-                            f"a row of the format '{own_format}' stands among rows of "
-                            f"'{row_format}' ({first}): give each format its own file"
-                        )
-                except DataError as err:
-                    raise DataError(f"{where}: {err}") from err
-                yield where, row, row_format
+            yield from self._read(path)
 
     def _format_of(self, row: dict[str, Any]) -> str:
         """The format of a row.
@@ -282,6 +310,14 @@ class RowSource:
             DataError: If it has none.
         """
         return detect_format(row, self._how.row_format, self._how.columns)
+
+    def _as_wanted(self, row: dict[str, Any], row_format: str) -> tuple[dict[str, Any], str]:
+        """A row and its format, as turns of a chat where this is asked for.
+
+        Raises:
+            DataError: If it holds no such turns.
+        """
+        return as_chat(row, row_format) if self._how.as_chats else (row, row_format)
 
     def _read(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         """The rows of a file, and where each stands."""

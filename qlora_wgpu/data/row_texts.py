@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from qlora_wgpu.data.alpaca import alpaca_prompt
+from qlora_wgpu.data.alpaca import alpaca_prompt, history_of
 from qlora_wgpu.data.built_in_templates import suitable_template
 from qlora_wgpu.data.chat import ChatTemplate, Conversation
 from qlora_wgpu.data.columns import CHAT_PAIR, CHATS, EmptyRow, keys_of
@@ -159,7 +159,7 @@ class RowTexts:
     def _instruction(self, row: Mapping[str, Any]) -> RowText:
         extra = "" if row.get("input") is None else _text_of(row, "input")
         system = "" if row.get("system") is None else _text_of(row, "system")
-        prompt = alpaca_prompt(_text_of(row, "instruction"), extra, system, _history(row))
+        prompt = alpaca_prompt(_text_of(row, "instruction"), extra, system, history_of(row))
         output = _text_of(row, "output")
         _check_not_blank(row["instruction"] + extra + output)
         return self._answer(prompt, output)
@@ -236,17 +236,6 @@ def _conversation(key: str, row: Mapping[str, Any], *, checks: bool) -> Conversa
 def _check_marks(messages: Sequence[Mapping[str, Any]], name: str) -> None:
     for number, message in enumerate(messages, start=1):
         check_marks(message, name.format(number))
-
-
-def _history(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Instructions and answers before a row's own, as Alpaca's form keeps them."""
-    turns = from_json(row.get("history")) or []
-    pairs = [turn for turn in turns if isinstance(turn, list) and len(turn) == 2]
-    if not isinstance(turns, list) or len(pairs) < len(turns):
-        raise DataError("'history' must be a list of pairs of an instruction and its answer")
-    if not all(isinstance(text, str) for pair in pairs for text in pair):
-        raise DataError("'history' must hold text alone")
-    return [(instruction, answer) for instruction, answer in pairs]
 
 
 def _check_size(text: str, limit: int) -> None:

@@ -9,13 +9,24 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from qlora_wgpu.config.paths import DATA_SUFFIXES, path_hint
+from qlora_wgpu.checkpoint.file_signatures import LFS_PREFIX
+from qlora_wgpu.config.json_object import read_json_object
+from qlora_wgpu.config.paths import DATA_SUFFIXES, DataPlace, path_hint
+from qlora_wgpu.data.data_card import Configurations
 from qlora_wgpu.data.json_rows import json_lines, json_list
-from qlora_wgpu.data.splits import VALIDATION, Selection, by_split, canonical, chosen_split
-from qlora_wgpu.data.tables import csv_rows, parquet_rows
+from qlora_wgpu.data.splits import (
+    TRAIN,
+    VALIDATION,
+    RowSlice,
+    Selection,
+    by_split,
+    canonical,
+    chosen_split,
+)
+from qlora_wgpu.data.tables import csv_rows, table_rows
 from qlora_wgpu.errors import DataError, reason
 from qlora_wgpu.files import UTF_16, open_file
-from qlora_wgpu.limits import MAX_ENTRIES
+from qlora_wgpu.limits import MAX_ENTRIES, OWN_JSON_BYTES
 from qlora_wgpu.presence import exists, is_dir, is_file
 
 _PACKED = (".gz", ".zst", ".xz", ".bz2", ".zip")
@@ -27,10 +38,11 @@ _CONTENTS = {
     b"BZh": "bzip2",
     b"PAR1": "Parquet",
 }
-_SIGNATURE = max(map(len, _CONTENTS))  # bytes
+_SIGNATURE = max(map(len, (*_CONTENTS, LFS_PREFIX)))  # bytes
+_SAVED = "state.json"  # of a data set that ``datasets`` has saved
 # Of a data set or a model, no rows of it.
 ABOUT = (
-    *("dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"),
+    *("dataset_infos.json", "dataset_info.json", "dataset_dict.json", _SAVED),
     *("config.json", "generation_config.json"),
 )
 # What only folders of these kinds hold beside one another.
@@ -40,7 +52,7 @@ _OTHER_FOLDERS = (
     ("a model's", ("config.json", "*.safetensors")),
     ("a model's", ("config.json", "tokenizer_config.json")),
 )
-KINDS = "a .jsonl, .json, .csv, .parquet or .txt file"
+KINDS = "a .jsonl, .json, .csv, .parquet, .arrow or .txt file"
 
 
 def check_file(path: Path) -> str:
@@ -84,6 +96,10 @@ def _refuse_other_contents(path: Path, suffix: str) -> None:
         raise DataError(f"the data file {path} cannot be read: {err.strerror or err}") from err
     if begin.startswith(UTF_16):
         raise DataError(f"the data file {path} is UTF-16 text: save it as UTF-8")
+    if begin.startswith(LFS_PREFIX):
+        raise DataError(
+            f"the data file {path} is a Git LFS pointer, not the data: run git lfs pull"
+        )
     kind = next((kind for sign, kind in _CONTENTS.items() if begin.startswith(sign)), "")
     if kind == "Parquet" and suffix != ".parquet":
         raise DataError(f"the data file {path} is a Parquet file: let its name end in .parquet")
@@ -92,7 +108,7 @@ def _refuse_other_contents(path: Path, suffix: str) -> None:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the rows of a ``.jsonl``, ``.json``, ``.csv`` or ``.parquet`` file.
+    """Yields the rows of a ``.jsonl``, ``.json``, ``.csv``, ``.parquet`` or ``.arrow`` file.
 
     Yields:
         Where the row stands, such as ``"train.jsonl line 17"``, and the row.
@@ -101,7 +117,9 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         DataError: If a row is no JSON object, is not UTF-8, or holds NaN, a key twice or a lone
             surrogate.
     """
-    readers = {".jsonl": json_lines, ".csv": csv_rows, ".parquet": parquet_rows}
+    readers = {
+        ".jsonl": json_lines, ".csv": csv_rows, ".parquet": table_rows, ".arrow": table_rows
+    }  # fmt: skip
     return readers.get(path.suffix.lower(), json_list)(path)
 
 
@@ -113,35 +131,84 @@ def data_files(path: Path) -> list[Path]:
 def select_files(path: Path, *, held_out: bool = False) -> Selection:
     """The data files that a path names: itself, or those of a folder, by name.
 
-    A folder whose files are named for splits stands for one of them: the training data, or the data
-    to be measured on. ``FOLDER:SPLIT`` names another.
+    A folder stands for one of its splits: the training data, or the data to be measured on.
+    ``FOLDER:SPLIT`` names another. Splits are those that the folder's README.md lists, as on the
+    Hugging Face hub, else the files' names tell them. ``[FROM:TO]`` behind a path takes a slice of
+    the rows.
 
     Args:
-        path: The file or folder, perhaps with a split.
+        path: The file or folder, perhaps with a split and a slice.
         held_out: Whether it is read to be measured on.
 
     Raises:
         DataError: If one cannot be read, or the folder holds none.
     """
-    folder, split = with_split(path)
+    place = place_of(str(path))
+    folder, rows = Path(place.path), RowSlice.parse(place.rows)
     if not is_dir(folder):
-        check_file(path)
-        return Selection(path.name, [path], "", {})
+        check_file(folder)
+        if place.split is not None:
+            _refuse_split(folder, place.split)
+        return Selection(folder.name, [folder], "", {}, rows=rows)
     _refuse_other_folder(folder)
     files = [p for p in _entries(folder) if _is_data(p)]
     if not files:
         raise DataError(f"the folder {folder} holds no data file: put {KINDS} there")
     names = sorted(PurePosixPath(p.relative_to(folder).as_posix()) for p in files)
-    splits = by_split(names)
-    if split is not None and canonical(split) not in splits:
-        splits = by_split(names, loosely=True)
+    splits, split = _splits_of(folder, names, place.split)
     chosen = chosen_split(splits, split, f"the folder {folder}", held_out=held_out)
     selected = [folder / file for file in splits.pop(chosen)]
     _refuse_mixture(folder, selected)
     for file in selected:
         check_file(file)
     left_out = {name: [str(p) for p in paths] for name, paths in splits.items()}
-    return Selection(folder.resolve().name, selected, chosen, left_out, folder)
+    return Selection(folder.resolve().name, selected, chosen, left_out, folder, rows)
+
+
+def _splits_of(
+    folder: Path, names: list[PurePosixPath], asked: str | None
+) -> tuple[dict[str, list[PurePosixPath]], str | None]:
+    """The files of a folder by their splits, and the name of the split that is asked for."""
+    card = Configurations.read(folder)
+    if card is not None and (listed := card.splits_of(names, asked)) is not None:
+        return listed
+    names = _without_caches(folder, names)
+    splits = by_split(names)
+    if asked is not None and canonical(asked) not in splits:
+        splits = by_split(names, loosely=True)
+    return splits, asked
+
+
+def _without_caches(folder: Path, names: list[PurePosixPath]) -> list[PurePosixPath]:
+    """The files of a folder without what ``datasets`` keeps beside a data set that it has saved.
+
+    Raises:
+        DataError: If rows of such a data set are chosen by a file of its own.
+    """
+    kept = []
+    for name in names:
+        state = folder / name.parent / _SAVED
+        if name.suffix.lower() == ".arrow" and is_file(state):
+            try:
+                values = read_json_object(state, OWN_JSON_BYTES, DataError)
+            except DataError as err:
+                raise DataError(f"{state} cannot be read: {err}") from err
+            if values.get("_indices_files"):
+                raise DataError(
+                    f"{state} chooses rows by another file, as datasets did before 2.0: save the "
+                    "data set again with save_to_disk"
+                )
+            files = values.get("_data_files")
+            listed = [f.get("filename") for f in files or [] if isinstance(f, dict)]
+            if listed and name.name not in listed:
+                continue
+        kept.append(name)
+    return kept
+
+
+def _refuse_split(path: Path, split: str) -> None:
+    if canonical(split) != TRAIN:
+        raise DataError(f"the data file {path} has no split {split!r}: leave it out")
 
 
 def has_validation(path: Path) -> bool:
@@ -152,12 +219,15 @@ def has_validation(path: Path) -> bool:
         return False
 
 
-def with_split(path: Path) -> tuple[Path, str | None]:
-    """A folder and the split of it that a path such as ``chats:validation`` names."""
-    name, colon, split = path.name.rpartition(":")
-    if not colon or exists(path) or not (name and split and is_dir(path.with_name(name))):
-        return path, None
-    return path.with_name(name), split
+def place_of(text: str) -> DataPlace:
+    """What a path such as ``chats:validation`` or ``chats.jsonl[:100]`` names.
+
+    What there is nothing at is a path whole, so that messages have it as it was written.
+    """
+    if exists(Path(text)):
+        return DataPlace(text)
+    place = DataPlace.parse(text)
+    return place if place.path and exists(Path(place.path)) else DataPlace(text)
 
 
 def _is_data(path: Path) -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence, Set
+import sys
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -23,6 +24,56 @@ _SAY_NOTHING = frozenset(["", *_NEUTRAL.split()])
 _SEPARATOR = re.compile(r"[^a-z0-9]+")
 _HELD_OUT_FIRST = (VALIDATION, TEST, TRAIN)
 _SHOWN = 4  # files, in a message
+_WHOLE = 100  # percent
+
+
+@dataclass(frozen=True)
+class RowSlice:
+    """Some of a split's rows, as ``datasets`` writes them: ``[100:200]``, ``[:80%]``, ``[-10%:]``.
+
+    Attributes:
+        text: The slice, with its brackets.
+    """
+
+    text: str
+
+    @classmethod
+    def parse(cls, text: str) -> RowSlice | None:
+        """A slice by its text; None for all rows.
+
+        Raises:
+            DataError: If it is none.
+        """
+        if not text:
+            return None
+        rows = cls(text)
+        if any(abs(int(end[:-1])) > _WHOLE for end in rows._ends if end.endswith("%")):
+            raise DataError(f"the slice {text} reaches beyond 100%")
+        return rows
+
+    @property
+    def _ends(self) -> tuple[str, str]:
+        begin, _, end = self.text[1:-1].partition(":")
+        return begin or "0", end or str(sys.maxsize)
+
+    def of(self, count: Callable[[], int]) -> tuple[int, int]:
+        """The number of the first row, and that behind the last.
+
+        Args:
+            count: Counts all rows; called only where an end depends on their number.
+        """
+        depends = any(end.startswith("-") or end.endswith("%") for end in self._ends)
+        total = count() if depends else 0
+        begin, end = (_row_number(each, total) for each in self._ends)
+        return begin, end
+
+
+def _row_number(end: str, total: int) -> int:
+    """One end of a slice, as a number of rows from the first one on."""
+    number = int(end.removesuffix("%"))
+    if end.endswith("%"):
+        number = round(number * total / _WHOLE)
+    return max(total + number, 0) if end.startswith("-") else number
 
 
 @dataclass(frozen=True)
@@ -35,6 +86,7 @@ class Selection:
         split: Their split; empty where the names tell none.
         left_out: Names of the other files by their split.
         root: The folder that they lie in, if one was named.
+        rows: Which of their rows are read, one file behind the other; None for all.
     """
 
     name: str
@@ -42,6 +94,7 @@ class Selection:
     split: str
     left_out: dict[str, list[str]]
     root: Path | None = None
+    rows: RowSlice | None = None
 
 
 def canonical(split: str) -> str:

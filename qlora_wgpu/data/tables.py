@@ -1,4 +1,4 @@
-"""Rows of CSV and Parquet files."""
+"""Rows of CSV, Parquet and Arrow files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _LONGEST_REASON = 300  # characters of a library's message
 def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields where a row stands and the row; its first line names the columns.
 
-    They are separated by commas, or by semicolons or tabs where the first line has no comma.
+    They are separated by commas, or by semicolons or tabs where the first line has no comma. A
+    first column without a name is the index that pandas writes, and is left out.
 
     Raises:
         DataError: If it is not UTF-8, a line has more or fewer cells than columns, two columns
@@ -39,7 +40,8 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             lines = _RecordLines(file, path.name)
             reader = csv.reader(lines, strict=True, delimiter=_delimiter(first))
             names = next(reader, [])
-            _check_columns(names, path.name)
+            indexed = len(names) > 1 and not names[0]
+            _check_columns(names[indexed:], path.name)
             lines.begin()
             for cells in reader:
                 where = f"{path.name} line {reader.line_num}"
@@ -51,7 +53,7 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                         f"{where}: it has {_counted(len(cells), 'cell')}, but the first line "
                         f"names {_counted(len(names), 'column')}"
                     )
-                yield where, dict(zip(names, cells, strict=True))
+                yield where, dict(zip(names[indexed:], cells[indexed:], strict=True))
     except UnicodeDecodeError as err:
         raise DataError(f"{path.name} is not UTF-8 text: save the file as UTF-8") from err
     except csv.Error as err:
@@ -106,19 +108,21 @@ def _check_columns(names: list[str], file: str) -> None:
         raise DataError(f"{file}: its first line must name every column once")
 
 
-def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields where a row stands and the row.
+def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields where a row stands and the row, of a Parquet or Arrow file.
 
-    A process of its own reads the file: a few bytes of Parquet can stand for gigabytes, and the
+    A process of its own reads the file: a few bytes of either can stand for gigabytes, and the
     library may end the process on a damaged file.
 
     Raises:
         DataError: If the extra ``parquet`` is not installed, the file is damaged or takes too much
             memory, or a row is too long.
     """
+    kind = "an Arrow" if path.suffix.lower() == ".arrow" else "a Parquet"
     if importlib.util.find_spec("pyarrow") is None or not _has_parquet():
         raise DataError(
-            f"{path.name}: Parquet files need the extra: pip install 'qlora-wgpu[parquet]'"
+            f"{path.name}: {kind.split()[1]} files need the extra: pip install "
+            "'qlora-wgpu[parquet]'"
         )
     limits = (MAX_TABLE_MEMORY, MAX_LINE, MAX_COLUMNS, MAX_EXPANSION)
     # Without -P the folder of the script would be one to import from.
@@ -128,7 +132,7 @@ def parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     ) as child:
         try:
             assert child.stdout is not None
-            yield from _rows_of(child.stdout, path.name)
+            yield from _rows_of(child.stdout, path.name, kind)
         finally:
             child.kill()
 
@@ -140,15 +144,15 @@ def _has_parquet() -> bool:
         return False
 
 
-def _rows_of(lines: IO[bytes], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _rows_of(lines: IO[bytes], name: str, kind: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rows that the process writes, a line each, until the line that says how it ended."""
     number = 0
     while line := lines.readline():
-        kind, text = line[:1], line[1:].decode("utf-8")
-        if kind == parquet_child.END:
+        mark, text = line[:1], line[1:].decode("utf-8")
+        if mark == parquet_child.END:
             return
-        if kind == parquet_child.ERROR:
-            raise DataError(f"{name} is not a Parquet file that can be read: {_reason(text)}")
+        if mark == parquet_child.ERROR:
+            raise DataError(f"{name} is not {kind} file that can be read: {_reason(text)}")
         number += 1
         where = f"{name} row {number}"
         try:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.data import Dataset, Preparation, Tokenizer, load_dataset, row_format
+from qlora_wgpu.data.dataset import first_row
 from qlora_wgpu.data.mixture import Joined
 from qlora_wgpu.data.objective_choice import chosen_objective
 from qlora_wgpu.data.prepared import learns
 from qlora_wgpu.data.sources import data_files, holds_documents
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.positions import longest_text
-from qlora_wgpu.presence import exists
+from qlora_wgpu.presence import exists, is_dir
 
 _BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _POSITIONS = 4096  # of a model that does not say how many it was made for
@@ -52,19 +53,27 @@ class FirstData:
         folder: ModelFolder,
         tokenizer: Tokenizer,
         template: str | None,
-        columns: Mapping[str, str],
+        columns: Sequence[Mapping[str, str]],
     ) -> FirstData:
         """Reads and encodes it.
+
+        Args:
+            paths: The data sets.
+            folder: The model's folder.
+            tokenizer: The model's tokenizer.
+            template: The chat template, where the tokenizer has none.
+            columns: The names of each data set's columns.
 
         Raises:
             DataError: If it cannot be read or has nothing to learn.
             ConfigError: If there are several, and one of them compares or judges answers.
         """
         objective = objective_of(paths, columns)
-        how = Preparation(
-            max_seq_length=1 << 20, chat_template=template, objective=objective, columns=columns
-        )
-        parts = [load_dataset(path, tokenizer, 2, how=how) for path in paths]
+        each = Preparation(max_seq_length=1 << 20, chat_template=template, objective=objective)
+        hows = [replace(each, columns=names) for names in columns]
+        parts = [
+            load_dataset(path, tokenizer, 2, how=how) for path, how in zip(paths, hows, strict=True)
+        ]
         dataset = parts[0] if len(parts) == 1 else Joined(parts, paths)
         lengths = dataset.lengths
         if objective == "dpo":
@@ -75,7 +84,8 @@ class FirstData:
             exists(Path(path)) and holds_documents(data_files(Path(path))) for path in paths
         )
         texts = objective == "sft" and all(
-            row_format(path, tokenizer, how) == "text" for path in paths
+            row_format(path, tokenizer, how) == "text"
+            for path, how in zip(paths, hows, strict=True)
         )
         length = _document_length(rows, limit) if texts or documents else _row_length(rows, limit)
         return cls(dataset, objective, rows, documents, texts and not documents, length, limit)
@@ -105,14 +115,39 @@ class FirstData:
         return not (self.are_documents or self.are_texts) and last > first
 
 
-def objective_of(paths: Sequence[str], columns: Mapping[str, str]) -> str:
+def files_apart(path: str) -> list[str]:
+    """A folder's files one by one, where their rows have not all the same keys; else the path."""
+    place = Path(path)
+    if not is_dir(place):
+        return [path]
+    files = data_files(place)
+    if holds_documents(files):
+        return [path]
+    keys = [(first_row(file) or {}).keys() for file in files]
+    return [path] if all(each == keys[0] for each in keys) else [str(file) for file in files]
+
+
+def columns_by_path(paths: Sequence[str], columns: Mapping[str, str]) -> list[Mapping[str, str]]:
+    """Which of the named columns each data set has.
+
+    A column that none has is taken for all of them, so that reading says what is wrong.
+    """
+    rows = [first_row(path) or {} for path in paths]
+    nowhere = {name for name in columns.values() if not any(name in row for row in rows)}
+    return [
+        {key: name for key, name in columns.items() if name in row or name in nowhere}
+        for row in rows
+    ]
+
+
+def objective_of(paths: Sequence[str], columns: Sequence[Mapping[str, str]]) -> str:
     """What the data's rows are for, whose columns may have names of their own.
 
     Raises:
         DataError: If it cannot be read.
         ConfigError: If there are several, whose rows are not for the same.
     """
-    objectives = [chosen_objective(path, columns) for path in paths]
+    objectives = [chosen_objective(path, names) for path, names in zip(paths, columns, strict=True)]
     for path, objective in zip(paths, objectives, strict=True):
         if objective != objectives[0]:
             raise ConfigError(

@@ -7,17 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import LoraConfig, QuantConfig, TrainConfig
 from qlora_wgpu.config.commented_yaml import Setting
+from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.data import Tokenizer, chosen_template
 from qlora_wgpu.errors import ConfigError, QLoRAError
 from qlora_wgpu.gpu import memory_size as memory
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.first_batches import FirstBatches, first_batches
-from qlora_wgpu.runs.first_data import FirstData, objective_of
+from qlora_wgpu.runs.first_data import FirstData, columns_by_path, files_apart, objective_of
 from qlora_wgpu.runs.workload import Target, Workload
 from qlora_wgpu.training import refuse_existing_run, training_options
 
@@ -88,16 +90,20 @@ def first_settings(
         DataError: If the data cannot be read.
         ConfigError: If it cannot be mixed.
     """
-    paths = [train] if isinstance(train, str) else list(train)
+    named = [train] if isinstance(train, str) else list(train)
+    paths = [file for path in named for file in files_apart(path)]
     room = room or Room.here()
     folder = ModelFolder.without_weights(model)
     pretrained = Pretrained.from_config(folder.config)
     tokenizer = Tokenizer.from_folder(folder.text_folder)
-    columns = columns or {}
-    objective = objective_of(paths, columns)
-    names = (chosen_template(path, tokenizer, objective, columns) for path in paths)
+    by_path = columns_by_path(paths, columns or {})
+    objective = objective_of(paths, by_path)
+    names = (
+        chosen_template(path, tokenizer, objective, own)
+        for path, own in zip(paths, by_path, strict=True)
+    )
     template = next((name for name in names if name is not None), None)
-    data = FirstData.read(paths, folder, tokenizer, template, columns)
+    data = FirstData.read(paths, folder, tokenizer, template, by_path)
     options = training_options(TrainConfig(objective=objective))
     workload = Workload(
         pretrained, LoraConfig(), QuantConfig(), "bfloat16", 1, 1, False,
@@ -121,14 +127,14 @@ def first_settings(
         is_bounded=room.is_bounded,
     )
     layers = pretrained.architecture.num_layers
-    of = " and ".join(Path(path).name for path in paths)
+    of = " and ".join(DataPlace.parse(path).name for path in paths)
     rows = len(data.windows(batches.length))
     title = f"{Path(model).name}, {layers} layers, on {rows:,} rows of {of}."
     settings = [
         Setting("model.path", model),
         Setting("quant.scheme", "nf4", "4 bits a weight; none keeps frozen layers as they are"),
         *_lora(),
-        *_data(data, batches, paths, held_out, template, columns),
+        *_data(data, batches, paths, held_out, template, by_path),
         *_train(batches, room, objective),
         *_optim(pretrained.architecture.hidden_size, objective),
         *_output(batches, Path(model).name),
@@ -147,19 +153,24 @@ def _lora() -> list[Setting]:
 
 def _data(
     data: FirstData, batches: FirstBatches, paths: Sequence[str], held_out: str | None,
-    template: str | None, columns: Mapping[str, str],
+    template: str | None, columns: Sequence[Mapping[str, str]],
 ) -> list[Setting]:  # fmt: skip
+    alike = all(each == columns[0] for each in columns)
+    sources: list[dict[str, Any]] = [{"path": path} for path in paths]
+    for source, own in zip(sources, columns, strict=True):
+        if own and not alike:
+            source["columns"] = dict(own)
     all_rows = "each gives all rows; add weight: or rows: to take a share"
     settings = [
         Setting("data.train", paths[0])
         if len(paths) == 1
-        else Setting("data.sources", [{"path": path} for path in paths], all_rows),
+        else Setting("data.sources", sources, all_rows),
         Setting("data.eval", held_out, "loss on it is measured")
         if held_out is not None
         else Setting("data.eval_split", 0.05, "a part to measure the loss on", is_active=False),
     ]
-    if columns:
-        settings.append(Setting("data.columns", dict(columns), "what the rows' columns are"))
+    if alike and columns[0]:
+        settings.append(Setting("data.columns", dict(columns[0]), "what the rows' columns are"))
     if template is not None:
         settings.append(
             Setting("data.chat_template", template, "fits the tokenizer, which has none")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from qlora_wgpu.checkpoint import read_manifest
 from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.config.schema import DataConfig
 from qlora_wgpu.data import Dataset, rows_in_both
 from qlora_wgpu.data.splits import TEST, TRAIN, VALIDATION, in_words
@@ -99,7 +100,7 @@ def tell_left_out(
         observer: Who is told.
         held_out: Whether it was read to be measured on.
     """
-    splits = {} if ":" in Path(path).name else {**dataset.left_out}
+    splits = {} if DataPlace.parse(path).split else {**dataset.left_out}
     if held_out:
         splits.pop(TRAIN, None)
     elif settings.eval is not None:  # what it leaves out in turn is told there
@@ -108,14 +109,16 @@ def tell_left_out(
         return
     names = in_words([file for files in splits.values() for file in files])
     use, advice = ("measured on", "") if held_out else ("trained on", _how_to_measure(path, splits))
-    observer.warning(f"{Path(path).name}: by their names, these are not {use}: {names}{advice}")
+    observer.warning(
+        f"{DataPlace.parse(path).name}: of other splits, and so not {use}: {names}{advice}"
+    )
 
 
 def _how_to_measure(path: str, splits: Iterable[str]) -> str:
     split = next((name for name in (VALIDATION, TEST) if name in splits), None)
     if split is None:
         return ""
-    place = Path(path)
+    place = Path(DataPlace.parse(path).path)
     short = place.relative_to(Path.cwd()) if place.is_relative_to(Path.cwd()) else place
     return f"; data.eval: {short.as_posix()}:{split} measures on what is held out"
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.config import DataConfig
+from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.data import Dataset, is_dataset_name
 from qlora_wgpu.data.mixture import Portion, mix
 from qlora_wgpu.presence import exists
@@ -91,4 +92,4 @@ def _shares_of_rows(dataset: Dataset) -> npt.NDArray[np.float64]:
 
 def _name(path: str) -> str:
     is_on_hub = not exists(Path(path)) and is_dataset_name(path)
-    return path if is_on_hub else Path(path).name
+    return path if is_on_hub else DataPlace.parse(path).name

@@ -79,6 +79,7 @@ def preparation(settings: DataConfig, objective: str = "sft") -> Preparation:
         train_on=settings.train_on,
         truncation=settings.truncation,
         objective=objective,
+        as_chats=settings.apply_chat_template,
     )
 
 

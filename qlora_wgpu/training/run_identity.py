@@ -13,9 +13,12 @@ import numpy as np
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, brief
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
+
+_SOURCES = ("train", "sources", "eval", "chat_template")
+"""Settings of the data that may differ as long as the same is learnt."""
 
 
 class RunIdentity:
@@ -49,6 +52,7 @@ class RunIdentity:
         }
         self._data = rows.fingerprint
         self._held_out = held_out.fingerprint if held_out is not None else None
+        self._sources = {key: getattr(config.data, key) for key in _SOURCES}
         begun_from = config.lora.init_from
         self._begun_from = None if begun_from is None else adapter_fingerprint(begun_from)
 
@@ -59,6 +63,7 @@ class RunIdentity:
             "settings": json.loads(json.dumps(self._settings)),
             "data": self._data,
             "held_out_data": self._held_out,
+            "sources": json.loads(json.dumps(self._sources, default=dict)),
             "base": self._folder.fingerprint,
             "begun_from": self._begun_from,
             "references": self._references,
@@ -83,10 +88,23 @@ class RunIdentity:
             ("begun_from", "values of the adapter in lora.init_from", "the same"),
         ):
             if kept.get(key, self.record[key]) != self.record[key]:  # older versions know fewer
+                named = _named(name, kept[key], self)
+                if key in ("data", "held_out_data"):
+                    named += self._changes_since(kept.get("sources", {}))
                 raise ConfigError(
-                    f"the run in {where} was begun with other {_named(name, kept[key], self)}: go "
-                    f"on with {advice}, or begin a new run in another output.dir"
+                    f"the run in {where} was begun with other {named}: go on with {advice}, or "
+                    "begin a new run in another output.dir"
                 )
+
+    def _changes_since(self, before: Mapping[str, Any]) -> str:
+        """The settings that differ of where data is and how chats are written, in brackets."""
+        now = self.record["sources"]
+        changes = [
+            f"data.{key} was {brief(old)}, now it is {brief(now[key])}"
+            for key, old in before.items()
+            if key in now and old != now[key]
+        ]
+        return f" ({'; '.join(changes)})" if changes else ""
 
 
 def adapter_fingerprint(folder: str) -> str:

@@ -46,6 +46,11 @@ def check_settings(settings: Config) -> None:
         raise ConfigError(
             "weights of rows are not trained in a browser: leave data.columns.weight out"
         )
+    if settings.data.apply_chat_template:
+        raise ConfigError(
+            "data.apply_chat_template = true is not known to the page: set it to false, and write "
+            "the rows as messages"
+        )
     if settings.data.truncation == "windows":
         raise ConfigError(
             "data.truncation = windows is not known to the page: set it to keep_start, or write "

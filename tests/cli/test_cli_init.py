@@ -294,3 +294,21 @@ def test_a_name_that_the_locale_cannot_read_is_refused(place, option):
     assert str(done.exception).startswith(f"{option} ")
     assert "not text in this locale" in str(done.exception)
     assert not (place / "locale.yaml").exists()
+
+
+def test_a_folder_of_mixed_rows_becomes_a_mixture_with_columns_by_file(place):
+    folder = place / "mixed"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 4)
+    (folder / "b.jsonl").write_text('{"question": "a", "answer": "b"}\n' * 4)
+    named = ["--columns", "prompt=question", "--columns", "completion=answer"]
+    text, data = fitted(place, "model", "mixed", more=named)
+    assert data["sources"] == [
+        {"path": str(folder / "a.jsonl")},
+        {
+            "path": str(folder / "b.jsonl"),
+            "columns": {"prompt": "question", "completion": "answer"},
+        },
+    ]
+    assert "on 8 rows of a.jsonl and b.jsonl" in text and "columns" not in data
+    assert load_config(place / "run.yaml").data.sources is not None

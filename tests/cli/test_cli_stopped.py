@@ -28,6 +28,11 @@ RUN = "model: {path: base}\ndata: {train: rows.jsonl}\noutput: {dir: out}\n"
             None,
             "anything was saved; `qlora-wgpu train run.yaml --overwrite` begin",
         ),
+        (  # of the run that would have been replaced
+            ("--overwrite",),
+            3,
+            "anything was saved; `qlora-wgpu train run.yaml --overwrite` begin",
+        ),
     ],
 )
 def test_what_goes_on(

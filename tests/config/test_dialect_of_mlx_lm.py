@@ -83,14 +83,19 @@ def test_mlx_lm_s_services(place):
 def test_slices_of_one_split_do_not_measure_what_is_learnt(place):
     hub = {"path": "o/n", "train_split": "train[:90%]", "valid_split": "train[-10%:]"}
     config, conversion = converted(place, "mlx_lm.yaml", {"hf_dataset": hub})
-    assert (config.data.train, config.data.eval, config.data.eval_split) == ("o/n", None, 0.1)
-    hub["valid_split"] = "train[:100]"
+    assert (config.data.train, config.data.eval) == ("o/n[:90%]", "o/n[-10%:]")
+    hub["valid_split"] = "train[:90%]"
     config, conversion = converted(place, "mlx_lm.yaml", {"hf_dataset": [hub, {"path": "o/more"}]})
-    assert (config.data.eval, config.data.eval_split) == (None, None)
-    reasons = reasons_of(conversion)
-    assert "valid_split: train[:100]" in reasons and "hf_dataset: o/more" in reasons
+    assert [source.path for source in config.data.sources] == ["o/n[:90%]", "o/more[:80%]"]
+    assert "hf_dataset: o/more" in reasons_of(conversion)
+    _, conversion = converted(place, "mlx_lm.yaml", {"hf_dataset": hub})
+    assert "valid_split: train[:90%]" in reasons_of(conversion)
     config, _ = converted(place, "mlx_lm.yaml", {"hf_dataset": {"path": "o/n"}})
-    assert config.data.eval_split == 0.1  # what mlx-lm takes of its own accord
+    assert (config.data.train, config.data.eval) == ("o/n[:80%]", "o/n[-10%:]")  # its defaults
+
+
+def test_prompts_and_completions_of_mlx_lm_are_turns_of_a_chat(place):
+    assert converted(place, "mlx_lm.yaml")[0].data.apply_chat_template
 
 
 @pytest.mark.parametrize(("given", "count"), [({}, 1), ({"model.path": "m"}, 0)])

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from support.dialects import converted, reasons_of
 
+from qlora_wgpu.errors import ConfigError
+
 DEFAULTED = (
     "learning_rate num_train_epochs per_device_train_batch_size lr_scheduler_type "
     "assistant_only_loss warmup_ratio lora_r"
@@ -42,9 +44,61 @@ def test_the_alignment_handbooks_mixture(place):
     data = converted(place, "trl.yaml", changes)[0].data
     assert [(source.path, source.rows) for source in data.sources] == [
         ("o/chats:train_sft", None),
-        ("o/more:train_sft", 0.5),
+        ("o/more:train_sft[:50%]", None),
     ]
     assert data.eval == "o/chats:test_sft"
+    more = {"dataset_configs": ["all", "tiny"], "dataset_splits": ["train"], "text_column": "body"}
+    config, _ = converted(place, "trl.yaml", {**changes, **more})
+    assert [source.path for source in config.data.sources] == [
+        "o/chats:all/train",
+        "o/more:tiny/train[:50%]",
+    ]
+    assert (config.data.eval, config.data.format, config.data.columns) == (
+        None,
+        "text",
+        {"text": "body"},
+    )
+    with pytest.raises(ConfigError, match=r"dataset_configs: .* has not 2 as dataset_mixer"):
+        converted(place, "trl.yaml", {**changes, "dataset_configs": ["all"]})
+    with pytest.raises(ConfigError, match=r"dataset_splits: .* names no split to train on"):
+        converted(place, "trl.yaml", {**changes, "dataset_splits": ["test"]})
+
+
+@pytest.mark.parametrize("key", ["model_revision", "revision_of_model"])
+@pytest.mark.parametrize("name", ["trl.yaml", "llama_factory.yaml", "axolotl.yml"])
+def test_another_revision_of_the_model_is_named(place, name, key):
+    notes = converted(place, name, {key: "main"})[1].notes
+    config, conversion = converted(place, name, {key: "it-mid"})
+    assert len(conversion.notes) == len(notes) + 1
+    assert f"hf download {config.model.path} --revision it-mid" in conversion.notes[-1]
+    assert f"{key}: it-mid" in reasons_of(conversion)
+
+
+@pytest.mark.parametrize("name", ["trl.yaml", "llama_factory.yaml", "axolotl.yml"])
+@pytest.mark.parametrize("steps", [0, -1, -5])
+def test_a_number_of_steps_that_is_none_counts_epochs(place, name, steps):
+    config, _ = converted(place, name, {"max_steps": steps, "save_total_limit": steps})
+    assert config.train.max_steps == -1 and config.output.save_total_limit is None
+
+
+@pytest.mark.parametrize("name", ["trl.yaml", "llama_factory.yaml", "axolotl.yml", "mlx_lm.yaml"])
+def test_checkpoints_are_all_kept_where_theirs_are(place, name):
+    assert (
+        converted(place, name, {"save_total_limit": "LEAVE OUT"})[0].output.save_total_limit is None
+    )
+
+
+@pytest.mark.parametrize("key", ["columns", "streaming"])
+def test_every_key_of_a_mixture_is_named(place, key):
+    sets = [{"path": "o/a", key: ["messages"]}]
+    _, conversion = converted(place, "trl.yaml", {"dataset_name": None, "datasets": sets})
+    assert f"datasets[0].{key}: ['messages']" in reasons_of(conversion)
+
+
+def test_slices_of_splits_are_taken_over(place):
+    sets = [{"path": "o/a", "split": "train[:10%]"}, {"path": "o/b", "split": "train+test[5:]"}]
+    data = converted(place, "trl.yaml", {"dataset_name": None, "datasets": sets})[0].data
+    assert [source.path for source in data.sources] == ["o/a[:10%]", "o/b", "o/b:test[5:]"]
 
 
 def test_trls_mixture(place):
@@ -169,3 +223,12 @@ def test_steps_that_are_shares_of_a_run_are_left_out(place, name):
     changes = {"logging_steps": 0.1, "save_steps": 0.5}
     reasons = reasons_of(converted(place, name, changes)[1])
     assert all("whole number" in reasons[key] for key in ("logging_steps: 0.1", "save_steps: 0.5"))
+
+
+def test_a_split_of_files_is_theirs(place):
+    sets = [{"path": "json", "data_files": ["a.json"], "split": "train[:10%]"}]
+    data = converted(place, "trl.yaml", {"dataset_name": None, "datasets": sets})[0].data
+    assert data.train.endswith("a.json[:10%]")
+    sets[0]["data_files"].append("b.json")
+    _, conversion = converted(place, "trl.yaml", {"dataset_name": None, "datasets": sets})
+    assert "datasets[0].split: train[:10%]" in reasons_of(conversion)

@@ -21,6 +21,8 @@ NAMES = {
     "llama_factory.yaml": "LLaMA-Factory",
     "llama_factory_v1.yaml": "LLaMA-Factory (v1)",
     "mlx_lm.yaml": "mlx-lm",
+    "torchtune.yaml": "torchtune",
+    "unsloth.yaml": "Unsloth Studio",
 }
 
 
@@ -44,7 +46,9 @@ def test_every_key_is_taken_over_or_named(place, name):
     consumed = {"load_in_8bit", "train_on_inputs", "use_peft", "stage", "finetuning_type", "data",
                 "eval_strategy", "dataset_dir", "fine_tune_type", "dataset_train_split",
                 "lora_parameters", "report_to", "peft_config", "quant_config",
-                "batching_strategy"}  # fmt: skip
+                "batching_strategy", "max_samples", "tokenizer",
+                "shuffle", "training", "logging", "loss",
+                "lr_scheduler", "optimizer"}  # fmt: skip
     for key in read_yaml_file(place / name).values:
         ours = key_for(key)
         is_named = re.search(rf"\b{key}\b", result) is not None

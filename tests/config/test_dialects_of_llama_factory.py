@@ -4,7 +4,10 @@ import json
 
 import pytest
 from support.dialects import converted, reasons_of
+from support.tiny_tokenizer import learnt, tiny_tokenizer
 
+from qlora_wgpu.data import ChatTemplate, Preparation
+from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.errors import ConfigError
 
 
@@ -13,9 +16,10 @@ def test_llama_factory(place):
     columns = {"instruction": "question", "input": "context", "output": "answer"}
     first, second = config.data.sources
     assert (first.path, second.path) == (
-        str(place / "data/mine.json"),
+        str(place / "data/mine.json[:1000]"),  # max_samples
         str(place / "data/identity.json"),
     )
+    assert config.data.apply_chat_template
     assert (first.format, first.columns, first.rows) == ("instruction/output", columns, None)
     assert (second.columns, second.rows) == ({}, 90)
     assert (config.data.eval_split, config.data.max_seq_length) == (0.1, 512)
@@ -28,7 +32,10 @@ def test_llama_factory(place):
     data = converted(place, "llama_factory.yaml", {"dataset": ["hub"], "eval_dataset": "mine"})[
         0
     ].data
-    assert (data.train, data.eval) == ("owner/name:main/test", str(place / "data/mine.json"))
+    assert (data.train, data.eval) == (
+        "owner/name:main/test[:1000]",
+        str(place / "data/mine.json[:1000]"),
+    )
     assert data.eval_split is None
     with pytest.raises(ConfigError, match="describes no data set 'nothing'"):
         converted(place, "llama_factory.yaml", {"dataset": "nothing"})
@@ -148,3 +155,67 @@ def test_new_tokens_of_llama_factory(place, changes, plain, special):
     assert (config.model.add_tokens, config.model.add_special_tokens) == (plain, special)
     left = any(key.startswith("resize_vocab") for key in reasons_of(conversion))
     assert left == ("resize_vocab" in changes)
+
+
+def test_the_template_that_no_tokenizer_has_is_written_out(place):
+    """Checked against what LLaMA-Factory writes: ends of turns are the tokenizer's own."""
+    config, _ = converted(place, "llama_factory.yaml", {"template": "default"})
+    template = ChatTemplate(config.data.chat_template, {"eos_token": "</s>", "bos_token": "<s>"})
+    messages = [
+        {"role": role, "content": text}
+        for role, text in (("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"))
+    ]
+    assert template.render(messages).text == (
+        "System: s</s>\nHuman: a</s>\nAssistant:b</s>\nHuman: c</s>\nAssistant:"
+    )
+    how = Preparation(256, config.data.chat_template)
+    [example] = encode_rows([{"messages": messages[1:3]}], tiny_tokenizer(), how)
+    answer = learnt(tiny_tokenizer(), example.input_ids, example.labels)
+    assert answer.startswith("b</s>") and answer.strip() == "b</s>"
+    assert (
+        converted(place, "llama_factory.yaml", {"template": "qwen"})[0].data.chat_template is None
+    )
+
+
+def described(place, **entry):
+    info = {"mine": {"file_name": "mine.json", **entry}}
+    (place / "data" / "dataset_info.json").write_text(json.dumps(info))
+    return converted(place, "llama_factory.yaml", {"dataset": "mine"})
+
+
+def test_columns_that_dataset_info_names(place):
+    chat = {"messages": "turns", "tools": "functions", "system": "first"}
+    data = described(place, formatting="sharegpt", columns=chat)[0].data
+    assert data.columns == {"conversations": "turns", "tools": "functions", "system": "first"}
+    assert not data.apply_chat_template
+    row = {"prompt": "q", "query": "i", "response": "a", "history": "h", "tools": "f"}
+    data = described(place, columns=row)[0].data
+    assert data.columns == {
+        "instruction": "q", "input": "i", "output": "a", "history": "h", "tools": "f"
+    }  # fmt: skip
+
+
+def test_what_is_read_here_alone_or_there_alone_is_named(place):
+    (place / "data" / "mine.json").write_text('[{"conversations": [], "tools": "[]"}]')
+    _, conversion = described(place, formatting="sharegpt", columns={"images": "pictures"})
+    assert "mine: images: pictures" in reasons_of(conversion)
+    assert any("does not read the column tools of mine" in note for note in conversion.notes)
+    _, conversion = described(place, formatting="sharegpt", columns={"tools": "tools"})
+    assert not any("column tools" in note for note in conversion.notes)
+    _, conversion = described(place, formatting="openai")
+    assert any("detailed thinking off" in note for note in conversion.notes)
+
+
+def test_a_number_of_rows_is_of_the_first_ones(place):
+    assert described(place)[0].data.train == str(place / "data/mine.json[:1000]")
+    data = described(place, num_samples=2000)[0].data
+    assert [(s.path, s.rows) for s in data.sources] == [(str(place / "data/mine.json"), 1000)]
+    changes, given = {"dataset": "mine"}, {"data.train": "x.jsonl"}
+    _, conversion = converted(place, "llama_factory.yaml", changes, given)
+    assert "max_samples: 1000" in reasons_of(conversion)
+
+
+def test_data_that_nothing_describes_is_read_by_its_keys(place):
+    (place / "data" / "dataset_info.json").unlink()
+    data = converted(place, "llama_factory.yaml", {"dataset": "mine"})[0].data
+    assert (data.format, data.columns) == ("auto", {}) and data.apply_chat_template

@@ -12,6 +12,7 @@ from support.tiny_tokenizer import tiny_tokenizer
 from qlora_wgpu.data import Preparation, load_dataset
 from qlora_wgpu.errors import DataError
 
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
 GZIP = gzip.compress(b"{}", mtime=0)  # a time would name the test anew in each process
 CHATML = Preparation(256, chat_template="chatml")
 
@@ -193,6 +194,9 @@ def test_columns_are_separated_as_the_first_line_shows(tmp_path, mark):
     [
         ("a.jsonl", '{"text": "a"}'.encode("utf-16"), "a.jsonl is UTF-16 text: save it as UTF-8"),
         ("a.csv", codecs.BOM_UTF16_BE + "a".encode("utf-16-be"), "a.csv is UTF-16 text: save it"),
+        ("a.jsonl", LFS, "a.jsonl is a Git LFS pointer, not the data: run git lfs pull"),
+        ("a.parquet", LFS, "a.parquet is a Git LFS pointer, not the data"),
+        ("a.arrow", b"PAR1 and more", r"a.arrow is a Parquet file"),
         ("a.txt", "a".encode("utf-16"), "a.txt is UTF-16 text: save it"),
         ("a.jsonl", GZIP, r"a.jsonl is compressed \(gzip\): unpack it first"),
         ("a.csv", b"PK\x03\x04 and more", r"a.csv is compressed \(zip\)"),

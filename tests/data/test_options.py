@@ -121,6 +121,8 @@ def test_csv(tmp_path):
     dataset = load(path)
     assert texts(dataset) == ["y</s>", "w</s>"]
     assert tiny_tokenizer().decode(dataset[0].input_ids) == 'x, "1"\nzy'
+    path.write_text(",prompt,completion\n0,x,y\n1,z,w\n")  # with an index, as pandas writes it
+    assert texts(load(path)) == ["y</s>", "w</s>"]
     path.write_text('messages\n"' + json.dumps(CHAT).replace('"', '""') + '"\n')
     assert texts(load(path)) == [ANSWERS]
 
@@ -129,6 +131,9 @@ def test_csv(tmp_path):
     ("content", "message"),
     [
         ("prompt,prompt\nx,y\n", "name every column once"),
+        ("prompt,,completion\nx,y,z\n", "name every column once"),
+        (",,completion\nx,y,z\n", "name every column once"),
+        (",prompt,completion\nx,y\n", r"a.csv line 2: it has 2 cells, .* 3 columns$"),
         ("prompt,completion\nx\n", r"a.csv line 2: it has 1 cell, .* 2 columns$"),
         ('prompt,completion\nx,"y\n', r"a.csv line 2: not valid CSV"),
         ("text\n\xff\n", "is not UTF-8"),
@@ -139,6 +144,69 @@ def test_csv_that_is_wrong(tmp_path, content, message):
     (tmp_path / "a.csv").write_bytes(content.encode("latin-1"))
     with pytest.raises(DataError, match=message):
         load(tmp_path / "a.csv")
+
+
+def test_data_sets_that_were_saved_to_disk(tmp_path):
+    """Streams of Arrow, as ``datasets`` has them, beside what it kept of earlier computations."""
+    pyarrow = pytest.importorskip("pyarrow")  # an extra
+    for split, answer in (("train", "y"), ("test", "z")):
+        folder = tmp_path / "saved" / split
+        folder.mkdir(parents=True)
+        (folder / "state.json").write_text('{"_data_files": [{"filename": "data-0.arrow"}]}')
+        (folder / "dataset_info.json").write_text("{}")
+        table = pyarrow.table({"prompt": ["x"] * 2, "completion": [answer, answer]})
+        for name, rows in (("data-0.arrow", table), ("cache-1.arrow", table.slice(1))):
+            with pyarrow.ipc.new_stream(str(folder / name), table.schema) as stream:
+                stream.write_table(rows, 1)
+    (tmp_path / "saved" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    assert texts(load(tmp_path / "saved")) == ["y</s>", "y</s>"]
+    assert texts(load(f"{tmp_path}/saved:test")) == ["z</s>", "z</s>"]
+    assert texts(load(tmp_path / "saved" / "train")) == ["y</s>", "y</s>"]
+    with pyarrow.ipc.new_file(str(tmp_path / "a.arrow"), table.schema) as stream:
+        stream.write_table(table, 1)
+    assert texts(load(tmp_path / "a.arrow")) == ["z</s>", "z</s>"]
+    state = tmp_path / "saved" / "train" / "state.json"
+    state.write_text('{"_indices_files": [{"filename": "indices.arrow"}]}')
+    with pytest.raises(DataError, match=r"state.json chooses rows by another file.*save_to_disk$"):
+        load(tmp_path / "saved" / "train")
+    (tmp_path / "a.arrow").write_bytes(b"not Arrow")
+    with pytest.raises(DataError, match=r"a\.arrow is not an Arrow file that can be read"):
+        load(tmp_path / "a.arrow")
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ("[:2]", "ab"), ("[2:]", "cdefg"), ("[1:3]", "bc"), ("[-2:]", "fg"), ("[:-5]", "ab"),
+        ("[:10%]", "a"), ("[:20%]", "a"), ("[:50%]", "abcd"), ("[50%:]", "efg"), ("[-20%:]", "g"),
+        ("[5:100]", "fg"), ("[-100:1]", "a"), ("[:]", "abcdefg"), ("[2:50%]", "cd"),
+    ],
+)  # fmt: skip
+def test_slices_of_rows_are_those_of_datasets(tmp_path, rows, expected):
+    folder = tmp_path / "chats"
+    folder.mkdir()
+    write(folder / "train-0.jsonl", [{"text": letter} for letter in "abc"])
+    write(folder / "train-1.jsonl", [{"text": letter} for letter in "defg"])
+    for place in (folder, f"{folder}:train"):
+        assert texts(load(f"{place}{rows}")) == [f"<s>{letter}</s>" for letter in expected]
+    write(tmp_path / "a.jsonl", [{"text": letter} for letter in "abcdefg"])
+    assert len(load(f"{tmp_path}/a.jsonl{rows}")) == len(expected)
+
+
+def test_slices_that_hold_nothing(tmp_path):
+    write(tmp_path / "a.jsonl", [{"text": "x"}] * 3)
+    (tmp_path / "a.txt").write_text("some text")
+    for rows in ("[3:]", "[2:1]", "[:0]", "[:10%]", "[-1%:]"):
+        with pytest.raises(DataError, match=r"^a.jsonl has no row in the slice \["):
+            load(f"{tmp_path}/a.jsonl{rows}")
+    with pytest.raises(DataError, match=r"slice \[:101%\] reaches beyond 100%"):
+        load(f"{tmp_path}/a.jsonl[:101%]")
+    with pytest.raises(DataError, match=r"is text, which has no rows to take a slice of: leave"):
+        load(f"{tmp_path}/a.txt[:2]")
+    with pytest.raises(DataError, match=r"a.jsonl has no split 'test'"):
+        load(f"{tmp_path}/a.jsonl:test")
+    with pytest.raises(DataError, match=r"a.jsonl\[x:\] must end in|does not exist"):
+        load(f"{tmp_path}/a.jsonl[x:]")
 
 
 def test_parquet(tmp_path):

@@ -39,6 +39,11 @@ def test_lines_in_a_file_called_json(tmp_path) -> None:
     assert rows(tmp_path, '{"a": 1}\n{"a":\n [2]}\n\n', "train.json") == expected
 
 
+def test_one_row_in_a_file_called_json(tmp_path) -> None:
+    for row in ({"text": "a"}, {"messages": [{"role": "user", "content": "a"}]}):
+        assert rows(tmp_path, json.dumps(row), "train.json") == [("train.json row 1", row)]
+
+
 GOOD = '{"text": "a"}\n'
 
 
@@ -78,6 +83,7 @@ def test_wrong_lines_are_named(tmp_path, line, expected) -> None:
     ("content", "expected"),
     [
         ('{"data": []}', "must hold a list of rows"),
+        ('{"data": [{"text": "a"}]}', "it holds an object whose 'data' is a list: keep the list"),
         ('{"a": 1}\n{"a": 2} 3', "train.json row 3: a row must be a JSON object"),
         ('{"a": 1}\n{"a": 2', "not valid JSON"),
         ('{"a": 1}\n2', "not valid JSON (Extra data at line 2 column 1)"),

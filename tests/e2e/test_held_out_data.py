@@ -58,7 +58,9 @@ def test_a_folder_of_splits_is_not_read_whole(place, monkeypatch):
     monkeypatch.chdir(place)
     dataset, warned = prepared(place)
     assert dataset.counts.rows == 24
-    assert warned.about("not trained on: valid.jsonl; data.eval: chats:validation measures on")
+    assert warned.about(
+        "of other splits, and so not trained on: valid.jsonl; data.eval: chats:validation"
+    )
     dataset, warned = prepared(place, f"data.eval={place / 'chats'}", held_out=True)
     assert dataset.counts.rows == 6 and not warned.about("by their names")
     assert not prepared(place, f"data.eval={place / 'chats'}")[1].about("by their names")

@@ -45,6 +45,13 @@ def test_another_run_is_not_continued(folder, device, tmp_path, whole):
         run(folder, device, tmp_path / "r", resume=True, optim={"learning_rate": 2e-2})
     with pytest.raises(ConfigError, match="other training data"):
         run(folder, device, tmp_path / "r", resume=True, dataset=rows(seed=5))
+    other = {"chat_template": "chatml", "train": "chats:test"}
+    named = (
+        r"other training data \(data.train was None, now it is 'chats:test'; "
+        r"data.chat_template was None, now it is 'chatml'\): go on with the same"
+    )
+    with pytest.raises(ConfigError, match=named):
+        run(folder, device, tmp_path / "r", resume=True, dataset=rows(seed=5), data=other)
     assert logged(tmp_path / "r") == kept
 
 

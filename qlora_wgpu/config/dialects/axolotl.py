@@ -20,7 +20,8 @@ from qlora_wgpu.config.dialects.rows import (
     ONE_WINDOW,
     RowsOf,
     Source,
-    hub_place,
+    file_places,
+    hub_places,
     set_sources,
     set_template,
 )
@@ -83,6 +84,7 @@ _DEFAULTS = {
     "train.gradient_accumulation_steps": 1,
     "train.gradient_checkpointing": False,
     "train.seed": 42,
+    "output.save_total_limit": None,
 }
 
 
@@ -152,10 +154,10 @@ def _listed(value: Any) -> list[Any]:
 def _places(draft: Draft, entry: Mapping[str, Any]) -> list[str]:
     files, path = _listed(entry.get("data_files") or []), str(entry.get("path") or "")
     if files and (path in ("json", "csv", "parquet", "text") or not path):
-        return [draft.place(str(file)) for file in files]
+        return file_places(draft, files, entry.get("split"), "datasets")
     if files:
         draft.notes.append(f"data_files of {path} are not chosen: name the split or the folder")
-    return [hub_place(draft, path, entry.get("name"), entry.get("split"))]
+    return hub_places(draft, path, entry.get("name"), entry.get("split"))
 
 
 def _rows(draft: Draft, entry: Mapping[str, Any], number: int, objective: str) -> RowsOf:
@@ -185,6 +187,8 @@ def _rows(draft: Draft, entry: Mapping[str, Any], number: int, objective: str) -
             "text", {"text": entry.get("field") or entry.get("text_column")}, origin
         )
     if name in ("alpaca_chat.load_qa", "context_qa", "oasst"):
+        draft.leave_out(key, kind, "its words around a question are not written; "
+                        "data.apply_chat_template: true writes turns of a chat")  # fmt: skip
         return RowsOf.named(None, {"prompt": "question", "completion": "answer"}, origin)
     if kind is not None:
         draft.leave_out(key, kind, "the format is told by the rows' keys")

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config.dialects import axolotl, llama_factory, llama_factory_v1, mlx_lm, trl
+from qlora_wgpu.config.dialects import (
+    axolotl,
+    llama_factory,
+    llama_factory_v1,
+    mlx_lm,
+    torchtune,
+    trl,
+    unsloth,
+)
 from qlora_wgpu.config.dialects.draft import Dialect, Draft, LeftOut, NumLayers, Taken
 from qlora_wgpu.config.json_object import read_json_object
 from qlora_wgpu.config.schema import Config, sections
@@ -22,7 +30,14 @@ DIALECTS = (
     llama_factory.DIALECT,
     mlx_lm.DIALECT,
     llama_factory_v1.DIALECT,
+    unsloth.DIALECT,
+    torchtune.DIALECT,
 )
+_REVISIONS = ("model_revision", "revision_of_model", "base_model_revision", "revision")
+_COUNTS = {  # by our keys: what stands for a number that is none, in each trainer
+    "train.max_steps": (-1, "counts epochs"),
+    "output.save_total_limit": (None, "keeps all"),
+}
 _PLACEHOLDER = re.compile(r"\$\{\w+[^}]*\}|\$[A-Z_]+\b")
 _WIDTH = 42  # of what stands before a comment
 
@@ -61,7 +76,13 @@ class Conversion:
 def dialect_of(values: Mapping[str, Any]) -> Dialect | None:
     """The trainer whose file holds such keys, or None where none is likely."""
     ours = [name for name in Config.model_fields if isinstance(values.get(name), Mapping)]
-    counts = [(len(dialect.marks & values.keys()), dialect) for dialect in DIALECTS]
+    inner = {
+        f"{name}.{key}"
+        for name, section in values.items()
+        if isinstance(section, Mapping)
+        for key in section
+    }
+    counts = [(len(d.marks & (values.keys() | inner)), d) for d in DIALECTS]
     most = max(count for count, _ in counts)
     likely = [dialect for count, dialect in counts if count == most]
     return likely[0] if most >= 2 and most > len(ours) and len(likely) == 1 else None
@@ -121,8 +142,13 @@ def _drafted(
         raise ConfigError(
             f"{path} cannot be converted: a value is not as {dialect.name} takes it ({err})"
         ) from err
+    _note_revision(draft)
     for key in [key for key in draft.theirs if key in dialect.keys]:
-        draft.move(key, dialect.keys[key])
+        ours, value = dialect.keys[key], draft.theirs[key]
+        if ours in _COUNTS and isinstance(value, int) and value <= 0:
+            stands, why = _COUNTS[ours]
+            draft.set(ours, stands, f"{key}: {draft.take(key)} {why}")
+        draft.move(key, ours)
     for key in list(draft.theirs):
         draft.drop(key)
     for ours, value in dialect.defaults.items():
@@ -144,6 +170,21 @@ def _drafted(
     if empty:
         draft.left_out.append(LeftOut(", ".join(empty), "empty there"))
     return draft
+
+
+def _note_revision(draft: Draft) -> None:
+    """Says that another revision of the model is not what a name of the hub stands for here."""
+    for key in _REVISIONS:
+        revision = draft.take(key)
+        if revision in (None, "main"):
+            continue
+        model = draft.theirs.get("model_name_or_path") or draft.theirs.get("base_model") or "MODEL"
+        draft.leave_out(key, revision, "a name of the hub stands for its main revision")
+        if "model.path" not in draft.given:
+            draft.notes.append(
+                f"{key} {revision} is not what model.path names: `hf download {model} --revision "
+                f"{revision} --local-dir FOLDER` brings it, and --model FOLDER takes it"
+            )
 
 
 def _check(conversion: Conversion) -> None:
@@ -182,7 +223,12 @@ def _line(dotted: str, taken: Taken) -> str:
 
 
 def _commented(notes: list[str]) -> list[str]:
-    return [f"# {_one_line(note[:1].upper() + note[1:])}." for note in notes]
+    return [f"# {_one_line(_begun(note))}." for note in notes]
+
+
+def _begun(note: str) -> str:
+    """A note as a sentence of its own; a key or a path at its beginning stays as it is."""
+    return note[:1].upper() + note[1:] if note.partition(" ")[0].isalpha() else note
 
 
 def _one_line(text: str) -> str:

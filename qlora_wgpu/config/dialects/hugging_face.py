@@ -29,6 +29,7 @@ KEYS = {
     "use_dora": "lora.use_dora",
     "init_lora_weights": "lora.init_lora_weights",
     "modules_to_save": "lora.modules_to_save",
+    "lora_modules_to_save": "lora.modules_to_save",
     "ensure_weight_tying": "lora.ensure_weight_tying",
     "trainable_token_indices": "lora.trainable_token_indices",
     "lora_dropout": "lora.lora_dropout",
@@ -41,6 +42,7 @@ DEFAULTS: dict[str, Any] = {
     "optim.warmup_ratio": 0.0,
     "train.seed": 42,
     "output.save_steps": 500,
+    "output.save_total_limit": None,
 }
 PEFT_TARGETS = ["q_proj", "v_proj"]
 """What PEFT adapts where no modules are named, of nearly every family that is read here."""

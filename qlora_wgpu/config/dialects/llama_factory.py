@@ -12,12 +12,14 @@ from qlora_wgpu.config.dialects.rows import (
     PACKED_APART,
     RowsOf,
     Source,
+    first_rows,
     hub_place,
     set_sources,
     set_template,
 )
 from qlora_wgpu.config.json_object import read_json_object
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.presence import is_file
 
@@ -46,11 +48,18 @@ _DEFAULTS = {
     "log.logging_steps": 500,
 }
 _COLUMNS = {"instruction": "prompt", "input": "query", "output": "response", "system": "system",
-            "history": "history"}  # fmt: skip
-ALPACA_PROMPT = (
-    "rows of instruction and output stand in Alpaca's prompt here, in LLaMA-Factory in the chat "
-    "template; an earlier answer in their history is not learnt"
-)
+            "history": "history", "tools": "tools"}  # fmt: skip
+AS_CHATS = "LLaMA-Factory writes instructions as turns of a chat"
+_MEDIA = ("images", "videos", "audios")
+_SCANNED = 1 << 16  # bytes of a file, in which its rows' keys are looked for
+_TEMPLATES = {
+    "default": "{% for message in messages %}{% if message['role'] == 'system' %}"
+    "{{ 'System: ' + message['content'] + eos_token + '\\n' }}{% elif message['role'] == 'user' %}"
+    "{{ 'Human: ' + message['content'] + eos_token + '\\nAssistant:' }}"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] + eos_token + '\\n' }}"
+    "{% endif %}{% endfor %}",
+}
+"""Of its templates those that no tokenizer has, as Jinja."""
 _ROLES = {
     "user_tag": ("human", "user"),
     "assistant_tag": ("gpt", "assistant"),
@@ -109,12 +118,21 @@ def _convert_data(draft: Draft, objective: str, *, documents: bool) -> None:
         _source(draft, name, folder, portion, objective, documents=documents)
         for name, portion in zip(names, portions, strict=True)
     ]
+    most = draft.take("max_samples")
+    if most is not None and "data.train" in draft.given:
+        draft.leave_out(
+            "max_samples", most, f"--data 'PATH[:{most}]' takes the first rows of a path"
+        )
+    elif most is not None:
+        sources = first_rows(draft, sources, int(most), "max_samples")
     if sources:
         set_sources(draft, sources, f"dataset: {', '.join(names)}")
     held_out, size = _names(draft.take("eval_dataset")), draft.take("val_size", 0)
     if held_out:
         entry = _description(draft, held_out[0], folder)
-        draft.set("data.eval", _place(draft, entry, folder), "eval_dataset")
+        held = [Source(_place(draft, entry, folder))]
+        held = held if most is None else first_rows(draft, held, int(most), "max_samples")
+        draft.set("data.eval", held[0].path, "eval_dataset")
         if more := held_out[1:]:
             draft.leave_out("eval_dataset", ", ".join(more), "data.eval names one data set")
     elif size:
@@ -123,7 +141,11 @@ def _convert_data(draft: Draft, objective: str, *, documents: bool) -> None:
         draft.set("data.train_on", "all", "train_on_prompt")
     elif draft.take("mask_history"):
         draft.set("data.train_on", "last_turn", "mask_history")
-    set_template(draft, draft.take("template"), "template", "default")
+    template = draft.take("template")
+    if template in _TEMPLATES:
+        draft.set("data.chat_template", _TEMPLATES[template], f"template: {template}")
+    else:
+        set_template(draft, template, "template")
 
 
 def _convert_packing(draft: Draft, *, documents: bool) -> None:
@@ -185,7 +207,10 @@ def _source(
         rows = preferences.rows_of_llama_factory(draft, entry, name, objective)
     else:
         rows = _rows(draft, entry, name, documents=documents)
-    return Source(_place(draft, entry, folder), rows, portion)
+    place = _place(draft, entry, folder)
+    if not documents:
+        _leave_columns_out(draft, entry, name, place)
+    return Source(place, rows, portion)
 
 
 def _rows(draft: Draft, entry: Mapping[str, Any], name: str, *, documents: bool) -> RowsOf:
@@ -194,15 +219,43 @@ def _rows(draft: Draft, entry: Mapping[str, Any], name: str, *, documents: bool)
     origin = f"dataset_info.json: {name}"
     if documents:
         return RowsOf.named("text", {"text": columns.get("prompt")}, origin)
-    if entry.get("formatting", "alpaca") == "alpaca":
+    formatting = entry.get("formatting", "alpaca")
+    if formatting is None:  # nothing describes them: their keys tell
+        draft.set("data.apply_chat_template", True, AS_CHATS)
+        return RowsOf()
+    if formatting == "alpaca":
         renamed = {ours: columns.get(theirs) for ours, theirs in _COLUMNS.items()}
-        if ALPACA_PROMPT not in draft.notes:
-            draft.notes.append(ALPACA_PROMPT)
+        draft.set("data.apply_chat_template", True, AS_CHATS)
         return RowsOf.named("instruction/output", renamed, origin)
     _leave_tags_out(draft, tags)
-    row_format = "messages" if tags.get("role_tag") == "role" else "conversations"
+    if formatting == "openai":
+        draft.notes.append(
+            "formatting: openai has LLaMA-Factory add `detailed thinking off` to system messages "
+            "of rows without tools, and join several results of tools; here they stay as they are"
+        )
+    is_openai = formatting == "openai" or tags.get("role_tag") == "role"
+    row_format = "messages" if is_openai else "conversations"
     column = columns.get("messages", "conversations")
-    return RowsOf.named(row_format, {row_format: column, "system": columns.get("system")}, origin)
+    named = {key: columns.get(key) for key in ("system", "tools")}
+    return RowsOf.named(row_format, {row_format: column, **named}, origin)
+
+
+def _leave_columns_out(draft: Draft, entry: Mapping[str, Any], name: str, place: str) -> None:
+    """Says which columns are read here alone, or there alone."""
+    columns = _mapping(entry, "columns")
+    for key in _MEDIA:
+        if columns.get(key):
+            draft.leave_out(f"{name}: {key}", columns[key], "text alone is learnt")
+    if not is_file(Path(place)):
+        return
+    with open_file(place) as file:
+        begin = file.read(_SCANNED)
+    for key in ("system", "tools"):
+        if not columns.get(key) and f'"{key}":'.encode() in begin:
+            draft.notes.append(
+                f"LLaMA-Factory does not read the column {key} of {name}, which dataset_info.json "
+                "does not name; here it is read: remove it from the rows"
+            )
 
 
 def _leave_tags_out(draft: Draft, tags: Mapping[str, Any]) -> None:
@@ -222,7 +275,7 @@ def _description(draft: Draft, name: str, folder: Path) -> Mapping[str, Any]:
         draft.notes.append(
             f"{path.as_posix()} is not there, so {name!r} is taken for a file or name"
         )
-        return {"hf_hub_url": draft.place(name)}
+        return {"hf_hub_url": draft.place(name), "formatting": None}
     entry = read_json_object(path, MODEL_JSON_BYTES, ConfigError).get(name)
     if not isinstance(entry, dict):
         raise ConfigError(f"{path} describes no data set {name!r}")
@@ -233,7 +286,9 @@ def _place(draft: Draft, entry: Mapping[str, Any], folder: Path) -> str:
     if entry.get("hf_hub_url"):
         return hub_place(draft, str(entry["hf_hub_url"]), entry.get("subset"), entry.get("split"))
     if entry.get("file_name"):
-        return (folder / str(entry["file_name"])).as_posix()
+        return hub_place(
+            draft, (folder / str(entry["file_name"])).as_posix(), None, entry.get("split")
+        )
     raise draft.refuse("dataset", entry, "has neither file_name nor hf_hub_url")
 
 

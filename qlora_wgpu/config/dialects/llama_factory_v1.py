@@ -8,7 +8,7 @@ from typing import Any
 
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.hugging_face import convert_precision, set_quantization
-from qlora_wgpu.config.dialects.llama_factory import ALPACA_PROMPT
+from qlora_wgpu.config.dialects.llama_factory import AS_CHATS
 from qlora_wgpu.config.dialects.rows import RowsOf, Source, hub_place, set_sources
 from qlora_wgpu.config.yaml_file import read_yaml_file
 
@@ -45,6 +45,7 @@ _DEFAULTS = {
     "optim.warmup_ratio": 0.0,
     "optim.weight_decay": 0.01,
     "log.logging_steps": 1,
+    "output.save_total_limit": None,
 }
 _LORA = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
 _FORMATS = {"alpaca": "instruction/output", "sharegpt": "conversations"}
@@ -99,7 +100,7 @@ def _convert_data(draft: Draft) -> None:
         set_sources(draft, sources, f"train_dataset: {train}")
         formats = {source.rows.format for source in sources}
         if "instruction/output" in formats:
-            draft.notes.append(ALPACA_PROMPT)
+            draft.set("data.apply_chat_template", True, AS_CHATS)
         if None in formats:
             draft.notes.append(
                 "parts of messages are read as {type: text, text: ...}, where LLaMA-Factory writes "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.hugging_face import set_quantization
 from qlora_wgpu.config.dialects.mlx_schedule import convert_schedule
-from qlora_wgpu.config.dialects.rows import hub_place, set_rows
+from qlora_wgpu.config.dialects.rows import Source, hub_place, hub_places, set_rows, set_sources
 from qlora_wgpu.presence import is_dir, is_file
 
 _MARKS = (
@@ -26,16 +25,17 @@ _KEYS = {
     "grad_checkpoint": "train.gradient_checkpointing",
     "adapter_path": "output.dir",
 }
-_DEFAULTS = {
+_DEFAULTS: dict[str, Any] = {
+    "model.path": "Qwen/Qwen3-0.6b",
     "data.max_seq_length": 2048,
     "train.per_device_train_batch_size": 4,
     "train.gradient_checkpointing": False,
     "optim.max_grad_norm": 0.0,
     "lora.target_modules": "all-linear",
+    "output.save_total_limit": None,
 }
 _DATA = "mlx-community/WikiSQL"
 _TRAIN_SPLIT, _VALID_SPLIT = "train[:80%]", "train[-10%:]"
-_LAST_ROWS = re.compile(r"\[-([1-9][0-9]*)(%?):\]$")
 _RANK, _SCALE, _LAYERS, _STEPS = 8, 20.0, 16, 1000
 _STEP_KEYS = {
     "steps_per_report": ("log.logging_steps", 10),
@@ -93,17 +93,18 @@ def _convert_lora(draft: Draft) -> None:
 
 def _convert_data(draft: Draft) -> None:
     hub = draft.take("hf_dataset", {})
-    if isinstance(hub, list):
-        for other in hub[1:]:
-            draft.leave_out("hf_dataset", other.get("path"), "name it in data.sources")
-        hub = hub[0] if hub else {}
+    entries = [e for e in (hub if isinstance(hub, list) else [hub]) if e]
+    hub = entries[0] if entries else {}
     if hub:
-        name = str(hub.get("path") or hub.get("name") or "")
-        config = hub.get("config") or {}
-        subset = config.get("name") if isinstance(config, Mapping) else None
-        split = hub.get("train_split", _TRAIN_SPLIT)
-        draft.set("data.train", hub_place(draft, name, subset, split), "hf_dataset")
-        _convert_valid_split(draft, name, subset, hub.get("valid_split", _VALID_SPLIT))
+        sources = [
+            Source(place)
+            for entry in entries
+            for place in hub_places(draft, *_named(entry), entry.get("train_split", _TRAIN_SPLIT))
+        ]
+        set_sources(draft, sources, "hf_dataset")
+        for entry in entries[1:]:
+            draft.leave_out("hf_dataset", entry.get("path"), "held-out data is one data set's")
+        _convert_valid_split(draft, *_named(hub), hub.get("valid_split", _VALID_SPLIT))
         draft.take("data")
     else:
         folder = draft.place(str(draft.take("data", _DATA)))
@@ -111,8 +112,16 @@ def _convert_data(draft: Draft) -> None:
         if not is_dir(Path(folder)) or is_file(Path(folder) / "valid.jsonl"):
             draft.set("data.eval", folder, "data, its validation split")
     _convert_columns(draft, hub)
+    draft.set("data.apply_chat_template", True, "prompts and completions are turns of a chat")
     masked = draft.take("mask_prompt", hub.get("mask_prompt", False))
     draft.set("data.train_on", "last_turn" if masked else "all", f"mask_prompt: {bool(masked)}")
+
+
+def _named(entry: Mapping[str, Any]) -> tuple[str, Any]:
+    """A data set of the hub, and its configuration."""
+    config = entry.get("config") or {}
+    subset = config.get("name") if isinstance(config, Mapping) else None
+    return str(entry.get("path") or entry.get("name") or ""), subset
 
 
 def _convert_valid_split(draft: Draft, name: str, subset: Any, split: Any) -> None:
@@ -121,9 +130,6 @@ def _convert_valid_split(draft: Draft, name: str, subset: Any, split: Any) -> No
     place = hub_place(draft, name, subset, split)
     if place != draft.value_of("data.train"):
         draft.set("data.eval", place, "hf_dataset.valid_split")
-    elif (part := _LAST_ROWS.search(str(split))) is not None:  # of the rows that are learnt
-        number = int(part[1])
-        draft.set("data.eval_split", number / 100 if part[2] else number, f"valid_split: {split}")
     else:
         draft.leave_out("valid_split", split, "it would be measured on what is learnt: "
                         "data.eval_split holds rows of data.train out")  # fmt: skip

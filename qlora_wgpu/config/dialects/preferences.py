@@ -248,8 +248,10 @@ def rows_of_llama_factory(
     if entry.get("formatting", "alpaca") != "alpaca":
         prompt = columns.get("messages", "conversations")
         key = "completion" if judged else "conversations"
-        return RowsOf.named(None, {key: prompt, **answers, "system": columns.get("system")}, origin)
-    draft.leave_out("dataset", name, f"{AS_MESSAGES}; an input beside the instruction is not read")
+        more = {each: columns.get(each) for each in ("system", "tools")}
+        return RowsOf.named(None, {key: prompt, **answers, **more}, origin)
+    draft.set("data.apply_chat_template", True, "LLaMA-Factory writes instructions as turns")
     response = {"completion": columns.get("response", "output")} if judged else {}
-    prompt = columns.get("prompt", "instruction")
-    return RowsOf.named(None, {"prompt": prompt, **answers, **response}, origin)
+    named = {"instruction": "prompt", "input": "query", "history": "history", "system": "system"}
+    prompt = {ours: columns.get(theirs) for ours, theirs in named.items()}
+    return RowsOf.named(None, {**prompt, **answers, **response}, origin)

@@ -41,7 +41,7 @@ NOT_NEEDED = {
         "dataloader_prefetch_factor overwrite_cache remove_unused_columns "
         "dataset_keep_in_memory shuffle_merged_datasets streaming dataloader_drop_last "
         "preprocessing_batch_size tokenized_path cache_dir clear_cache_threshold "
-        "batching_workers dataset_exact_deduplication skip_prepare_dataset"
+        "batching_workers skip_prepare_dataset"
     ),
     "held-out data is measured with train.per_device_train_batch_size, and whole": (
         "eval_batch_size per_device_eval_batch_size val_batches test_batches "
@@ -58,7 +58,7 @@ NOT_NEEDED = {
         "model_type tokenizer_type base_model_config tokenizer_config tokenizer_name_or_path "
         "trust_remote_code is_llama_derived_model tokenizer_use_fast use_fast_tokenizer "
         "tokenizer_legacy is_mistral_derived_model is_falcon_derived_model "
-        "is_qwen_derived_model model_class model_revision revision_of_model torchscript"
+        "is_qwen_derived_model model_class torchscript"
     ),
     "`qlora-wgpu doctor --check` looks at the machine": (
         "debug profiler_steps gc_steps torch_empty_cache_steps log_on_each_node"
@@ -89,6 +89,7 @@ NO_COUNTERPART = {
         "mp_replicate_size mp_shard_size dist_timeout"
     ),
     "each epoch has all rows in another order": "train_sampling_strategy",
+    "equal rows are all learnt: remove them from the data": "dataset_exact_deduplication",
     _TOKENIZER: (
         "special_tokens added_tokens_overrides resize_token_embeddings_to_32x eos_token unk_token "
         "bos_token"
@@ -115,7 +116,7 @@ NO_COUNTERPART = {
         "mlflow_tracking_uri mlflow_experiment_name comet_project_name use_comet use_swanlab "
         "swanlab_project use_mlflow trackio_project trackio_space_id"
     ),
-    "all rows are learnt, unless data.sources says how many a source gives": (
+    "PATH[:1000] takes the first rows of a data set, and data.sources says how many each gives": (
         "max_samples shards shards_idx dataset_shard_num dataset_shard_idx max_train_samples"
     ),
     "rows are tokenized as the template and format say": (

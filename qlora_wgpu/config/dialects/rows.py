@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,15 +83,54 @@ def set_sources(draft: Draft, sources: Sequence[Source], origin: str) -> None:
 
 
 def hub_place(draft: Draft, path: str, subset: Any = None, split: Any = None) -> str:
-    """A file, a folder or a data set of the hub, of which a part may be named."""
-    place = draft.place(path)
-    split = str(split or "")
-    if "[" in split or "+" in split:
-        draft.notes.append(f"the split {split!r} of {path} is read whole: slices are not done")
-        split = split.partition("[")[0].partition("+")[0]
+    """A file, a folder or a data set of the hub, of which one part may be named.
+
+    Of several parts that are joined the first is taken.
+    """
+    first, *more = hub_places(draft, path, subset, split)
+    if more:
+        draft.leave_out("split", split, f"one split of {path} is taken: {first}")
+    return first
+
+
+def hub_places(draft: Draft, path: str, subset: Any = None, split: Any = None) -> list[str]:
+    """The parts of a file, a folder or a data set of the hub: its splits, or slices of them."""
+    return [_part(draft.place(path), subset, part) for part in str(split or "train").split("+")]
+
+
+def file_places(draft: Draft, files: Sequence[Any], split: Any, key: str) -> list[str]:
+    """Files that a data set is made of, whose one split is theirs together."""
+    places = [draft.place(str(file)) for file in files]
+    _, bracket, rest = str(split or "train").partition("[")
+    if len(places) == 1:
+        return [_part(places[0], None, "train" + bracket + rest)]
+    if bracket:
+        draft.leave_out(f"{key}.split", split, "it is a slice of several files: take one of each, "
+                        f"such as {places[0]}[:100]")  # fmt: skip
+    return places
+
+
+def _part(place: str, subset: Any, split: str) -> str:
+    name, bracket, rest = split.strip().partition("[")
+    rows = (bracket + rest).replace(" ", "")
     if subset:
-        return f"{place}:{subset}/{split or 'train'}"
-    return f"{place}:{split}" if split and split != "train" else place
+        return f"{place}:{subset}/{name or 'train'}{rows}"
+    return f"{place}{rows}" if name in ("", "train") else f"{place}:{name}{rows}"
+
+
+def first_rows(draft: Draft, sources: Sequence[Source], most: Any, origin: str) -> list[Source]:
+    """Sources of which each gives so many rows at most, its first ones."""
+    limited = []
+    for source in sources:
+        if "rows" in source.portion and source.portion["rows"] >= 1:
+            rows = min(source.portion["rows"], most)
+            limited.append(replace(source, portion={"rows": rows}))
+        elif source.path.endswith("]"):
+            draft.leave_out(origin, most, f"{source.path} is a slice already")
+            limited.append(source)
+        else:
+            limited.append(replace(source, path=f"{source.path}[:{most}]"))
+    return limited
 
 
 def is_file(draft: Draft, path: str) -> bool:

@@ -7,10 +7,13 @@ from typing import Any
 
 from qlora_wgpu.config.dialects import hugging_face, preferences
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
+from qlora_wgpu.config.dialects.reasons import reason_for
 from qlora_wgpu.config.dialects.rows import (
     PACKED_APART,
     Source,
+    file_places,
     hub_place,
+    hub_places,
     is_file,
     set_rows,
     set_sources,
@@ -20,7 +23,8 @@ from qlora_wgpu.config.dialects.rows import (
 _MARKS = (
     "model_name_or_path dataset_name use_peft lora_r lora_target_modules load_in_4bit "
     "dataset_text_field dataset_train_split assistant_only_loss completion_only_loss "
-    "max_length per_device_train_batch_size dataset_config"
+    "max_length per_device_train_batch_size dataset_config dataset_mixer dataset_splits "
+    "dataset_configs dataset_mixture lora_modules_to_save lora_task_type"
 )
 _KEYS = {
     **hugging_face.KEYS,
@@ -35,6 +39,7 @@ _KEYS = {
     "use_bnb_nested_quant": "quant.double_quant",
     "bnb_4bit_use_double_quant": "quant.double_quant",
 }
+_ENTRY = "path id name config data_files data_dir split fraction weight"
 _DEFAULTS = {
     **hugging_face.DEFAULTS,
     "lora.r": 16,
@@ -87,15 +92,7 @@ def _convert_data(draft: Draft) -> None:
             draft.set("data.eval_split", size, "test_split_size")
     mixer, splits = draft.take("dataset_mixer", {}), draft.take("dataset_splits", [])
     if mixer and name is None and not mixture:  # as in the alignment handbook
-        train, test = (*splits, train, test)[:2] if len(splits) != 1 else (splits[0], test)
-        sources = [
-            Source(hub_place(draft, str(path), config, train), portion={"rows": share})
-            if 0 < share < 1
-            else Source(hub_place(draft, str(path), config, train))
-            for path, share in mixer.items()
-        ]
-        set_sources(draft, sources, "dataset_mixer")
-        _convert_held_out(draft, str(next(iter(mixer))), config, test)
+        _convert_mixer(draft, mixer, splits, config)
     elif name is not None:
         draft.set("data.train", hub_place(draft, str(name), config, train), "dataset_name")
         _convert_held_out(draft, str(name), config, test)
@@ -108,6 +105,34 @@ def _convert_data(draft: Draft) -> None:
         set_rows(draft, "text", {"text": text}, "dataset_text_field")
     for key in ("chat_template_path", "chat_template"):
         set_template(draft, draft.take(key), key)
+
+
+def _convert_mixer(draft: Draft, mixer: Mapping[str, float], splits: Any, config: Any) -> None:
+    """The alignment handbook's data sets, each with the share of its rows that is taken."""
+    named = draft.take("dataset_configs", [config] * len(mixer))
+    configs = named if isinstance(named, list) else [named]
+    if len(configs) != len(mixer):
+        raise draft.refuse("dataset_configs", configs, f"has not {len(mixer)} as dataset_mixer")
+    splits = splits or ["train", "test"]
+    learnt = [split for split in splits if "train" in split]
+    tests = [split for split in splits if "train" not in split]
+    if not learnt:
+        raise draft.refuse("dataset_splits", splits, "names no split to train on")
+    sources = []
+    for (path, share), subset in zip(mixer.items(), configs, strict=True):
+        for split in learnt:
+            rows = f"[:{100 * share:g}%]" if 0 < share < 1 and (100 * share).is_integer() else ""
+            place = hub_place(draft, str(path), subset, split + rows)
+            portion = {"rows": share} if 0 < share < 1 and not rows else {}
+            sources.append(Source(place, portion=portion))
+    set_sources(draft, sources, "dataset_mixer")
+    if tests:
+        _convert_held_out(draft, str(next(iter(mixer))), configs[0], tests[0])
+        others = [*tests[1:], *list(mixer)[1:]]
+        if others and "data.eval" in draft.taken:
+            draft.leave_out("dataset_splits", ", ".join(others), "data.eval names one data set")
+    if (text := draft.take("text_column")) is not None:
+        set_rows(draft, "text", {"text": text}, "text_column")
 
 
 def _convert_learnt(draft: Draft, objective: str) -> None:
@@ -141,7 +166,7 @@ def _mix(draft: Draft, entries: Sequence[Mapping[str, Any]], split: Any) -> None
         elif (share := entry.get("weight", 1)) != 1:  # the handbook's, of the data set's own rows
             portion = {"rows": share}
         listed = files if isinstance(files, list) else [files] if isinstance(files, str) else []
-        places = [draft.place(str(file)) for file in listed]
+        places = file_places(draft, listed, entry.get("split"), key) if listed else []
         if files and not listed:
             draft.leave_out(f"{key}.data_files", files, "name the files")
         if folder := entry.get("data_dir"):
@@ -149,7 +174,13 @@ def _mix(draft: Draft, entries: Sequence[Mapping[str, Any]], split: Any) -> None
         if portion and len(places) > 1:
             draft.leave_out(key, portion, "of several files all rows are taken: set it by hand")
             portion = {}
-        places = places or [hub_place(draft, str(name), subset, entry.get("split", split))]
+        places = places or hub_places(draft, str(name), subset, entry.get("split", split))
+        for other, value in entry.items():
+            if other not in _ENTRY.split() and value is not None:
+                reason = "the columns of a format are read, as data.format and data.columns say"
+                if other != "columns":
+                    reason = reason_for(other) or "no counterpart here"
+                draft.leave_out(f"{key}.{other}", value, reason)
         sources += [Source(place, portion=portion) for place in places]
     set_sources(draft, sources, "datasets")
 

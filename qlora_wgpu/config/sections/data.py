@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
+from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, DataPlace
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
 from qlora_wgpu.config.values import EvalSplit, FileName, PositiveNumber, RowFormat, Text
 from qlora_wgpu.limits import TOKENS_OF_A_ROW
@@ -38,8 +37,9 @@ class DataConfig(Section):
 
     train: Annotated[FileName | None, FREE_ON_RESUME] = Field(
         None,
-        description="Training data: a .jsonl, .json, .csv, .parquet or .txt file, a folder of "
-        "them, or a data set of the Hugging Face Hub as owner/name:split (training needs one).",
+        description="Training data: a .jsonl, .json, .csv, .parquet, .arrow or .txt file, a folder "
+        "of them, or a data set of the Hugging Face Hub as owner/name:split (training needs one); "
+        "[FROM:TO] behind it takes a slice of the rows.",
     )
     sources: Annotated[list[SourceConfig] | None, FREE_ON_RESUME] = Field(
         None,
@@ -78,6 +78,13 @@ class DataConfig(Section):
         description="Names of the rows' own columns by the format's, where they differ, "
         "such as {prompt: question, completion: answer}; weight names one with each row's weight "
         "in the loss.",
+    )
+    apply_chat_template: bool = Field(
+        False,
+        description="Whether prompts and answers that are text (prompt/completion, "
+        "instruction/output and, with dpo, orpo and kto, rows of answers) are written as turns of "
+        "a chat, by the chat template, as mlx-lm and LLaMA-Factory do; false leaves prompts as "
+        "they are, and instructions in Alpaca's prompt.",
     )
     train_on: Literal["auto", "assistant", "last_turn", "completion", "all"] = Field(
         "auto",
@@ -164,7 +171,9 @@ class DataConfig(Section):
     @property
     def train_name(self) -> str:
         """What is learnt from, in few words; empty if nothing is named."""
-        names = [Path(part.train).name for part in self.parts() if part.train is not None]
+        names = [
+            DataPlace.parse(part.train).name for part in self.parts() if part.train is not None
+        ]
         if len(names) > _NAMED:
             names[_NAMED - 1 :] = [f"{len(names) - _NAMED + 1} more"]
         return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -1,0 +1,134 @@
+"""The YAML of Unsloth Studio's ``unsloth train``, whose keys stand in sections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from qlora_wgpu.config.dialects import hugging_face
+from qlora_wgpu.config.dialects.draft import Dialect, Draft
+from qlora_wgpu.config.dialects.rows import RowsOf, Source, hub_places, set_sources
+
+_MARKS = (
+    "training logging training.training_type training.num_epochs training.random_seed "
+    "training.train_on_completions training.max_seq_length training.save_steps "
+    "data.format_type data.local_dataset lora.use_loftq lora.finetune_mlp_modules "
+    "lora.vision_all_linear logging.enable_wandb logging.enable_tensorboard"
+)
+_SECTIONS = ("data", "training", "lora", "logging")
+_KEYS = {
+    "model": "model.path",
+    "lora_r": "lora.r",
+    "lora_alpha": "lora.lora_alpha",
+    "lora_dropout": "lora.lora_dropout",
+    "use_rslora": "lora.use_rslora",
+    "use_dora": "lora.use_dora",
+    "max_seq_length": "data.max_seq_length",
+    "packing": "data.packing",
+    "batch_size": "train.per_device_train_batch_size",
+    "gradient_accumulation_steps": "train.gradient_accumulation_steps",
+    "num_epochs": "train.num_train_epochs",
+    "max_steps": "train.max_steps",
+    "random_seed": "train.seed",
+    "learning_rate": "optim.learning_rate",
+    "weight_decay": "optim.weight_decay",
+    "output_dir": "output.dir",
+}
+_ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+_ATTENTION, _MLP = _ALL_LINEAR[:4], _ALL_LINEAR[4:]
+_DEFAULTS: dict[str, Any] = {
+    "lora.r": 64,
+    "lora.lora_alpha": 16,
+    "data.max_seq_length": 2048,
+    "train.num_train_epochs": 3.0,
+    "train.per_device_train_batch_size": 2,
+    "train.gradient_accumulation_steps": 4,
+    "train.seed": 3407,
+    "optim.name": "adamw_8bit",
+    "optim.learning_rate": 2e-4,
+    "optim.lr_scheduler_type": "linear",
+    "optim.warmup_steps": 5,
+    "optim.weight_decay": 0.01,
+    "output.dir": "outputs",
+    "output.save_total_limit": None,
+}
+_CHATS = ("sharegpt", "chatml", "conversational")  # instructions become turns; else Alpaca's prompt
+
+
+def _convert(draft: Draft) -> None:
+    for section in _SECTIONS:
+        inner = draft.take(section, {})
+        draft.theirs.update(inner if isinstance(inner, Mapping) else {})
+    if draft.take("training_type", "lora") != "lora":
+        draft.notes.append("Unsloth trains every weight of the model here; a LoRA adapter is made")
+    four = draft.take("load_in_4bit", True)
+    hugging_face.set_quantization(draft, 4 if four else None, f"load_in_4bit: {bool(four)}")
+    _convert_targets(draft)
+    _convert_data(draft)
+    checkpointing = str(draft.take("gradient_checkpointing", "unsloth")).lower()
+    recomputes = checkpointing not in ("none", "false", "0", "no", "off")
+    draft.set(
+        "train.gradient_checkpointing", recomputes, f"gradient_checkpointing: {checkpointing}"
+    )
+    if draft.theirs.get("num_epochs") == 0:
+        draft.drop("num_epochs", "max_steps decides")
+    hugging_face.convert_schedule(draft, "lr_scheduler_type")
+    if (
+        "optim.warmup_ratio" in draft.taken
+    ):  # so that the default of steps does not stand in its way
+        draft.set("optim.warmup_steps", 0, "warmup_steps: 0, or warmup_ratio")
+    hugging_face.convert_optimizer(draft, "optim")
+    if steps := draft.take("save_steps", 0):
+        draft.set("output.save_steps", steps, "save_steps")
+    else:
+        draft.notes.append(
+            "Unsloth saves at the end alone unless save_steps says otherwise; here checkpoints are "
+            "kept on the way"
+        )
+    if frequency := draft.take("log_frequency", 0):
+        draft.set("log.logging_steps", frequency, "log_frequency")
+    names = [name for name in ("wandb", "tensorboard") if draft.take(f"enable_{name}")]
+    if names:
+        draft.set("log.report_to", names, ", ".join(f"enable_{name}" for name in names))
+    draft.drop("tensorboard_dir", "it lies in the run's folder")
+
+
+def _convert_targets(draft: Draft) -> None:
+    named = draft.take("target_modules", _ALL_LINEAR)
+    names = named if isinstance(named, list) else str(named).replace(",", " ").split()
+    for key, part in (("finetune_attention_modules", _ATTENTION), ("finetune_mlp_modules", _MLP)):
+        if draft.take(key, True) is False:
+            names = [name for name in names if name not in part]
+    draft.set("lora.target_modules", names or _ALL_LINEAR, "target_modules")
+    for key in ("vision_all_linear", "finetune_vision_layers", "finetune_language_layers"):
+        draft.drop(key, "text alone is learnt, by the language model's layers")
+    if draft.take("use_loftq"):
+        draft.leave_out("use_loftq", True, "lora.init_lora_weights takes pissa or olora")
+
+
+def _convert_data(draft: Draft) -> None:
+    kind = str(draft.take("format_type", "auto")).lower()
+    rows = RowsOf.named("text" if kind == "raw" else None, {}, f"format_type: {kind}")
+    draft.set("data.apply_chat_template", kind in _CHATS, f"format_type: {kind}")
+    files, name = draft.take("local_dataset", []), draft.take("dataset")
+    subset, split = draft.take("subset"), draft.take("train_split", "train")
+    places = [draft.place(str(file)) for file in (files if isinstance(files, list) else [files])]
+    if name is not None and not places:
+        places = hub_places(draft, str(name), subset, split)
+    if places:
+        set_sources(draft, [Source(place, rows) for place in places], "dataset")
+    learns_answers = draft.take("train_on_completions", False)
+    draft.set(
+        "data.train_on",
+        "assistant" if learns_answers else "all",
+        f"train_on_completions: {str(bool(learns_answers)).lower()}",
+    )
+
+
+DIALECT = Dialect(
+    "Unsloth Studio",
+    frozenset(_MARKS.split()),
+    _KEYS,
+    _convert,
+    _DEFAULTS,
+)
