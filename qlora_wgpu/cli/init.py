@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
+from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.cli._converting import converted
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.config.commented_yaml import commented_yaml
 from qlora_wgpu.data.sources import has_validation
 from qlora_wgpu.errors import ConfigError
