@@ -77,13 +77,13 @@ def train(
     callbacks = Callbacks(on_step, on_evaluate, on_save)
     callbacks.check()
     values = as_config(as_config(config, overrides) if overrides else config, settings)
-    watching = Observer() if observer is None else observer
     if quiet:
-        return runs.train(values, watching, overwrite=overwrite, resume=resume, callbacks=callbacks)
+        return runs.train(values, observer, overwrite=overwrite, resume=resume, callbacks=callbacks)
     console = Terminal(lasting=True)
     with TrainingDisplay(console) as display:
         others = [NotebookCurves()] if in_notebook() else []
-        everyone = ObserverList([Watched(each) for each in (display, *others, watching)])
+        given = [] if observer is None else [observer]
+        everyone = ObserverList([Watched(each) for each in (display, *others, *given)])
         result = runs.train(
             values, everyone, overwrite=overwrite, resume=resume, callbacks=callbacks
         )

@@ -42,6 +42,7 @@ from qlora_wgpu.training import (
 from qlora_wgpu.training.checkpoints import start_of
 from qlora_wgpu.training.computing import Computing
 from qlora_wgpu.training.mixing import source_figures
+from qlora_wgpu.training.observer import Unwatched
 from qlora_wgpu.training.prompts import keep_prompt
 from qlora_wgpu.training.reporters import Guarded, ObserverList, reporters
 from qlora_wgpu.training.run_folder import SAMPLES
@@ -82,7 +83,7 @@ def train(
         QLoRAError: As ``qlora_wgpu.train`` says.
     """
     settings = as_config(config, overrides)
-    observer = observer or Observer()
+    observer = observer or Unwatched()
     observer.forget_stop()
     reporter = Reporter(settings, observer)
     everyone = ObserverList([Watched(observer), Watched(reporter)])
