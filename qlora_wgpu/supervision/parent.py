@@ -160,6 +160,8 @@ def _failure(code: int, journal: Journal) -> str | None:
     if code == HUNG:
         return f"the GPU's driver hangs ({journal.last_words()})"
     crash = crash_name(code, windows=os.name == "nt")
+    if code == 0 and not journal.take_done():
+        crash = "exit code 0, before anything was done"
     if crash is None:
         return None
     words, doing = journal.last_words(), journal.take_under_way()
@@ -181,6 +183,7 @@ def _exit_code(code: int) -> int:
 
 def _run(arguments: Sequence[str], journal: Journal, *, own_group: bool) -> int:
     journal.take_under_way()  # an earlier process's
+    journal.take_done()
     # A group of its own, so that Ctrl-C comes once: from here. It cannot read from the terminal.
     own_group = own_group and os.name == "posix"
     with ExitStack() as until_its_end:

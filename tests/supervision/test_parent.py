@@ -70,6 +70,13 @@ def test_a_crash_is_told_with_what_was_tried(tmp_path, steps, words):
     assert "checking" not in second  # that was the first one's
 
 
+@pytest.mark.parametrize("verb", ["train", "data"])
+def test_an_exit_code_of_0_counts_once_the_command_says_that_it_is_done(tmp_path, verb):
+    done, attempts = supervised(tmp_path, verb, "1:try+vanish", "2:")
+    assert "(exit code 0, before anything was done) while checking gemm" in done.stderr
+    assert (done.returncode, len(attempts)) == ((0, 2) if verb == "train" else (2, 1))
+
+
 def test_without_a_checkpoint_the_run_begins_again(tmp_path):
     done, attempts = supervised(tmp_path, "train", "1:open+crash", "2:")
     assert done.returncode == 0 and "from the beginning" in done.stderr
