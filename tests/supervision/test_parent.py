@@ -77,6 +77,20 @@ def test_an_exit_code_of_0_counts_once_the_command_says_that_it_is_done(tmp_path
     assert (done.returncode, len(attempts)) == ((0, 2) if verb == "train" else (2, 1))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_a_crash_under_a_memory_limit_is_not_the_drivers(tmp_path):
+    limit = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**34, resource.getrlimit(resource.RLIMIT_AS)[1]))"
+    )
+    done = subprocess.run(
+        command("data", "1:crash", before=limit + "\n"), cwd=tmp_path, capture_output=True,
+        text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "driver" not in done.stderr
+    assert "no more than 16,384 MiB of address space (ulimit -v): raise that" in done.stderr
+
+
 def test_without_a_checkpoint_the_run_begins_again(tmp_path):
     done, attempts = supervised(tmp_path, "train", "1:open+crash", "2:")
     assert done.returncode == 0 and "from the beginning" in done.stderr
