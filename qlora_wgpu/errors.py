@@ -27,6 +27,10 @@ class QLoRAError(Exception):
     exit_code = ERROR
 
 
+class QLoRAWarning(UserWarning):
+    """What a run would tell an observer, where it has none."""
+
+
 class ConfigError(QLoRAError):
     """A configuration file, an override or an argument is wrong."""
 

@@ -84,4 +84,5 @@ CHILD_SECONDS_REGAINED = 0.05  # with each answer: what all together take is bou
 CHILD_SECONDS_PER_BYTE = 2e-7  # of the question
 ANSWER_BYTES = 64 << 20
 TOKEN_ID = 1 << 23
-PATTERN_CHARACTERS = 100_000
+PATTERNS = 2048  # of one setting, such as rank_pattern: EVA writes one for each layer
+PATTERN_CHARACTERS = 100_000  # of all of them

@@ -10,8 +10,9 @@ from qlora_wgpu.cli._display import TrainingDisplay
 from qlora_wgpu.cli._notebook import NotebookCurves
 from qlora_wgpu.cli._terminal import Terminal, in_notebook
 from qlora_wgpu.cli.train import show_result
+from qlora_wgpu.config.overrides import located
 from qlora_wgpu.errors import ConfigError, brief
-from qlora_wgpu.runs.settings import AnyConfig, as_config
+from qlora_wgpu.runs.settings import AnyConfig, as_config, require_own_peers
 from qlora_wgpu.training import Observer, TrainResult
 from qlora_wgpu.training.reporters import ObserverList
 from qlora_wgpu.training.steering import Callback, Callbacks
@@ -77,13 +78,15 @@ def train(
     callbacks = Callbacks(on_step, on_evaluate, on_save)
     callbacks.check()
     values = as_config(as_config(config, overrides) if overrides else config, settings)
-    watching = Observer() if observer is None else observer
+    named = (*overrides, *(f"{section}.{key}=" for section, key in located(settings)))
+    require_own_peers(config, values, named)
     if quiet:
-        return runs.train(values, watching, overwrite=overwrite, resume=resume, callbacks=callbacks)
+        return runs.train(values, observer, overwrite=overwrite, resume=resume, callbacks=callbacks)
     console = Terminal(lasting=True)
     with TrainingDisplay(console) as display:
         others = [NotebookCurves()] if in_notebook() else []
-        everyone = ObserverList([Watched(each) for each in (display, *others, watching)])
+        given = [] if observer is None else [observer]
+        everyone = ObserverList([Watched(each) for each in (display, *others, *given)])
         result = runs.train(
             values, everyone, overwrite=overwrite, resume=resume, callbacks=callbacks
         )

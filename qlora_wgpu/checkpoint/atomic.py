@@ -25,7 +25,7 @@ from typing import IO
 
 from qlora_wgpu.errors import CheckpointError, reason
 from qlora_wgpu.files import BUFFER_BYTES
-from qlora_wgpu.presence import exists, is_dir
+from qlora_wgpu.presence import exists, is_dir, is_file
 
 _TEMPORARY = ".tmp-"
 _REPLACED = ".old-"
@@ -37,6 +37,8 @@ _PAUSES = (0.01, 0.05, 0.1, 0.2, 0.4, 0.8) if sys.platform == "win32" else ()
 
 def write_file(path: str | PathLike[str], content: bytes) -> None:
     """Writes a file, or replaces it; its permissions follow the umask.
+
+    What is there and no regular file, such as /dev/stdout or a named pipe, is written to as it is.
 
     Raises:
         CheckpointError: If it cannot be written.
@@ -54,6 +56,10 @@ def write_pieces(path: str | PathLike[str], pieces: Iterable[bytes | memoryview]
     with _explained(path):
         if is_dir(path):
             raise IsADirectoryError(0, "it is a folder")
+        if exists(path) and not is_file(path):  # nothing takes the place of a device
+            with path.open("wb") as stream:
+                stream.writelines(pieces)
+            return
         temporary = path.with_name(_TEMPORARY + path.name)
         try:
             temporary.unlink(missing_ok=True)

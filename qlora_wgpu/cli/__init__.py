@@ -59,6 +59,10 @@ def run_command(journal: Journal | None = None) -> None:
     sys.stdout = cast(TextIO, NamedStream(sys.stdout, "the standard output"))
     try:
         _run_command(journal)
+    except SystemExit as end:
+        if journal is not None and end.code in (0, None):
+            journal.note_done()  # without it, an exit code of 0 is a driver's, not the command's
+        raise
     finally:
         drop_closed()
 

@@ -7,12 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.errors import ConfigError, reason
+from qlora_wgpu.checkpoint.atomic import write_file
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.presence import exists, is_dir
 
 
 def target_file(option: str, name: str) -> Path:
-    """Where an option's file goes.
+    """Where an option's file goes; where a link leads, so that the link stays one.
 
     Raises:
         ConfigError: If nothing can be written there.
@@ -24,16 +25,13 @@ def target_file(option: str, name: str) -> Path:
         raise ConfigError(f"{option} {name}: there is no folder {path.parent}")
     if not os.access(path if exists(path) else path.parent, os.W_OK):
         raise ConfigError(f"{option} {name} cannot be written: you may not write there")
-    return path
+    return path.resolve() if path.is_symlink() else path
 
 
-def write_figures(option: str, path: Path, figures: dict[str, Any]) -> None:
+def write_figures(path: Path, figures: dict[str, Any]) -> None:
     """Writes an option's file as JSON.
 
     Raises:
-        ConfigError: If that fails.
+        CheckpointError: If that fails.
     """
-    try:
-        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    except OSError as err:
-        raise ConfigError(f"{option} {path} cannot be written: {reason(err)}") from err
+    write_file(path, (json.dumps(figures, indent=1) + "\n").encode())

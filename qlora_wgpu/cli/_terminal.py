@@ -144,11 +144,14 @@ def write(text: str) -> None:
 
 
 def write_json(value: Any) -> None:
-    """Writes a value to stdout as a line of JSON at once.
+    """Writes a value to stdout as a line of JSON, in UTF-8 whatever the console has, at once.
 
     Raises:
         QLoRAError: If that is impossible.
     """
+    reconfigure = getattr(sys.stdout, "reconfigure", None)  # others than files have none
+    if reconfigure is not None:  # what a console lacks, it would escape as no JSON does
+        reconfigure(encoding="utf-8", errors="backslashreplace")
     with _explained():
         sys.stdout.write(visible_json(value) + "\n")
         sys.stdout.flush()

@@ -120,5 +120,5 @@ def bench(
         measurement = measure(workload, device, status.update)
     show(console, measurement)
     if target is not None:
-        write_figures("--json", target, to_json(measurement))
+        write_figures(target, to_json(measurement))
         console.print(f"written to {target}", highlight=False, markup=False)

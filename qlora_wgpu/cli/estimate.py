@@ -216,4 +216,4 @@ def _write(path: Path, result: runs.Estimate) -> None:
         "text_copies": result.text_copies,
         "on_cluster": None if result.on_cluster is None else asdict(result.on_cluster),
     }
-    write_figures("--json", path, figures)
+    write_figures(path, figures)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.cli._converting import converted
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config.commented_yaml import commented_yaml
@@ -78,10 +79,7 @@ def init(
             text = commented_yaml(
                 *first_settings(model_path, data_paths, eval_path, columns=_named(columns))
             )
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as err:
-        raise ConfigError(f"{out} cannot be written: {err.strerror or err}") from err
+    write_file(file, text.encode())
     typed = shell_word(f"./{out}" if out.startswith("-") else out)  # else it is an option
     console.print(
         f"{out} written. Look at the data with `qlora-wgpu data {typed}`, at the memory with "

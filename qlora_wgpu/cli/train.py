@@ -14,6 +14,7 @@ from qlora_wgpu.cli._settings import read_settings
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.data import prompt_kind
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.runs.settings import require_own_peers
 from qlora_wgpu.shell_words import shell_command, shell_word
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.training import Observer, Sample, TrainResult, checkpoint_folders
@@ -44,6 +45,7 @@ def train(
     """
     console = Terminal(lasting=True)
     settings = read_settings(config, overrides)
+    require_own_peers(config, settings, overrides)
     if overwrite and resume:
         raise ConfigError("--overwrite and --resume exclude each other: choose one")
     again, begun = _command(config, overrides, "--resume"), Begun()

@@ -9,8 +9,9 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from qlora_wgpu.cluster.division import Division
+from qlora_wgpu.cluster.expected import WrongAnswerError
 from qlora_wgpu.cluster.member import Gone, Member
-from qlora_wgpu.cluster.members import Members
+from qlora_wgpu.cluster.members import Members, sentence
 from qlora_wgpu.cluster.patience import Patience
 from qlora_wgpu.cluster.progress import Progress
 from qlora_wgpu.cluster.suspects import Suspects
@@ -60,12 +61,18 @@ async def anyone(
                 member = asked.pop(task)
                 try:
                     return task.result()
+                except WrongAnswerError as err:
+                    members.leave_out(member, str(err))
                 except (Gone, OSError, ClusterError):  # somebody else is asked
                     member.version = -1
                     division.suspect(member.name)
                     tried.discard(member)
                 except (OutOfMemoryError, DeviceLostError) as err:  # another may have more room
                     failure = err
+                except QLoRAError:
+                    raise
+                except Exception as err:  # whatever a worker says
+                    members.leave_out(member, sentence(err))
             patience.check("no worker has answered")
     finally:
         for task in asked:

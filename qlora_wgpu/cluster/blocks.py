@@ -11,6 +11,19 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a worker is asked a block as.
+
+    Attributes:
+        version: The number of the parameters to compute with.
+        nonce: A number of its own, which comes back with the answer to this block alone.
+    """
+
+    version: int
+    nonce: int
+
+
 @dataclass(frozen=True, eq=False)
 class Sums:
     """What a block gives.
@@ -26,6 +39,7 @@ class Sums:
         metrics: What an objective over answers sums up beside its loss, in the order of
             ``ops.preference.METRICS``; of the divergence only what the block itself adds.
         answers: The summed log probability of each of its answers, where that was asked for.
+        nonce: As it was asked.
     """
 
     loss: float
@@ -37,11 +51,12 @@ class Sums:
     balance: float = 0.0
     metrics: FloatArray | None = None
     answers: FloatArray | None = None
+    nonce: int = 0
 
     @property
     def is_finite(self) -> bool:
         """Whether there is no NaN and no infinity in it."""
-        if not np.isfinite(self.loss):
+        if not np.isfinite([self.loss, self.correct, self.balance]).all():
             return False
         for few in (self.metrics, self.answers):
             if few is not None and not np.isfinite(few).all():
@@ -115,22 +130,22 @@ class RemoteWorker(Protocol):
     def write(self, version: int, parameters: FloatArray) -> None:
         """Takes the adapter's parameters."""
 
-    def gradient(self, version: int, *arrays: Any) -> Sums:
+    def gradient(self, asked: Asked, *arrays: Any) -> Sums:
         """Computes a micro-batch: ids, targets, mask, the dropout key, weights.
 
         Of answers also their samples, and the divergence so far and over how many it is summed.
         """
 
-    def loss(self, version: int, *arrays: Any) -> Sums:
+    def loss(self, asked: Asked, *arrays: Any) -> Sums:
         """Computes the loss of a batch: ids, labels and mask."""
 
-    def divergence(self, version: int, *arrays: Any) -> Sums:
+    def divergence(self, asked: Asked, *arrays: Any) -> Sums:
         """Computes how far answers are from the reference: ids, targets, mask, samples."""
 
-    def answer_loss(self, version: int, *arrays: Any) -> Sums:
+    def answer_loss(self, asked: Asked, *arrays: Any) -> Sums:
         """Computes the loss over answers: as ``divergence``, and the divergence so far."""
 
-    def answer_logps(self, version: int, *arrays: Any) -> Sums:
+    def answer_logps(self, asked: Asked, *arrays: Any) -> Sums:
         """Computes log probabilities of answers: ids, targets, mask, how many answers."""
 
     def text(self, version: int, *details: Any) -> list[int]:

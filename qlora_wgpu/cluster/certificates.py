@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from qlora_wgpu.checkpoint.atomic import atomic_file
 from qlora_wgpu.cluster.extra import require_extra
 from qlora_wgpu.errors import ConfigError
 
@@ -43,7 +45,8 @@ def make_certificates(folder: str | Path, days: int) -> Made:
         days: For how long the certificate is valid, from now on.
 
     Raises:
-        ConfigError: If the folder holds a file of one of these names, or cannot be written.
+        CheckpointError: If a file cannot be written.
+        ConfigError: If the folder holds a file of one of these names, or cannot be made.
     """
     require_extra()
     folder = Path(folder)
@@ -68,19 +71,13 @@ def _write_new(folder: Path, contents: dict[str, bytes]) -> None:
     for name in contents:  # before anything is written
         if os.path.lexists(folder / name):
             raise FileExistsError(None, None, str(folder / name))
-    written: list[Path] = []
-    try:
+    with ExitStack() as files:  # they get their names once all are written
         for name, content in contents.items():
-            path = folder / name
+            unfinished = files.enter_context(atomic_file(folder / name))
             mode = 0o600 if name == KEY else 0o644
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            written.append(path)
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
-    except BaseException:
-        for path in written:
-            path.unlink()
-        raise
 
 
 def _signed(begin: datetime, until: datetime) -> dict[str, bytes]:

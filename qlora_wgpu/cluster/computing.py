@@ -15,9 +15,11 @@ from qlora_wgpu.cluster import answer_work
 from qlora_wgpu.cluster.blocks import FloatArray, Identity, RemoteWorker, Specification, Sums
 from qlora_wgpu.cluster.connection import Connection, connect
 from qlora_wgpu.cluster.engine import Engine
+from qlora_wgpu.cluster.expected import Expected, expected
 from qlora_wgpu.cluster.gradient_sum import GradientSum
 from qlora_wgpu.cluster.loop_thread import LoopThread
 from qlora_wgpu.cluster.running_sums import RunningSums
+from qlora_wgpu.cluster.steps import Block
 from qlora_wgpu.config.schema import ClusterConfig
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.loss_sums import LossSums
@@ -135,7 +137,7 @@ class Cluster:
         Raises:
             ClusterError: If no worker is left.
         """
-        return self._run(self._own_engine().neutral())
+        return self._run(self._own_engine().neutral(self._own_sum().model.adapter.length))
 
     def take(self, model: AdapterModel) -> None:
         """The adapter whose gradient is summed from now on, on the device that it is on."""
@@ -222,7 +224,9 @@ class Cluster:
             ClusterError: If no worker is left to write it.
         """
         self._publish()
-        return self._run(self._own_engine().text(ids, more, stop_ids, longest))
+        vocab_size = self._own_sum().model.architecture.vocab_size
+        text = self._own_engine().text(ids, more, stop_ids, longest, vocab_size=vocab_size)
+        return self._run(text)
 
     def figures(self) -> tuple[WorkerFigures, ...]:
         """What each worker has done since the last call."""
@@ -244,6 +248,10 @@ class Cluster:
         assert self._sum is not None
         return self._sum
 
+    def _expected(self, method: str, given: answer_work.Arguments) -> Expected:
+        model = self._own_sum().model
+        return expected(method, given, model.adapter.length, model.options.objective.preference)
+
     def _publish(self) -> None:
         """Blocks are computed with the adapter as it is now."""
         self._own_engine().publish(self._own_sum().parameters())
@@ -256,8 +264,9 @@ class Cluster:
         results: queue.SimpleQueue[tuple[int, Sums]] = queue.SimpleQueue()
         early: dict[int, Sums] = {}
         sizes = [given[0].size for given in arguments]  # a block's token ids come first
+        blocks = [Block(given, self._expected(method, given)) for given in arguments]
         work = self._own_engine().compute(
-            method, arguments, sizes, lambda block, sums: results.put((block, sums))
+            method, blocks, sizes, lambda block, sums: results.put((block, sums))
         )
         future = self._thread.submit(work)
         try:

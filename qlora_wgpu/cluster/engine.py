@@ -15,6 +15,7 @@ from qlora_wgpu.cluster.asking import anyone
 from qlora_wgpu.cluster.blocks import FloatArray, Identity, RemoteWorker, Specification
 from qlora_wgpu.cluster.connection import Connection
 from qlora_wgpu.cluster.division import Division
+from qlora_wgpu.cluster.expected import check_parameters, check_text
 from qlora_wgpu.cluster.member import Member
 from qlora_wgpu.cluster.members import Check, Members
 from qlora_wgpu.cluster.opening import Opening
@@ -22,7 +23,7 @@ from qlora_wgpu.cluster.orders import Work
 from qlora_wgpu.cluster.parameters import Parameters
 from qlora_wgpu.cluster.patience import Patience
 from qlora_wgpu.cluster.progress import Progress
-from qlora_wgpu.cluster.steps import Deliver, Steps
+from qlora_wgpu.cluster.steps import Block, Deliver, Steps
 from qlora_wgpu.cluster.suspects import Suspects
 from qlora_wgpu.errors import ClusterError
 
@@ -108,13 +109,13 @@ class Engine:
         self._parameters.publish(parameters)
 
     async def compute(
-        self, method: str, blocks: Sequence[tuple[Any, ...]], sizes: Sequence[int], deliver: Deliver
+        self, method: str, blocks: Sequence[Block], sizes: Sequence[int], deliver: Deliver
     ) -> None:
         """Computes all blocks of a step.
 
         Args:
             method: The worker's, such as ``"gradient"`` or ``"loss"``.
-            blocks: Its arguments after the version.
+            blocks: What is asked, and the form of the answer.
             sizes: Each block's tokens, padding included.
             deliver: Takes each block's number and its sums, once, in any order.
 
@@ -123,11 +124,14 @@ class Engine:
         """
         await self._steps.compute(method, blocks, sizes, deliver)
 
-    async def text(self, *details: Any) -> list[int]:
+    async def text(self, ids: list[int], more: int, *details: Any, vocab_size: int) -> list[int]:
         """A text's continuation by one of the workers.
 
         Args:
-            details: Arguments of the worker's method after the version.
+            ids: The text so far.
+            more: Most tokens to add.
+            details: Further arguments of the worker's method.
+            vocab_size: Tokens that there are.
 
         Raises:
             ClusterError: If nobody is left to write it.
@@ -136,20 +140,20 @@ class Engine:
 
         async def written(member: Member) -> list[int]:
             version = await self._parameters.give(member)
-            return list(await self._members.call(member, "text", version, *details))
+            written = await self._members.call(member, "text", version, ids, more, *details)
+            return check_text(written, more, vocab_size)
 
         return await self._anyone(written)
 
-    async def neutral(self) -> FloatArray:
-        """A flat adapter that does nothing, from one of the workers.
+    async def neutral(self, length: int) -> FloatArray:
+        """A flat adapter that does nothing, of so many floats, from one of the workers.
 
         Raises:
             ClusterError: If nobody is left to tell.
         """
 
         async def told(member: Member) -> FloatArray:
-            values: FloatArray = await self._members.call(member, "neutral")
-            return values
+            return check_parameters(await self._members.call(member, "neutral"), length)
 
         return await self._anyone(told)
 

@@ -19,6 +19,7 @@ class GradientSum:
     """Adds one block's gradient after another, as the kernels of a single device do.
 
     Attributes:
+        model: The adapter.
         sums: What blocks of the step have given beside their gradients.
     """
 
@@ -28,7 +29,7 @@ class GradientSum:
         Args:
             model: The adapter.
         """
-        self._model = model
+        self.model = model
         self._received = received_gradient(model.adapter)
         graph = model.new_graph()
         add_to(graph, model.adapter.gradient, self._received)
@@ -37,7 +38,7 @@ class GradientSum:
 
     def parameters(self) -> FloatArray:
         """The adapter's parameters; waits for the device."""
-        return self._model.read_flat(self._model.adapter.parameters)
+        return self.model.read_flat(self.model.adapter.parameters)
 
     def begin(self) -> None:
         """A step begins."""
@@ -46,10 +47,10 @@ class GradientSum:
     def add(self, sums: Sums) -> None:
         """Adds a block's sums."""
         assert sums.gradient is not None
-        self._model.write_flat(self._received, sums.gradient)
+        self.model.write_flat(self._received, sums.gradient)
         self._program.run()
         self.sums.add(sums)
 
     def end(self) -> None:
         """Puts the step's loss, label tokens and the rest where update and log read them."""
-        self._model.write_stats(self.sums.stats, self.sums.saturated)
+        self.model.write_stats(self.sums.stats, self.sums.saturated)

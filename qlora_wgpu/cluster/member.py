@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
+from qlora_wgpu.cluster.actor import unpacked
 from qlora_wgpu.cluster.blocks import Identity
 
 
@@ -25,7 +26,7 @@ class Member:
         name: The worker's.
         address: Where it listens.
         key: What tells it from another process at the same address.
-        actor: Dask's proxy of the ``RemoteWorker`` there, once it is made.
+        actor: Dask's proxy of the ``Actor`` there, once it is made.
         identity: What it is, once it has opened the model and nothing is wrong with it.
         version: Of the parameters that it has.
         writing: Held while parameters are on their way to it.
@@ -63,12 +64,13 @@ class Member:
         Raises:
             Gone: If the worker goes meanwhile.
             OSError: If it cannot be reached.
+            WrongAnswerError: If its answer cannot be read.
             Exception: What the method raises.
         """
         if self.actor is None or self.gone.is_set():
             raise Gone
         try:
-            return await self.unless_gone(getattr(self.actor, method)(*arguments))
+            return unpacked(await self.unless_gone(self.actor.answer(method, *arguments)))
         except RuntimeError as err:
             if "Actor" not in str(err):
                 raise

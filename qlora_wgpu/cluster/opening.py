@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from typing import Any
 
+from qlora_wgpu.cluster.actor import made
 from qlora_wgpu.cluster.blocks import Identity, RemoteWorker, Specification
 from qlora_wgpu.cluster.connection import Connection
+from qlora_wgpu.cluster.expected import WrongAnswerError
 from qlora_wgpu.cluster.member import Member
 
 Specify = Callable[[str], Specification]
@@ -54,12 +55,14 @@ class Opening:
                 "on what goes there and comes back"
             )
         future = client.submit(
-            pickle.loads, _made(self._worker_class, specification), actor=True, pure=False,
+            pickle.loads, made(self._worker_class, specification), actor=True, pure=False,
             workers=[member.address], allow_other_workers=False,
         )  # fmt: skip
         with client.as_current():  # the actor's calls go through the client that is, then
             member.actor = await member.unless_gone(future)
-        identity: Identity = await member.call("identity")
+        identity = await member.call("identity")
+        if not isinstance(identity, Identity):
+            raise WrongAnswerError(f"it says that it is a {type(identity).__name__}")
         return identity
 
     def unreachable(self, member: Member, error: OSError) -> str:
@@ -72,16 +75,3 @@ class Opening:
         if text not in self._told:
             self._told.add(text)
             self._tell(text)
-
-
-def _made(worker_class: type[RemoteWorker], specification: Specification) -> bytes:
-    """A pickle that makes a worker where it is loaded.
-
-    The scheduler, which looks into tasks, sees bytes: it needs neither this package nor a GPU.
-    """
-
-    class Made:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return worker_class, (specification,)
-
-    return pickle.dumps(Made())

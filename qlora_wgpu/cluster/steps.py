@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from qlora_wgpu.cluster.blocks import Sums
+from qlora_wgpu.cluster.blocks import Asked, Sums
 from qlora_wgpu.cluster.division import Division
+from qlora_wgpu.cluster.expected import Expected, WrongAnswerError
 from qlora_wgpu.cluster.member import Gone, Member
 from qlora_wgpu.cluster.members import Members, sentence
 from qlora_wgpu.cluster.orders import Order
@@ -16,9 +19,22 @@ from qlora_wgpu.cluster.parameters import Parameters
 from qlora_wgpu.cluster.patience import Patience
 from qlora_wgpu.cluster.progress import Progress
 from qlora_wgpu.cluster.suspects import Suspects
-from qlora_wgpu.errors import ClusterError, DeviceLostError, OutOfMemoryError, QLoRAError
+from qlora_wgpu.errors import ClusterError, QLoRAError
 
 Deliver = Callable[[int, Sums], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """What a worker is asked, and what form its answer has.
+
+    Attributes:
+        given: Arguments of the worker's method, after what it is asked as.
+        expected: The answer's form.
+    """
+
+    given: tuple[Any, ...]
+    expected: Expected
 
 
 class Steps:
@@ -44,13 +60,13 @@ class Steps:
         self._doubtful: dict[int, tuple[Member, Sums]] = {}  # by block
 
     async def compute(
-        self, method: str, blocks: Sequence[tuple[Any, ...]], sizes: Sequence[int], deliver: Deliver
+        self, method: str, blocks: Sequence[Block], sizes: Sequence[int], deliver: Deliver
     ) -> None:
         """Computes all blocks of a step.
 
         Args:
             method: The worker's, such as ``"gradient"`` or ``"loss"``.
-            blocks: Its arguments after the version.
+            blocks: What is asked, and the form of the answer.
             sizes: Each block's tokens, padding included.
             deliver: Takes each block's number and its sums, once, in any order.
 
@@ -100,15 +116,14 @@ class Steps:
             self._division.settle(number)
             deliver(number, self._doubtful.pop(number)[1])
 
-    async def _send(
-        self, member: Member, order: Order, method: str, block: tuple[Any, ...]
-    ) -> None:
+    async def _send(self, member: Member, order: Order, method: str, block: Block) -> None:
         """Has a worker compute a block; what goes wrong is its end, not the step's."""
         try:
             version = await self._parameters.give(member)
             self._division.begun(order, time.monotonic())
-            sums = await self._members.call(member, method, version, *block)
-            self._results.append((order, member, sums))
+            asked = Asked(version, secrets.randbits(62))
+            sums = await self._members.call(member, method, asked, *block.given)
+            self._results.append((order, member, block.expected.check(asked, sums)))
         except Gone:
             self._division.failed(order)
         except OSError:
@@ -117,9 +132,7 @@ class Steps:
         except QLoRAError as err:
             self._division.failed(order)
             member.version = -1
-            if isinstance(err, OutOfMemoryError | DeviceLostError) or not isinstance(
-                err, ClusterError
-            ):
+            if isinstance(err, WrongAnswerError) or not isinstance(err, ClusterError):
                 self._members.leave_out(member, sentence(err))
         except Exception as err:
             self._division.failed(order)

@@ -130,6 +130,7 @@ class Writer:
         for file in self._files.values():
             file.close()
         about = {
+            "made_from": folder.name,
             "counts": asdict(counts),
             "warnings": warnings,
             "sha256": {name: digest.hexdigest() for name, digest in self._digests.items()},
@@ -153,6 +154,8 @@ def read(folder: Path) -> Dataset | None:
         return None
     try:
         about = json.loads(file_text(folder / "about.json", OWN_JSON_BYTES))
+        if about["made_from"] != folder.name:  # it was renamed
+            return None
         if any(_sha256(folder / f"{n}.bin") != about["sha256"][n] for n in _ARRAYS):
             return None
         arrays = {n: _mapped(folder / f"{n}.bin", dtype) for n, dtype in _ARRAYS.items()}

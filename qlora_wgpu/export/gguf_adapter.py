@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.checkpoint.atomic import atomic_file
+from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.gguf.architectures import find_llama_cpp, model_type_of
 from qlora_wgpu.export.gguf.parts import LayerParts
 from qlora_wgpu.families.family import Architecture, ExpertSpec, find_family
@@ -210,11 +211,10 @@ def _joined(parts: Sequence[tuple[Pair | None, ExpertSpec]]) -> Pair:
 
 
 def _write(writer: Any, path: Path) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        writer.write_header_to_file(path=path)
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-    except OSError as err:
-        raise CheckpointError(f"{path} cannot be written: {err.strerror or err}") from err
+    with atomic_file(path) as unfinished:
+        writer.write_header_to_file(path=unfinished)
+        try:
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+        finally:
+            writer.close()

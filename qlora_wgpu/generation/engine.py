@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from bisect import insort
 from collections.abc import Collection, Sequence
 from weakref import WeakKeyDictionary
 
@@ -62,7 +62,8 @@ class Engine:
         self._seen = make_seen(texts, model.architecture.vocab_size)
         self._programs: WeakKeyDictionary[Programs, dict[tuple[int, int, bool], TokenPrograms]]
         self._programs = WeakKeyDictionary()
-        self._waiting: deque[Text] = deque()
+        self._waiting: list[Text] = []  # in the order of their turns
+        self._turn = 0  # of the text that began last
         self._growing: list[Text] = []
         self._unread: list[Text] = []  # those among them that are to be computed, or anew
         self._reading: Reading | None = None  # of some of these, if it pauses
@@ -93,6 +94,7 @@ class Engine:
         max_new_tokens: int,
         stop_ids: Collection[int] = (),
         logprobs: int | None = None,
+        number: int = 0,
     ) -> Text:
         """A text that waits for its turn.
 
@@ -103,6 +105,8 @@ class Engine:
             stop_ids: Tokens that end it; they are not its own.
             logprobs: Of how many of the likeliest tokens log probabilities are told beside the
                 chosen one's; by default nothing is.
+            number: How many texts of the same request come before it: requests take turns, so that
+                one for many texts does not hold up those after it.
 
         Raises:
             DataError: If the prompt is empty or leaves no room.
@@ -121,7 +125,8 @@ class Engine:
         count = min(max_new_tokens, self.capacity - len(ids))
         text = Text(self.step, ids, sampling, count, stop_ids, logprobs)
         if text.finish_reason is None:
-            self._waiting.append(text)
+            text.turn = self._turn + 1 + number
+            insort(self._waiting, text, key=lambda each: each.turn)
         return text
 
     def check_room(self, prompt_tokens: int, max_new_tokens: int | None) -> None:
@@ -166,7 +171,8 @@ class Engine:
         if any(text.ahead for text in self._growing):
             return going
         while self._waiting and self._free:
-            text = self._waiting.popleft()
+            text = self._waiting.pop(0)
+            self._turn = max(self._turn, text.turn)
             if text.finish_reason is None:
                 text.place = self._free.pop()
                 self._growing.append(text)

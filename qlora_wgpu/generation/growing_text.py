@@ -48,6 +48,7 @@ class Text:
         self.max_new_tokens = max_new_tokens
         self.stop_ids = frozenset(stop_ids)
         self.place = -1
+        self.turn = 0
         self.ahead: deque[int] = deque()
         self.rotated_length = 0
         self._step = step

@@ -12,7 +12,7 @@ from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 from qlora_wgpu.lora.biases import KINDS
 from qlora_wgpu.lora.patterns import value_for
-from qlora_wgpu.sandbox.expressions import ExpressionError, check_expression
+from qlora_wgpu.sandbox.expressions import ExpressionError, check_expressions
 
 TokenIndices = list[int] | dict[str, list[int]]
 """PEFT's trainable_token_indices: rows of the embedding, or rows by the matrices' names."""
@@ -245,11 +245,10 @@ def _pattern(path: Path, fields: Mapping[str, Any], key: str) -> dict[str, int |
     if not isinstance(pattern, dict):
         raise CheckpointError(f"{path}: {key} is {brief(pattern)}, not numbers by names")
     numbers = {name: _number(path, pattern, name) for name in pattern}
-    for name in pattern:
-        try:
-            check_expression(name)
-        except ExpressionError as err:
-            raise CheckpointError(f"{path}: {key}: {brief(name)} {err}") from err
+    try:
+        check_expressions(tuple(pattern))
+    except ExpressionError as err:
+        raise CheckpointError(f"{path}: {key} of {brief(list(pattern))} {err}") from err
     return numbers
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from typing import TypeVar
 
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.sandbox.expressions import ANY_PARENT, ExpressionError, fits
+from qlora_wgpu.sandbox.expressions import ANY_PARENT, ExpressionError, first_fitting, fits
 
 Number = TypeVar("Number", int, int | float)
 
@@ -23,10 +24,15 @@ def value_for(patterns: Mapping[str, Number], module: str, default: Number) -> N
     Raises:
         ConfigError: If a pattern takes too long.
     """
-    for pattern, value in patterns.items():
-        if _fits(pattern, module):
-            return value
-    return default
+    if not patterns:
+        return default
+    try:
+        place = first_fitting(tuple(map(_below, patterns)), module)
+    except ExpressionError as err:
+        names = ", ".join(repr(pattern[:80]) for pattern in islice(patterns, 2))
+        more = " and more" if len(patterns) > 2 else ""
+        raise ConfigError(f"the pattern {names}{more} for names of modules {err}") from err
+    return default if place is None else list(patterns.values())[place]
 
 
 def unfitting(patterns: Iterable[str], modules: Collection[str]) -> list[str]:
@@ -38,8 +44,13 @@ def unfitting(patterns: Iterable[str], modules: Collection[str]) -> list[str]:
     return [p for p in patterns if not any(_fits(p, module) for module in modules)]
 
 
+def _below(pattern: str) -> str:
+    """The expression for a pattern with any parent before it, which ^ lets none stand."""
+    return rf"{ANY_PARENT}({pattern})"
+
+
 def _fits(pattern: str, module: str) -> bool:
     try:
-        return fits(rf"{ANY_PARENT}({pattern})", module)  # ^ lets no parent stand before it
+        return fits(_below(pattern), module)
     except ExpressionError as err:
         raise ConfigError(f"the pattern {pattern[:80]!r} for names of modules {err}") from err

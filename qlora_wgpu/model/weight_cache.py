@@ -31,7 +31,7 @@ from qlora_wgpu.model.requantization import Requantization
 from qlora_wgpu.presence import exists, is_dir
 from qlora_wgpu.version import __version__
 
-VERSION = 2  # of the files
+VERSION = 3  # of the files
 _MAGIC = b"qlorawgp"
 _HEADER = 4096  # bytes before an image, so that it begins with a page
 _KEPT = 4  # models
@@ -109,6 +109,8 @@ class WeightCache:
         try:
             with open_file(path) as file:
                 header = json.loads(_content(file.read(_HEADER)))
+                if header["of"] != self._name(image):
+                    return None
                 moved = Requantization(*header["requantized"])
                 if os.fstat(file.fileno()).st_size != _HEADER + image.nbytes:
                     return None
@@ -121,7 +123,7 @@ class WeightCache:
         """Keeps a layer and maps its bytes; None where that fails, and ``problem`` says why."""
         if self.problem:
             return None
-        about = {"version": VERSION, "sha256": _hash(layer.data)}
+        about = {"version": VERSION, "of": self._name(image), "sha256": _hash(layer.data)}
         header = json.dumps(about | {"requantized": astuple(layer.requantized)}).encode()
         start = _MAGIC + len(header).to_bytes(8, "little") + header
         temporary = self.folder / f"{_TEMPORARY}{secrets.token_hex(6)}"
@@ -143,6 +145,10 @@ class WeightCache:
 
     def _path(self, image: LayerImage) -> Path:
         return self.folder / f"layer-{image.number:04}.bin"
+
+    def _name(self, image: LayerImage) -> str:
+        """What a layer's file says that it is of, wherever it lies."""
+        return f"{self.folder.name}/{image.number}"
 
     def _fail(self, reason: str) -> None:
         self.problem = (

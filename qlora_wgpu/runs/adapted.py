@@ -13,6 +13,7 @@ from qlora_wgpu.runs.locating import adapter_in, existing_base
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted, opened_as_trained
 from qlora_wgpu.runs.prompts import prompt_for
 from qlora_wgpu.training import Observer
+from qlora_wgpu.training.observer import Unwatched
 
 
 def _checked(memory: str | int | None) -> str | int | None:
@@ -58,7 +59,7 @@ def open_adapter(
         UnsupportedModelError: If one of them asks for something that is not computed here.
         DeviceError: If there is no usable GPU.
     """
-    observer = observer or Observer()
+    observer = observer or Unwatched()
     adapter = adapter_in(str(adapter)) or str(adapter)
     settings = Config(model=ModelConfig(path=str(model or existing_base(adapter))))
     given = {

@@ -79,12 +79,12 @@ def opened_cluster(
         _tell(identities, settings.train.gradient_accumulation_steps, cluster, observer)
         options = training_options(settings.train, weighted=settings.data.has_weights)
         model = AdapterModel(layout, device, options=options)
+        cluster.take(model)
         start = model.adapter.initial(settings.train.seed)
         if settings.lora.use_dora or model.adapter.trained_rows or model.adapter.trained_whole:
             start = start + cluster.neutral()
         model.write_parameters(start)
         load_init_from(model, settings.lora)
-        cluster.take(model)
         yield model, cluster
 
 

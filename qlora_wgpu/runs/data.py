@@ -32,6 +32,7 @@ from qlora_wgpu.training.data_warnings import (
     warn_of_long_rows,
 )
 from qlora_wgpu.training.mixing import read_mixture
+from qlora_wgpu.training.observer import Unwatched
 from qlora_wgpu.training.rows import preparation as preparation
 
 
@@ -108,7 +109,7 @@ def prepare(
         TokenizerError: If the model's folder has no tokenizer.
     """
     settings = as_config(config, overrides)
-    observer = observer or Observer()
+    observer = observer or Unwatched()
     warn_of_cache(observer)
     path = data_path(settings, held_out=held_out)
     folder = ModelFolder.without_weights(base_in(settings))

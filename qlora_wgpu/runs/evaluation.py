@@ -36,6 +36,7 @@ from qlora_wgpu.training import Observer
 from qlora_wgpu.training.data_warnings import warn_of_other_split
 from qlora_wgpu.training.evaluation import held_out_loss
 from qlora_wgpu.training.objectives import preference_of
+from qlora_wgpu.training.observer import Unwatched
 
 _LARGEST_EXPONENT = 700.0  # of e in float64
 
@@ -113,7 +114,7 @@ def evaluate(
         DeviceError: If there is no usable GPU.
     """
     settings = as_config(config, overrides)
-    observer = observer or Observer()
+    observer = observer or Unwatched()
     path = data or _held_out_path(settings)
     adapter = adapter or _adapter_of(settings)
     settings = _opened(settings, adapter, overrides, observer)

@@ -34,6 +34,7 @@ from qlora_wgpu.presence import exists, is_there
 from qlora_wgpu.runs.drift import Drift, Measured, measure_drift, measure_trained, on_a_device
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.training import Observer
+from qlora_wgpu.training.observer import Unwatched
 
 SUFFIX = ".gguf"
 # The largest divergence that a good file has, as a share of what the model knows of its texts:
@@ -114,7 +115,7 @@ def export_model(
         UnsupportedModelError: If llama.cpp does not have the model.
         TokenizerError: If it does not have its tokenizer.
     """
-    path, observer = Path(out), observer or Observer()
+    path, observer = Path(out), observer or Unwatched()
     check_target(path, "--gguf")
     file_type = None if type_name is None else find_file_type(type_name)
     merged = MergedWeights(model, adapter, base, quant)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint.tokenizer_files import TEMPLATE
+from qlora_wgpu.cluster.addresses import Address
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.config.loading import Overrides, with_settings
+from qlora_wgpu.config.overrides import located
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
 from qlora_wgpu.errors import ConfigError, brief
 from qlora_wgpu.presence import exists, is_file
+
+TRUSTED = "QLORA_WGPU_TRUSTED_CONFIGS"
+"""The environment's name of files that may name other machines, apart as in PATH."""
 
 AnyConfig = Config | str | PathLike[str] | Mapping[str, Any]
 
@@ -46,6 +53,50 @@ def as_config(config: AnyConfig, overrides: Overrides = ()) -> Config:
         f"overrides such as {overrides[0]!r} belong to a YAML file: change the "
         f"{type(config).__name__} itself"
     )
+
+
+def require_own_peers(config: AnyConfig, settings: Config, overrides: Overrides = ()) -> None:
+    """Refuses a scheduler on another machine that a file alone names: it may run code here.
+
+    It counts where the user has named it: in an override, in Python, or in a file that
+    ``QLORA_WGPU_TRUSTED_CONFIGS`` lists.
+
+    Args:
+        config: Where the settings come from.
+        settings: What was read there, overrides included.
+        overrides: As ``as_config`` takes them.
+
+    Raises:
+        ConfigError: If only the file names it, or only the file allows plain TCP.
+    """
+    scheduler = settings.cluster.scheduler
+    if not isinstance(config, str | PathLike) or scheduler in (None, "local"):
+        return
+    address = Address.parse(str(scheduler))
+    listed = os.environ.get(TRUSTED, "").split(os.pathsep)
+    trusted = {Path(name).expanduser().resolve() for name in listed if name}
+    file = Path(config).expanduser().resolve()
+    if address.is_loopback or not trusted.isdisjoint((file, file / "config.yaml")):
+        return
+    named = _overridden(overrides)
+    asks = ["scheduler"] + ["allow_plain_tcp"] * (address.protocol == "tcp")
+    for key in asks:
+        value = getattr(settings.cluster, key)
+        if value and ("cluster", key) not in named:
+            text = f"cluster.{key}={json.dumps(value) if value is True else value}"
+            raise ConfigError(
+                f"{config} alone says {text}, and whoever is at {address} could run code on this "
+                f"machine: if you trust it, say {text} in an override, or name the file in "
+                f"{TRUSTED}"
+            )
+
+
+def _overridden(overrides: Overrides) -> set[tuple[str, str]]:
+    """The keys that overrides give."""
+    if isinstance(overrides, Mapping):
+        return set(located(overrides))
+    keys = (text.partition("=")[0].strip().partition(".") for text in overrides)
+    return {(section, key) for section, _, key in keys}
 
 
 def _of_run(run: Path, overrides: Overrides) -> Config:

@@ -24,7 +24,7 @@ from qlora_wgpu.runs.planning import plan_layout
 from qlora_wgpu.runs.prompts import prompt_of_run, run_prompts
 from qlora_wgpu.runs.reporting import Reporter
 from qlora_wgpu.runs.samples import SampleTexts, Writer, writer_of
-from qlora_wgpu.runs.settings import AnyConfig, as_config
+from qlora_wgpu.runs.settings import AnyConfig, as_config, require_own_peers
 from qlora_wgpu.runs.soundness import run_launches, sound_layout
 from qlora_wgpu.training import (
     Observer,
@@ -42,6 +42,7 @@ from qlora_wgpu.training import (
 from qlora_wgpu.training.checkpoints import start_of
 from qlora_wgpu.training.computing import Computing
 from qlora_wgpu.training.mixing import source_figures
+from qlora_wgpu.training.observer import Unwatched
 from qlora_wgpu.training.prompts import keep_prompt
 from qlora_wgpu.training.reporters import Guarded, ObserverList, reporters
 from qlora_wgpu.training.run_folder import SAMPLES
@@ -82,7 +83,8 @@ def train(
         QLoRAError: As ``qlora_wgpu.train`` says.
     """
     settings = as_config(config, overrides)
-    observer = observer or Observer()
+    require_own_peers(config, settings, overrides)
+    observer = observer or Unwatched()
     observer.forget_stop()
     reporter = Reporter(settings, observer)
     everyone = ObserverList([Watched(observer), Watched(reporter)])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import http
 import http.server
 import json
 import shutil
 import socketserver
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from qlora_wgpu.checkpoint.atomic import atomic_folder
 from qlora_wgpu.config import Config
@@ -23,6 +26,9 @@ from qlora_wgpu.training import Observer
 from qlora_wgpu.web import MANIFEST, Site, SiteOptions, write_site
 from qlora_wgpu.web.page_files import put_page
 
+_HOSTS = ("127.0.0.1", "localhost")
+_CONNECTIONS = 32  # at a time
+_SILENCE = 30.0  # seconds that a client may say nothing
 _SAMPLES = (".jsonl", ".json", ".csv", ".txt")  # what a page reads
 
 
@@ -91,6 +97,7 @@ class SiteServer(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
     request_queue_size = 128  # a browser asks for all modules at once
+    _free = threading.BoundedSemaphore(_CONNECTIONS)
 
     def __init__(self, folder: str | Path, port: int = 0) -> None:
         """Binds a port; nothing is served yet.
@@ -118,6 +125,25 @@ class SiteServer(socketserver.ThreadingTCPServer):
                 f"port {port} cannot be used ({reason(err)}): choose another --port"
             ) from err
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answers in a thread of its own, where not too many are at work; others wait."""
+        self._free.acquire()
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """What that thread does."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of clients that leave."""
+
     @property
     def url(self) -> str:
         """Where a browser finds it."""
@@ -130,6 +156,24 @@ class _Handler(http.server.SimpleHTTPRequestHandler):
         ".mjs": "text/javascript",
         ".plan": "application/octet-stream",
     }
+
+    timeout = _SILENCE
+
+    def send_head(self) -> Any:
+        """Answers only who means this machine, and only with files of the site."""
+        host = self.headers.get("Host", "").rpartition(":")[0] or self.headers.get("Host", "")
+        if host not in _HOSTS:  # a page of another site, whose name leads here
+            self.send_error(http.HTTPStatus.FORBIDDEN, "this server is for 127.0.0.1 alone")
+            return None
+        try:
+            inside = Path(self.translate_path(self.path)).resolve()
+            is_inside = inside.is_relative_to(Path(self.directory).resolve())
+        except (ValueError, OSError):  # a NUL, or a name that is too long
+            is_inside = False
+        if not is_inside:
+            self.send_error(http.HTTPStatus.NOT_FOUND)
+            return None
+        return super().send_head()
 
     def end_headers(self) -> None:
         """Adds that a browser asks again: a site may have been written anew."""

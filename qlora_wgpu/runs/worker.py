@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qlora_wgpu.cluster.blocks import FloatArray, Identity, Specification, Sums
+from qlora_wgpu.cluster.blocks import Asked, FloatArray, Identity, Specification, Sums
 from qlora_wgpu.cluster.running_sums import DIVERGENCE, NO_DIVERGENCE
 from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
 from qlora_wgpu.config import Config
@@ -106,14 +106,14 @@ class Worker:
         self._version = version
 
     def gradient(
-        self, version: int, ids: Any, targets: Any, mask: Any, dropout_key: int | None,
+        self, asked: Asked, ids: Any, targets: Any, mask: Any, dropout_key: int | None,
         weights: Any = None, samples: Samples | None = None,
         divergence: tuple[float, float] = NO_DIVERGENCE,
     ) -> Sums:  # fmt: skip
         """A micro-batch's summed gradient, loss, label tokens and hits, or metrics of its answers.
 
         Args:
-            version: The number of the parameters.
+            asked: With which parameters, and the number that comes back.
             ids: As in ``MicroBatch``, and so are the next five.
             targets: What each position predicts.
             mask: 0 for padding, else numbers of samples.
@@ -128,7 +128,7 @@ class Worker:
             OutOfMemoryError: If the device has no room.
             DeviceLostError: If it is lost.
         """
-        self._require(version)
+        self._require(asked.version)
         model = self._model
         with model.device.in_turn:
             self._prepare("train", *ids.shape)
@@ -138,18 +138,18 @@ class Worker:
             model.accumulate(
                 ids, targets, mask, dropout_key=dropout_key, weights=weights, samples=samples
             )
-            return self._sums(began, "train", model.read_flat(model.adapter.gradient))
+            return self._sums(asked, began, "train", model.read_flat(model.adapter.gradient))
 
-    def divergence(self, version: int, ids: Any, targets: Any, mask: Any, samples: Samples) -> Sums:
+    def divergence(self, asked: Asked, ids: Any, targets: Any, mask: Any, samples: Samples) -> Sums:
         """How far a micro-batch's answers are from what the reference says; no gradient.
 
         Raises:
             As ``gradient`` does.
         """
-        return self._measured("divergence", version, ids, targets, mask, samples, NO_DIVERGENCE)
+        return self._measured("divergence", asked, ids, targets, mask, samples, NO_DIVERGENCE)
 
     def answer_loss(
-        self, version: int, ids: Any, targets: Any, mask: Any, samples: Samples,
+        self, asked: Asked, ids: Any, targets: Any, mask: Any, samples: Samples,
         divergence: tuple[float, float],
     ) -> Sums:  # fmt: skip
         """Loss and metrics of a micro-batch's answers; no gradient.
@@ -157,34 +157,34 @@ class Worker:
         Raises:
             As ``gradient`` does.
         """
-        return self._measured("loss", version, ids, targets, mask, samples, divergence)
+        return self._measured("loss", asked, ids, targets, mask, samples, divergence)
 
-    def answer_logps(self, version: int, ids: Any, targets: Any, mask: Any, count: int) -> Sums:
+    def answer_logps(self, asked: Asked, ids: Any, targets: Any, mask: Any, count: int) -> Sums:
         """The summed log probabilities of so many answers.
 
         Raises:
             As ``gradient`` does.
         """
-        self._require(version)
+        self._require(asked.version)
         with self._model.device.in_turn:
             self._prepare("sums", *ids.shape)
             began = time.perf_counter()
             said = self._model.answer_logps(ids, targets, mask, count)
-            return Sums(0.0, 0.0, 0, time.perf_counter() - began, answers=said)
+            return Sums(0.0, 0.0, 0, time.perf_counter() - began, answers=said, nonce=asked.nonce)
 
-    def loss(self, version: int, ids: Any, labels: Any, mask: Any) -> Sums:
+    def loss(self, asked: Asked, ids: Any, labels: Any, mask: Any) -> Sums:
         """The loss summed over a batch's labels, their number and hits; no gradient.
 
         Raises:
             As ``gradient`` does.
         """
-        self._require(version)
+        self._require(asked.version)
         with self._model.device.in_turn:
             self._prepare("loss", *ids.shape)
             began = time.perf_counter()
             loss, tokens, correct = self._model.summed_loss([(ids, labels, mask)])
             seconds = time.perf_counter() - began
-            return Sums(loss, float(tokens), 0, seconds, correct=float(correct))
+            return Sums(loss, float(tokens), 0, seconds, correct=float(correct), nonce=asked.nonce)
 
     def text(
         self, version: int, ids: list[int], more: int, stop_ids: list[int], longest: int
@@ -206,16 +206,16 @@ class Worker:
             raise ClusterError(f"it has parameters {self._version}, not {version}")
 
     def _measured(
-        self, kind: Literal["loss", "divergence"], version: int, ids: Any, targets: Any, mask: Any,
+        self, kind: Literal["loss", "divergence"], asked: Asked, ids: Any, targets: Any, mask: Any,
         samples: Samples, divergence: tuple[float, float],
     ) -> Sums:  # fmt: skip
-        self._require(version)
+        self._require(asked.version)
         with self._model.device.in_turn:
             self._prepare(kind, *ids.shape)
             began = time.perf_counter()
             self._begin(divergence)
             self._model.measure(kind, ids, targets, mask, samples)
-            return self._sums(began, kind)
+            return self._sums(asked, began, kind)
 
     def _begin(self, divergence: tuple[float, float]) -> None:
         """Clears the sums but for the divergence, from which KTO's losses measure."""
@@ -223,7 +223,9 @@ class Worker:
         stats[STATS_METRICS:][DIVERGENCE] = divergence
         self._model.write_stats(stats)
 
-    def _sums(self, began: float, kind: StepKind, gradient: FloatArray | None = None) -> Sums:
+    def _sums(
+        self, asked: Asked, began: float, kind: StepKind, gradient: FloatArray | None = None
+    ) -> Sums:
         """The sums of what ran since then; waits."""
         model, stats = self._model, self._model.read_stats()
         metrics = stats[STATS_METRICS:].copy()
@@ -233,7 +235,10 @@ class Worker:
         places = STATS_LOSS, STATS_TOKENS, STATS_CORRECT, STATS_BALANCE
         loss, tokens, correct, balance = (float(stats[i]) for i in places)
         seconds = time.perf_counter() - began
-        return Sums(loss, tokens, saturated, seconds, gradient, correct, balance, metrics)
+        return Sums(
+            loss, tokens, saturated, seconds, gradient, correct, balance, metrics,
+            nonce=asked.nonce,
+        )  # fmt: skip
 
     def _prepare(self, kind: StepKind, batch: int, seq: int) -> None:
         """Compiles a shape, which does not count as computing."""

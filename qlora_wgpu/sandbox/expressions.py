@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-from qlora_wgpu.limits import PATTERN_CHARACTERS
+from qlora_wgpu.limits import PATTERN_CHARACTERS, PATTERNS
 from qlora_wgpu.sandbox.process import ChildProcess, Stopped
 
 ANY_PARENT = r"(.*\.)?"
@@ -27,20 +27,33 @@ def _process() -> ChildProcess:
     return ChildProcess("expressions")
 
 
-@lru_cache(maxsize=1024)
 def check_expression(expression: str) -> None:
     """Makes sure that a regular expression is one.
 
     Raises:
         ExpressionError: If it is not, or is too long.
     """
-    if len(expression) > PATTERN_CHARACTERS:
+    check_expressions((expression,))
+
+
+@lru_cache(maxsize=1024)
+def check_expressions(expressions: tuple[str, ...]) -> None:
+    """Makes sure that regular expressions are such, and not too many.
+
+    Raises:
+        ExpressionError: If one is not, or they are too long or too many; says which.
+    """
+    if len(expressions) > PATTERNS:
+        raise ExpressionError(f"are {len(expressions):,} patterns, more than {PATTERNS:,}")
+    if sum(map(len, expressions)) > PATTERN_CHARACTERS:
         raise ExpressionError(f"has more than {PATTERN_CHARACTERS:,} characters")
-    problem: str | None = (
-        _problem(expression) if _is_quick(expression) else _apart(_problem, expression)
-    )
-    if problem is not None:
-        raise ExpressionError(f"is not a regular expression: {problem}")
+    searching = [each for each in expressions if not _is_quick(each)]
+    quick = [each for each in expressions if _is_quick(each)]
+    problems = _problems(quick) + (_apart(_problems, searching) if searching else [])
+    for expression, problem in zip(quick + searching, problems, strict=True):
+        if problem is not None:
+            which = "is not" if len(expressions) == 1 else f"has {expression[:80]!r}, which is not"
+            raise ExpressionError(f"{which} a regular expression: {problem}")
 
 
 @lru_cache(maxsize=2**16)
@@ -54,6 +67,31 @@ def fits(expression: str, text: str) -> bool:
     if _is_quick(expression, text):
         return _fits(expression, text)
     return bool(_apart(_fits, expression, text))
+
+
+@lru_cache(maxsize=2**16)
+def first_fitting(expressions: tuple[str, ...], text: str) -> int | None:
+    """The place of the first expression that a whole text fits; None where none does.
+
+    All that may search back are asked of the other process at once: what they cost together is
+    bounded as one is.
+
+    Raises:
+        ExpressionError: If one is broken, or they take too long.
+    """
+    searching: list[int] = []
+    found = None
+    for place, expression in enumerate(expressions):
+        if not _is_quick(expression, text):
+            searching.append(place)
+        elif _fits(expression, text):
+            found = place
+            break
+    if searching:
+        check_expressions(tuple(expressions[place] for place in searching))
+        place = _apart(_first_fitting, [expressions[place] for place in searching], text)
+        found = found if place is None else searching[place]
+    return found
 
 
 @lru_cache(maxsize=2**16)
@@ -80,7 +118,7 @@ def _is_quick(expression: str, text: str = "") -> bool:
     return is_short and ((repeats == 0 and choices < 8) or (repeats == 1 and choices == 0))
 
 
-def _apart(function: Callable[..., Any], *args: str) -> Any:
+def _apart(function: Callable[..., Any], *args: str | list[str]) -> Any:
     try:
         return _process().call(function, *args)
     except Stopped as err:
@@ -98,9 +136,20 @@ def _problem(expression: str) -> str | None:
     return None
 
 
+def _problems(expressions: list[str]) -> list[str | None]:
+    return [_problem(each) for each in expressions]
+
+
+_compiled = lru_cache(maxsize=4 * PATTERNS)(re.compile)  # re itself keeps few
+
+
 def _fits(expression: str, text: str) -> bool:
-    return re.fullmatch(expression, text) is not None
+    return _compiled(expression).fullmatch(text) is not None
+
+
+def _first_fitting(expressions: list[str], text: str) -> int | None:
+    return next((n for n, each in enumerate(expressions) if _fits(each, text)), None)
 
 
 def _begins(expression: str, text: str) -> bool:
-    return re.match(expression, text) is not None
+    return _compiled(expression).match(text) is not None

@@ -7,6 +7,7 @@ name.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 import uuid
@@ -16,12 +17,13 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from qlora_wgpu.data.json_text import parse_json
 from qlora_wgpu.errors import ConfigError, DataError, ShapeError, brief
@@ -36,7 +38,24 @@ from qlora_wgpu.serving.served import Served
 from qlora_wgpu.serving.together import together
 from qlora_wgpu.serving.writer import Answer, Writer, told
 
+_READING = 60.0  # seconds in which a request has to come
+_ALL_BYTES = 4 * REQUEST_BYTES  # of all requests that are coming
 HOSTS = ["127.0.0.1", "localhost"]
+
+
+class _OwnHost:
+    """Refuses requests that mean another host, as pages of other sites send them."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = Headers(scope=scope).get("host", "")
+        if scope["type"] == "http" and host.split(":")[0] not in HOSTS:
+            refused = _error(400, f"this server is for {' and '.join(HOSTS)}, not {brief(host)}")
+            await refused(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
 
 class ChatServer:
@@ -56,6 +75,7 @@ class ChatServer:
         self.models = models
         self._writer = writer
         self._since = int(time.time())
+        self._held = 0  # bytes of requests that are coming
 
     def app(self) -> Starlette:
         """The application."""
@@ -67,7 +87,7 @@ class ChatServer:
                 Route("/v1/completions", self._text, methods=["POST"]),
             ],
             exception_handlers={HTTPException: _no_such},
-            middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)],
+            middleware=[Middleware(_OwnHost)],
         )
 
     async def _models(self, request: Request) -> Response:
@@ -93,7 +113,7 @@ class ChatServer:
         if content != "application/json":
             return _error(415, "the request's Content-Type must be application/json")
         try:
-            asked = kind.read(_json(await _body(request)))
+            asked = kind.read(_json(await self._body(request)))
             if asked.model not in self.models:
                 return self._no_model(asked.model)
             model = self.models[asked.model]
@@ -105,6 +125,8 @@ class ChatServer:
                     await _leave(answers)
         except (ConfigError, DataError, ShapeError) as err:
             return _error(400, str(err))
+        except TimeoutError:
+            return _error(408, f"the request did not come within {_READING:g} seconds")
         except ClientDisconnect:
             return Response(status_code=400)  # which nobody reads
         except Exception as err:  # no traceback for clients, nor in the terminal
@@ -113,6 +135,31 @@ class ChatServer:
         # Which are not begun where the client has gone by now.
         left = BackgroundTask(_leave, answers)
         return StreamingResponse(events, media_type="text/event-stream", background=left)
+
+    async def _body(self, request: Request) -> bytes:
+        """A request's bytes; of one that is too long a part is passed over, so that it is told.
+
+        Raises:
+            DataError: If it is too long, or too much of others is held at the moment.
+            TimeoutError: If it takes too long to come.
+        """
+        parts, size = [], 0
+        try:
+            async with asyncio.timeout(_READING):
+                async for part in request.stream():
+                    size += len(part)
+                    self._held += len(part)
+                    if self._held > _ALL_BYTES or size > 2 * REQUEST_BYTES:
+                        break
+                    if size <= REQUEST_BYTES:
+                        parts.append(part)
+        finally:
+            self._held -= size
+        if size > REQUEST_BYTES:
+            raise DataError(f"the request has more than {REQUEST_BYTES:,} bytes")
+        if self._held + size > _ALL_BYTES:
+            raise DataError("too many long requests come at once: send it again")
+        return b"".join(parts)
 
     def _no_model(self, name: str) -> Response:
         known = ", ".join(map(repr, self.models))
@@ -187,24 +234,6 @@ def _head(prefix: str, kind: str, model: str) -> dict[str, Any]:
         "id": f"{prefix}-{uuid.uuid4().hex}", "object": kind, "created": int(time.time()),
         "model": model,
     }  # fmt: skip
-
-
-async def _body(request: Request) -> bytes:
-    """A request's bytes; of one that is too long the rest is passed over, so that it is told.
-
-    Raises:
-        DataError: If it is too long.
-    """
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size <= REQUEST_BYTES:
-            parts.append(part)
-        elif size > 16 * REQUEST_BYTES:
-            break
-    if size > REQUEST_BYTES:
-        raise DataError(f"the request has more than {REQUEST_BYTES:,} bytes")
-    return b"".join(parts)
 
 
 def _usage(asked: Asked, choices: Sequence[Choice]) -> dict[str, int]:

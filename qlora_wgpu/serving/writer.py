@@ -48,15 +48,19 @@ class Answer:
         wanted: What is wanted.
         sampling: How its tokens are chosen.
         asked: The request that it belongs to.
+        number: How many answers of that request come before it.
         is_wanted: Whether somebody still waits for it.
     """
 
-    def __init__(self, served: Served, wanted: Wanted, sampling: Sampling, asked: Asked) -> None:
+    def __init__(
+        self, served: Served, wanted: Wanted, sampling: Sampling, asked: Asked, number: int
+    ) -> None:
         """Has not begun; to be made in the event loop."""
         self.served = served
         self.wanted = wanted
         self.sampling = sampling
         self.asked = asked
+        self.number = number
         self.is_wanted = True
         self._text: Text | None = None
         stops = (*asked.stop, wanted.stop_text)
@@ -175,7 +179,7 @@ class Writer:
         loop = asyncio.get_running_loop()
         each = await loop.run_in_executor(self._prompts, self._wanted, served, asked)
         answers = [
-            Answer(served, wanted, asked.sampling_of(number), asked)
+            Answer(served, wanted, asked.sampling_of(number), asked, number)
             for number, wanted in enumerate(each)
         ]
         with self._changed:
@@ -250,6 +254,7 @@ class Writer:
                 max_new_tokens=self._engine.capacity if most is None else most,
                 stop_ids=answer.wanted.stop_ids,
                 logprobs=asked.logprobs,
+                number=answer.number,
             )
         except Exception as err:  # the thread is all requests'
             answer.fail(told(err))

@@ -62,6 +62,10 @@ class Journal:
         return self.folder / "under_way"
 
     @property
+    def _done(self) -> Path:
+        return self.folder / "done"
+
+    @property
     def _mapped(self) -> Path:
         return self.folder / "mapped"
 
@@ -74,6 +78,16 @@ class Journal:
         """The journal handed to this process; None if nobody supervises it."""
         supervisor, colon, folder = os.environ.pop(_VARIABLE, "").partition(":")
         return cls(int(supervisor), Path(folder)) if colon and supervisor.isdigit() else None
+
+    def note_done(self) -> None:
+        """Notes that the command has done all that it was to do."""
+        self._done.touch()
+
+    def take_done(self) -> bool:
+        """Whether a process has noted that, once."""
+        is_done = self._done.exists()
+        self._done.unlink(missing_ok=True)
+        return is_done
 
     def note_opened(self) -> None:
         """Notes that the run's folder is this run's own."""

@@ -22,12 +22,14 @@ import click
 
 from qlora_wgpu.supervision.exit_codes import AGAIN, ERROR, HUNG, LOST, crash_name, signal_name
 from qlora_wgpu.supervision.journal import CutFile, Journal
+from qlora_wgpu.supervision.processes import memory_limit
 from qlora_wgpu.supervision.signals import SAME_WISH, held_back, is_waiting
 from qlora_wgpu.supervision.streams import put_nowhere
 
 # Milliseconds of a submit in the attempts after a crash: drivers end work that takes them too long.
 _SMALLER_SUBMITS = (25, 5, 1)
 _SHORT_LIFE, _SHORT_LIVES = 60.0, 5  # seconds of a worker's life; how many of them are too many
+_MORE_MEMORY = "raise that limit, or lift it with ulimit -v unlimited"
 _ADVICE = (
     "update its driver, choose another with device.gpu or device.backend, or see what "
     "`qlora-wgpu doctor --check` says"
@@ -59,8 +61,12 @@ def supervise(arguments: Sequence[str]) -> int:
         failure = _failure(code, journal)
         if failure is None:
             return _exit_code(code)
-        _tell_error(f"{failure}: {_ADVICE}")
+        _tell_error(f"{failure}: {_advice()}")
         return ERROR
+
+
+def _advice() -> str:
+    return _ADVICE if memory_limit() is None else _MORE_MEMORY
 
 
 def _missing_folder() -> str | None:
@@ -99,7 +105,7 @@ class _Training:
             if len(set(saved)) > checkpoints:  # it got further than before
                 checkpoints, attempt = len(set(saved)), 0
             if attempt == len(_SMALLER_SUBMITS):
-                _tell_error(f"{failure}, as before: {self._kept(saved)}{_ADVICE}")
+                _tell_error(f"{failure}, as before: {self._kept(saved)}{_advice()}")
                 return ERROR
             milliseconds = _SMALLER_SUBMITS[attempt]
             attempt += 1
@@ -141,7 +147,7 @@ def _working(arguments: Sequence[str], journal: Journal) -> int:
             return _exit_code(code)
         at_once = at_once + 1 if time.monotonic() - began < _SHORT_LIFE else 1
         if at_once == _SHORT_LIVES:
-            _tell_error(f"{failure}, {at_once} times one after another: {_ADVICE}")
+            _tell_error(f"{failure}, {at_once} times one after another: {_advice()}")
             return ERROR
         _tell(f"note: {failure}; beginning anew")
 
@@ -160,9 +166,16 @@ def _failure(code: int, journal: Journal) -> str | None:
     if code == HUNG:
         return f"the GPU's driver hangs ({journal.last_words()})"
     crash = crash_name(code, windows=os.name == "nt")
+    if code == 0 and not journal.take_done():
+        crash = "exit code 0, before anything was done"
     if crash is None:
         return None
     words, doing = journal.last_words(), journal.take_under_way()
+    if (limit := memory_limit()) is not None:  # which drivers crash at, and are not to blame for
+        return (
+            f"the process ended ({crash}{': ' if words else ''}{words}), and it may have no more "
+            f"than {limit / 2**20:,.0f} MiB of address space (ulimit -v)"
+        )
     return (
         f"the GPU's driver ended the process ({crash}{': ' if words else ''}{words})"
         f"{' while ' if doing else ''}{doing}"
@@ -181,6 +194,7 @@ def _exit_code(code: int) -> int:
 
 def _run(arguments: Sequence[str], journal: Journal, *, own_group: bool) -> int:
     journal.take_under_way()  # an earlier process's
+    journal.take_done()
     # A group of its own, so that Ctrl-C comes once: from here. It cannot read from the terminal.
     own_group = own_group and os.name == "posix"
     with ExitStack() as until_its_end:

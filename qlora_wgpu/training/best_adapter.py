@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from qlora_wgpu.checkpoint import atomic_folder, read_manifest, write_manifest
+from qlora_wgpu.checkpoint.manifest import MANIFEST
 from qlora_wgpu.config import EvalConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.adapter_state import read_started
+from qlora_wgpu.presence import exists
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,15 +55,21 @@ def save_best(folder: Path, model: AdapterModel, best: BestAdapter) -> BestAdapt
 
 
 def load_best(folder: Path, model: AdapterModel, aim: str) -> BestAdapter | None:
-    """The adapter that a folder holds; None if it is not whole, or none of this model and aim."""
+    """The adapter that a folder holds; None without one, or with one of another aim.
+
+    Raises:
+        CheckpointError: If it is damaged, or none of this model.
+    """
+    if not exists(folder):
+        return None
+    manifest = read_manifest(folder)
     try:
-        manifest = read_manifest(folder)
         parameters = model.adapter.join(
             read_started(folder, *load_adapter(folder), model.adapter)[0]
         )
         step, loss = int(manifest["step"]), float(manifest["eval_loss"])
         figure, its_aim = manifest.get("figure", loss), manifest.get("aim", EvalConfig().aim)
         best = BestAdapter(step, loss, float(figure), str(its_aim), parameters, True)
-        return best if best.aim == aim else None
-    except (CheckpointError, KeyError):
-        return None
+    except (KeyError, TypeError, ValueError) as err:
+        raise CheckpointError(f"{folder / MANIFEST} is of no best adapter") from err
+    return best if best.aim == aim else None

@@ -9,7 +9,7 @@ from qlora_wgpu.checkpoint import settle
 from qlora_wgpu.errors import CallbackError, CheckpointError, option
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.training.evaluation import Evaluator
-from qlora_wgpu.training.rescue import rescued
+from qlora_wgpu.training.rescue import forget_rescued, rescued
 from qlora_wgpu.training.result import TrainResult
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import log_window
@@ -36,6 +36,8 @@ def finish(run: Run, evaluator: Evaluator) -> None:
     run.state.finished = True
     if not run.save():
         run.state.finished = False
+    for folder in forget_rescued(run.folder.path) if run.state.finished else ():
+        run.observer.note(f"{folder} is removed: the run has ended, and its adapter is in place")
     _put_best(run)
 
 
@@ -135,7 +137,7 @@ def _save_adapter(run: Run) -> None:
         settle(run.folder.adapter)
         run.model.save_adapter(run.folder.adapter)
     except CheckpointError as err:
-        elsewhere = rescued(run.folder.path.name, run.model.save_adapter)
+        elsewhere = rescued(run.folder.path, run.model.save_adapter)
         where = f"is in {elsewhere}" if elsewhere else "could not be saved anywhere else, either"
         raise CheckpointError(f"{err}; the adapter after step {run.state.step} {where}") from err
     run.tidy()

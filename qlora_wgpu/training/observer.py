@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.errors import CallbackError
+from qlora_wgpu.errors import CallbackError, QLoRAWarning
 from qlora_wgpu.training.result import Sample, TrainResult, Written
 
 Row = dict[str, Any]
@@ -202,6 +203,14 @@ class Observer:
 
     def reported(self, paths: Sequence[Path]) -> None:
         """Pages and pictures of the run were written."""
+
+
+class Unwatched(Observer):
+    """Where nobody listens: what the user should know of comes as a warning of Python's."""
+
+    def warning(self, text: str) -> None:
+        """Warns of it."""
+        warnings.warn(text, QLoRAWarning, stacklevel=2)
 
 
 _OTHERS = ("stop_run", "stop_reason", "failure", "check", "forget_stop")

@@ -79,12 +79,17 @@ def _go_on(run: Run) -> None:
     for sentence in passed:
         run.observer.warning(sentence)
     run.state, run.saved_at = state, state.step
+    _load_best(run)
     folder.forget_after(state.step, state.logged_step, state.eval_step)
+    if state.log_digest not in (None, folder.log_digest):
+        run.observer.warning(
+            f"the rows of metrics.jsonl up to step {state.step} are not those that the run has "
+            "written: they were changed, or some are missing; its report shows them as they are"
+        )
     try:
         folder.write_config(run.config.to_yaml())
     except CheckpointError as err:
         run.observer.warning(f"{err}; it stays as it was")
-    _load_best(run)
     run.observer.resumed(checkpoint, state.step)
 
 
@@ -93,12 +98,26 @@ def _load_best(run: Run) -> None:
 
     One of a later step than the checkpoint's is of this run, too: it was killed after that
     evaluation, which will be made again.
+
+    Raises:
+        CheckpointError: If it is damaged or an older one, and would be replaced by the next.
     """
-    state = run.state
+    state, folder = run.state, run.folder.best
     if not run.keeps_best or state.best_loss is None:
         return
-    best = load_best(run.folder.best, run.model, state.aim)
-    if best is not None and (best.step == state.best_step or best.step > state.step):
+    try:
+        best = load_best(folder, run.model, state.aim)
+        if best is not None and best.step <= state.step and best.step != state.best_step:
+            raise CheckpointError(f"{folder} holds the adapter of step {best.step}")
+    except CheckpointError as err:
+        lost = f"{err}, where the best adapter so far was kept, of step {state.best_step}"
+        if state.finished:
+            run.observer.warning(lost)
+            return
+        raise CheckpointError(
+            f"{lost}: put it back from a copy, or remove {folder} to look for the best from here on"
+        ) from err
+    if best is not None:
         run.best = best
     elif not state.finished:
         run.observer.warning(

@@ -213,7 +213,7 @@ def _kept(name: str, count: int) -> FloatArray | None:
     except OSError:
         return None
     body, digest = data[: 4 * count], data[4 * count :]
-    if len(body) != 4 * count or hashlib.sha256(body).digest() != digest:
+    if len(body) != 4 * count or _digest(name, body) != digest:
         return None
     return np.frombuffer(body, np.float32).copy()
 
@@ -223,6 +223,11 @@ def _keep(name: str, numbers: FloatArray) -> None:
     body = numbers.tobytes()
     try:
         make_cache_folder(folder)
-        write_file(folder / f"{name}.bin", body + hashlib.sha256(body).digest())
+        write_file(folder / f"{name}.bin", body + _digest(name, body))
     except (CheckpointError, OSError):
         return  # it is asked again the next time
+
+
+def _digest(name: str, body: bytes) -> bytes:
+    """A hash of some numbers and of what they are of."""
+    return hashlib.sha256(name.encode() + body).digest()

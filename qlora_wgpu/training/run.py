@@ -110,6 +110,7 @@ class Run:
         self.save_best()  # a checkpoint that names it could not be gone on with rightly
         self.folder.flush_log()
         self.read_clock()
+        self.state.log_digest = self.folder.log_digest
         folder = self.folder.checkpoint_folder(self.state.step)
         save_checkpoint(folder, self.model, self.state, self.identity.record)
         self.saved_at = self.state.step

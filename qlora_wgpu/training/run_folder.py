@@ -218,6 +218,11 @@ class RunFolder:
         """Appends a row to metrics.jsonl; one that cannot be written waits for the next."""
         self._log.append(row)
 
+    @property
+    def log_digest(self) -> str:
+        """A hash of all rows of metrics.jsonl."""
+        return self._log.digest
+
     def flush_log(self) -> None:
         """Brings metrics.jsonl to the disk."""
         self._log.flush()

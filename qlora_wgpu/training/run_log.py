@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -56,6 +57,12 @@ class RunLog:
         self._warn = warn
         self._waiting: list[str] = []
         self._has_warned = False
+        self._digest = hashlib.sha256()
+
+    @property
+    def digest(self) -> str:
+        """A hash of all rows, those that wait included."""
+        return self._digest.hexdigest()[:16]
 
     def begin(self) -> None:
         """Empties it.
@@ -63,11 +70,14 @@ class RunLog:
         Raises:
             CheckpointError: If it cannot be written.
         """
+        self._digest = hashlib.sha256()
         write_file(self._path, b"")
 
     def append(self, row: Row) -> None:
         """Adds a row."""
-        self._waiting.append(json.dumps(row, allow_nan=False))
+        line = json.dumps(row, allow_nan=False)
+        self._digest.update(f"{line}\n".encode())
+        self._waiting.append(line)
         self._write_waiting()
 
     def close(self) -> None:
@@ -101,6 +111,7 @@ class RunLog:
         """
         rows = read_rows(self._path)
         text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows if is_kept(row))
+        self._digest = hashlib.sha256(text.encode())
         write_file(self._path, text.encode())
 
     def _complain(self, err: CheckpointError) -> None:

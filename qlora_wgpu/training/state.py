@@ -41,6 +41,7 @@ class RunState:
         total_steps: Steps that the run was to have; 0 where an older version did not say.
         plateau: The schedule's, where it follows evaluations.
         rate_factor: What the schedule's learning rates are multiplied by, as the program asked.
+        log_digest: A hash of the rows in metrics.jsonl; None where an older version kept none.
     """
 
     step: int = 0
@@ -64,6 +65,7 @@ class RunState:
     total_steps: int = 0
     plateau: Plateau | None = None
     rate_factor: float = 1.0
+    log_digest: str | None = None
 
     def add_metrics(self, sums: Sequence[float]) -> None:
         """Adds a step's sums of an objective over answers; an older version kept fewer."""

@@ -19,7 +19,7 @@ from qlora_wgpu.training.judged import require_both_kinds, tell_of_weights
 from qlora_wgpu.training.loop import TrainingLoop
 from qlora_wgpu.training.mixing import SourceCounter
 from qlora_wgpu.training.objectives import training_options
-from qlora_wgpu.training.observer import Observer
+from qlora_wgpu.training.observer import Observer, Unwatched
 from qlora_wgpu.training.one_run import one_run_of
 from qlora_wgpu.training.opening import open_run, refuse_fewer_steps, take_aim, tell_of_length
 from qlora_wgpu.training.optimizer import Optimizer
@@ -66,7 +66,8 @@ class Trainer:
         Args:
             model: The model, whose adapter is trained; its own LoraConfig and QuantConfig count.
             config: The settings.
-            observer: Who is told of every step.
+            observer: Who is told of every step; without one, what is to be known comes as a
+                ``QLoRAWarning``.
             overwrite: Whether a run in ``output.dir`` may be replaced.
             resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint; one
                 that has none yet, and no adapter, begins again.
@@ -81,7 +82,7 @@ class Trainer:
         """
         self.model = model
         self.config = config
-        self._observer = Watched(observer or Observer())
+        self._observer = Watched(observer or Unwatched())
         self._made = self._begins = Beginning(overwrite, resume)
         self._computing = computing
         self._texts = texts

@@ -10,7 +10,9 @@ from support.processes import PATIENCE
 from qlora_wgpu.cluster.blocks import Specification
 from qlora_wgpu.cluster.connection import connect
 from qlora_wgpu.cluster.engine import Engine
+from qlora_wgpu.cluster.expected import Expected
 from qlora_wgpu.cluster.loop_thread import LoopThread
+from qlora_wgpu.cluster.steps import Block
 from qlora_wgpu.config import ClusterConfig
 
 PARAMETERS = np.arange(64, dtype=np.float32)
@@ -71,7 +73,8 @@ class Asked:
 
         async def stepped():
             sizes = [block[0].size for block in blocks]
-            await self.engine.compute("gradient", blocks, sizes, deliver)
+            asked = [Block(block, Expected(1.0, gradient=PARAMETERS.size)) for block in blocks]
+            await self.engine.compute("gradient", asked, sizes, deliver)
             return got
 
         return self.thread.submit(stepped())

@@ -8,12 +8,56 @@ from __future__ import annotations
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from qlora_wgpu.cluster.blocks import Identity, Sums
 from qlora_wgpu.errors import ClusterError, OutOfMemoryError
+
+
+class Unreadable:
+    """What cannot be unpickled."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+class UnreadableError(Exception):
+    """One as many libraries have: it takes another number of arguments than it keeps."""
+
+    def __init__(self, what, why):
+        super().__init__(f"{what}: {why}")
+
+
+def fail(error):
+    raise error
+
+
+def replayed(worker, sums):
+    """Each time what came first."""
+    worker.first = getattr(worker, "first", sums)
+    return worker.first
+
+
+ANSWERS = {
+    "short": lambda worker, sums: replace(sums, gradient=sums.gradient[:-1]),
+    "square": lambda worker, sums: replace(sums, gradient=sums.gradient.reshape(8, 8)),
+    "float64": lambda worker, sums: replace(sums, gradient=sums.gradient.astype(np.float64)),
+    "list": lambda worker, sums: replace(sums, gradient=sums.gradient.tolist()),
+    "without": lambda worker, sums: replace(sums, gradient=None),
+    "tokens": lambda worker, sums: replace(sums, tokens=-5.0),
+    "tokens as text": lambda worker, sums: replace(sums, tokens="1"),
+    "nan tokens": lambda worker, sums: replace(sums, tokens=float("nan")),
+    "seconds": lambda worker, sums: replace(sums, seconds=-1.0),
+    "nothing": lambda worker, sums: None,
+    "a dict": lambda worker, sums: vars(sums),
+    "replayed": replayed,
+    "unreadable": lambda worker, sums: Unreadable(),
+    "unreadable error": lambda worker, sums: fail(UnreadableError("a", "b")),
+}
+WRITTEN = {"unreadable text": Unreadable(), "other tokens": [1, 2, 99999], "long text": [1] * 50}
 
 
 class OddWorker:
@@ -40,8 +84,8 @@ class OddWorker:
     def write(self, version, parameters):
         self.version, self.parameters = version, parameters
 
-    def gradient(self, version, ids):
-        if version != self.version:
+    def gradient(self, asked, ids):
+        if asked.version != self.version:
             raise ClusterError("it has other parameters")
         time.sleep(self.settings.get("seconds", 0.02))
         self.count += 1
@@ -55,9 +99,12 @@ class OddWorker:
             if not once.exists():
                 once.write_text(str(os.getpid()))
                 os.kill(os.getpid(), signal.SIGKILL if self.does == "kill" else signal.SIGSTOP)
-        return Sums(float(ids.sum()), 1.0, 0, 0.02, gradient)
+        sums = Sums(float(ids.sum()), 1.0, 0, 0.02, gradient, nonce=asked.nonce)
+        return ANSWERS[self.does](self, sums) if self.does in ANSWERS else sums
 
     def text(self, version, ids, more):
+        if self.does in WRITTEN:
+            return WRITTEN[self.does]
         if self.does == "no text":
             raise OutOfMemoryError(f"no room for a text on {self.name}")
         return [*ids, more]

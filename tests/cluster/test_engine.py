@@ -47,7 +47,7 @@ def test_blocks_come_from_all_workers_and_new_parameters_reach_them(scheduler):
         asked.engine.publish(PARAMETERS + 1)
         got = asked.step()
         np.testing.assert_array_equal(got[1].gradient, (PARAMETERS + 1) * np.float32(10))
-        assert asked.thread.run(asked.engine.text([1, 2], 3)) == [1, 2, 3]
+        assert asked.thread.run(asked.engine.text([1, 2], 3, vocab_size=9)) == [1, 2, 3]
         assert asked.told == []
 
 
@@ -123,12 +123,12 @@ def test_a_worker_without_memory_is_left_out_by_name(scheduler):
 
 def test_a_text_is_written_by_a_worker_that_has_room_for_it(scheduler):
     with an_engine(scheduler, **{"0": "no text"}) as asked:
-        assert asked.thread.run(asked.engine.text([1], 2)) == [1, 2]
+        assert asked.thread.run(asked.engine.text([1], 2, vocab_size=9)) == [1, 2]
         assert right(asked.step())
         assert asked.thread.run(asked.engine.work())["0"].tokens > 0  # it is not left out for that
     full = an_engine(scheduler, **{"0": "no text", "1": "no text"})
     with full as asked, pytest.raises(OutOfMemoryError, match="no room for a text on"):
-        asked.thread.run(asked.engine.text([1], 2))
+        asked.thread.run(asked.engine.text([1], 2, vocab_size=9))
 
 
 def test_a_worker_that_returns_nan_is_told_by_name(scheduler):
@@ -136,6 +136,40 @@ def test_a_worker_that_returns_nan_is_told_by_name(scheduler):
         assert right(asked.step())
         (text,) = asked.told
         assert text.startswith("worker 0 is left out: it returned a gradient") and "1" in text
+
+
+@pytest.mark.parametrize(
+    ("does", "says"),
+    [
+        ("short", "its gradient has 63 values, not 64"),
+        ("square", "its gradient has 8 × 8 values, not 64"),
+        ("float64", "its gradient is of float64, not float32"),
+        ("list", "its gradient is a value of type list, not an array"),
+        ("without", "its gradient is nothing, not an array"),
+        ("tokens", "it counted -5 tokens, not 1"),
+        ("tokens as text", "its tokens is a value of type str, not a number"),
+        ("nan tokens", "it counted nan tokens, not 1"),
+        ("seconds", "it computed for -1.0 seconds, as it says"),
+        ("nothing", "it answered with nothing in place of a block's sums"),
+        ("a dict", "it answered with a value of type dict in place of a block's sums"),
+        ("replayed", "it answered with the sums of another block"),
+        ("unreadable", "its answer cannot be read: ValueError"),
+        ("unreadable error", "its answer cannot be read: TypeError"),
+    ],
+)
+def test_a_worker_whose_answer_is_none_to_its_block_is_left_out(scheduler, does, says):
+    with an_engine(scheduler, **{"0": does}) as asked:
+        assert right(asked.step())
+        assert len(asked.told) == 1 and says in asked.told[0]
+        assert asked.told[0].startswith("worker 0 is left out: ")
+        assert right(asked.step())
+
+
+@pytest.mark.parametrize("does", ["unreadable text", "other tokens", "long text"])
+def test_a_text_that_cannot_be_is_written_by_another_worker(scheduler, does):
+    with an_engine(scheduler, **{"0": does}) as asked:
+        assert asked.thread.run(asked.engine.text([1, 2], 3, vocab_size=9)) == [1, 2, 3]
+        assert len(asked.told) == 1 and asked.told[0].startswith("worker 0 is left out: ")
 
 
 def test_a_nan_that_all_workers_return_is_the_models(scheduler):

@@ -299,6 +299,17 @@ def test_prepared_data_that_is_damaged_is_made_again(tmp_path, monkeypatch):
     assert [p.name for p in prepared.cache_folder().iterdir()] == [folder.name]  # nothing half done
 
 
+def test_prepared_data_under_another_name_is_made_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    files = [write(tmp_path / f"{name}.jsonl", [{"text": name}]) for name in ("train", "eval")]
+    before = [texts(cached(file)) for file in files]
+    first, second = prepared.cache_folder().iterdir()
+    first.rename(tmp_path / "aside")
+    second.rename(first)
+    (tmp_path / "aside").rename(second)
+    assert [texts(cached(file)) for file in files] == before
+
+
 def test_an_end_that_is_never_learnt_is_told(tmp_path):
     template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
     rows = write(tmp_path / "a.jsonl", [{"messages": CHAT}])

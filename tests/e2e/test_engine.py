@@ -118,6 +118,21 @@ def test_texts_stop_are_cancelled_and_leave_room(device, tmp_path):
         engine.add([10**6], max_new_tokens=1)
 
 
+def test_requests_take_turns(device, tmp_path):
+    """One for many texts does not hold up a later one, which does not hold up the rest, either."""
+    engine = Engine(opened("llama", tmp_path, device, "bfloat16", "nf4"), 1, 30)
+    many = [engine.add([1, 2], max_new_tokens=2, number=n) for n in range(6)]
+    while many[1].finish_reason is None:
+        engine.step()
+    later = [engine.add([1, 3], max_new_tokens=2) for _ in range(2)]
+    while later[0].finish_reason is None:
+        engine.step()
+    assert sum(text.finish_reason is not None for text in many) <= 4
+    while not engine.is_idle:
+        engine.step()
+    assert all(text.finish_reason == "length" for text in (*many, *later))
+
+
 def test_logits_that_are_none_end_a_text(device, tmp_path):
     model = opened("llama", tmp_path, device)
     flat = model.read_flat(model.adapter.parameters).copy()

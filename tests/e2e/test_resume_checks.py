@@ -9,7 +9,7 @@ from e2e.stopped_runs import SETTINGS, Kill, Killed, adapter, files, logged, run
 from e2e.test_training import Warnings, config, opened, rows
 from e2e.tiny import write_model
 from qlora_wgpu import Trainer, load_config
-from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.errors import CheckpointError, ConfigError, QLoRAWarning
 
 
 @pytest.fixture(scope="module")
@@ -106,3 +106,65 @@ def test_files_of_another_step_are_noticed(folder, device, tmp_path, whole, name
     assert len(observer.texts) == 1 and observer.texts[0].startswith("step-9 is passed over")
     assert adapter(tmp_path / "r") == adapter(whole)
     assert logged(tmp_path / "r") == logged(whole)
+
+
+BEST = {"eval": {"eval_steps": 2, "load_best_model_at_end": True}, "output": {"save_steps": 1}}
+
+
+@pytest.fixture(scope="module")
+def stopped(folder, device, tmp_path_factory):
+    """A run that keeps its best adapter, killed after some steps."""
+    out = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.raises(Killed):
+        run(folder, device, out, observer=Kill(6), **BEST)
+    assert (out / "best" / "manifest.json").exists()
+    return out
+
+
+def damage(best):
+    weights = best / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4])
+
+
+def without_manifest(best):
+    (best / "manifest.json").unlink()
+
+
+@pytest.mark.parametrize("harm", [damage, without_manifest])
+def test_a_damaged_best_adapter_is_not_replaced(folder, device, tmp_path, stopped, harm):
+    out = tmp_path / "r"
+    shutil.copytree(stopped, out)
+    harm(out / "best")
+    before = files(out)
+    with pytest.raises(CheckpointError, match=r"best.*put it back from a copy, or remove"):
+        run(folder, device, out, resume=True, **BEST)
+    assert files(out) == before
+    shutil.rmtree(out / "best")
+    observer = Warnings()
+    run(folder, device, out, observer=observer, resume=True, **BEST)
+    assert any("looked for from here on" in text for text in observer.texts)
+
+
+def test_changed_rows_of_the_log_are_told(folder, device, tmp_path, stopped):
+    for name, change, is_told in (
+        ("same", lambda text: text, False),
+        ("changed", lambda text: text.replace('"loss": ', '"loss": 1', 1), True),
+        ("fewer", lambda text: text.partition("\n")[2], True),
+    ):
+        out, observer = tmp_path / name, Warnings()
+        shutil.copytree(stopped, out)
+        log = out / "metrics.jsonl"
+        log.write_text(change(log.read_text()))
+        run(folder, device, out, observer=observer, resume=True, **BEST)
+        told = [text for text in observer.texts if "metrics.jsonl" in text]
+        assert bool(told) is is_told and len(told) < 2
+        again = Warnings()  # what is told once has become the log
+        run(folder, device, out, observer=again, resume=True, **BEST)
+        assert not [text for text in again.texts if "metrics.jsonl" in text]
+
+
+def test_without_an_observer_python_warns(folder, device, tmp_path, whole):
+    shutil.copytree(whole, tmp_path / "r")
+    (tmp_path / "r" / "checkpoints" / "step-9" / "trainer_state.json").write_text("x")
+    with pytest.warns(QLoRAWarning, match="step-9 is passed over"):
+        run(folder, device, tmp_path / "r", resume=True)

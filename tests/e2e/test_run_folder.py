@@ -101,6 +101,11 @@ def test_a_run_whose_folder_is_lost_saves_its_adapter_elsewhere(
     assert (saved / name).read_bytes() == (whole / "adapter" / name).read_bytes()
     assert not (tmp_path / "r").exists()
     assert sum("metrics.jsonl cannot be written" in text for text in observer.texts) == 1
+    others = saved.with_name("r-other")  # of another run of that name
+    shutil.copytree(saved, others)
+    (others / "run.txt").write_text(f"{tmp_path / 'elsewhere' / 'r'}\n")
+    run(folder, device, tmp_path / "r", train={"max_steps": 1})
+    assert [path.name for path in others.parent.iterdir()] == ["r-other"]
 
 
 def test_two_runs_do_not_share_a_folder(folder, device, tmp_path):

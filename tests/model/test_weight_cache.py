@@ -127,6 +127,11 @@ def test_a_damaged_file_is_made_anew(folder, device, cache, quantized):
     quantized.clear()
     assert loaded(laid_out(folder, device), device) == expected
     assert not quantized
+    files[0].rename(cache / "aside")  # as whole as before, and of other layers
+    files[1].rename(files[0])
+    (cache / "aside").rename(files[1])
+    assert loaded(laid_out(folder, device), device) == expected
+    assert len(quantized) == 7 * 2
 
 
 def test_other_weights_have_other_files(folder, device, cache, quantized, tmp_path):

@@ -74,3 +74,33 @@ def test_plain_names_need_no_process(monkeypatch) -> None:
     monkeypatch.setattr(expressions, "_process", lambda: pytest.fail("a process is started"))
     for pattern in ("v_proj", "self_attn.q_proj", "[kv]_proj", r"layers\.1\.mlp", "mlp.*"):
         value_for({pattern: 3}, NAME, 1)
+
+
+def test_many_patterns_are_asked_at_once_and_are_not_too_many(monkeypatch, tmp_path) -> None:
+    patterns = {rf"(foo|bar{i}).*(x|y).*z": 3 for i in range(200)} | {r".*(q|k)_.*j": 5}
+    asked = []
+    apart = expressions._apart
+    monkeypatch.setattr(
+        expressions, "_apart", lambda *given: asked.append(given[0]) or apart(*given)
+    )
+    file = tmp_path / "adapter_config.json"
+    fields = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
+    file.write_text(json.dumps({**fields, "rank_pattern": patterns}))
+    config = read_adapter_config(file, [NAME])
+    modules = [NAME.replace("11", str(layer)) for layer in range(8)]
+    assert [config.rank_of(module) for module in modules] == [5] * 8
+    assert len(asked) <= 2 + len(modules)  # for all patterns together
+    file.write_text(json.dumps({**fields, "alpha_pattern": {f"q{i}": 2 for i in range(3000)}}))
+    with pytest.raises(CheckpointError, match=r"alpha_pattern .* are 3,000 patterns, more than"):
+        read_adapter_config(file, [NAME])
+    file.write_text(json.dumps({**fields, "alpha_pattern": {"q_proj": 2, "(": 2}}))
+    with pytest.raises(CheckpointError, match=r"alpha_pattern .* has '\(', which is not a regular"):
+        read_adapter_config(file, [NAME])
+
+
+def test_the_first_pattern_counts_whichever_way_it_is_tried() -> None:
+    searching, plain = r"(a|b)*.*(q|k)_.*j", "q_proj"
+    assert value_for({searching: 2, plain: 3}, NAME, 1) == 2
+    assert value_for({plain: 3, searching: 2}, NAME, 1) == 3
+    assert value_for({"k_proj": 3, searching: 2, "v_proj": 4}, NAME, 1) == 2
+    assert value_for({"k_proj": 3, r"(a|b)*x*y": 2}, NAME, 1) == 1

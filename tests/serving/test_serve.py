@@ -176,7 +176,8 @@ def test_no_json_is_told(url):
 
 
 def test_another_hosts_name_is_refused(url):
-    assert post(url, {}, Host="evil.example")[0] == 400
+    status, answer = post(url, {}, Host="evil.example")
+    assert status == 400 and "evil.example" in json.loads(answer)["error"]["message"]
 
 
 def test_defaults_that_clients_send_are_taken():

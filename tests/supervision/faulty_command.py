@@ -1,7 +1,7 @@
 """Stands in for ``qlora-wgpu``: a process that does what the tests tell it to.
 
 usage: faulty_command.py train STEPS…, one per attempt:
-save | try | come-through | crash | hang | lost | cut | kill | sleep | deaf
+save | vanish | try | come-through | crash | hang | lost | cut | kill | sleep | deaf
 """
 
 import os
@@ -53,6 +53,8 @@ for step in filter(None, plan.split("+")):
         os.kill(os.getpid(), signal.SIGKILL)
     elif step == "mistake":
         sys.exit(2)
+    elif step == "vanish":  # as a driver's library calls exit(0)
+        os._exit(0)
     elif step == "sleep":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
         signal.signal(signal.SIGINT, lambda *_: sys.exit(8))
@@ -63,3 +65,4 @@ for step in filter(None, plan.split("+")):
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         Path("ready").write_text(str(os.getpid()))
         time.sleep(600)
+journal.note_done()

@@ -70,6 +70,27 @@ def test_a_crash_is_told_with_what_was_tried(tmp_path, steps, words):
     assert "checking" not in second  # that was the first one's
 
 
+@pytest.mark.parametrize("verb", ["train", "data"])
+def test_an_exit_code_of_0_counts_once_the_command_says_that_it_is_done(tmp_path, verb):
+    done, attempts = supervised(tmp_path, verb, "1:try+vanish", "2:")
+    assert "(exit code 0, before anything was done) while checking gemm" in done.stderr
+    assert (done.returncode, len(attempts)) == ((0, 2) if verb == "train" else (2, 1))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+def test_a_crash_under_a_memory_limit_is_not_the_drivers(tmp_path):
+    limit = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**34, resource.getrlimit(resource.RLIMIT_AS)[1]))"
+    )
+    done = subprocess.run(
+        command("data", "1:crash", before=limit + "\n"), cwd=tmp_path, capture_output=True,
+        text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and "driver" not in done.stderr
+    assert "no more than 16,384 MiB of address space (ulimit -v): raise that" in done.stderr
+
+
 def test_without_a_checkpoint_the_run_begins_again(tmp_path):
     done, attempts = supervised(tmp_path, "train", "1:open+crash", "2:")
     assert done.returncode == 0 and "from the beginning" in done.stderr

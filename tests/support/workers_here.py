@@ -2,6 +2,7 @@
 
 import pickle
 
+from qlora_wgpu.cluster.blocks import Asked
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.cluster.gradient_sum import GradientSum
 
@@ -48,6 +49,8 @@ class WorkersHere(Cluster):
         self.asked.append((method, len(arguments)))
         for number, given in enumerate(arguments):
             worker = self.workers[number % len(self.workers)]
-            call = getattr(worker, method)
-            add(pickle.loads(pickle.dumps(call(self.version, *pickle.loads(pickle.dumps(given))))))
+            asked = Asked(self.version, number)
+            told = getattr(worker, method)(asked, *pickle.loads(pickle.dumps(given)))
+            sums = pickle.loads(pickle.dumps(told))
+            add(self._expected(method, given).check(asked, sums))
         return True

@@ -1,0 +1,63 @@
+"""What the server of a site answers: this machine's browser alone, and the site's files alone."""
+
+import http.client
+import socket
+import threading
+
+import pytest
+
+from qlora_wgpu.runs.web import SiteServer
+from qlora_wgpu.web import MANIFEST
+
+
+@pytest.fixture
+def site(tmp_path):
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / MANIFEST).write_text("{}")
+    (tmp_path / "secret").write_text("secret")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    with SiteServer(folder) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+
+
+def ask(site, path, host=None):
+    port = site.server_address[1]
+    client = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    client.request("GET", path, headers={"Host": host or f"127.0.0.1:{port}"})
+    answer = client.getresponse()
+    answer.read()
+    client.close()
+    return answer.status
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [(f"/{MANIFEST}", 200), ("/%00", 404), ("/a%00b/", 404), ("/link", 404), ("/../secret", 404),
+     ("/%2e%2e/secret", 404), ("/" + "a" * 5000, 404), ("/nothing", 404)],
+)  # fmt: skip
+def test_only_the_sites_files_are_given(site, path, status, capfd):
+    assert ask(site, path) == status
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("localhost:80", 200), ("localhost", 200), ("evil.example:80", 403), ("evil.example", 403)],
+)
+def test_another_hosts_name_is_refused(site, host, status):
+    assert ask(site, f"/{MANIFEST}", host) == status
+
+
+def test_no_more_connections_than_it_has_places_for_are_at_work(site):
+    waiting = [socket.create_connection(site.server_address) for _ in range(60)]
+    try:
+        before = threading.active_count()
+        assert before < 50
+    finally:
+        for each in waiting:
+            each.close()
+    assert ask(site, f"/{MANIFEST}") == 200
