@@ -56,6 +56,7 @@ DEFAULTS = {
         "packing": False,
         "group_by_length": True,
         "cache": True,
+        "apply_chat_template": False,
         "chat_template": None,
     },
     "train": {
