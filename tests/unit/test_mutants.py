@@ -1,0 +1,127 @@
+"""Mutants follow from their seed, change one place each, and meet the nearest tests first."""
+
+import ast
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns.python_mutants import of_a_module
+from tools.mutants import KINDS, ROOT, Nearness, drawn, kind_of, room_of, rooms
+
+SOURCE = """
+import typing
+if typing.TYPE_CHECKING: x: int = 1
+
+def f(a: int = 3, *, log: bool | None = None) -> "list[int] | None":
+    '''Text of 5.'''
+    if a < 4 and not log:
+        raise ValueError(
+            f"{a + 1} is small"
+        )
+    for each in "äöü"[a:]:
+        if each == "ä": continue
+        print(each)
+    return a // 2 - 1
+"""
+# Where each kind of change stands and what it makes of it.
+CHANGES = {
+    ("def f(a: int = 4, *, log: bool | None = None) -> ", "another constant"),
+    ("if a <= 4 and not log:", "< to <="), ("if a > 4 and not log:", "< to >"),
+    ("if a < 5 and not log:", "another constant"), ("if a < 4 or not log:", "and to or"),
+    ("if a < 4 and log:", "not removed"), ("if 0: raise ValueError(", "raise removed"),
+    ('for each in "äöü"[(a) + 1:]:', "bound off by one"),
+    ('if each != "ä": continue', "== to !="), ('if each == "ä": break', "continue to break"),
+    ("if 0: print(each)", "call removed"), ("return None", "None returned"),
+    ("return a * 2 - 1", "// to *"), ("return a // 3 - 1", "another constant"),
+    ("return a // 2 + 1", "- to +"), ("return a // 2 - 2", "another constant"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def mutants():
+    return drawn(2 * max(len(rooms(kind)) for kind in KINDS), seed=7)
+
+
+def test_python_offers_each_change_and_none_of_texts_and_annotations(tmp_path):
+    path = tmp_path / "source.py"
+    path.write_text(SOURCE, encoding="utf-8")
+    rng = random.Random(0)
+    found = {of_a_module(rng, tmp_path, [path]) for _ in range(400)}
+    changes = {(each.after.strip().partition('"list')[0], each.kind) for each in found}
+    assert changes == CHANGES
+    assert len(found) == len(CHANGES)
+
+
+def test_mutants_follow_from_their_seed(mutants):
+    assert drawn(6, seed=7) == mutants[:6]
+    assert drawn(6, seed=8) != mutants[:6]
+    assert len(set(mutants)) == len(mutants)
+
+
+def test_every_room_is_drawn(mutants):
+    for kind in KINDS:
+        own = [room_of(each) for n, each in enumerate(mutants, 1) if kind_of(n) == kind]
+        assert set(own[: len(rooms(kind))]) == set(rooms(kind))
+
+
+def test_each_changes_one_line_and_python_stays_python(mutants):
+    for each in mutants:
+        text = (ROOT / each.path).read_text(encoding="utf-8")
+        changed = each.source(each.path, text)
+        before, after = text.split("\n"), changed.split("\n")
+        differing = [n for n, (a, b) in enumerate(zip(before, after, strict=True)) if a != b]
+        assert differing == [each.line]
+        if each.path.endswith(".py"):
+            assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(text))
+
+
+FILES = {
+    "qlora_wgpu/__init__.py": "",
+    "qlora_wgpu/ops/__init__.py": "",
+    "qlora_wgpu/ops/norm.py": "launch('norm/forward.wgsl')",
+    "qlora_wgpu/ops/tile.py": "launch(f'tile/{name}_{kind}.wgsl')",
+    "qlora_wgpu/model.py": "from qlora_wgpu.ops.norm import norm",
+    "qlora_wgpu/verbs.py": "import importlib; importlib.import_module(name)",
+    "qlora_wgpu/__main__.py": "from qlora_wgpu import verbs",
+    "shaders/norm/forward.wgsl": "//#include common/sum.wgsl",
+    "shaders/tile/a_b.wgsl": "",
+    "shaders/common/sum.wgsl": "",
+    "tests/support/bench.py": "import qlora_wgpu.model",
+    "tests/ops/test_norm.py": "from support.bench import bench",
+    "tests/ops/test_all.py": "import qlora_wgpu.ops.norm, qlora_wgpu.ops.tile",
+    "tests/ops/test_tile.py": "",
+    "tests/e2e/test_model.py": "from qlora_wgpu import model",
+    "tests/e2e/test_command.py": "run('-m', 'qlora_wgpu')",
+    "tests/unit/test_other.py": "",
+}
+NEAREST = {
+    "qlora_wgpu/ops/norm.py": [
+        "ops/test_norm",
+        "ops/test_all",
+        "e2e/test_model",
+        "e2e/test_command",
+    ],
+    "qlora_wgpu/verbs.py": ["e2e/test_command"],
+    "qlora_wgpu/model.py": ["e2e/test_model", "ops/test_norm", "e2e/test_command"],
+    "shaders/common/sum.wgsl": [
+        "ops/test_all",
+        "e2e/test_model",
+        "ops/test_norm",
+        "e2e/test_command",
+    ],
+    "shaders/norm/forward.wgsl": ["ops/test_norm", "ops/test_all", "e2e/test_model"],
+    "shaders/tile/a_b.wgsl": ["ops/test_tile", "ops/test_all"],
+}
+
+
+@pytest.mark.parametrize("path", NEAREST)
+def test_the_test_of_its_name_comes_first_then_by_what_uses_it(tmp_path: Path, path: str) -> None:
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    tests = [name for name in FILES if "/test_" in name]
+    nearest = Nearness(tmp_path).nearest(path, tests)
+    assert sorted(nearest) == sorted(tests)
+    names = [name.removeprefix("tests/").removesuffix(".py") for name in nearest]
+    assert names[: len(NEAREST[path])] == NEAREST[path]
