@@ -215,14 +215,28 @@ class Outcome:
     seconds: float
 
 
+_FAILED = re.compile(  # as a worker of xdist says it, as pytest does, and what is not collected
+    r"^(?:\[gw\d+\] (?:FAILED|ERROR) (\S+\.py::.+?)|(\S+\.py::.+) (?:FAILED|ERROR)"
+    r"|ERROR (\S+\.py)\b.*)\s*$", re.MULTILINE,
+)  # fmt: skip
+_TIMEOUT = r"\++ Timeout \++|Timeout \(.*"  # as pytest-timeout says it, and as faulthandler does
+_BEGUN = re.compile(
+    rf"^(?:\[gw\d+\] \w+ )?(\S+\.py::.+?)(?: [A-Z]+| (?:{_TIMEOUT}))?\s*$", re.MULTILINE
+)
+
+
+def failed_test(said: str) -> tuple[str, str]:
+    """The test that pytest's words blame, and how: the first that failed, else the last begun.
+
+    Empty where there is none, as where pytest itself did not start.
+    """
+    if found := _FAILED.search(said):
+        return next(filter(None, found.groups())), "failed"
+    return ["", *_BEGUN.findall(said)][-1], "hung" if re.search(_TIMEOUT, said) else "died"
+
+
 class Copy:
     """A copy of the checkout, in which tests run with or without a mutant."""
-
-    _FAILED = re.compile(
-        r"^(?:\[gw\d+\] (?:FAILED|ERROR) (\S+\.py::.+?)|(\S+\.py::.+) (?:FAILED|ERROR)"
-        r"|ERROR (\S+\.py)\b.*)\s*$", re.MULTILINE,
-    )  # fmt: skip
-    _SEEN = re.compile(r"^(?:\[gw\d+\] \w+ )?(\S+\.py::.+?)(?: [A-Z]+)?\s*$", re.MULTILINE)
 
     def __init__(self, folder: Path, seconds: int) -> None:
         self.root, self.seconds = folder / "checkout", seconds
@@ -287,14 +301,8 @@ class Copy:
         )  # fmt: skip
         if code in (0, 5):  # 5: none of these is in the tier
             return "", ""
-        if found := self._FAILED.search(said):
-            return next(filter(None, found.groups())), "failed"
-        how = (
-            "hung"
-            if code is None or re.search(r"\+ Timeout \+|^Timeout \(", said, re.M)
-            else "died"
-        )
-        return [given[0], *self._SEEN.findall(said)][-1], how
+        test, how = failed_test(said)
+        return test or given[0], "hung" if code is None else how
 
 
 class Judge:

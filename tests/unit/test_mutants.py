@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.python_mutants import of_a_module
-from tools.mutants import KINDS, ROOT, Nearness, drawn, kind_of, room_of, rooms
+from tools.mutants import KINDS, ROOT, Nearness, drawn, failed_test, kind_of, room_of, rooms
 
 SOURCE = """
 import typing
@@ -125,3 +125,26 @@ def test_the_test_of_its_name_comes_first_then_by_what_uses_it(tmp_path: Path, p
     assert sorted(nearest) == sorted(tests)
     names = [name.removeprefix("tests/").removesuffix(".py") for name in nearest]
     assert names[: len(NEAREST[path])] == NEAREST[path]
+
+
+@pytest.mark.parametrize(
+    ("said", "test", "how"),
+    [
+        ("a/test_a.py::test_x PASSED\na/test_a.py::test_y[c - d] FAILED\n", "y[c - d]", "failed"),
+        ("a/test_a.py::test_x[FAILED] PASSED\na/test_a.py::test_y PASSED\n"
+         "a/test_a.py::test_y ERROR\n", "y", "failed"),
+        ("a/test_a.py::test_x \na/test_a.py::test_y[c d] \n[gw0] PASSED a/test_a.py::test_x \n"
+         "[gw1] FAILED a/test_a.py::test_y[c d] \n", "y[c d]", "failed"),
+        ("a/test_a.py::test_x PASSED\na/test_a.py::test_y +++++ Timeout +++++\n", "y", "hung"),
+        ("a/test_a.py::test_x PASSED\na/test_a.py::test_y Timeout (0:15:00)!\n", "y", "hung"),
+        ("a/test_a.py::test_x PASSED\na/test_a.py::test_y[c d] ", "y[c d]", "died"),
+    ],
+)  # fmt: skip
+def test_the_test_to_blame_is_read_off_what_pytest_says(said, test, how):
+    assert failed_test(said) == (f"a/test_a.py::test_{test}", how)
+
+
+def test_a_file_that_cannot_be_collected_is_to_blame_and_nothing_is_where_none_began():
+    collected = "=== short test summary info ===\nERROR a/test_a.py - ModuleNotFoundError: b\n"
+    assert failed_test(collected) == ("a/test_a.py", "failed")
+    assert failed_test("ImportError while loading conftest 'conftest.py'.\n") == ("", "died")
