@@ -16,7 +16,6 @@ import json
 import os
 import random
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -354,7 +353,7 @@ class Judge:
 
 
 class Results:
-    """Outcomes, also in a file of JSON lines, whose own count as had."""
+    """Outcomes, kept in a file of JSON lines if there is one: what it has is not run again."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -438,16 +437,14 @@ def main() -> None:
             print(f"{number:3} {room_of(mutant)} | {mutant}")
         return
     tiers = [tier for tier in TIERS if tier in args.tiers]
-    # A mutant may ask for all memory there is; a run that is stopped ends what it started.
-    most, limit = psutil.virtual_memory().total // 2, resource.getrlimit(resource.RLIMIT_DATA)[1]
-    resource.setrlimit(resource.RLIMIT_DATA, (most, limit))
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if hasattr(psutil, "RLIMIT_DATA"):  # a mutant may ask for all memory that there is
+        own, most = psutil.Process(), psutil.virtual_memory().total // 2
+        own.rlimit(psutil.RLIMIT_DATA, (most, own.rlimit(psutil.RLIMIT_DATA)[1]))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what was started ends
     last: dict[int, Outcome] = {}
     with tempfile.TemporaryDirectory(prefix="mutants-", ignore_cleanup_errors=True) as folder:
-        judge, results = (
-            Judge(Copy(Path(folder), args.timeout), args.nearest, args.workers),
-            Results(args.results),
-        )
+        judge = Judge(Copy(Path(folder), args.timeout), args.nearest, args.workers)
+        results = Results(args.results)
         for number, mutant in chosen.items():
             for tier in tiers:
                 last[number] = results.of(mutant, tier, judge)
