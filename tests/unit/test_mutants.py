@@ -2,11 +2,13 @@
 
 import ast
 import random
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from tests.campaigns.python_mutants import of_a_module
+from tools import mutants as tool
 from tools.mutants import KINDS, ROOT, Nearness, drawn, failed_test, kind_of, room_of, rooms
 
 SOURCE = """
@@ -36,6 +38,14 @@ CHANGES = {
     ("return a * 2 - 1", "// to *"), ("return a // 3 - 1", "another constant"),
     ("return a // 2 + 1", "- to +"), ("return a // 2 - 2", "another constant"),
 }  # fmt: skip
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +126,9 @@ NEAREST = {
 
 
 @pytest.mark.parametrize("path", NEAREST)
-def test_the_test_of_its_name_comes_first_then_by_what_uses_it(tmp_path: Path, path: str) -> None:
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+def test_the_test_of_its_name_comes_first_then_by_what_uses_it(checkout: Path, path: str) -> None:
     tests = [name for name in FILES if "/test_" in name]
-    nearest = Nearness(tmp_path).nearest(path, tests)
+    nearest = Nearness(checkout).nearest(path, tests)
     assert sorted(nearest) == sorted(tests)
     names = [name.removeprefix("tests/").removesuffix(".py") for name in nearest]
     assert names[: len(NEAREST[path])] == NEAREST[path]
@@ -148,3 +155,66 @@ def test_a_file_that_cannot_be_collected_is_to_blame_and_nothing_is_where_none_b
     collected = "=== short test summary info ===\nERROR a/test_a.py - ModuleNotFoundError: b\n"
     assert failed_test(collected) == ("a/test_a.py", "failed")
     assert failed_test("ImportError while loading conftest 'conftest.py'.\n") == ("", "died")
+
+
+class Answers:
+    """Stands in for a copy: which test each file fails, with the mutant or also without."""
+
+    def __init__(self, failing, red, slow=()):
+        self.failing_of, self.red, self.slow, self.is_mutated = failing, red, slow, False
+
+    @contextmanager
+    def mutated(self, mutant):
+        self.is_mutated = True
+        yield
+        self.is_mutated = False
+
+    def failing(self, given, *options, patience=1):
+        if not self.is_mutated:
+            fails = given[0] in self.red or (given[0] in self.slow and patience == 1)
+            return (given[0], "hung") if fails else ("", "")
+        for file in given:
+            for test in self.failing_of.get(file, []):
+                if f"--deselect={test}" not in options:
+                    return test, "hung" if test in self.slow else "failed"
+        return "", ""
+
+
+NORM, ALL = "tests/ops/test_norm.py", "tests/ops/test_all.py"
+
+
+@pytest.mark.parametrize(
+    ("tests", "caught_by", "red"),
+    [
+        (Answers({}, ()), "", set()),
+        (Answers({NORM: [f"{NORM}::a"], ALL: [f"{ALL}::b"]}, ()), f"{NORM}::a", set()),
+        (
+            Answers({NORM: [f"{NORM}::a", f"{NORM}::b"]}, [f"{NORM}::a"]),
+            f"{NORM}::b",
+            {f"{NORM}::a"},
+        ),
+        (Answers({NORM: [NORM], ALL: [f"{ALL}::b"]}, [NORM]), f"{ALL}::b", {NORM}),
+        (Answers({NORM: [NORM]}, [NORM]), "", {NORM}),
+        (Answers({NORM: [f"{NORM}::a"]}, (), slow=[f"{NORM}::a"]), "", {f"{NORM}::a"}),
+    ],
+)
+def test_only_a_test_that_passes_without_the_mutant_catches_it(
+    checkout, monkeypatch, tests, caught_by, red
+):
+    monkeypatch.setattr(tool, "ROOT", checkout)
+    judge = tool.Judge(tests, nearest=None, workers=2)
+    mutant = tool.Mutant("removed", "qlora_wgpu/ops/norm.py", "launch('norm/forward.wgsl')", "", 0)
+    outcome = judge.outcome(mutant, "quick")
+    assert (outcome.caught_by, judge.red) == (caught_by, red)
+
+
+def test_what_was_found_is_not_run_again(checkout, monkeypatch, tmp_path):
+    monkeypatch.setattr(tool, "ROOT", checkout)
+    mutant = tool.Mutant("removed", "qlora_wgpu/ops/norm.py", "launch('norm/forward.wgsl')", "", 0)
+    path = tmp_path / "results.jsonl"
+    tests = Answers({}, ())
+    two = tool.Results(path).of(mutant, "quick", tool.Judge(tests, nearest=2, workers=2))
+    assert (two.caught_by, two.files) == ("", 2)
+    tests.failing_of = {NORM: [f"{NORM}::a"]}
+    assert tool.Results(path).of(mutant, "quick", tool.Judge(tests, 2, 2)) == two
+    assert tool.Results(path).of(mutant, "quick", tool.Judge(tests, 3, 2)).caught_by == f"{NORM}::a"
