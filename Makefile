@@ -1,5 +1,5 @@
 # Set-up happens by itself: a virtual environment in .venv, and lavapipe where no GPU is found.
-.PHONY: help setup demo quick test test-full test-lowest test-browser lint bench campaign clean
+.PHONY: help setup demo quick test test-full test-lowest test-browser lint bench campaign mutants clean
 
 help:
 	@echo "make demo    fine-tune the small model that ships with the project"
@@ -10,6 +10,7 @@ help:
 	@echo "make test-browser    the page in Firefox and Chromium, which it installs"
 	@echo "make lint    ruff, mypy, the import rules, and whether every test can be collected"
 	@echo "make campaign    attack runs, files and texts for hours; ONLY=kills COUNT=50 SEED=7 for less"
+	@echo "make mutants    change one operator at a time and see which tests notice; COUNT=60 SEED=1"
 	@echo "make bench   time a step's parts on this machine"
 
 setup:
@@ -68,6 +69,12 @@ campaign: setup
 			|| failed="$$failed $$name"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
+
+# How sharp the tests are. TIERS="quick test full" goes on with what survives, which takes hours;
+# RESULTS=FILE keeps outcomes, so that a run that was stopped goes on.
+mutants: setup
+	.venv/bin/python -m tools.mutants $(COUNT:%=--count %) $(SEED:%=--seed %) \
+		$(if $(TIERS),--tiers $(TIERS)) $(RESULTS:%=--results %)
 
 clean:
 	rm -rf .venv .venv-lowest

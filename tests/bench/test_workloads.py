@@ -15,6 +15,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError, OutOfMemoryError, UnsupportedModelError
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.limits import RANK
 from qlora_wgpu.model.quantized_weights import own_format
 from qlora_wgpu.quant import quantize_nf4
 
@@ -158,6 +159,7 @@ def test_random_codes_are_those_of_normal_weights(double):
         ({"batch": 0}, "--batch must be at least 1, got 0"),
         ({"seq": 1}, "--seq must be at least 2, got 1"),
         ({"rank": -3}, "--rank must be at least 1, got -3"),
+        ({"rank": RANK + 1}, f"--rank must be at most {RANK:,}, got {RANK + 1}"),
         ({"steps": 0}, "--steps must be at least 1, got 0"),
         ({"seq": 65}, "--seq 65 is longer than the model's 64 positions"),
     ],
@@ -172,6 +174,12 @@ def test_the_longest_sequence_may_be_measured(config_file):
     assert Workload(find_shape(str(config_file)), seq=64, rank=4).lora.lora_alpha == 8
     config_file.write_text(json.dumps({**CONFIG, "max_position_embeddings": None}))
     assert Workload(find_shape(str(config_file)), seq=9999).seq == 9999
+
+
+def test_the_smallest_and_the_largest_numbers_may_be_measured(config_file):
+    shape = find_shape(str(config_file))
+    assert Workload(shape, batch=1, seq=2, rank=1, steps=1).rank == 1
+    assert Workload(shape, seq=64, rank=RANK).rank == RANK
 
 
 def test_a_software_adapter_may_not_take_more_than_the_machine_has(monkeypatch):

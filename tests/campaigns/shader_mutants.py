@@ -23,7 +23,7 @@ _SKIPPED = re.compile(
     r"@group|@compute|^\s*struct|^\s*fn main|^\s*//(?!#unroll)|^\s*var<workgroup>"
 )
 # Computed by tools only, or on matrix units, which no software GPU has.
-_UNREACHED = ("probe/", "bench/", "common/tile_matrix.wgsl")
+UNREACHED = ("probe/", "bench/", "common/tile_matrix.wgsl")
 BARRIER = "barrier removed"
 
 
@@ -148,7 +148,7 @@ def of_a_file(rng: random.Random, prefixes: tuple[str, ...] = ("",)) -> Mutant:
     """A change of a line of a file whose name begins with one of these."""
     folder = wgsl.shader_folder()
     files = sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*.wgsl"))
-    files = [f for f in files if f.startswith(prefixes) and not f.startswith(_UNREACHED)]
+    files = [f for f in files if f.startswith(prefixes) and not f.startswith(UNREACHED)]
     while True:
         path = rng.choice(files)
         lines = (folder / path).read_text(encoding="utf-8").split("\n")
@@ -165,7 +165,7 @@ def of_a_statement(rng: random.Random, shaders: list[Shader]) -> Mutant:
     by_path: dict[str, list[Shader]] = {}
     for shader in shaders:
         by_path.setdefault(shader.path, []).append(shader)
-    paths = sorted(p for p in by_path if not p.startswith(_UNREACHED))
+    paths = sorted(p for p in by_path if not p.startswith(UNREACHED))
     while True:
         path = rng.choice(paths)
         shader = rng.choice(sorted(by_path[path], key=lambda s: s.label))

@@ -4,7 +4,7 @@ import io
 import sys
 from collections import Counter
 
-from qlora_wgpu.cli._display import TrainingDisplay, memory_line
+from qlora_wgpu.cli._display import TrainingDisplay, host_line, memory_line
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.training import RunSetup, WorkerFigures
 
@@ -64,6 +64,12 @@ def test_a_narrow_screen_gets_whole_lines(monkeypatch):
     row = {"step": 1, "loss": 1.5, "grad_norm": 0.5, "learning_rate": 1e-4}
     display.step({**row, "tokens_per_second": 1234.0})
     assert sys.stdout.getvalue() == "step     1  loss 1.5000  grad norm 0.500  lr 1.00e-04\n"
+
+
+def test_weights_on_disk_are_shown_behind_host_memory():
+    kinds = Counter(moments=3 << 20)
+    assert host_line(kinds, 0) == memory_line(kinds, "host")
+    assert host_line(kinds, 5 << 19) == f"{memory_line(kinds, 'host')}; weights on disk 2.5 MiB"
 
 
 def test_the_memory_line_is_one_and_has_no_zeros():

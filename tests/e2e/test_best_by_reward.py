@@ -66,7 +66,7 @@ def test_the_best_adapter_has_the_best_reward(folder):
     assert all((adapter(again)[name] == array).all() for name, array in adapter(result).items())
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_reward_that_does_not_rise_ends_the_run(folder):
     settings = {"metric_for_best_model": "rewards/rejected", "early_stopping_patience": 2}
     observer = Told()

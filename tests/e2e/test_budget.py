@@ -57,7 +57,7 @@ def plain(place, in_buffers):
     return trained(place, "plain", keep_dequantized=False)
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_a_budget_changes_no_bit(place, plain):
     plain, expected = plain
     budget = plain.peak_bytes - MIB // 2

@@ -200,6 +200,7 @@ def test_loads_held_back(device, dtype, head_dim):
     check(device, HOISTING, dtype, 4, 2, head_dim, PADDED)
 
 
+@pytest.mark.full
 def test_few_registers_change_no_bit_of_attention(device):
     """Of heads whose scores are held by an invocation, and of those that meet in its memory."""
     for head_dim in (64, 128):

@@ -99,7 +99,7 @@ ROWS["padding in front and within"][1, 38:44] = 0
 ROWS["blocks of padding"][0, :97] = 0
 
 
-@pytest.mark.cover(rows=["one short sample", "padding in front and within"])
+@pytest.mark.cover(rows=["padding in front and within"])
 @pytest.mark.parametrize("rows", ROWS)
 def test_rows(device, halves, rows):
     check(device, halves, ROWS[rows])
@@ -113,7 +113,7 @@ def test_units_of_other_shapes(device, compiling, shape):
     check(device, profile, ROWS["samples that end within tiles"])
 
 
-@pytest.mark.cover(head_dim=[128])
+@pytest.mark.full
 @pytest.mark.parametrize("head_dim", [128, 192, 256])
 def test_long_heads_as_nvidias_units_take_them(device, compiling, head_dim):
     """Three strips of rows, turns that not all invocations load for, a forward of 256 in tiles."""
@@ -127,6 +127,7 @@ def test_windows(device, halves, window):
     check(device, halves, ROWS["samples that end within tiles"], window=window)
 
 
+@pytest.mark.cover(window=[33])
 @pytest.mark.parametrize("window", [None, 33])
 def test_sinks(device, halves, window):
     sinks = np.array([-40.0, 1.5, 8.0, 0.25])  # as float32 has them
@@ -134,7 +135,7 @@ def test_sinks(device, halves, window):
     check(device, halves, rows, 4, 2, window=window, sinks=sinks)
 
 
-@pytest.mark.cover(halves=["f32"])
+@pytest.mark.full
 def test_heads_that_share_keys_apart_and_a_softcap(device, halves):
     """Columns that two subgroups cannot share evenly, too."""
     profile = replace(halves, least_workgroups=1024)

@@ -45,6 +45,17 @@ def test_probabilities(device, profile):
     assert (np.abs(shares - p) <= 4 * np.sqrt(p * (1 - p) / count)).all(), (shares, p)
 
 
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_no_token_beyond_the_likeliest_k(device, profile, top_k):
+    count, logits = 60, np.random.default_rng(3).standard_normal(VOCAB) / 10
+    rows = [Row(2.0, top_k=top_k)] * count
+    tokens, _ = chosen(
+        device, profile, np.tile(logits, (count, 1)), rows, range(count), range(count)
+    )
+    assert set(tokens) == set(np.argsort(-logits)[:top_k])
+
+
 def test_a_row_is_chosen_alike_beside_any_others(device):
     random = np.random.default_rng(0)
     logits = random.standard_normal((5, VOCAB))

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
+from qlora_wgpu.kernels.elementwise import sum_parts
 from qlora_wgpu.ops.tensor import as_operand, fill_zero, softcap_in_place
 
 
@@ -47,3 +48,18 @@ def test_softcap(device, profile):
     (got,) = bench.run(y)
     expected = 30 * np.tanh(rounded(x, "float32") / 30)
     assert_close(got, expected, tolerance("float32"), "exp is good to 1e-6")
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_parts_are_added_up(device, profile, parts, accumulate):
+    rng = np.random.default_rng(16)
+    x, y, bias = (rng.standard_normal((n, 20)) for n in (parts * 7, 7, 1))
+    bench = Bench(device, "float32", PROFILES[profile])
+    out = bench.given(y) if accumulate else bench.output(7, 20)
+    given = None if accumulate else bench.given(bias[0])
+    sum_parts(bench.graph, bench.given(x), out, parts, accumulate=accumulate, bias=given)
+    (got,) = bench.run(out)
+    expected = x.reshape(parts, 7, 20).sum(0) + (y if accumulate else bias)
+    assert_close(got, expected, tolerance("float32", parts), "a few terms of order 1")

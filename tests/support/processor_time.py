@@ -163,7 +163,6 @@ class _Causes:
         ("bind", "qlora_wgpu.graph.program", "Program", "__init__"),
         ("open device", "qlora_wgpu.gpu.device", "Device", "__init__"),
         ("plan", "qlora_wgpu.graph.plan", None, "make_plan"),
-        ("shader text", "qlora_wgpu.gpu.wgsl", None, "load_shader"),
     )
 
     def __init__(self) -> None:
