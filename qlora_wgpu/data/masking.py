@@ -388,19 +388,30 @@ class RenderedTurns:
         goes on otherwise than the turn does (with an empty thought), it ends where both, and a turn
         of a single word, part.
         """
+        if self._messages[turn]["role"] != "assistant":
+            return at
         head, earlier = self.text[:at], self._messages[:turn]
-        before = self._render(earlier, prompt=True)
-        if before is None or self._messages[turn]["role"] != "assistant":
-            return at
-        if head.startswith(before):
+        before, plain = self._render(earlier, prompt=True), self._render(earlier)
+        if before is not None and head.startswith(before):
             return len(before)
-        plain = self._render(earlier)
         alone = self._render([*earlier, {"role": "assistant", "content": unused(self.text)}])
-        if plain is None or alone is None:
+        if before is not None and alone is not None and plain is not None:
+            begin = min(common_prefix(before, head), common_prefix(alone, head))
+            header = _WHOLE.match(head[len(plain) : begin]) if head.startswith(plain) else None
+            if header is not None:
+                return len(plain) + header.end()
+        return self._behind_header(at)
+
+    def _behind_header(self, at: int) -> int:
+        """Where a turn begins behind the header of any, if that stands before a place."""
+        plain, before = self._render([_ASKED]), self._render([_ASKED], prompt=True)
+        if plain is None or before is None or not before.startswith(plain):
             return at
-        begin = min(common_prefix(before, head), common_prefix(alone, head))
-        header = _WHOLE.match(head[len(plain) : begin]) if head.startswith(plain) else None
-        return at if header is None else len(plain) + header.end()
+        header = before[len(plain) :]
+        every = (place for each in self._all_marked.places.values() for place in each)
+        said = max((place.end for place in every if place.end <= at), default=0)
+        begin = self.text.rfind(header, said, at) if header.strip() else -1
+        return at if begin < 0 else begin + len(header)
 
     def _end_of_piece(self, turn: int, way: Exchanged, place: Place) -> int:
         """Where a piece of a turn ends: what is written after it without what stands between."""
@@ -414,10 +425,11 @@ class RenderedTurns:
             closing = self._closing(earlier, way.messages[turn], way, place, tail)
             if closing is not None:
                 return place.behind + len(closing)
-        # Such as a system message within a turn of the user, or an answer that goes on.
-        is_open = any(m["role"] == "assistant" for m in self._messages[turn + 1 : turn + 2])
-        is_own = self._messages[turn]["role"] == "assistant"
-        return None if is_own and not is_open else place.end
+        # Such as a system message within a turn of the user, or an answer that another goes on with.
+        after = [(p.start, i) for i, each in way.places.items() for p in each if p.start >= place.end]
+        follows = min(after, default=(0, turn))[1]
+        is_open = follows != turn and self._messages[follows]["role"] == "assistant"
+        return None if self._messages[turn]["role"] == "assistant" and not is_open else place.end
 
     def _closing(
         self, earlier: list[Message], message: Message, way: Exchanged, place: Place, tail: str

@@ -169,7 +169,7 @@ def test_two_messages_of_the_assistant_in_a_row():
 def test_a_turn_that_cannot_be_told_apart_is_refused():
     upper = (
         "{% for m in messages %}{% if m.role == 'assistant' %}"
-        f"{G}{{{{ m.content }}}}{{% if loop.last %}}!{{% endif %}}{E}"
+        f"{G}{{{{ m.content | upper }}}}{{% if loop.last %}}!{{% endif %}}{E}"
         "{% elif loop.last %}{{ raise_exception('no question last') }}"
         "{% else %}{{ m.content | upper }}{% endif %}{% endfor %}"
     )
