@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from qlora_wgpu.data.canonical_messages import REASONING_KEYS
+
 Message = Mapping[str, Any]
 Span = tuple[int, int]
 
 TOOLS = -1
 """In place of a message's number, what the tools' parts belong to."""
-REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-"""Names of what a message thinks; templates read the first, or the second."""
 
 _UNUSED = "Qsentinel{}z"
 _WORD = re.compile(r"<[^<>\n]*>|\[/?[A-Z_]+\]|(\w+)")  # tags are what templates look for

@@ -8,9 +8,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from qlora_wgpu.data.canonical_messages import REASONING_KEYS, text_of
 from qlora_wgpu.data.chat import ChatTemplate
 from qlora_wgpu.data.marker_words import (
-    REASONING_KEYS,
     MarkedConversation,
     Part,
     Place,
@@ -281,11 +281,8 @@ class RenderedTurns:
         alone.mark(turn)
         if alone.parts:
             yield self._exchanged(alone)
-        content = self._messages[turn].get("content")
-        if isinstance(content, list):
-            content = "".join(str(p.get("text", "")) for p in content if isinstance(p, Mapping))
         whole = self._new()
-        whole.mark_content(turn, content or "")
+        whole.mark_content(turn, text_of(self._messages[turn].get("content")))
         yield self._exchanged(whole)
 
     def _places_of(self, turn: int) -> list[Place]:
@@ -332,7 +329,8 @@ class RenderedTurns:
         """Turns of a role around which the template writes the same; others by themselves."""
         places = self._all_marked.places
         ordered = sorted((p.start, p.end, turn) for turn, each in places.items() for p in each)
-        begins, ends = {}, {}
+        begins: dict[int, str] = {}
+        ends: dict[int, str] = {}
         for (_, end, before), (start, _, after) in pairwise([(0, 0, -1), *ordered]):
             begins.setdefault(after, self.text[end:start])
             ends[before] = self.text[end:start]
@@ -425,9 +423,9 @@ class RenderedTurns:
             closing = self._closing(earlier, way.messages[turn], way, place, tail)
             if closing is not None:
                 return place.behind + len(closing)
-        # Such as a system message within a turn of the user, or an answer that another goes on with.
-        after = [(p.start, i) for i, each in way.places.items() for p in each if p.start >= place.end]
-        follows = min(after, default=(0, turn))[1]
+        # Such as a system message within a turn of the user, or an answer that goes on.
+        every = ((p.start, i) for i, each in way.places.items() for p in each)
+        follows = min((each for each in every if each[0] >= place.end), default=(0, turn))[1]
         is_open = follows != turn and self._messages[follows]["role"] == "assistant"
         return None if self._messages[turn]["role"] == "assistant" and not is_open else place.end
 

@@ -38,6 +38,7 @@ def _settings(
 ) -> dict[str, Any]:
     """Everything besides the files that decides how they become tokens."""
     source = template.source if template is not None else ""
+    tool_source = template.tool_source if template is not None else None
     return {
         "max_seq_length": how.max_seq_length,
         "row_format": how.row_format,
@@ -45,6 +46,7 @@ def _settings(
         "train_on": how.train_on,
         "truncation": how.truncation,
         "template": source,
+        **({"tool_template": tool_source} if tool_source else {}),
         # Some templates write the date.
         "date": date.today().isoformat() if "strftime_now" in source else "",
         "tokenizer": tokenizer.fingerprint,
@@ -126,7 +128,7 @@ class RowSource:
             added += 1
         if not added:
             raise DataError(self._tally.nothing())
-        return self._tally.counts, self._tally.warnings(self._encoder.num_dropped)
+        return self._tally.counts, self._tally.warnings()
 
     def examples(self, *, empty: bool = False) -> Iterator[Encoded]:
         """Yields one example after another, and keeps count of what is left out.
@@ -177,6 +179,7 @@ class RowSource:
             if encoded is None:
                 continue
             tally.encoded(encoded, row_format)
+            tally.left_out(where, self._encoder.left_out)
             has_windows = self._how.truncation == "windows" and row_format == "text"
             if has_windows and self._weight and len(encoded.ids) > self._how.max_seq_length:
                 yield from self._text_windows(encoded)

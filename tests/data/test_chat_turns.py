@@ -6,7 +6,6 @@ import pytest
 
 from qlora_wgpu.data.chat import ChatTemplate, render_chat
 from qlora_wgpu.data.masking import assistant_spans
-from qlora_wgpu.errors import DataError
 
 # The last turn is closed otherwise than one before another (as gpt-oss's).
 RETURNS = """{%- for m in messages -%}

@@ -39,6 +39,7 @@ SYSTEM = {"role": "system", "content": "systemword"}
 ASKED = user("askedword")
 ROME, OSLO = {"place": "romeword"}, {"place": "osloword"}
 
+# fmt: off
 # name: messages, and tools where there are any
 CONVERSATIONS: dict[str, tuple[list[Message], list[Message] | None]] = {
     "single": ([ASKED, answer("answerword")], None),
@@ -81,7 +82,7 @@ CONVERSATIONS: dict[str, tuple[list[Message], list[Message] | None]] = {
     "calls one after the other": ([ASKED, answer("", tool_calls=[call("lookup", ROME)]),
         result("firstresult"), answer("", tool_calls=[call("lookup", OSLO)]),
         result("secondresult"), answer("answerword"), user("moreword"), answer("lastword")],
-        [LOOKUP]),  # fmt: skip
+        [LOOKUP]),
     "call at the end": ([SYSTEM, ASKED, answer("", tool_calls=[call("lookup", ROME)])], [LOOKUP]),
     "thoughts": ([ASKED, answer("firstword", reasoning_content="firstthought"), user("moreword"),
                   answer("secondword", reasoning_content="secondthought")], None),
@@ -90,9 +91,10 @@ CONVERSATIONS: dict[str, tuple[list[Message], list[Message] | None]] = {
                           answer("<think>\nsecondthought\n</think>\n\nsecondword")], None),
     "thoughts and a call": ([ASKED, answer("", reasoning_content="firstthought",
         tool_calls=[call("lookup", ROME)]), result("resultword"),
-        answer("answerword", reasoning_content="secondthought")], [LOOKUP]),  # fmt: skip
+        answer("answerword", reasoning_content="secondthought")], [LOOKUP]),
     "greeting": ([answer("greetingword"), ASKED, answer("answerword")], None),
     "asked last": ([ASKED, answer("answerword"), user("moreword")], None),
     "one after the other": ([ASKED, user("alsoword"), answer("answerword"), answer("furtherword")],
                             None),
-}  # fmt: skip
+}
+# fmt: on
