@@ -196,6 +196,11 @@ def _call(arguments: Any) -> Message:
 
 
 _RESULT: Message = {"role": "tool", "name": "f", "tool_call_id": "abcdefgh1", "content": "!"}
+_FORMS: Mapping[str, Any] = {
+    "text": "".join(_WORDS),
+    "one part": [{"type": "text", "text": "".join(_WORDS)}],
+    "several parts": [{"type": "text", "text": word} for word in _WORDS],
+}
 # What a message of a role stands between, so that a template takes it.
 _AROUND: Mapping[str, tuple[list[Message], list[Message]]] = {
     "user": ([], [_ANSWER]),
@@ -216,17 +221,13 @@ class TemplateForms:
         """
         self._source = source
         self._render = render
-        self._contents: dict[str, str] = {}
+        self._shown: dict[tuple[str, str], bool] = {}
 
     def adapted(self, message: Message) -> dict[str, Any]:
         """A message as the template wants it."""
         adapted: dict[str, Any] = {**message, "role": self._role(message.get("role"))}
-        content = message.get("content")
-        if isinstance(content, list):
-            if self._wanted(adapted["role"]) == "text":
-                adapted["content"] = text_of(content)
-        elif isinstance(content, str) and content and self._wanted(adapted["role"]) == "parts":
-            adapted = _in_parts(adapted)
+        if content := message.get("content"):
+            adapted["content"] = self._content(adapted["role"], content)
         if message.get("tool_calls") and self._wants_text:
             adapted["tool_calls"] = [_with_text(call) for call in message["tool_calls"]]
         return adapted
@@ -240,19 +241,29 @@ class TemplateForms:
     def _knows_tools(self) -> bool:
         return re.search(r"['\"]tool['\"]", self._source) is not None
 
-    def _wanted(self, role: str) -> str:
-        """Whether contents of a role are to be ``text`` or ``parts``, or ``any`` of both."""
-        if role not in self._contents:
+    def _content(self, role: str, content: Any) -> Any:
+        """A content as text, unless the template walks over parts, or takes nothing else."""
+        if isinstance(content, list) and self._shows_form(role, "several parts"):
+            return content
+        if isinstance(content, str) and self._shows_form(role, "text"):
+            return content
+        text = text_of(content)
+        if self._shows_form(role, "text") or not self._shows_form(role, "one part"):
+            return text
+        return [{"type": "text", "text": text}]
+
+    def _shows_form(self, role: str, form: str) -> bool:
+        """Whether the template writes contents of a role in a form."""
+        if (role, form) not in self._shown:
             before, after = _AROUND.get(role, ([], [_USER, _ANSWER]))
-            own: dict[str, Any] = {**_RESULT, "role": role} if role == "tool" else {"role": role}
-            parts = [{"type": "text", "text": word} for word in _WORDS]
-            whole = self._render([*before, {**own, "content": "".join(_WORDS)}, *after])
-            given = [*before, {**own, "content": parts}, *after]
-            text, listed = self._shows(whole), self._shows(self._render(given))
-            if not text and not listed:  # some take nothing but parts, of anyone
-                listed = self._shows(self._render([_in_parts(message) for message in given]))
-            self._contents[role] = ("any" if text else "parts") if listed else "text"
-        return self._contents[role]
+            own = {**_RESULT, "role": role} if role == "tool" else {"role": role}
+            tried = [*before, {**own, "content": _FORMS[form]}, *after]
+            shows = self._shows(self._render(tried))
+            if not shows and form != "text":  # some take nothing but parts, of anyone
+                others = [{**each, "content": _in_parts(each["content"])} for each in tried]
+                shows = self._shows(self._render(others))
+            self._shown[role, form] = shows
+        return self._shown[role, form]
 
     @staticmethod
     def _shows(text: str | None) -> bool:
@@ -270,16 +281,14 @@ class TemplateForms:
         return text is not None and _TEXT in text
 
 
-def _in_parts(message: Message) -> dict[str, Any]:
-    content = message["content"]
-    listed = [{"type": "text", "text": content}] if isinstance(content, str) else content
-    return {**message, "content": listed}
+def _in_parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _with_text(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, Mapping) else None
+def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function: Any = call.get("function")
     arguments = function.get("arguments") if isinstance(function, Mapping) else None
     if not isinstance(arguments, Mapping):
-        return call
+        return dict(call)
     text = json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": text}}
