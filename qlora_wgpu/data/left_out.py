@@ -11,6 +11,8 @@ from qlora_wgpu.errors import DataError
 from qlora_wgpu.visible import quoted
 
 _KINDS = {"thought": "thoughts", "call": "tool calls", "tool": "the tools"}
+ANSWERS = frozenset({*_KINDS.values(), "messages of the role 'assistant'"})
+"""What templates leave out of earlier answers by design, and of tools."""
 _MOST_SHAPES = 4096  # that are remembered
 
 

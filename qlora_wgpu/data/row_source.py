@@ -29,6 +29,7 @@ from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
 
 _REPORTED_EVERY = 256  # rows between two reports of progress
+_UNREAD = frozenset({"image", "images", "video", "videos", "audio", "audios"})  # as TRL has them
 _ROWS_AHEAD = 64  # that are rendered and encoded at once
 Row = tuple[str, dict[str, Any], str]  # where it stands, the row, and its format
 
@@ -107,6 +108,7 @@ class RowSource:
         self._progress = progress
         self._weight = 1.0  # in the loss, of the row that was encoded last
         self._goes_on = False  # whether the example is of the same text as the one before
+        self._tally = Tally(name, how, tokenizer, template)
 
     @property
     def key(self) -> str:
@@ -276,6 +278,9 @@ class RowSource:
                         )
                 except DataError as err:
                     raise DataError(f"{where}: {err}") from err
+                for column in _UNREAD & given.keys():
+                    if given[column]:
+                        self._tally.unread(where, column)
                 yield where, row, row_format
 
     def _format_of(self, row: dict[str, Any]) -> str:

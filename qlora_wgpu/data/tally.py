@@ -48,6 +48,7 @@ class Tally:
         self._num_wholly_spared = 0
         self._num_long_texts = self._num_windows = 0
         self._num_left_out: Counter[str] = Counter()
+        self._num_unread: Counter[str] = Counter()
         self._first_left_out: dict[str, str] = {}
         self._silent = 0  # rows in which the assistant says nothing
         self._silent_roles: set[str] = set()
@@ -82,6 +83,11 @@ class Tally:
         for each in what:
             self._num_left_out[each] += 1
             self._first_left_out.setdefault(each, where)
+
+    def unread(self, where: str, column: str) -> None:
+        """It has a column of images or the like, of which nothing is learnt."""
+        self._num_unread[column] += 1
+        self._first_left_out.setdefault(column, where)
 
     def unknown(self, ids: Sequence[int]) -> None:
         """Counts the tokens of a row that stand for what the tokenizer does not know."""
@@ -188,6 +194,10 @@ class Tally:
             rows = _fit(count, "1 row", f"{count} rows")
             first = _places([self._first_left_out[what]], count)
             notes.append(f"the chat template leaves {what} out of {rows} ({first})")
+        for column, count in self._num_unread.most_common(_NAMED):
+            rows = _fit(count, "1 row", f"{count} rows")
+            first = _places([self._first_left_out[column]], count)
+            notes.append(f"the column {column} of {rows} is not read: only text is ({first})")
         if count := self._unknown_tokens:
             unknown = self._tokenizer.special_tokens["unk_token"]
             tokens = _fit(count, "1 token", f"{count:,} tokens")

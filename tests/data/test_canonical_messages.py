@@ -59,8 +59,8 @@ CALLS = {
 
 
 @pytest.fixture
-def tokenizer(tmp_path):
-    return tiny_tokenizer(tmp_path)
+def tokenizer():
+    return tiny_tokenizer()
 
 
 def trained(tokenizer, template, *, tools=None, **row):
@@ -160,5 +160,5 @@ def test_a_template_for_tools_writes_conversations_with_tools(tokenizer):
 
 def test_calls_that_are_no_calls_are_refused_by_their_place(tokenizer):
     for calls in (["weather"], [{"function": {"arguments": {}}}], {"name": "weather"}):
-        with pytest.raises(DataError, match="message 2 (has a tool call|needs 'tool_calls')"):
+        with pytest.raises(DataError, match=r"message 2 (has a tool call|needs 'tool_calls')"):
             trained(tokenizer, OBJECTS, messages=[ASKED, called(tool_calls=calls)])

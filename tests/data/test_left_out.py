@@ -1,4 +1,4 @@
-"""What a template leaves out is counted and named; nothing is learnt of a turn that is not there."""
+"""What a template leaves out is counted and named; a learnt turn that is not there is refused."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def answer(content, **more):
     return {"role": "assistant", "content": content, **more}
 
 
-def warnings(rows, template=WRITES, tmp_path=None, **how):
-    dataset = encode_rows(rows, tiny_tokenizer(tmp_path), Preparation(256, template, **how))
+def warnings(rows, template=WRITES, **how):
+    dataset = encode_rows(rows, tiny_tokenizer(), Preparation(256, template, **how))
     return [each for each in dataset.warnings if "leaves" in each]
 
 
@@ -41,35 +41,36 @@ def row(*messages, **more):
         ([answer("Sunny.")], [TOOL], "the tools"),
     ],
 )
-def test_what_is_left_out_is_named_with_the_first_row(tmp_path, messages, tools, what):
+def test_what_is_left_out_is_named_with_the_first_row(messages, tools, what):
     whole = row(answer("Good."))
-    told = warnings([whole, row(*messages, tools=tools), row(*messages, tools=tools)],
-                    tmp_path=tmp_path)  # fmt: skip
+    told = warnings(
+        [whole, row(*messages, tools=tools), row(*messages, tools=tools)],
+    )
     assert told == [f"rows: the chat template leaves {what} out of 2 rows (rows[1], …)"]
-    assert not warnings([whole], tmp_path=tmp_path)
+    assert not warnings([whole])
 
 
-def test_a_system_message_whose_words_are_elsewhere(tmp_path):
+def test_a_system_message_whose_words_are_elsewhere():
     system = {"role": "system", "content": "Rome?"}
-    told = warnings([{"messages": [system, ASKED, answer("Good.")]}], NO_SYSTEM, tmp_path)
+    told = warnings([{"messages": [system, ASKED, answer("Good.")]}], NO_SYSTEM)
     assert told == ["rows: the chat template leaves the system message out of 1 row (rows[0])"]
 
 
-def test_a_learnt_turn_of_which_nothing_is_written_is_refused(tmp_path):
+def test_a_learnt_turn_of_which_nothing_is_written_is_refused():
     lost = row(answer("", tool_calls=[CALL]))
     with pytest.raises(DataError, match=r"rows\[0\]: message 2 is learnt, but the chat template"):
-        warnings([lost], tmp_path=tmp_path)
-    assert warnings([lost], tmp_path=tmp_path, train_on="all") == [
+        warnings([lost])
+    assert warnings([lost], train_on="all") == [
         "rows: the chat template leaves tool calls out of 1 row (rows[0])"
     ]
     spared = row(answer("", tool_calls=[CALL], train=False), answer("Good."))
-    assert warnings([spared], tmp_path=tmp_path)
+    assert warnings([spared])
 
 
 @pytest.mark.parametrize("objective", ["dpo", "kto"])
-def test_of_answers_that_are_compared_too(tmp_path, objective):
+def test_of_answers_that_are_compared_too(objective):
     pair = {"prompt": [ASKED], "chosen": [answer("Sunny.", reasoning_content="North.")],
             "rejected": [answer("Snow.")]}  # fmt: skip
-    assert warnings([pair], tmp_path=tmp_path, objective=objective) == [
+    assert warnings([pair], objective=objective) == [
         "rows: the chat template leaves thoughts out of 1 row (rows[0])"
     ]

@@ -5,8 +5,8 @@ usage: python tests/references/chat_masks.py [--record]    with transformers and
 Every template in TRL's package that marks nothing writes every conversation of `conversations.py`.
 None that transformers can render may be refused. Where TRL has a twin of the template with
 `{% generation %}`, each word of the conversation that both write must be learnt by both, or by
-neither. Texts differ where a conversation is in a form that the template does not know (a null, parts
-of a content, arguments as text or as an object, the role developer); these are listed.
+neither. Texts differ where a conversation is in a form that the template does not know (a null,
+parts of a content, arguments as text or as an object, the role developer); these are listed.
 
 With --record, hashes of the text and of what is learnt are written for the tests, of the project's
 own templates and of those in shared/data that do not write the date.
