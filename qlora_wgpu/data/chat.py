@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +18,7 @@ from qlora_wgpu.data.built_in_templates import (
     built_in_template,
     is_built_in,
 )
+from qlora_wgpu.data.canonical_messages import REASONING_KEYS, TemplateForms
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError, reason
 from qlora_wgpu.files import file_text
@@ -29,19 +32,23 @@ from qlora_wgpu.sandbox.templates import (
     render_with_prefixes,
 )
 
-# Other names under which data sets keep what templates read as `reasoning_content`.
-_REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+_MOST_OTHERS = 64  # templates with options that are remembered
 
 
 class Conversation(NamedTuple):
-    """Messages, the JSON schemas of functions that the model may call, and where answers begin.
+    """A conversation.
 
-    ``first`` is the first message that is no part of the prompt.
+    Attributes:
+        messages: Its messages.
+        tools: The JSON schemas of functions that the model may call.
+        first: The first message that is no part of the prompt.
+        options: What else the chat template is given, by name.
     """
 
     messages: Sequence[Mapping[str, Any]]
     tools: Sequence[Mapping[str, Any]] | None = None
     first: int = 0
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -63,26 +70,66 @@ class ChatTemplate:
 
     Attributes:
         source: The template's Jinja source.
+        tool_source: That of the template for conversations with tools, if it is another one.
         marks_assistant: Whether it has ``{% generation %}`` blocks.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, Any] | None = None,
+        tool_source: str | None = None,
+    ) -> None:
         """Compiles a template.
 
         Args:
             source: Jinja source.
-            special_tokens: Texts by name, such as ``{"bos_token": "<s>"}``.
+            special_tokens: Texts by name, such as ``{"bos_token": "<s>"}``, and what else the
+                template is given.
+            tool_source: That of the template for conversations with tools, if it is another one.
 
         Raises:
             TokenizerError: If the template is no valid Jinja, or takes too much to compile.
         """
         self.source = source
+        self.tool_source = tool_source
         self._stopped = ""
         self.marks_assistant: bool = self._call(marks_assistant, source)
         self._special_tokens = dict(special_tokens or {})
         self._ahead = _Ahead((), None, ())
         self._ready: dict[int, tuple[Conversation, Any]] = {}
         self._looks_ahead = not is_built_in(source)
+        self._forms = TemplateForms(source, self._tried)
+        self._others: dict[str, ChatTemplate] = {}
+
+    def suited(self, conversation: Conversation) -> ChatTemplate:
+        """The template that writes a conversation, with the options that it gives.
+
+        As in transformers, it is the one for tools where there are any.
+        """
+        has_tools = conversation.tools and self.tool_source is not None
+        source = self.tool_source if has_tools and self.tool_source else self.source
+        if source == self.source and not conversation.options:
+            return self
+        key = json.dumps([source, dict(conversation.options)], sort_keys=True, default=str)
+        if key not in self._others:
+            if len(self._others) >= _MOST_OTHERS:
+                self._others.clear()
+            variables = {**self._special_tokens, **_plain(conversation.options)}
+            self._others[key] = ChatTemplate(source, variables)
+        return self._others[key]
+
+    def _tried(self, messages: Sequence[Mapping[str, Any]]) -> str | None:
+        """The text of messages as they are, or None where the template refuses them."""
+        try:
+            text, _ = self._call(render, self.source, self._special_tokens, messages, None, False)
+        except QLoRAError:
+            return None
+        return str(text)
+
+    def _given(self, messages: Sequence[Mapping[str, Any]]) -> list[Any]:
+        """Messages as the template is given them."""
+        return [_plain(_with_reasoning(self._forms.adapted(message))) for message in messages]
 
     def look_ahead(self, conversations: Sequence[Conversation]) -> None:
         """Renders conversations that ``render`` will be asked for soon, in a single call.
@@ -96,7 +143,7 @@ class ChatTemplate:
         self._ready = {}
         if not self._looks_ahead or self._stopped or not conversations:
             return
-        plain = [(_plain_messages(each.messages), _plain(each.tools)) for each in conversations]
+        plain = [(self._given(each.messages), _plain(each.tools)) for each in conversations]
         try:
             rendered = templates_process().call(
                 render_many, self.source, self._special_tokens, plain
@@ -144,7 +191,7 @@ class ChatTemplate:
         is_same = conversation.messages is messages and conversation.tools is tools
         if is_same and not add_generation_prompt:
             return ready
-        given = self.source, self._special_tokens, _plain_messages(messages), _plain(tools)
+        given = self.source, self._special_tokens, self._given(messages), _plain(tools)
         try:
             if add_generation_prompt or self.marks_assistant:
                 return self._call(render, *given, add_generation_prompt), ()
@@ -224,7 +271,8 @@ def find_chat_template(setting: str | None, tokenizer: Tokenizer) -> ChatTemplat
         source = setting
     else:
         source = _read_template(Path(setting))
-    return None if source is None else ChatTemplate(source, tokenizer.special_tokens)
+    own = tokenizer.tool_template if setting is None else None
+    return None if source is None else ChatTemplate(source, tokenizer.special_tokens, own)
 
 
 @lru_cache(maxsize=1)
@@ -245,12 +293,8 @@ def _read_template(path: Path) -> str:
         raise TokenizerError(f"the chat template {path} cannot be read: {reason(err)}") from err
 
 
-def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Any]:
-    return [_plain(_with_reasoning(message)) for message in messages]
-
-
 def _with_reasoning(message: Mapping[str, Any]) -> dict[str, Any]:
-    reasoning = next((message[key] for key in _REASONING_KEYS if message.get(key)), None)
+    reasoning = next((message[key] for key in REASONING_KEYS if message.get(key)), None)
     if reasoning is None:
         return dict(message)
     return {"thinking": reasoning, **message, "reasoning_content": reasoning}

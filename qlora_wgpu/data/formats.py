@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -88,8 +87,7 @@ class RowEncoder:
     Attributes:
         roles: Roles in the conversation encoded last; none for another row.
         is_spared: Whether messages of it that would be learnt say that they are not.
-        num_dropped: Numbers of conversations of which the template left messages out, as some do
-            without a word, by these messages' role.
+        left_out: What of that conversation the template leaves out, in words.
     """
 
     def __init__(
@@ -112,7 +110,7 @@ class RowEncoder:
         self._texts = RowTexts(tokenizer, template, train_on, heeds_marks=heeds_marks)
         self.roles: frozenset[str] = frozenset()
         self.is_spared = False
-        self.num_dropped: Counter[str] = Counter()
+        self.left_out: frozenset[str] = frozenset()
         self._ready: dict[int, _Ready] = {}
 
     def encode(self, row: Mapping[str, Any], row_format: str) -> Encoded:
@@ -132,7 +130,7 @@ class RowEncoder:
             ready = _Ready(row, self._texts.write(row, row_format))
         written = ready.written
         self.roles, self.is_spared = written.roles, written.is_spared
-        self.num_dropped.update(written.dropped)
+        self.left_out = written.left_out
         return self._encoded(written, ready.tokens or self._tokens(written))
 
     def look_ahead(self, rows: Sequence[tuple[Mapping[str, Any], str]]) -> None:

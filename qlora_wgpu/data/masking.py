@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
 
+from qlora_wgpu.data.canonical_messages import REASONING_KEYS, text_of
 from qlora_wgpu.data.chat import ChatTemplate
-from qlora_wgpu.data.exchanges import Exchange, exchanges, holds_what_is_written
-from qlora_wgpu.data.message_places import Place, message_places
+from qlora_wgpu.data.marker_words import (
+    MarkedConversation,
+    Part,
+    Place,
+    common_prefix,
+    unused,
+)
+from qlora_wgpu.data.messages import USUAL_ROLES
 from qlora_wgpu.data.spans import Span
 from qlora_wgpu.data.tokenizer import Tokenizer
-from qlora_wgpu.data.turn_begins import common_prefix, end_by_exchange, end_by_omission, unused
 from qlora_wgpu.errors import DataError, TokenizerError
 
 Message = Mapping[str, Any]
+Tools = Sequence[Mapping[str, Any]] | None
 
 _WHOLE = re.compile(r".*[\s>\]]", re.DOTALL)  # up to where no special token is cut in two
 _FEW_TURNS = 16
+_ASKED: Message = {"role": "user", "content": "?"}
 
 
 def assistant_spans(
     template: ChatTemplate,
     messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Tools = None,
     eos_token: str | None = None,
 ) -> tuple[str, list[Span]]:
     """Renders a conversation and finds the assistant's turns in it.
@@ -33,7 +43,7 @@ def assistant_spans(
     each turn lies between the rendering of what comes before it (with the generation prompt) and
     the rendering up to and with it, provided that both begin the whole text. Templates that treat
     earlier turns differently (Qwen3 leaves their thoughts out) break this; then the turn is found
-    by exchanging its content and looking at what changes.
+    by marker words in what it says, and may be in several pieces.
 
     Args:
         template: The chat template.
@@ -47,26 +57,13 @@ def assistant_spans(
     Raises:
         DataError: If the template refuses the conversation, or a turn cannot be found for certain.
     """
-    rendered = template.render(messages, tools=tools)
-    if rendered.spans is not None:
-        return rendered.text, rendered.spans
-    finder = _TurnFinder(template, messages, tools, rendered.text, eos_token or "")
-    turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-    spans: list[Span] = []
-    for index, span in finder.spans(turns).items():
-        if span is None or (spans and span[0] < spans[-1][1]):
-            raise DataError(
-                f"the assistant's turn in message {index + 1} cannot be told apart in the rendered "
-                "chat: use a chat template with {% generation %} blocks (data.chat_template)"
-            )
-        spans.append(span)
-    return rendered.text, spans
+    return spans_from(template, messages, 0, tools, eos_token)
 
 
 def last_turn_spans(
     template: ChatTemplate,
     messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Tools = None,
     eos_token: str | None = None,
 ) -> tuple[str, list[Span]]:
     """Renders a conversation and finds the assistant's last turn, the last message, in it.
@@ -92,15 +89,10 @@ def spans_from(
     template: ChatTemplate,
     messages: Sequence[Message],
     first: int,
-    tools: Sequence[Mapping[str, Any]] | None = None,
+    tools: Tools = None,
     eos_token: str | None = None,
 ) -> tuple[str, list[Span]]:
     """Renders a conversation and finds the assistant's turns in it from one message on.
-
-    A template may mark several passages of a turn, such as its thoughts, its answer and its end,
-    and nothing at the marks says whose turn they are in. So they are told apart by where the
-    message before the first turn ends: in what the template makes of the conversation up to there,
-    or, where that changes earlier turns, by an exchange of that message's content.
 
     Args:
         template: The chat template.
@@ -116,75 +108,145 @@ def spans_from(
     Raises:
         DataError: If the template refuses the conversation, or a turn cannot be found for certain.
     """
-    text, spans = assistant_spans(template, messages, tools, eos_token)
-    if not any(message["role"] == "assistant" for message in messages[first:]):
-        return text, []
-    earlier = sum(message["role"] == "assistant" for message in messages[:first])
-    if not template.marks_assistant:
-        return text, spans[earlier:]
-    if not earlier:
-        return text, spans
-    begin = end_by_omission(template, messages, first, tools, text, spans)
-    if begin is None:
-        begin = end_by_exchange(template, messages, first, tools, text)
-    if begin is None:
-        last = first == len(messages) - 1
-        turns = "last turn" if last else f"turns from message {first + 1} on"
-        raise DataError(
-            f"the assistant's {turns} cannot be told apart in the rendered chat: set "
-            "data.train_on to assistant, or use another data.chat_template"
-        )
-    return text, [span for span in spans if span[1] > begin]
+    turns = {i for i, message in enumerate(messages) if message["role"] == "assistant"}
+    kept = {i for i in turns if i >= first}
+    rendered = RenderedTurns(template, messages, tools, eos_token)
+    return rendered.text, rendered.spans_of(kept)
 
 
-def turns_of_anyone(
-    template: ChatTemplate,
-    messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] | None,
-    eos_token: str | None,
-    text: str,
-    numbers: Sequence[int],
-) -> list[Span]:
-    """Finds turns in a rendered conversation, whoever they are from, by exchanging their contents.
+class RenderedTurns:
+    """A rendered conversation, and which of its characters are whose turn.
 
-    A turn of the assistant is what ``assistant_spans`` finds without marks; another one is what it
-    says, and what the template writes after it, where that can be told.
-
-    Args:
-        template: The chat template.
-        messages: The conversation.
-        tools: JSON schemas of functions that the model may call.
-        eos_token: Text that some templates put after the very last turn only.
-        text: The rendered conversation.
-        numbers: The messages that the turns are, from 0.
-
-    Raises:
-        DataError: If a turn cannot be found for certain.
+    Attributes:
+        text: The text.
     """
-    found = _TurnFinder(template, messages, tools, text, eos_token or "").spans(numbers)
-    for index, span in found.items():
-        if span is None:
-            raise DataError(
-                f"the turn in message {index + 1}, which says of itself whether it is learnt, "
-                "cannot be told apart in the rendered chat: use another data.chat_template"
-            )
-    return [span for span in found.values() if span is not None]
 
-
-class _TurnFinder:
     def __init__(
         self,
         template: ChatTemplate,
         messages: Sequence[Message],
-        tools: Sequence[Mapping[str, Any]] | None,
-        text: str,
-        eos_token: str,
+        tools: Tools = None,
+        eos_token: str | None = None,
+        *,
+        heeds: bool = True,
     ) -> None:
+        """Renders a conversation.
+
+        Args:
+            template: The chat template.
+            messages: The conversation.
+            tools: JSON schemas of functions that the model may call.
+            eos_token: Text that some templates put after the very last turn only.
+            heeds: Whether ``{% generation %}`` decides what the assistant's turns are.
+
+        Raises:
+            DataError: If the template refuses the conversation.
+        """
+        rendered = template.render(messages, tools=tools)
+        self.text = rendered.text
+        self._marked = rendered.spans if heeds else None
         self._template = template
         self._messages = list(messages)
         self._tools = tools
-        self._text = text
-        self._eos_token = eos_token
+        self._eos_token = eos_token or ""
+        self._known: dict[int, list[Place]] = {}
+
+    def spans_of(self, turns: set[int]) -> list[Span]:
+        """The spans of some of the assistant's turns, ascending.
+
+        Raises:
+            DataError: If a turn cannot be found for certain.
+        """
+        if self._marked is not None:
+            return list(self._marked_of(turns))
+        found = self._spans(sorted(turns))
+        for turn, spans in found.items():
+            if not spans:
+                raise DataError(
+                    f"the assistant's turn in message {turn + 1} cannot be told apart in the "
+                    "rendered chat: use a chat template with {% generation %} blocks "
+                    "(data.chat_template)"
+                )
+        flat = [(span, turn) for turn, spans in found.items() for span in spans]
+        for (before, _), (after, turn) in pairwise(sorted(flat)):
+            if after[0] < before[1]:
+                raise DataError(
+                    f"the assistant's turn in message {turn + 1} overlaps another one in the "
+                    "rendered chat: use a chat template with {% generation %} blocks "
+                    "(data.chat_template)"
+                )
+        return sorted(span for span, _ in flat)
+
+    def turns_of_anyone(self, turns: Sequence[int]) -> list[Span]:
+        """The spans of turns, whoever they are from.
+
+        A turn of another than the assistant is what it says, and what the template writes after it,
+        where that can be told. One that a template is free to leave out is none.
+
+        Raises:
+            DataError: If a turn cannot be found for certain.
+        """
+        found = self._spans(turns)
+        for turn, spans in found.items():
+            if not spans and not self._may_be_left_out(turn):
+                raise DataError(
+                    f"the turn in message {turn + 1}, which says of itself whether it is learnt, "
+                    "cannot be told apart in the rendered chat: use another data.chat_template"
+                )
+        return [span for spans in found.values() for span in spans]
+
+    def _may_be_left_out(self, turn: int) -> bool:
+        """Whether a template may leave a message out, and has."""
+        role = self._messages[turn]["role"]
+        marked = self._all_marked.marked
+        whole = self._render(marked.messages)
+        is_free = role == "system" or role not in USUAL_ROLES
+        return is_free and whole is not None and Part(turn, "content") in marked.left_out(whole)
+
+    # -- where the template marks them ---------------------------------------------------------
+
+    def _marked_of(self, turns: set[int]) -> Iterator[Span]:
+        """Yields what the template marks of turns.
+
+        Nothing at its marks says whose turn they are in, and there may be several in one: a span
+        belongs to whose words are in it, or else to the turn that has begun before it.
+        """
+        assert self._marked is not None
+        own = {i for i, message in enumerate(self._messages) if message["role"] == "assistant"}
+        if turns == own:
+            yield from self._marked
+            return
+        for span in self._marked if turns else ():
+            owners = self._owners(span, own)
+            if len({owner in turns for owner in owners}) != 1:
+                which = "last turn" if turns == {max(own)} else "turns"
+                raise DataError(
+                    f"the assistant's {which} cannot be told apart in the rendered chat: set "
+                    "data.train_on to assistant, or use another data.chat_template"
+                )
+            if owners <= turns:
+                yield span
+
+    def _owners(self, span: Span, own: set[int]) -> set[int]:
+        """The assistant's turns to which a marked span may belong."""
+        within = {
+            turn for turn in own for place in self._places_of(turn)
+            if place.start < span[1] and place.end > span[0]
+        }  # fmt: skip
+        if within:
+            return within
+        before = [
+            i for i in range(len(self._messages))
+            if any(place.end <= span[0] for place in self._places_of(i))
+        ]  # fmt: skip
+        last = max(before, default=-1)
+        after = [i for i in range(last + 1, len(self._messages)) if self._places_of(i)]
+        until = min(after, default=len(self._messages))
+        # Those that say nothing, before whoever speaks next, and the one that has spoken.
+        silent = {turn for turn in own if last < turn < until}
+        return silent | ({last} & own) or {turn for turn in own if turn >= last}
+
+    # -- where it does not ---------------------------------------------------------------------
 
     def _render(self, messages: Sequence[Message], prompt: bool = False) -> str | None:
         """The text, or None where the template refuses this part of the conversation."""
@@ -195,140 +257,219 @@ class _TurnFinder:
         except DataError:
             return None
 
-    def spans(self, turns: Sequence[int]) -> dict[int, Span | None]:
-        """The spans of turns, by the numbers of their messages; None where one cannot be told.
+    def _new(self) -> MarkedConversation:
+        return MarkedConversation(self.text, list(self._messages), self._tools)
+
+    def _exchanged(self, marked: MarkedConversation) -> Exchanged:
+        return Exchanged(marked, marked.places(self._render(marked.messages)))
+
+    @cached_property
+    def _all_marked(self) -> Exchanged:
+        marked = self._new()
+        for number in range(len(self._messages)):
+            marked.mark(number)
+        return self._exchanged(marked)
+
+    def _ways(self, turn: int) -> Iterator[Exchanged]:
+        """Yields the conversation with words exchanged, in the ways that may tell where a turn is.
+
+        The text is another one where a template goes by what is exchanged: by another turn, or by
+        this one's content.
+        """
+        yield self._all_marked
+        alone = self._new()
+        alone.mark(turn)
+        if alone.parts:
+            yield self._exchanged(alone)
+        whole = self._new()
+        whole.mark_content(turn, text_of(self._messages[turn].get("content")))
+        yield self._exchanged(whole)
+
+    def _places_of(self, turn: int) -> list[Place]:
+        """Where the text has what a turn says; nothing where that is not known."""
+        if turn not in self._known:
+            ways = (way.places.get(turn) for way in self._ways(turn))
+            self._known[turn] = next(filter(None, ways), [])
+        return self._known[turn]
+
+    def _spans(self, turns: Sequence[int]) -> dict[int, list[Span]]:
+        """The spans of turns by the numbers of their messages; none where one cannot be told.
 
         Finding a turn takes time with the whole conversation. In a long one, turns around which the
         template writes the same are begun and ended alike: a few of each kind are found, and where
         these agree, the others are theirs.
         """
         if len(turns) <= _FEW_TURNS:
-            return {turn: self.span(turn) for turn in turns}
-        places = message_places(self._render, self._messages, self._text, unused(self._text))
-        spans: dict[int, Span | None] = {}
-        for kind in _kinds(self._messages, turns, places):
-            spans |= self._spans_of_a_kind(kind, places)
+            return {turn: self._span(turn) for turn in turns}
+        spans: dict[int, list[Span]] = {}
+        for kind in self._kinds(turns):
+            spans |= self._spans_of_a_kind(kind)
         return {turn: spans[turn] for turn in turns}
 
-    def _spans_of_a_kind(
-        self, turns: Sequence[int], places: Mapping[int, Place]
-    ) -> dict[int, Span | None]:
-        samples = {turn: self.span(turn) for turn in {turns[0], turns[len(turns) // 2], turns[-1]}}
-        margins = {_margins(span, places.get(turn)) for turn, span in samples.items()}
+    def _spans_of_a_kind(self, turns: Sequence[int]) -> dict[int, list[Span]]:
+        samples = {turn: self._span(turn) for turn in {turns[0], turns[len(turns) // 2], turns[-1]}}
+        margins = {self._margins(turn, spans) for turn, spans in samples.items()}
         margin = margins.pop() if len(margins) == 1 else None
         if margin is None:
-            return {turn: samples.get(turn) or self.span(turn) for turn in turns}
-        return {turn: _with_margins(places[turn], margin) for turn in turns}
+            return {turn: samples.get(turn) or self._span(turn) for turn in turns}
+        places = self._all_marked.places
+        return {
+            turn: [(places[turn][0].start - margin[0], places[turn][-1].end + margin[1])]
+            for turn in turns
+        }
 
-    def span(self, index: int) -> Span | None:
-        """A turn, or None where it cannot be told, or what is written in it stands elsewhere."""
-        is_own = self._messages[index]["role"] == "assistant"
-        span = (self.by_prefix(index) if is_own else None) or self.by_exchange(index)
-        if span is None or not holds_what_is_written(self._messages[index], self._text, span):
+    def _margins(self, turn: int, spans: Sequence[Span]) -> Span | None:
+        """How far a turn of one piece reaches beyond what it says; None if that is not known."""
+        places = self._all_marked.places.get(turn)
+        if places is None or len(spans) != 1:
             return None
-        return span
+        return places[0].start - spans[0][0], spans[0][1] - places[-1].end
 
-    def by_prefix(self, index: int) -> Span | None:
+    def _kinds(self, turns: Sequence[int]) -> list[list[int]]:
+        """Turns of a role around which the template writes the same; others by themselves."""
+        places = self._all_marked.places
+        ordered = sorted((p.start, p.end, turn) for turn, each in places.items() for p in each)
+        begins: dict[int, str] = {}
+        ends: dict[int, str] = {}
+        for (_, end, before), (start, _, after) in pairwise([(0, 0, -1), *ordered]):
+            begins.setdefault(after, self.text[end:start])
+            ends[before] = self.text[end:start]
+        kinds: dict[Any, list[int]] = {}
+        for turn in turns:
+            around = begins.get(turn), ends.get(turn)
+            role = self._messages[turn]["role"]
+            kinds.setdefault(turn if None in around else (role, around), []).append(turn)
+        return list(kinds.values())
+
+    def _span(self, turn: int) -> list[Span]:
+        """A turn, in as many pieces as others stand between; none where it cannot be told."""
+        message = self._messages[turn]
+        span = self._by_prefix(turn) if message["role"] == "assistant" else None
+        if span is not None:
+            more = message.get("tool_calls") or any(map(message.get, REASONING_KEYS))
+            places = self._all_marked.places.get(turn, ()) if more else ()
+            if all(span[0] <= place.start and place.end <= span[1] for place in places):
+                return [span]
+        return next(filter(None, (self._around(turn, way) for way in self._ways(turn))), [])
+
+    def _by_prefix(self, turn: int) -> Span | None:
         """The turn between two renderings that both begin the whole text."""
-        before = self._render(self._messages[:index], prompt=True)
-        if index + 1 == len(self._messages):
-            through: str | None = self._text
-        else:
-            through = self._render(self._messages[: index + 1])
+        before = self._render(self._messages[:turn], prompt=True)
+        is_last = turn + 1 == len(self._messages)
+        through = self.text if is_last else self._render(self._messages[: turn + 1])
         if before is None or through is None or len(through) <= len(before):
             return None
-        if not (self._text.startswith(through) and through.startswith(before)):
+        if not (self.text.startswith(through) and through.startswith(before)):
             return None
         return len(before), len(through)
 
-    def by_exchange(self, index: int) -> Span | None:
-        """The turn as what changes in the text when its content does, or what a call is given."""
-        sentinel = unused(self._text)
-        ways = exchanges(self._messages[index], sentinel)
-        return next(filter(None, (self._by(turn, index, sentinel) for turn in ways)), None)
+    def _around(self, turn: int, way: Exchanged) -> list[Span]:
+        """A turn around the places of what it says."""
+        own = way.places.get(turn)
+        if not own:
+            return []
+        others = [p.start for other, each in way.places.items() if other != turn for p in each]
+        end = self._end(turn, way, own[-1])
+        if end is None:
+            return []
+        spans, begin = [], self._start(turn, own[0].start)
+        for before, after in pairwise(own):
+            if any(before.end <= start < after.start for start in others):
+                spans.append((begin, self._end_of_piece(turn, way, before)))
+                begin = after.start
+        return [*spans, (begin, end)]
 
-    def _by(self, turn: Exchange, index: int, sentinel: str) -> Span | None:
-        exchanged = [*self._messages[:index], turn.message, *self._messages[index + 1 :]]
-        whole = self._render(exchanged)
-        if whole is None or whole.count(sentinel) != 1:
-            return None
-        head, tail = whole.split(sentinel)
-        end = len(self._text) - len(tail)
-        fits = self._text.startswith(head) and self._text.endswith(tail) and end >= len(head)
-        if not fits or not turn.may_become(self._text[len(head) : end]):
-            return None
-        ending = self._ending(exchanged[: index + 1], sentinel, tail, index)
-        if ending is None and self._messages[index]["role"] != "assistant":
-            ending = 0  # such as a system message within a turn of the user
-        return None if ending is None else (self._start(index, head), end + ending)
-
-    def _start(self, index: int, head: str) -> int:
-        """Where a turn begins whose content, or the like, stands behind ``head``.
+    def _start(self, turn: int, at: int) -> int:
+        """Where a turn begins of which the first that it says stands at a place.
 
         What the template writes between its prompt and the content is the turn's. Where the prompt
         goes on otherwise than the turn does (with an empty thought), it ends where both, and a turn
         of a single word, part.
         """
-        before = self._render(self._messages[:index], prompt=True)
-        if before is None or self._messages[index]["role"] != "assistant":
-            return len(head)
-        if head.startswith(before):
+        if self._messages[turn]["role"] != "assistant":
+            return at
+        head, earlier = self.text[:at], self._messages[:turn]
+        before, plain = self._render(earlier, prompt=True), self._render(earlier)
+        if before is not None and head.startswith(before):
             return len(before)
-        plain = self._render(self._messages[:index])
-        bare = {"role": "assistant", "content": unused(self._text)}
-        alone = self._render([*self._messages[:index], bare])
-        if plain is None or alone is None:
-            return len(head)
-        begin = min(common_prefix(before, head), common_prefix(alone, head))
-        header = _WHOLE.match(head[len(plain) : begin]) if head.startswith(plain) else None
-        return len(head) if header is None else len(plain) + header.end()
+        alone = self._render([*earlier, {"role": "assistant", "content": unused(self.text)}])
+        if before is not None and alone is not None and plain is not None:
+            begin = min(common_prefix(before, head), common_prefix(alone, head))
+            header = _WHOLE.match(head[len(plain) : begin]) if head.startswith(plain) else None
+            if header is not None:
+                return len(plain) + header.end()
+        return self._behind_header(at)
 
-    def _ending(self, exchanged: list[Message], sentinel: str, tail: str, index: int) -> int | None:
-        """How many characters of the tail close the turn."""
-        cut = self._render(exchanged)
-        if cut is None or cut.count(sentinel) != 1:
+    def _behind_header(self, at: int) -> int:
+        """Where a turn begins behind the header of any, if that stands before a place."""
+        plain, before = self._render([_ASKED]), self._render([_ASKED], prompt=True)
+        if plain is None or before is None or not before.startswith(plain):
+            return at
+        header = before[len(plain) :]
+        every = (place for each in self._all_marked.places.values() for place in each)
+        said = max((place.end for place in every if place.end <= at), default=0)
+        begin = self.text.rfind(header, said, at) if header.strip() else -1
+        return at if begin < 0 else begin + len(header)
+
+    def _end_of_piece(self, turn: int, way: Exchanged, place: Place) -> int:
+        """Where a piece of a turn ends: what is written after it without what stands between."""
+        cut = way.after(place, self._render(way.messages[: turn + 1]))
+        return place.behind + common_prefix(self.text[place.behind :], cut or "")
+
+    def _end(self, turn: int, way: Exchanged, place: Place) -> int | None:
+        """Where a turn ends of which a place is the last that it says."""
+        tail = self.text[place.behind :]
+        for earlier in (way.messages[:turn], [_ASKED]):  # some refuse an answer to nothing
+            closing = self._closing(earlier, way.messages[turn], way, place, tail)
+            if closing is not None:
+                return place.behind + len(closing)
+        # Such as a system message within a turn of the user, or an answer that goes on.
+        every = ((p.start, i) for i, each in way.places.items() for p in each)
+        follows = min((each for each in every if each[0] >= place.end), default=(0, turn))[1]
+        is_open = follows != turn and self._messages[follows]["role"] == "assistant"
+        return None if self._messages[turn]["role"] == "assistant" and not is_open else place.end
+
+    def _closing(
+        self, earlier: list[Message], message: Message, way: Exchanged, place: Place, tail: str
+    ) -> str | None:
+        """What the template writes after a turn, where the tail begins so."""
+        ending = way.after(place, self._render([*earlier, message]))
+        if ending is None:
             return None
-        ending = cut.split(sentinel)[1]
         # Some templates close the whole text once more, or in white space, after the last turn.
         bare = ending.removesuffix(self._eos_token) if self._eos_token else ending
         for closing in (ending, bare, ending.rstrip(), bare.rstrip()):
             if tail.startswith(closing):
-                return len(closing)
+                return closing
         # Others close the last turn in a way of its own, unless another is to follow (gpt-oss).
-        followed = self._render(exchanged, prompt=True)
-        before, plain = (
-            self._render(self._messages[:index], True),
-            self._render(self._messages[:index]),
-        )
+        followed = way.after(place, self._render([*earlier, message], prompt=True))
+        before, plain = self._render(earlier, prompt=True), self._render(earlier)
         if followed is None or before is None or plain is None or not before.startswith(plain):
             return None
         prompt = before[len(plain) :]
-        closing = followed.rpartition(sentinel)[2].removesuffix(prompt)
+        closing = followed.removesuffix(prompt)
         is_closed = bool(prompt) and followed.endswith(prompt) and tail.startswith(closing)
-        return len(closing) if is_closed and closing else None
+        return closing if is_closed and closing else None
 
 
-def _kinds(
-    messages: Sequence[Message], turns: Sequence[int], places: Mapping[int, Place]
-) -> list[list[int]]:
-    """Turns of a role around which the template writes the same, together; or of unknown place."""
-    kinds: dict[tuple[str, tuple[str, str] | None], list[int]] = {}
-    for turn in turns:
-        place = places.get(turn)
-        around = None if place is None else (place.before, place.after)
-        kinds.setdefault((messages[turn]["role"], around), []).append(turn)
-    return list(kinds.values())
+class Exchanged(NamedTuple):
+    """A conversation with words exchanged, and where the text has what these stand for."""
 
+    marked: MarkedConversation
+    places: dict[int, list[Place]]
 
-def _margins(span: Span | None, place: Place | None) -> Span | None:
-    """How far a turn reaches beyond its content; None if that is not known."""
-    if span is None or place is None:
-        return None
-    return place.start - span[0], span[1] - place.end
+    @property
+    def messages(self) -> list[Message]:
+        """The exchanged messages."""
+        return self.marked.messages
 
-
-def _with_margins(place: Place, margin: Span) -> Span:
-    return place.start - margin[0], place.end + margin[1]
+    def after(self, place: Place, text: str | None) -> str | None:
+        """What a text of such messages has after the word that stands at a place."""
+        if text is None:
+            return None
+        ends = (end for number, (_, end) in self.marked.found(text) if number == place.number)
+        end = next(ends, None)
+        return None if end is None else text[end:]
 
 
 def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from qlora_wgpu.data.canonical_messages import canonical_message, kind_of, text_of
 from qlora_wgpu.data.columns import EmptyRow
 from qlora_wgpu.data.json_text import parse_json
 from qlora_wgpu.data.turn_marks import MARKS, marks_of
@@ -52,47 +53,24 @@ def with_system(messages: list[dict[str, Any]], row: Mapping[str, Any]) -> list[
 
 
 def checked_messages(value: Any, key: str) -> list[dict[str, Any]]:
-    """The messages of a row, each with a role and content.
+    """The messages of a row, a request or a prompt, in the one form.
 
     Raises:
         EmptyRow: If there are none.
         DataError: If it is no list of messages.
     """
     messages = _list_of(value, f"'{key}' must be a list of messages that is not empty")
-    for number, message in enumerate(messages, start=1):
-        if not isinstance(message, dict):
-            raise DataError(f"message {number} must be an object, got {kind_of(message)}")
-        if not isinstance(message.get("role"), str) or not message["role"]:
-            raise DataError(f"message {number} needs a 'role' such as 'user' or 'assistant'")
-        _check_content(message, number)
-    return messages
+    return [canonical_message(each, f"message {i}") for i, each in enumerate(messages, start=1)]
 
 
 def _list_of(value: Any, requirement: str) -> list[Any]:
     if value is None or value in ([], ""):
         raise EmptyRow(requirement)
-    if not isinstance(value, list):
+    if not isinstance(value, list | tuple):
         raise DataError(requirement)
     if len(value) > MAX_MESSAGES:
         raise DataError(f"it has {len(value):,} messages, more than {MAX_MESSAGES:,}")
-    return value
-
-
-def _check_content(message: Mapping[str, Any], number: int) -> None:
-    content = message.get("content")
-    if isinstance(content, str):
-        return
-    if content is None and message.get("tool_calls"):
-        return
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        for part in content:
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise DataError(
-                    f"message {number} holds a part of type {quoted(part.get('type'))}: "
-                    "only text is read"
-                )
-        return
-    raise DataError(f"message {number} needs 'content' as text, got {kind_of(content)}")
+    return list(value)
 
 
 def first_holds(turns: Any, key: str) -> bool:
@@ -114,7 +92,8 @@ def from_sharegpt(turns: Any) -> list[dict[str, Any]]:
     for number, turn in enumerate(_list_of(turns, requirement), start=1):
         if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
             raise DataError(f"turn {number} needs 'from' and 'value'")
-        messages.append(_message_of(turn["from"], turn["value"], number) | marks_of(turn))
+        message = _message_of(turn["from"], turn["value"], number) | marks_of(turn)
+        messages.append(canonical_message(message, f"turn {number}"))
     return messages
 
 
@@ -124,10 +103,10 @@ def _message_of(name: Any, value: Any, number: int) -> dict[str, Any]:
     if role is None and name != _CALL:
         names = ", ".join(sorted({*_SHAREGPT_ROLES, _CALL}))
         raise DataError(f"turn {number} is from {quoted(name)}, which is none of {names}")
-    if not isinstance(value, str):
+    if value is not None and not isinstance(value, str):
         raise DataError(f"turn {number} needs 'value' as text, got {kind_of(value)}")
-    if role is not None:
-        return {"role": role, "content": value}
+    if role is not None or value is None:
+        return {"role": role or "assistant", "content": value}
     return {"role": "assistant", "content": "", "tool_calls": _tool_calls(value, number)}
 
 
@@ -142,43 +121,13 @@ def _tool_calls(text: str, number: int) -> list[dict[str, Any]]:
         raise DataError(
             f"turn {number} is from '{_CALL}': its value must be JSON with 'name' and 'arguments'"
         )
-    return [{"type": "function", "function": {"arguments": {}, **call}} for call in calls]
-
-
-def from_json(value: Any) -> Any:
-    """A list that a table keeps as text.
-
-    Raises:
-        DataError: If the text is no JSON.
-    """
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            return parse_json(value)
-        except DataError as err:
-            raise DataError(f"a list kept as text is {err}") from err
-    return value
-
-
-def kind_of(value: Any) -> str:
-    """The kind of a JSON value, in words."""
-    names = {dict: "an object", list: "a list", bool: "a truth value", type(None): "nothing",
-             bytes: "bytes"}  # fmt: skip
-    return names.get(type(value), "a number" if isinstance(value, (int, float)) else "text")
+    return [{"type": "function", "function": call} for call in calls]
 
 
 def says_anything(message: Mapping[str, Any]) -> bool:
     """Whether a message has more than its role, white space and whether it is learnt."""
     others = (value for key, value in message.items() if key not in _SAID_APART)
-    content = message.get("content")
-    parts = content if isinstance(content, list) else [{"text": content}]
-    return any(others) or any(str(part.get("text") or "").strip() for part in parts)
-
-
-def is_left_out(message: Mapping[str, Any], text: str) -> bool:
-    """Whether a template left a message out that it is free to leave out without being wrong."""
-    free = message["role"] == "system" or message["role"] not in USUAL_ROLES
-    content = message.get("content")
-    return free and isinstance(content, str) and content.strip() not in text
+    return any(others) or bool(text_of(message.get("content")).strip())
 
 
 def roles_in_words(roles: Iterable[str]) -> str:

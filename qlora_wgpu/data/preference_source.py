@@ -137,7 +137,7 @@ class AnswerSource(RowSource):
             answers: tuple[Answer | None, Answer | None] = (None, None)
             if row_format:
                 answers = self._known.get(id(row)) or self._answers(row)
-            whole, is_spared = self._encoded_answers(answers)
+            whole, is_spared, left_out = self._encoded_answers(answers)
         except DataError as err:
             if isinstance(err, EmptyRow):
                 self._tally.empty(where)
@@ -149,6 +149,7 @@ class AnswerSource(RowSource):
         if not given:
             self._tally.empty(where)
             return []
+        self._tally.left_out(where, left_out)
         for answer, side in zip(answers, whole, strict=True):
             if answer is not None:
                 self._tally.encoded(side, answer.row_format)
@@ -171,13 +172,18 @@ class AnswerSource(RowSource):
 
     def _encoded_answers(
         self, answers: tuple[Answer | None, Answer | None]
-    ) -> tuple[list[Encoded], bool]:
-        """Answers as tokens, and whether one says of itself that it is not learnt."""
+    ) -> tuple[list[Encoded], bool, set[str]]:
+        """Answers as tokens, whether one says that it is not learnt, and what is left out."""
+        left_out: set[str] = set()
         encoded, is_spared = [], False
         for answer in answers:
-            encoded.append(_NOTHING if answer is None else self._encoder.encode(*answer))
-            is_spared |= answer is not None and self._encoder.is_spared
-        return encoded, is_spared
+            if answer is None:
+                encoded.append(_NOTHING)
+                continue
+            encoded.append(self._encoder.encode(*answer))
+            is_spared |= self._encoder.is_spared
+            left_out |= self._encoder.left_out
+        return encoded, is_spared, left_out
 
 
 class AnswersInMemory(AnswerSource, RowsInMemory):

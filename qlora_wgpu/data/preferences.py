@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from qlora_wgpu.data.canonical_messages import from_json, kind_of
 from qlora_wgpu.data.columns import EmptyRow
 from qlora_wgpu.data.messages import (
     checked_messages,
     first_holds,
-    from_json,
     from_sharegpt,
-    kind_of,
     with_system,
 )
 from qlora_wgpu.data.turn_marks import without_marks
@@ -143,7 +142,8 @@ def _with_prompt(
     messages = with_system([*prompt, *answer], row)
     if len(messages) < 2:
         raise DataError("an answer has no prompt: a message of the user must come before it")
-    return Answer({"messages": messages, "tools": row.get("tools")}, "messages")
+    besides = {key: row.get(key) for key in ("tools", "chat_template_kwargs")}
+    return Answer({"messages": messages, **besides}, "messages")
 
 
 def _prompt(row: Mapping[str, Any], *answers: str | list[Message]) -> str | list[Message] | None:

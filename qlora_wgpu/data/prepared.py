@@ -28,7 +28,7 @@ from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.mapped_files import map_file
 
 _KEPT = 32  # data sets in the cache
-VERSION = 10  # of how rows become tokens; a new one makes old folders unused
+VERSION = 11  # of how rows become tokens; a new one makes old folders unused
 _ARRAYS = {
     "ids": np.int32, "labels": np.int32, "ends": np.int64, "weights": np.float32,
     "goes_on": np.uint8,

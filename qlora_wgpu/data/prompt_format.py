@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from qlora_wgpu.data.built_in_templates import BUILT_IN_TEMPLATES
-from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
+from qlora_wgpu.data.canonical_messages import canonical_options, canonical_tools
+from qlora_wgpu.data.chat import ChatTemplate, Conversation, find_chat_template
 from qlora_wgpu.data.formats import CHATS
 from qlora_wgpu.data.long_text import size_of
 from qlora_wgpu.data.masking import closing_text, end_of_turn
+from qlora_wgpu.data.messages import checked_messages
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import MAX_AT_ONCE
@@ -64,23 +66,28 @@ class PromptFormat:
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
     ) -> list[int]:
         """Tokens of a conversation up to where the model is to speak; of text, the last message's.
 
         Args:
             messages: The conversation.
             tools: JSON schemas of functions that the model may call, for a chat template.
+            options: What else the chat template is given, as a row's ``chat_template_kwargs``.
 
         Raises:
             DataError: If the template refuses the conversation, or its text is longer than a row's.
         """
         if self.template is None:
             return self._as_rows(str(messages[-1]["content"]))
+        messages = checked_messages(messages, "messages")
         _check_size(*(part for message in messages for part in message.values()))
         if self.kind == "alpaca":  # rows have an end token behind the last answer alone
             alpaca = ChatTemplate(BUILT_IN_TEMPLATES["alpaca"], _NO_TOKENS)
             return self._as_rows(alpaca.render(messages).text)
-        text = self.template.render(messages, add_generation_prompt=True, tools=tools).text
+        asked = Conversation(messages, canonical_tools(tools), 0, canonical_options(options))
+        template = self.template.suited(asked)
+        text = template.render(messages, add_generation_prompt=True, tools=asked.tools).text
         return self._before_an_answer(text, add_special_tokens=False)
 
     def _as_rows(self, text: str) -> list[int]:

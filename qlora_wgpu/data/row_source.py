@@ -32,6 +32,7 @@ from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
 
 _REPORTED_EVERY = 256  # rows between two reports of progress
+_UNREAD = frozenset({"image", "images", "video", "videos", "audio", "audios"})  # as TRL has them
 _ROWS_AHEAD = 64  # that are rendered and encoded at once
 Row = tuple[str, dict[str, Any], str]  # where it stands, the row, and its format
 
@@ -41,6 +42,7 @@ def _settings(
 ) -> dict[str, Any]:
     """Everything besides the files that decides how they become tokens."""
     source = template.source if template is not None else ""
+    tool_source = template.tool_source if template is not None else None
     return {
         "max_seq_length": how.max_seq_length,
         "row_format": how.row_format,
@@ -48,6 +50,7 @@ def _settings(
         "train_on": how.train_on,
         "truncation": how.truncation,
         "template": source,
+        **({"tool_template": tool_source} if tool_source else {}),
         # Some templates write the date.
         "date": date.today().isoformat() if "strftime_now" in source else "",
         "tokenizer": tokenizer.fingerprint,
@@ -110,6 +113,7 @@ class RowSource:
         self._progress = progress
         self._weight = 1.0  # in the loss, of the row that was encoded last
         self._goes_on = False  # whether the example is of the same text as the one before
+        self._tally = Tally(name, how, tokenizer, template)
 
     @property
     def key(self) -> str:
@@ -134,7 +138,7 @@ class RowSource:
             added += 1
         if not added:
             raise DataError(self._tally.nothing())
-        return self._tally.counts, self._tally.warnings(self._encoder.num_dropped)
+        return self._tally.counts, self._tally.warnings()
 
     def examples(self, *, empty: bool = False) -> Iterator[Encoded]:
         """Yields one example after another, and keeps count of what is left out.
@@ -185,6 +189,7 @@ class RowSource:
             if encoded is None:
                 continue
             tally.encoded(encoded, row_format)
+            tally.left_out(where, self._encoder.left_out)
             has_windows = self._how.truncation == "windows" and row_format == "text"
             if has_windows and self._weight and len(encoded.ids) > self._how.max_seq_length:
                 yield from self._text_windows(encoded)
@@ -280,6 +285,9 @@ class RowSource:
                     )
             except DataError as err:
                 raise DataError(f"{where}: {err}") from err
+            for column in _UNREAD & given.keys():
+                if given[column]:
+                    self._tally.unread(where, column)
             yield where, row, row_format
 
     def _chosen(self) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -8,18 +8,22 @@ from typing import Any, NamedTuple
 
 from qlora_wgpu.data.alpaca import alpaca_prompt, history_of
 from qlora_wgpu.data.built_in_templates import suitable_template
+from qlora_wgpu.data.canonical_messages import (
+    canonical_options,
+    canonical_tools,
+    from_json,
+    kind_of,
+)
 from qlora_wgpu.data.chat import ChatTemplate, Conversation
 from qlora_wgpu.data.columns import CHAT_PAIR, CHATS, EmptyRow, keys_of
 from qlora_wgpu.data.learnt_turns import TrainOn, TurnChooser
+from qlora_wgpu.data.left_out import LeftOut
 from qlora_wgpu.data.long_text import size_of
 from qlora_wgpu.data.messages import (
     USUAL_ROLES,
     checked_messages,
     first_holds,
-    from_json,
     from_sharegpt,
-    is_left_out,
-    kind_of,
     roles_in_words,
     says_anything,
     with_system,
@@ -30,6 +34,7 @@ from qlora_wgpu.data.turn_marks import check_marks
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import MAX_AT_ONCE, MAX_TEXT
 
+_MOST_TEMPLATES = 64  # of which finders are kept
 _AHEAD = 1 << 20  # characters of conversations that are rendered at once
 
 
@@ -43,7 +48,7 @@ class RowText(NamedTuple):
             writes them itself.
         is_ended: Whether the end-of-sequence token is put behind, and learnt.
         roles: Roles in a conversation.
-        dropped: Those of its messages that the template left out.
+        left_out: What of it the template leaves out, in words.
         is_spared: Whether messages that would be learnt say that they are not.
     """
 
@@ -52,7 +57,7 @@ class RowText(NamedTuple):
     add_special_tokens: bool
     is_ended: bool = True
     roles: frozenset[str] = frozenset()
-    dropped: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()
     is_spared: bool = False
 
 
@@ -78,10 +83,9 @@ class RowTexts:
         self._tokenizer = tokenizer
         self._template = template
         self._train_on = train_on
-        self._chooser: TurnChooser | None = None
-        if template is not None:
-            self._chooser = TurnChooser(template, train_on, tokenizer.eos_token, heeds=heeds_marks)
-        self._checks = self._chooser is not None and self._chooser.checks
+        self._heeds_marks = heeds_marks
+        self._finders: dict[ChatTemplate, tuple[TurnChooser, LeftOut]] = {}
+        self._checks = template is not None and self._found_by(template)[0].checks
         self._parsed: dict[int, tuple[Mapping[str, Any], Conversation]] = {}
         self.writers: dict[str, Callable[[Mapping[str, Any]], RowText]] = {
             "messages": partial(self._chat, "messages"),
@@ -127,13 +131,25 @@ class RowTexts:
             if size > _AHEAD:
                 break
             self._parsed[id(row)] = row, conversation
-        self._template.look_ahead([conversation for _, conversation in self._parsed.values()])
+        conversations = [conversation for _, conversation in self._parsed.values()]
+        own = [each for each in conversations if self._template.suited(each) is self._template]
+        self._template.look_ahead(own)
+
+    def _found_by(self, template: ChatTemplate) -> tuple[TurnChooser, LeftOut]:
+        """What finds the turns that a template writes, and what it leaves out."""
+        if template not in self._finders:
+            if len(self._finders) >= _MOST_TEMPLATES:
+                self._finders.clear()
+            end, heeds = self._tokenizer.eos_token, self._heeds_marks
+            chooser = TurnChooser(template, self._train_on, end, heeds=heeds)
+            self._finders[template] = chooser, LeftOut(template)
+        return self._finders[template]
 
     def _chat(self, key: str, row: Mapping[str, Any]) -> RowText:
         parsed, conversation = self._parsed.get(id(row), (None, None))
         if conversation is None or parsed is not row:
             conversation = _conversation(key, row, checks=self._checks)
-        if self._chooser is None:
+        if self._template is None:
             raise DataError(
                 "the rows are conversations but the tokenizer has no chat template: set "
                 "data.chat_template to a .jinja file or a built-in name, such as "
@@ -142,16 +158,18 @@ class RowTexts:
         messages = conversation.messages
         roles = frozenset(message["role"] for message in messages)
         try:
-            chosen = self._chooser.choose(conversation)
+            chooser, finder = self._found_by(self._template.suited(conversation))
+            chosen = chooser.choose(conversation)
         except DataError as err:
             if roles <= USUAL_ROLES:
                 raise
             raise DataError(f"{err} (its roles are {roles_in_words(roles)})") from err
         text = chosen.text
         _check_size(text, MAX_AT_ONCE)
-        dropped = frozenset(m["role"] for m in messages if is_left_out(m, text))
+        learnt = chosen.turns if self._train_on != "all" else frozenset()
+        left_out = finder.of(conversation, text, learnt)
         # The template writes the special tokens itself, the beginning-of-sequence token included.
-        return RowText(text, chosen.spans, False, False, roles, dropped, chosen.is_spared)
+        return RowText(text, chosen.spans, False, False, roles, left_out, chosen.is_spared)
 
     def _prompt_completion(self, row: Mapping[str, Any]) -> RowText:
         return self._answer(_text_of(row, "prompt"), _text_of(row, "completion"))
@@ -225,12 +243,8 @@ def _conversation(key: str, row: Mapping[str, Any], *, checks: bool) -> Conversa
     own, messages = len(messages), with_system(messages, row)
     if key == CHAT_PAIR:
         first += len(messages) - own
-    tools = from_json(row.get("tools"))
-    if tools is not None and not (
-        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
-    ):
-        raise DataError("'tools' must be a list of objects")
-    return Conversation(messages, tools or None, first)
+    options = canonical_options(row.get("chat_template_kwargs"))
+    return Conversation(messages, canonical_tools(row.get("tools")), first, options)
 
 
 def _check_marks(messages: Sequence[Mapping[str, Any]], name: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any, TextIO
 
 from qlora_wgpu.data import parquet_child
+from qlora_wgpu.data.canonical_messages import without_nulls
 from qlora_wgpu.data.json_text import checked
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.files import open_file
@@ -156,7 +157,8 @@ def _rows_of(lines: IO[bytes], name: str, kind: str) -> Iterator[tuple[str, dict
         number += 1
         where = f"{name} row {number}"
         try:
-            yield where, _without_nulls(checked(json.loads(text), text))
+            row = checked(json.loads(text), text)
+            yield where, {key: without_nulls(value) for key, value in row.items()}
         except RecursionError as err:
             raise DataError(f"{where}: it is nested too deeply") from err
         except DataError as err:
@@ -169,14 +171,3 @@ def _rows_of(lines: IO[bytes], name: str, kind: str) -> Iterator[tuple[str, dict
 
 def _reason(text: str) -> str:
     return one_line(text.strip())[:_LONGEST_REASON]
-
-
-def _without_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    """A row as JSON lines would have it: a table fills keys that an object lacks with nothing."""
-    return {key: _cleaned(value) for key, value in row.items()}
-
-
-def _cleaned(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _cleaned(item) for key, item in value.items() if item is not None}
-    return [_cleaned(item) for item in value] if isinstance(value, list) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
 
 from qlora_wgpu.data.chat import ChatTemplate
@@ -13,7 +13,6 @@ from qlora_wgpu.data.masking import end_of_turn
 from qlora_wgpu.data.messages import USUAL_ROLES, roles_in_words
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.data.tokenizer import Tokenizer
-from qlora_wgpu.visible import quoted
 
 _NAMED = 5  # empty rows, or roles, in a warning
 
@@ -48,6 +47,9 @@ class Tally:
         self._num_same = self._num_weightless = self._num_bad = self._num_spared = 0
         self._num_wholly_spared = 0
         self._num_long_texts = self._num_windows = 0
+        self._num_left_out: Counter[str] = Counter()
+        self._num_unread: Counter[str] = Counter()
+        self._first_left_out: dict[str, str] = {}
         self._silent = 0  # rows in which the assistant says nothing
         self._silent_roles: set[str] = set()
         self._unknown_id = _unknown_id(tokenizer)
@@ -75,6 +77,17 @@ class Tally:
         if ends or (self._other_end is not None and self._other_end in encoded.labels):
             self._is_end_learnt = True
         self.unknown(encoded.ids)
+
+    def left_out(self, where: str, what: Iterable[str]) -> None:
+        """The chat template leaves something of it out."""
+        for each in what:
+            self._num_left_out[each] += 1
+            self._first_left_out.setdefault(each, where)
+
+    def unread(self, where: str, column: str) -> None:
+        """It has a column of images or the like, of which nothing is learnt."""
+        self._num_unread[column] += 1
+        self._first_left_out.setdefault(column, where)
 
     def unknown(self, ids: Sequence[int]) -> None:
         """Counts the tokens of a row that stand for what the tokenizer does not know."""
@@ -174,19 +187,17 @@ class Tally:
     def _wholly_spared(count: int) -> str:
         return f"{_fit(count, 'has', 'have')} no turn to learn without weight 0 or train false"
 
-    def warnings(self, num_dropped: Counter[str]) -> list[str]:
-        """Sentences about what was cut, left out, or will not be learnt.
-
-        Args:
-            num_dropped: Conversations of which the template left messages out, by their role.
-        """
+    def warnings(self) -> list[str]:
+        """Sentences about what was cut, left out, or will not be learnt."""
         notes = [*self._of_rows(), *self._of_ends()]
-        for role, count in num_dropped.most_common(_NAMED):
-            kind = (
-                "the system message" if role == "system" else f"messages of the role {quoted(role)}"
-            )
+        for what, count in self._num_left_out.most_common(_NAMED):
             rows = _fit(count, "1 row", f"{count} rows")
-            notes.append(f"the chat template leaves {kind} out of {rows}")
+            first = _places([self._first_left_out[what]], count)
+            notes.append(f"the chat template leaves {what} out of {rows} ({first})")
+        for column, count in self._num_unread.most_common(_NAMED):
+            rows = _fit(count, "1 row", f"{count} rows")
+            first = _places([self._first_left_out[column]], count)
+            notes.append(f"the column {column} of {rows} is not read: only text is ({first})")
         if count := self._unknown_tokens:
             unknown = self._tokenizer.special_tokens["unk_token"]
             tokens = _fit(count, "1 token", f"{count:,} tokens")

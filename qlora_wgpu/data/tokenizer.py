@@ -25,6 +25,8 @@ Tokens = tuple[list[int], list[tuple[int, int]]]
 """Ids, and for each the characters that it stands for."""
 
 _OTHER_FORMS = (("tokenizer.model",), ("vocab.json", "merges.txt"), ("tokenizer.tiktoken",))
+TOOL_USE = "tool_use"
+"""What transformers calls the chat template for conversations with tools."""
 _TOKEN_NAMES = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
 
 
@@ -36,6 +38,7 @@ class Tokenizer:
 
     Attributes:
         chat_template: The Jinja source of the model's chat template, or None.
+        tool_template: That of the one for conversations with tools, where it is another one.
         special_tokens: Texts of the special tokens by name, such as ``"bos_token"``.
         eos_token_ids: Every id that ends a generation (a model may have several).
     """
@@ -60,6 +63,7 @@ class Tokenizer:
             backend.no_truncation()
             backend.no_padding()
         self.chat_template = chat_template
+        self.tool_template: str | None = None
         self.special_tokens = {
             name: text
             for name, text in (special_tokens or {}).items()
@@ -106,17 +110,22 @@ class Tokenizer:
         special = {}
         for name in _TOKEN_NAMES:
             text = _token_text(config.get(name)) or _token_text(tokens_map.get(name))
+            if text is None and name in config and name != "eos_token":
+                continue  # null, which says that there is none, whatever the model's ids are
             if text is None or backend.token_to_id(text) is None:
                 text = _first_token(backend, ids.get(f"{name}_id"))
             if text is not None:
                 special[name] = text
+        # Without one of this name nothing says which is meant, as in transformers.
+        templates = _chat_templates(folder, config)
         tokenizer = cls(
             backend,
             special,
-            _chat_template(folder, config),
+            templates.get("default"),
             [i for i in _id_list(ids.get("eos_token_id")) if backend.id_to_token(i) is not None],
         )
         # What the library writes of a vocabulary with holes goes to the terminal as well.
+        tokenizer.tool_template = templates.get(TOOL_USE)
         tokenizer.fingerprint = hashlib.sha256(content).hexdigest()
         return tokenizer
 
@@ -295,22 +304,29 @@ def _first_token(backend: tokenizers.Tokenizer | ConfinedTokenizer, value: Any) 
     return next((t for i in _id_list(value) if (t := to_token(i)) is not None), None)
 
 
-def _chat_template(folder: Path, config: dict[str, Any]) -> str | None:
-    path = folder / "chat_template.jinja"
+def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """The chat templates by their names; one alone is the ``default``."""
+    path, more = folder / "chat_template.jinja", folder / "additional_chat_templates"
     if is_there(path):
-        try:
-            return file_text(path, TEMPLATE_BYTES, "utf-8-sig")
-        except (OSError, ValueError) as err:
-            raise TokenizerError(f"{path} cannot be read: {reason(err)}") from err
+        named = {"default": _template_text(path)}
+        if is_there(more / f"{TOOL_USE}.jinja"):
+            named[TOOL_USE] = _template_text(more / f"{TOOL_USE}.jinja")
+        return named
     template = config.get("chat_template")
     if template is None:  # models with images may have it for their processor alone
         template = _read_json(folder / "chat_template.json").get("chat_template")
-    if template is None or isinstance(template, str):
-        return template
-    named = template
     if isinstance(template, list):
-        named = {str(t.get("name")): t.get("template") for t in template if isinstance(t, dict)}
-    if isinstance(named, dict):
-        # Without one of this name nothing says which is meant, as in transformers.
-        return str(named["default"]) if isinstance(named.get("default"), str) else None
+        pairs = ((t.get("name"), t.get("template")) for t in template if isinstance(t, dict))
+        template = {str(name): text for name, text in pairs}
+    if template is None or isinstance(template, str):
+        return {} if template is None else {"default": template}
+    if isinstance(template, dict):
+        return {str(name): text for name, text in template.items() if isinstance(text, str)}
     raise TokenizerError(f"chat_template in {folder / 'tokenizer_config.json'} must be text")
+
+
+def _template_text(path: Path) -> str:
+    try:
+        return file_text(path, TEMPLATE_BYTES, "utf-8-sig")
+    except (OSError, ValueError) as err:
+        raise TokenizerError(f"{path} cannot be read: {reason(err)}") from err

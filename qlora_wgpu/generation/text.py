@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.data.turn_begins import common_prefix
+from qlora_wgpu.data.marker_words import common_prefix
 from qlora_wgpu.generation.settled_text import CONTEXT, SettledText
 
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from qlora_wgpu.data.json_text import parse_json
 from qlora_wgpu.data.messages import checked_messages
 from qlora_wgpu.errors import ConfigError, DataError, brief
 from qlora_wgpu.serving.asked import Asked, flag, number_of_logprobs, read_common
@@ -44,11 +43,10 @@ class ChatRequest(Asked):
             ConfigError: If it asks for something that is not computed.
         """
         common = read_common(body, _KNOWN, _DEFAULTS)
-        messages = checked_messages(body.get("messages"), "messages")
         return cls(
             **common,
             logprobs=_logprobs(body),
-            messages=[_with_arguments(_with_known_role(message)) for message in messages],
+            messages=checked_messages(body.get("messages"), "messages"),
             tools=_tools(body),
             several_calls=flag(body, "parallel_tool_calls", default=True),
         )
@@ -81,27 +79,3 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
             "is not made to call a function"
         )
     return None if choice == "none" else tools or None
-
-
-def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
-    """A message as templates know it: OpenAI's newer name of the system's role is for its own."""
-    return {**message, "role": "system"} if message["role"] == "developer" else message
-
-
-def _with_arguments(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose calls have their arguments as templates want them, not as JSON's text."""
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list):
-        return message
-    return {**message, "tool_calls": [_parsed(call) for call in calls]}
-
-
-def _parsed(call: Any) -> Any:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = parse_json(function["arguments"])
-    except DataError:
-        return call  # what the model wrote need not be JSON
-    return {**call, "function": {**function, "arguments": arguments}}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from qlora_wgpu.data import PromptFormat
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.data import ChatTemplate, PromptFormat
+from qlora_wgpu.data.chat import Conversation
+from qlora_wgpu.data.left_out import ANSWERS, LeftOut
+from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.serving.asked import Asked
 from qlora_wgpu.serving.call_formats import call_format
 from qlora_wgpu.serving.calls import Offered, names_of
@@ -46,9 +48,25 @@ class Served:
                 "tools are not written by the model's chat template, so that it would not know of "
                 "them: leave 'tools' out"
             )
+        if template is not None:
+            self._require_written(template, asked)
         ids = self.written.ids(asked.messages, asked.tools)
         offered = None if template is None else self._offered(asked, template.source)
         return Wanted(ids, self.written.stop_ids, self.written.stop_text, (), offered)
+
+    @staticmethod
+    def _require_written(template: ChatTemplate, asked: ChatRequest) -> None:
+        """Refuses messages that the model would not see.
+
+        Raises:
+            DataError: If the template leaves out what another than the assistant says.
+        """
+        conversation = Conversation(asked.messages, asked.tools)
+        if unseen := LeftOut(template).of(conversation, "", frozenset()) - ANSWERS:
+            raise DataError(
+                f"the model's chat template leaves {min(unseen)} out, so that the model would not "
+                "see what is said there: say it in a message of the user"
+            )
 
     def _offered(self, asked: ChatRequest, template: str) -> Offered | None:
         """What calls are read by, where there are tools and the template shows how."""

@@ -23,6 +23,9 @@ from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.data.formats import CHATS
 from qlora_wgpu.errors import DataError
 
+# What of a row of token ids is read, and what tokenizers give with them that says nothing more.
+_READ = {"input_ids", "labels", "attention_mask", "token_type_ids", "position_ids",
+         "special_tokens_mask", "length", "num_tokens", "id", "idx", "index"}  # fmt: skip
 Rows = str | PathLike[str] | Sequence[Any]
 """A data set as a trainer takes it: see ``encoded``."""
 
@@ -157,6 +160,12 @@ def _as_example(item: Any, where: str) -> Example:
             f"{where} must have input_ids and labels, or be a row as files have it, such as "
             f'{{"text": "..."}}, got {type(item).__name__}'
         )
+    unread = sorted(key for key in item if key not in _READ and _is_of_tokens(item[key]))
+    if unread:
+        raise DataError(
+            f"{where} has {unread[0]}, which is not read: give labels (-100 where nothing is "
+            "learnt) or an attention_mask instead, or leave it out"
+        )
     ids = _integers(item["input_ids"], f"{where}.input_ids")
     labels = _integers(item.get("labels", ids), f"{where}.labels")
     if labels.shape != ids.shape:
@@ -169,6 +178,11 @@ def _as_example(item: Any, where: str) -> Example:
             )
         ids, labels = ids[mask != 0], labels[mask != 0]
     return Example(ids, labels)
+
+
+def _is_of_tokens(value: Any) -> bool:
+    """Whether a value is a number, or says something of each token."""
+    return np.asarray(value).dtype.kind in "iufb"
 
 
 def _integers(value: Any, where: str) -> Any:

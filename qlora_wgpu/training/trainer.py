@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
+from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, PromptFormat, bucket_length
 from qlora_wgpu.errors import ConfigError, TrainingError
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.presence import exists
 from qlora_wgpu.training.batching import BatchPlan
 from qlora_wgpu.training.beginning import Beginning
 from qlora_wgpu.training.computing import Computing, OwnDevice
@@ -188,6 +190,8 @@ class Trainer:
         if self._result is not None and prompt is not None:
             folder = self.model.prompt_folder
             keep_prompt(self.config, folder, prompt, self._result, self._observer)
+            if exists(self._result.adapter_dir / PROMPT_FORMAT):  # as messages are written from now
+                self.model.prompt_folder = self._result.adapter_dir
 
     def train_within(
         self, train_dataset: Dataset, eval_dataset: Dataset | None = None

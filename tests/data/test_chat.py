@@ -80,7 +80,7 @@ def test_reasoning_under_other_names() -> None:
 def test_messages_are_not_changed() -> None:
     message = {"role": "user", "content": [{"type": "text", "text": "x"}]}
     with pytest.raises(TokenizerError):
-        render_chat("{{ messages[0].content.append(1) }}", [message])
+        render_chat("{{ messages[0].update({'content': 1}) }}", [message])
     assert message == {"role": "user", "content": [{"type": "text", "text": "x"}]}
 
 

@@ -40,7 +40,7 @@ def _with_thoughts(messages, upto=None):
             yield from (("(", False), (m["reasoning_content"], own), (")", False))
         yield (m["content"] or "", own)
         for call in m.get("tool_calls", ()):
-            yield from (("{", False), (call["name"], own), ("}", False))
+            yield from (("{", False), (call["function"]["name"], own), ("}", False))
         yield ("<|im_end|>", own)
 
 
@@ -66,7 +66,8 @@ THOUGHTS = (
     f"{G}{{{{ m.reasoning_content }}}}{E})"
     "{%- endif -%}"
     f"{{%- if own -%}}{G}{{{{ m.content or '' }}}}{E}"
-    f"{{%- for c in m.tool_calls or [] -%}}{{{{ '{{' }}}}{G}{{{{ c.name }}}}{E}}}{{%- endfor -%}}"
+    f"{{%- for c in m.tool_calls or [] -%}}{{{{ '{{' }}}}{G}{{{{ c.function.name }}}}{E}}}"
+    "{%- endfor -%}"
     f"{G}<|im_end|>{E}"
     "{%- else -%}{{ m.content }}<|im_end|>{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}[assistant]{%- endif -%}"
@@ -121,7 +122,7 @@ def _conversation(rng, *, tools):
     for _ in range(rng.randint(1, 4)):
         messages.append({"role": "user", "content": _word(rng)})
         for _ in range(rng.randint(0, 2) if tools else 0):
-            calls = [{"name": _word(rng)} for _ in range(rng.randint(1, 2))]
+            calls = [{"function": {"name": _word(rng)}} for _ in range(rng.randint(1, 2))]
             messages.append({"role": "assistant", "content": None, "tool_calls": calls})
             messages.append({"role": "tool", "content": _word(rng)})
         answer = {"role": "assistant", "content": _word(rng)}
@@ -169,7 +170,7 @@ def test_two_messages_of_the_assistant_in_a_row():
 def test_a_turn_that_cannot_be_told_apart_is_refused():
     upper = (
         "{% for m in messages %}{% if m.role == 'assistant' %}"
-        f"{G}{{{{ m.content }}}}{{% if loop.last %}}!{{% endif %}}{E}"
+        f"{G}{{{{ m.content | upper }}}}{{% if loop.last %}}!{{% endif %}}{E}"
         "{% elif loop.last %}{{ raise_exception('no question last') }}"
         "{% else %}{{ m.content | upper }}{% endif %}{% endfor %}"
     )

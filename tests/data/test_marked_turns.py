@@ -264,17 +264,16 @@ def test_a_turn_that_cannot_be_told_apart_is_refused_by_its_place(tokenizer):
             row,
             template=hides.replace("<", G + "<", 1).replace("{% endfor", E + "{% endfor"),
         )
-    # Earlier turns change with later ones, and what is before a turn is not in the text.
+    # Earlier turns change with later ones, and what turns say is not in the text as it is.
     changing = (
         "{% for m in messages %}{{ loop.length }}"
-        f"{{% if m.role == 'assistant' %}}{G}{{{{ m.content }}}}{E}"
+        f"{{% if m.role == 'assistant' %}}{G}{{{{ m.content | upper }}}}{E}"
         "{% endif %}</s>{% endfor %}"
     )
     row = {"messages": chat({"weight": 0}, {})}
-    with pytest.raises(
-        DataError, match=r"message 4 is to be learnt or not otherwise than the turn"
-    ):
+    with pytest.raises(DataError, match="the assistant's last turn cannot be told apart"):
         read(tokenizer, row, template=changing)
+    assert read_as(tokenizer, row, template=changing.replace(" | upper", "")) == "d"
 
 
 def test_rows_with_nothing_left_are_left_out_and_counted(tokenizer):

@@ -12,7 +12,7 @@ from support.openai_http import TALK, ask, events, post, serving
 
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, Tokenizer
-from qlora_wgpu.data.chat import find_chat_template
+from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.generation.completions import Prompt, complete
 from qlora_wgpu.generation.sampling import Sampling
@@ -191,7 +191,9 @@ def test_defaults_that_clients_send_are_taken():
 def test_the_role_developer_is_the_system_under_its_newer_name():
     said = [{"role": "developer", "content": "be brief"}, *TALK]
     request = ChatRequest.read({"model": "m", "messages": said})
-    assert request.messages == [{"role": "system", "content": "be brief"}, *TALK]
+    template = ChatTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}")
+    written = template.render(request.messages).text
+    assert written == template.render([{"role": "system", "content": "be brief"}, *TALK]).text
 
 
 def test_a_request_must_be_an_object():
