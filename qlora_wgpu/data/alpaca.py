@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from qlora_wgpu.data.messages import from_json
+from qlora_wgpu.data.canonical_messages import from_json
 from qlora_wgpu.errors import DataError
 
 # The wording of Stanford Alpaca's prompts, which models and data sets have used since.
