@@ -33,7 +33,7 @@ class Costs:
     def __init__(self, file: Path) -> None:
         self.tests: dict[str, list[float]] = defaultdict(lambda: [0.0] * 3)
         self.causes: dict[str, list[float]] = defaultdict(lambda: [0.0] * 3)  # calls, wall, own
-        for line in file.read_text().splitlines():
+        for line in file.read_text(encoding="utf-8").splitlines():
             phase = json.loads(line)
             for index, seconds in enumerate(phase["seconds"][:3]):
                 self.tests[phase["test"]][index] += seconds

@@ -85,13 +85,16 @@ def _canonical_call(call: Any, name: str) -> dict[str, Any]:
 
 
 def _object(arguments: Any) -> Any:
-    """Arguments as an object; what models write as text need not be one, and stays as it is."""
+    """Arguments as an object; what models write as text need not be one, and stays as it is.
+
+    A null within the text is somebody's; one within an object may be a table's, and is gone.
+    """
     if isinstance(arguments, str) and arguments.strip():
         try:
             parsed = parse_json(arguments)
         except DataError:
             return arguments
-        return without_nulls(parsed) if isinstance(parsed, dict) else arguments
+        return parsed if isinstance(parsed, dict) else arguments
     return arguments if isinstance(arguments, Mapping) or arguments else {}
 
 
@@ -243,9 +246,9 @@ class TemplateForms:
 
     def _content(self, role: str, content: Any) -> Any:
         """A content as text, unless the template walks over parts, or takes nothing else."""
-        if isinstance(content, list) and self._shows_form(role, "several parts"):
-            return content
-        if isinstance(content, str) and self._shows_form(role, "text"):
+        if not isinstance(content, str | list):
+            return content  # which the template's process tells of
+        if self._shows_form(role, "text" if isinstance(content, str) else "several parts"):
             return content
         text = text_of(content)
         if self._shows_form(role, "text") or not self._shows_form(role, "one part"):
