@@ -68,7 +68,7 @@ def test_every_loss_has_the_bits_of_one_device(place, clusters, objective, loss)
     assert "loss" not in asked
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_dropout_packing_and_a_reference_that_is_an_adapter(place, clusters):
     train(settings_of(place, "before", "dpo", None))
     lora = {"init_from": str(place / "before" / "adapter"), "lora_dropout": 0.3}

@@ -100,7 +100,7 @@ def kept(place, in_buffers):
     return *trained(place, "kept", notes), notes
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_software_keeps_weights_dequantized(place, plain, kept):
     result, got, notes = kept
     assert got == plain[1] and result.eval_loss == plain[0].eval_loss

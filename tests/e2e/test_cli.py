@@ -46,6 +46,7 @@ def place(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_train_then_generate(place):
     done = run("train", "run.yaml", "optim.weight_decay=0.01", cwd=place)
     assert done.returncode == 0, done.stderr

@@ -239,6 +239,7 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run(folder, device, tmp_pat
     assert [row["step"] for row in metrics(tmp_path / "r")] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_how_a_step_is_cut_does_not_matter(folder, device, tmp_path):
     """4 rows at once, 2 and 2, or one by one: with labels of unlike number in each row."""
     adapters, logged = [], []
@@ -262,6 +263,7 @@ def test_how_a_step_is_cut_does_not_matter(folder, device, tmp_path):
             assert error < 1e-2, (name, error)
 
 
+@pytest.mark.slow
 def test_logged_rows_are_means_over_their_steps(folder, device, tmp_path):
     logs = []
     for every in (1, 3):

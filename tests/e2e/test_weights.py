@@ -59,6 +59,7 @@ def run(place, name, packing, columns="{}", observer=None):
     return result, (row["loss"], row["grad_norm"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("packing", ["false", "true"])
 def test_a_weight_is_a_number_of_rows(place, packing):
     observer = Planned()
