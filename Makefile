@@ -58,14 +58,14 @@ bench: setup
 	.venv/bin/python benchmarks/step.py
 	.venv/bin/python benchmarks/quantize.py
 
-# Every module of tests/campaigns that can be run is one; all are run, whatever the ones before find,
+# Every module of campaigns that can be run is one; all are run, whatever the ones before find,
 # but for those that need torch, which is not installed here.
 campaign: setup
 	@failed=; \
-	for name in $(or $(ONLY),$$(grep -l __main__ tests/campaigns/*.py \
+	for name in $(or $(ONLY),$$(grep -l __main__ campaigns/*.py \
 		| xargs grep -L "^import torch" | xargs -n 1 basename -s .py)); do \
 		echo "== $$name"; \
-		.venv/bin/python -m tests.campaigns.$$name $(COUNT:%=--count %) $(SEED:%=--seed %) \
+		.venv/bin/python -m campaigns.$$name $(COUNT:%=--count %) $(SEED:%=--seed %) \
 			|| failed="$$failed $$name"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
