@@ -20,7 +20,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.tiny import write_chats, write_model
+from e2e.tiny import CONFIG, write_chats, write_model
+from support.gguf_models import adapter_of
 
 from campaigns.support import Tally, campaign
 
@@ -135,14 +136,12 @@ KINDS: list[Callable[[Path, Path], None]] = [
 
 def sound(root: Path) -> Path:
     """A run's files, all as they should be; every optional one is there."""
-    from campaigns.model_configs import TOKENIZER_FILES, write_adapter
-
     model = write_model(root / "model")
     (model / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
-    for name in TOKENIZER_FILES:
-        (model / name).write_text("{}")
+    for name in ("generation_config", "tokenizer_config", "special_tokens_map"):
+        (model / f"{name}.json").write_text("{}")
     write_chats(root / "data.jsonl")
-    write_adapter(root / "adapter")
+    adapter_of(root, CONFIG, ("q_proj",))
     text = f"model: {{path: {model}}}\ndata: {{train: {root}/data.jsonl, cache: false}}\n"
     (root / "run.yaml").write_text(text)
     return root
