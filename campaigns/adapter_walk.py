@@ -27,8 +27,7 @@ from typing import Any
 import numpy as np
 
 from campaigns.adapter_kinds import KINDS, Kind, write_place
-from campaigns.adapter_outcomes import Refused, Wrong
-from campaigns.adapter_verbs import Walk
+from campaigns.adapter_verbs import Refused, Walk, Wrong
 
 HERE = Path(__file__).parent
 MOST_APART = 1e-4  # of logits in float32, of which the largest are between 1 and 30

@@ -27,10 +27,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from campaigns.cluster_judging import Progress, judge
-from campaigns.cluster_machines import ROOT, WORKERS, Machines, ended, machines
-from campaigns.cluster_owner import owner_killed
-from campaigns.namespaces import can_be_made
+from campaigns.cluster_machines import (
+    ROOT,
+    WORKERS,
+    Machines,
+    can_be_made,
+    child_of,
+    ended,
+    machines,
+)
 from campaigns.support import Tally, campaign
 
 RECOVERED = 10.0  # seconds without a step, beyond the time that a fault was set to last
@@ -247,6 +252,117 @@ def _tell(faults: list[Fault], count: int, progress: Progress, tally: Tally) -> 
             )
     if len(faults) < count:
         tally.fail("the run ended before all faults", f"{len(faults)} of {count}")
+
+
+_TIMES = re.compile("second|workers|time")
+
+
+def judge(machines: Machines, out: str, tally: Tally) -> None:
+    """Compares a run's adapter and losses with those of the run without a cluster."""
+    wrong = [what for what in (adapter_of, rows_of) if what(machines.folder / out)
+             != what(machines.folder / "alone")]  # fmt: skip
+    for what in wrong:
+        tally.fail(f"{out}: another {what.__name__.removesuffix('_of')}", out)
+    if not wrong:
+        tally.add(f"the same adapter and losses: {out}")
+
+
+def adapter_of(out: Path) -> bytes:
+    return (out / "adapter" / "adapter_model.safetensors").read_bytes()
+
+
+def rows_of(out: Path) -> list[dict[str, Any]]:
+    rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    return [{k: v for k, v in row.items() if not _TIMES.search(k)} for row in rows]
+
+
+class Progress:
+    """When a run's steps were done, as its rows say.
+
+    Attributes:
+        times: By the clock of this process.
+    """
+
+    def __init__(self, rows: Path) -> None:
+        self._rows = rows
+        self.times: list[float] = []
+
+    def watch(
+        self, process: subprocess.Popen[Any], *, seconds: float = 120.0, until: Any = None
+    ) -> None:
+        """Looks until a time has passed, the process has ended or something is so."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and process.poll() is None and not (until and until()):
+            self._look()
+            time.sleep(0.02)
+        self._look()
+
+    def longest_gap(self, since: float) -> float:
+        """Seconds between two steps, the longest since a moment, the present included."""
+        times = [t for t in self.times if t < since][-1:] + [t for t in self.times if t >= since]
+        times.append(time.monotonic())
+        return max((b - a for a, b in pairwise(times)), default=0.0)
+
+    def _look(self) -> None:
+        with suppress(OSError):
+            done = self._rows.read_bytes().count(b'"loss"')
+            self.times += [time.monotonic()] * (done - len(self.times))
+
+
+_OUT = "owner-killed"
+
+
+def owner_killed(machines: Machines, tally: Tally, steps: int) -> None:
+    """Kills the owner after its first checkpoint, and lets the run go on without a worker."""
+    out = machines.folder / _OUT
+    process = machines.train(_OUT, f"train.max_steps={steps}")
+    progress = Progress(out / "metrics.jsonl")
+    progress.watch(process, seconds=300.0, until=lambda: _has_checkpoint(out))
+    progress.watch(process, seconds=1.0)
+    _kill(process)
+    done = len(progress.times)
+    if not 0 < done < steps:
+        tally.fail("the owner was not killed in the middle", machines.log(_OUT)[-2000:])
+        return
+    machines.end(WORKERS[2])
+    process = machines.train(_OUT, f"train.max_steps={steps}", "--resume")
+    progress.watch(process, seconds=300.0, until=lambda: len(progress.times) > done + 2)
+    machines.start_worker(WORKERS[2])
+    progress.watch(process, seconds=900.0)
+    if ended(process, 1.0) != 0:
+        tally.fail("a run whose owner was killed does not go on", machines.log(_OUT)[-2000:])
+        return
+    judge(machines, _OUT, tally)
+    share = _share(out, WORKERS[2])
+    print(f"{_OUT}: killed after step {done} of {steps}; who joined late had {share:.2f} at last")
+    if share <= 0:
+        tally.fail("who joins late does nothing", machines.log(WORKERS[2])[-2000:])
+    else:
+        tally.add("the owner was killed, and a worker joined late")
+
+
+def _kill(process: subprocess.Popen[Any]) -> None:
+    """As a power cut does: the supervising process and the one that computes."""
+    child = child_of(process.pid)
+    process.kill()
+    ended(process, 5.0)
+    if child is not None:
+        end = time.monotonic() + 10.0
+        with suppress(OSError):  # which is gone
+            os.kill(child, signal.SIGKILL)
+            while time.monotonic() < end and Path(f"/proc/{child}/cmdline").read_bytes():
+                time.sleep(0.05)
+
+
+def _has_checkpoint(out: Path) -> bool:
+    folder = out / "checkpoints"
+    return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
+
+
+def _share(out: Path, name: str) -> float:
+    rows = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
+    shares = [row["workers"].get(name, {}).get("share", 0.0) for row in rows if "workers" in row]
+    return float(shares[-1])
 
 
 if __name__ == "__main__":

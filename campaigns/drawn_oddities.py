@@ -10,8 +10,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from campaigns.drawn_configs import drawn_config
-from campaigns.drawn_parts import FULL, SLIDING, Config
+from campaigns.drawn_configs import FULL, SLIDING, Config, drawn_config
 
 WIDTHS = (2, 7, 17, 31, 33, 37, 63, 65, 97, 127, 129, 193, 257)
 INNER = (1, 2, 3, 7, 31, 63, 65, 127, 129, 255, 257, 509)

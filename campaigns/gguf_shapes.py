@@ -29,9 +29,8 @@ from references.llama_cpp import LlamaCpp
 from references.seeded import weights
 from support.gguf_models import CHANGES, VOCABULARY, adapter_of
 
-from campaigns.drawn_configs import FAMILIES, drawn_config
+from campaigns.drawn_configs import FAMILIES, FULL, SLIDING, Config, drawn_config, rope
 from campaigns.drawn_models import met, write_model
-from campaigns.drawn_parts import FULL, SLIDING, Config, rope
 from campaigns.support import Tally, campaign
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import QLoRAError, UnsupportedModelError

@@ -13,9 +13,9 @@ import random
 import numpy as np
 import torch
 
+from campaigns.drawn_configs import Config
 from campaigns.drawn_models import Drawn, drawn_lora, drawn_quant
 from campaigns.drawn_oddities import odd_config
-from campaigns.drawn_parts import Config
 from campaigns.model_shapes import Campaign, try_all
 from campaigns.support import Tally, campaign
 from qlora_wgpu.families.family import find_family

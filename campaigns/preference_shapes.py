@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from campaigns.answer_steps import OTHER, Result, ours, scaled, with_head
-from campaigns.drawn_answers import Asked, asked
+from campaigns.drawn_answers import OTHER, Asked, Result, asked, ours, scaled, with_head
 from campaigns.drawn_models import EXACT, Drawn, drawn, met
 from campaigns.model_shapes import Campaign, Trial, described, try_all
 from campaigns.support import Tally, campaign

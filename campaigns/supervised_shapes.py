@@ -13,16 +13,15 @@ loss of the same rows and the gradient of all that is trained. Needs torch, tran
 from __future__ import annotations
 
 import random
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from campaigns.answer_steps import Result, scaled, with_head
-from campaigns.drawn_models import Drawn, Errors, drawn, errors
+from campaigns.drawn_answers import Result, scaled, with_head
+from campaigns.drawn_models import Arrays, Drawn, Errors, drawn, errors
 from campaigns.drawn_models import Result as Whole
-from campaigns.drawn_texts import Learnt, learnt
 from campaigns.model_shapes import (
     SENSITIVE,
     Campaign,
@@ -33,10 +32,15 @@ from campaigns.model_shapes import (
     try_all,
 )
 from campaigns.support import Tally, campaign
-from campaigns.text_steps import blocks_of, ours
 from campaigns.torch_models import TorchModel
 from campaigns.trl_losses import Texts, supervised_loss
-from qlora_wgpu.data import Example
+from qlora_wgpu import QLoRAModel
+from qlora_wgpu.config import Config
+from qlora_wgpu.data import Dataset, Example
+from qlora_wgpu.ops.adamw import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.training.batching import BatchPlan, padded_batch
+from qlora_wgpu.training.evaluation import held_out_loss
+from qlora_wgpu.training.objectives import training_options
 
 
 def theirs(
@@ -183,6 +187,123 @@ def told(step: Learnt, case: Drawn) -> str:
 def run(count: int, seed: int, tally: Tally) -> None:
     """So many trials of every family."""
     try_all(Supervised(seed, tally), count, tally)
+
+
+LENGTHS = (1, 2, 3, 7, 16, 17, 33, 65, 130)
+WEIGHTS = (1.0, 1.0, 0.5, 0.25, 3.0, 1e-3, 40.0)
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """A step over rows that are learnt as they are.
+
+    Attributes:
+        rows: Tokens, labels and weight of each; the weights are 1 where data has no column of them.
+        config: How they are batched, and the loss.
+        coefficient: That of the loss that balances experts.
+    """
+
+    rows: list[Example]
+    config: Config
+    coefficient: float
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a trainer of TRL's computes its loss: without weights and z-loss."""
+        return not self.config.data.has_weights and not self.config.train.z_loss_weight
+
+    @property
+    def dataset(self) -> Dataset:
+        """What data files with these rows become."""
+        return Dataset(self.rows)
+
+
+def learnt(rng: random.Random, case: Drawn) -> Learnt:
+    """A step over rows of a drawn model's tokens."""
+    longest, weighted = rng.choice((8, 24, 65, 130)), rng.random() < 0.5
+    count = rng.choice((1, 2, 3, 5, 9))
+    rows = [_row(rng, case.config["vocab_size"], longest, weighted=weighted) for _ in range(count)]
+    if weighted and count > 2 and rng.random() < 0.3:  # of the engine's; data leaves such rows out
+        rows[0] = Example(rows[0].input_ids, rows[0].labels, 0.0)
+    size = rng.choice((1, 2, 3, 8))
+    train: dict[str, Any] = {
+        "per_device_train_batch_size": size,
+        "gradient_accumulation_steps": -(-count // size),
+        "gradient_checkpointing": rng.random() < 0.5,
+        "seed": rng.randrange(100),
+    }
+    if rng.random() < 0.5:
+        train["loss_type"] = "dft"
+    else:
+        train["label_smoothing_factor"] = rng.choice((0.0, 0.0, 0.1, 0.6))
+        train["z_loss_weight"] = rng.choice((0.0, 0.0, 1e-4, 0.05))
+    balanced = bool(case.config.get("output_router_logits"))
+    if balanced and rng.random() < 0.6:
+        train["router_aux_loss_coef"] = rng.choice((0.0, 0.2))
+    data: dict[str, Any] = {"max_seq_length": longest, "packing": rng.random() < 0.4}
+    data["group_by_length"] = rng.random() < 0.5
+    if weighted:
+        data["columns"] = {"weight": "w"}
+    config = {"model": {"path": "unused"}, "data": {"train": "unused", **data}, "train": train}
+    own = case.config.get("router_aux_loss_coef", 0.001) if balanced else 0.0
+    return Learnt(rows, Config.model_validate(config), train.get("router_aux_loss_coef", own))
+
+
+def _row(rng: random.Random, vocab: int, longest: int, *, weighted: bool) -> Example:
+    length = min(rng.choice(LENGTHS), longest)
+    ids = np.array([rng.randrange(vocab) for _ in range(length)], np.int32)
+    labels, kind = ids.copy(), rng.choice(("all", "prompt", "prompt", "holes", "none"))
+    if kind == "prompt":
+        labels[: rng.randrange(length)] = -100
+    if kind == "holes":
+        labels[[rng.random() < 0.3 for _ in labels]] = -100
+    if kind == "none" and rng.random() < 0.5:
+        labels[:] = -100
+    return Example(ids, labels, rng.choice(WEIGHTS) if weighted else 1.0)
+
+
+Blocks = list[list[tuple[int, ...]]]
+
+
+def blocks_of(step: Learnt) -> Blocks:
+    """The rows of each micro-batch that has a label, as a run's first step takes them."""
+    plan = BatchPlan.of(step.dataset.lengths, step.config)
+    return [
+        block
+        for block in plan.blocks(0)
+        if any(step.rows[i].num_label_tokens for row in block for i in row)
+    ]
+
+
+def ours(model: QLoRAModel, step: Learnt, adapter: Arrays) -> Result:
+    """The first step of a run, as its loop computes it; and the rows as held-out data."""
+    config, dataset = step.config, step.dataset
+    plan, weighted = BatchPlan.of(dataset.lengths, config), config.data.has_weights
+    longest = max(config.data.max_seq_length, plan.longest)
+    model.load_adapter(adapter)
+    model.options = training_options(config.train, weighted=weighted)
+    model.zero_gradient()
+    model.zero_stats()
+    for block in blocks_of(step):
+        rows = [[dataset[i] for i in row] for row in block]
+        batch = padded_batch(rows, plan.batch_size, longest)
+        model.accumulate(
+            *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
+            weights=batch.weights if weighted else None,
+        )
+    stats = [float(value) for value in model.read_stats()]
+    count = stats[STATS_TOKENS]
+    gradients = model.adapter.split(model.read_flat(model.adapter.gradient) / count)
+    loss = stats[STATS_LOSS] + model.router_aux_loss_coef * stats[STATS_BALANCE]
+    model.zero_gradient()
+    model.zero_stats()
+    held_out = held_out_loss(model, dataset, plan.batch_size, longest)
+    figures = {
+        "mean_token_accuracy": stats[STATS_CORRECT] / count,
+        "eval_loss": held_out.loss / held_out.tokens,
+        "eval_mean_token_accuracy": held_out.correct / held_out.tokens,
+    }
+    return Result(loss / count, figures, gradients)
 
 
 if __name__ == "__main__":

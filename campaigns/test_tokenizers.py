@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from campaigns.strangers import Content, attempt, changed, damaged
+from campaigns.strangers import Content, attempt, changed, costly, damaged
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import QLoRAError
 
@@ -176,6 +176,7 @@ def used(folder: Path) -> tuple[list[int], list[tuple[int, int]]]:
     return ids, offsets
 
 
+@costly
 @given(data=st.data())
 def test_a_damaged_tokenizer_is_used_or_refused(
     place: Path, originals: list[str], data: st.DataObject

@@ -11,8 +11,7 @@ import pytest
 from references.projections import distance, projections
 from references.seeded import adapter, weights
 
-from campaigns.answer_steps import ours, scaled
-from campaigns.drawn_answers import Answer, Asked
+from campaigns.drawn_answers import Answer, Asked, ours, scaled
 from campaigns.drawn_models import profiles, write_model
 from e2e.test_family_types import normalize, shapes
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig

@@ -21,7 +21,7 @@ import torch
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
-from campaigns.answer_steps import drawn_step, scaled  # noqa: E402
+from campaigns.drawn_answers import drawn_step, scaled  # noqa: E402
 from campaigns.model_shapes import Trial  # noqa: E402
 from campaigns.preference_shapes import theirs  # noqa: E402
 from qlora_wgpu.gpu.device import Device  # noqa: E402

@@ -48,7 +48,9 @@ def test_a_source_distribution_holds_what_its_tests_read(tmp_path):
     with tarfile.open(build("sdist", tmp_path)) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
     folders = ["qlora_wgpu", "shaders", "configs", "tests", "campaigns", "demo", "docs", "tools"]
-    files = [p for folder in [*folders, "benchmarks"] for p in (ROOT / folder).rglob("*") if p.is_file()]
+    files = [
+        p for folder in [*folders, "benchmarks"] for p in (ROOT / folder).rglob("*") if p.is_file()
+    ]
     kept = {p.relative_to(ROOT).as_posix() for p in files if "__pycache__" not in p.parts}
     assert kept | {"pyproject.toml", "Makefile", "README.md", "LICENSE"} <= inside
     assert not any("__pycache__" in name for name in inside)

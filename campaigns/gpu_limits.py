@@ -5,7 +5,7 @@ WebGPU holds every shader, buffer and dispatch to them, and on one with all that
 both launch the same, all bits are the same. What is beyond a limit is refused in a sentence that
 has it.
 
-``python -m campaigns.adapter_limits --count N --seed S``, with WAYS=gpu,... for some kinds
+``python -m campaigns.gpu_limits --count N --seed S``, with WAYS=gpu,... for some kinds
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import random
 import tempfile
 import warnings
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,11 @@ import pytest
 from e2e.test_family_types import normalize, shapes
 from references.seeded import adapter as seeded_adapter
 from references.seeded import weights
-from support.limited import limited_device
+from support.limited import Offered, limited_device
+from support.matrix_units import FLOATS, HALVES
 
 from campaigns import drawn_models
 from campaigns.drawn_configs import FAMILIES
-from campaigns.drawn_limits import WORKGROUPS, Drawn, drawn_limits, ways, whole
 from campaigns.drawn_models import write_model
 from campaigns.support import Tally, campaign
 from qlora_wgpu import QLoRAModel
@@ -177,6 +178,96 @@ def run(count: int, seed: int, tally: Tally, *, draws: int = DRAWS) -> None:
                 else:
                     tally.add(outcome)
                     print(number, draw, outcome, flush=True)
+
+
+BINDING = "max-storage-buffer-binding-size"
+BUFFER = "max-buffer-size"
+TEXTURE = "max-texture-dimension-2d"
+WORKGROUPS = "max-compute-workgroups-per-dimension"
+INVOCATIONS = "max-compute-invocations-per-workgroup"
+_SUBGROUPS = frozenset({"subgroup", "subgroup-barrier"})
+_UNUSED = frozenset({"float32-filterable", "shader-f16", "timestamp-query", "pipeline-cache"})
+
+# As much as WebGPU promises, and what some GPUs offer beyond.
+PROMISED = {
+    "max-storage-buffers-per-shader-stage": (8, 8, 10, 16),
+    "max-compute-workgroup-storage-size": (16_384, 16_384, 24_576, 32_768),
+    INVOCATIONS: (256, 256, 384, 512, 768, 1024),
+    "max-compute-workgroup-size-x": (256, 256, 512, 1024),
+    "max-compute-workgroup-size-y": (256, 256, 512),
+    "max-compute-workgroup-size-z": (64, 64, 128),
+    "max-bind-groups": (4,),
+    "max-bindings-per-bind-group": (1000,),
+    "max-uniform-buffers-per-shader-stage": (12,),
+    "max-uniform-buffer-binding-size": (16_384, 32_768),
+    "max-storage-textures-per-shader-stage": (4, 8),
+    "max-sampled-textures-per-shader-stage": (16,),
+    "max-dynamic-storage-buffers-per-pipeline-layout": (4,),
+    "max-dynamic-uniform-buffers-per-pipeline-layout": (8,),
+    "max-immediate-size": (0, 64),
+    "min-storage-buffer-offset-alignment": (64, 128, 256, 256),
+    "min-uniform-buffer-offset-alignment": (64, 128, 256, 256),
+}
+_WAYS = {
+    "textures": Offered(),
+    "buffers": Offered(without=_SUBGROUPS),
+    "gpu": Offered(kind="DiscreteGPU"),
+    "registers": Offered(kind="IntegratedGPU", without=_SUBGROUPS),
+    "units": Offered(kind="DiscreteGPU", units=HALVES),
+    "float units": Offered(kind="IntegratedGPU", units=FLOATS),
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A GPU, and how kernels are cut for it.
+
+    Attributes:
+        way: A name of ``whole``.
+        offered: What it offers.
+        workgroups: Those along a dimension of a dispatch.
+    """
+
+    way: str
+    offered: Offered
+    workgroups: int
+
+    def __str__(self) -> str:
+        without = f" without {sorted(self.offered.without)}" if self.offered.without else ""
+        return f"{self.way} {dict(self.offered.limits)}{without}"
+
+
+def whole(way: str) -> Offered:
+    """The same kind of GPU with all that there is."""
+    return _WAYS[way]
+
+
+def drawn_limits(rng: random.Random, way: str) -> Drawn:
+    """Each limit is drawn in one of two GPUs; half of these have all of WebGPU's least."""
+    offered = _WAYS[way]
+    least = rng.random() < 0.3
+    limits = {
+        name: values[0] if least else rng.choice(values)
+        for name, values in PROMISED.items()
+        if least or rng.random() < 0.6
+    }
+    if rng.random() < 0.6:
+        limits[BINDING] = 4 * int(2 ** rng.uniform(11, 20))
+    if rng.random() < 0.3:
+        limits[BUFFER] = 4 * int(2 ** rng.uniform(13, 20))
+    if rng.random() < 0.4:
+        limits[TEXTURE] = rng.choice((8192, 4096, 2048, 1024))  # which it is never wider than
+    workgroups = 65_535
+    if rng.random() < 0.5:
+        workgroups = limits[WORKGROUPS] = rng.choice((64, 255, 1024))
+    names = rng.sample(sorted(_UNUSED), rng.randint(0, len(_UNUSED)))
+    without = offered.without | frozenset(names)
+    return Drawn(way, replace(offered, limits=limits, without=without), workgroups)
+
+
+def ways() -> list[str]:
+    """All kinds of GPUs."""
+    return list(_WAYS)
 
 
 if __name__ == "__main__":
