@@ -1,7 +1,8 @@
 """Every kind of adapter through every verb, as a user meets them.
 
-usage: python -m campaigns.adapter_walk [--only TEXT;TEXT] [--verbs VERB,VERB]
-                                              [--torch PYTHON] [--llama LIBRARY]
+usage: python -m campaigns.adapter_walk [--count KINDS] [--seed S]
+                                        [--only TEXT;TEXT] [--verbs VERB,VERB]
+                                        [--torch PYTHON] [--llama LIBRARY]
 
 Each kind of adapter is trained on a small base, killed and resumed, trained on from, measured,
 asked for texts, served beside another one, merged, exported, pushed to a hub on this machine, and
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import shutil
 import subprocess
 import sys
@@ -27,9 +29,8 @@ from typing import Any
 import numpy as np
 
 from campaigns.adapter_kinds import KINDS, Kind, write_place
-from campaigns.adapter_verbs import Refused, Walk, Wrong
+from campaigns.adapter_verbs import ROOT, Refused, Walk, Wrong
 
-HERE = Path(__file__).parent
 MOST_APART = 1e-4  # of logits in float32, of which the largest are between 1 and 30
 
 
@@ -57,7 +58,7 @@ def walked(place: Path, kind: Kind, results: dict[str, str]) -> Walk:
 def with_torch(python: str, place: Path, verb: str, tasks: list[dict[str, Any]]) -> None:
     """Has the other Python do what is in the list."""
     (place / "tasks.json").write_text(json.dumps(tasks))
-    script = [python, str(HERE.parent / "references" / "walked_adapters.py"), verb, str(place)]
+    script = [python, str(ROOT / "tests" / "references" / "walked_adapters.py"), verb, str(place)]
     subprocess.run(script, check=True)
 
 
@@ -82,6 +83,8 @@ def compare(place: Path, walks: list[Walk], table: dict[str, dict[str, str]]) ->
 
 def main() -> int:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--count", type=int, help="how many kinds, drawn by the seed")
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="")
     parser.add_argument("--verbs", default="")
     parser.add_argument("--torch")
@@ -90,6 +93,8 @@ def main() -> int:
     asked = parser.parse_args()
     kinds = [kind for kind in KINDS if any(o in kind.label for o in asked.only.split(";"))]
     kinds = [kind for kind in kinds if kind.peft is None or asked.torch]
+    if asked.count is not None:
+        kinds = random.Random(asked.seed).sample(kinds, min(asked.count, len(kinds)))
     place = Path(asked.keep or tempfile.mkdtemp(prefix="walk-"))
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)

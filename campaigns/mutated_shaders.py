@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from campaigns.shader_mutants import BARRIER, Key, Loader, Mutant, of_a_file, of_a_statement
 from campaigns.tiny_trainings import Training, cases
@@ -246,49 +246,6 @@ class Worker:
         self._process.kill()
 
 
-def campaign(
-    indices: Sequence[int], seed: int, seconds: float, files: tuple[str, ...] = ()
-) -> list[Outcome]:
-    """Runs mutants, of all files or of some, one after another and shows what becomes of them."""
-    worker, outcomes = Worker(seed, files), []
-    end = time.monotonic() + seconds
-    try:
-        for index in indices:
-            if time.monotonic() > end:
-                break
-            outcome = worker.examine(index)
-            outcomes.append(outcome)
-            print(f"{index} {outcome.outcome} [{outcome.group}] {outcome.mutant} "
-                  f"| {outcome.detail} | {outcome.seconds:.1f} s", flush=True)  # fmt: skip
-    finally:
-        worker.close()
-    return outcomes
-
-
-def main() -> int:
-    """Runs the campaign; 1 if a mutant that changes training was missed."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=7200)
-    parser.add_argument("--only", type=int, nargs="*", help="the numbers of some mutants")
-    parser.add_argument("--files", nargs="*", default=[], help="the beginnings of files' names")
-    options = parser.parse_args()
-    indices = options.only or range(options.count)
-    outcomes = campaign(indices, options.seed, options.seconds, tuple(options.files))
-    for barrier in (False, True):
-        counted = Counter(o.outcome for o in outcomes if (o.kind == BARRIER) == barrier)
-        print("barriers removed:" if barrier else "mutants:", sum(counted.values()))
-        for name, number in counted.most_common():
-            print(f"  {number:4d} {name}")
-    return int(any(o.outcome in MISSES and o.kind != BARRIER for o in outcomes))
-
-
-if TYPE_CHECKING:
-    from campaigns.mutated_shaders import Group
-    from campaigns.tiny_trainings import Training
-
-
 def seen_by_doctor(group: Group, *, others: bool = True) -> str:
     """The check of ``doctor --check`` that fails; or nothing.
 
@@ -357,6 +314,44 @@ def _failing(group: Group, cases: Iterable[Case], dtype: str) -> str:
                 what = result.refusal[:60] or f"{result.error:.1e}, {result.excess:.1f} allowed"
                 return f"{case.check}{case.arguments} {what}"
     return ""
+
+
+def campaign(
+    indices: Sequence[int], seed: int, seconds: float, files: tuple[str, ...] = ()
+) -> list[Outcome]:
+    """Runs mutants, of all files or of some, one after another and shows what becomes of them."""
+    worker, outcomes = Worker(seed, files), []
+    end = time.monotonic() + seconds
+    try:
+        for index in indices:
+            if time.monotonic() > end:
+                break
+            outcome = worker.examine(index)
+            outcomes.append(outcome)
+            print(f"{index} {outcome.outcome} [{outcome.group}] {outcome.mutant} "
+                  f"| {outcome.detail} | {outcome.seconds:.1f} s", flush=True)  # fmt: skip
+    finally:
+        worker.close()
+    return outcomes
+
+
+def main() -> int:
+    """Runs the campaign; 1 if a mutant that changes training was missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=7200)
+    parser.add_argument("--only", type=int, nargs="*", help="the numbers of some mutants")
+    parser.add_argument("--files", nargs="*", default=[], help="the beginnings of files' names")
+    options = parser.parse_args()
+    indices = options.only or range(options.count)
+    outcomes = campaign(indices, options.seed, options.seconds, tuple(options.files))
+    for barrier in (False, True):
+        counted = Counter(o.outcome for o in outcomes if (o.kind == BARRIER) == barrier)
+        print("barriers removed:" if barrier else "mutants:", sum(counted.values()))
+        for name, number in counted.most_common():
+            print(f"  {number:4d} {name}")
+    return int(any(o.outcome in MISSES and o.kind != BARRIER for o in outcomes))
 
 
 if __name__ == "__main__":

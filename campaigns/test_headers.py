@@ -180,12 +180,15 @@ def indices(draw: st.DrawFn) -> Content:
 
 @pytest.fixture(scope="module")
 def sharded(place: Path) -> Path:
-    """A model of two shards, and a folder that is no shard."""
+    """A model of two shards, a folder that is no shard, and a sound file outside."""
+    folder = place / "sharded"
+    folder.mkdir()
     for name, first in (("a", 0), ("b", 2)):
         arrays = {f"t{i}": np.zeros(2, np.float32) for i in range(first, first + 2)}
-        save_file(arrays, place / f"{name}.safetensors")
-    (place / "d.safetensors").mkdir()
-    return place
+        save_file(arrays, folder / f"{name}.safetensors")
+    (folder / "d.safetensors").mkdir()
+    (place / "a.safetensors").write_bytes((folder / "a.safetensors").read_bytes())
+    return folder
 
 
 @given(indices())
