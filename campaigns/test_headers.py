@@ -43,12 +43,14 @@ VALUES = [
 SIZES = [0, 1, 2, 2**31, 2**32, 2**62, 2**63, 2**64 - 1, 2**64]
 LENGTHS = [0, 1, 2**24, 2**24 + 1, 10**8, 2**31, 2**63, 2**64 - 1]
 AROUND = [" ", "\n", "\ufeff", "\0", "}", "x", "   "]
+MORE = ['"more":1,', '"dtype":"U8",', '"":NaN,', *(f'"l":{value},' for value in VALUES)]
 _PARTS = {
     re.compile(r"\d+"): NUMBERS,
     re.compile(r'"[^"]*"'): [f'"{text}"' for text in STRINGS],
     re.compile(r"\[[^][]*\]|\{[^{}]*\}"): VALUES,
-    re.compile(r'(?<=[{,])"[^"]*":[^{},]*,?'): ["", '"more":1,', '"dtype":"U8",', '"":NaN,'],
-    re.compile(r'(?<=[{,])"t\d":\{[^}]*\},?'): ["", *(f'"l":{value},' for value in VALUES)],
+    re.compile(r'(?<=[{,])(?=")'): MORE,  # put in before a key
+    re.compile(r'"[^"]*":[^{},]*,'): ["", *MORE],
+    re.compile(r'"t\d":\{[^}]*\},?'): ["", *MORE],
 }
 
 
