@@ -37,8 +37,7 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.selfcheck import variants
 from qlora_wgpu.selfcheck.cases import Case
-from qlora_wgpu.selfcheck.coverage import covering, statements
-from qlora_wgpu.selfcheck.results import DTYPES, _result, _traced, cases_of
+from qlora_wgpu.selfcheck.results import DTYPES, _result, cases_of, cases_of_launches
 from qlora_wgpu.selfcheck.runner import Traced, Tracer
 
 _SECONDS = 120.0  # of the processor, after which a mutant counts as one that does not end
@@ -275,9 +274,8 @@ def _doctors(group: Group, dtype: str) -> list[Case]:
 
 
 def _trains(group: Group, training: Training) -> list[Case]:
-    traced = group.kept("traced", lambda: _traced(group.device, group.profile, group.dtype))
     launches = [launch for plan in training.plans for launch in plan.launches]
-    return covering(statements(launches), traced)[0]
+    return cases_of_launches(group.device, group.profile, group.dtype, launches)
 
 
 def _keys(group: Group, case: Case, dtype: str) -> set[Key]:

@@ -11,17 +11,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hypothesis import currently_in_test_context, event, settings
+from hypothesis import currently_in_test_context, event
 from hypothesis import strategies as st
 
+from campaigns.watched import HARD, MEMORY, SECONDS, computed, memory_of, peak_of_children
 from qlora_wgpu.errors import QLoRAError
 
-SECONDS = 10.0  # of computing that a trial may take, its children's included
-MEMORY = 2**30  # bytes that it may take, its children's included
-_HARD = 4 * 2**30  # bytes at which it gets no more, so that the machine lives on
 T = TypeVar("T")
-costly = settings(max_examples=max(settings.default.max_examples // 10, 1))
-"""A tenth of the examples, where each takes about a second."""
 
 
 class Content(bytes):
@@ -31,35 +27,34 @@ class Content(bytes):
         return repr(self[:300]) + f" ({len(self):,} bytes)" * (len(self) > 300)
 
 
-def attempt(body: Callable[[], T], longest: int = 1000, lines: int = 1) -> T | QLoRAError:
+def attempt(body: Callable[[], T], longest: int = 1000) -> T | QLoRAError:
     """What a trial gives, or the error with which it is refused.
 
     Args:
         body: The trial.
         longest: Characters that a refusal may have.
-        lines: Lines that it may have.
 
     Raises:
         AssertionError: If it takes too long or too much memory, or the refusal is too long.
         Exception: Whatever else the trial raises.
     """
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
-    held, size, begin = (*(_bytes("self", key) for key in ("VmRSS", "VmSize")), _computed())
+    held, size, begin = (*(memory_of("self", key) for key in ("VmRSS", "VmSize")), computed())
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (size + _HARD, hard))
+    resource.setrlimit(resource.RLIMIT_AS, (size + HARD, hard))
     result: T | QLoRAError
     try:
         result = body()
     except QLoRAError as err:
-        assert len(str(err)) < longest and str(err).strip().count("\n") < lines, str(err)[:5000]
+        assert len(str(err)) < longest and "\n" not in str(err).strip(), str(err)[:5000]
         result = err
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
     if currently_in_test_context():
         is_refused = isinstance(result, QLoRAError)
         event(f"refused: {type(result).__name__}" if is_refused else "read")
-    seconds = _computed() - begin
-    taken = _bytes("self", "VmHWM") - held + max(map(_peak_of_child, _children()), default=0)
+    seconds = computed() - begin
+    taken = memory_of("self", "VmHWM") - held + peak_of_children()
     assert seconds < SECONDS, f"{seconds:.1f} s"
     assert taken < MEMORY, f"{taken >> 20} MiB"
     return result
@@ -124,26 +119,3 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
     else:
         return []
     return own + [place for container, key in own for place in _places(container[key])]
-
-
-def _computed() -> float:
-    """Seconds that this process and its children that have ended have computed."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def _children() -> list[str]:
-    tasks = Path("/proc/self/task").glob("*/children")
-    return [child for children in tasks for child in children.read_text().split()]
-
-
-def _peak_of_child(pid: str) -> int:
-    try:
-        return _bytes(pid, "VmHWM")
-    except (OSError, KeyError):  # it has ended
-        return 0
-
-
-def _bytes(pid: str, key: str) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(dict(line.split(":", 1) for line in lines)[key].split()[0]) * 1024

@@ -10,11 +10,23 @@ import numpy as np
 import pytest
 from e2e.tiny import CONFIG
 
-from campaigns import budgets, checkpoints, drawn_models, folders, gpu_limits, io_faults, kills
+from campaigns import (
+    budgets,
+    checkpoints,
+    drawn_models,
+    folders,
+    gpu_limits,
+    io_faults,
+    kills,
+    rows,
+    yaml_files,
+)
 from campaigns.gpu_limits import BINDING, PROMISED, WORKGROUPS
 from campaigns.scenes import staged
 from campaigns.support import Tally
 from qlora_wgpu import LoraConfig, QuantConfig
+
+ROOT = Path(__file__).parents[1]
 
 
 def short_crashes() -> None:
@@ -32,7 +44,7 @@ def test_nothing_is_lost() -> None:
     code = "from campaigns.test_short_forms import short_crashes; short_crashes()"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        cwd=Path(__file__).parents[1],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
@@ -45,6 +57,27 @@ def test_folders() -> None:
     tally = Tally(seconds=5)
     folders.run(3, 7, tally)
     assert tally.failures == []
+
+
+def test_yaml_files() -> None:
+    tally = Tally(seconds=4)
+    yaml_files.run(60, 7, tally)
+    assert tally.failures == []
+
+
+def test_rows() -> None:
+    assert rows.run(count=3, seed=1, seconds=30) == 0
+
+
+@pytest.mark.parametrize("name", ["templates", "tokenizers", "patterns"])
+def test_what_files_of_strangers_compute(name: str) -> None:
+    command = [sys.executable, "-m", f"campaigns.{name}"]
+    limits = ["--count", "60", "--seed", "7", "--seconds", "3"]
+    done = subprocess.run(
+        [*command, *limits], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert any(char.isdigit() for char in done.stdout.partition(" s\n")[2]), done.stdout
 
 
 def test_a_mixture_under_budgets() -> None:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from campaigns.strangers import attempt, costly
+from campaigns.support import Tally, campaign
+from campaigns.watched import Case, watched
 from qlora_wgpu.data import ChatTemplate, assistant_spans
-from qlora_wgpu.errors import QLoRAError
 
 SECRET = "canary-that-no-template-may-read"
 MESSAGES = [
     {"role": "user", "content": "Q"},
     {"role": "assistant", "content": "A", "tool_calls": [{"name": "f", "arguments": {"x": 1}}]},
 ]
-ADDRESS = re.compile(r"\b0x[0-9a-f]{8,}|\b14\d{13}\b")  # as Python writes one, and its digits
+_ADDRESS = re.compile(r"\b0x[0-9a-f]{8,}|\b14\d{13}\b")  # as Python writes one, and its digits
 
 NEST = "{% set n = namespace(x=[1], y=[1]) %}{% for i in range(60) %}{% set n.x = [n.x, n.x] %}"
 NEST += "{% set n.y = [n.y, n.y] %}{% endfor %}"
@@ -83,7 +82,7 @@ BOMBS = {
     "surrogate": "{{ '\\ud800' }}",
 }  # fmt: skip
 
-OBJECTS = (
+_OBJECTS = (
     "''", "[]", "{}", "1", "1.5", "messages", "messages[0]", "messages[0].get", "range", "dict",
     "namespace", "namespace()", "raise_exception", "strftime_now", "loop", "self", "caller",
     "none", "true", "undefined_name", "range(3)", "''.join", "''.format", "messages.append",
@@ -91,14 +90,14 @@ OBJECTS = (
     "cycler", "joiner", "lipsum", "varargs", "kwargs", "self.b", "messages|map(attribute='get')",
     "[1]|batch(1)", "messages[0]|items", "dict.fromkeys", "super", "dict(a=1).get", "x.y|attr('z')",
 )  # fmt: skip
-ATTRIBUTES = (
+_ATTRIBUTES = (
     "__class__", "__mro__", "__subclasses__", "__globals__", "__init__", "__builtins__", "__self__",
     "func_globals", "gi_frame", "f_globals", "__code__", "__dict__", "__import__", "__reduce_ex__",
     "__getattribute__", "_TemplateReference__context", "environment", "__base__", "__func__",
     "__wrapped__", "__name__", "function", "eval_ctx", "mro", "format", "format_map", "get",
     "copy", "update", "clear", "append", "pop", "__call__", "__module__", "__doc__", "_pieces",
 )  # fmt: skip
-SHOWN = (
+_SHOWN = (
     "{{ X }}", "{{ X | string }}", "{{ [X] }}", "{{ [X] | join }}", "{{ X ~ '' }}",
     "{{ '%s' % X }}", "{{ '%r' | format(X) }}", "{{ '{0}'.format(X) }}",
     "{{ '{0.__class__}'.format(X) }}",
@@ -113,7 +112,7 @@ SHOWN = (
     "{% from 'FILE' import a %}", "{{ X('FILE').read() }}", "{{ X.__init__.__globals__ }}",
     "{% macro f() %}{{ caller }}{{ X }}{% endmacro %}{{ f }}{% call f() %}{% endcall %}",
 )  # fmt: skip
-BOUNDED = (
+_BOUNDED = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content | trim }}{% endfor %}",
     "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}"
     "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}",
@@ -123,65 +122,72 @@ BOUNDED = (
 )  # fmt: skip
 
 
-GROWTH: list[Callable[[str, int], str]] = [
-    lambda v, n: f"({v}) ~ ({v})", lambda v, n: f"({v}) * {n}", lambda v, n: f"[{v}, {v}]",
-    lambda v, n: f"({v}) | list", lambda v, n: f"({v}) | batch({n}, 'x') | list",
-    lambda v, n: f"({v}) | join({v})", lambda v, n: f"({v}) | string | indent({n})",
-    lambda v, n: f"({v}) | string | center({n})", lambda v, n: f"({v}) + ({v})",
-    lambda v, n: f"({v}) | string | wordwrap(3)", lambda v, n: f"({v}) | tojson",
-    lambda v, n: f"range({n}) | list", lambda v, n: f"({v}) | map('string') | list",
-    lambda v, n: f"dict(a={v}, b={v})", lambda v, n: f"({v}) | slice({n}) | list",
-    lambda v, n: f"(({v}) | string).replace('a', {v} | string)", lambda v, n: f"({v}) | sort",
-    lambda v, n: f"'%{n}s' % ({v})", lambda v, n: f"'{{:>{{}}}}'.format({v}, {n})",
-]  # fmt: skip
-STARTS = ("n.x", "'a'", "[1, 2]", "messages", "range(99)", "n.x | string")
-NUMBERS = (2, 7, 99, 99_999, 9_999_999, 10**10)
+def cases(count: int, seed: int) -> Iterator[Case]:
+    """What a seed makes."""
+    for number in range(count):
+        draw = random.Random(f"{seed}/{number}")
+        kind = draw.choice((_escape, _escape, _loop, _loop, _harmless))
+        yield f"seed {seed}, number {number}", kind(draw)
 
 
-@st.composite
-def escapes(draw: st.DrawFn) -> str:
-    """An object's parts, shown in one of many ways."""
-    value = draw(st.sampled_from(OBJECTS))
-    for name in draw(st.lists(st.sampled_from(ATTRIBUTES), max_size=2)):
-        forms = f"({value}).{name}", f"({value})['{name}']", f"({value})|attr('{name}')"
-        value = draw(st.sampled_from(forms))
-    return draw(st.sampled_from(SHOWN)).replace("X", f"({value})")
+def _escape(draw: random.Random) -> str:
+    value = draw.choice(_OBJECTS)
+    for _ in range(draw.randrange(3)):
+        name = draw.choice(_ATTRIBUTES)
+        value = draw.choice(
+            (f"({value}).{name}", f"({value})['{name}']", f"({value})|attr('{name}')")
+        )
+    return draw.choice(_SHOWN).replace("X", f"({value})")
 
 
-@st.composite
-def loops(draw: st.DrawFn) -> str:
-    """Growth of some value under some operations, in loops within one another."""
-    value = draw(st.sampled_from(STARTS))
-    for step in draw(st.lists(st.sampled_from(GROWTH), min_size=1, max_size=3)):
-        value = step(value, draw(st.sampled_from(NUMBERS)))
-    shown = draw(st.sampled_from(("", "{{ n.x | length }}", "{{ n.x }}")))
-    body = f"{{% set n.x = {value} %}}{shown}"
-    times = draw(st.sampled_from((3, 30, 300, 90_000)))
-    for _ in range(draw(st.integers(1, 3))):
+def _loop(draw: random.Random) -> str:
+    """Growth of a random value under random operations, in loops within one another."""
+    steps: list[Callable[[str, int], str]] = [
+        lambda v, n: f"({v}) ~ ({v})", lambda v, n: f"({v}) * {n}", lambda v, n: f"[{v}, {v}]",
+        lambda v, n: f"({v}) | list", lambda v, n: f"({v}) | batch({n}, 'x') | list",
+        lambda v, n: f"({v}) | join({v})", lambda v, n: f"({v}) | string | indent({n})",
+        lambda v, n: f"({v}) | string | center({n})", lambda v, n: f"({v}) + ({v})",
+        lambda v, n: f"({v}) | string | wordwrap(3)", lambda v, n: f"({v}) | tojson",
+        lambda v, n: f"range({n}) | list", lambda v, n: f"({v}) | map('string') | list",
+        lambda v, n: f"dict(a={v}, b={v})", lambda v, n: f"({v}) | slice({n}) | list",
+        lambda v, n: f"(({v}) | string).replace('a', {v} | string)", lambda v, n: f"({v}) | sort",
+        lambda v, n: f"'%{n}s' % ({v})", lambda v, n: f"'{{:>{{}}}}'.format({v}, {n})",
+    ]  # fmt: skip
+    value = draw.choice(("n.x", "'a'", "[1, 2]", "messages", "range(99)", "n.x | string"))
+    for _ in range(draw.randrange(1, 4)):
+        value = draw.choice(steps)(value, draw.choice((2, 7, 99, 99_999, 9_999_999, 10**10)))
+    times = draw.choice((3, 30, 300, 90_000))
+    body = f"{{% set n.x = {value} %}}" + draw.choice(("", "{{ n.x | length }}", "{{ n.x }}"))
+    for _ in range(draw.randrange(1, 4)):
         body = f"{{% for i in range({times}) %}}{body}{{% endfor %}}"
-    first = draw(st.sampled_from(("'a'", "[1]", "2")))
-    return f"{{% set n = namespace(x={first}) %}}{body}"
+    return "{% set n = namespace(x=" + draw.choice(("'a'", "[1]", "2")) + ") %}" + body
 
 
-harmless = st.lists(st.sampled_from(BOUNDED), min_size=1, max_size=3).map("".join)
-bombs = st.sampled_from(list(BOMBS)).map(BOMBS.__getitem__)
+def _harmless(draw: random.Random) -> str:
+    return "".join(draw.choice(_BOUNDED) for _ in range(draw.randrange(1, 4)))
 
 
-@pytest.fixture(scope="module")
-def canary(place: Path) -> Path:
-    """A file that no template may read; the environment has the same text."""
-    path = place / "canary"
-    path.write_text(SECRET)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("HF_TOKEN", SECRET)
-        yield path
+def attempt(source: str) -> str:
+    """Renders a template as a row of data does, and looks at what it shows."""
+    text, _ = assistant_spans(ChatTemplate(source.replace("FILE", os.environ["CANARY"])), MESSAGES)
+    if SECRET in text:
+        return "WRONG: a file or the environment is shown"
+    if _ADDRESS.search(text):
+        return "WRONG: an address is shown"
+    return "rendered"
 
 
-@costly
-@given(source=st.one_of(escapes(), escapes(), loops(), bombs, harmless))
-def test_a_template_renders_or_is_refused(canary: Path, source: str) -> None:
-    template = source.replace("FILE", str(canary))
-    result = attempt(lambda: assistant_spans(ChatTemplate(template), MESSAGES))
-    if not isinstance(result, QLoRAError):
-        assert SECRET not in result[0], "a file or the environment is shown"
-        assert not ADDRESS.search(result[0]), "an address is shown"
+def body(count: int, seed: int, tally: Tally) -> None:
+    """Runs the campaign: the bombs, and what the seed makes, shuffled."""
+    bombs = [*BOMBS.items()][: count // 2]
+    chosen = [*bombs, *cases(count - len(bombs), seed)]
+    random.Random(seed).shuffle(chosen)
+    with tempfile.TemporaryDirectory() as folder:
+        canary = Path(folder) / "canary"
+        canary.write_text(SECRET)
+        os.environ.update(CANARY=str(canary), HF_TOKEN=SECRET)
+        watched(iter(chosen), attempt, tally)
+
+
+if __name__ == "__main__":
+    campaign("templates", body, 500)

@@ -2,26 +2,29 @@
 
 A sentence, or a run that starts soon in little memory and ends after two steps; a run that has gone
 wrong must say so.
+
+``python -m campaigns.numbers --count N --seed S``
 """
 
 from __future__ import annotations
 
+import random
 import signal
-from contextlib import suppress
+import tempfile
+import time
+import warnings
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
-import pytest
 from e2e.tiny import write_chats, write_model
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
-from campaigns.strangers import attempt, costly
+from campaigns.support import Tally, campaign, peak_bytes
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.runs.training import train
 from qlora_wgpu.training import Observer
 
+SECONDS, MEMORY = 30.0, 2**30  # of computing, by all threads
 STEPS = 2
 VALUES: list[Any] = [
     0, 1, 2, -1, 7, 2**14, 2**24, 2**31 - 1, 2**31, 2**32, 2**53, 2**63, 2**64, 10**12, 10**400,
@@ -64,7 +67,7 @@ class Stopper(Observer):
             signal.raise_signal(signal.SIGINT)
 
 
-def sections(root: Path, section: str, key: str, value: Any) -> dict[str, dict[str, Any]]:
+def settings(root: Path, section: str, key: str, value: Any) -> dict[str, dict[str, Any]]:
     values: dict[str, dict[str, Any]] = {
         "model": {"path": str(root / "model")},
         "data": {"train": str(root / "data.jsonl"), "cache": False},
@@ -79,27 +82,50 @@ def sections(root: Path, section: str, key: str, value: Any) -> dict[str, dict[s
     return values
 
 
-@pytest.fixture(scope="module")
-def root(place: Path) -> Path:
-    """The files of a run that has checked the driver."""
-    write_model(place / "model")
-    write_chats(place / "data.jsonl")
-    train(sections(place, "train", "max_steps", 4), overwrite=True)
-    return place
+def outcome_of(values: dict[str, dict[str, Any]]) -> str:
+    begin = time.process_time()
+    stopper = Stopper()
+    try:
+        result = train(values, stopper, overwrite=True)
+        outcome = "ran" if result.steps else "WRONG: ended without a step"
+    except KeyboardInterrupt:  # the run was over just then
+        outcome = "ran"
+    except QLoRAError as err:
+        outcome = f"refused ({type(err).__name__})"
+        if len(str(err)) > 1000 or "\n" in str(err):
+            outcome = "WRONG: the message is not one short line"
+    except Exception as err:
+        outcome = f"WRONG: {type(err).__name__}: {err}"[:160]
+    seconds = time.process_time() - begin
+    return outcome if seconds < SECONDS else f"WRONG: {seconds:.0f} s"
 
 
-@pytest.mark.filterwarnings("ignore", "error::RuntimeWarning")
-@costly
-@given(field=st.sampled_from(numeric_fields()), value=st.sampled_from(VALUES))
-def test_a_run_with_an_odd_number_goes_on_or_is_refused(
-    root: Path, field: tuple[str, str], value: Any
-) -> None:
+def run(count: int, seed: int, tally: Tally) -> None:
+    rng = random.Random(seed)
+    every = [(*field, value) for field in numeric_fields() for value in VALUES]
     # Some thousand rows at once are what the plan says: a matter of the device's memory.
-    assume(field[1] != "per_device_train_batch_size" or value not in LARGE)
+    every = [e for e in every if e[1] != "per_device_train_batch_size" or e[2] not in LARGE]
+    rng.shuffle(every)
+    with tempfile.TemporaryDirectory() as place, warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)
+        root = Path(place)
+        write_model(root / "model")
+        write_chats(root / "data.jsonl")
+        outcome_of(settings(root, "train", "max_steps", 4))  # the first run checks the driver, too
+        peak = peak_bytes()
+        for section, key, value in every[:count]:
+            if tally.over:
+                break
+            outcome = outcome_of(settings(root, section, key, value))
+            before, peak = peak, peak_bytes()  # devices of earlier runs stay for a while
+            if peak - before > MEMORY:
+                outcome = f"WRONG: {peak - before >> 20} MB"
+            if outcome.startswith("WRONG: "):
+                tally.fail(outcome.removeprefix("WRONG: "), f"{section}.{key} = {str(value)[:40]}")
+            else:
+                tally.add(outcome)
+    print(f"at most {peak_bytes() >> 20} MB")
 
-    def run() -> Any:
-        with suppress(KeyboardInterrupt):  # the run was over just then
-            return train(sections(root, *field, value), Stopper(), overwrite=True)
 
-    result = attempt(run)
-    assert result is None or isinstance(result, QLoRAError) or result.steps
+if __name__ == "__main__":
+    campaign("numbers of the configuration", run, 2_000)

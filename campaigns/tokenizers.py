@@ -1,29 +1,31 @@
-"""Damaged and hostile tokenizer.json files: small ones of each kind, changed again and again."""
+"""Damaged and hostile tokenizer.json files: small ones of each kind, mutated again and again."""
 
 from __future__ import annotations
 
+import copy
 import json
 import os
-from functools import cache
+import random
+import tempfile
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from campaigns.strangers import Content, attempt, changed, costly, damaged
+from campaigns.support import Tally, campaign
+from campaigns.watched import Case, watched
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.errors import QLoRAError
 
-TEXT = (
+_TEXT = (
     "Hello world, a text of words; 12 numbers, naïve — 漢字.\n\tend xxxxxxxxxxxxxxxxxxxxxxxx " * 8
 )
-ENGLISH = ["the quick brown fox jumps over the lazy dog", "hello world 12", "of words a text"] * 9
+_ENGLISH = ["the quick brown fox jumps over the lazy dog", "hello world 12", "of words a text"] * 9
 
 HUGE = (-1, 0, 1, 2**20, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**40, 2**63, 2**64, 1.5, 1e308)
-ODD: tuple[Any, ...] = (
+_ODD: tuple[Any, ...] = (
     *HUGE, None, True, "", "a", "\x00", "x" * 10_000, [], {}, [[]], {"a": {}}, "\ud800", "▁",
     [0] * 99,
 )  # fmt: skip
@@ -86,8 +88,8 @@ PARTS: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-@cache
-def originals() -> list[str]:
+@lru_cache(maxsize=1)
+def originals() -> tuple[str, ...]:
     """Small tokenizers of each model, with the parts that published ones have."""
     special = ["<unk>", "<s>", "</s>"]
     llama = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|\s+"
@@ -110,79 +112,110 @@ def originals() -> list[str]:
         tokenizer.pre_tokenizer = before
         tokenizer.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip()])
         tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-        tokenizer.train_from_iterator(ENGLISH, trainer)
+        tokenizer.train_from_iterator(_ENGLISH, trainer)
         tokenizer.post_processor = processors.TemplateProcessing(
             single="<s> $A", special_tokens=[("<s>", 1)]
         )
         kinds.append(tokenizer.to_str())
-    folder = os.environ.get("CAMPAIGN_TOKENIZERS")  # real ones, where it is named
-    real = sorted(Path(folder).rglob("tokenizer.json")) if folder else []
-    return kinds + [path.read_text() for path in real]
+    return (*kinds, *_others())
 
 
-FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
-TEXTS = ("a", "new", "", "e", "x" * 5000, " ", "\n", "<s>", "▁")
-REPEATED = [piece * 10_000 for piece in (b"[", b"{", b'"', b"9")]
+def _others() -> list[str]:
+    """Real files, where a folder of them is named."""
+    folder = os.environ.get("CAMPAIGN_TOKENIZERS")
+    return [p.read_text() for p in sorted(Path(folder).glob("**/tokenizer.json"))] if folder else []
 
 
-@st.composite
-def with_part(draw: st.DrawFn, value: dict[str, Any]) -> dict[str, Any]:
-    """Another normalizer, decoder or the like."""
-    name = draw(st.sampled_from(list(PARTS)))
-    return {**value, name: draw(st.sampled_from(PARTS[name]))}
+def cases(count: int, seed: int) -> Iterator[Case]:
+    """What a seed makes of the original files."""
+    for number in range(count):
+        yield f"seed {seed}, number {number}", (seed, number)
 
 
-@st.composite
-def with_token(draw: st.DrawFn, value: dict[str, Any]) -> dict[str, Any]:
-    """A token with a strange id or text, in the vocabulary or added to it."""
-    model, text = value.get("model"), draw(st.sampled_from(TEXTS))
-    vocab = model.get("vocab") if isinstance(model, dict) else None
-    number = draw(st.sampled_from((*HUGE, -1e308)))
-    if isinstance(vocab, dict) and draw(st.booleans()):
-        return {**value, "model": {**model, "vocab": {**vocab, text: number}}}
-    if isinstance(vocab, list) and draw(st.booleans()):
-        return {**value, "model": {**model, "vocab": [*vocab, [text, number]]}}
-    flags = {name: draw(st.booleans()) for name in FLAGS}
-    token = {"id": number, "content": text, **flags, "special": True}
-    added = value.get("added_tokens")
-    return {**value, "added_tokens": [*(added if isinstance(added, list) else []), token]}
-
-
-@st.composite
-def files(draw: st.DrawFn) -> Content:
+def mutated(seed: int, number: int) -> bytes:
     """A damaged file."""
-    text = draw(st.sampled_from(originals()))
-    if draw(st.integers(0, 4)) == 4:
-        return draw(damaged(text.encode(), REPEATED))
-    value = json.loads(text)
-    for _ in range(draw(st.integers(1, 3))):
-        kind = draw(st.sampled_from(("part", "value", "value", "token")))
-        if kind == "part":
-            value = draw(with_part(value))
-        elif kind == "token":
-            value = draw(with_token(value))
+    draw = random.Random(f"{seed}/{number}")
+    text = draw.choice(originals())
+    if draw.random() < 0.2:
+        return _bytes_changed(draw, text.encode())
+    value = copy.deepcopy(json.loads(text))
+    for _ in range(draw.choice((1, 1, 1, 2, 4))):
+        draw.choice((_part, _value, _value, _token))(draw, value)
+    return json.dumps(value).encode()
+
+
+def _bytes_changed(draw: random.Random, content: bytes) -> bytes:
+    start = draw.randrange(len(content))
+    kind, size = draw.randrange(4), draw.randrange(1, 40)
+    if kind == 0:
+        return content[:start]
+    if kind == 1:
+        return content[:start] + draw.randbytes(size) + content[start + size :]
+    if kind == 2:
+        return content[:start] + content[start + size :]
+    return content[:start] + draw.choice((b"[", b"{", b'"', b"9")) * 10_000 + content[start:]
+
+
+def _part(draw: random.Random, value: dict[str, Any]) -> None:
+    name = draw.choice([*PARTS])
+    value[name] = copy.deepcopy(draw.choice(PARTS[name]))
+
+
+def _value(draw: random.Random, value: Any) -> None:
+    """Changes what stands somewhere, at any depth."""
+    while True:
+        keys = [*value] if isinstance(value, dict) else [*range(len(value))]
+        if not keys:
+            return
+        key = draw.choice(keys)
+        if isinstance(value[key], (dict, list)) and draw.random() < 0.9:
+            value = value[key]
+            continue
+        if draw.random() < 0.2:
+            del value[key]
         else:
-            value = draw(changed(value, st.sampled_from(ODD)))
-    return Content(json.dumps(value).encode())
+            value[key] = copy.deepcopy(draw.choice(_ODD))
+        return
 
 
-def used(folder: Path) -> tuple[list[int], list[tuple[int, int]]]:
+def _token(draw: random.Random, value: dict[str, Any]) -> None:
+    """A token with a strange id or text, in the vocabulary or added to it."""
+    model = value.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    text = draw.choice(("a", "new", "", "e", "x" * 5000, " ", "\n", "<s>", "▁"))
+    if isinstance(vocab, dict) and draw.random() < 0.5:
+        vocab[text] = draw.choice(HUGE)
+    elif isinstance(vocab, list) and draw.random() < 0.5:
+        vocab.append([text, draw.choice((*HUGE, -1e308))])
+    elif isinstance(value.get("added_tokens"), list):
+        flags = {n: draw.random() < 0.5 for n in ("single_word", "lstrip", "rstrip", "normalized")}
+        token = {"id": draw.choice(HUGE), "content": text, **flags, "special": True}
+        value["added_tokens"].append(token)
+
+
+def attempt(case: tuple[int, int]) -> str:
     """Opens a file and does with it what the preparation of data and a generation do."""
-    tokenizer = Tokenizer.from_folder(folder)
-    ids, offsets = tokenizer.encode_with_offsets(TEXT)
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "tokenizer.json").write_bytes(mutated(*case))
+        tokenizer = Tokenizer.from_folder(folder)
+    ids, offsets = tokenizer.encode_with_offsets(_TEXT)
     tokenizer.decode(ids)
     tokenizer.decode(ids[:20], skip_special_tokens=False)
     tokenizer.first_special(ids)
     assert tokenizer.fingerprint
-    return ids, offsets
+    if len(ids) != len(offsets):
+        return "WRONG: ids without offsets"
+    if ids and max(ids) >= 2**31:
+        return "WRONG: an id that no data set can keep"
+    return "used"
 
 
-@costly
-@given(files())
-def test_a_damaged_tokenizer_is_used_or_refused(place: Path, content: bytes) -> None:
-    (place / "tokenizer.json").write_bytes(content)
-    result = attempt(lambda: used(place))
-    if not isinstance(result, QLoRAError):
-        ids, offsets = result
-        assert len(ids) == len(offsets)
-        assert max(ids, default=0) < 2**31, "no data set can keep this id"
+def body(count: int, seed: int, tally: Tally) -> None:
+    """Runs the campaign."""
+    with tempfile.TemporaryDirectory() as cache:
+        os.environ["XDG_CACHE_HOME"] = cache
+        watched(cases(count, seed), attempt, tally)
+
+
+if __name__ == "__main__":
+    campaign("tokenizers", body, 10_000)
