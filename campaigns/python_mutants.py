@@ -10,7 +10,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from tests.campaigns.shader_mutants import Mutant
+from campaigns.shader_mutants import Mutant
 
 _OPERATORS: dict[type[ast.AST], tuple[str, ...]] = {  # what stands there, then what may instead
     ast.Lt: ("<", "<=", ">"), ast.LtE: ("<=", "<"), ast.Gt: (">", ">=", "<"), ast.GtE: (">=", ">"),
