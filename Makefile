@@ -5,7 +5,7 @@ help:
 	@echo "make demo    fine-tune the small model that ships with the project"
 	@echo "make quick   run the tests of a minute, while developing; K=expression chooses among them"
 	@echo "make test    run the tests that a change must pass"
-	@echo "make test-full    run every case of every test, which takes up to an hour"
+	@echo "make test-full    run every case of every test and short campaigns, which takes up to an hour"
 	@echo "make test-lowest    the same with the lowest versions of all dependencies"
 	@echo "make test-browser    the page in Firefox and Chromium, which it installs"
 	@echo "make lint    ruff, mypy, the import rules, and whether every test can be collected"
@@ -38,7 +38,7 @@ test: setup
 	$(PYTEST) tests --tier test --budget $(BUDGET)
 
 test-full: setup
-	$(PYTEST) tests --tier full
+	$(PYTEST) tests campaigns --tier full
 
 # Debian's packages where a browser is missing: some 200 MB.
 test-browser: setup
@@ -52,21 +52,25 @@ lint: setup
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports
-	@seen=$$(.venv/bin/python -m pytest tests --collect-only -qqq) || { echo "$$seen"; exit 1; }
+	@seen=$$(.venv/bin/python -m pytest tests campaigns --collect-only -qqq) || { echo "$$seen"; exit 1; }
 
 bench: setup
 	.venv/bin/python benchmarks/step.py
 	.venv/bin/python benchmarks/quantize.py
 
-# Every module of tests/campaigns that can be run is one; all are run, whatever the ones before find,
-# but for those that need torch, which is not installed here.
+# Campaigns are scripts, or tests whose examples Hypothesis draws; all are run, whatever the ones
+# before find, but for those that need torch, which is not installed here.
 campaign: setup
 	@failed=; \
-	for name in $(or $(ONLY),$$(grep -l __main__ tests/campaigns/*.py \
-		| xargs grep -L "^import torch" | xargs -n 1 basename -s .py)); do \
+	for name in $(or $(ONLY),$$(grep -lE "__main__|^@given" campaigns/*.py \
+		| xargs grep -L "^import torch" | xargs -n 1 basename -s .py | sed s/^test_//)); do \
 		echo "== $$name"; \
-		.venv/bin/python -m tests.campaigns.$$name $(COUNT:%=--count %) $(SEED:%=--seed %) \
-			|| failed="$$failed $$name"; \
+		if [ -e campaigns/$$name.py ]; then \
+			.venv/bin/python -m campaigns.$$name $(COUNT:%=--count %) $(SEED:%=--seed %); \
+		else \
+			.venv/bin/python -m pytest campaigns/test_$$name.py --hypothesis-show-statistics \
+				--count $(or $(COUNT),20000) --hypothesis-seed=$(or $(SEED),0); \
+		fi || failed="$$failed $$name"; \
 	done; \
 	if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 

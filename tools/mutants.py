@@ -33,8 +33,8 @@ from pathlib import Path
 
 import psutil
 
-from tests.campaigns.python_mutants import of_a_module
-from tests.campaigns.shader_mutants import UNREACHED, Mutant, of_a_file
+from campaigns.python_mutants import of_a_module
+from campaigns.shader_mutants import UNREACHED, Mutant, of_a_file
 
 ROOT = Path(__file__).parents[1]
 KINDS = ("shader", "python")
@@ -96,7 +96,7 @@ def drawn(count: int, seed: int) -> list[Mutant]:
 class Nearness:
     """Which file uses which: by imports, names of modules and shaders in texts, and includes."""
 
-    _FOLDERS = ("qlora_wgpu", "tests", "tools", "benchmarks", "demo")
+    _FOLDERS = ("qlora_wgpu", "tests", "campaigns", "tools", "benchmarks", "demo")
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -186,8 +186,9 @@ def _names(path: str) -> tuple[str, set[str]]:
 
 def test_files(root: Path, tier: str) -> list[str]:
     """What `make` gives to pytest in a tier."""
-    found = [p.relative_to(root).as_posix() for p in (root / "tests").rglob("test_*.py")]
-    return sorted(f for f in found if tier == "full" or not f.startswith("tests/campaigns/"))
+    folders = ("tests", "campaigns") if tier == "full" else ("tests",)
+    found = (path for folder in folders for path in (root / folder).rglob("test_*.py"))
+    return sorted(path.relative_to(root).as_posix() for path in found)
 
 
 # ---- Running tests on a mutant

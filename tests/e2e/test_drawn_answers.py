@@ -11,13 +11,12 @@ import pytest
 from references.projections import distance, projections
 from references.seeded import adapter, weights
 
+from campaigns.drawn_answers import Answer, Asked, ours, scaled
+from campaigns.drawn_models import profiles, write_model
 from e2e.test_family_types import normalize, shapes
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.config import Config
 from qlora_wgpu.ops.preference import Preference
-from tests.campaigns.answer_steps import ours, scaled
-from tests.campaigns.drawn_answers import Answer, Asked
-from tests.campaigns.drawn_models import profiles, write_model
 
 pytestmark = pytest.mark.full
 

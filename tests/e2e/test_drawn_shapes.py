@@ -8,9 +8,9 @@ import pytest
 from references.projections import distance, projections
 from references.seeded import adapter, weights
 
+from campaigns.drawn_models import Drawn, profiles, write_model
 from e2e.test_family_types import normalize, shapes
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
-from tests.campaigns.drawn_models import Drawn, profiles, write_model
 
 pytestmark = pytest.mark.full
 

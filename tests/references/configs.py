@@ -5,7 +5,7 @@ usage: python tests/references/configs.py [--count N] [--seed S] [--record FILE]
 Each trial is a small config.json of a family with one key changed (or, with --count, with a few at
 random). transformers makes a float64 model of it with seeded weights; ``numpy_model`` computes what
 our family composes. Logits must agree, or one of the two must refuse. --odd N tries so many of the
-campaign of odd models instead (``tests/campaigns/drawn_oddities.py``). Needs torch and transformers
+campaign of odd models instead (``campaigns/drawn_oddities.py``). Needs torch and transformers
 besides this project. --record writes trials that agree and tell something to FILE: the tests have
 them in tests/families/config_keys.npz.
 """
@@ -24,6 +24,7 @@ import numpy as np
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
+from campaigns.drawn_oddities import odd_config  # noqa: E402
 from qlora_wgpu.errors import UnsupportedModelError  # noqa: E402
 from qlora_wgpu.families.family import find_family, known_families  # noqa: E402
 from references import numpy_model  # noqa: E402
@@ -36,7 +37,6 @@ from references.config_trials import (  # noqa: E402
     singles,
 )
 from references.seeded import norm_offset, samples, weights  # noqa: E402
-from tests.campaigns.drawn_oddities import odd_config  # noqa: E402
 
 SHOWN = 12
 SHOWN_OUTCOMES = ("WRONG", "FAULT", "refused there", "refused here")

@@ -6,9 +6,14 @@ The library is the one in the package ``xllamacpp``, which is built by others an
 
 and FOLDER/xllamacpp/xllamacpp.abi3.so is what ``LlamaCpp`` takes. Structures are passed as bytes
 longer than they are, of which these places are set (llama.h of 2026).
+
+As a script it saves the logits of some texts, with an adapter or without:
+``llama_cpp.py LIBRARY MODEL ADAPTER IDS OUT``
 """
 
 import ctypes
+import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -136,3 +141,13 @@ class Model:
         ]
         lib.llama_free(context)
         return np.stack(rows)
+
+
+def main(library, path, adapter, ids, out):
+    model = LlamaCpp(library).open(path)
+    np.save(out, np.stack([model.logits(row, adapter or None) for row in json.loads(ids)]))
+    model.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

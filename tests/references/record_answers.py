@@ -21,11 +21,11 @@ import torch
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
+from campaigns.drawn_answers import drawn_step, scaled  # noqa: E402
+from campaigns.model_shapes import Trial  # noqa: E402
+from campaigns.preference_shapes import theirs  # noqa: E402
 from qlora_wgpu.gpu.device import Device  # noqa: E402
 from references.projections import projections  # noqa: E402
-from tests.campaigns.answer_steps import drawn_step, scaled  # noqa: E402
-from tests.campaigns.model_shapes import Trial  # noqa: E402
-from tests.campaigns.preference_shapes import theirs  # noqa: E402
 
 
 def sides(step):

@@ -20,10 +20,10 @@ import torch
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
+from campaigns.drawn_models import drawn  # noqa: E402
+from campaigns.model_shapes import Trial  # noqa: E402
 from qlora_wgpu.gpu.device import Device  # noqa: E402
 from references.projections import projections  # noqa: E402
-from tests.campaigns.drawn_models import drawn  # noqa: E402
-from tests.campaigns.model_shapes import Trial  # noqa: E402
 
 CASES = [
     "deepseek_v2:1", "deepseek_v3:1", "ernie4_5_moe:2", "exaone_moe:1", "gemma4_text:1",

@@ -162,6 +162,21 @@ def test_products_that_are_wrong_when_large_are_found(broken, beyond):
     assert any(not result.good for result in found)
 
 
+@pytest.mark.parametrize(
+    ("path", "before", "after", "check"),
+    [
+        ("cross_entropy/total.wgsl", "stats[0] += total", "stats[0] = total", "cross_entropy"),
+        ("rms_norm/backward.wgsl", "(r * mean)", "(r + mean)", "rms_norm"),
+        ("sampling/choose.wgsl", "x[$e] > best", "x[$e] >= best", "choice"),
+    ],
+)
+def test_one_other_operator_is_found(device, broken, path, before, after, check):
+    broken(path, before, after)
+    cases = [case for case in cases_for(device.profile) if case.check == check]
+    found = (results._result(device, [case], "own", device.profile, "bfloat16") for case in cases)
+    assert any(not result.good for result in found)
+
+
 def test_what_a_run_does_not_launch_is_not_checked(sound, broken):
     broken("glu/forward.wgsl", "fn each", "fn other")
     sound()

@@ -8,7 +8,7 @@ from qlora_wgpu.gpu.profile import GPU_PROFILE
 from qlora_wgpu.selfcheck import results
 from qlora_wgpu.selfcheck.runner import Runner
 
-# All checks are a campaign (tests/campaigns/poisoned_memory.py).
+# All checks are a campaign (campaigns/poisoned_memory.py).
 CHECKS = ("rms_norm", "few_rows", "cross_entropy", "only_use")
 
 

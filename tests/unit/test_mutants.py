@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.python_mutants import of_a_module
+from campaigns.python_mutants import of_a_module
 from tools import mutants as tool
 from tools.mutants import KINDS, ROOT, Nearness, drawn, failed_test, kind_of, room_of, rooms
 

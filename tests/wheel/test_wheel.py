@@ -41,14 +41,16 @@ def test_it_holds_every_shader_and_configuration(wheel):
         for path in files:
             assert f"qlora_wgpu/{path.relative_to(ROOT).as_posix()}" in inside
     assert {"qlora_wgpu/py.typed", "qlora_wgpu/report/page.html.jinja"} <= inside
-    assert not any(name.startswith(("tests/", "demo/")) for name in inside)
+    assert not any(name.startswith(("tests/", "campaigns/", "demo/")) for name in inside)
 
 
 def test_a_source_distribution_holds_what_its_tests_read(tmp_path):
     with tarfile.open(build("sdist", tmp_path)) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
-    folders = ["qlora_wgpu", "shaders", "configs", "tests", "demo", "docs", "tools", "benchmarks"]
-    files = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.is_file()]
+    folders = ["qlora_wgpu", "shaders", "configs", "tests", "campaigns", "demo", "docs", "tools"]
+    files = [
+        p for folder in [*folders, "benchmarks"] for p in (ROOT / folder).rglob("*") if p.is_file()
+    ]
     kept = {p.relative_to(ROOT).as_posix() for p in files if "__pycache__" not in p.parts}
     assert kept | {"pyproject.toml", "Makefile", "README.md", "LICENSE"} <= inside
     assert not any("__pycache__" in name for name in inside)
