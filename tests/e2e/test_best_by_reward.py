@@ -119,6 +119,7 @@ def test_a_plateau_by_a_reward_goes_on_with_what_it_knows(folder, at):
     assert all((adapter(again)[name] == array).all() for name, array in adapter(result).items())
 
 
+@pytest.mark.full
 def test_another_figure_is_looked_for_anew(folder):
     """Of the steps before, it is not known which adapter was its best."""
     observer = Told()

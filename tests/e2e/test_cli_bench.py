@@ -127,7 +127,7 @@ def test_a_folder_with_weights(place):
     assert figures["workload"]["weights"] == "model"
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_without_timestamps_the_host_times_what_it_can(place, device, monkeypatch):
     for module in (measuring, timing):
         monkeypatch.setattr(module, "has_timestamps", lambda device: False)

@@ -83,6 +83,7 @@ def test_a_gradient_in_halves_is_near(place, whole):
     assert 0 < apart < 0.1
 
 
+@pytest.mark.full
 def test_moments_of_8_bits_go_on_to_the_bit(place):
     optim = {"name": "adamw_8bit"}
     straight = trained(place, "8 bits straight", optim=optim)[1]
@@ -90,7 +91,7 @@ def test_moments_of_8_bits_go_on_to_the_bit(place):
     assert trained(place, "8 bits", resume=True, optim=optim)[1] == straight
 
 
-@pytest.mark.cover(dtype=["bfloat16"])
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_what_waits_in_host_memory_has_the_same_bits(device, place, dtype):
     """A tied head that is streamed, whose embedding the host looks up, and an embedding alone."""

@@ -79,7 +79,7 @@ def test_every_mixture_is_recorded():
     assert kinds(CASES) == kinds(every)
 
 
-@pytest.mark.slow
+@pytest.mark.cover(case=["mixtral-experts", "gpt_oss-experts", "gemma4-experts"])
 @pytest.mark.parametrize("case", CASES)
 def test_against_peft(device, tmp_path, case):
     base, folder, recorded = folders(case, tmp_path)
@@ -98,6 +98,7 @@ def test_against_peft(device, tmp_path, case):
         assert np.linalg.norm(ours - exact) <= 2e-5 * np.linalg.norm(exact), name
 
 
+@pytest.mark.cover(case=["mixtral-experts"])
 @pytest.mark.parametrize("case", ["mixtral-experts", "gemma4-experts"])
 def test_bfloat16(device, tmp_path, case):
     base, folder, _ = folders(case, tmp_path)

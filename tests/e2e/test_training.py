@@ -239,7 +239,7 @@ def test_a_held_out_loss_that_is_not_finite_ends_the_run(folder, device, tmp_pat
     assert [row["step"] for row in metrics(tmp_path / "r")] == [0, 1, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_how_a_step_is_cut_does_not_matter(folder, device, tmp_path):
     """4 rows at once, 2 and 2, or one by one: with labels of unlike number in each row."""
     adapters, logged = [], []

@@ -59,7 +59,7 @@ def run(place, name, packing, columns="{}", observer=None):
     return result, (row["loss"], row["grad_norm"])
 
 
-@pytest.mark.slow
+@pytest.mark.cover(packing=["true"])
 @pytest.mark.parametrize("packing", ["false", "true"])
 def test_a_weight_is_a_number_of_rows(place, packing):
     observer = Planned()
@@ -75,6 +75,7 @@ def test_a_weight_is_a_number_of_rows(place, packing):
     assert weighted != pytest.approx(plain, rel=1e-3)
 
 
+@pytest.mark.cover(packing=["true"])
 @pytest.mark.parametrize("packing", ["false", "true"])
 def test_weights_count_beside_each_other_alone(place, scaled, packing):
     """However small or large all are: squares of their gradient would be 0 or infinite."""

@@ -99,7 +99,7 @@ ROWS["padding in front and within"][1, 38:44] = 0
 ROWS["blocks of padding"][0, :97] = 0
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.parametrize("rows", ROWS)
 def test_rows(device, halves, rows):
     check(device, halves, ROWS[rows])

@@ -57,6 +57,7 @@ def test_packed_samples(device, profile, dtype):
     compare(device, profile, dtype, Heads(2, 4, 24, 40), PACKED, 16)
 
 
+@pytest.mark.cover(beyond=[1, None], chunk=[16, 64])
 @pytest.mark.parametrize("chunk", [16, 32, 64])
 @pytest.mark.parametrize("beyond", [-1, 0, 1, None])
 def test_every_length(device, chunk, beyond):
