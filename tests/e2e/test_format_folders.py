@@ -129,6 +129,7 @@ def computed(folder, scheme, dtype, device):
     return *model.loss_and_grads(ids, labels, mask), [str(each.message) for each in told]
 
 
+@pytest.mark.cover(own=[True])
 @pytest.mark.parametrize(("own", "dtype"), [(True, "float32"), (False, "bfloat16")])
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_trains_as_its_dequantized_weights(device, monkeypatch, folders, kind, own, dtype):

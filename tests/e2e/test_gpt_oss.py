@@ -83,6 +83,7 @@ def opened(folder, device, dtype, scheme):
     return model
 
 
+@pytest.mark.cover(dtype=["bfloat16"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_experts_train_as_they_are(device, folders, dtype):
     """Bit by bit as with experts that are no longer quantized, by MXFP4's own definition."""

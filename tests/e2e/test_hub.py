@@ -39,6 +39,7 @@ def files(log):
     }
 
 
+@pytest.mark.full
 def test_a_run_from_the_hub(hub, tmp_path):
     env, log = hub
     for target in ("owner/tiny-model", "run.yaml"):
@@ -86,6 +87,7 @@ def configurations(hub, tmp_path):
     return hub[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "held_out", "texts"),
     [
@@ -107,6 +109,7 @@ def test_a_configuration_of_a_data_set(configurations, tmp_path, name, held_out,
         assert rows == texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -120,6 +123,7 @@ def test_configurations_that_are_not_there(configurations, tmp_path, name, messa
     assert done.returncode == 2 and message in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
     [

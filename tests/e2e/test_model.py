@@ -121,7 +121,7 @@ def test_dropout_is_the_same_when_recomputed(folder, device):
     assert np.array_equal(flats[0], flats[1]) and flats[0].any()
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_row_shards_change_nothing(folder, model, device, monkeypatch):
     ids, labels = sample()
     expected = model.loss_and_grads(ids, labels)

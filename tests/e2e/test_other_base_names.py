@@ -32,6 +32,7 @@ def each_time(monkeypatch):
     monkeypatch.setattr("qlora_wgpu.lora.base_names._told", set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

@@ -50,6 +50,7 @@ def test_gated_units(device, dtype, arguments):
     assert not {"glu/forward.wgsl", "few_rows/strips.wgsl"} & bench.shaders
 
 
+@pytest.mark.cover(rows=[3])
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_gated_units_have_the_bits_of_two_launches(device, monkeypatch, dense, rows):
@@ -78,6 +79,7 @@ def test_other_profiles_have_none(device):
     assert not any("strip" in path for path in bench.shaders)
 
 
+@pytest.mark.cover(dense=[False])
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_row_has_the_same_bits_beside_any_others(device, dense):
     x = np.random.default_rng(3).standard_normal((19, 256))

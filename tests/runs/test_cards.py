@@ -21,6 +21,7 @@ def workload():
     return runs.estimate("S", seq=256).workload
 
 
+@pytest.mark.slow
 def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
     monkeypatch.setattr(cards, "GIB", MIB)
     monkeypatch.setattr(cards, "room_of", lambda nbytes: nbytes)
@@ -54,6 +55,7 @@ def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
     assert any("on the host" in cell for cell in shown)
 
 
+@pytest.mark.cover(family=["qwen3_moe"])
 @pytest.mark.parametrize(
     ("family", "sizes"),
     [
