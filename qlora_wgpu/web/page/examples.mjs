@@ -1,9 +1,11 @@
 /** Rows as token ids and labels, as data/formats.py and data/row_source.py make them. */
 
-import { CHATS, conversationOf, EmptyRow, formatOf, fromJson, isLeftOut, USUAL_ROLES } from './conversations.mjs';
+import { EmptyRow, fromJson } from './canonical_messages.mjs';
+import { CHATS, conversationOf, formatOf, keysOf, USUAL_ROLES } from './conversations.mjs';
 import { Told } from './device.mjs';
 import { isSome } from './json.mjs';
 import { heedsMarks, learntTurns } from './learnt_turns.mjs';
+import { LeftOut } from './left_out.mjs';
 import { documentIds, MOST_OF_A_ROW } from './long_text.mjs';
 import { isBlank, strip } from './strip.mjs';
 import { checkSize } from './tokens.mjs';
@@ -22,7 +24,7 @@ export class RowEncoder {
    * @param {number|null} turnEnd The token that the template writes behind an assistant's turn.
    */
   constructor(tokenizer, template, how, turnEnd = null) {
-    Object.assign(this, { tokenizer, template, how, turnEnd });
+    Object.assign(this, { tokenizer, template, how, turnEnd, finders: new WeakMap() });
   }
 
   /**
@@ -40,7 +42,7 @@ export class RowEncoder {
     const unknown = { tokens: 0, rows: 0 };
     let [bad, spared] = [0, 0]; // rows that say so of themselves, or of all turns that they are not learnt
     const ends = this._ends();
-    this.dropped = new Map(); // numbers of conversations of which the template leaves out messages of a role
+    this.dropped = new Map(); // numbers of conversations of which the template leaves something out, by what it is
     rows.forEach(({ where, row: given }, index) => {
       if (index % 100 === 0) progress(index);
       try {
@@ -136,6 +138,7 @@ export class RowEncoder {
 
   /** Ids and labels of a row. */
   encode(row, format) {
+    if (keysOf(format).every((key) => row[key] === null)) throw new EmptyRow('the row has nothing of its format');
     if (CHATS.includes(format)) return this._chat(format, row);
     if (format === 'prompt/completion') return this._answer(textOf(row, 'prompt'), textOf(row, 'completion'));
     if (format === 'instruction/output') return this._instruction(row);
@@ -146,11 +149,13 @@ export class RowEncoder {
     const { train_on: wanted } = this.how;
     const conversation = conversationOf(key, row, this.template !== null && heedsMarks(this.template, wanted));
     if (!this.template) throw new Told('the rows are conversations, but this site has no chat template: write it with data.chat_template');
-    const { messages } = conversation;
-    const { text, spans, spared } = learntTurns(this.template, conversation, wanted, this.tokenizer.specialTokens.eos_token);
-    const roles = messages.filter((message) => isLeftOut(message, text)).map(({ role }) => role);
-    for (const role of new Set(roles)) this.dropped.set(role, (this.dropped.get(role) ?? 0) + 1);
-    return { ...this._masked(text, spans, false), spared };
+    const template = this.template.suited(conversation);
+    const { text, spans, spared, turns } = learntTurns(template, conversation, wanted, this.tokenizer.specialTokens.eos_token);
+    if (!this.finders.has(template)) this.finders.set(template, new LeftOut(template));
+    const leftOut = this.finders.get(template).of(conversation, text, wanted === 'all' ? new Set() : turns);
+    const encoded = this._masked(text, spans, false);
+    for (const what of leftOut) this.dropped.set(what, (this.dropped.get(what) ?? 0) + 1);
+    return { ...encoded, spared };
   }
 
   _instruction(row) {

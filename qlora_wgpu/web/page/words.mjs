@@ -1,6 +1,6 @@
 /** Figures as the page shows them. */
 
-const MOST_ROLES = 5; // in a warning
+const MOST_LEFT_OUT = 5; // kinds, in a warning
 
 export const OF_EARLIER_SITE = 'What is kept from before was trained by an earlier version of this site, and cannot be used by this one: new training takes its place.';
 
@@ -51,12 +51,9 @@ function ofSpared(spared, counts) {
   return ` ${number(spared)} of ${counted(counts.rows, 'row')} ${spared === 1 ? 'has' : 'have'} no turn to learn without weight 0 or train false.`;
 }
 
-/** What the chat template leaves out, by the roles that say it. */
+/** What the chat template leaves out. */
 function ofDropped(dropped) {
-  return dropped.slice(0, MOST_ROLES).map(([role, count]) => {
-    const what = role === 'system' ? 'the system message' : `messages of the role '${role}'`;
-    return ` The chat template leaves ${what} out of ${counted(count, 'row')}.`;
-  }).join('');
+  return dropped.slice(0, MOST_LEFT_OUT).map(([what, count]) => ` The chat template leaves ${what} out of ${counted(count, 'row')}.`).join('');
 }
 
 function ofUnknown({ tokens, rows, text }, counts) {

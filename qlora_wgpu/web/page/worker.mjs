@@ -38,7 +38,7 @@ const requests = {
     await state.files.keep([site.text.tokenizer]);
     const file = JSON.parse(new TextDecoder().decode(await state.files.bytes(site.text.tokenizer)));
     state.tokenizer = new Tokenizer(file, site.text);
-    state.template = site.text.template === null ? null : new ChatTemplate(site.text.template, site.text.special_tokens);
+    state.template = site.text.template === null ? null : new ChatTemplate(site.text.template, site.text.special_tokens, site.text.tool_template);
     state.prompts = new Prompts(await state.files.json(site.text.prompts), state.tokenizer, state.template, site.text.alpaca);
     const { device, vendor } = await openDevice(navigator.gpu, site.needs, navigator.userAgent);
     device.destroy();
