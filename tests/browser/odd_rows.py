@@ -51,6 +51,11 @@ TEXTS = (
 DEVELOPER = WRITES.replace("m.x", "'!' if m.role == 'developer' else ''")
 # MarkupSafe escapes what is added to a text that is safe; the answer's header differs by an option.
 SAFE = TEXTS.replace("c.function.arguments }}", "(c.function.arguments | tojson | safe) }}")
+# Of an object it asks what the page does not know, so that text in its place would be another row.
+SWAPS = TEXTS.replace(
+    "c.function.arguments }}",
+    "(c.function.arguments if c.function.arguments is string else 'x'.swapcase()) }}",
+)
 OPTION = PASSAGES.replace("{{ '|' }}", "{{ '!' if loud else '|' }}")
 # Turns that stand in pieces, and one that begins behind what is no header of its own.
 PIECES = (
@@ -279,6 +284,7 @@ FILES = {
     "canonical.jsonl": [
         chat(tool_calls=None, name=None),
         line({"messages": TWICE[:2], "tools": ""}),
+        *(line({"messages": TWICE[:2], "images": images}) for images in ([], ["a.png"])),
         line({"messages": TWICE[:2], "tools": "null"}),
         line({"messages": TWICE[:2], "chat_template_kwargs": {"messages": []}}),
         line({"messages": TWICE[:2], "chat_template_kwargs": "x"}),
@@ -402,11 +408,14 @@ TEMPLATES = {
     "llama3": CALLED + CHATS,
     "gemma": CALLED + CHATS,
 }
+# A tokenizer's own templates: the second is that of conversations with tools.
+OF_TOKENIZER = (WRITES.replace("m.x", "''"), CALLS.replace("<call>", "<called>"))
 # What Python alone writes as it is: its own notations, and keys in any order.
 OTHERWISE = [
     *((CALLS, called({"x": value})) for value in (1.0, 1e20, 1e-7, -0.0, 12345678901234567890)),
     (CALLS, called({"b": "y", "2": "z", "1": "w"})),
     (CALLS, called({"x": "y"}, tools=[{"name": "f", "most": 2.0}])),
+    (SWAPS, called({"x": "y"})),
     (WRITES, chat(x=["a"])),
     (WRITES, chat(x={"a": 1})),
 ]
@@ -428,6 +437,7 @@ def cases():
         yield from ((name, text, "chatml", *plain) for text in texts)
     for template, texts in TEMPLATES.items():
         yield from (("rows.jsonl", text, template, *plain) for text in texts)
+    yield from (("rows.jsonl", text, None, *plain) for text in CHATS[:12])
     yield from (("rows.jsonl", text, template, *plain) for template, text in OTHERWISE)
     yield from (
         ("rows.jsonl", LONG + row, "chatml", *cut) for cut in CUTS for row in (LONG, "", chat())

@@ -13,6 +13,7 @@ import { checkSize } from './tokens.mjs';
 const IGNORED = -100;
 const UNASKED = 'no turn to learn without weight 0 or train false';
 const MOST_ROLES = 8; // in a message
+const UNREAD = ['image', 'images', 'video', 'videos', 'audio', 'audios']; // as TRL has them
 const TASK = 'Below is an instruction that describes a task';
 const REQUEST = 'Write a response that appropriately completes the request.';
 
@@ -40,6 +41,7 @@ export class RowEncoder {
     let [format, unreached] = [null, 0]; // rows whose cut leaves out all that is learnt
     const silent = { rows: 0, roles: new Set() }; // in which the assistant says nothing
     const unknown = { tokens: 0, rows: 0 };
+    const unread = new Map(); // numbers of rows by columns of which nothing is learnt
     let [bad, spared] = [0, 0]; // rows that say so of themselves, or of all turns that they are not learnt
     const ends = this._ends();
     this.dropped = new Map(); // numbers of conversations of which the template leaves something out, by what it is
@@ -53,6 +55,7 @@ export class RowEncoder {
         if (own !== format) {
           throw new Told(`a row of the format '${own}' stands among rows of '${format}': give each format its own file`);
         }
+        for (const column of UNREAD.filter((each) => isSome(given[each] ?? null))) unread.set(column, (unread.get(column) ?? 0) + 1);
         const whole = this.encode(row, own);
         this._countUnknown(whole.ids, unknown);
         ends.learnt ||= this._learnsEnd(whole.labels, own);
@@ -75,8 +78,8 @@ export class RowEncoder {
       }
     });
     if (!examples.length) throw new Told(nothing(counts, unreached, spared, silent, this.how));
-    const dropped = [...this.dropped].sort(([, a], [, b]) => b - a);
-    return { examples, counts, format, unknown, ends, dropped, bad, spared };
+    const dropped = mostFirst(this.dropped);
+    return { examples, counts, format, unknown, ends, dropped, unread: mostFirst(unread), bad, spared };
   }
 
   /** Whether there is a token that ends what is learnt, and whether it is learnt; none that is known is not missed. */
@@ -114,7 +117,7 @@ export class RowEncoder {
     const counts = { rows: examples.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
     const unknown = { tokens: 0, rows: 0 };
     for (const piece of examples) this._countUnknown(piece, unknown);
-    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text', unknown, ends: { ...this._ends(), learnt: true }, dropped: [], bad: 0, spared: 0 };
+    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text', unknown, ends: { ...this._ends(), learnt: true }, dropped: [], unread: [], bad: 0, spared: 0 };
   }
 
   /** A row whose columns have the names that formats know. */
@@ -238,6 +241,8 @@ function requireText(text) {
 function isLabelledFalse({ label }) {
   return label === false || (typeof label === 'string' && strip(label).toLowerCase() === 'false');
 }
+
+const mostFirst = (numbers) => [...numbers].sort(([, a], [, b]) => b - a);
 
 const learns = ({ labels }) => labels.slice(1).some((label) => label !== IGNORED);
 

@@ -23,14 +23,14 @@ export function ofMemory(memory, longest = Infinity) {
 }
 
 /** What was found in a file. */
-export function ofData(name, { rows, held, tokens, learnt, counts, unknown, ends, dropped, bad, spared, document }) {
+export function ofData(name, { rows, held, tokens, learnt, counts, unknown, ends, dropped, unread, bad, spared, document }) {
   const left = [
     counts.truncated && `${number(counts.truncated)} cut to fit`, counts.dropped && `${number(counts.dropped)} too long and left out`,
     counts.without_labels && `${number(counts.without_labels)} with nothing to learn left out`, counts.empty && `${number(counts.empty)} empty`,
   ].filter(Boolean);
   const what = document ? `one text in ${counted(rows, 'piece')}` : counted(rows, 'row');
   return `${name}: ${what} to learn from (${counted(tokens, 'token')}, ${number(learnt)} of them learnt)` +
-    `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.${ofEnds(ends)}${ofBad(bad, counts)}${ofSpared(spared, counts)}${ofDropped(dropped)}${ofUnknown(unknown, counts)}`;
+    `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.${ofEnds(ends)}${ofBad(bad, counts)}${ofSpared(spared, counts)}${ofDropped(dropped)}${ofUnread(unread)}${ofUnknown(unknown, counts)}`;
 }
 
 function ofEnds({ known, learnt }) {
@@ -54,6 +54,10 @@ function ofSpared(spared, counts) {
 /** What the chat template leaves out. */
 function ofDropped(dropped) {
   return dropped.slice(0, MOST_LEFT_OUT).map(([what, count]) => ` The chat template leaves ${what} out of ${counted(count, 'row')}.`).join('');
+}
+
+function ofUnread(unread) {
+  return unread.map(([column, count]) => ` The column ${column} of ${counted(count, 'row')} is not read: only text is.`).join('');
 }
 
 function ofUnknown({ tokens, rows, text }, counts) {
