@@ -3,6 +3,7 @@
 import json
 
 from data.test_chat_turns import CHAT, ELSEWHERE, FORGETS, RETURNS, THINKS
+from references.chat_masks import OTHERS
 from references.conversations import CONVERSATIONS
 
 from qlora_wgpu.limits import MAX_LINE
@@ -438,6 +439,9 @@ def cases():
     for template, texts in TEMPLATES.items():
         yield from (("rows.jsonl", text, template, *plain) for text in texts)
     yield from (("rows.jsonl", text, None, *plain) for text in CHATS[:12])
+    for source in (path.read_text() for path in sorted(OTHERS.glob("*.jinja"))):
+        if "strftime_now" not in source:  # templates of models, where they can be had
+            yield from (("rows.jsonl", text, source, *plain) for text in CHATS)
     yield from (("rows.jsonl", text, template, *plain) for template, text in OTHERWISE)
     yield from (
         ("rows.jsonl", LONG + row, "chatml", *cut) for cut in CUTS for row in (LONG, "", chat())
