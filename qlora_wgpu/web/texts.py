@@ -46,6 +46,7 @@ def put_texts(files: SiteFiles, folder: Path, settings: Config, longest: int) ->
         "special_tokens": dict(tokenizer.special_tokens),
         "eos_ids": sorted(tokenizer.eos_token_ids),
         "template": None if template is None else template.source,
+        "tool_template": None if template is None else template.tool_source,
         "alpaca": BUILT_IN_TEMPLATES["alpaca"],
         "prompts": files.put_json("prompts.plan", told),
         "rows": {

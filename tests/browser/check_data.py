@@ -171,6 +171,7 @@ def in_python(path, tokenizer, how):
         "notes": {
             "endless": any("no end-of-turn token is learnt" in each for each in found.warnings),
             "dropped": any("the chat template leaves" in each for each in found.warnings),
+            "unread": any("is not read: only text is" in each for each in found.warnings),
             "spared": any("no turn to learn without weight 0" in each for each in found.warnings),
             "bad": any("labelled false and learnt" in each for each in found.warnings),
         },

@@ -4,7 +4,7 @@ import json
 
 import pytest
 from browser.check_data import backends, in_python
-from browser.odd_rows import OTHERWISE, cases, long_cases
+from browser.odd_rows import OF_TOKENIZER, OTHERWISE, cases, long_cases
 
 from qlora_wgpu import data
 from qlora_wgpu.data import find_chat_template
@@ -22,6 +22,7 @@ def given_to_page(name, text, tokenizer, template, how):
         "text": text,
         "tokenizer": kind_for(name),
         "template": template.source,
+        "tool_template": template.tool_source,
         "special_tokens": SPECIAL,
         "turn_end": end_of_turn(template, tokenizer),
         "how": {
@@ -43,11 +44,13 @@ def in_both(browser, ask, folder, cases):
     """What the page and Python make of some cases: as given to the page, found there, wanted."""
     files = {name: backend for name, backend in backends().items() if name in ("bytes", "joined")}
     known = {name: data.Tokenizer(backend, SPECIAL) for name, backend in files.items()}
+    known["bytes"].chat_template, known["bytes"].tool_template = OF_TOKENIZER
     given, wanted = [], []
     for name, text, setting, truncation, longest in cases:
         tokenizer = known[kind_for(name)]
         template = find_chat_template(setting, tokenizer)
-        how = Preparation(longest, template.source, truncation=truncation)
+        own = None if setting is None else template.source
+        how = Preparation(longest, own, truncation=truncation)
         whole = text if isinstance(text, str) else "".join(part * count for part, count in text)
         (folder / name).write_bytes(whole.encode())
         wanted.append(in_python(folder / name, tokenizer, how))
@@ -77,7 +80,7 @@ def test_odd_rows(browser, ask, tmp_path):
             assert got == want, shown
     assert sum(want is not None for want in wanted) > len(wanted) // 2
     notes = [want["notes"] for want in wanted if want is not None]
-    for name in ("endless", "dropped", "bad", "spared"):
+    for name in ("endless", "dropped", "unread", "bad", "spared"):
         assert {note[name] for note in notes} == {True, False}
 
 

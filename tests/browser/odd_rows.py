@@ -3,6 +3,8 @@
 import json
 
 from data.test_chat_turns import CHAT, ELSEWHERE, FORGETS, RETURNS, THINKS
+from references.chat_masks import OTHERS
+from references.conversations import CONVERSATIONS
 
 from qlora_wgpu.limits import MAX_LINE
 
@@ -36,6 +38,32 @@ LEAVES_OUT = (
     "{% for m in messages if m.role != 'system' %}{{ m.role + ': ' + m.content + '\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+# What templates want of messages: contents in parts, arguments as text, and the role developer.
+PARTS = (
+    "{% for m in messages %}" + HEAD + "{% for p in m.content %}{{ p.text }}{% endfor %}"
+    "{{ '</s>\n' }}{% endfor %}" + PROMPT
+)
+TEXTS = (
+    "{% for m in messages %}" + HEAD + "{{ m.content }}{% for c in m.tool_calls or [] %}"
+    "{{ '<call>' + c.function.name + ' ' + c.function.arguments }}{% endfor %}"
+    "{{ '</s>\n' }}{% endfor %}" + PROMPT
+)
+DEVELOPER = WRITES.replace("m.x", "'!' if m.role == 'developer' else ''")
+# MarkupSafe escapes what is added to a text that is safe; the answer's header differs by an option.
+SAFE = TEXTS.replace("c.function.arguments }}", "(c.function.arguments | tojson | safe) }}")
+# Of an object it asks what the page does not know, so that text in its place would be another row.
+SWAPS = TEXTS.replace(
+    "c.function.arguments }}",
+    "(c.function.arguments if c.function.arguments is string else 'x'.swapcase()) }}",
+)
+OPTION = PASSAGES.replace("{{ '|' }}", "{{ '!' if loud else '|' }}")
+# Turns that stand in pieces, and one that begins behind what is no header of its own.
+PIECES = (
+    "{% for m in messages if m.role != 'tool' %}" + HEAD + "{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ '<call>' + c.function.name }}"
+    "{{ '<result>' + messages[loop.index0 + 2].content + '</result>' }}{% endfor %}"
+    "{{ '</s>\n' }}{% endfor %}" + PROMPT.replace("\n'", "\n<think>'")
 )
 
 
@@ -227,6 +255,9 @@ FILES = {
         '[{"text": "a"}, {"text": "b"',
         '[[{"text": "a"}]]',
         "null",
+        '{"rows": [{"text": "a"}]}',
+        '{"text": ["a"]}',
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}',
         "[{}]",
         '\ufeff [{"text": "a"}, {}, {"text": ""}]',
         '\xa0[{"text": "a"}]',
@@ -251,6 +282,29 @@ FILES = {
         'messages,tools\n"\u3000[{""role"":""assistant"",""content"":""b""}]","[{""name"":""f""}]"\n',
         'messages,tools\n"[{""role"":""assistant"",""content"":""b""}]","{""name"":""f""}"\n',
     ],
+    "canonical.jsonl": [
+        chat(tool_calls=None, name=None),
+        line({"messages": TWICE[:2], "tools": ""}),
+        *(line({"messages": TWICE[:2], "images": images}) for images in ([], ["a.png"])),
+        line({"messages": TWICE[:2], "tools": "null"}),
+        line({"messages": TWICE[:2], "chat_template_kwargs": {"messages": []}}),
+        line({"messages": TWICE[:2], "chat_template_kwargs": "x"}),
+        line({"messages": TWICE[:2], "chat_template_kwargs": None}),
+        line({"messages": None, "text": None}) + chat(),
+        line({"messages": [{"role": "developer", "content": "Be"}, *TWICE[:2]]}),
+        line({"messages": [TWICE[1], *TWICE[:2]]}),
+        chat(content="<think>\nHm\n</think>\n\nThe fox"),
+        chat(content=None, reasoning_content="Hm"),
+        chat(content=5),
+        chat(tool_calls={}),
+        chat(tool_calls=[{"function": None}]),
+        chat(function_call={}),
+        chat(function_call=[]),
+        line({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": None}]})
+        + line({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}),
+        line({"prompt": None, "completion": None, "x": 1}) + pair(True),
+        line({"messages": [{**TWICE[0], "function": 1}, {"role": "assistant"}]}),
+    ],
     "chats.jsonl": [
         line({"messages": [{"role": "system", "content": "Be"}]}) * 2,
         line({"messages": [{"role": "system", "content": "Be"}]}) + chat(),
@@ -266,6 +320,34 @@ FILES = {
         line({"prompt": "a", "completion": None}),
     ],
 }
+CALL = {"name": "f", "arguments": {"x": "y"}}
+CALLED = [
+    *(called({"x": value}) for value in ("<a> & 'b'", {"b": ["y", 7, 1.5, None]}, 2, "'", "")),
+    called('{"x": "y", "n": null}'),
+    called("x"),
+    called(None),
+    chat(function_call={"name": "f", "arguments": '{"x": "y"}'}, content=None),
+    chat(function_call='{"name": "f", "arguments": null, "parameters": {"x": "y"}}'),
+    chat(tool_calls=[{"id": "1", **CALL}, {"name": "f", "parameters": {"x": "z"}}]),
+    chat(tool_calls=json.dumps([CALL])),
+    line({"messages": [TWICE[0], {"role": "assistant", "content": "", "tool_calls": [CALL]}]}),
+    line({"messages": [*TWICE[:2], {"role": "function", "name": "f", "content": "o"}]}),
+]
+CHATS = [
+    line({"messages": messages} | ({"tools": tools} if tools else {}))
+    for messages, tools in CONVERSATIONS.values()
+]
+LONG_CHAT = line(
+    {
+        "messages": [
+            {"role": role, "content": f"{role} {number}", **more}
+            for number in range(24)
+            for role, more in (("user", {}), ("assistant", {"reasoning_content": "Hm"}))
+        ]
+    }
+)
+
+
 # By template: what it makes of thoughts, calls and values that have notations of their own.
 TEMPLATES = {
     CALLS: [
@@ -279,10 +361,28 @@ TEMPLATES = {
         ),
         called({}),
         called('{"x": "y"}'),
+        *CALLED,
+        *CHATS,
     ],
-    THOUGHTS: [chat(), chat(thinking="Hm"), chat(reasoning="Hm"), chat(thinking="Hm") * 2],
+    PARTS: [chat(), chat(content=[{"type": "text", "text": part} for part in "ab"])],
+    TEXTS: CALLED + CHATS,
+    SAFE: CALLED,
+    PIECES: CALLED + CHATS,
+    DEVELOPER: [
+        line({"messages": [{"role": "developer", "content": "Be"}, *TWICE[:2]]}),
+        line({"messages": [{"role": "system", "content": "Be"}, *TWICE[:2]]}),
+    ],
+    OPTION: [
+        line({"messages": TWICE[:2], "chat_template_kwargs": {"loud": loud}}) * 2 + chat()
+        for loud in (True, False, None)
+    ],
+    THOUGHTS: [
+        *(chat(), chat(thinking="Hm"), chat(reasoning="Hm"), chat(thinking="Hm") * 2, LONG_CHAT),
+        *CHATS,
+    ],
     WRITES: [chat(x="y"), chat(x=True), chat(x=None), chat(x=[]), chat(x=3), chat(x=0.5)],
-    **{template: [line({"messages": CHAT})] for template in (RETURNS, THINKS, FORGETS)},
+    **{template: [line({"messages": CHAT})] for template in (RETURNS, THINKS)},
+    FORGETS: [line({"messages": CHAT}), LONG_CHAT, *CHATS],
     ELSEWHERE: [chat(), chat(reasoning_content="because")],
     PASSAGES: MARKED,
     "llama2": SYSTEMS,
@@ -305,13 +405,18 @@ TEMPLATES = {
             }
         ),
     ],
-    "chatml": [chat(), chat(content="The quick fox " * 20)],
+    "chatml": [chat(), chat(content="The quick fox " * 20), LONG_CHAT, *CALLED, *CHATS],
+    "llama3": CALLED + CHATS,
+    "gemma": CALLED + CHATS,
 }
+# A tokenizer's own templates: the second is that of conversations with tools.
+OF_TOKENIZER = (WRITES.replace("m.x", "''"), CALLS.replace("<call>", "<called>"))
 # What Python alone writes as it is: its own notations, and keys in any order.
 OTHERWISE = [
     *((CALLS, called({"x": value})) for value in (1.0, 1e20, 1e-7, -0.0, 12345678901234567890)),
     (CALLS, called({"b": "y", "2": "z", "1": "w"})),
     (CALLS, called({"x": "y"}, tools=[{"name": "f", "most": 2.0}])),
+    (SWAPS, called({"x": "y"})),
     (WRITES, chat(x=["a"])),
     (WRITES, chat(x={"a": 1})),
 ]
@@ -333,6 +438,10 @@ def cases():
         yield from ((name, text, "chatml", *plain) for text in texts)
     for template, texts in TEMPLATES.items():
         yield from (("rows.jsonl", text, template, *plain) for text in texts)
+    yield from (("rows.jsonl", text, None, *plain) for text in CHATS[:12])
+    for source in (path.read_text() for path in sorted(OTHERS.glob("*.jinja"))):
+        if "strftime_now" not in source:  # templates of models, where they can be had
+            yield from (("rows.jsonl", text, source, *plain) for text in CHATS)
     yield from (("rows.jsonl", text, template, *plain) for template, text in OTHERWISE)
     yield from (
         ("rows.jsonl", LONG + row, "chatml", *cut) for cut in CUTS for row in (LONG, "", chat())

@@ -42,6 +42,14 @@ def test_modules_import_what_others_export():
             assert wanted <= exported, f"{module.name} imports {wanted - exported} of {path}"
 
 
+def test_twins_in_python_that_modules_name_are_there():
+    heads = {path.name: path.read_text(encoding="utf-8").partition("*/")[0] for path in MODULES}
+    named = {name: re.findall(r"\b[a-z_]+/[a-z_]+\.py\b", head) for name, head in heads.items()}
+    assert "data/masking.py" in named["masking.mjs"]
+    package = PAGE.parents[1]
+    assert not {twin for twins in named.values() for twin in twins if not (package / twin).exists()}
+
+
 def test_the_page_has_the_elements_that_its_module_asks_for():
     page = (PAGE / "index.html").read_text(encoding="utf-8")
     module = (PAGE / "app.mjs").read_text(encoding="utf-8")

@@ -24,6 +24,8 @@ from qlora_wgpu.runs.web import SiteServer, write_page
 from qlora_wgpu.training.prompts import save_prompt
 from qlora_wgpu.web import SiteOptions
 from qlora_wgpu.web.page_files import page_folder
+from qlora_wgpu.web.site_files import SiteFiles
+from qlora_wgpu.web.texts import put_texts
 
 DEMO = Path(__file__).parents[2] / "demo" / "demo.yaml"
 # Hugging Face's, as npm has them: dist/tokenizers.min.mjs and dist/index.js.
@@ -221,6 +223,18 @@ def test_the_prompts_of_an_adapter_are_kept_as_a_run_keeps_them(tmp_path, kind, 
         assert path.read_bytes() == content
     assert kept["turn_end"] == prompt.turn_end and kept["stop_text"] == prompt.stop_text
     assert read_prompt_files(tmp_path / "adapter").kind == kind
+
+
+def test_a_site_has_the_template_for_conversations_with_tools(tmp_path):
+    base = tmp_path / "base"
+    shutil.copytree(settings().model.path, base)
+    (base / "chat_template.jinja").write_text("default")
+    (base / "additional_chat_templates").mkdir()
+    (base / "additional_chat_templates/tool_use.jinja").write_text("with tools")
+    for template, told in (("null", ("default", "with tools")), ("with {{ messages }}", None)):
+        config = settings(f"model.path={base}", f"data.chat_template={template}")
+        texts = put_texts(SiteFiles(tmp_path / "out"), base, config, 32)
+        assert (texts["template"], texts["tool_template"]) == (told or (template, None))
 
 
 def test_vendored_libraries_are_those_of_npm():

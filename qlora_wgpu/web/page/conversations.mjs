@@ -1,7 +1,8 @@
 /** What a row holds: its format by its keys, and the messages of a conversation, as data/messages.py. */
 
+import { canonicalMessage, canonicalOptions, canonicalTools, EmptyRow, fromJson, kindOf, parsedAs, textOf } from './canonical_messages.mjs';
 import { Told } from './device.mjs';
-import { isSome, OddNumber, parseJson } from './json.mjs';
+import { isObject, isSome } from './json.mjs';
 import { isBlank, strip } from './strip.mjs';
 import { checkMarks, isMark, marksOf } from './turn_marks.mjs';
 
@@ -39,8 +40,8 @@ export const CHAT_PAIR = 'conversational prompt/completion';
 /** Formats that a chat template writes. */
 export const CHATS = ['messages', 'conversations', CHAT_PAIR];
 
-/** A row that holds nothing: it is left out and counted. */
-export class EmptyRow extends Told {}
+/** The keys that make a format. */
+export const keysOf = (format) => FORMATS[format === CHAT_PAIR ? PAIR : format];
 
 /** The format of a row by its keys; one that columns are named for goes before others. */
 export function formatOf(row, wanted = 'auto', columns = {}) {
@@ -74,11 +75,8 @@ function hintOf(row, formats) {
   return hintOfList(row);
 }
 
-/** What to do where an object has its rows in a list, or is a row by itself. */
+/** What to do where an object has its rows in a list. */
 export function hintOfList(value) {
-  if (isObject(value) && Object.values(FORMATS).some((needed) => needed.every((key) => key in value))) {
-    return ': if this is a row, write [ before it and ] behind it';
-  }
   const list = isObject(value) && Object.keys(value).find((key) => Array.isArray(value[key]) && isObject(value[key][0]));
   return list ? `: if ${quoted(list)} holds the rows, save that list by itself as a .json file` : '';
 }
@@ -90,7 +88,10 @@ function columnFor(key, row) {
     .find((name) => columns.includes(name));
 }
 
-/** Messages and tools of a row of a chat format, and how many messages are its prompt; what messages say of themselves may be checked. */
+/**
+ * Messages, tools and the template's options of a row of a chat format, and how many messages are its prompt; what messages
+ * say of themselves may be checked.
+ */
 export function conversationOf(key, row, checks = false) {
   const turns = key === CHAT_PAIR ? null : fromJson(row[key]);
   const first = Array.isArray(turns) && isObject(turns[0]) ? turns[0] : {};
@@ -112,9 +113,7 @@ export function conversationOf(key, row, checks = false) {
     messages = [{ role: 'system', content: row.system }, ...messages];
     if (key === CHAT_PAIR) prompt++;
   }
-  const tools = fromJson(row.tools ?? null);
-  if (tools !== null && !(Array.isArray(tools) && tools.every(isObject))) throw new Told("'tools' must be a list of objects");
-  return { messages, tools: tools?.length ? tools : null, prompt };
+  return { messages, tools: canonicalTools(row.tools), options: canonicalOptions(row.chat_template_kwargs), prompt };
 }
 
 function messagesOf(key, value, checks) {
@@ -126,18 +125,7 @@ function messagesOf(key, value, checks) {
 
 function checkedMessages(value, key) {
   const messages = listOf(value, `'${key}' must be a list of messages that is not empty`);
-  messages.forEach((message, index) => {
-    const number = index + 1;
-    if (!isObject(message)) throw new Told(`message ${number} must be an object`);
-    if (typeof message.role !== 'string' || !message.role) throw new Told(`message ${number} needs a 'role' such as 'user' or 'assistant'`);
-    const { content } = message;
-    if (typeof content === 'string' || ((content ?? null) === null && isSome(message.tool_calls))) return;
-    if (!Array.isArray(content) || !content.every(isObject)) throw new Told(`message ${number} needs 'content' as text`);
-    if (!content.every((part) => part.type === 'text' && typeof part.text === 'string')) {
-      throw new Told(`message ${number} holds a part that is no text: only text can be learnt`);
-    }
-  });
-  return messages;
+  return messages.map((message, index) => canonicalMessage(message, `message ${index + 1}`));
 }
 
 function fromShareGPT(turns) {
@@ -146,19 +134,21 @@ function fromShareGPT(turns) {
     if (!isObject(turn) || !('from' in turn) || !('value' in turn)) throw new Told(`turn ${number} needs 'from' and 'value'`);
     const role = ROLES[String(turn.from).toLowerCase()];
     if (!role && turn.from !== CALL) throw new Told(`turn ${number} is from '${turn.from}', which is none of ${[...Object.keys(ROLES), CALL].sort().join(', ')}`);
-    if (typeof turn.value !== 'string') throw new Told(`turn ${number} needs 'value' as text`);
-    const said = role ? { role, content: turn.value } : { role: 'assistant', content: '', tool_calls: toolCalls(turn.value, number) };
-    return { ...said, ...marksOf(turn) };
+    const { value } = turn;
+    if (value !== null && typeof value !== 'string') throw new Told(`turn ${number} needs 'value' as text, got ${kindOf(value)}`);
+    const isSaid = role || value === null;
+    const said = isSaid ? { role: role ?? 'assistant', content: value } : { role: 'assistant', content: '', tool_calls: toolCalls(value, number) };
+    return canonicalMessage({ ...said, ...marksOf(turn) }, `turn ${number}`);
   });
 }
 
 function toolCalls(text, number) {
-  const value = parsed(text, `turn ${number} is from '${CALL}', and its value is`);
+  const value = parsedAs(text, `turn ${number} is from '${CALL}', and its value is`);
   const calls = Array.isArray(value) ? value : [value];
   if (!calls.length || !calls.every((call) => isObject(call) && 'name' in call)) {
     throw new Told(`turn ${number} is from '${CALL}': its value must be JSON with 'name' and 'arguments'`);
   }
-  return calls.map((call) => ({ type: 'function', function: { arguments: {}, ...call } }));
+  return calls.map((call) => ({ type: 'function', function: call }));
 }
 
 function listOf(value, requirement) {
@@ -168,28 +158,8 @@ function listOf(value, requirement) {
   return value;
 }
 
-/** Whether a template left a message out that it is free to leave out without being wrong. */
-export function isLeftOut({ role, content }, text) {
-  return (role === 'system' || !USUAL_ROLES.includes(role)) && typeof content === 'string' && !text.includes(strip(content));
-}
-
-export function fromJson(value) {
-  if (typeof value !== 'string' || !strip(value).startsWith('[')) return value;
-  return parsed(value, 'a list kept as text is');
-}
-
-function parsed(text, what) {
-  try {
-    return parseJson(text);
-  } catch (error) {
-    throw error instanceof Told ? new Told(`${what} ${error.message}`) : error;
-  }
-}
-
+/** Whether a message has more than its role, white space and whether it is learnt. */
 function saysAnything(message) {
   const others = Object.entries(message).some(([key, value]) => key !== 'role' && key !== 'content' && !isMark(key) && isSome(value));
-  const parts = Array.isArray(message.content) ? message.content : [{ text: message.content }];
-  return others || parts.some((part) => !isBlank(String(part.text || '')));
+  return others || !isBlank(textOf(message.content));
 }
-
-export const isObject = (value) => value !== null && typeof value === 'object' && !Array.isArray(value) && !(value instanceof OddNumber);

@@ -1,9 +1,11 @@
 /** Rows as token ids and labels, as data/formats.py and data/row_source.py make them. */
 
-import { CHATS, conversationOf, EmptyRow, formatOf, fromJson, isLeftOut, USUAL_ROLES } from './conversations.mjs';
+import { EmptyRow, fromJson } from './canonical_messages.mjs';
+import { CHATS, conversationOf, formatOf, keysOf, USUAL_ROLES } from './conversations.mjs';
 import { Told } from './device.mjs';
 import { isSome } from './json.mjs';
 import { heedsMarks, learntTurns } from './learnt_turns.mjs';
+import { LeftOut } from './left_out.mjs';
 import { documentIds, MOST_OF_A_ROW } from './long_text.mjs';
 import { isBlank, strip } from './strip.mjs';
 import { checkSize } from './tokens.mjs';
@@ -11,6 +13,7 @@ import { checkSize } from './tokens.mjs';
 const IGNORED = -100;
 const UNASKED = 'no turn to learn without weight 0 or train false';
 const MOST_ROLES = 8; // in a message
+const UNREAD = ['image', 'images', 'video', 'videos', 'audio', 'audios']; // as TRL has them
 const TASK = 'Below is an instruction that describes a task';
 const REQUEST = 'Write a response that appropriately completes the request.';
 
@@ -22,7 +25,7 @@ export class RowEncoder {
    * @param {number|null} turnEnd The token that the template writes behind an assistant's turn.
    */
   constructor(tokenizer, template, how, turnEnd = null) {
-    Object.assign(this, { tokenizer, template, how, turnEnd });
+    Object.assign(this, { tokenizer, template, how, turnEnd, finders: new WeakMap() });
   }
 
   /**
@@ -38,9 +41,10 @@ export class RowEncoder {
     let [format, unreached] = [null, 0]; // rows whose cut leaves out all that is learnt
     const silent = { rows: 0, roles: new Set() }; // in which the assistant says nothing
     const unknown = { tokens: 0, rows: 0 };
+    const unread = new Map(); // numbers of rows by columns of which nothing is learnt
     let [bad, spared] = [0, 0]; // rows that say so of themselves, or of all turns that they are not learnt
     const ends = this._ends();
-    this.dropped = new Map(); // numbers of conversations of which the template leaves out messages of a role
+    this.dropped = new Map(); // numbers of conversations of which the template leaves something out, by what it is
     rows.forEach(({ where, row: given }, index) => {
       if (index % 100 === 0) progress(index);
       try {
@@ -51,6 +55,7 @@ export class RowEncoder {
         if (own !== format) {
           throw new Told(`a row of the format '${own}' stands among rows of '${format}': give each format its own file`);
         }
+        for (const column of UNREAD.filter((each) => isSome(given[each] ?? null))) unread.set(column, (unread.get(column) ?? 0) + 1);
         const whole = this.encode(row, own);
         this._countUnknown(whole.ids, unknown);
         ends.learnt ||= this._learnsEnd(whole.labels, own);
@@ -73,8 +78,8 @@ export class RowEncoder {
       }
     });
     if (!examples.length) throw new Told(nothing(counts, unreached, spared, silent, this.how));
-    const dropped = [...this.dropped].sort(([, a], [, b]) => b - a);
-    return { examples, counts, format, unknown, ends, dropped, bad, spared };
+    const dropped = mostFirst(this.dropped);
+    return { examples, counts, format, unknown, ends, dropped, unread: mostFirst(unread), bad, spared };
   }
 
   /** Whether there is a token that ends what is learnt, and whether it is learnt; none that is known is not missed. */
@@ -112,7 +117,7 @@ export class RowEncoder {
     const counts = { rows: examples.length, empty: 0, truncated: 0, dropped: 0, without_labels: 0 };
     const unknown = { tokens: 0, rows: 0 };
     for (const piece of examples) this._countUnknown(piece, unknown);
-    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text', unknown, ends: { ...this._ends(), learnt: true }, dropped: [], bad: 0, spared: 0 };
+    return { examples: examples.map((piece) => ({ ids: piece, labels: [...piece] })), counts, format: 'text', unknown, ends: { ...this._ends(), learnt: true }, dropped: [], unread: [], bad: 0, spared: 0 };
   }
 
   /** A row whose columns have the names that formats know. */
@@ -136,6 +141,7 @@ export class RowEncoder {
 
   /** Ids and labels of a row. */
   encode(row, format) {
+    if (keysOf(format).every((key) => row[key] === null)) throw new EmptyRow('the row has nothing of its format');
     if (CHATS.includes(format)) return this._chat(format, row);
     if (format === 'prompt/completion') return this._answer(textOf(row, 'prompt'), textOf(row, 'completion'));
     if (format === 'instruction/output') return this._instruction(row);
@@ -146,11 +152,13 @@ export class RowEncoder {
     const { train_on: wanted } = this.how;
     const conversation = conversationOf(key, row, this.template !== null && heedsMarks(this.template, wanted));
     if (!this.template) throw new Told('the rows are conversations, but this site has no chat template: write it with data.chat_template');
-    const { messages } = conversation;
-    const { text, spans, spared } = learntTurns(this.template, conversation, wanted, this.tokenizer.specialTokens.eos_token);
-    const roles = messages.filter((message) => isLeftOut(message, text)).map(({ role }) => role);
-    for (const role of new Set(roles)) this.dropped.set(role, (this.dropped.get(role) ?? 0) + 1);
-    return { ...this._masked(text, spans, false), spared };
+    const template = this.template.suited(conversation);
+    const { text, spans, spared, turns } = learntTurns(template, conversation, wanted, this.tokenizer.specialTokens.eos_token);
+    if (!this.finders.has(template)) this.finders.set(template, new LeftOut(template));
+    const leftOut = this.finders.get(template).of(conversation, text, wanted === 'all' ? new Set() : turns);
+    const encoded = this._masked(text, spans, false);
+    for (const what of leftOut) this.dropped.set(what, (this.dropped.get(what) ?? 0) + 1);
+    return { ...encoded, spared };
   }
 
   _instruction(row) {
@@ -233,6 +241,8 @@ function requireText(text) {
 function isLabelledFalse({ label }) {
   return label === false || (typeof label === 'string' && strip(label).toLowerCase() === 'false');
 }
+
+const mostFirst = (numbers) => [...numbers].sort(([, a], [, b]) => b - a);
 
 const learns = ({ labels }) => labels.slice(1).some((label) => label !== IGNORED);
 

@@ -2,7 +2,7 @@
 
 import { hintOfList } from './conversations.mjs';
 import { Told } from './device.mjs';
-import { JsonReader, MOST_KEYS, parseJson } from './json.mjs';
+import { isObject, JsonReader, MOST_KEYS, parseJson } from './json.mjs';
 import { isBlank } from './strip.mjs';
 import { counted, number } from './words.mjs';
 
@@ -76,7 +76,7 @@ export function rowsOf(name, text) {
 
 const isList = (content) => /^[ \t\n\r]*\[/.test(content);
 
-/** Rows of a .json file: one list of them, or one after another. An object by itself has its rows somewhere in it, if any. */
+/** Rows of a .json file: one list of them, or one after another; there may be one alone. */
 function jsonRows(name, content) {
   const values = [];
   within(name, () => {
@@ -94,8 +94,17 @@ function jsonRows(name, content) {
       while (reader.peek()) take();
     }
   });
-  if (!isList(content) && values.length < 2) throw new Told(`${name} must hold a list of rows, or one object per line${hintOfList(values[0])}.`);
+  if (!isList(content) && (!isObject(values[0]) || (values.length < 2 && wrapsRows(values[0])))) {
+    throw new Told(`${name} must hold a list of rows, or one object per line${hintOfList(values[0])}.`);
+  }
   return checked(values.map((row, index) => ({ where: `${name} row ${index + 1}`, row })), name);
+}
+
+/** Whether an object holds one list and nothing more, which is of no messages. */
+function wrapsRows(object) {
+  const [list, ...others] = Object.values(object);
+  if (others.length || !Array.isArray(list)) return false;
+  return !(isObject(list[0]) && ['role', 'from'].some((key) => Object.hasOwn(list[0], key)));
 }
 
 function jsonLines(name, content) {

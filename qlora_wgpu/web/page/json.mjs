@@ -23,8 +23,18 @@ export function isSome(value) {
   return value !== null && typeof value === 'object' ? Object.keys(value).length > 0 : Boolean(value);
 }
 
+export const isObject = (value) => value !== null && typeof value === 'object' && !Array.isArray(value) && !(value instanceof OddNumber);
+
 /** Marks an object whose keys a browser puts into another order: those that are numbers come first. */
 export const REORDERED = Symbol('reordered');
+
+/** A copy of an object with other values, without those that are undefined; the mark stays. */
+export function withValues(object, change) {
+  const changed = Object.entries(object).map(([key, value]) => [key, change(value)]).filter(([, value]) => value !== undefined);
+  const copy = Object.fromEntries(changed);
+  if (object[REORDERED]) copy[REORDERED] = true;
+  return copy;
+}
 
 /** The value that a text is. */
 export function parseJson(text) {

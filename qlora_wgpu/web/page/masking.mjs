@@ -1,213 +1,324 @@
-/** Which characters of a rendered conversation the assistant wrote, as data/masking.py. */
+/** Which characters of a rendered conversation are whose turn, as data/masking.py. */
 
+import { REASONING, textOf } from './canonical_messages.mjs';
+import { USUAL_ROLES } from './conversations.mjs';
 import { Told } from './device.mjs';
-import { exchanges, holdsWhatIsWritten } from './exchanges.mjs';
-import { strip } from './strip.mjs';
+import { isSome } from './json.mjs';
+import { commonPrefix, MarkedConversation, nameOf, unused } from './marker_words.mjs';
+import { isBlank, SPACES, strip } from './strip.mjs';
 
-const WHOLE = /^.*[\s>\]]/s; // up to where no special token is cut in two
-const UNKNOWN = 'cannot be told apart in the rendered chat: write the site with a chat template that has ' +
-  '{% generation %} blocks (data.chat_template)';
+const WHOLE = new RegExp(`^.*[${SPACES}>\\]]`, 's'); // up to where no special token is cut in two
+const FEW_TURNS = 16;
+const ASKED = { role: 'user', content: '?' };
+const UNMARKED = 'in the rendered chat: write the site with a chat template that has {% generation %} blocks (data.chat_template)';
+const ANOTHER = 'in the rendered chat: write the site with another chat template (data.chat_template)';
+const bareEnd = (text) => strip(text, null, { left: false });
+const withoutEnd = (text, end) => (end && text.endsWith(end) ? text.slice(0, -end.length) : text);
 
 /**
- * Renders a conversation and finds the assistant's turns in it.
+ * A rendered conversation, and which of its characters are whose turn.
  *
- * @param {import('./chat.mjs').ChatTemplate} template
- * @returns {{text: string, spans: [number, number][]}}
+ * A turn of the assistant includes what the template writes after it, up to the next turn. If the template marks its text,
+ * the marks decide. If not, each turn lies between two renderings that both begin the whole text, where there are such; else
+ * it is found by marker words in what it says, and may be in several pieces.
  */
-export function assistantSpans(template, messages, tools, eosToken) {
-  const { text, spans: marked } = template.render(messages, false, tools);
-  if (marked) return { text, spans: marked };
-  const finder = new TurnFinder(template, messages, tools, text, eosToken ?? '');
-  const spans = [];
-  messages.forEach((message, index) => {
-    if (message.role !== 'assistant') return;
-    const span = finder.span(index);
-    if (!span || (spans.length && span[0] < spans.at(-1)[1])) {
-      throw new Told(`the assistant's turn in message ${index + 1} ${UNKNOWN}`);
+export class RenderedTurns {
+  /**
+   * @param {import('./chat.mjs').ChatTemplate} template
+   * @param {object[]} messages
+   * @param {object[]|null} tools
+   * @param {string|null} eosToken Text that some templates put after the very last turn only.
+   * @throws {Told} If the template refuses the conversation.
+   */
+  constructor(template, messages, tools, eosToken) {
+    const { text, spans } = template.render(messages, false, tools);
+    Object.assign(this, { text, template, messages, tools, eosToken: eosToken ?? '', marked: spans, known: new Map(), allMarked: null });
+  }
+
+  /** The spans of some of the assistant's turns, ascending. */
+  spansOf(turns) {
+    if (this.marked) return this._markedOf(turns);
+    const found = this._spans([...turns].sort((a, b) => a - b));
+    const flat = [...found].flatMap(([turn, spans]) => {
+      if (!spans.length) throw new Told(`the assistant's turn in message ${turn + 1} cannot be told apart ${UNMARKED}`);
+      return spans.map((span) => ({ span, turn }));
+    }).sort(({ span: a }, { span: b }) => a[0] - b[0] || a[1] - b[1]);
+    flat.forEach(({ span, turn }, i) => {
+      if (i && span[0] < flat[i - 1].span[1]) throw new Told(`the assistant's turn in message ${turn + 1} overlaps another one ${UNMARKED}`);
+    });
+    return flat.map(({ span }) => span);
+  }
+
+  /**
+   * The spans of turns, whoever they are from. A turn of another than the assistant is what it says, and what the template
+   * writes after it, where that can be told. One that a template is free to leave out is none.
+   */
+  turnsOfAnyone(turns) {
+    return [...this._spans(turns)].flatMap(([turn, spans]) => {
+      if (!spans.length && !this._mayBeLeftOut(turn)) {
+        throw new Told(`the turn in message ${turn + 1}, which says of itself whether it is learnt, cannot be told apart ${ANOTHER}`);
+      }
+      return spans;
+    });
+  }
+
+  /** Whether a template may leave a message out, and has. */
+  _mayBeLeftOut(turn) {
+    const { role } = this.messages[turn];
+    if (role !== 'system' && USUAL_ROLES.includes(role)) return false;
+    const { marked } = this._allMarked();
+    const whole = this._render(marked.messages);
+    return whole !== null && marked.leftOut(whole).has(nameOf({ message: turn, kind: 'content' }));
+  }
+
+  _own() {
+    return [...this.messages.keys()].filter((i) => this._isOwn(i));
+  }
+
+  _isOwn(turn) {
+    return this.messages[turn].role === 'assistant';
+  }
+
+  // Where the template marks them.
+
+  /**
+   * What the template marks of turns. Nothing at its marks says whose turn they are in, and there may be several in one: a
+   * span belongs to whose words are in it, or else to the turn that has begun before it.
+   */
+  _markedOf(turns) {
+    const own = this._own();
+    if (own.length === turns.size) return this.marked;
+    if (!turns.size) return [];
+    return this.marked.filter((span) => {
+      const owners = this._owners(span, own);
+      const isOne = new Set(owners.map((owner) => turns.has(owner))).size === 1;
+      if (!isOne) {
+        const which = turns.size === 1 && turns.has(own.at(-1)) ? 'last turn' : 'turns';
+        throw new Told(`the assistant's ${which} cannot be told apart in the rendered chat: write the site with ` +
+          'data.train_on set to assistant, or with another chat template (data.chat_template)');
+      }
+      return turns.has(owners[0]);
+    });
+  }
+
+  /** The assistant's turns to which a marked span may belong. */
+  _owners([begin, end], own) {
+    const within = own.filter((turn) => this._placesOf(turn).some((place) => place.start < end && place.end > begin));
+    if (within.length) return within;
+    const numbers = [...this.messages.keys()];
+    const last = numbers.findLast((i) => this._placesOf(i).some((place) => place.end <= begin)) ?? -1;
+    const until = numbers.find((i) => i > last && this._placesOf(i).length) ?? numbers.length;
+    // Those that say nothing, before whoever speaks next, and the one that has spoken.
+    const near = own.filter((turn) => last <= turn && turn < until);
+    return near.length ? near : own.filter((turn) => turn >= last);
+  }
+
+  // Where it does not.
+
+  /** The text, or null where the template refuses this part of the conversation. */
+  _render(messages, prompt = false) {
+    return messages.length ? this.template.textOf(messages, prompt, this.tools) : null;
+  }
+
+  /** The conversation with words exchanged, and where the text has what these stand for. */
+  _exchanged(mark) {
+    const marked = new MarkedConversation(this.text, this.messages);
+    mark(marked);
+    return { marked, places: marked.marks.length ? marked.places(this._render(marked.messages)) : new Map() };
+  }
+
+  _allMarked() {
+    this.allMarked ??= this._exchanged((marked) => this.messages.forEach((_, number) => marked.mark(number)));
+    return this.allMarked;
+  }
+
+  /**
+   * The conversation with words exchanged, in the ways that may tell where a turn is. The text is another one where a template
+   * goes by what is exchanged: by another turn, or by this one's content.
+   */
+  * _ways(turn) {
+    yield this._allMarked();
+    yield this._exchanged((marked) => marked.mark(turn));
+    yield this._exchanged((marked) => marked.markContent(turn, textOf(this.messages[turn].content)));
+  }
+
+  /** Where the text has what a turn says; nothing where that is not known. */
+  _placesOf(turn) {
+    if (!this.known.has(turn)) this.known.set(turn, firstOf(this._ways(turn), (way) => way.places.get(turn) ?? []));
+    return this.known.get(turn);
+  }
+
+  /**
+   * The spans of turns by the numbers of their messages; none where one cannot be told.
+   *
+   * Finding a turn takes time with the whole conversation. In a long one, turns around which the template writes the same are
+   * begun and ended alike: a few of each kind are found, and where these agree, the others are theirs.
+   */
+  _spans(turns) {
+    if (turns.length <= FEW_TURNS) return new Map(turns.map((turn) => [turn, this._span(turn)]));
+    const spans = new Map(this._kinds(turns).flatMap((kind) => this._spansOfAKind(kind)));
+    return new Map(turns.map((turn) => [turn, spans.get(turn)]));
+  }
+
+  _spansOfAKind(turns) {
+    const tried = [turns[0], turns[Math.floor(turns.length / 2)], turns.at(-1)];
+    const samples = new Map(tried.map((turn) => [turn, this._span(turn)]));
+    const { places } = this._allMarked();
+    const margins = [...samples].map(([turn, spans]) => {
+      const own = places.get(turn); // of a turn of one piece it is known how far it reaches beyond what it says
+      return own && spans.length === 1 ? [own[0].start - spans[0][0], spans[0][1] - own.at(-1).end] : null;
+    });
+    const [margin] = margins;
+    const isOne = margin && margins.every((each) => each && each[0] === margin[0] && each[1] === margin[1]);
+    return turns.map((turn) => {
+      if (isOne) return [turn, [[places.get(turn)[0].start - margin[0], places.get(turn).at(-1).end + margin[1]]]];
+      const sample = samples.get(turn) ?? [];
+      return [turn, sample.length ? sample : this._span(turn)];
+    });
+  }
+
+  /** Turns of a role around which the template writes the same; others by themselves. */
+  _kinds(turns) {
+    const ordered = [...this._allMarked().places].flatMap(([turn, places]) => places.map(({ start, end }) => ({ start, end, turn })));
+    ordered.sort((a, b) => a.start - b.start || a.end - b.end || a.turn - b.turn);
+    const [begins, ends] = [new Map(), new Map()];
+    let before = { end: 0, turn: -1 };
+    for (const after of ordered) {
+      const between = this.text.slice(before.end, after.start);
+      if (!begins.has(after.turn)) begins.set(after.turn, between);
+      ends.set(before.turn, between);
+      before = after;
     }
-    spans.push(span);
-  });
-  return { text, spans };
-}
-
-/** The same for the assistant's last turn alone, the last message: none where it has not spoken last. */
-export function lastTurnSpans(template, messages, tools, eosToken) {
-  return spansFrom(messages.length - 1, template, messages, tools, eosToken);
-}
-
-/** The same for its turns from a message on. */
-export function spansFrom(first, template, messages, tools, eosToken) {
-  const { text, spans } = assistantSpans(template, messages, tools, eosToken);
-  const speaks = (message) => message.role === 'assistant';
-  if (!messages.slice(first).some(speaks)) return { text, spans: [] };
-  const earlier = messages.slice(0, first).filter(speaks).length;
-  if (!template.marks) return { text, spans: spans.slice(earlier) };
-  if (!earlier) return { text, spans };
-  const begin = endByOmission(template, messages, first, tools, text, spans) ?? endByExchange(template, messages, first, tools, text);
-  if (begin === null) throw new Told(`the assistant's turns from message ${first + 1} on ${UNKNOWN}`);
-  return { text, spans: spans.filter(([, end]) => end > begin) };
-}
-
-/** Turns in a rendered conversation, by their messages' numbers, whoever they are from. */
-export function turnsOfAnyone(template, messages, tools, eosToken, text, numbers) {
-  const finder = new TurnFinder(template, messages, tools, text, eosToken ?? '');
-  return numbers.map((index) => {
-    const span = finder.span(index);
-    if (span) return span;
-    throw new Told(`the turn in message ${index + 1}, which says of itself whether it is learnt, cannot be told apart ` +
-      'in the rendered chat: write the site with another chat template (data.chat_template)');
-  });
-}
-
-/** Where what is marked of earlier turns has ended and that of a turn has not begun; null where that is not certain. */
-export function beginOfTurn(template, messages, turn, tools, text, spans) {
-  const begin = endByOmission(template, messages, turn, tools, text, spans);
-  if (begin !== null || messages[turn - 1].role === 'assistant') return begin;
-  return endByExchange(template, messages, turn, tools, text);
-}
-
-/** Where the text begins to differ from that of the messages before; null where earlier turns differ, too. */
-function endByOmission(template, messages, first, tools, text, spans) {
-  const without = rendered(template, messages.slice(0, first), false, tools);
-  if (!without) return null;
-  const begin = commonPrefix(without.text, text);
-  const earlier = without.spans ?? [];
-  const same = earlier.every(([from, end], i) => spans[i] && spans[i][0] === from && spans[i][1] === end && end <= begin);
-  return same ? begin : null;
-}
-
-/** Where the content of the message before the first one ends. */
-function endByExchange(template, messages, first, tools, text) {
-  const sentinel = unused(text);
-  const whole = rendered(template, withContent(messages, first - 1, sentinel), false, tools);
-  if (!whole || count(whole.text, sentinel) !== 1) return null;
-  const tail = whole.text.split(sentinel)[1];
-  return text.endsWith(tail) ? text.length - tail.length : null;
-}
-
-class TurnFinder {
-  constructor(template, messages, tools, text, eosToken) {
-    Object.assign(this, { template, messages, tools, text, eosToken });
+    const kinds = new Map();
+    for (const turn of turns) {
+      const isKnown = begins.has(turn) && ends.has(turn);
+      const kind = isKnown ? JSON.stringify([this.messages[turn].role, begins.get(turn), ends.get(turn)]) : turn;
+      if (!kinds.has(kind)) kinds.set(kind, []);
+      kinds.get(kind).push(turn);
+    }
+    return [...kinds.values()];
   }
 
-  _text(messages, prompt = false) {
-    if (!messages.length) return null;
-    return rendered(this.template, messages, prompt, this.tools)?.text ?? null;
-  }
-
-  _isOwn(index) {
-    return this.messages[index].role === 'assistant';
-  }
-
-  /** A turn; null where it cannot be told, or what is written in it stands elsewhere. */
-  span(index) {
-    const span = (this._isOwn(index) ? this.byPrefix(index) : null) ?? this.byExchange(index);
-    return span && holdsWhatIsWritten(this.messages[index], this.text, span) ? span : null;
+  /** A turn, in as many pieces as others stand between; none where it cannot be told. */
+  _span(turn) {
+    const message = this.messages[turn];
+    const span = this._isOwn(turn) ? this._byPrefix(turn) : null;
+    if (span) {
+      const saysMore = ['tool_calls', ...REASONING].some((key) => isSome(message[key] ?? null));
+      const places = saysMore ? this._allMarked().places.get(turn) ?? [] : [];
+      if (places.every(({ start, end }) => span[0] <= start && end <= span[1])) return [span];
+    }
+    return firstOf(this._ways(turn), (way) => this._around(turn, way));
   }
 
   /** The turn between two renderings that both begin the whole text. */
-  byPrefix(index) {
-    const before = this._text(this.messages.slice(0, index), true);
-    const through = index + 1 === this.messages.length ? this.text : this._text(this.messages.slice(0, index + 1));
+  _byPrefix(turn) {
+    const before = this._render(this.messages.slice(0, turn), true);
+    const through = turn + 1 === this.messages.length ? this.text : this._render(this.messages.slice(0, turn + 1));
     if (before === null || through === null || through.length <= before.length) return null;
     return this.text.startsWith(through) && through.startsWith(before) ? [before.length, through.length] : null;
   }
 
-  /** The turn as what changes in the text when its content does, or what a call is given. */
-  byExchange(index) {
-    const sentinel = unused(this.text);
-    for (const turn of exchanges(this.messages[index], sentinel)) {
-      const span = this._by(turn, index, sentinel);
-      if (span) return span;
-    }
-    return null;
-  }
-
-  _by(turn, index, sentinel) {
-    const exchanged = this.messages.with(index, turn.message);
-    const whole = this._text(exchanged);
-    if (whole === null || count(whole, sentinel) !== 1) return null;
-    const [head, tail] = whole.split(sentinel);
-    const end = this.text.length - tail.length;
-    if (!this.text.startsWith(head) || !this.text.endsWith(tail) || end < head.length) return null;
-    if (!turn.mayBecome(this.text.slice(head.length, end))) return null;
-    const known = this._ending(exchanged.slice(0, index + 1), sentinel, tail, index);
-    const ending = known ?? (this._isOwn(index) ? null : 0); // none of a system message within a turn of the user
-    return ending === null ? null : [this._start(index, head), end + ending];
+  /** A turn around the places of what it says. */
+  _around(turn, way) {
+    const own = way.places.get(turn);
+    const end = own ? this._end(turn, way, own.at(-1)) : null;
+    if (end === null) return [];
+    const others = [...way.places].filter(([other]) => other !== turn).flatMap(([, places]) => places.map(({ start }) => start));
+    const spans = [];
+    let begin = this._start(turn, own[0].start);
+    own.slice(1).forEach((after, i) => {
+      if (!others.some((start) => own[i].end <= start && start < after.start)) return;
+      spans.push([begin, this._endOfPiece(turn, way, own[i])]);
+      begin = after.start;
+    });
+    return [...spans, [begin, end]];
   }
 
   /**
-   * Where a turn begins whose content, or the like, stands behind a head. What the template writes between its prompt
-   * and the content is the turn's. Where the prompt goes on otherwise than the turn does (with an empty thought), it
-   * ends where both, and a turn of a single word, part.
+   * Where a turn begins of which the first that it says stands at a place. What the template writes between its prompt and
+   * the content is the turn's. Where the prompt goes on otherwise than the turn does (with an empty thought), it ends where
+   * both, and a turn of a single word, part.
    */
-  _start(index, head) {
-    const earlier = this.messages.slice(0, index);
-    const before = this._text(earlier, true);
-    if (before === null || !this._isOwn(index)) return head.length;
-    if (head.startsWith(before)) return before.length;
-    const plain = this._text(earlier);
-    const alone = this._text([...earlier, { role: 'assistant', content: unused(this.text) }]);
-    if (plain === null || alone === null || !head.startsWith(plain)) return head.length;
-    const begin = Math.min(commonPrefix(before, head), commonPrefix(alone, head));
-    const header = WHOLE.exec(head.slice(plain.length, begin));
-    return header ? plain.length + header[0].length : head.length;
+  _start(turn, at) {
+    if (!this._isOwn(turn)) return at;
+    const [head, earlier] = [this.text.slice(0, at), this.messages.slice(0, turn)];
+    const [before, plain] = [this._render(earlier, true), this._render(earlier)];
+    if (before !== null && head.startsWith(before)) return before.length;
+    const alone = this._render([...earlier, { role: 'assistant', content: unused(this.text) }]);
+    if (before !== null && alone !== null && plain !== null && head.startsWith(plain)) {
+      const begin = Math.min(commonPrefix(before, head), commonPrefix(alone, head));
+      const header = WHOLE.exec(head.slice(plain.length, begin));
+      if (header) return plain.length + header[0].length;
+    }
+    return this._behindHeader(at);
   }
 
-  /** How many characters of the tail close the turn. */
-  _ending(exchanged, sentinel, tail, index) {
-    const cut = this._text(exchanged);
-    if (cut === null || count(cut, sentinel) !== 1) return null;
-    const ending = cut.split(sentinel)[1];
+  /** Where a turn begins behind the header of any, if that stands before a place. */
+  _behindHeader(at) {
+    const [plain, before] = [this._render([ASKED]), this._render([ASKED], true)];
+    if (plain === null || before === null || !before.startsWith(plain)) return at;
+    const header = before.slice(plain.length);
+    const ends = [...this._allMarked().places.values()].flat().map(({ end }) => end).filter((end) => end <= at);
+    const said = Math.max(0, ...ends);
+    const begin = isBlank(header) ? -1 : this.text.slice(said, at).lastIndexOf(header);
+    return begin < 0 ? at : said + begin + header.length;
+  }
+
+  /** Where a piece of a turn ends: what is written after it without what stands between. */
+  _endOfPiece(turn, way, place) {
+    const cut = after(way, place, this._render(way.marked.messages.slice(0, turn + 1)));
+    return place.behind + commonPrefix(this.text.slice(place.behind), cut ?? '');
+  }
+
+  /** Where a turn ends of which a place is the last that it says; null where that is not certain. */
+  _end(turn, way, place) {
+    const tail = this.text.slice(place.behind);
+    const { messages } = way.marked;
+    for (const earlier of [messages.slice(0, turn), [ASKED]]) { // some refuse an answer to nothing
+      const closing = this._closing(earlier, messages[turn], way, place, tail);
+      if (closing !== null) return place.behind + closing.length;
+    }
+    if (!this._isOwn(turn)) return place.end; // such as a system message within a turn of the user
+    let next = { start: Infinity, turn };
+    for (const [other, places] of way.places) {
+      for (const { start } of places) {
+        if (start >= place.end && (start < next.start || (start === next.start && other < next.turn))) next = { start, turn: other };
+      }
+    }
+    return next.turn !== turn && this._isOwn(next.turn) ? place.end : null; // an answer that goes on
+  }
+
+  /** What the template writes after a turn, where the tail begins so. */
+  _closing(earlier, message, way, place, tail) {
+    const ending = after(way, place, this._render([...earlier, message]));
+    if (ending === null) return null;
     // Some templates close the whole text once more, or in white space, after the last turn.
-    const bare = this.eosToken ? withoutEnd(ending, this.eosToken) : ending;
+    const bare = withoutEnd(ending, this.eosToken);
     const found = [ending, bare, bareEnd(ending), bareEnd(bare)].find((each) => tail.startsWith(each));
-    return found === undefined ? this._endingBefore(exchanged, sentinel, tail, index) : found.length;
-  }
-
-  /** The same where the last turn is closed in a way of its own, unless another is to follow (gpt-oss). */
-  _endingBefore(exchanged, sentinel, tail, index) {
-    const earlier = this.messages.slice(0, index);
-    const [followed, before, plain] = [this._text(exchanged, true), this._text(earlier, true), this._text(earlier)];
+    if (found !== undefined) return found;
+    // Others close the last turn in a way of its own, unless another is to follow (gpt-oss).
+    const followed = after(way, place, this._render([...earlier, message], true));
+    const [before, plain] = [this._render(earlier, true), this._render(earlier)];
     if (followed === null || before === null || plain === null || !before.startsWith(plain)) return null;
     const prompt = before.slice(plain.length);
     if (!prompt || !followed.endsWith(prompt)) return null;
-    const closing = withoutEnd(followed.split(sentinel).at(-1), prompt);
-    return closing && tail.startsWith(closing) ? closing.length : null;
+    const closing = withoutEnd(followed, prompt);
+    return closing && tail.startsWith(closing) ? closing : null;
   }
 }
 
-function rendered(template, messages, prompt, tools) {
-  try {
-    return template.render(messages, prompt, tools);
-  } catch (error) {
-    if (error instanceof Told) return null;
-    throw error;
+/** What a text of exchanged messages has after the word that stands at a place; null where it has none. */
+function after({ marked }, place, text) {
+  const found = text === null ? undefined : marked.found(text).find(({ number }) => number === place.number);
+  return found ? text.slice(found.end) : null;
+}
+
+/** What the first way gives that gives anything. */
+function firstOf(ways, given) {
+  for (const way of ways) {
+    const found = given(way);
+    if (found.length) return found;
   }
-}
-
-function withContent(messages, index, text) {
-  const message = messages[index];
-  const content = Array.isArray(message.content) ? [{ type: 'text', text }] : text;
-  return [...messages.slice(0, index), { ...message, content }, ...messages.slice(index + 1)];
-}
-
-/** The number of characters that two texts begin with alike. */
-function commonPrefix(a, b) {
-  const most = Math.min(a.length, b.length);
-  let at = 0;
-  while (at < most && a[at] === b[at]) at++;
-  return at;
-}
-
-const withoutEnd = (text, end) => (text.endsWith(end) ? text.slice(0, -end.length) : text);
-const bareEnd = (text) => strip(text, null, { left: false });
-const count = (text, word) => text.split(word).length - 1;
-
-/** A word that a text does not hold. */
-function unused(text) {
-  for (let number = 0; ; number++) {
-    const word = `Qsentinel${number}z`;
-    if (!text.includes(word)) return word;
-  }
+  return [];
 }

@@ -1,6 +1,7 @@
 /** White space as Python's strings know it: JavaScript's own trimming takes a mark and leaves control characters. */
 
-const SPACES = '\\t-\\r\\x1c-\\x20\\u0085\\u00a0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000';
+/** Within the brackets of a pattern. */
+export const SPACES = '\\t-\\r\\x1c-\\x20\\u0085\\u00a0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000';
 const [SPACE, OTHER] = [new RegExp(`[${SPACES}]`), new RegExp(`[^${SPACES}]`)];
 
 export const isSpace = (character) => SPACE.test(character);

@@ -1,6 +1,6 @@
 /** Figures as the page shows them. */
 
-const MOST_ROLES = 5; // in a warning
+const MOST_LEFT_OUT = 5; // kinds, in a warning
 
 export const OF_EARLIER_SITE = 'What is kept from before was trained by an earlier version of this site, and cannot be used by this one: new training takes its place.';
 
@@ -23,14 +23,14 @@ export function ofMemory(memory, longest = Infinity) {
 }
 
 /** What was found in a file. */
-export function ofData(name, { rows, held, tokens, learnt, counts, unknown, ends, dropped, bad, spared, document }) {
+export function ofData(name, { rows, held, tokens, learnt, counts, unknown, ends, dropped, unread, bad, spared, document }) {
   const left = [
     counts.truncated && `${number(counts.truncated)} cut to fit`, counts.dropped && `${number(counts.dropped)} too long and left out`,
     counts.without_labels && `${number(counts.without_labels)} with nothing to learn left out`, counts.empty && `${number(counts.empty)} empty`,
   ].filter(Boolean);
   const what = document ? `one text in ${counted(rows, 'piece')}` : counted(rows, 'row');
   return `${name}: ${what} to learn from (${counted(tokens, 'token')}, ${number(learnt)} of them learnt)` +
-    `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.${ofEnds(ends)}${ofBad(bad, counts)}${ofSpared(spared, counts)}${ofDropped(dropped)}${ofUnknown(unknown, counts)}`;
+    `${held ? `, ${number(held)} held out to measure` : ''}${left.length ? `; ${left.join(', ')}` : ''}.${ofEnds(ends)}${ofBad(bad, counts)}${ofSpared(spared, counts)}${ofDropped(dropped)}${ofUnread(unread)}${ofUnknown(unknown, counts)}`;
 }
 
 function ofEnds({ known, learnt }) {
@@ -51,12 +51,13 @@ function ofSpared(spared, counts) {
   return ` ${number(spared)} of ${counted(counts.rows, 'row')} ${spared === 1 ? 'has' : 'have'} no turn to learn without weight 0 or train false.`;
 }
 
-/** What the chat template leaves out, by the roles that say it. */
+/** What the chat template leaves out. */
 function ofDropped(dropped) {
-  return dropped.slice(0, MOST_ROLES).map(([role, count]) => {
-    const what = role === 'system' ? 'the system message' : `messages of the role '${role}'`;
-    return ` The chat template leaves ${what} out of ${counted(count, 'row')}.`;
-  }).join('');
+  return dropped.slice(0, MOST_LEFT_OUT).map(([what, count]) => ` The chat template leaves ${what} out of ${counted(count, 'row')}.`).join('');
+}
+
+function ofUnread(unread) {
+  return unread.map(([column, count]) => ` The column ${column} of ${counted(count, 'row')} is not read: only text is.`).join('');
 }
 
 function ofUnknown({ tokens, rows, text }, counts) {

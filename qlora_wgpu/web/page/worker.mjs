@@ -38,7 +38,7 @@ const requests = {
     await state.files.keep([site.text.tokenizer]);
     const file = JSON.parse(new TextDecoder().decode(await state.files.bytes(site.text.tokenizer)));
     state.tokenizer = new Tokenizer(file, site.text);
-    state.template = site.text.template === null ? null : new ChatTemplate(site.text.template, site.text.special_tokens);
+    state.template = site.text.template === null ? null : new ChatTemplate(site.text.template, site.text.special_tokens, site.text.tool_template);
     state.prompts = new Prompts(await state.files.json(site.text.prompts), state.tokenizer, state.template, site.text.alpaca);
     const { device, vendor } = await openDevice(navigator.gpu, site.needs, navigator.userAgent);
     device.destroy();
@@ -64,12 +64,12 @@ const requests = {
     const text = typeof content === 'string' ? content : await textOf(name, content);
     const rows = rowsOf(name, text);
     const encoder = new RowEncoder(state.tokenizer, state.template, state.site.text.rows, state.prompts.kinds.chat.turn_end);
-    const { examples, counts, format, unknown, ends, dropped, bad, spared } = encoder.examples(rows, (done) => news({ kind: 'reading', share: done / rows.length }));
+    const { examples, counts, format, unknown, ends, dropped, unread, bad, spared } = encoder.examples(rows, (done) => news({ kind: 'reading', share: done / rows.length }));
     const held = examples.length < 4 ? [] : examples.filter((_, i) => i % HELD_OUT === HELD_OUT - 1).slice(0, MOST_HELD_OUT);
     const kept = new Set(held);
     const train = examples.filter((e) => !kept.has(e));
     const found = {
-      counts, format, ends, dropped, bad, spared, document: Boolean(rows[0].document), held: held.length, unknown: { ...unknown, text: state.tokenizer.specialTokens.unk_token }, rows: train.length,
+      counts, format, ends, dropped, unread, bad, spared, document: Boolean(rows[0].document), held: held.length, unknown: { ...unknown, text: state.tokenizer.specialTokens.unk_token }, rows: train.length,
       tokens: train.reduce((n, e) => n + e.ids.length, 0),
       learnt: train.reduce((n, e) => n + e.labels.slice(1).filter((label) => label !== -100).length, 0),
       longest: longest(train, held),
