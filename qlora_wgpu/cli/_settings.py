@@ -1,4 +1,4 @@
-"""A run's YAML on the command line; what is written under an old name is told on stderr."""
+"""A run's YAML or folder on the command line; a key under an old name is told on stderr."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from contextlib import contextmanager
 from typing import Any
 
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.config import Config, load_config
+from qlora_wgpu.config import Config
 from qlora_wgpu.config.renamed import RenamedKeyWarning
+from qlora_wgpu.runs.settings import as_config
 
 
 def read_settings(path: str, overrides: Sequence[str]) -> Config:
-    """Reads a configuration.
+    """Reads a configuration: a YAML file, or the one that a run's folder keeps.
 
     Raises:
         ConfigError: If anything in it is wrong.
     """
     with renamed_keys_told():
-        return load_config(path, overrides)
+        return as_config(path, overrides)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ _VERBS = {
         "Make the certificate that the machines of a cluster share, in FOLDER.",
     ),
     "chat": ("chat", "Talk with what a run has trained, or with any model and adapter."),
-    "data": ("data", "Show what the run of CONFIG, a YAML file, learns from."),
+    "data": ("data", "Show what the run of CONFIG, a YAML file or its folder, learns from."),
     "doctor": (
         "doctor",
         "Show the GPUs found, their driver, limits and features, and what that means for training.",
@@ -52,7 +52,7 @@ _VERBS = {
         "Serve what a run has trained to clients of OpenAI's API, on this machine's loopback "
         "address.",
     ),
-    "train": ("train", "Fine-tune a model as CONFIG, a YAML file, says."),
+    "train": ("train", "Fine-tune a model as CONFIG, a YAML file or the folder of a run, says."),
     "watch": (
         "watch",
         "Show a run's progress, curves and texts, from the folder that another process writes.",

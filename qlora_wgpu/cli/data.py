@@ -55,7 +55,7 @@ _LEARNT = "bold green"
 def data(
     config: str, overrides: tuple[str, ...], samples: int, held_out: bool, as_json: bool
 ) -> None:
-    """Show what the run of CONFIG, a YAML file, learns from.
+    """Show what the run of CONFIG, a YAML file or its folder, learns from.
 
     Samples with their learnt tokens in colour, how long rows are, and how much is cut, masked and
     packed. Nothing is trained, and no weights are read; the model's folder needs its tokenizer.

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from qlora_wgpu.cli._model import gpu_option
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.errors import ConfigError, DeviceError
 from qlora_wgpu.gpu.adapters import (
     FoundAdapter,
     cards,
@@ -24,7 +24,7 @@ from qlora_wgpu.gpu.attempts import under_way
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.runs.faster_backend import faster_through_dawn
 from qlora_wgpu.runs.machine import of_several, what_it_means
-from qlora_wgpu.selfcheck import Result, avoid_what_is_wrong, check_device, checks
+from qlora_wgpu.selfcheck import Result, avoid_what_is_wrong, check_device, checks, num_checks
 from qlora_wgpu.tuning.cache import choices_for
 from qlora_wgpu.version import __version__
 
@@ -35,6 +35,9 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 @click.option(
     "--check", is_flag=True, help="Run every kernel variant against its reference on this driver."
 )
+@click.option(
+    "--quick", is_flag=True, help="Skip what takes long: how fast it trains, and what fits."
+)
 @gpu_option("The GPU to check: its index or a part of its name.", "--device")
 @click.option(
     "--backend",
@@ -43,20 +46,22 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
     type=click.Choice(["auto", "wgpu", "dawn"]),
     help="WebGPU implementation to check.",
 )
-def doctor(check: bool, gpu: str, backend: str) -> None:
+def doctor(check: bool, quick: bool, gpu: str, backend: str) -> None:
     """Show the GPUs found, their driver, limits and features, and what that means for training.
 
     Exits with code 2, and says what to install, if there is none; with --check also if the driver
     computes wrongly.
     """
+    if check and quick:
+        raise ConfigError("--check and --quick exclude each other: choose one")
     console = Terminal()
     if check:
         _check(console, Device(gpu, backend))
         return
-    _list_gpus(console, gpu, backend)
+    _list_gpus(console, gpu, backend, quick=quick)
 
 
-def _list_gpus(console: Console, gpu: str, backend: str) -> None:
+def _list_gpus(console: Console, gpu: str, backend: str, *, quick: bool) -> None:
     """Shows every GPU, and which one is taken."""
     backends = installed_backends()
     packages = ", ".join(f"{b.package} {version(b.package)}" for b in backends)
@@ -78,9 +83,14 @@ def _list_gpus(console: Console, gpu: str, backend: str) -> None:
             chosen = automatic and index == 0 and each is device.backend
             console.print(_describe(index, adapter, chosen))
     _show_choice(console, device, gpu)
-    with console.status("measuring how fast it trains"), under_way("measuring how fast it trains"):
-        meaning = what_it_means(device)
-    console.print(f"\n{meaning}", style="bold", highlight=False)
+    if quick:
+        skipped = "how fast it trains" if device.is_cpu else "which models fit"
+        console.print(f"\nskipped with --quick: {skipped}", highlight=False)
+    else:
+        doing = "measuring how fast it trains"
+        with console.status(doing), under_way(doing):
+            meaning = what_it_means(device)
+        console.print(f"\n{meaning}", style="bold", highlight=False)
     if text := faster_through_dawn(device, backend):
         console.print(text, style="yellow", highlight=False)
     if text := of_several(len(cards())):
@@ -120,9 +130,11 @@ def _check(console: Console, device: Device) -> None:
         highlight=False,
     )
     results: dict[tuple[str, str], dict[str, Result]] = {}
+    total = num_checks(device)
     with console.status("checking") as status:
-        for result in check_device(device):
-            status.update(f"checking {result.check}, {result.variant}, {result.dtype}")
+        for done, result in enumerate(check_device(device), 1):
+            shown = f"{result.check}, {result.variant}, {result.dtype}"
+            status.update(f"checking {done}/{total}: {shown}")
             results.setdefault((result.check, result.variant), {})[result.dtype] = result
     console.print(_errors(results), highlight=False)
     console.print("errors are the largest, relative to the largest value", style="dim")

@@ -37,11 +37,12 @@ from qlora_wgpu.visible import without_empty_lines
 def train(
     journal: Journal | None, config: str, overrides: tuple[str, ...], overwrite: bool, resume: bool
 ) -> None:
-    """Fine-tune a model as CONFIG, a YAML file, says.
+    """Fine-tune a model as CONFIG, a YAML file or the folder of a run, says.
 
     Values of CONFIG can be replaced: `qlora-wgpu train run.yaml optim.learning_rate=1e-4`.
     The run's folder (output.dir) gets adapter/, checkpoints/, config.yaml, metrics.jsonl and
-    report.html. Ctrl-C stops it with its state saved.
+    report.html. Ctrl-C stops it with its state saved, and `qlora-wgpu train RUN --resume`, with
+    the run's folder, continues it with the overrides it was begun with.
     """
     console = Terminal(lasting=True)
     settings = read_settings(config, overrides)

@@ -55,8 +55,8 @@ def web(
 ) -> None:
     """Write a page that trains a run's model in a browser, on a file that is dropped there.
 
-    TARGET is a run's YAML (with overrides, as for train), or a site that was written before, to
-    be served. Nothing that is dropped leaves the machine, and no Python is needed there.
+    TARGET is a run's YAML or folder (with overrides, as for train), or a site that was written
+    before, to be served. Nothing that is dropped leaves the machine, and no Python is needed there.
     """
     console = Terminal()
     number = 0 if port == "0" else whole_number("--port", port, MOST_PORTS)

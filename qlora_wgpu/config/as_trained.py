@@ -27,8 +27,12 @@ def find_run(adapter: str | PathLike[str]) -> Path | None:
     """
     parent = Path(adapter).expanduser().resolve().parent
     run = parent.parent if parent.name == "checkpoints" else parent
-    whole = all(is_file(run / name) for name in ("config.yaml", "metrics.jsonl"))
-    return run if whole else None
+    return run if is_run(run) else None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is a run's: with its settings, and the log that it begins with."""
+    return all(is_file(folder / name) for name in ("config.yaml", "metrics.jsonl"))
 
 
 def as_trained(settings: Config, adapter: str | PathLike[str], explicit: Changes) -> Config:

@@ -24,7 +24,7 @@ from qlora_wgpu.limits import PROBLEMS_SHOWN
 
 _SPACELESS = re.compile(r"([\w\"']):(?=[^\s:])")
 
-_PATH_KEYS = (
+PATH_KEYS = (
     ("model", "path"),
     ("data", "train"),
     ("data", "eval"),
@@ -32,7 +32,7 @@ _PATH_KEYS = (
     ("lora", "init_from"),
     ("output", "dir"),
 )
-_PATHS = {place for place in _PATH_KEYS if place[1] != "chat_template"}
+_PATHS = {place for place in PATH_KEYS if place[1] != "chat_template"}
 
 Overrides = Sequence[str] | Mapping[str, Any]
 
@@ -275,7 +275,7 @@ def _resolve_paths(
     values: dict[str, dict[str, Any]], overridden: set[tuple[str, ...]], folder: Path
 ) -> None:
     here = Path.cwd()
-    for section, leaf in _PATH_KEYS:
+    for section, leaf in PATH_KEYS:
         value = values.get(section, {}).get(leaf)
         if not isinstance(value, str) or not value:
             continue

@@ -77,7 +77,8 @@ class MergedWeights:
             for s in architecture.every_linear
         }
         shapes = adapter_shapes(architecture, config)
-        refuse_other_base(adapter, config, tensors, shapes, model, whole=False)
+        routers = architecture.routers
+        refuse_other_base(adapter, config, tensors, shapes, model, whole=False, routers=routers)
         check_vocabulary(folder, architecture, tensors, config)
         modules = {spec.name: name for name, spec in self._linears.items()}
         for end in (architecture.embed_name, architecture.head_name):

@@ -31,6 +31,7 @@ def refuse_other_base(
     base: str | PathLike[str],
     *,
     whole: bool = True,
+    routers: Iterable[str] = (),
 ) -> None:
     """Makes sure that an adapter was made for a base of this shape; warns of one of another name.
 
@@ -41,15 +42,22 @@ def refuse_other_base(
         shapes: Shapes of the tensors that the base takes, by their names.
         base: The base's name or folder.
         whole: Whether the adapter has to have all of them.
+        routers: Names of the matrices of the base's routers, which are not adapted here.
 
     Raises:
         CheckpointError: If it was not; names both bases.
     """
+    odd = _layers(tensors) - _layers(shapes)
+    if odd and odd <= {name.removesuffix(".weight") for name in routers}:
+        raise CheckpointError(
+            f"{path} adapts routers of experts, {min(odd)} among {len(odd)} of them, as PEFT's "
+            "all-linear does where they are linear layers; routers stay frozen here: merge it into "
+            "its base with PEFT's merge_and_unload, and open the result"
+        )
     if difference := _difference(tensors, shapes, whole=whole):
         trained = stored.base_model_name_or_path or "a base that it does not name"
-        # Of the right model, PEFT adapts layers that stay frozen here, such as routers.
-        is_frozen = bool(_layers(tensors) - _layers(shapes))
-        otherwise = ", or, if it is this one, merge it with PEFT" if is_frozen else ""
+        # Of the right model, PEFT may adapt layers that stay frozen here.
+        otherwise = ", or, if it is this one, merge it with PEFT" if odd else ""
         raise CheckpointError(
             f"{path} was trained on {trained} and does not fit {base}: {difference}; open it with "
             f"the model that it was trained on{otherwise}"

@@ -205,7 +205,8 @@ def read_fitting(
     read, config = load_adapter(Path(folder), biases=True, stacking=architecture.stacking)
     tensors, stored = read_started(folder, read, config, adapter)
     shapes = adapter_shapes(architecture, stored)
-    refuse_other_base(folder, stored, tensors, shapes, base, whole=False)
+    routers = architecture.routers
+    refuse_other_base(folder, stored, tensors, shapes, base, whole=False, routers=routers)
     check_scaling(stored, adapter, folder)
     return split_biases(tensors)
 

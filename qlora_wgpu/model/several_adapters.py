@@ -208,7 +208,8 @@ class SeveralAdapters(LoadedModel):
         tensors, stored = load_adapter(Path(folder), biases=True, stacking=of.stacking)
         layout = self._shape.layout.with_adapter(config_of(stored, tensors, of))
         shapes = layout.adapter.shapes
-        refuse_other_base(folder, stored, split_biases(tensors)[0], shapes, self.name_or_path)
+        pairs = split_biases(tensors)[0]
+        refuse_other_base(folder, stored, pairs, shapes, self.name_or_path, routers=of.routers)
         warn_if_trained_otherwise(folder, self.quant)
         if self.quant.scheme != "none" and started_in(folder, split_biases(tensors)[0], stored):
             warnings.warn(

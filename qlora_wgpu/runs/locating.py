@@ -91,7 +91,7 @@ def existing_base(adapter: str) -> str:
         ConfigError: If it is not, or nothing names it.
     """
     base = base_of(adapter)
-    if _is_nowhere(base):
+    if is_nowhere(base):
         raise ConfigError(
             f"{adapter} was trained on the model {base}, which is not there: name it with "
             f"{option('model', ...)}"
@@ -106,7 +106,7 @@ def base_in(settings: Config) -> str:
         ConfigError: If it is plainly not there.
     """
     path = settings.model.path
-    if _is_nowhere(path):
+    if is_nowhere(path):
         if is_file(Path(path).expanduser()):
             raise ConfigError(
                 f"model.path is the file {path}: name the folder that it lies in, or a .gguf file"
@@ -192,7 +192,7 @@ def _model_like(path: Path) -> str:
     return f"did you mean {path.with_name(near[0])}?" if near else ""
 
 
-def _is_nowhere(base: str) -> bool:
+def is_nowhere(base: str) -> bool:
     """Whether a base is neither a folder, nor a GGUF file, nor has a name of the hub."""
     path = Path(base).expanduser()
     return not (is_dir(path) or _is_gguf(path) or is_hub_name(base) or is_hub_file(base))

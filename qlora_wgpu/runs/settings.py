@@ -12,12 +12,12 @@ from typing import Any
 from qlora_wgpu.checkpoint.tokenizer_files import TEMPLATE
 from qlora_wgpu.cluster.addresses import Address
 from qlora_wgpu.config import Config, load_config
-from qlora_wgpu.config.as_trained import changed
+from qlora_wgpu.config.as_trained import changed, is_run
 from qlora_wgpu.config.loading import Overrides, with_settings
 from qlora_wgpu.config.overrides import located
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
 from qlora_wgpu.errors import ConfigError, brief
-from qlora_wgpu.presence import exists, is_file
+from qlora_wgpu.presence import exists
 
 TRUSTED = "QLORA_WGPU_TRUSTED_CONFIGS"
 """The environment's name of files that may name other machines, apart as in PATH."""
@@ -39,7 +39,7 @@ def as_config(config: AnyConfig, overrides: Overrides = ()) -> Config:
     """
     if isinstance(config, str | PathLike):
         folder = Path(config).expanduser()
-        if is_file(folder / "config.yaml"):
+        if is_run(folder):
             return _of_run(folder, overrides)
         return load_config(config, overrides)
     if not isinstance(config, Config | Mapping):
@@ -102,14 +102,16 @@ def _overridden(overrides: Overrides) -> set[tuple[str, str]]:
 def _of_run(run: Path, overrides: Overrides) -> Config:
     """The settings of a run, wherever its folder is now, with the chat template that it keeps."""
     settings = load_config(run / "config.yaml", overrides)
-    changes: dict[str, dict[str, Any]] = {"output": {"dir": str(run)}}
+    changes: dict[str, dict[str, Any]] = {}
+    if ("output", "dir") not in _overridden(overrides):
+        changes["output"] = {"dir": str(run)}
     kept = run / "adapter" / TEMPLATE
-    if _is_lost(settings.data.chat_template) and exists(kept):
+    if is_lost_template(settings.data.chat_template) and exists(kept):
         changes["data"] = {"chat_template": str(kept)}
     return changed(settings, changes)
 
 
-def _is_lost(template: str | None) -> bool:
+def is_lost_template(template: str | None) -> bool:
     """Whether a chat template is a file that is not there any more."""
     if template is None or template in BUILT_IN_CHAT_TEMPLATES or is_inline_template(template):
         return False

@@ -19,6 +19,7 @@ from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.init_from import check_init_from, load_init_from, require_init_from
 from qlora_wgpu.runs.locating import base_in
+from qlora_wgpu.runs.moved import found_again
 from qlora_wgpu.runs.opening import OpenedModel, checking_device, load_model, open_device
 from qlora_wgpu.runs.planning import plan_layout
 from qlora_wgpu.runs.prompts import prompt_of_run, run_prompts
@@ -86,6 +87,8 @@ def train(
     require_own_peers(config, settings, overrides)
     observer = observer or Unwatched()
     observer.forget_stop()
+    if resume:
+        settings = found_again(settings, observer)
     reporter = Reporter(settings, observer)
     everyone = ObserverList([Watched(observer), Watched(reporter)])
     try:

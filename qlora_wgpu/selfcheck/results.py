@@ -20,6 +20,7 @@ from qlora_wgpu.selfcheck.coverage import Footprint, Statements, covering
 from qlora_wgpu.selfcheck.runner import Runner, Traced, Tracer
 
 DTYPES = ("float32", "bfloat16")
+_VERIFYING = "Verifying the GPU driver (first run only)"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,11 @@ def _of_kind(profile: Profile, kind: str) -> Profile:
     return replace(profile, gemm_kind=kind, attention_kind=kind)
 
 
+def num_checks(device: Device) -> int:
+    """How many results ``check_device`` has."""
+    return len(variants(device)) * len(DTYPES) * len(checks())
+
+
 def check_device(device: Device) -> Iterator[Result]:
     """Runs all checks of all variants in both types."""
     for variant in variants(device):
@@ -85,7 +91,11 @@ def check_variant(device: Device, variant: str, dtype: str) -> Iterator[Result]:
 
 
 def check_launches(
-    device: Device, graph: Graph, launches: Iterable[Launch], new: Statements | None = None
+    device: Device,
+    graph: Graph,
+    launches: Iterable[Launch],
+    new: Statements | None = None,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> Iterator[Result]:
     """Runs checks that execute what a run's launches execute.
 
@@ -94,8 +104,12 @@ def check_launches(
         graph: One of the run's, for its element type and how its kernels are cut.
         launches: All launches of the run.
         new: What of it has to be checked; all of it by default.
+        progress: Called with the number of each check and how many there are.
     """
-    for case in cases_of_launches(device, graph.profile, graph.dtype, launches, new):
+    progress(_VERIFYING)  # which checks they are takes a while to find
+    cases = cases_of_launches(device, graph.profile, graph.dtype, launches, new)
+    for number, case in enumerate(cases, 1):
+        progress(f"{_VERIFYING} {number}/{len(cases)}")
         yield _result(device, [case], "own", graph.profile, graph.dtype)
 
 
@@ -206,9 +220,8 @@ def problem_of(
     new = remembered.unchecked(cut, Footprint.of(launches).statements)
     if not new:
         return ""
-    progress("checking that the driver computes rightly, once")
     with attempt(_crash_kind(device), f"checking {device.name}"):
-        results = list(check_launches(open_device(), graph, launches, new))
+        results = list(check_launches(open_device(), graph, launches, new, progress))
     wrong = [result for result in results if not result.good]
     if wrong:
         first = wrong[0]

@@ -13,9 +13,10 @@ import numpy as np
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset
-from qlora_wgpu.errors import ConfigError, brief
+from qlora_wgpu.errors import ConfigError, brief, command
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.shell_words import shell_word
 
 _SOURCES = ("train", "sources", "eval", "chat_template")
 """Settings of the data that may differ as long as the same is learnt."""
@@ -134,9 +135,11 @@ def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any], whe
     for key, value in now.items():
         old = before.get(key, value)
         if old != value:
+            kept = f"`qlora-wgpu train {shell_word(str(where))} --resume`" if command() else where
             raise ConfigError(
                 f"the run in {where} was begun with {key} = {old!r}, now it is {value!r}: go on "
-                "with the old setting, or begin a new run in another output.dir"
+                f"with the old setting ({kept} has all of them), or begin a new run in another "
+                "output.dir"
             )
 
 

@@ -6,6 +6,7 @@ import pytest
 from support.commands import run_here
 
 from qlora_wgpu import runs
+from qlora_wgpu.config import Config, load_config
 
 RUN = "model: {path: base}\ndata: {train: rows.jsonl}\noutput: {dir: out}\n"
 
@@ -54,3 +55,24 @@ def test_what_goes_on(
     done = run_here("train", "run.yaml", *flag, cwd=tmp_path)
     assert done.returncode == 130
     assert said in done.stdout
+
+
+def test_a_run_goes_on_by_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the overrides that it was begun with, which its own config.yaml has."""
+    seen = []
+
+    def interrupted(settings: Config, *_: object, **__: object) -> None:
+        seen.append(settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "train", interrupted)
+    (tmp_path / "run.yaml").write_text(RUN)
+    begun = load_config(tmp_path / "run.yaml", ["optim.learning_rate=3e-3"])
+    (tmp_path / "moved" / "checkpoints" / "step-1").mkdir(parents=True)
+    for name, text in (("config.yaml", begun.to_yaml()), ("metrics.jsonl", "")):
+        (tmp_path / "moved" / name).write_text(text)
+    (tmp_path / "moved" / "checkpoints" / "step-1" / "manifest.json").write_text("{}")
+    done = run_here("train", "moved", "--resume", cwd=tmp_path)
+    assert done.returncode == 130, done.stderr
+    assert seen[0].optim.learning_rate == 3e-3 and seen[0].output.dir == "moved"
+    assert "`qlora-wgpu train moved --resume` goes on" in done.stdout

@@ -67,6 +67,17 @@ def test_forms_of_conversations(tokenizer, form):
     assert [t.strip() for t in texts(tokenizer, dataset)] == ["good;", "bad;"]
 
 
+@pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
+def test_marks_of_the_template_do_not_decide_what_counts(tokenizer, objective):
+    """``{% generation %}`` is SFT's alone, as in TRL."""
+    marks = "{% generation %}{{ m.content[:2] }}{% endgeneration %}{{ m.content[2:] }}"
+    marked = TEMPLATE.replace("{{ m.content }}", marks)
+    plain = [FORMS["conversations"]]
+    own = encode_rows(plain, tokenizer, Preparation(64, marked, objective=objective))
+    assert own.fingerprint == read(tokenizer, *plain, objective=objective).fingerprint
+    assert {t.strip() for t in texts(tokenizer, own) if t} == {"good;", "bad;"}
+
+
 def test_columns_of_other_names(tokenizer):
     row = {"prompt": "ab ", "chosen": "good", "rejected": "bad"}
     named = {"prompt": "ask", "chosen": "up", "rejected": "down"}

@@ -12,6 +12,7 @@ from references.seeded import adapter, batch, weights
 from safetensors.numpy import load_file, save_file
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
+from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.export.merge import merge
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import load_adapter
@@ -167,3 +168,28 @@ def test_layers_that_are_called_as_experts_keep_their_adapters(device, tmp_path,
     assert all(np.array_equal(array, state[name]) for name, array in tensors.items())
     again = opened(base, tmp_path / "adapter", device)
     assert again.adapter.names == model.adapter.names
+
+
+@pytest.mark.parametrize("verb", ["open", "merge"])
+def test_an_adapter_on_routers_is_named_as_such(device, tmp_path, verb):
+    """As PEFT's all-linear makes one where transformers has a linear layer there."""
+    base = base_of("hunyuan_moe-experts", tmp_path / "base")
+    architecture = find_family(config := json.loads((base / "config.json").read_text())).read(
+        config
+    )
+    values = next(s for s in architecture.linears if s.name.endswith("v_proj"))
+    shapes = {values.name: (values.out_features, values.in_features)}
+    shapes |= {name.removesuffix(".weight"): shape for name, shape in architecture.routers.items()}
+    tensors = {}
+    for module, (rows, columns) in shapes.items():
+        tensors[f"base_model.model.{module}.lora_A.weight"] = np.ones((2, columns), np.float32)
+        tensors[f"base_model.model.{module}.lora_B.weight"] = np.ones((rows, 2), np.float32)
+    (tmp_path / "adapter").mkdir()
+    save_file(tensors, tmp_path / "adapter/adapter_model.safetensors")
+    peft = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": list(shapes)}
+    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(peft))
+    with pytest.raises(CheckpointError, match=r"adapts routers of experts, .* stay frozen here"):
+        if verb == "open":
+            opened(base, tmp_path / "adapter", device)
+        else:
+            merge(base, tmp_path / "adapter", tmp_path / "merged")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -231,6 +232,35 @@ def test_the_spelling_of_paths_does_not_matter_to_resume(place, tmp_path, monkey
         other.save_adapter("other")
     with pytest.raises(ConfigError, match=r"begun with other .*lora\.init_from"):
         qlora_wgpu.train(place / "run.yaml", resume=True, init_from="other", **moved, **watch)
+
+
+def test_a_run_goes_on_by_its_folder_where_it_was_moved(place, tmp_path):
+    """With the settings that it was begun with, and its own model and data, or none."""
+    for name in ("model", "train.jsonl", "eval.jsonl", "run.yaml"):
+        copy = shutil.copytree if (place / name).is_dir() else shutil.copy
+        (tmp_path / "project").mkdir(exist_ok=True)
+        copy(place / name, tmp_path / "project" / name)
+    settings = {"max_steps": 3, "learning_rate": 3e-3, "eval": None, "quiet": True}
+    first = {"dir": tmp_path / "project" / "run", **settings}
+    qlora_wgpu.train(tmp_path / "project" / "run.yaml", Enough(at=1), **first)
+    straight = {"dir": tmp_path / "straight", **settings}
+    whole = qlora_wgpu.train(tmp_path / "project" / "run.yaml", **straight)
+
+    moved = tmp_path / "elsewhere"
+    (tmp_path / "project").rename(moved)
+    rows = (moved / "train.jsonl").read_bytes()
+    (moved / "train.jsonl").unlink()
+    with pytest.raises(ConfigError, match=r"data\.train .*project/train\.jsonl, which is not"):
+        qlora_wgpu.train(moved / "run", resume=True, quiet=True)
+    write_chats(moved / "train.jsonl", seed=9)
+    with pytest.raises(ConfigError, match=r"begun with other training data \(data\.train was"):
+        qlora_wgpu.train(moved / "run", resume=True, quiet=True)
+    (moved / "train.jsonl").unlink()
+    (moved / "renamed.jsonl").write_bytes(rows)
+    last = qlora_wgpu.train(
+        moved / "run", resume=True, quiet=True, data={"train": moved / "renamed.jsonl"}
+    )
+    assert last.steps == 3 and adapter(last.adapter_dir) == adapter(whole.adapter_dir)
 
 
 def test_a_lost_device_leaves_the_last_checkpoint(place, tmp_path, monkeypatch):

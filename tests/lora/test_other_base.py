@@ -19,9 +19,9 @@ def pair(module, rows, columns):
     }
 
 
-def told(tensors, shapes):
+def told(tensors, shapes, **more):
     with pytest.raises(CheckpointError) as caught:
-        refuse_other_base("a", STORED, tensors, shapes, "base")
+        refuse_other_base("a", STORED, tensors, shapes, "base", **more)
     return str(caught.value)
 
 
@@ -33,3 +33,16 @@ def test_a_layer_that_stays_frozen_here_may_be_of_the_right_model():
     assert text.endswith("that it was trained on, or, if it is this one, merge it with PEFT")
     larger = told(pair(LAYER, 6, 9), shapes)
     assert "(2, 9), this model takes (2, 8)" in larger and "PEFT" not in larger
+
+
+def test_an_adapter_of_routers_is_named_as_such():
+    """As PEFT's all-linear makes of routers that are linear layers."""
+    own = pair(LAYER, 6, 8)
+    shapes = {name: array.shape for name, array in own.items()}
+    routers = [f"{ROUTER}.weight", "model.layers.1.mlp.gate.weight"]
+    second = pair("model.layers.1.mlp.gate", 4, 8)
+    text = told(own | pair(ROUTER, 4, 8) | second, shapes, routers=routers)
+    assert text.startswith(f"a adapts routers of experts, {ROUTER} among 2 of them, ")
+    assert "routers stay frozen here: merge it into its base with PEFT" in text
+    text = told(own | second | pair("model.layers.0.conv", 6, 8), shapes, routers=routers)
+    assert "does not fit base: it adapts model.layers.0.conv (2 such layers)" in text

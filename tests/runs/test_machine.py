@@ -3,9 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 from e2e.tiny import CONFIG
 
 from qlora_wgpu.bench import speed
+from qlora_wgpu.cli.doctor import doctor
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu import memory_size as sizes
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import GPU_PROFILE
@@ -62,3 +65,19 @@ def test_a_model_is_its_layers_and_its_head(monkeypatch):
 
 def test_a_part_can_be_timed():
     assert speed._step_seconds({**CONFIG, "num_hidden_layers": 1}, Device()) > 0
+
+
+def test_a_quick_doctor_measures_nothing_and_says_so(monkeypatch):
+    def measured(device):
+        raise AssertionError("it takes a while")
+
+    monkeypatch.setattr("qlora_wgpu.cli.doctor.what_it_means", measured)
+    done = CliRunner().invoke(doctor, ["--quick"])
+    assert done.exit_code == 0, done.output
+    assert "skipped with --quick: " in done.output and "You have" not in done.output
+
+
+def test_a_quick_doctor_is_not_asked_for_all_checks():
+    done = CliRunner().invoke(doctor, ["--quick", "--check"])
+    assert isinstance(done.exception, ConfigError)
+    assert str(done.exception) == "--check and --quick exclude each other: choose one"

@@ -23,6 +23,7 @@ from qlora_wgpu.selfcheck import (
     check_device,
     checks,
     ensure_sound,
+    num_checks,
     remembered,
     results,
     runner,
@@ -59,7 +60,7 @@ def test_doctor_goes_through_all_checks_of_all_variants_in_both_types(
 
     monkeypatch.setattr(results, "_result", noted)
     every = set(product(variants(device), ("float32", "bfloat16"), checks()))
-    assert set(check_device(device)) == every
+    assert set(check_device(device)) == every and len(every) == num_checks(device)
 
 
 def test_everything_is_checked(device, traced_once, monkeypatch):
@@ -209,12 +210,25 @@ def test_a_sound_driver_is_remembered_for_what_was_checked(settled_device, sound
     before = device.memory.total
     sound(messages.append)
     assert device.memory.total == before  # nothing of it stays
-    assert len(messages) == 1 and len(known()) == 1
+    assert begun(messages) == 1 and len(known()) == 1
     sound(messages.append)
     sound(messages.append, shape=(5, 72))  # sizes are no reason
-    assert len(messages) == 1
+    assert begun(messages) == 1
     sound(messages.append, dtype="float32")
-    assert len(messages) == 2 and len(known()) == 2
+    assert begun(messages) == 2 and len(known()) == 2
+
+
+def test_the_checks_of_a_first_run_are_counted(sound, traced_once):
+    messages = []
+    sound(messages.append)
+    first, *counted = messages
+    assert first == "Verifying the GPU driver (first run only)" and counted
+    assert counted == [f"{first} {i}/{len(counted)}" for i in range(1, len(counted) + 1)]
+
+
+def begun(messages):
+    """How often checks were told to begin."""
+    return messages.count("Verifying the GPU driver (first run only)")
 
 
 def known():
@@ -246,7 +260,7 @@ def test_what_is_kept_may_be_anything(sound, traced_once, text):
     messages = []
     sound(messages.append)
     sound(messages.append)
-    assert len(messages) == 1
+    assert begun(messages) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
