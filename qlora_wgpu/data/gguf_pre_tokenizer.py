@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from qlora_wgpu.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS, Part
+from qlora_wgpu.checkpoint.gguf.pre_tokenizers import BY_ASCII, PRE_TOKENIZERS, Part
 from qlora_wgpu.errors import TokenizerError, brief
 
 _WORDS = "words"  # GPT-2's expression, which ByteLevel has within it
 # Of several names for one way of cutting, this one; the rest differ in what keys say anyway.
 _PREFERRED = ("gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "qwen35", "gpt-4o", "tekken")
-
-_BY_ASCII = ("gpt-4o", "llama4", "tekken")
 
 
 def pre_tokenizer_name(tokenizer: dict[str, Any], where: object) -> str:
@@ -41,7 +39,7 @@ def pre_tokenizer_name(tokenizer: dict[str, Any], where: object) -> str:
 
 def cutting_note(name: object) -> str | None:
     """What a user should know of llama.cpp's way of cutting, by the value of the key."""
-    if name not in _BY_ASCII:
+    if name not in BY_ASCII:
         return None
     return (
         f"llama.cpp's {name} tells capitals by ASCII alone: words in which other letters change "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ _SPACE = "▁"
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding"}
 _MORE_ENDS = ("eot", "eom")
 _PREFIX = "tokenizer.ggml."
+_TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))  # the others are in no text
 _PAIRED = "gemma4"
 
 
@@ -29,15 +30,21 @@ def vocabulary_keys(
     vocab_size: int,
     where: object = "tokenizer.json",
     *,
+    prompt: str | None = None,
     joins_pairs: bool = False,
 ) -> dict[str, Any]:
     """The keys.
+
+    llama.cpp puts nothing around a prompt but what they say: what it begins with goes by the
+    prompts that were trained, and nothing ends it.
 
     Args:
         tokenizer: The tokenizer.
         folder: The folder that it was read from.
         vocab_size: Rows of the embedding, each of which has a token in the file.
         where: What messages call tokenizer.json.
+        prompt: A prompt as the chat template writes it; None where prompts are plain text, around
+            which the tokenizer puts its own special tokens.
         joins_pairs: Whether llama.cpp has a vocabulary with bytes for what is no token joined by
             its merges, as it has Gemma 4's, instead of by scores.
 
@@ -47,26 +54,25 @@ def vocabulary_keys(
     path = folder / "tokenizer.json"
     stored = json.loads(file_bytes(path, TOKENIZER_BYTES))
     vocabulary = _Vocabulary(stored, where, vocab_size)
-    keys = vocabulary.keys(joins_pairs)
-    keys |= _special_keys(tokenizer, vocab_size)
+    keys = vocabulary.keys(joins_pairs, prompt)
+    keys |= _special_keys(tokenizer, vocab_size, prompt)
     named = {f"{_PREFIX}{key}": value for key, value in keys.items()}
     if tokenizer.chat_template:
         named["tokenizer.chat_template"] = tokenizer.chat_template
     return named
 
 
-def _special_keys(tokenizer: Tokenizer, vocab_size: int) -> dict[str, Any]:
+def _special_keys(tokenizer: Tokenizer, vocab_size: int, prompt: str | None) -> dict[str, Any]:
     keys: dict[str, Any] = {}
     for name, role in _ROLES.items():
         text = tokenizer.special_tokens.get(f"{name}_token")
         token = None if text is None else tokenizer.token_id(text)
         if token is not None and token < vocab_size:
             keys[f"{role}_token_id"] = token
-    around = tokenizer.encode("")
-    keys["add_bos_token"] = tokenizer.begins_with_bos
-    keys["add_eos_token"] = (
-        len(around) > tokenizer.begins_with_bos and around[-1] == tokenizer.eos_token_id
-    )
+    bos = tokenizer.bos_token
+    begins = bos is not None and prompt is not None and prompt.startswith(bos)
+    keys["add_bos_token"] = tokenizer.begins_with_bos if prompt is None else begins
+    keys["add_eos_token"] = False
     others = sorted(tokenizer.eos_token_ids - {tokenizer.eos_token_id})
     for name, token in zip(_MORE_ENDS, others, strict=False):
         keys[f"{name}_token_id"] = token
@@ -85,9 +91,9 @@ class _Vocabulary:
         self._vocab: dict[int, str] = {i: text for text, i in self._model["vocab"].items()}
         self._vocab |= {i: token["content"] for i, token in self._added.items()}
 
-    def keys(self, joins_pairs: bool) -> dict[str, Any]:
+    def keys(self, joins_pairs: bool, prompt: str | None) -> dict[str, Any]:
         if self._model.get("byte_fallback"):
-            keys = self._sentence_piece()
+            keys = self._sentence_piece(prompt)
             if joins_pairs and not keys["add_space_prefix"]:
                 keys |= {"model": _PAIRED, "pre": _PAIRED, "merges": self._merges()}
             return keys
@@ -118,23 +124,41 @@ class _Vocabulary:
         merges = self._model.get("merges", [])
         return [merge if isinstance(merge, str) else " ".join(merge) for merge in merges]
 
-    def _sentence_piece(self) -> dict[str, Any]:
+    def _sentence_piece(self, prompt: str | None) -> dict[str, Any]:
         normalizers = list(_parts(self._stored.get("normalizer")))
         kinds = {part.get("type") for part in normalizers}
         pre = list(_parts(self._stored.get("pre_tokenizer")))
         spaced = [part for part in pre if part.get("type") == "Metaspace"]
         if not kinds <= {"Prepend", "Replace", "Sequence"}:
             raise self._wrong(f"changes texts first ({', '.join(sorted(map(str, kinds)))})")
-        prefixed = any(part.get("prepend_scheme", "always") != "never" for part in spaced)
+        schemes = {part.get("prepend_scheme", "always") for part in spaced}
+        # llama.cpp has a space behind every special token, or none; the scheme "first" has one at
+        # the beginning alone, where a prompt of turns has a special token.
+        is_first = "first" in schemes and not self._begins_special(prompt)
         tokens, types = self._tokens()
+        self._check_bytes(tokens)
         return {
             "model": "llama",
             "pre": "default",
             "tokens": tokens,
             "scores": self._scores(tokens, types),
             "token_type": types,
-            "add_space_prefix": "Prepend" in kinds or prefixed,
+            "add_space_prefix": "Prepend" in kinds or "always" in schemes or is_first,
         }
+
+    def _begins_special(self, prompt: str | None) -> bool:
+        contents = tuple(token["content"] for token in self._added.values())
+        return prompt is not None and prompt.startswith(contents)
+
+    def _check_bytes(self, tokens: Sequence[str]) -> None:
+        """Makes sure of a token for each byte of text, without which llama.cpp ends the process."""
+        known = set(tokens)
+        gone = [f"<0x{i:02X}>" for i in _TEXT_BYTES if f"<0x{i:02X}>" not in known]
+        if gone:
+            raise self._wrong(
+                f"promises a token for every byte (byte_fallback) and has none for {len(gone)} of "
+                f"them, such as {gone[0]}"
+            )
 
     def _tokens(self) -> tuple[list[str], np.ndarray[Any, Any]]:
         """The text of each row of the embedding, and what kind of token it is."""

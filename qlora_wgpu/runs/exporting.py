@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,16 @@ from qlora_wgpu.checkpoint.atomic import atomic_file
 from qlora_wgpu.checkpoint.gguf.element_types import ElementType
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.tokenizer_files import GENERATION, copy_tokenizer, tokenizer_folder
-from qlora_wgpu.config import Config, QuantConfig
+from qlora_wgpu.config import Config, QuantConfig, load_config
 from qlora_wgpu.config.as_trained import changed, find_run
-from qlora_wgpu.data import Tokenizer, read_prompt_files
+from qlora_wgpu.data import PromptFormat, Tokenizer, read_prompt_files
+from qlora_wgpu.data.dataset import encoded_examples
 from qlora_wgpu.data.gguf_pre_tokenizer import cutting_note
 from qlora_wgpu.data.gguf_vocabulary import vocabulary_keys
+from qlora_wgpu.data.llama_cpp_tokens import LlamaCppTokenizer, TrainedText
 from qlora_wgpu.data.ollama.modelfile import modelfile
-from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.data.ollama.templates import PROBES
+from qlora_wgpu.errors import CheckpointError, ConfigError, QLoRAError
 from qlora_wgpu.export import export_gguf
 from qlora_wgpu.export.gguf.architectures import model_type_of
 from qlora_wgpu.export.gguf.element_types import find_file_type
@@ -35,11 +39,13 @@ from qlora_wgpu.runs.drift import Drift, Measured, measure_drift, measure_traine
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.observer import Unwatched
+from qlora_wgpu.training.rows import preparation
 
 SUFFIX = ".gguf"
 # The largest divergence that a good file has, as a share of what the model knows of its texts:
 # with 8 and more bits to a weight, and with fewer. A wrong file loses about all.
 _MOST_LOST, _MOST_LOST_IN_FEW_BITS = 0.1, 0.25
+_ROWS = 3  # of each data set, whose tokens are compared
 _FEW_BYTES = 34  # of 32 weights in 8 bits
 _OF_NF4 = (
     "most of this drift comes of training on NF4, not of the file: --base dequantized has less; "
@@ -121,11 +127,14 @@ def export_model(
     merged = MergedWeights(model, adapter, base, quant)
     where = (tokenizer_folder(adapter) or merged.folder.text_folder) / "tokenizer.json"
     with _text_folder(merged.folder, adapter) as texts:
+        written = read_prompt_files(texts)
+        first = next((text for text, _ in _rendered(written)), None)
 
         def vocabulary(tokens: int) -> Mapping[str, Any]:
             is_gemma4 = model_type_of(merged.folder.config).startswith("gemma4")
-            tokenizer = Tokenizer.from_folder(texts)
-            keys = vocabulary_keys(tokenizer, texts, tokens, where, joins_pairs=is_gemma4)
+            keys = vocabulary_keys(
+                written.tokenizer, texts, tokens, where, prompt=first, joins_pairs=is_gemma4
+            )
             return {"general.name": _name(model, adapter, keys), **keys}
 
         made = gguf_model(merged, file_type, vocabulary)
@@ -139,7 +148,8 @@ def export_model(
     with _modelfile_beside(path, ollama), atomic_file(path) as unfinished:
         made.write(unfinished, progress)
         note = cutting_note(made.keys.get("tokenizer.ggml.pre"))
-        drift, notes = None, made.notes if note is None else (*made.notes, note)
+        difference = _difference(unfinished, adapter, written, of_rows=settings is not None)
+        drift, notes = None, (*made.notes, *filter(None, (note, difference)))
         if settings is not None and check is not None and trained is not None:
             drift = check.drift(trained, unfinished)
             most = _most_lost(kind)
@@ -218,6 +228,38 @@ def _holds(path: Path, content: bytes) -> bool:
         return file_bytes(path, MODEL_JSON_BYTES) == content
     except OSError:
         return False
+
+
+def _difference(path: Path, adapter: str, written: PromptFormat, *, of_rows: bool) -> str | None:
+    """Where llama.cpp makes other tokens of the run's texts than were trained, in words."""
+    metadata = ModelFolder.without_weights(path).file.metadata
+    trained = [*(_of_rows(adapter, written.tokenizer) if of_rows else ())] or _rendered(written)
+    tokenizer = LlamaCppTokenizer(metadata, path)
+    return tokenizer.first_difference(trained, written.tokenizer.eos_token_id)
+
+
+def _of_rows(adapter: str, tokenizer: Tokenizer) -> Iterator[TrainedText]:
+    """The first rows of a run's data that are trained whole; none where they are not reached."""
+    run = find_run(adapter)
+    if run is None:
+        return
+    with suppress(QLoRAError):
+        settings = load_config(run / "config.yaml")
+        for part in settings.require_train().parts():
+            how = preparation(part, settings.train.objective)
+            rows = encoded_examples(str(part.train), tokenizer, how)
+            whole = (TrainedText(row.text, row.ids) for row in rows if row.text is not None)
+            yield from islice(whole, _ROWS)
+
+
+def _rendered(written: PromptFormat) -> Iterator[TrainedText]:
+    """Prompts that the chat template writes; none where prompts are plain text."""
+    if written.kind != "chat" or written.template is None:
+        return
+    for messages in PROBES:
+        with suppress(QLoRAError):
+            text = written.template.render(messages, add_generation_prompt=True).text
+            yield TrainedText(text, written.tokenizer.encode(text, add_special_tokens=False))
 
 
 def _modelfile(path: Path, texts: Path, adapter_of: str | None = None) -> str:

@@ -6,6 +6,7 @@ of it in its own engine of expressions.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,3 +120,23 @@ PRE_TOKENIZERS = {
     "hunyuan": PreTokenizer(_QWEN2.cut),
 }
 """By the value of ``tokenizer.ggml.pre``."""
+
+BY_ASCII = ("gpt-4o", "llama4", "tekken")
+"""Those whose capitals llama.cpp tells by ASCII alone."""
+
+
+def with_ascii_capitals(name: str, cut: Part) -> Part:
+    """How llama.cpp cuts texts where it tells capitals by ASCII: other letters are both.
+
+    Args:
+        name: The value of the key.
+        cut: tokenizer.json's ``pre_tokenizer``.
+    """
+    if name not in BY_ASCII:
+        return cut
+    text = json.dumps(cut)
+    for ours, not_these in ((_UPPER, "a-z"), (_LOWER, "A-Z")):
+        letters = rf"(?:(?=\p{{L}})[^{not_these}])"
+        text = text.replace(json.dumps(ours)[1:-1], json.dumps(letters)[1:-1])
+    changed: Part = json.loads(text)
+    return changed
