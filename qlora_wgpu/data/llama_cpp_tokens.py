@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qlora_wgpu.checkpoint.gguf.pre_tokenizers import with_ascii_capitals
-from qlora_wgpu.checkpoint.gguf.tokenizer import tokenizer_files
+from qlora_wgpu.checkpoint.gguf.tokenizer import TokenizerFiles, tokenizer_files
 from qlora_wgpu.errors import brief
 from qlora_wgpu.sandbox.tokenizers import library_errors, open_tokenizer
 
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
-_BYTE_LEVEL = "gpt2"
+_KEY = "tokenizer.ggml."
+_GONE = "\0"  # what no byte-level vocabulary has
 _TO_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
 _WHITE_SPACE = " \t\n\v\f\r"
@@ -56,31 +57,33 @@ class LlamaCppTokenizer:
             TokenizerError: If it has no vocabulary, or one that is not read.
         """
         files = tokenizer_files(metadata, path)
-        model = metadata["tokenizer.ggml.model"]
-        is_byte_level = model == _BYTE_LEVEL
-        piecewise = {
-            **files.tokenizer,
-            "added_tokens": [],
-            "normalizer": None if is_byte_level else _TO_SPACES,
-            "pre_tokenizer": files.tokenizer["pre_tokenizer"],
-            "post_processor": None,
-        }
-        if is_byte_level:
-            name = metadata["tokenizer.ggml.pre"]
-            piecewise["pre_tokenizer"] = with_ascii_capitals(name, piecewise["pre_tokenizer"])
-        self._pieces = open_tokenizer(json.dumps(piecewise).encode())
-        self._prefix = ""
-        if model == "llama" and metadata.get("tokenizer.ggml.add_space_prefix", True) is True:
-            self._prefix = " "
-        tokens = [token.decode("utf-8", "replace") for token in metadata["tokenizer.ggml.tokens"]]
-        self._special = _special_tokens(tokens, metadata["tokenizer.ggml.token_type"].tolist())
+        self._tokens = [token.decode("utf-8", "replace") for token in metadata[f"{_KEY}tokens"]]
+        self._special = _special_tokens(self._tokens, metadata[f"{_KEY}token_type"].tolist())
+        self._gone = len(self._tokens)
+        self._pieces = open_tokenizer(json.dumps(self._piecewise(files, metadata)).encode())
+        prefixed = metadata.get(f"{_KEY}add_space_prefix", True) is True
+        self._prefix = " " if prefixed and metadata[f"{_KEY}model"] == "llama" else ""
         name = str(metadata.get("general.name", "")).lower()
         self._takes_spaces = "phi-3" in name or "phi3" in name
-        self._tokens = tokens
         self._bos, self._eos = (
             files.config.get(f"{end}_token") if files.config[f"add_{end}_token"] else None
             for end in ("bos", "eos")
         )
+
+    def _piecewise(self, files: TokenizerFiles, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """The tokenizer.json of what lies between special tokens."""
+        stored = {**files.tokenizer, "added_tokens": [], "post_processor": None}
+        if metadata[f"{_KEY}model"] != "gpt2":
+            return {**stored, "normalizer": _TO_SPACES}
+        # A byte without a token gives none, and what is around it is not joined.
+        model = stored["model"]
+        vocab = {**model["vocab"], _GONE: self._gone}
+        return {
+            **stored,
+            "normalizer": None,
+            "pre_tokenizer": with_ascii_capitals(metadata[f"{_KEY}pre"], stored["pre_tokenizer"]),
+            "model": {**model, "vocab": vocab, "unk_token": _GONE},
+        }
 
     def encode(self, text: str) -> list[int]:
         """The ids of a prompt, whose own token that begins it does not come twice.
@@ -96,7 +99,8 @@ class LlamaCppTokenizer:
             else:
                 with library_errors("the text cannot be encoded"):
                     piece = self._prefix * follows_special + part
-                    ids += self._pieces.encode(piece, add_special_tokens=False).ids
+                    made = self._pieces.encode(piece, add_special_tokens=False).ids
+                ids += [i for i in made if i != self._gone]
             follows_special = isinstance(part, int)
         return ids if self._eos is None else [*ids, self._tokens.index(self._eos)]
 

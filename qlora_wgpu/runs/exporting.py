@@ -14,6 +14,7 @@ from typing import Any
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import atomic_file
 from qlora_wgpu.checkpoint.gguf.element_types import ElementType
+from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.tokenizer_files import GENERATION, copy_tokenizer, tokenizer_folder
 from qlora_wgpu.config import Config, QuantConfig, load_config
@@ -232,9 +233,8 @@ def _holds(path: Path, content: bytes) -> bool:
 
 def _difference(path: Path, adapter: str, written: PromptFormat, *, of_rows: bool) -> str | None:
     """Where llama.cpp makes other tokens of the run's texts than were trained, in words."""
-    metadata = ModelFolder.without_weights(path).file.metadata
     trained = [*(_of_rows(adapter, written.tokenizer) if of_rows else ())] or _rendered(written)
-    tokenizer = LlamaCppTokenizer(metadata, path)
+    tokenizer = LlamaCppTokenizer(GGUFFile(path).metadata, path)
     return tokenizer.first_difference(trained, written.tokenizer.eos_token_id)
 
 

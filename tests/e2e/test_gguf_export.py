@@ -105,6 +105,25 @@ def test_a_run_in_one_file(place, device) -> None:
     assert again.returncode == 2 and "model.gguf is there already" in again.stderr
 
 
+def test_tokens_that_llama_cpp_makes_otherwise_are_named(place) -> None:
+    """It does not normalize texts, which this tokenizer does."""
+    path = place / "base/tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"normalizer": {"type": "NFC"}}))
+    texts = ("plain", "cafe\u0301 au lait", "more", "none of these")
+    rows = [[{"role": r, "content": t} for r in ("user", "assistant")] for t in texts]
+    lines = "".join(json.dumps({"messages": messages}) + "\n" for messages in rows)
+    (place / "train.jsonl").write_text(lines)
+    done = run_here("export", "out", cwd=place)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "note: llama.cpp makes other tokens of 1 of 3 texts of the run than were trained" in said
+    assert "in training and 'e'" in said and "au" in said
+    # Without data or a check, prompts are rendered from the template.
+    (place / "out/model.gguf").unlink()
+    quick = run_here("export", "out", "--no-check", cwd=place)
+    assert quick.returncode == 0 and "other tokens" not in quick.stdout
+
+
 def test_by_default_it_is_as_exact_as_the_base(place, device) -> None:
     done = run_here("export", "out", "--gguf", "new/whole.gguf", cwd=place)
     assert done.returncode == 0 and "in f32" in done.stdout, done.stderr

@@ -22,7 +22,8 @@ from support.gguf_models import CONFIGS, adapter_of
 from support.recorded import RECORDED
 from support.tiny_tokenizer import write_folder
 
-from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.gguf.file import GGUFFile
+from qlora_wgpu.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.data.llama_cpp_tokens import LlamaCppTokenizer
 from qlora_wgpu.runs.exporting import export_model
@@ -71,8 +72,6 @@ def pieces(scheme):
 
 
 def cut(pre):
-    from qlora_wgpu.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
-
     def write(place):
         recorded("qwen3")(place)
         known = PRE_TOKENIZERS[pre]
@@ -111,7 +110,7 @@ def compare(library, name, write, place):
     adapter_of(place, config)
     path = place / "m.gguf"
     export_model(str(place), str(place / "adapter"), path, type_name="f16")
-    ours = LlamaCppTokenizer(ModelFolder.without_weights(path).file.metadata, path)
+    ours = LlamaCppTokenizer(GGUFFile(path).metadata, path)
     model = library.open(path)
     texts = odd_texts(400)
     bos = tokenizer.bos_token or ""
