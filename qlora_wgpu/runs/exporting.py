@@ -25,7 +25,7 @@ from qlora_wgpu.data.gguf_pre_tokenizer import cutting_note
 from qlora_wgpu.data.gguf_vocabulary import vocabulary_keys
 from qlora_wgpu.data.llama_cpp_tokens import LlamaCppTokenizer, TrainedText
 from qlora_wgpu.data.ollama.modelfile import modelfile
-from qlora_wgpu.data.ollama.templates import PROBES
+from qlora_wgpu.data.ollama.templates import PROBES, ollama_template
 from qlora_wgpu.errors import CheckpointError, ConfigError, QLoRAError
 from qlora_wgpu.export import export_gguf
 from qlora_wgpu.export.gguf.architectures import model_type_of
@@ -150,7 +150,13 @@ def export_model(
         made.write(unfinished, progress)
         note = cutting_note(made.keys.get("tokenizer.ggml.pre"))
         difference = _difference(unfinished, adapter, written, of_rows=settings is not None)
-        drift, notes = None, (*made.notes, *filter(None, (note, difference)))
+        untold = None
+        if written.template is not None and ollama_template(written) is None:
+            untold = (
+                f"the Modelfile has no TEMPLATE: the chat template in {where.parent} writes what "
+                "none of those does that are known here in Ollama's language"
+            )
+        drift, notes = None, (*made.notes, *filter(None, (note, difference, untold)))
         if settings is not None and check is not None and trained is not None:
             drift = check.drift(trained, unfinished)
             most = _most_lost(kind)
