@@ -92,8 +92,8 @@ ODD = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", ODD)
-@pytest.mark.cover("values", name=KINDS)
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_statement_of_other_heads_is_checked(device, name, family, traced):
     """Shapes that families are not traced with above, which other kernels or cuts take."""
