@@ -29,7 +29,7 @@ test-lowest: setup
 # Three tiers (tests/support/tiers.py); the middle one is the gate, and may cost no more than this.
 export PYTHONDONTWRITEBYTECODE =  # modules are compiled once for all processes
 PYTEST = .venv/bin/python -m pytest -n 2 --dist worksteal
-BUDGET = 1500
+BUDGET = 2000
 
 quick: setup
 	$(PYTEST) tests --tier quick $(if $(K),-k "$(K)")
