@@ -5,7 +5,7 @@ help:
 	@echo "make demo    fine-tune the small model that ships with the project"
 	@echo "make quick   run the cheap tests, while developing; K=expression chooses among them"
 	@echo "make test    run the tests that a change must pass"
-	@echo "make test-full    run every case of every test and short campaigns, which takes up to an hour"
+	@echo "make test-full    run every case of every test, and the short campaigns"
 	@echo "make test-lowest    the same with the lowest versions of all dependencies"
 	@echo "make test-browser    the page in Firefox and Chromium, which it installs"
 	@echo "make lint    ruff, mypy, the import rules, and whether every test can be collected"

@@ -216,7 +216,7 @@ class Cluster:
 
         Args:
             ids: The text so far.
-            more: Most tokens to add.
+            more: Maximum number of tokens to add.
             stop_ids: What ends it.
             longest: Tokens of the longest text that will be asked for.
 

@@ -129,7 +129,7 @@ class Engine:
 
         Args:
             ids: The text so far.
-            more: Most tokens to add.
+            more: Maximum number of tokens to add.
             details: Further arguments of the worker's method.
             vocab_size: Tokens that there are.
 
