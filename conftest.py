@@ -1,11 +1,9 @@
 """One device for the whole session; no GPU is a failure, never a skip."""
 
-import ctypes
 import faulthandler
 import gc
 import os
 import sys
-from contextlib import suppress
 
 import pytest
 
@@ -18,6 +16,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from support.processes import heed_signals
 from support.shaders import keep_compiled_shaders
+from support.shared_device import bound_pipelines, share_devices
 
 from qlora_wgpu.gpu.device import Device
 
@@ -40,12 +39,11 @@ for name in ("no_proxy", "NO_PROXY"):
 
 
 _HUNG = 900  # seconds; a driver that hangs does not hear of pytest-timeout, which comes before
-_MOST_PIPELINES = 200  # of some 3 to 6 MB on software GPUs
-_opened: list[Device] = []
 
 
 def pytest_configure(config):
     config.own_stderr = os.dup(2)  # before tests' output is captured
+    config.addinivalue_line("markers", "own_device: what the test opens is not shared with others")
 
 
 @pytest.hookimpl(wrapper=True)
@@ -60,21 +58,20 @@ def pytest_runtest_protocol(item):
 
 @pytest.fixture(scope="session")
 def device() -> Device:
-    _opened.append(Device())
-    return _opened[0]
+    return Device()
+
+
+@pytest.fixture(autouse=True)
+def shared_device(request, monkeypatch):
+    """What a test marked ``own_device`` opens is its own: the driver's memory is counted there."""
+    if request.node.get_closest_marker("own_device") is None:
+        share_devices(monkeypatch)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def bounded_pipelines():
-    """Lets go of what a session's device has compiled, which would be gigabytes in the end."""
     yield
-    for opened in _opened:
-        if len(opened._pipelines) > _MOST_PIPELINES:
-            opened._pipelines.clear()
-            gc.collect()
-            opened.read(opened.buffer(4, "settling"), 4)  # drivers let go while they are waited for
-            with suppress(OSError, AttributeError):  # glibc keeps what is free otherwise
-                ctypes.CDLL("libc.so.6").malloc_trim(0)
+    bound_pipelines()
 
 
 @pytest.fixture

@@ -204,6 +204,7 @@ s.run([Part('long', [sys.executable, '-c', 'import os, time; print(os.getpid(), 
     ends_with_its_part(tmp_path, code)
 
 
+@pytest.mark.slow
 def test_a_session_that_is_ended_ends_the_contender_of_an_agreement(tmp_path):
     """Which a script starts that is a part; it would take the card from the next session."""
     model = tmp_path / "model"

@@ -219,6 +219,7 @@ for i in itertools.count():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="needs SIGKILL")
 def test_a_killed_writer_leaves_only_whole_files_and_folders(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)

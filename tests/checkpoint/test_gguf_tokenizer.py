@@ -110,6 +110,7 @@ def made_of(keys: dict[str, Any], folder: Path) -> Tokenizer:
     return Tokenizer.from_folder(folder)
 
 
+@pytest.mark.slow
 @needs_recordings
 @pytest.mark.parametrize(
     ("name", "pre", "scores"),

@@ -307,6 +307,7 @@ def test_names_that_cannot_be_printed_are_escaped(path: Path) -> None:
     refused(path).encode()
 
 
+@pytest.mark.slow
 def test_more_tensors_than_allowed(path: Path) -> None:
     empty = {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]}
     write(path, {str(i): empty for i in range(100_000)})
@@ -315,6 +316,7 @@ def test_more_tensors_than_allowed(path: Path) -> None:
     assert "100001 tensors, more than the 100000 allowed" in refused(path)
 
 
+@pytest.mark.slow
 def test_random_damage_never_escapes_as_another_error(path: Path) -> None:
     """Flipped bytes in the header are refused, or change a name or a number and nothing more."""
     write_safetensors(path, {"a": np.ones((4, 8), np.float32), "b": np.ones(3, np.float16)})

@@ -61,6 +61,7 @@ def test_documents_are_cut_into_windows(place):
     assert f"on {len(used(place, 'long', data))} rows of" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("repeats", "length"), [(400, 1024), (4, 128)])
 def test_long_texts_of_rows_are_cut_into_windows(place, repeats, length):
     """A row in fifty is longer than the rest, or all are longer than what a step should have."""
@@ -115,6 +116,7 @@ def test_a_run_that_is_there_keeps_its_folder(place, monkeypatch):
         (place / folder / "metrics.jsonl").write_text("")
 
 
+@pytest.mark.slow
 def test_the_file_is_what_trains_and_says_why(place):
     hi = {"role": "user", "content": "hi"}
     answers = [{"role": "assistant", "content": "yes " * n} for n in range(1, 7)]
@@ -157,6 +159,7 @@ def test_it_is_known_whether_training_will_know_the_memory(monkeypatch, told, is
     assert Room.here().is_bounded is is_bounded
 
 
+@pytest.mark.slow
 def test_a_card_that_tells_its_memory_keeps_as_many_layers_as_fit(place):
     (place / "long.jsonl").write_text(
         (json.dumps({"prompt": "a " * 60, "completion": "b " * 60}) + "\n") * 2000
@@ -195,6 +198,7 @@ def rows_of(place, name, rows):
     return name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "objective"),
     [

@@ -32,6 +32,7 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.mark.cover(arguments=[("--help",), INIT])
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
@@ -50,6 +51,7 @@ def test_texts_that_nobody_reads_are_no_error(folder):
     assert code == 0 and "Traceback" not in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [("estimate", "nowhere"), ("estimate", "--nothing")])
 def test_an_error_that_nobody_reads_keeps_its_exit_code(folder, arguments):
     assert into_closed(*arguments, cwd=folder, both=True)[0] == 2

@@ -33,6 +33,7 @@ def run(*arguments, cwd, **streams):
     )  # fmt: skip
 
 
+@pytest.mark.cover(arguments=[("--help",), ("data", "run.yaml", "--json")])
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
@@ -49,6 +50,7 @@ def test_stdout_that_is_full(folder, arguments):
     assert "Exception" not in done.stderr
 
 
+@pytest.mark.cover(arguments=[("train", "nosuch.yaml"), ("nosuch",)])
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
@@ -62,6 +64,7 @@ def test_stderr_that_is_full_leaves_the_exit_code(folder, arguments):
     assert (both.returncode, one.returncode, one.stdout) == (2, 2, "")
 
 
+@pytest.mark.slow
 def test_a_command_does_not_hang_on_what_stderr_takes(folder):
     with FULL.open("w") as full:
         done = run("estimate", "model", cwd=folder, stdout=subprocess.PIPE, stderr=full)

@@ -70,6 +70,7 @@ def test_what_goes_to_a_worker_that_is_not_reached_is_passed_on(scheduler, monke
         assert sorted(direct) == [False, True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["0", "1"])
 def test_a_killed_worker_loses_nothing_and_comes_back(scheduler, name, tmp_path):
     with an_engine(scheduler, folder=str(tmp_path), **{name: "kill"}) as asked:
@@ -96,6 +97,7 @@ def test_a_worker_that_is_gone_is_told_of_once(scheduler):
         ]
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_not_waited_for_and_works_again(scheduler, tmp_path, monkeypatch):
     monkeypatch.setattr(crew, "_LEAST", 0.5)
     monkeypatch.setattr(suspects, "_PAUSE", 0.3)
@@ -138,6 +140,7 @@ def test_a_worker_that_returns_nan_is_told_by_name(scheduler):
         assert text.startswith("worker 0 is left out: it returned a gradient") and "1" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "says"),
     [

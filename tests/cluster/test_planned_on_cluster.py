@@ -65,6 +65,8 @@ def settings_of(place, changes):
     return Config.model_validate(settings)
 
 
+@pytest.mark.cover(case=["qwen3_moe", "dora, in 8 bits", "packed", "dpo"])
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_workers_and_owner_take_what_was_planned(devices, tmp_path, case):
     if case in ("gemma3_text", "qwen3_moe"):
@@ -85,6 +87,7 @@ def test_workers_and_owner_take_what_was_planned(devices, tmp_path, case):
     assert 0 < beside < 0.5 * told.worker
 
 
+@pytest.mark.slow
 def test_a_workers_budget_is_used_up(devices, tmp_path):
     write_model(tmp_path, **WIDE)
     _, own, plans = devices

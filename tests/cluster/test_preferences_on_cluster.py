@@ -47,6 +47,7 @@ def compare(place, name, objective, loss=None, **sections):
     return shared[0]
 
 
+@pytest.mark.slow
 @pytest.mark.cover(loss=["kto"])
 @pytest.mark.parametrize(("objective", "loss"), OBJECTIVES)
 def test_every_loss_has_the_bits_of_one_device(place, clusters, objective, loss):
@@ -77,6 +78,7 @@ def test_dropout_packing_and_a_reference_that_is_an_adapter(place, clusters):
         assert rows[0]["eval_rewards/chosen"] == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_answers_go_to_workers_some_at_a_time(place, clusters, monkeypatch):
     monkeypatch.setattr(answer_work, "_AT_ONCE", 2)
     sizes = {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 4}
@@ -91,6 +93,7 @@ def test_answers_go_to_workers_some_at_a_time(place, clusters, monkeypatch):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.cover("values")
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
 @pytest.mark.parametrize("first", [0, 2])
@@ -106,6 +109,7 @@ def test_a_run_goes_on_with_and_without_a_cluster(place, clusters, objective, fi
     assert clusters
 
 
+@pytest.mark.slow
 def test_what_the_reference_said_is_kept_by_the_kinds_of_gpus_that_it_was_asked_on(
     place, clusters, monkeypatch
 ):

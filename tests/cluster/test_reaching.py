@@ -27,6 +27,7 @@ def folders(tmp_path_factory):
     return [make_certificates(tmp_path_factory.mktemp("c") / "c", 9).folder for _ in range(2)]
 
 
+@pytest.mark.slow
 def test_a_scheduler_with_tls_lets_in_its_own_alone(folders):
     ours, theirs = folders
     told = []
@@ -47,6 +48,7 @@ def test_a_scheduler_with_tls_lets_in_its_own_alone(folders):
     assert "waiting for a scheduler at tls://" in told[0]
 
 
+@pytest.mark.slow
 def test_a_certificate_that_the_scheduler_refuses(folders, tmp_path, monkeypatch):
     ours, theirs = folders
     mixed = tmp_path / "mixed"  # trusts the scheduler, who does not trust it
@@ -62,6 +64,7 @@ def test_a_certificate_that_the_scheduler_refuses(folders, tmp_path, monkeypatch
             wait_for_scheduler(address, security, patience=PATIENCE, tell=print)
 
 
+@pytest.mark.slow
 def test_a_scheduler_without_tls_is_told(folders):
     with scheduler() as address:
         reach(address)

@@ -69,6 +69,7 @@ def folder(tmp_path_factory):
     return make_certificates(tmp_path_factory.mktemp("c") / "c", 9).folder
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the worker's child in /proc")
 def test_a_worker_joins_refuses_begins_anew_and_leaves(tmp_path, folder):
     computing = tmp_path / "computing"
@@ -101,6 +102,7 @@ def test_a_worker_joins_refuses_begins_anew_and_leaves(tmp_path, folder):
         assert "Traceback" not in started.text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="others have no SIGHUP")
 def test_a_worker_leaves_when_its_terminal_is_closed(tmp_path):
     with scheduler() as address, worker(tmp_path, address, "--name", "w") as started:
@@ -110,6 +112,7 @@ def test_a_worker_leaves_when_its_terminal_is_closed(tmp_path):
     assert "worker w leaves; what it was computing goes to others" in started.text
 
 
+@pytest.mark.slow
 def test_a_worker_without_its_scheduler_waits_and_ends(tmp_path):
     options = ("--name", "w", "--patience", _PATIENCE)
     with (

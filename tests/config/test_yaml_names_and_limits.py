@@ -44,6 +44,7 @@ def test_an_old_name_s_value_is_checked_and_its_line_named(load):
 N = 1 << 17  # bytes; all of these took over ten seconds at a MiB
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

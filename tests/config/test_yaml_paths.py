@@ -104,6 +104,7 @@ def test_what_yaml_reads_as_a_control_character_is_no_name_on_windows(load, monk
         load(text)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="Windows has names in Unicode, whatever the locale")
 @pytest.mark.parametrize("key", ["model.path", "data.train", "output.dir"])
 def test_a_name_that_the_locale_lacks_is_a_sentence(tmp_path, key):

@@ -226,6 +226,7 @@ def test_an_end_of_turn_that_is_no_special_token_is_none() -> None:
     assert suitable_template(with_tokens("<|im_start|>", "<|im_end|>", special=False)) == "plain"
 
 
+@pytest.mark.slow
 @needs_recordings
 @pytest.mark.parametrize(
     ("folder", "name"),

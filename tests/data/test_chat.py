@@ -220,6 +220,21 @@ def own_process():
     chat.templates_process().close()
 
 
+@pytest.mark.cover(
+    name=[
+        "output",
+        "loops",
+        "macros",
+        "list times",
+        "doubling",
+        "power",
+        "percent",
+        "ljust",
+        "replace",
+        "join filter",
+    ]
+)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs_are_stopped(name, own_process) -> None:
     template = ChatTemplate(BOMBS[name])

@@ -39,6 +39,7 @@ def read_back(keys, folder, path) -> Tokenizer:
     return Tokenizer.from_folder(folder)
 
 
+@pytest.mark.slow
 @needs_recordings
 @pytest.mark.parametrize(("name", "pre"), [("smollm", "smollm"), ("tinyllama", "default")])
 def test_real_tokenizers(tmp_path, name, pre) -> None:
@@ -128,6 +129,7 @@ def test_what_llama_cpp_has_not(tmp_path) -> None:
             keys_of(changed(tmp_path / message[:5], **parts))
 
 
+@pytest.mark.slow
 @needs_recordings
 def test_pieces_that_are_joined_by_their_merges(tmp_path) -> None:
     """Gemma 4's: as SentencePiece's with bytes, nothing before a text, and merges in the file."""

@@ -50,6 +50,7 @@ def test_names():
     assert not any(map(is_dataset_name, ["a/b.jsonl", "x", "./a/b", "/a/b", "a/b/c", "a/b.txt:x"]))
 
 
+@pytest.mark.slow
 def test_a_data_set_alone_in_a_process_of_its_own(tmp_path):
     """A model of the hub would have loaded parts of the library that the data set needs."""
     place = tmp_path / "hub" / "datasets--owner--chats"

@@ -64,6 +64,7 @@ def keys_of(folder: Path, prompt: str | None = None) -> dict[str, Any]:
     return vocabulary_keys(tokenizer, folder, tokenizer.vocab_size, prompt=prompt)
 
 
+@pytest.mark.slow
 @needs_recordings
 @pytest.mark.parametrize("name", ["smollm", "tinyllama"])
 def test_real_tokenizers_make_the_same_ids(name) -> None:

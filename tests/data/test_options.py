@@ -146,6 +146,7 @@ def test_csv_that_is_wrong(tmp_path, content, message):
         load(tmp_path / "a.csv")
 
 
+@pytest.mark.slow
 def test_data_sets_that_were_saved_to_disk(tmp_path):
     """Streams of Arrow, as ``datasets`` has them, beside what it kept of earlier computations."""
     pyarrow = pytest.importorskip("pyarrow")  # an extra

@@ -136,6 +136,7 @@ def test_a_damaged_format_is_refused(tmp_path) -> None:
     assert prompt_kind(tmp_path / "nowhere") == "chat"
 
 
+@pytest.mark.slow
 @needs_recordings
 @pytest.mark.parametrize("name", ["smollm", "qwen3", "tinyllama"])
 def test_real_tokenizers(tmp_path, name) -> None:

@@ -80,6 +80,7 @@ def test_qwen3_leaves_the_empty_thought_to_the_last_turn() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "folder", "chat"),
     [
@@ -101,6 +102,7 @@ def test_real_data_sets(file, folder, chat) -> None:
     assert dataset.max_token_id < tok.vocab_size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("folder", ["tokenizers/qwen3", "tokenizers/tinyllama"])
 def test_answers_of_real_chats_are_learnt_whole(folder) -> None:
     tok = tokenizer(folder)

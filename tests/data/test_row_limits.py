@@ -84,6 +84,7 @@ def test_rows_that_are_wrong_are_no_empty_rows(tmp_path, row, expected):
             load(path)
 
 
+@pytest.mark.slow
 def test_empty_rows_of_tables(tmp_path):
     (tmp_path / "a.csv").write_text('prompt,completion\n"",\na,b\n" ",""\n')
     assert load(tmp_path / "a.csv").counts.empty == 2
@@ -124,6 +125,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 @pytest.mark.parametrize("suffix", ["jsonl", "json"])
 def test_rows_beyond_a_limit(tmp_path, name, suffix):
@@ -226,6 +228,7 @@ def test_only_regular_files_are_data(tmp_path, monkeypatch):
         data_files(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["one long text", "many texts", "columns", "damaged"])
 def test_parquet_that_is_more_than_it_seems(tmp_path, kind):
     pyarrow = pytest.importorskip("pyarrow")  # an extra

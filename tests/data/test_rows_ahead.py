@@ -57,6 +57,7 @@ def of_one_kind(given: list[dict]) -> list[list[dict]]:
     return [[row for row in given if ("messages" in row) is kind] for kind in (True, False)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train_on", ["auto", "last_turn"])
 @pytest.mark.parametrize("template", [PLAIN, MARKED])
 def test_they_are_what_they_are_alone(template, train_on, calls, monkeypatch) -> None:

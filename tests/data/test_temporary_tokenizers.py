@@ -3,9 +3,11 @@
 import subprocess
 import sys
 
+import pytest
 from e2e.tiny import write_tokenizer
 
 
+@pytest.mark.slow
 def test_a_folder_with_new_tokens_goes_with_the_process_without_a_warning(tmp_path):
     write_tokenizer(tmp_path)
     code = (

@@ -2,12 +2,11 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
+from support.commands import run_here
 
+from e2e.test_cli import run
 from e2e.tiny import CONFIG, write_model
 from qlora_wgpu.bench import measure as measuring
 from qlora_wgpu.bench import timing
@@ -16,18 +15,6 @@ from qlora_wgpu.bench.measure import measure
 from qlora_wgpu.bench.report import to_json
 from qlora_wgpu.bench.shapes import find_shape
 from qlora_wgpu.bench.workload import Workload
-
-
-def run(*args, cwd, env=None):
-    return subprocess.run(
-        [sys.executable, "-m", "qlora_wgpu", "bench", *map(str, args)],
-        cwd=cwd,
-        env={**os.environ, "COLUMNS": "200", **(env or {})},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +83,9 @@ def check_kernels(figures):
 
 
 def test_a_config_alone(place):
-    done = run(
-        "tiny.json", "--batch", 2, "--seq", 48, "--rank", 4, "--steps", 2, "--dtype", "float32",
-        "--checkpointing", "--json", "out.json", cwd=place,
+    done = run_here(
+        "bench", "tiny.json", "--batch", 2, "--seq", 48, "--rank", 4, "--steps", 2,
+        "--dtype", "float32", "--checkpointing", "--json", "out.json", cwd=place,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     figures = json.loads((place / "out.json").read_text())
@@ -120,7 +107,7 @@ def test_a_config_alone(place):
 
 
 def test_a_folder_with_weights(place):
-    done = run("model", "--seq", 32, "--steps", 1, "--json", "model.out", cwd=place)
+    done = run_here("bench", "model", "--seq", 32, "--steps", 1, "--json", "model.out", cwd=place)
     assert done.returncode == 0, done.stderr
     figures = json.loads((place / "model.out").read_text())
     check(figures)
@@ -185,7 +172,10 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", list(MISTAKES))
 def test_a_mistake_is_one_sentence_and_exit_code_2(place, mistake):
     args, env, expected = MISTAKES[mistake]
-    done = run(*args, cwd=place, env=env)
+    if env:
+        done = run("bench", *args, cwd=place, env=env)
+    else:
+        done = run_here("bench", *args, cwd=place)
     assert done.returncode == 2, done.stdout + done.stderr
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     assert "Traceback" not in done.stdout + done.stderr

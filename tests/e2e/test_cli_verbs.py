@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 from support.commands import run_here
 
-from e2e.test_cli import CONFIG, run
+from e2e.test_cli import CONFIG
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 
@@ -23,7 +23,7 @@ def place(tmp_path_factory):
     write_chats(folder / "train.jsonl")
     write_chats(folder / "eval.jsonl", 6, seed=1)
     (folder / "run.yaml").write_text(CONFIG)
-    done = run("train", "run.yaml", "train.max_steps=12", cwd=folder)
+    done = run_here("train", "run.yaml", "train.max_steps=12", cwd=folder)
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -36,7 +36,7 @@ def refused(place, *args):
 
 
 def test_init_data_train(place):
-    done = run("init", "--model", "model", "--data", "train.jsonl", "--eval", "eval.jsonl",
+    done = run_here("init", "--model", "model", "--data", "train.jsonl", "--eval", "eval.jsonl",
                "--out", "new.yaml", cwd=place)  # fmt: skip
     assert done.returncode == 0, done.stderr
     shown = run_here("data", "new.yaml", "--samples", 1, cwd=place)
@@ -45,7 +45,7 @@ def test_init_data_train(place):
         assert text in shown.stdout, text
     planned = run_here("estimate", "new.yaml", cwd=place)
     assert planned.returncode == 0, planned.stderr
-    trained = run("train", "new.yaml", "train.max_steps=1", cwd=place)
+    trained = run_here("train", "new.yaml", "train.max_steps=1", cwd=place)
     assert trained.returncode == 0, trained.stderr
     assert (place / "runs/model/adapter/adapter_model.safetensors").exists()
     (place / "long.txt").write_text("the quick brown fox. " * 2000)
@@ -89,7 +89,7 @@ def test_data_as_json(place):
 
 
 def test_eval(place):
-    done = run("eval", "run.yaml", "--json", cwd=place)
+    done = run_here("eval", "run.yaml", "--json", cwd=place)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     logged = [json.loads(x) for x in (place / "out/metrics.jsonl").read_text().splitlines()]
@@ -97,7 +97,7 @@ def test_eval(place):
     assert figures["base"]["loss"] == pytest.approx(held_out[0], abs=1e-5)
     assert figures["adapter"]["loss"] == pytest.approx(held_out[-1], abs=1e-5)
     assert figures["adapter"]["perplexity"] == pytest.approx(np.exp(held_out[-1]), rel=1e-4)
-    table = run("eval", "run.yaml", "--data", "train.jsonl", cwd=place)
+    table = run_here("eval", "run.yaml", "--data", "train.jsonl", cwd=place)
     assert table.returncode == 0 and "perplexity" in table.stdout
 
 
@@ -159,7 +159,7 @@ def logits(path, adapter=None, scheme="none"):
 
 def test_training_goes_on_from_an_adapter(place):
     args = ("lora.init_from=out/adapter", "train.max_steps=1", "optim.learning_rate=1e-9")
-    done = run("train", "run.yaml", *args, "output.dir=on", cwd=place)
+    done = run_here("train", "run.yaml", *args, "output.dir=on", cwd=place)
     assert done.returncode == 0, done.stderr
     before, after = (
         load_file(place / name / "adapter/adapter_model.safetensors") for name in ("out", "on")
@@ -171,7 +171,7 @@ def test_training_goes_on_from_an_adapter(place):
 
 
 def test_packed_and_reported(place):
-    done = run(
+    done = run_here(
         "train", "run.yaml", "data.packing=true", "data.max_seq_length=128", "output.dir=packed",
         "train.max_steps=2", "log.report_to=[tensorboard]", "optim.loraplus_lr_ratio=4",
         "train.neftune_noise_alpha=5", "train.label_smoothing_factor=0.1", cwd=place,
@@ -185,7 +185,7 @@ def test_packed_and_reported(place):
 
 
 def test_merge(place):
-    done = run("merge", "--model", "model", "--adapter", "out/adapter", "--out", "merged",
+    done = run_here("merge", "--model", "model", "--adapter", "out/adapter", "--out", "merged",
                cwd=place)  # fmt: skip
     assert done.returncode == 0 and "drift" in done.stdout, done.stderr
     files = {p.name for p in (place / "merged").iterdir()}
@@ -193,7 +193,7 @@ def test_merge(place):
     apart = np.abs(logits(place / "merged") - logits(place / "model", place / "out/adapter"))
     moved = np.abs(logits(place / "model") - logits(place / "model", place / "out/adapter"))
     assert apart.max() < 0.1 * moved.max()  # the merged weights are rounded to bfloat16
-    done = run("merge", "--model", "model", "--adapter", "out/adapter", "--out", "merged-dq",
+    done = run_here("merge", "--model", "model", "--adapter", "out/adapter", "--out", "merged-dq",
                "--base", "dequantized", "--no-check", cwd=place)  # fmt: skip
     assert done.returncode == 0 and "drift" not in done.stdout, done.stderr
     trained = logits(place / "model", place / "out/adapter", "nf4")
@@ -221,7 +221,7 @@ def test_a_merge_asks_first_whether_the_disk_has_room(place, monkeypatch):
 def test_quantize(place, double):
     out = "model-nf4" if double else "model-4bit"  # as which it is the same model
     flag = "--double-quant" if double else "--no-double-quant"
-    done = run("quantize", "--model", "model", "--out", out, flag, cwd=place)
+    done = run_here("quantize", "--model", "model", "--out", out, flag, cwd=place)
     assert done.returncode == 0, done.stderr
     config = json.loads((place / out / "config.json").read_text())["quantization_config"]
     assert config["bnb_4bit_use_double_quant"] is double
@@ -234,7 +234,7 @@ def test_quantize(place, double):
     assert "original weights are not known" in refused(
         place, "merge", "--model", out, "--adapter", "out/adapter", "--out", "from-q4"
     )
-    merged = run("merge", "--model", out, "--adapter", "out/adapter", "--base", "dequantized",
+    merged = run_here("merge", "--model", out, "--adapter", "out/adapter", "--base", "dequantized",
                  "--out", f"from-{out}", "--no-check", cwd=place)  # fmt: skip
     assert merged.returncode == 0, merged.stderr
     assert "quantization_config" not in (place / f"from-{out}/config.json").read_text()
@@ -251,7 +251,7 @@ def test_export_to_gguf(place):
     import gguf
 
     named = ("export", "--model", "model", "--adapter", "out/adapter", "--gguf")
-    done = run(*named, "a.gguf", "--adapter-only", cwd=place)
+    done = run_here(*named, "a.gguf", "--adapter-only", cwd=place)
     assert done.returncode == 0, done.stderr
     reader = gguf.GGUFReader(place / "a.gguf")
     assert reader.get_field("general.type").contents() == "adapter"

@@ -88,6 +88,7 @@ def configurations(hub, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.cover(name=["owner/math:main/train", "owner/chats:validation"])
 @pytest.mark.parametrize(
     ("name", "held_out", "texts"),
     [

@@ -12,6 +12,8 @@ from qlora_wgpu import Config, LoraConfig, QLoRAModel, Trainer
 from qlora_wgpu.errors import ConfigError, DeviceError
 from qlora_wgpu.gpu.device import Device
 
+pytestmark = pytest.mark.own_device  # whose own lifetime is what is looked at
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

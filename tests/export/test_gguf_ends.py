@@ -23,6 +23,7 @@ def written(merged, path):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tied", "lora", "untied"),
     [

@@ -251,6 +251,7 @@ def test_a_base_with_an_array_of_nothing(tmp_path, monkeypatch) -> None:
     assert "tokenizer.ggml.eog_token_ids" not in gguf.GGUFReader(tmp_path / "f16.gguf").fields
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [

@@ -26,6 +26,7 @@ def last_logits(config, ids):
     return numpy_model.logits(config, arrays, ids)[-1, :SHOWN]
 
 
+@pytest.mark.slow
 @pytest.mark.cover("values")
 @pytest.mark.parametrize("share", range(4))
 @pytest.mark.parametrize("model_type", known_families())

@@ -21,6 +21,7 @@ PROFILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.cover("values")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("profile", PROFILES)

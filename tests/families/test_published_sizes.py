@@ -239,6 +239,7 @@ MODELS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_parameters_are_as_many_as_published(name):
     config, billions = MODELS[name]

@@ -39,6 +39,7 @@ def test_only_a_call_that_has_not_returned_is_overdue():
     assert overdue_call() is None
 
 
+@pytest.mark.own_device
 def test_a_lost_device_says_so_whatever_is_asked_of_it():
     device = Device()
     buffer = device.buffer(16, "weights")

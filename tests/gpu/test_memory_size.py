@@ -59,6 +59,7 @@ with open(sys.argv[1], "rb") as file:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="such files are Linux's")
 def test_a_process_has_taken_what_no_disk_has(tmp_path):
     """Files without a name, in which newer Mesa has a device's memory, count; others do not."""

@@ -184,6 +184,7 @@ def in_threes(workgroups):
     return (3, -(-math.prod(workgroups) // 3), 1), {**sizes, grid.FOLD: 3}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fold", [False, True])
 @pytest.mark.parametrize("profile", ["texture", "gpu"])
 def test_parts_of_a_launch_compute_the_same_bits(device, profile, fold, monkeypatch):
@@ -200,6 +201,7 @@ def test_parts_of_a_launch_compute_the_same_bits(device, profile, fold, monkeypa
     assert len(pieces) > 4 and max(map(len, pieces)) > 2
 
 
+@pytest.mark.slow
 def test_every_launch_of_a_step_can_be_cut():
     config = dict.fromkeys(("hidden_size", "intermediate_size"), 512)
     config |= {"model_type": "llama", "vocab_size": 4096, "num_hidden_layers": 1}

@@ -70,6 +70,7 @@ def in_textures(layout):
     return layout.cut_for(cpu_profile(8, 10, in_textures=True, short_loops=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spare", [0, -1])
 def test_textures_are_given_up_before_anything_waits(in_textures, spare):
     buffers = Residency(in_buffers=True)
@@ -88,6 +89,7 @@ def test_textures_are_given_up_before_anything_waits(in_textures, spare):
             assert "wait" in fitted.in_words() or "made again" in fitted.in_words()
 
 
+@pytest.mark.slow
 def test_readings_give_up_textures_before_anything_waits(in_textures):
     def plans(layout):
         return [layout.step(TrainingOptions().train(1, 512)).plan]
@@ -115,6 +117,7 @@ def test_less_room_costs_more_traffic(layout):
     assert seconds == sorted(seconds) and seconds[0] < seconds[-1]
 
 
+@pytest.mark.slow
 def test_an_embedding_is_the_first_to_wait(layout):
     fitted = fit(layout, STEP, total(layout) - 1, accumulation=4)
     assert fitted.seconds < 0.01 and fitted.moved <= 4 * 512 * 512
@@ -133,6 +136,7 @@ def test_traffic_is_that_of_a_run(layout):
     assert transfer_bytes(parked) == 2 * 2 * 512 * 256 * 4
 
 
+@pytest.mark.slow
 def test_layers_are_recomputed_where_they_must_be(layout):
     kept = replace(STEP, checkpointing=False)
     budget = (total(layout) + total(layout, options=kept)) // 2
@@ -174,6 +178,7 @@ def test_as_many_layers_are_kept_as_have_room(layout, profile):
         assert not fitted.residency.kept_layers and fitted.total <= budget
 
 
+@pytest.mark.slow
 def test_layers_kept_take_memory_one_by_one(layout):
     totals = [total(layout, Residency(kept_layers=n)) for n in range(9)]
     assert totals[0] == total(layout) and totals == sorted(totals)
@@ -183,6 +188,7 @@ def test_layers_kept_take_memory_one_by_one(layout):
     assert each > 0 and totals[1] - totals[0] < each / 4
 
 
+@pytest.mark.slow
 def test_what_is_cheap_is_made_again_before_layers_are(layout):
     kept = replace(STEP, checkpointing=False)
     least = total(layout, options=kept)  # on GPUs that is a matter of course
@@ -198,11 +204,13 @@ def test_what_is_cheap_is_made_again_before_layers_are(layout):
     assert less.options.checkpointing or less.moved
 
 
+@pytest.mark.slow
 def test_too_little_is_said_by_how_much(layout):
     with pytest.raises(OutOfMemoryError, match=r"at least \d+ MiB.*\d+ MiB more than the 1 MiB"):
         fit(layout, STEP, 1 << 20)
 
 
+@pytest.mark.slow
 def test_a_head_is_streamed_where_nothing_else_is_enough(wide):
     head = Residency(host_embedding=True, streamed_head=True)
     blocks = wide.waiting(head).head_block_bytes
@@ -247,6 +255,7 @@ def test_what_a_run_takes_beside_its_step_is_counted_of_the_way_chosen(layout):
     assert least == less + 1
 
 
+@pytest.mark.slow
 def test_a_65b_of_rank_64_keeps_to_48_gb_in_buffers_of_2_gib():
     """The setting of QLoRA's paper: 3.2 GB of adapter, and as much of gradient and each moment."""
     config = CONFIG | {

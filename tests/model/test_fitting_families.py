@@ -46,7 +46,8 @@ def a_layout(family, seed):
     return layout, chance
 
 
-@pytest.mark.cover(family=["gemma3_text", "deepseek_v3", "qwen3_next"])
+@pytest.mark.cover(family=["gemma3_text", "deepseek_v3"])
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_way_takes_what_it_is_reckoned_to_and_the_least_is_the_least(family):
     layout, chance = a_layout(family, 1)
@@ -67,6 +68,7 @@ def test_a_way_takes_what_it_is_reckoned_to_and_the_least_is_the_least(family):
         search.within(least - 1)
 
 
+@pytest.mark.slow
 def test_the_least_that_is_told_suffices_and_less_does_not():
     layout, _ = a_layout("llama", 2)
     step = TrainingOptions(checkpointing=True).train(1, 320)
@@ -85,6 +87,7 @@ def test_the_least_that_is_told_suffices_and_less_does_not():
     assert told((least - 1) * MIB) == least
 
 
+@pytest.mark.slow
 def test_a_total_does_not_depend_on_what_was_planned_before():
     """Inputs that wait in host memory pass through what the longest step has, of those that run."""
     layout, _ = a_layout("llama", 3)
@@ -97,6 +100,7 @@ def test_a_total_does_not_depend_on_what_was_planned_before():
     assert sum(waiting.memory(short).values()) > waiting.total(short) == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "seq"), [(CPU_PROFILE, 256), (ON_UNITS, 1024)])
 def test_sizes_of_a_model_of_many_layers_are_those_of_the_one_that_runs(profile, seq):
     config = config_of("llama-3.2-1b")
@@ -109,6 +113,7 @@ def test_sizes_of_a_model_of_many_layers_are_those_of_the_one_that_runs(profile,
     assert sized.slots == whole.slots and len(sized.launches) < len(whole.launches)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("family", ["gemma2", "qwen3_moe"])
 def test_a_step_traced_for_its_sizes_has_those_of_the_one_that_runs(family, profile):

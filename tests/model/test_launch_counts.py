@@ -15,6 +15,7 @@ from qlora_wgpu.model.pretrained import Pretrained
 STEP = StepOptions("train", 1, 1024)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "most", "layers"), [("llama-3.2-1b", 718, 16), ("llama-3.1-8b", 1358, 32)]
 )
@@ -35,6 +36,7 @@ def test_a_step_has_no_more_launches(model, most, layers):
     assert plan.passed_bytes < 1.05 * kept.passed_bytes and plan.flops == kept.flops
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("deep", [False, True])
 def test_sums_of_deep_tiles_are_cut_less_often(deep):
     """Products of 128 tiles: 1B's output projections, and gradients of as many columns."""
@@ -49,6 +51,7 @@ def test_sums_of_deep_tiles_are_cut_less_often(deep):
     assert len(cut) == (0 if deep else 2 * 16)  # o_proj and down_proj
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("model", ["llama-3.2-1b", "llama-3.1-8b"])
 def test_what_a_step_keeps_of_its_layers(model, family):

@@ -80,6 +80,7 @@ def assert_within(plan):
             assert tensor.offset % 256 == 0, (launch.label, name, tensor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_launch_keeps_the_default_limits(model, profile):

@@ -91,6 +91,7 @@ def expected(folder, device):
     return computed(laid_out(folder, device, keep=False, residency=Residency()), device)[0]
 
 
+@pytest.mark.slow
 def test_layers_are_quantized_once(folder, device, cache, quantized, expected):
     layout = laid_out(folder, device)
     assert "streamed weights" not in layout.weights_on_host()
@@ -218,6 +219,7 @@ def repacked(monkeypatch):
     return names
 
 
+@pytest.mark.slow
 def test_layers_of_a_gguf_file_are_made_once(gguf_file, device, cache, repacked):
     """Repacked, and quantized anew; what is told of the latter is told by each run."""
 

@@ -121,6 +121,7 @@ def test_long_heads_as_nvidias_units_take_them(device, compiling, head_dim):
     check(device, profile, ROWS["samples that end within tiles"], head_dim=head_dim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 20, 33, 69])
 def test_windows(device, halves, window):
     check(device, halves, ROWS["several tiles"], window=window)
@@ -179,6 +180,7 @@ def test_values_of_any_size_keep_their_gradients(device, halves, size):
         assert np.abs(actual - expected).max() < 2**-6 * np.abs(expected).max()
 
 
+@pytest.mark.slow
 def test_even_weights_of_long_rows_are_not_lost(device, halves):
     """A weight of 1/2,000 is among f16's smallest, and some drivers take those for zero."""
     segments = np.ones((1, 2000), int)

@@ -92,6 +92,7 @@ def test_betas(device, beta):
     compare(device, "gpu", "float32", Heads(1, 3, 8, 16), segments, 64, beta=BETAS[beta])
 
 
+@pytest.mark.slow
 def test_heads_of_odd_sizes(device):
     """A state in several parts, of which the last is not whole; more key rows than columns."""
     compare(device, "gpu", "float32", Heads(2, 2, 40, 24), np.ones((2, 33), int), 32)
@@ -131,6 +132,7 @@ def test_a_sample_is_the_same_wherever_it_lies(device):
         assert_close(b, a, BOUNDS["float32"], f"{name}: other chunks")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_new_tokens_after_a_prompt(device, profile, dtype):
     """A prompt with padding behind it, two tokens by themselves, and the state that they leave."""

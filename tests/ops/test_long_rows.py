@@ -18,6 +18,7 @@ def attend(bench, tokens, group, window=None):
     bench.gradients(o, bench.given(np.zeros((tokens, 8 * group))), q, k, v)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "most"), [("cpu", 65_535 // 8), ("texture", 65_528)])
 def test_attention_counts_its_turns(device, profile, most):
     """A key is looked at by all queries of all heads of its group."""
@@ -28,6 +29,7 @@ def test_attention_counts_its_turns(device, profile, most):
     attend(Bench(device, "float32", PROFILES["gpu"]), most + 16, 8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", ["cpu", "texture"])
 def test_states_count_their_turns(device, profile):
     bench = Bench(device, "float32", PROFILES[profile])

@@ -29,6 +29,7 @@ def test_as_the_reference(device, profile):
     assert bench.excess <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", PROFILES)
 def test_probabilities(device, profile):
     """2,000 draws of 6 tokens: each share within four standard deviations."""

@@ -88,6 +88,7 @@ def test_same_bits(device, profile, dtype):
     check(device, PROFILES[profile], dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", list(PROFILES))
 def test_of_a_bias(device, profile):
     """Of each block its own part."""
@@ -100,6 +101,7 @@ def test_of_trained_rows(device, profile, dtype):
     check(device, PROFILES[profile], dtype, tokens=(VOCAB - 1, 0, BLOCK - 1, 2 * BLOCK), scale=0.4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize("objective", [PLAIN, Objective(confidence=True)])
 def test_of_a_pair(device, profile, dtype, objective):
@@ -107,6 +109,7 @@ def test_of_a_pair(device, profile, dtype, objective):
     check(device, PROFILES[profile], dtype, 20, objective, rank=5, scale=0.4, softcap=3.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [1, 3])
 def test_of_a_pair_with_blocks_in_groups(device, group):
     profile = dataclasses.replace(PROFILES["gpu"], head_group=group, least_workgroups=48)
@@ -124,6 +127,7 @@ def test_of_rows_with_weights(device, profile):
     check(device, PROFILES[profile], "bfloat16", 20, Objective(confidence=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["register", "tiled"])
 @pytest.mark.parametrize("least", [16, 48, 1024])
 def test_where_a_reduction_is_cut_for_want_of_workgroups(device, kind, least):
@@ -132,6 +136,7 @@ def test_where_a_reduction_is_cut_for_want_of_workgroups(device, kind, least):
     check(device, profile, "float32", 1040)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", [1, 2, 3])
 def test_of_blocks_in_groups(device, group):
     """However many blocks of a resident head are one product."""

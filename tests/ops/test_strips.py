@@ -40,6 +40,7 @@ def test_all_forms(device, number):
     assert reads == (arguments[:1] != ("LLM.int8",))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", arguments_of(strips.check_glu_of_strips))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gated_units(device, dtype, arguments):
@@ -50,6 +51,7 @@ def test_gated_units(device, dtype, arguments):
     assert not {"glu/forward.wgsl", "few_rows/strips.wgsl"} & bench.shaders
 
 
+@pytest.mark.slow
 @pytest.mark.cover(rows=[3])
 @pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("rows", [1, 3, 8])
@@ -79,6 +81,7 @@ def test_other_profiles_have_none(device):
     assert not any("strip" in path for path in bench.shaders)
 
 
+@pytest.mark.slow
 @pytest.mark.cover(dense=[False])
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_row_has_the_same_bits_beside_any_others(device, dense):

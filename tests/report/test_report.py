@@ -194,6 +194,7 @@ def test_smoothing_has_no_bias():
     assert smoothed([(1, 5.0)]) == [(1, 5.0)]
 
 
+@pytest.mark.slow
 def test_a_picture(tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")  # an extra
     assert write_png(tmp_path / "loss.png", ROWS)

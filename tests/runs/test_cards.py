@@ -55,6 +55,7 @@ def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
     assert any("on the host" in cell for cell in shown)
 
 
+@pytest.mark.slow
 @pytest.mark.cover(family=["qwen3_moe"])
 @pytest.mark.parametrize(
     ("family", "sizes"),
@@ -80,6 +81,7 @@ def test_the_longest_row_is_the_one_that_has_room_in_some_way(family, sizes, mon
         assert waiting.longest(room, 0) == max(fitting, default=0)
 
 
+@pytest.mark.slow
 def test_cards_are_planned_where_they_are_asked_for():
     assert runs.estimate("S", seq=256).cards == ()
     (plan,) = runs.estimate("S", seq=256, cards=True).cards

@@ -23,6 +23,7 @@ def card(name="A card", kind="DiscreteGPU"):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gib", "largest"), [(0.1, None), (0.9, "135M"), (4, "1B")])
 def test_what_fits(monkeypatch, gib, largest):
     small = {name: machine._SIZES[name] for name in ("1B", "0.5B", "135M")}

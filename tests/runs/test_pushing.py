@@ -104,6 +104,7 @@ def head(card):
     return yaml.safe_load(card.split("---")[1])
 
 
+@pytest.mark.slow
 def test_what_is_sent(tmp_path, hub):
     page = push(str(adapter(tmp_path / "adapter")), "me/mine")
     assert page.endswith("/me/mine")

@@ -31,6 +31,8 @@ def impatient(monkeypatch):
 HANGING = [r"(\w+\.?)+!", r"(.*)*!", r"(.|\w)*!", r".*.*.*.*.*.*.*.*!", r"(.|\w)" * 40 + "!"]
 
 
+@pytest.mark.cover(pattern=HANGING[1:3])
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", HANGING)
 def test_searching_back_ends(pattern, impatient) -> None:
     with pytest.raises(ConfigError, match=r"names of modules takes more than 0\.2 seconds"):

@@ -52,6 +52,7 @@ def test_answers_and_errors_come_back(child) -> None:
         rendered(child, "{{ 'x' * 10**9 }}")
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_is_stopped_and_the_next_call_is_answered(matcher) -> None:
     with pytest.raises(Stopped, match=r"takes more than 0\.3 seconds of computing"):
         matcher.call(expressions._fits, *HANG)
@@ -69,6 +70,7 @@ def test_what_takes_long_all_together_is_stopped(matcher, monkeypatch) -> None:
     assert answers > 1 and f"for {answers + 1} answers" in str(stopped.value)
 
 
+@pytest.mark.slow
 def test_short_calls_count_as_well(matcher, monkeypatch) -> None:
     monkeypatch.setattr(process, "CHILD_SECONDS", 20.0)
     matcher.call(expressions._fits, "a*b*", "a")
@@ -107,6 +109,7 @@ def test_one_whose_setup_fails_is_set_up_again() -> None:
             broken.call(tokenizers._vocab_size, True)
 
 
+@pytest.mark.slow
 def test_memory(child, monkeypatch) -> None:
     monkeypatch.setattr(process, "CHILD_SECONDS", 20.0)
     grow = "{% set n = namespace(l=[]) %}{% for i in range(99) %}"

@@ -39,6 +39,8 @@ def impatient(monkeypatch):
     chat.templates_process().close()
 
 
+@pytest.mark.cover(name=["comparison", "batch", "map", "format within a format", "many values"])
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_what_cannot_be_counted_is_stopped(name, impatient) -> None:
     with pytest.raises((TokenizerError, DataError)) as caught:
@@ -46,6 +48,7 @@ def test_what_cannot_be_counted_is_stopped(name, impatient) -> None:
     assert len(str(caught.value)) < 500
 
 
+@pytest.mark.slow
 def test_once_stopped_is_enough(impatient, monkeypatch) -> None:
     template = ChatTemplate(BOMBS["comparison"])
     with pytest.raises(TokenizerError, match="seconds of computing"):

@@ -67,6 +67,7 @@ def test_a_known_expression_runs_here_and_another_apart(tmp_path) -> None:
     assert here.fingerprint != apart.fingerprint
 
 
+@pytest.mark.slow
 def test_one_that_hangs_is_stopped(tmp_path, impatient) -> None:
     tokenizer = Tokenizer.from_folder(
         write(tmp_path, pre_tokenizer=split(r".{1,999}.{1,999}(?<!.)"))
@@ -75,6 +76,7 @@ def test_one_that_hangs_is_stopped(tmp_path, impatient) -> None:
         tokenizer.encode("words " * 2000)
 
 
+@pytest.mark.slow
 def test_one_that_grows_a_text_is_stopped(tmp_path, impatient) -> None:
     with pytest.raises(TokenizerError, match=r"seconds of computing|MB of memory"):
         Tokenizer.from_folder(write(tmp_path, normalizer=doubling(40)))

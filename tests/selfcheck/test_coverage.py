@@ -39,7 +39,7 @@ PROFILES = {
 }
 CONFIGS = traced_configs()
 # Kinds of kernels; the others of each are cut otherwise.
-KINDS = ["own", "buffers", "registers", "workgroup memory", "matrix units"]
+KINDS = ["own", "registers", "workgroup memory", "matrix units"]
 SETTINGS = (
     {"neftune_noise_alpha": 5.0, "label_smoothing_factor": 0.1, "gradient_checkpointing": True},
     {"gradient_checkpointing": False},
@@ -108,6 +108,7 @@ def test_every_statement_of_other_heads_is_checked(device, name, family, traced)
             assert not missing, (head_dim, dtype, sorted(missing))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("name", ["registers", "workgroup memory", "matrix units"])
 def test_every_statement_of_fused_layers_is_checked(device, name, family, traced):
@@ -119,6 +120,7 @@ def test_every_statement_of_fused_layers_is_checked(device, name, family, traced
     assert not missing, sorted(missing)
 
 
+@pytest.mark.slow
 @pytest.mark.cover("values", name=KINDS)
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_statement_of_pairs_on_both_ends_is_checked(device, name, traced):
@@ -130,6 +132,7 @@ def test_every_statement_of_pairs_on_both_ends_is_checked(device, name, traced):
     assert not missing, sorted(missing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
 @pytest.mark.cover("values", name=KINDS)
 @pytest.mark.parametrize("name", PROFILES)
@@ -179,6 +182,7 @@ def assert_chosen_for_a_reason(cases, needed, traced):
         assert needed.difference(*others) & traced[case].statements, case
 
 
+@pytest.mark.slow
 def test_checks_of_what_a_run_compiles_come_first(device, traced):
     executed = traced(device, device.profile, "bfloat16")
     ran = launches("llama", 0, "bfloat16", device.profile)

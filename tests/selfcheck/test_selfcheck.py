@@ -37,6 +37,7 @@ from qlora_wgpu.selfcheck.runner import Runner, Traced, Tracer
 NO_KERNELS = {"common", "probe", "bench"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", checks())
 @pytest.mark.parametrize("dtype", results.DTYPES)
 @pytest.mark.parametrize("index", range(4))
@@ -51,6 +52,7 @@ def test_this_driver_is_sound(device, index, dtype, check, pytestconfig):
         assert outcome.good, outcome
 
 
+@pytest.mark.slow
 def test_doctor_goes_through_all_checks_of_all_variants_in_both_types(
     device, traced_once, monkeypatch
 ):
@@ -63,6 +65,7 @@ def test_doctor_goes_through_all_checks_of_all_variants_in_both_types(
     assert set(check_device(device)) == every and len(every) == num_checks(device)
 
 
+@pytest.mark.slow
 def test_everything_is_checked(device, traced_once, monkeypatch):
     launch, chosen, launched = Kernel.launch, set(), set()
 
@@ -88,6 +91,7 @@ def test_everything_is_checked(device, traced_once, monkeypatch):
     assert launched == {path for path in kernel_paths if not path.endswith("_matrix.wgsl")}
 
 
+@pytest.mark.slow
 def test_finding_out_what_checks_launch_runs_nothing(device, monkeypatch):
     """What a run does not need may be what its driver refuses, or crashes of."""
     programs = []
@@ -136,6 +140,7 @@ def sound(device, monkeypatch, tmp_path):
     return checking
 
 
+@pytest.mark.slow
 def test_wrong_results_are_refused_and_not_remembered(sound, broken):
     broken("adamw/update.wgsl", "sqrt(new_v)", "new_v")
     for _ in range(2):
@@ -144,12 +149,14 @@ def test_wrong_results_are_refused_and_not_remembered(sound, broken):
     assert not remembered.cache_file().exists()
 
 
+@pytest.mark.slow
 def test_a_driver_that_refuses_a_shader(sound, broken):
     broken("rope/rotate.wgsl", "fn rotated", "fn other")
     with pytest.raises(DeviceError, match="rope is "):
         sound()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("beyond", ["row >= 1024u", "column >= 2048u"])
 def test_products_that_are_wrong_when_large_are_found(broken, beyond):
     before = "    var v = value;\n"
@@ -163,6 +170,7 @@ def test_products_that_are_wrong_when_large_are_found(broken, beyond):
     assert any(not result.good for result in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "before", "after", "check"),
     [
@@ -179,6 +187,7 @@ def test_one_other_operator_is_found(broken, path, before, after, check):
     assert any(not result.good for result in found)
 
 
+@pytest.mark.slow
 def test_what_a_run_does_not_launch_is_not_checked(sound, broken):
     broken("glu/forward.wgsl", "fn each", "fn other")
     sound()
@@ -206,6 +215,7 @@ def test_a_refusal_is_the_line_that_says_what_is_wrong(message, reason):
     assert results._reason(ValueError(message)) == reason
 
 
+@pytest.mark.slow
 def test_a_sound_driver_is_remembered_for_what_was_checked(settled_device, sound, traced_once):
     messages, device = [], settled_device
     before = device.memory.total
@@ -254,6 +264,7 @@ def test_only_what_is_new_is_checked(device, sound, traced_once, monkeypatch):
     assert not ran and len(known()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["[]", "{", '{"sound": []}', '{"sound": {"a": 1}, "wrong": 3}'])
 def test_what_is_kept_may_be_anything(sound, traced_once, text):
     remembered.cache_file().parent.mkdir(parents=True)

@@ -47,6 +47,7 @@ def texts_of(answer):
     return [c["message"]["content"] for c in answer["choices"]]
 
 
+@pytest.mark.slow
 def test_several_answers_are_those_of_their_seeds(url):
     alone = [texts_of(ask(url, seed=4 + i, max_tokens=6))[0] for i in range(3)]
     assert len(set(alone)) > 1
@@ -71,6 +72,7 @@ def test_seeds_have_a_sign(url):
     assert below == above != other
 
 
+@pytest.mark.slow
 def test_biases_are_added_to_logits(url, model, written):
     """Each token is the likeliest of the model's logits with the biases; others' texts stay."""
     prompt = written.ids(TALK)

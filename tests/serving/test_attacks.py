@@ -94,6 +94,7 @@ def test_a_template_that_fails_is_told(url, monkeypatch):
     assert "ZeroDivisionError" in told(post(url, {"model": "tiny", "messages": TALK}), 500)
 
 
+@pytest.mark.slow
 def test_many_clients_of_whom_half_go_leave_nothing_behind(url):
     port = int(url.split(":")[2].partition("/")[0])
     whole, before = [], {id(text): text for text in texts_there()}

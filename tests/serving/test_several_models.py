@@ -63,6 +63,7 @@ def said(url, name, **more):
     return answer["choices"][0]["message"]["content"]
 
 
+@pytest.mark.slow
 def test_each_answers_as_if_it_were_alone(url, place, device):
     found = {name: said(url, name) for name in ("second", "base", "third", "second")}
     for name in RANKS:

@@ -43,6 +43,7 @@ def supervised(folder, *arguments):
     return done, attempts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "words"),
     [("crash", "SIGABRT: Parent device is lost"), ("hang", "hangs (no answer"), ("lost", "lost")],
@@ -60,6 +61,7 @@ def test_training_goes_on_from_the_newest_checkpoint(tmp_path, failure, words):
     assert "panicked" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "words"), [("try", " while checking gemm"), ("try+come-through", "")]
 )
@@ -70,6 +72,7 @@ def test_a_crash_is_told_with_what_was_tried(tmp_path, steps, words):
     assert "checking" not in second  # that was the first one's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["train", "data"])
 def test_an_exit_code_of_0_counts_once_the_command_says_that_it_is_done(tmp_path, verb):
     done, attempts = supervised(tmp_path, verb, "1:try+vanish", "2:")
@@ -107,6 +110,7 @@ def test_a_resumed_run_is_resumed_again(tmp_path):
     assert attempts[1].count("--resume") == 1 and "--overwrite" not in attempts[1]
 
 
+@pytest.mark.slow
 def test_each_attempt_asks_for_less_and_the_fourth_is_the_last(tmp_path):
     done, attempts = supervised(tmp_path, "train", *["n:open+save-1+crash"] * 9)
     assert done.returncode == 2
@@ -116,12 +120,14 @@ def test_each_attempt_asks_for_less_and_the_fourth_is_the_last(tmp_path):
     assert last.startswith("error: ") and "save-1 is kept" in last and "doctor --check" in last
 
 
+@pytest.mark.slow
 def test_progress_gives_new_attempts(tmp_path):
     plans = [f"{n}:open+save-{n}+crash" for n in range(8)]
     done, attempts = supervised(tmp_path, "train", *plans, "8:")
     assert done.returncode == 0 and len(attempts) == 9
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", ["eval", "doctor"])
 def test_other_commands_are_explained_and_not_repeated(tmp_path, verb):
     done, attempts = supervised(tmp_path, verb, "1:crash")
@@ -157,6 +163,7 @@ def sleeping(folder, how="sleep", before=""):
         process.stderr.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 7), (signal.SIGINT, 8)])
 def test_signals_are_passed_on(tmp_path, number, code):
     with sleeping(tmp_path) as (process, _):
@@ -164,6 +171,7 @@ def test_signals_are_passed_on(tmp_path, number, code):
         assert process.wait(PATIENCE) == code
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(tmp_path, number):
     with sleeping(tmp_path, "open+deaf", before=CLOCK) as (process, child):
@@ -186,6 +194,7 @@ def test_no_process_outlives_its_supervisor(tmp_path):
         until(lambda: not is_running(child))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="a mapped file cannot be cut there")
 @pytest.mark.parametrize("kind", ["train", "generate"])
 def test_a_file_that_is_cut_while_it_is_mapped(tmp_path, kind):

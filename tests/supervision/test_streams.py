@@ -20,6 +20,8 @@ def run_without(closed, *args, cwd):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=cwd)
 
 
+@pytest.mark.cover(closed=[(1,), (0, 1, 2)])
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
 def test_they_end_as_with_streams(closed, tmp_path):
     done = run_without(closed, "data", "none.yaml", cwd=tmp_path)

@@ -79,6 +79,7 @@ def test_the_order_follows_from_seed_and_epoch():
     assert rows == order(1, 0)
 
 
+@pytest.mark.slow
 def test_dropout_keys_differ_between_micro_batches():
     keys = {
         plan(10, 1, 1, seed=seed).dropout_key(step, block)

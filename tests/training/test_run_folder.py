@@ -151,6 +151,7 @@ def test_a_replaced_run_stays_until_there_is_something_to_show(tmp_path):
         refuse_existing_run(path)
 
 
+@pytest.mark.slow
 def test_a_kill_while_a_run_is_replaced_loses_nothing(tmp_path, monkeypatch):
     """At each rename, removal and write of a beginning."""
 

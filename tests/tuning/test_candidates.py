@@ -9,6 +9,7 @@ from qlora_wgpu.tuning.candidates import candidates
 TRIED = [(name, i, p) for name, base in PROFILES.items() for i, p in enumerate(candidates(base))]
 
 
+@pytest.mark.slow
 @pytest.mark.cover("values", index=[0])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("base", "index", "profile"), TRIED, ids=[f"{n}-{i}" for n, i, _ in TRIED])

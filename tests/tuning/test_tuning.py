@@ -285,6 +285,7 @@ class OwnFamily:
         return dataclasses.replace(decoder, config=object())
 
 
+@pytest.mark.slow
 def test_it_is_timed_on_a_device(settled_device, monkeypatch):
     device = settled_device
     other = dataclasses.replace(CPU_PROFILE, gemm_tile=8)

@@ -91,6 +91,7 @@ def test_rows_are_a_question_about_a_story_and_its_answer(name: str, count: int)
         assert answer[:-1].split()[-1] in story.replace(".", " ").split()
 
 
+@pytest.mark.slow
 def test_the_base_model_is_trained_on_no_question_of_the_data(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -152,6 +152,7 @@ def _writes(arguments: list[ast.expr]) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_every_file_is_read_through_the_door() -> None:
     modules = [p for p in ROOT.rglob("*.py") if p.relative_to(ROOT).as_posix() not in DOORS]
     assert [line for path in modules for line in opens(path)] == []
@@ -206,6 +207,7 @@ def _leaves_to_the_locale(call: ast.Call) -> bool:
             return mode is None and isinstance(call.func, ast.Name)
 
 
+@pytest.mark.slow
 def test_no_text_depends_on_the_locale() -> None:
     found = [
         f"{path}:{node.lineno}"

@@ -3,6 +3,8 @@
 import ast
 from pathlib import Path
 
+import pytest
+
 import qlora_wgpu
 
 ROOT = Path(qlora_wgpu.__file__).parent
@@ -19,6 +21,7 @@ def imports(path: Path) -> set[str]:
     return names
 
 
+@pytest.mark.slow
 def test_webgpu_is_imported_in_one_place_and_torch_nowhere() -> None:
     for path in ROOT.rglob("*.py"):
         roots = {name.split(".")[0] for name in imports(path)}

@@ -63,6 +63,7 @@ def test_python_offers_each_change_and_none_of_texts_and_annotations(tmp_path):
     assert len(found) == len(CHANGES)
 
 
+@pytest.mark.slow
 def test_mutants_follow_from_their_seed(mutants):
     assert drawn(6, seed=7) == mutants[:6]
     assert drawn(6, seed=8) != mutants[:6]

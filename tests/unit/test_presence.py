@@ -116,6 +116,7 @@ def asks(path: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_nobody_asks_pathlib() -> None:
     """But for ``supervision``, which knows the standard library alone: it has files of its own."""
     modules = [p for p in ROOT.rglob("*.py") if "supervision" not in p.relative_to(ROOT).parts]

@@ -65,6 +65,7 @@ def test_the_guard_sees_connections(place):
     assert "CONNECTS: socket." in run(place, script=script).stderr
 
 
+@pytest.mark.slow
 def test_a_local_model_opens_no_connection_and_keeps_no_token(place):
     for args in (("train", "run.yaml"), ("data", "run.yaml")):
         done = run(place, *args)

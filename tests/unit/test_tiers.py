@@ -89,6 +89,7 @@ def test_pure(a): pass
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tier", "counts"),
     [

@@ -53,6 +53,7 @@ def is_writer(call: ast.Call) -> bool:
     return any(set(mode) <= set("rwxab+t") and set(mode) & set("wxa+") for mode in modes)
 
 
+@pytest.mark.slow
 def test_nothing_else_writes_files() -> None:
     found = set()
     for path in ROOT.rglob("*.py"):

@@ -33,6 +33,7 @@ def wheel(tmp_path_factory):
     return build("wheel", tmp_path_factory.mktemp("wheel"))
 
 
+@pytest.mark.slow
 def test_it_holds_every_shader_and_configuration(wheel):
     inside = set(zipfile.ZipFile(wheel).namelist())
     for folder in ("shaders", "configs"):
@@ -44,6 +45,7 @@ def test_it_holds_every_shader_and_configuration(wheel):
     assert not any(name.startswith(("tests/", "campaigns/", "demo/")) for name in inside)
 
 
+@pytest.mark.slow
 def test_a_source_distribution_holds_what_its_tests_read(tmp_path):
     with tarfile.open(build("sdist", tmp_path)) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}
@@ -56,6 +58,7 @@ def test_a_source_distribution_holds_what_its_tests_read(tmp_path):
     assert not any("__pycache__" in name for name in inside)
 
 
+@pytest.mark.slow
 def test_it_trains_away_from_the_checkout(wheel, tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
