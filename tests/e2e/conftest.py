@@ -1,4 +1,6 @@
-"""Where intermediates of runs lie, whatever the processor that runs the tests."""
+"""Where intermediates of runs lie, whatever the processor that runs the tests; their tier."""
+
+from pathlib import Path
 
 import pytest
 
@@ -17,3 +19,10 @@ def in_buffers():
 def in_textures(monkeypatch):
     """Intermediates in textures, as processors of AMD before Zen 5 want them."""
     monkeypatch.setattr(device, "wants_textures", lambda lanes: True)
+
+
+def pytest_collection_modifyitems(items):
+    """Whole runs are slow, but for a few."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent and not item.get_closest_marker("quick"):
+            item.add_marker("slow")

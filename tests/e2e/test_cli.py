@@ -46,7 +46,6 @@ def place(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
 def test_train_then_generate(place):
     done = run("train", "run.yaml", "optim.weight_decay=0.01", cwd=place)
     assert done.returncode == 0, done.stderr
@@ -201,6 +200,17 @@ MISTAKES = {
 SUPERVISED = ("unknown key", "enormous")
 
 
+@pytest.mark.quick(
+    mistake=[
+        "missing config",
+        "wrong type",
+        "rope type",
+        "wrong shape",
+        "no such module",
+        "broken row",
+        "small vocabulary",
+    ]
+)
 @pytest.mark.parametrize("mistake", list(MISTAKES))
 def test_a_mistake_is_one_sentence_and_exit_code_2(place, mistake):
     args, break_it, env, expected = MISTAKES[mistake]

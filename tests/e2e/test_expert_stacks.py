@@ -12,6 +12,8 @@ from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.export.merge import merge
 from qlora_wgpu.export.quantized import quantize_folder
 
+pytestmark = pytest.mark.quick
+
 RECORDED = Path(__file__).parents[1] / "references/qwen3_moe-experts.npz"
 PLAIN = QuantConfig(scheme="none")
 

@@ -52,6 +52,7 @@ def test_every_family_is_recorded():
     assert types | IMAGES >= set(known_families())
 
 
+@pytest.mark.quick(case=["llama", "gemma2", "qwen3_moe"])
 @pytest.mark.parametrize("case", CASES)
 def test_against_pytorch(device, tmp_path, case):
     folder, recorded = recorded_base(FOLDER / f"{case}.npz", tmp_path)

@@ -82,6 +82,7 @@ def test_bfloat16(device, tmp_path, scheme):
     assert apart <= 0.05  # roundings of another order
 
 
+@pytest.mark.quick
 def test_texts(device, tmp_path):
     model = opened("qwen3", tmp_path, device)
     prompt = [5, 6, 7]

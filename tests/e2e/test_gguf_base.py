@@ -89,7 +89,6 @@ def test_types_that_no_kernel_reads(tmp_path, device) -> None:
         assert np.isfinite(logits(path, device)).all()
 
 
-@pytest.mark.slow
 def test_a_run(place, trained) -> None:
     config = json.loads((trained / "adapter/adapter_config.json").read_text())
     assert config["base_model_name_or_path"].endswith("base.gguf")
@@ -158,6 +157,7 @@ except CheckpointError as err:
 """
 
 
+@pytest.mark.quick
 def test_a_file_of_the_hub(place, tmp_path) -> None:
     root = tmp_path / "hub"
     repository = root / "models/owner/tiny-GGUF/Q8"

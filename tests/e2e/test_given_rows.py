@@ -12,6 +12,8 @@ from qlora_wgpu.training import Observer
 from qlora_wgpu.training.own_rows import RowReader
 from qlora_wgpu.training.rows import refuse_other_objectives
 
+pytestmark = pytest.mark.quick
+
 TEXTS = [{"text": f"row number {i}"} for i in range(6)]
 PAIRS = [{"prompt": f"{i}? ", "chosen": "yes", "rejected": "no"} for i in range(4)]
 

@@ -87,8 +87,7 @@ def configurations(hub, tmp_path):
     return hub[0]
 
 
-@pytest.mark.slow
-@pytest.mark.cover(name=["owner/math:main/train", "owner/chats:validation"])
+@pytest.mark.cover(name=["owner/chats:validation"])
 @pytest.mark.parametrize(
     ("name", "held_out", "texts"),
     [
@@ -110,7 +109,7 @@ def test_a_configuration_of_a_data_set(configurations, tmp_path, name, held_out,
         assert rows == texts
 
 
-@pytest.mark.slow
+@pytest.mark.cover(name=["owner/math:main/dev"])
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -124,7 +123,7 @@ def test_configurations_that_are_not_there(configurations, tmp_path, name, messa
     assert done.returncode == 2 and message in done.stderr, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.cover(override=["data.train=owner/nothing"])
 @pytest.mark.parametrize(
     ("override", "message"),
     [

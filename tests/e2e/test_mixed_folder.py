@@ -24,6 +24,8 @@ from qlora_wgpu.model.options import StepOptions
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.quant import quantize_nf4
 
+pytestmark = pytest.mark.quick
+
 RECORDED = np.load(Path(__file__).parents[1] / "references" / "mixed" / "llama.npz")
 LORA = LoraConfig(r=4, lora_alpha=8)
 

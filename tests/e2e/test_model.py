@@ -23,6 +23,7 @@ def model(folder, device):
     return opened(folder, device)
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("scheme", ["none", "nf4"])
 def test_gradient_is_the_slope_of_the_loss(folder, device, scheme):
     model = opened(folder, device, quant=QuantConfig(scheme=scheme))
@@ -161,6 +162,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_logits_and_loss_are_those_of_float64(tmp_path, device, variant):
     folder = write_model(tmp_path / "m", **VARIANTS[variant])

@@ -15,6 +15,8 @@ from qlora_wgpu.errors import (
     UnsupportedModelError,
 )
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -15,6 +15,8 @@ from qlora_wgpu.errors import (
     ConfigError,
 )
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

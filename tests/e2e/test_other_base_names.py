@@ -32,7 +32,6 @@ def each_time(monkeypatch):
     monkeypatch.setattr("qlora_wgpu.lora.base_names._told", set())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "command",
     [

@@ -154,7 +154,6 @@ def test_a_run_learns_and_goes_on_with_the_same_bits(folder, objective):
     assert again == rows
 
 
-@pytest.mark.slow
 def test_other_micro_batches_learn_the_same(folder):
     _, _, whole = run(folder, "one-of-four", per_device_train_batch_size=4,
                       gradient_accumulation_steps=1)  # fmt: skip
@@ -228,6 +227,7 @@ def test_dropout_goes_on_with_the_same_bits(folder):
     assert rows[1]["rewards/chosen"] == pytest.approx(0, abs=1e-5)
 
 
+@pytest.mark.cover(objective=["kto"])
 @pytest.mark.parametrize(
     ("objective", "more"),
     [

@@ -29,6 +29,8 @@ from qlora_wgpu.ops.adamw import STATS_CORRECT, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.ops.cross_entropy import Objective
 from qlora_wgpu.ops.preference import METRICS, Preference, means
 
+pytestmark = pytest.mark.quick
+
 RECORDED = np.load(Path(__file__).parents[1] / "references" / "preferences.npz")
 CLOSE = {"float32": 1e-4, "bfloat16": 0.05}  # of the norm; bfloat16's operands have 8 binary digits
 

@@ -36,6 +36,7 @@ def kept_bits(engine, text):
     return bits
 
 
+@pytest.mark.cover(case=["llama", "gemma3", "gpt_oss"])
 @pytest.mark.parametrize("case", ["llama", "gemma3", "gpt_oss", "gemma4", "llama-dynamic"])
 def test_beside_others_as_alone(device, tmp_path, monkeypatch, case):
     """Keys, values and logits of each, whatever its batch: of one to eight, padded as they come."""

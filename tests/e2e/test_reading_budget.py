@@ -65,7 +65,6 @@ def done(place, *args, stdin=""):
     return ended
 
 
-@pytest.mark.slow
 def test_a_budget_changes_no_token(place, budget):
     memory = ["--memory", f"{budget(Texts(24, 36))}B"]
     plain = done(place, "generate", "run", *PROMPT)

@@ -10,6 +10,8 @@ from qlora_wgpu import QLoRAModel, Trainer, load_config, train
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.training import Observer
 
+pytestmark = pytest.mark.quick
+
 CONFIG = """\
 model: {path: model}
 lora: {r: 4, lora_alpha: 8}

@@ -16,6 +16,8 @@ from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.names import LORA_A, LORA_B, parse_name, tensor_name
 from qlora_wgpu.lora.starts import pair_of
 
+pytestmark = pytest.mark.quick
+
 TESTS = Path(__file__).parents[1]
 TARGETS = ["q_proj", "down_proj"]
 FLOATS = QuantConfig(scheme="none")

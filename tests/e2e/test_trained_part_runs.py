@@ -5,6 +5,8 @@ from support.packed_runs import Plans, packed_run
 
 from e2e.tiny import VOCAB, write_chats, write_model
 
+pytestmark = pytest.mark.cover(runs=["a pair on the head", "rows of the embedding"])
+
 LORAS = {
     "a pair on the head": {"target_modules": ["q_proj", "lm_head"]},
     "a pair on the embedding": {"target_modules": ["q_proj", "embed_tokens"]},

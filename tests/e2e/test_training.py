@@ -54,6 +54,7 @@ def metrics(out):
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.quick
 def test_a_run_learns_and_leaves_its_files(folder, device, tmp_path):
     out, settings = tmp_path / "run", config(folder, tmp_path / "run", train={"max_steps": 12})
     model = opened(folder, device)
@@ -181,6 +182,7 @@ def test_a_base_that_is_not_finite_is_told_as_that(folder, device, tmp_path):
         Trainer(model, config(folder, tmp_path / "r")).train(rows())
 
 
+@pytest.mark.quick
 def test_a_run_is_not_overwritten(folder, device, tmp_path):
     model, settings = opened(folder, device), config(folder, tmp_path / "r")
     Trainer(model, settings).train(rows())
@@ -263,7 +265,6 @@ def test_how_a_step_is_cut_does_not_matter(folder, device, tmp_path):
             assert error < 1e-2, (name, error)
 
 
-@pytest.mark.slow
 def test_logged_rows_are_means_over_their_steps(folder, device, tmp_path):
     logs = []
     for every in (1, 3):

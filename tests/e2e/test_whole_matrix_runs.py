@@ -52,7 +52,6 @@ def both(place):
     return trained(place, "both", "untied", lora=BOTH)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["whole", "both"])
 def test_every_row_moves_and_the_saved_ones_are_the_trained(place, whole, both, kind):
     saved = load_file(place / kind / "adapter/adapter_model.safetensors")

@@ -166,6 +166,13 @@ SEVERAL_TILES["padding in front and within, tails"][3][1, 60:64] = 0
 @pytest.mark.cover(
     case=[
         "samples of whole tiles, a tail",
+        "padding in front and within, tails",
+        "columns in several spans",
+    ]
+)
+@pytest.mark.cover(
+    case=[
+        "samples of whole tiles, a tail",
         "a window within a tile",
         "padding in front and within, tails",
         "columns in several spans",

@@ -281,8 +281,7 @@ def _off(got, exact):
     return np.linalg.norm(got - exact) / np.linalg.norm(exact)
 
 
-@pytest.mark.slow
-@pytest.mark.cover(second=["rms_norm", "linear", "attention"])
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("second", OPS)

@@ -1,13 +1,15 @@
 """A pytest plugin that chooses the tests of a tier: quick, test or full.
 
 A test that says nothing is in all three. ``@pytest.mark.slow`` leaves it out of quick, and
-``@pytest.mark.full`` out of test as well. Where a test is a product of several parametrizations,
+``@pytest.mark.full`` out of test as well. Whole runs, in tests/e2e, are slow unless they are marked
+``@pytest.mark.quick``. Where a test is a product of several parametrizations,
 full has all of its cases, test a covering array: each pair of two arguments' values occurs, or each
 value if the test computes on a device, where cases are expensive. In quick each value occurs; tests
 on a device have one case there, or one for each ``profile`` of kernels.
 
 ``@pytest.mark.cover("values")`` (or ``"pairs"``, ``"all"``) asks for another covering in test, and
-``cover(family=["llama"])`` has both smaller tiers take these values of an argument alone.
+``cover(family=["llama"])`` has both smaller tiers take these values of an argument alone;
+``quick(family=["llama"])`` has quick do so.
 """
 
 from __future__ import annotations
@@ -66,14 +68,23 @@ def _axes(items: Sequence[pytest.Function]) -> dict[str, tuple[int, ...]]:
     return {name: column for name, column in columns.items() if len(set(column)) > 1}
 
 
+def _named(cases: Sequence[pytest.Function], marker: pytest.Mark | None) -> list[pytest.Function]:
+    """The cases whose arguments have values that a marker names."""
+    chosen = list(cases)
+    for name, values in (marker.kwargs if marker else {}).items():
+        chosen = [case for case in chosen if case.callspec.params.get(name) in values]
+        left = [v for v in values if all(case.callspec.params[name] != v for case in chosen)]
+        if left:
+            raise pytest.UsageError(f"{marker} names {left}, which no case has")
+    return chosen
+
+
 def _covered(cases: Sequence[pytest.Function], tier: str) -> Sequence[pytest.Function]:
     """The cases of one test that a smaller tier has."""
     marker = cases[0].get_closest_marker("cover")
-    for name, values in (marker.kwargs if marker else {}).items():
-        cases = [case for case in cases if case.callspec.params.get(name) in values]
-        left = [v for v in values if all(case.callspec.params[name] != v for case in cases)]
-        if left:
-            raise pytest.UsageError(f"{marker} names {left}, which no case has")
+    cases = _named(cases, marker)
+    if tier == "quick":
+        cases = _named(cases, cases[0].get_closest_marker("quick"))
     axes, axis = _axes(cases), None
     asked = _COVERS[marker.args[0]] if marker and marker.args else None
     on_device = "device" in cases[0].fixturenames
@@ -104,6 +115,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "slow: not in the tier quick",
+        "quick(**only): in the tier quick, where tests/e2e is not, or there with these values",
         "full: in the tier full alone",
         "cover(what, **only): which cases the smaller tiers have: values, pairs or all",
     ):
