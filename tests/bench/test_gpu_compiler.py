@@ -138,6 +138,7 @@ def test_tiles_of_matrix_units_are_deep_where_that_is_asked_for(monkeypatch):
     assert asked["deep"].gemm_kind == "matrix" == every["matrix"].gemm_kind
 
 
+@pytest.mark.slow
 def test_every_kernel_has_figures_and_a_line(done):
     text, report = done
     assert "Mesa" in report["mesa"] and "NAVI21" in report["device"]

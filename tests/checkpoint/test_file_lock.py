@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from qlora_wgpu.checkpoint import FileLock, file_lock
 
 HOLDER = """
@@ -22,6 +24,7 @@ def test_one_has_it(tmp_path):
     assert second.acquire() and not first.is_in_place
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_process(tmp_path):
     lock = FileLock(tmp_path / ".lock")
     process = subprocess.Popen(

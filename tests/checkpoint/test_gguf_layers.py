@@ -124,6 +124,7 @@ GEMMA_4 = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("message", GEMMA_4)
 def test_layers_of_gemma_4_that_are_not_computed(tmp_path, message) -> None:
     path = rewritten(tmp_path, "gemma4_text", **GEMMA_4[message])

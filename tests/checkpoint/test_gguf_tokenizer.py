@@ -133,6 +133,7 @@ def test_ids_of_real_tokenizers(tmp_path, name, pre, scores) -> None:
     assert tokenizer.eos_token_ids >= original.eos_token_ids
 
 
+@pytest.mark.slow
 @needs_recordings
 def test_scores_that_tell_nothing() -> None:
     """A file that was converted without SentencePiece's own still has the order of its pieces."""

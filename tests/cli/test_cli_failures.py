@@ -122,6 +122,7 @@ def test_another_pipe_that_breaks_is_an_error(tmp_path, monkeypatch):
     assert found == "error: a connection was closed at its other end: Broken pipe\n"
 
 
+@pytest.mark.slow
 def test_a_line_that_is_not_text(tmp_path, monkeypatch):
     write_model(tmp_path / "model")
     piped = io.TextIOWrapper(io.BytesIO(b"\xff\xfe hi\n"), "utf-8", errors="surrogateescape")

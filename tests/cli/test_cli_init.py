@@ -171,6 +171,7 @@ def test_a_card_that_tells_its_memory_keeps_as_many_layers_as_fit(place):
     assert checkpointing.value is False and checkpointing.why.startswith("layers are kept as far")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("row", "template"),
     [

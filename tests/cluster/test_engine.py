@@ -249,6 +249,7 @@ def test_too_few_workers_end_it_after_some_patience(scheduler):
             begun.result(PATIENCE)
 
 
+@pytest.mark.slow
 def test_workers_that_all_fail_end_it_after_some_patience(scheduler):
     with an_engine(scheduler, **{"0": "memory", "1": "memory"}) as asked:
         begun = asked.begin_step()

@@ -192,6 +192,7 @@ def test_missing_model(load) -> None:
         assert failure(load, text) == "model.path is required but is not set in run.yaml"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

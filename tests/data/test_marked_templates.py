@@ -41,6 +41,7 @@ def read(pieces_of, messages, spared):
     return text, kept
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_turns_of_several_passages(name):
     source, pieces_of = TEMPLATES[name]
@@ -50,6 +51,7 @@ def test_turns_of_several_passages(name):
         assert encoded(template, messages) == read(pieces_of, messages, spared), messages
 
 
+@pytest.mark.slow
 @needs_recordings
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_templates_of_models(name):

@@ -106,6 +106,7 @@ def test_in_every_form_of_chats(tokenizer, number):
     assert read_as(tokenizer, row) == "b</s>f</s>"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [PLAIN, MARKED, FORGETS, *BUILT_IN_TEMPLATES])
 def test_what_is_left_is_learnt_as_it_would_be(tokenizer, template):
     """Each set of four turns: whose tokens are whose is told by the answers, which are digits."""

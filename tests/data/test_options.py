@@ -210,6 +210,7 @@ def test_slices_that_hold_nothing(tmp_path):
         load(f"{tmp_path}/a.jsonl[x:]")
 
 
+@pytest.mark.slow
 def test_parquet(tmp_path):
     pyarrow = pytest.importorskip("pyarrow")  # an extra
     from pyarrow import parquet

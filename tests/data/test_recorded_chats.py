@@ -28,6 +28,7 @@ def test_own_templates_write_and_learn_what_is_recorded(name):
     assert given_by(BUILT_IN_TEMPLATES[name.removeprefix("own/")]) == RECORDED[name]
 
 
+@pytest.mark.slow
 @needs_recordings
 @pytest.mark.parametrize("name", [name for name in RECORDED if name not in OWN])
 def test_templates_of_models_write_and_learn_what_is_recorded(name):

@@ -143,6 +143,7 @@ def test_rows_beyond_a_limit(tmp_path, name, suffix):
     assert time.process_time() - begin < 5
 
 
+@pytest.mark.slow
 def test_rows_at_a_limit(tmp_path):
     rows = [
         '{"text": "a", "x": ' + "[" * 62 + "]" * 62 + "}",

@@ -52,6 +52,7 @@ def one_by_one(monkeypatch):
     return texts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

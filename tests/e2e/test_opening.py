@@ -167,7 +167,6 @@ COMMANDS = {
 }
 
 
-@pytest.mark.quick
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command(place, tmp_path, opened, command, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -77,6 +77,7 @@ def adapter(folder):
     return (folder / "adapter" / "adapter_model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_a_mixture_is_told_logged_and_gone_on_with(place):
     notes = Notes()
     run(place, "whole", notes)

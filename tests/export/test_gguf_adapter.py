@@ -159,6 +159,7 @@ CONFIGS["mistral3"] = {"model_type": "mistral3", "text_config": CONFIGS["ministr
 CONFIGS["qwen3_next"] |= {"mlp_only_layers": []}  # llama.cpp has it with experts alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted(ARCHITECTURES))
 def test_llama_cpp_has_a_name_for_every_layer(tmp_path, model_type) -> None:
     config = CONFIGS[model_type]

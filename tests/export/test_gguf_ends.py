@@ -54,6 +54,7 @@ def test_a_file_is_the_merged_model(device, tmp_path, tied, lora, untied):
     assert json.loads((base / "config.json").read_text())["tie_word_embeddings"] is tied
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("targets", [["lm_head"], ["embed_tokens"], BOTH])
 def test_a_file_as_the_base_gets_a_head_of_its_own(device, tmp_path, targets):
     folder = write_model(tmp_path / "folder", tie_word_embeddings=True)

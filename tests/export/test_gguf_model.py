@@ -38,6 +38,7 @@ BOTH = (
 NUMBER_OF = {kind.name: kind.number for kind in TYPES.values()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", CHANGES)
 def test_a_file_is_the_merged_model(tmp_path, model_type) -> None:
     config = changed(model_type)
@@ -65,6 +66,7 @@ def test_a_head_that_llama_cpp_does_not_do_without(tmp_path) -> None:
     assert np.array_equal(file.float32("lm_head.weight"), embedding)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["q8_0", "q5_1", "f16"])
 @pytest.mark.parametrize("model_type", ["llama", "mixtral", "gemma2", "phi3", "qwen3", "olmo2"])
 def test_tensors_as_llama_cpp_s_converter_has_them(tmp_path, model_type, name) -> None:
@@ -144,6 +146,7 @@ def test_logits_of_gemma_4_without_a_softcap(tmp_path) -> None:
     assert file.config["final_logit_softcapping"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FILE_TYPES)
 def test_types(tmp_path, name) -> None:
     """Each matrix is what gguf's quantizer makes of the merged one; small tensors stay whole."""

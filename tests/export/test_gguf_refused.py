@@ -90,6 +90,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_llama_cpp_does_not_compute(tmp_path, what) -> None:
     model_type, changes = REFUSED[what]

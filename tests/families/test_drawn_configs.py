@@ -18,6 +18,7 @@ def test_every_family_is_drawn():
     assert set(FAMILIES) == set(known_families()) - set(TEXTS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_most_draws_are_read(model_type, kind):

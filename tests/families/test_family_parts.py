@@ -169,6 +169,7 @@ def test_a_forward_of_ones_own_traces_the_same(checkpointing):
     assert written == composed and len(written) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", known_families())
 def test_noise_is_added_where_hugging_face_does(case):
     """NEFTune's hook adds it to what the embedding's module returns: Granite multiplies later."""
@@ -195,6 +196,7 @@ PADDED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model_type", family_configs())
 def test_the_row_of_padding_by_default(model_type):
     config = family_configs()[model_type]

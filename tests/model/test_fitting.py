@@ -57,6 +57,7 @@ def total(layout, residency=RESIDENT, options=STEP):
     return sum(layout.waiting(residency).memory(options).values())
 
 
+@pytest.mark.slow
 def test_what_fits_stays_on_the_device(layout):
     for budget in (None, total(layout)):
         fitted = fit(layout, STEP, budget)

@@ -149,6 +149,7 @@ def test_other_weights_have_other_files(folder, device, cache, quantized, tmp_pa
     assert len(quantized) == 7 * LAYERS and len(list(cache.iterdir())) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", ["no room", "full in the middle", "not writable"])
 def test_without_a_disk_layers_wait_in_memory(
     folder, device, cache, monkeypatch, expected, failing

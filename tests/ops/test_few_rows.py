@@ -94,6 +94,7 @@ def test_logits_of_a_prompt(device, profile):
     assert bench.excess <= 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.cover(form=["double"], profile=["texture", "gpu"])
 @pytest.mark.parametrize("form", ["double", "Q6_K", "dense"])
 @pytest.mark.parametrize("profile", [*PROFILES, *BY_UNIT])

@@ -47,6 +47,7 @@ def test_narrow_tiles_change_no_bit(device, dtype, columns, with_rows, float32, 
     np.testing.assert_array_equal(got, whole[:, :columns])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("with_rows", [True, False])
 @pytest.mark.parametrize("columns", [140, WHOLE])

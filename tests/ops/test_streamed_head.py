@@ -95,6 +95,7 @@ def test_of_a_bias(device, profile):
     check(device, PROFILES[profile], "bfloat16", scale=0.4, bias=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_of_trained_rows(device, profile, dtype):
     """At both ends of blocks; the block in the middle has none."""
@@ -116,6 +117,7 @@ def test_of_a_pair_with_blocks_in_groups(device, group):
     check(device, profile, "bfloat16", 1040, rank=12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("profile", list(PROFILES))
 def test_of_bent_logits_and_labels(device, profile):
     objective = Objective(0.1, 0.02)

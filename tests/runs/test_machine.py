@@ -64,6 +64,7 @@ def test_a_model_is_its_layers_and_its_head(monkeypatch):
     assert speed.training_speed(whole, None) == 256 / (30 * 0.5 + 3 * 0.5)
 
 
+@pytest.mark.slow
 def test_a_part_can_be_timed():
     assert speed._step_seconds({**CONFIG, "num_hidden_layers": 1}, Device()) > 0
 

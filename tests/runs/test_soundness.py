@@ -106,6 +106,7 @@ def assert_trains_rightly(device, folder):
     close(gradients, opened(folder, device, **kind).loss_and_grads(*sample())[1], 0.03)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled_gives_way_once(own, folder):
     layout, texts = settled(own, folder, MATRIX)
     assert layout.profile == own.profile and own.profile.gemm_kind == "tiled"
@@ -138,12 +139,14 @@ def test_what_is_wrong_gives_way_until_something_is_right(own, folder, monkeypat
     assert len(texts) == 3 and "without workgroup memory" in texts[2]
 
 
+@pytest.mark.slow
 def test_where_nothing_plainer_is_left_it_is_an_error(own, folder, broken):
     broken("v += load_residual(at);", "")
     with pytest.raises(DeviceError, match=r"does not compute rightly.*update the driver"):
         settled(own, folder, TILED)
 
 
+@pytest.mark.slow
 def test_what_is_too_large_is_not_chosen(own, folder):
     small = replace(MATRIX, limits=Limits(64, 4_096))
     layout, texts = settled(own, folder, small)

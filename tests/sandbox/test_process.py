@@ -59,6 +59,7 @@ def test_what_takes_too_long_is_stopped_and_the_next_call_is_answered(matcher) -
     assert matcher.call(expressions._fits, "a*", "aa") is True
 
 
+@pytest.mark.slow
 def test_what_takes_long_all_together_is_stopped(matcher, monkeypatch) -> None:
     for name in ("CHILD_SECONDS_REGAINED", "CHILD_SECONDS_PER_BYTE"):
         monkeypatch.setattr(process, name, 0.0)  # it ends however fast the processor is

@@ -151,6 +151,7 @@ def test_every_statement_of_an_objective_over_answers_is_checked(device, name, o
     assert not missing, sorted(missing)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "lion"])
 @pytest.mark.cover("values", name=KINDS)

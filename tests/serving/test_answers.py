@@ -65,6 +65,7 @@ def test_several_answers_are_those_of_their_seeds(url):
     assert sorted(ends) == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_seeds_have_a_sign(url):
     below, above, other = (
         texts_of(ask(url, seed=seed, max_tokens=8)) for seed in (-5, 2**64 - 5, 5)

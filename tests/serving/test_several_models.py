@@ -76,6 +76,7 @@ def test_each_answers_as_if_it_were_alone(url, place, device):
     assert len(set(found.values())) == 3
 
 
+@pytest.mark.slow
 def test_requests_for_unlike_models_at_a_time_wait_for_one_another(url):
     """All are answered, whatever is asked for in between."""
     names = ["second", "third", "base", "third", "second", "base"]

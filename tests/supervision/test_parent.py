@@ -94,17 +94,20 @@ def test_a_crash_under_a_memory_limit_is_not_the_drivers(tmp_path):
     assert "no more than 16,384 MiB of address space (ulimit -v): raise that" in done.stderr
 
 
+@pytest.mark.slow
 def test_without_a_checkpoint_the_run_begins_again(tmp_path):
     done, attempts = supervised(tmp_path, "train", "1:open+crash", "2:")
     assert done.returncode == 0 and "from the beginning" in done.stderr
     assert attempts[1].endswith("--overwrite")
 
 
+@pytest.mark.slow
 def test_a_folder_that_was_not_opened_is_never_overwritten(tmp_path):
     _, attempts = supervised(tmp_path, "train", "1:crash", "2:")
     assert "--overwrite" not in attempts[1] and "--resume" not in attempts[1]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_is_resumed_again(tmp_path):
     _, attempts = supervised(tmp_path, "train", "--resume", "1:open+crash", "2:")
     assert attempts[1].count("--resume") == 1 and "--overwrite" not in attempts[1]

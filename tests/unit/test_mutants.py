@@ -70,6 +70,7 @@ def test_mutants_follow_from_their_seed(mutants):
     assert len(set(mutants)) == len(mutants)
 
 
+@pytest.mark.slow
 def test_every_room_is_drawn(mutants):
     for kind in KINDS:
         own = [room_of(each) for n, each in enumerate(mutants, 1) if kind_of(n) == kind]

@@ -63,6 +63,7 @@ def test_every_file_that_a_page_fetches_is_listed_with_its_hash(written):
         assert hashlib.sha256(content).hexdigest() == known["sha256"]
 
 
+@pytest.mark.slow
 def test_no_path_of_the_machine_is_published(written):
     """Whoever opens the page sees the model's name, not in whose folders it lay."""
     for path in written.folder.rglob("*"):
@@ -123,6 +124,7 @@ def test_buffers_are_filled_with_what_training_uploads(written, device, rank):
     assert np.array_equal(parameters, model.read_flat(model.adapter.parameters))
 
 
+@pytest.mark.slow
 def test_gpus_of_few_registers_have_plans_of_their_own(written):
     site = json.loads((written.folder / "site.json").read_text())
     cuts = {(v["rank"], tuple(v["vendors"])): v for v in site["variants"]}
@@ -248,6 +250,7 @@ def test_vendored_libraries_are_those_of_npm():
         assert (page_folder() / "vendor" / f"LICENSE.{name.partition('.')[0]}").is_file()
 
 
+@pytest.mark.slow
 def test_the_page_names_no_other_server(written):
     policy = (written.folder / "index.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in policy and "connect-src 'self'" in policy
