@@ -16,6 +16,8 @@ from qlora_wgpu.cluster.connection import Connection
 from qlora_wgpu.cluster.opening import Opening
 from qlora_wgpu.errors import ClusterError, OutOfMemoryError
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def scheduler():
@@ -70,7 +72,6 @@ def test_what_goes_to_a_worker_that_is_not_reached_is_passed_on(scheduler, monke
         assert sorted(direct) == [False, True]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["0", "1"])
 def test_a_killed_worker_loses_nothing_and_comes_back(scheduler, name, tmp_path):
     with an_engine(scheduler, folder=str(tmp_path), **{name: "kill"}) as asked:
@@ -97,7 +98,6 @@ def test_a_worker_that_is_gone_is_told_of_once(scheduler):
         ]
 
 
-@pytest.mark.slow
 def test_a_stopped_worker_is_not_waited_for_and_works_again(scheduler, tmp_path, monkeypatch):
     monkeypatch.setattr(crew, "_LEAST", 0.5)
     monkeypatch.setattr(suspects, "_PAUSE", 0.3)
@@ -140,7 +140,6 @@ def test_a_worker_that_returns_nan_is_told_by_name(scheduler):
         assert text.startswith("worker 0 is left out: it returned a gradient") and "1" in text
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "says"),
     [
@@ -249,7 +248,6 @@ def test_too_few_workers_end_it_after_some_patience(scheduler):
             begun.result(PATIENCE)
 
 
-@pytest.mark.slow
 def test_workers_that_all_fail_end_it_after_some_patience(scheduler):
     with an_engine(scheduler, **{"0": "memory", "1": "memory"}) as asked:
         begun = asked.begin_step()
@@ -259,7 +257,6 @@ def test_workers_that_all_fail_end_it_after_some_patience(scheduler):
             begun.result(PATIENCE)
 
 
-@pytest.mark.slow
 def test_a_lost_scheduler_ends_it_soon(tmp_path, monkeypatch):
     file = tmp_path / "scheduler"
     code = (

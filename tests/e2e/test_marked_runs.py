@@ -8,8 +8,6 @@ from support.commands import run_here
 from e2e.test_cli import CONFIG, run
 from e2e.tiny import write_model
 
-pytestmark = pytest.mark.quick
-
 
 def turns(number, **marks):
     return [

@@ -23,6 +23,7 @@ def model(folder, device):
     return opened(folder, device)
 
 
+@pytest.mark.slow
 @pytest.mark.quick
 @pytest.mark.parametrize("scheme", ["none", "nf4"])
 def test_gradient_is_the_slope_of_the_loss(folder, device, scheme):

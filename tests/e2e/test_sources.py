@@ -103,6 +103,7 @@ def test_a_mixture_is_told_logged_and_gone_on_with(place):
         run(place, "r", None, others, resume=True)
 
 
+@pytest.mark.slow
 def test_a_source_that_runs_out_is_repeated_and_told(place):
     notes = Notes()
     run(place, "all", notes, "data.stopping_strategy=all_exhausted", "train.max_steps=2")
@@ -111,6 +112,7 @@ def test_a_source_that_runs_out_is_repeated_and_told(place):
     assert told in notes.notes
 
 
+@pytest.mark.slow
 def test_a_trainer_reads_the_sources_of_its_configuration(place, device):
     settings = load_config(place / "run.yaml", [f"output.dir={place / 'own'}", "train.max_steps=3"])
     model = QLoRAModel.from_pretrained(place / "model", settings.lora, device=device)

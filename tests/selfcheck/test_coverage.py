@@ -15,6 +15,8 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.soundness import run_launches
 from qlora_wgpu.selfcheck.coverage import Footprint, covering
 
+pytestmark = pytest.mark.slow
+
 PROFILES = {
     "own": None,
     # What software GPUs have on processors of other vectors than this one.
@@ -108,7 +110,6 @@ def test_every_statement_of_other_heads_is_checked(device, name, family, traced)
             assert not missing, (head_dim, dtype, sorted(missing))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 @pytest.mark.parametrize("name", ["registers", "workgroup memory", "matrix units"])
 def test_every_statement_of_fused_layers_is_checked(device, name, family, traced):
@@ -120,7 +121,6 @@ def test_every_statement_of_fused_layers_is_checked(device, name, family, traced
     assert not missing, sorted(missing)
 
 
-@pytest.mark.slow
 @pytest.mark.cover("values", name=KINDS)
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_statement_of_pairs_on_both_ends_is_checked(device, name, traced):
@@ -132,7 +132,6 @@ def test_every_statement_of_pairs_on_both_ends_is_checked(device, name, traced):
     assert not missing, sorted(missing)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("objective", ["dpo", "orpo", "kto"])
 @pytest.mark.cover("values", name=KINDS)
 @pytest.mark.parametrize("name", PROFILES)
@@ -151,7 +150,6 @@ def test_every_statement_of_an_objective_over_answers_is_checked(device, name, o
     assert not missing, sorted(missing)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["float32", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw_8bit", "lion"])
 @pytest.mark.cover("values", name=KINDS)
@@ -183,7 +181,6 @@ def assert_chosen_for_a_reason(cases, needed, traced):
         assert needed.difference(*others) & traced[case].statements, case
 
 
-@pytest.mark.slow
 def test_checks_of_what_a_run_compiles_come_first(device, traced):
     executed = traced(device, device.profile, "bfloat16")
     ran = launches("llama", 0, "bfloat16", device.profile)

@@ -11,6 +11,8 @@ from campaigns.python_mutants import of_a_module
 from tools import mutants as tool
 from tools.mutants import KINDS, ROOT, Nearness, drawn, failed_test, kind_of, room_of, rooms
 
+pytestmark = pytest.mark.slow
+
 SOURCE = """
 import typing
 if typing.TYPE_CHECKING: x: int = 1
@@ -63,14 +65,12 @@ def test_python_offers_each_change_and_none_of_texts_and_annotations(tmp_path):
     assert len(found) == len(CHANGES)
 
 
-@pytest.mark.slow
 def test_mutants_follow_from_their_seed(mutants):
     assert drawn(6, seed=7) == mutants[:6]
     assert drawn(6, seed=8) != mutants[:6]
     assert len(set(mutants)) == len(mutants)
 
 
-@pytest.mark.slow
 def test_every_room_is_drawn(mutants):
     for kind in KINDS:
         own = [room_of(each) for n, each in enumerate(mutants, 1) if kind_of(n) == kind]

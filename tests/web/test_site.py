@@ -27,6 +27,8 @@ from qlora_wgpu.web.page_files import page_folder
 from qlora_wgpu.web.site_files import SiteFiles
 from qlora_wgpu.web.texts import put_texts
 
+pytestmark = pytest.mark.slow
+
 DEMO = Path(__file__).parents[2] / "demo" / "demo.yaml"
 # Hugging Face's, as npm has them: dist/tokenizers.min.mjs and dist/index.js.
 VENDORED = {
@@ -53,7 +55,6 @@ def plan_of(folder: Path, name: str):
     return json.loads(gzip.decompress((folder / name).read_bytes()))
 
 
-@pytest.mark.slow
 def test_every_file_that_a_page_fetches_is_listed_with_its_hash(written):
     listed = json.loads((written.folder / "site.json").read_text())["files"]
     assert "shaders.plan" in listed and "weights/000.bin" in listed and "tokenizer.json" in listed
@@ -63,7 +64,6 @@ def test_every_file_that_a_page_fetches_is_listed_with_its_hash(written):
         assert hashlib.sha256(content).hexdigest() == known["sha256"]
 
 
-@pytest.mark.slow
 def test_no_path_of_the_machine_is_published(written):
     """Whoever opens the page sees the model's name, not in whose folders it lay."""
     for path in written.folder.rglob("*"):
@@ -76,7 +76,6 @@ def test_no_path_of_the_machine_is_published(written):
     assert variant["adapter"]["config"]["base_model_name_or_path"] is None
 
 
-@pytest.mark.slow
 def test_two_sites_of_a_run_have_the_same_bytes(written, tmp_path):
     again = write_page(settings(), tmp_path / "again", SiteOptions(ranks=(4, 8)), with_data=True)
     for path in sorted(written.folder.rglob("*")):
@@ -124,7 +123,6 @@ def test_buffers_are_filled_with_what_training_uploads(written, device, rank):
     assert np.array_equal(parameters, model.read_flat(model.adapter.parameters))
 
 
-@pytest.mark.slow
 def test_gpus_of_few_registers_have_plans_of_their_own(written):
     site = json.loads((written.folder / "site.json").read_text())
     cuts = {(v["rank"], tuple(v["vendors"])): v for v in site["variants"]}
@@ -181,7 +179,6 @@ def test_slots_serve_all_plans_and_their_shaders_are_named(written):
     assert variant["slots"] == most
 
 
-@pytest.mark.slow
 def test_the_start_of_dora_is_left_to_the_page(tmp_path):
     site = write_page(settings("lora.use_dora=true", "lora.r=4"), tmp_path / "site")
     variant = plan_of(site.folder, "plans/r4/variant.plan")
@@ -209,7 +206,6 @@ def test_no_shader_needs_a_feature(written):
         assert not re.search(used, shader["code"]), shader["label"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["chat", "alpaca", "text"])
 @pytest.mark.parametrize("template", [None, "zephyr"])
 def test_the_prompts_of_an_adapter_are_kept_as_a_run_keeps_them(tmp_path, kind, template):
@@ -250,7 +246,6 @@ def test_vendored_libraries_are_those_of_npm():
         assert (page_folder() / "vendor" / f"LICENSE.{name.partition('.')[0]}").is_file()
 
 
-@pytest.mark.slow
 def test_the_page_names_no_other_server(written):
     policy = (written.folder / "index.html").read_text(encoding="utf-8")
     assert "default-src 'none'" in policy and "connect-src 'self'" in policy
@@ -306,7 +301,6 @@ def test_an_example_must_be_of_a_kind_that_a_page_reads(tmp_path):
         write_page(settings(f"data.train={rows}"), tmp_path / "site", with_data=True)
 
 
-@pytest.mark.slow
 def test_an_example_that_cannot_be_learnt_is_refused(tmp_path):
     """Else its button would fail for whoever opens the page."""
     rows = tmp_path / "rows.jsonl"
