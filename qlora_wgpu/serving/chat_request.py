@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from qlora_wgpu.data.canonical_messages import canonical_options
 from qlora_wgpu.data.messages import checked_messages
 from qlora_wgpu.errors import ConfigError, DataError, brief
 from qlora_wgpu.serving.asked import Asked, flag, number_of_logprobs, read_common
 
 _KNOWN = {
     "messages", "max_completion_tokens", "logprobs", "top_logprobs", "tools", "tool_choice",
-    "parallel_tool_calls",
+    "parallel_tool_calls", "chat_template_kwargs",
 }  # fmt: skip
 _DEFAULTS: Mapping[str, Any] = {
     "response_format": {"type": "text"},
@@ -28,11 +29,14 @@ class ChatRequest(Asked):
         messages: The conversation.
         tools: JSON schemas of functions that the model may call, if there are any.
         several_calls: Whether an answer may have more than one call.
+        options: What else the chat template is given, as by rows and by vLLM's
+            ``chat_template_kwargs``.
     """
 
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None
     several_calls: bool
+    options: dict[str, Any]
 
     @classmethod
     def read(cls, body: Any) -> ChatRequest:
@@ -49,6 +53,7 @@ class ChatRequest(Asked):
             messages=checked_messages(body.get("messages"), "messages"),
             tools=_tools(body),
             several_calls=flag(body, "parallel_tool_calls", default=True),
+            options=canonical_options(body.get("chat_template_kwargs")),
         )
 
 

@@ -48,9 +48,14 @@ class Served:
                 "tools are not written by the model's chat template, so that it would not know of "
                 "them: leave 'tools' out"
             )
+        if asked.options and template is None:
+            raise ConfigError(
+                "'chat_template_kwargs' are for a chat template, which this model has not: leave "
+                "them out"
+            )
         if template is not None:
             self._require_written(template, asked)
-        ids = self.written.ids(asked.messages, asked.tools)
+        ids = self.written.ids(asked.messages, asked.tools, asked.options)
         offered = None if template is None else self._offered(asked, template.source)
         return Wanted(ids, self.written.stop_ids, self.written.stop_text, (), offered)
 
@@ -61,7 +66,7 @@ class Served:
         Raises:
             DataError: If the template leaves out what another than the assistant says.
         """
-        conversation = Conversation(asked.messages, asked.tools)
+        conversation = Conversation(asked.messages, asked.tools, options=asked.options)
         if unseen := LeftOut(template).of(conversation, "", frozenset()) - ANSWERS:
             raise DataError(
                 f"the model's chat template leaves {min(unseen)} out, so that the model would not "

@@ -23,8 +23,6 @@ from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.export.merge import merge
 from qlora_wgpu.runs import prepare
 
-pytestmark = pytest.mark.cover(trained=["untied", "padded"])
-
 CHATML = ["<|im_start|>", "<|im_end|>"]
 KNOWN = len(SPECIAL) + len(CHARACTERS)
 PLAIN = QuantConfig(scheme="none")

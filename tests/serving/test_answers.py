@@ -14,7 +14,7 @@ from qlora_wgpu.generation.token_logprobs import TokenLogprobs
 from qlora_wgpu.serving.served import Served
 
 TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% if brief %}say little{% endif %}"
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
     "{% for c in m.tool_calls %}{{ c.function.arguments.a }}{% endfor %}</s>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -150,6 +150,24 @@ def test_tools_are_written_by_the_template(url, written):
     assert with_tools == len(written.ids(TALK, [TOOL])) > plain
     none = ask(url, max_tokens=1, tools=[TOOL], tool_choice="none")["usage"]["prompt_tokens"]
     assert none == plain
+
+
+def test_the_template_gets_what_rows_give_it(url, written):
+    brief = {"chat_template_kwargs": {"brief": True}}
+    asked = ask(url, max_tokens=1, **brief)["usage"]["prompt_tokens"]
+    assert asked == len(written.ids(TALK, None, {"brief": True})) > len(written.ids(TALK))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("brief", "must be an object"),
+        ({"messages": []}, "'messages', which is not the chat template's to read"),
+    ],
+)
+def test_what_is_no_option_of_a_template_is_refused(url, options, message):
+    status, answer = post(url, {"model": "tiny", "messages": TALK, "chat_template_kwargs": options})
+    assert status == 400 and message in json.loads(answer)["error"]["message"]
 
 
 def test_calls_have_their_arguments_as_templates_want_them(url, written):
