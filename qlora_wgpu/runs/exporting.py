@@ -153,8 +153,8 @@ def export_model(
         untold = None
         if written.template is not None and ollama_template(written) is None:
             untold = (
-                f"the Modelfile has no TEMPLATE: the chat template in {where.parent} writes what "
-                "none of those does that are known here in Ollama's language"
+                f"the Modelfile has no TEMPLATE: the chat template in {where.parent} does more "
+                "than to put texts around turns, which is all that is written in Ollama's language"
             )
         drift, notes = None, (*made.notes, *filter(None, (note, difference, untold)))
         if settings is not None and check is not None and trained is not None:

@@ -12,12 +12,7 @@ from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
 from qlora_wgpu.data.built_in_templates import built_in_template
 from qlora_wgpu.data.chat import ChatTemplate
 from qlora_wgpu.data.ollama.modelfile import modelfile
-from qlora_wgpu.data.ollama.templates import (
-    PROBES,
-    go_template,
-    names_of_templates,
-    ollama_template,
-)
+from qlora_wgpu.data.ollama.templates import PROBES, TurnTexts, ollama_template
 from qlora_wgpu.data.prompt_format import PromptFormat
 
 # tests/references/ollama_templates.py has Go write these.
@@ -29,29 +24,52 @@ def prompt_of(source: str, bos: bool = True) -> PromptFormat:
     return PromptFormat("chat", tokenizer, ChatTemplate(source, tokenizer.special_tokens))
 
 
-def test_every_built_in_template_has_one() -> None:
-    assert set(names_of_templates()) == set(BUILT_IN_CHAT_TEMPLATES) == set(RECORDED)
-
-
 @pytest.mark.parametrize("name", BUILT_IN_CHAT_TEMPLATES)
 def test_go_writes_what_jinja_writes(name) -> None:
     tokenizer = tiny_tokenizer()
-    assert go_template(name, tokenizer) == RECORDED[name]["template"]
-    template = ChatTemplate(built_in_template(name, tokenizer), tokenizer.special_tokens)
+    source = built_in_template(name, tokenizer)
+    assert ollama_template(prompt_of(source)) == RECORDED[name]["template"]
+    template = ChatTemplate(source, tokenizer.special_tokens)
+    texts = TurnTexts.of(template, "<s>")
     for messages, text in zip(PROBES, RECORDED[name]["texts"], strict=True):
         expected = template.render(messages, add_generation_prompt=True).text
-        assert text == expected.removeprefix("<s>")
+        assert text == expected.removeprefix("<s>") == texts.written(messages)
 
 
-def test_a_model_s_own_template_is_known_by_what_it_writes() -> None:
-    own = (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n"
-        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    assert ollama_template(prompt_of(own)) == RECORDED["chatml"]["template"]
-    assert ollama_template(prompt_of(own.replace("im_end", "end_of_it"))) is None
-    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + own
-    assert ollama_template(prompt_of(refusing)) is None
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] | trim }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ANOTHER = {
+    "end": CHATML.replace("im_end", "end_of_it"),
+    "system of its own": "{% if messages[0].role != 'system' %}You help.\n{% endif %}" + CHATML,
+    "thought before an answer": CHATML.replace("assistant\n{% endif", "assistant\n<think>{% endif"),
+}
+
+
+@pytest.mark.parametrize("name", ANOTHER)
+def test_a_template_of_a_model_s_own_has_one(name) -> None:
+    go = ollama_template(prompt_of(ANOTHER[name]))
+    assert go not in (None, ollama_template(prompt_of(CHATML)))
+    for sign in ("end_of_it", "You help.", "<think>"):
+        assert (sign in go) == (sign in ANOTHER[name])
+
+
+NONE = {
+    "refuses a system": (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + CHATML
+    ),
+    "drops the system": CHATML.replace("in messages", "in messages if m.role != 'system'"),
+    "counts turns": CHATML.replace("<|im_start|>{{ m", "{{ loop.index }}<|im_start|>{{ m"),
+    "writes a user twice": CHATML + "{{ messages[-1].content }}",
+    "changes what is said": CHATML.replace("| trim", "| replace('\n', ' ')"),
+    "ends what it stands in": CHATML.replace("<|im_end|>", "{{ '{{' }}"),
+}
+
+
+@pytest.mark.parametrize("name", NONE)
+def test_what_turns_texts_do_not_write_has_none(name) -> None:
+    assert ollama_template(prompt_of(NONE[name])) is None
 
 
 def test_a_modelfile() -> None:

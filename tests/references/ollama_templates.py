@@ -1,6 +1,6 @@
-"""Has Go itself render the templates for Ollama: writes tests/data/ollama_templates.json.
+"""Has Go itself render templates for Ollama: writes tests/data/ollama_templates.json.
 
-usage: python tests/references/ollama_templates.py    with go on the path
+usage: python tests/references/ollama_templates.py    with go and tests/ on the paths
 """
 
 import json
@@ -8,7 +8,13 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from qlora_wgpu.data.ollama.templates import PROBES, go_template, names_of_templates
+from support.tiny_tokenizer import tiny_tokenizer
+
+from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
+from qlora_wgpu.data.built_in_templates import built_in_template
+from qlora_wgpu.data.chat import ChatTemplate
+from qlora_wgpu.data.ollama.templates import PROBES, ollama_template
+from qlora_wgpu.data.prompt_format import PromptFormat
 
 PROGRAM = """\
 package main
@@ -46,13 +52,14 @@ func main() {
 OUT = Path(__file__).parents[1] / "data/ollama_templates.json"
 
 
-class Tokens:
-    bos_token, eos_token = "<s>", "</s>"
+def in_go(name):
+    tokenizer = tiny_tokenizer()
+    template = ChatTemplate(built_in_template(name, tokenizer), tokenizer.special_tokens)
+    return ollama_template(PromptFormat("chat", tokenizer, template))
 
 
 def main():
-    names = names_of_templates()
-    sources = {name: go_template(name, Tokens()) for name in names}
+    sources = {name: in_go(name) for name in BUILT_IN_CHAT_TEMPLATES}
     cases = [
         {"Template": source, "Messages": [{k.title(): v for k, v in m.items()} for m in messages]}
         for source in sources.values()

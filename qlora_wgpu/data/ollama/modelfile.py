@@ -17,8 +17,8 @@ _PARAMETERS = {
     "repetition_penalty": "repeat_penalty",
 }
 _WITHOUT = (
-    "# Ollama knows a GGUF file's own chat template in part only, and this model's is none\n"
-    "# of those that have a TEMPLATE here: look at what the model reads (OLLAMA_DEBUG=1)."
+    "# Ollama knows a GGUF file's own chat template in part only, and this model's does more\n"
+    "# than a TEMPLATE is made of here: look at what the model reads (OLLAMA_DEBUG=1)."
 )
 
 

@@ -1,124 +1,122 @@
-"""The built-in chat templates as Ollama has templates: in the language of Go's text/template.
+"""A chat template in Ollama's language, Go's text/template, made from what the template writes.
 
-None writes the token that begins a text: Ollama's tokenizer puts it there, as GGUF files tell it.
+The pieces that a template puts around what is said are found by having it write words that stand
+nowhere else. Further conversations tell whether they are all that it does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from qlora_wgpu.data.built_in_templates import built_in_template
 from qlora_wgpu.data.chat import ChatTemplate
 from qlora_wgpu.data.prompt_format import PromptFormat
-from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import QLoRAError
 
-_SYSTEM = (
-    '{{ $system := "" }}{{ range .Messages }}{{ if eq .Role "system" }}{{ $system = .Content }}'
-    "{{ end }}{{ end }}"
+Messages = Sequence[dict[str, str]]
+
+
+def _talk(*said: str, system: str | None = None) -> Messages:
+    """User and assistant in turn, behind what the system says."""
+    begin = [] if system is None else [{"role": "system", "content": system}]
+    roles = ("user", "assistant")
+    return [*begin, *({"role": roles[i % 2], "content": text} for i, text in enumerate(said))]
+
+
+PROBES: tuple[Messages, ...] = (
+    _talk("one"),
+    _talk("one two", "three", "four"),
+    _talk("one", "two", "three", system="say"),
+    _talk("one", system="say\nit"),
+    _talk("1", "two", "three", "four", "five"),
+    _talk("one", "two", "three", "four", "five", system="say"),
 )
-_USER, _ASSISTANT = '{{ if eq .Role "user" }}', '{{ else if eq .Role "assistant" }}'
+"""Conversations that a template in Ollama's language has to write as the model's own does."""
+
+_SYSTEM, _TURNS = "qzsystemqz", ("qzfirstqz", "qzanswerqz", "qzsecondqz")
+_UNQUOTED = ("{{", "}}", '"""')  # what would end the text that it stands in
 
 
-def _turns(turn: str, answer: str) -> str:
-    """All turns alike, and the beginning of an answer."""
-    return f"{{{{ range .Messages }}}}{turn}{{{{ end }}}}{answer}"
+@dataclass(frozen=True)
+class TurnTexts:
+    """What a template writes around what is said.
 
-
-_GO = {
-    "chatml": _turns(
-        "<|im_start|>{{ .Role }}\n{{ .Content }}<|im_end|>\n", "<|im_start|>assistant\n"
-    ),
-    "llama3": _turns(
-        "<|start_header_id|>{{ .Role }}<|end_header_id|>\n\n{{ .Content }}<|eot_id|>",
-        "<|start_header_id|>assistant<|end_header_id|>\n\n",
-    ),
-    "gemma": (
-        f"{_SYSTEM}{{{{ range .Messages }}}}{_USER}<start_of_turn>user\n"
-        '{{ if $system }}{{ $system }}\n\n{{ $system = "" }}{{ end }}{{ .Content }}<end_of_turn>\n'
-        f"{_ASSISTANT}<start_of_turn>model\n{{{{ .Content }}}}<end_of_turn>\n"
-        "{{ end }}{{ end }}<start_of_turn>model\n"
-    ),
-    "phi": _turns("<|{{ .Role }}|>\n{{ .Content }}<|end|>\n", "<|assistant|>\n"),
-    "phi4": _turns(
-        "<|im_start|>{{ .Role }}<|im_sep|>{{ .Content }}<|im_end|>",
-        "<|im_start|>assistant<|im_sep|>",
-    ),
-    "granite": _turns(
-        "<|start_of_role|>{{ .Role }}<|end_of_role|>{{ .Content }}<|end_of_text|>\n",
-        "<|start_of_role|>assistant<|end_of_role|>",
-    ),
-    "command-r": _turns(
-        f"<|START_OF_TURN_TOKEN|><|{_USER}USER{_ASSISTANT}CHATBOT{{{{ else }}}}SYSTEM{{{{ end }}}}"
-        "_TOKEN|>{{ .Content }}<|END_OF_TURN_TOKEN|>",
-        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
-    ),
-    "zephyr": _turns("<|{{ .Role }}|>\n{{ .Content }}EOS\n", "<|assistant|>\n"),
-    "plain": _turns(
-        f"{_USER}User{_ASSISTANT}Assistant{{{{ else }}}}System{{{{ end }}}}:\n"
-        "{{ .Content }}EOS\n",
-        "Assistant:\n",
-    ),
-    "mistral": (
-        f"{_SYSTEM}{{{{ $last := 0 }}}}{{{{ range $i, $m := .Messages }}}}{_USER}"
-        "{{ $last = $i }}{{ end }}{{ end }}"
-        f"{{{{ range $i, $m := .Messages }}}}{_USER}[INST] "
-        "{{ if and $system (eq $i $last) }}{{ $system }}\n\n{{ end }}{{ .Content }}[/INST]"
-        f"{_ASSISTANT} {{{{ .Content }}}}EOS{{{{ end }}}}{{{{ end }}}}"
-    ),
-    "llama2": (
-        f"{_SYSTEM}{{{{ $first := true }}}}{{{{ range .Messages }}}}{_USER}"
-        "{{ if not $first }}BOS{{ end }}[INST] {{ if and $first $system }}<<SYS>>\n{{ $system }}\n"
-        "<</SYS>>\n\n{{ end }}{{ $first = false }}{{ .Content }} [/INST]"
-        f"{_ASSISTANT} {{{{ .Content }}}} EOS{{{{ end }}}}{{{{ end }}}}"
-    ),
-    "alpaca": (
-        f"{_SYSTEM}{{{{ if $system }}}}{{{{ $system }}}}{{{{ else }}}}Below is an instruction that "
-        "describes a task. Write a response that appropriately completes the request.{{ end }}"
-        f"{{{{ range .Messages }}}}{_USER}\n\n### Instruction:\n{{{{ .Content }}}}\n\n### Response:"
-        f"\n{_ASSISTANT}{{{{ .Content }}}}EOS{{{{ end }}}}{{{{ end }}}}"
-    ),
-}
-"""By name; EOS and BOS stand for the tokenizer's tokens that end and begin a text."""
-
-PROBES: tuple[Sequence[dict[str, str]], ...] = (
-    [{"role": "user", "content": "one"}],
-    [
-        {"role": "user", "content": "one two"},
-        {"role": "assistant", "content": "three"},
-        {"role": "user", "content": "four"},
-    ],
-    [
-        {"role": "system", "content": "say"},
-        {"role": "user", "content": "one"},
-        {"role": "assistant", "content": "two"},
-        {"role": "user", "content": "three"},
-    ],
-)
-"""Conversations by which a template is known."""
-
-
-def names_of_templates() -> list[str]:
-    """The built-in templates that have one in Go's language."""
-    return list(_GO)
-
-
-def go_template(name: str, tokenizer: Tokenizer) -> str:
-    """A built-in template in Go's language.
-
-    Args:
-        name: The template's name.
-        tokenizer: Whose tokens it writes.
+    Attributes:
+        begin: Before the first turn of the user.
+        answer: Between what the user and the assistant say.
+        turn: Between what the assistant and the user say.
+        end: Behind the last turn of the user, before the answer that is wanted.
+        system: Before and behind what the system says.
+        is_last: Whether the system speaks within the last turn of the user, not before the first.
     """
-    tokens = {"EOS": tokenizer.eos_token or "", "BOS": tokenizer.bos_token or ""}
-    source = _GO[name]
-    for stands_for, text in tokens.items():
-        source = source.replace(stands_for, text)
-    return source
+
+    begin: str
+    answer: str
+    turn: str
+    end: str
+    system: tuple[str, str]
+    is_last: bool
+
+    @classmethod
+    def of(cls, template: ChatTemplate, bos: str) -> TurnTexts | None:
+        """Those of a template; None if its turns are not of this form.
+
+        Args:
+            template: The template.
+            bos: The token that begins a text, which Ollama puts there by itself.
+        """
+        plain = _between(template, bos, _talk(*_TURNS), _TURNS)
+        if plain is None:
+            return None
+        begin, answer, turn, end = plain
+        told = _talk(*_TURNS, system=_SYSTEM)
+        if within := _between(template, bos, told, (_SYSTEM, *_TURNS)):
+            return cls(begin, answer, turn, end, (within[0], within[1]), False)
+        said = (*_TURNS[:2], _SYSTEM, _TURNS[2])
+        if (within := _between(template, bos, told, said)) is None:
+            return None
+        system = within[2].removeprefix(turn), within[3]
+        return cls(begin, answer, turn, end, system, True)
+
+    def written(self, messages: Messages) -> str:
+        """What the template in Ollama's language writes of a conversation."""
+        said = [message["content"] for message in messages if message["role"] == "system"]
+        users = [i for i, message in enumerate(messages) if message["role"] == "user"]
+        system, text = said[-1] if said else "", ""
+        around = self.system[0] + system + self.system[1] if system else ""
+        for i, message in enumerate(messages):
+            if message["role"] == "assistant":
+                text += self.answer + message["content"]
+            elif message["role"] == "user":
+                is_first = i == users[0]
+                text += around if is_first and around and not self.is_last else (
+                    self.begin if is_first else self.turn
+                )  # fmt: skip
+                text += around if self.is_last and i == users[-1] else ""
+                text += message["content"]
+        return text + self.end
+
+    def in_go(self) -> str:
+        """The template in Ollama's language."""
+        before, behind = self.system
+        system = f"{before}{{{{ $system }}}}{behind}"
+        begin = self.begin if self.is_last else _choice("$system", system, self.begin)
+        last = (
+            f"{{{{ if and $system (eq $i $last) }}}}{system}{{{{ end }}}}" if self.is_last else ""
+        )
+        return (
+            '{{ $system := "" }}{{ $first := -1 }}{{ $last := -1 }}{{ range $i, $m := .Messages }}'
+            '{{ if eq .Role "system" }}{{ $system = .Content }}{{ else if eq .Role "user" }}'
+            "{{ if lt $first 0 }}{{ $first = $i }}{{ end }}{{ $last = $i }}{{ end }}{{ end }}"
+            '{{ range $i, $m := .Messages }}{{ if eq .Role "user" }}'
+            f"{_choice('eq $i $first', begin, self.turn)}{last}{{{{ .Content }}}}"
+            f'{{{{ else if eq .Role "assistant" }}}}{self.answer}{{{{ .Content }}}}'
+            f"{{{{ end }}}}{{{{ end }}}}{self.end}"
+        )
 
 
 def ollama_template(prompt: PromptFormat) -> str | None:
-    """The template in Go's language that writes what a model's own does; None if none is known.
+    """The template in Go's language that writes what a model's own does; None if there is none.
 
     Text is continued as it is.
 
@@ -129,23 +127,38 @@ def ollama_template(prompt: PromptFormat) -> str | None:
         return "{{ .Prompt }}"
     if prompt.template is None:
         return None
-    tokenizer = prompt.tokenizer
-    own = _rendered(prompt.template, tokenizer)
-    for name in names_of_templates():
-        known = ChatTemplate(built_in_template(name, tokenizer), tokenizer.special_tokens)
-        if own == _rendered(known, tokenizer):
-            return go_template(name, tokenizer)
-    return None
-
-
-def _rendered(template: ChatTemplate, tokenizer: Tokenizer) -> list[str | None]:
-    """The probes, without the token that begins a text."""
-    texts: list[str | None] = []
+    bos = prompt.tokenizer.bos_token or ""
+    texts = TurnTexts.of(prompt.template, bos)
+    if texts is None or any(sign in texts.written(PROBES[2]) for sign in _UNQUOTED):
+        return None
     for messages in PROBES:
-        try:
-            text = template.render(messages, add_generation_prompt=True).text
-        except QLoRAError:
-            texts.append(None)
-        else:
-            texts.append(text.removeprefix(tokenizer.bos_token or ""))
-    return texts
+        if _rendered(prompt.template, bos, messages) != texts.written(messages):
+            return None
+    return texts.in_go()
+
+
+def _choice(condition: str, text: str, otherwise: str) -> str:
+    return f"{{{{ if {condition} }}}}{text}{{{{ else }}}}{otherwise}{{{{ end }}}}"
+
+
+def _between(
+    template: ChatTemplate, bos: str, messages: Messages, said: Sequence[str]
+) -> list[str] | None:
+    """What stands before, between and behind what is said; None if it is not in this order."""
+    rest = _rendered(template, bos, messages)
+    pieces: list[str] = []
+    for word in said:
+        if rest is None or rest.count(word) != 1:
+            return None
+        piece, _, rest = rest.partition(word)
+        pieces.append(piece)
+    return None if rest is None else [*pieces, rest]
+
+
+def _rendered(template: ChatTemplate, bos: str, messages: Messages) -> str | None:
+    """What a template writes, without the token that begins a text; None if it refuses."""
+    try:
+        text = template.render(messages, add_generation_prompt=True).text
+    except QLoRAError:
+        return None
+    return text.removeprefix(bos)
