@@ -20,7 +20,7 @@ from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import YAML_BYTES
 from qlora_wgpu.presence import is_file
 
-_NAME = "README.md"
+CARD = "README.md"
 _FRONT = re.compile(r"\A\ufeff?---[ \t]*\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
 _CONFIGS = re.compile(r"^configs:.*?(?=^[\w\"']|\Z)", re.DOTALL | re.MULTILINE)
 _DEFAULT = "default"
@@ -37,19 +37,25 @@ class Configurations:
     Attributes:
         entries: What it says of each configuration, by the configuration's name.
         place: The data set, for messages.
+        named: What a configuration's name is put behind.
     """
 
     entries: Mapping[str, Mapping[str, Any]]
     place: str
+    named: str
 
     @classmethod
-    def read(cls, folder: Path) -> Configurations | None:
+    def read(cls, folder: Path, name: str = "") -> Configurations | None:
         """Those of a folder; None where its README.md lists none.
+
+        Args:
+            folder: The folder.
+            name: The data set's on the hub, if it is of there.
 
         Raises:
             DataError: If the list cannot be read.
         """
-        path = folder / _NAME
+        path = folder / CARD
         if not is_file(path):
             return None
         try:
@@ -68,7 +74,8 @@ class Configurations:
             for entry in given
             if isinstance(entry, Mapping) and (entry.get("data_files") or entry.get("data_dir"))
         }
-        return cls(entries, f"the folder {folder}") if entries else None
+        place = f"the data set {name}" if name else f"the folder {folder}"
+        return cls(entries, place, name or "FOLDER") if entries else None
 
     def splits_of(self, names: Names, asked: str | None) -> tuple[Splits, str | None] | None:
         """The files of a configuration by their splits, and the split that is asked for.
@@ -89,7 +96,7 @@ class Configurations:
         found = {each: _matching(inside, entry, patterns) for each, patterns in raw.items()}
         if missing := next((each for each, files in found.items() if not files), None):
             raise DataError(
-                f"{self.place}: {_NAME} names {', '.join(raw[missing][:_SHOWN])} for the split "
+                f"{self.place}: {CARD} names {', '.join(raw[missing][:_SHOWN])} for the split "
                 f"{missing!r}, and no data file is called so"
             )
         exact = split is not None and split in found
@@ -115,7 +122,7 @@ class Configurations:
             listed = ", ".join(list(self.entries)[:_SHOWN])
             raise DataError(
                 f"{self.place} has the configurations {listed}: name one, such as "
-                f"FOLDER:{next(iter(self.entries))}/{asked or TRAIN}"
+                f"{self.named}:{next(iter(self.entries))}/{asked or TRAIN}"
             )
         return chosen[0], asked
 

@@ -8,6 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from qlora_wgpu.checkpoint.hub_progress import waiting_bars
 from qlora_wgpu.config.paths import DataPlace
+from qlora_wgpu.data.data_card import CARD, Configurations
 from qlora_wgpu.data.hub_conversions import CONVERTED, choose_converted
 from qlora_wgpu.data.sources import ABOUT
 from qlora_wgpu.data.splits import TRAIN, Selection, by_split, canonical, chosen_split
@@ -35,8 +36,9 @@ def is_dataset_name(text: str) -> bool:
 def download(text: str, *, held_out: bool = False) -> Selection:
     """The files of a split in the local cache, downloaded if they are not there yet.
 
-    Where the names of the data set's own files do not tell them, or no such file can be read, they
-    are those of the branch on which the hub keeps its configurations as Parquet.
+    They are those that its README.md lists, else their names tell them. Where neither does, or no
+    such file can be read, they are those of the branch on which the hub keeps its configurations as
+    Parquet.
 
     Args:
         text: ``owner/name``, whose split is ``train`` (or that to be measured on);
@@ -80,6 +82,8 @@ def _of_branch(text: str, name: str, asked: str | None, *, held_out: bool) -> Se
     names: list[str] = []
     try:
         names = _names(name, _MAIN)
+        if (listed := _listed(text, name, names, asked, held_out=held_out)) is not None:
+            return listed
         chosen = choose(name, names, asked or _usual_split(names, held_out=held_out))
         return _selection(text, _folder_with(name, chosen, _MAIN), names, chosen)
     except DataError as err:
@@ -95,6 +99,29 @@ def _of_branch(text: str, name: str, asked: str | None, *, held_out: bool) -> Se
     folder = _folder_with(name, splits[split], CONVERTED)
     left_out = {canonical(other): files for other, files in splits.items() if other != split}
     return Selection(text, [folder / file for file in splits[split]], canonical(split), left_out)
+
+
+def _listed(
+    text: str, name: str, names: list[str], asked: str | None, *, held_out: bool
+) -> Selection | None:
+    """A split that the data set's README.md lists; None where it lists no files that can be read.
+
+    Raises:
+        DataError: If it has no such split, or several configurations.
+    """
+    files = [PurePosixPath(file) for file in sorted(_rows(names))]
+    if CARD not in names or not files:
+        return None
+    card = Configurations.read(_folder_with(name, [CARD], _MAIN), name)
+    found = None if card is None else card.splits_of(files, asked)
+    if found is None:
+        return None
+    splits, split = found
+    chosen = chosen_split(splits, split, f"the data set {name}", held_out=held_out)
+    own = [str(file) for file in splits.pop(chosen)]
+    left_out = {other: [str(file) for file in more] for other, more in splits.items()}
+    folder = _folder_with(name, own, _MAIN)
+    return Selection(text, [folder / file for file in own], chosen, left_out)
 
 
 def _converted_names(name: str) -> list[str]:

@@ -199,9 +199,10 @@ def chosen_split(splits: Iterable[str], split: str | None, where: str, *, held_o
     present = set(splits)
     named = ", ".join(sorted(present - {""})) or "none"
     if split is not None:
-        if canonical(split) not in present:
+        found = split if split in present else canonical(split)
+        if found not in present:
             raise DataError(f"{where} has no split {split!r}: its files are named for {named}")
-        return canonical(split)
+        return found
     order = (*_HELD_OUT_FIRST, "") if held_out else (TRAIN, "")
     if choice := [s for s in order if s in present]:
         return choice[0]

@@ -7,6 +7,7 @@ import sys
 import pytest
 from support.processes import PATIENCE
 
+from qlora_wgpu.data import hub_datasets
 from qlora_wgpu.data.hub_datasets import choose, is_dataset_name
 from qlora_wgpu.errors import DataError
 
@@ -48,6 +49,71 @@ def test_splits_that_are_not_there(files, split, message):
 def test_names():
     assert all(map(is_dataset_name, ["openai/gsm8k", "a/b:test", "a/b:main/train"]))
     assert not any(map(is_dataset_name, ["a/b.jsonl", "x", "./a/b", "/a/b", "a/b/c", "a/b.txt:x"]))
+
+
+CARD = """\
+---
+configs:
+- config_name: main
+  DEFAULT
+  data_files: [{split: train, path: rows/first-*.jsonl}, {split: dev, path: rows/rest.jsonl}]
+- config_name: other
+  data_files: {train: [rows/more.jsonl], packed: rows/more.json.gz}
+---
+"""
+
+
+@pytest.fixture
+def listed(tmp_path, monkeypatch):
+    """A data set whose README.md says otherwise than its files' names."""
+    names = ["README.md", "train.jsonl", "rows/first-0.jsonl", "rows/first-1.jsonl",
+             "rows/rest.jsonl", "rows/more.jsonl", "rows/more.json.gz"]  # fmt: skip
+    (tmp_path / "README.md").write_text(CARD.replace("DEFAULT", "default: true"))
+
+    def of_branch(name, branch):
+        if branch != "main":
+            raise DataError("there is no conversion")
+        return names
+
+    monkeypatch.setattr(hub_datasets, "_names", of_branch)
+    monkeypatch.setattr(hub_datasets, "_folder_with", lambda *given: tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "held_out", "files"),
+    [
+        ("o/n", False, ["rows/first-0.jsonl", "rows/first-1.jsonl"]),
+        ("o/n", True, ["rows/rest.jsonl"]),
+        ("o/n:dev", True, ["rows/rest.jsonl"]),
+        ("o/n:main/train", False, ["rows/first-0.jsonl", "rows/first-1.jsonl"]),
+    ],
+)
+def test_a_card_says_which_files_a_split_has(listed, text, held_out, files):
+    chosen = hub_datasets.download(text, held_out=held_out)
+    assert [file.relative_to(listed).as_posix() for file in chosen.files] == files
+    (left_out,) = chosen.left_out.values()
+    assert left_out != files and all(file.startswith("rows/") for file in left_out)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("o/n:test", "the data set o/n has no split 'test'"),
+        ("o/n:other", "the data set o/n: README.md names rows/more.json.gz for the split 'packed'"),
+    ],
+)
+def test_what_a_card_does_not_list_is_a_sentence(listed, text, message):
+    with pytest.raises(DataError, match=message):
+        hub_datasets.download(text)
+
+
+def test_one_of_several_configurations_is_named(listed):
+    (listed / "README.md").write_text(CARD.replace("  DEFAULT\n", ""))
+    with pytest.raises(
+        DataError, match=r"configurations main, other: name one, .* o/n:main/train$"
+    ):
+        hub_datasets.download("o/n")
 
 
 @pytest.mark.slow
