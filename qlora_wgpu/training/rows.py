@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, TypeGuard
 
@@ -26,6 +26,8 @@ from qlora_wgpu.errors import DataError
 # What of a row of token ids is read, and what tokenizers give with them that says nothing more.
 _READ = {"input_ids", "labels", "attention_mask", "token_type_ids", "position_ids",
          "special_tokens_mask", "length", "num_tokens", "id", "idx", "index"}  # fmt: skip
+# What other trainers call numbers of a text's tokens.
+_MASKS = ("assistant_masks", "completion_mask", "labels", "loss_mask", "loss_weights", "weights")
 Rows = str | PathLike[str] | Sequence[Any]
 """A data set as a trainer takes it: see ``encoded``."""
 
@@ -69,6 +71,7 @@ def encoded(
                 "out"
             )
         return dataset
+    _refuse_masks(dataset, name)
     return encode_rows(dataset, tokenizer(), how, name)
 
 
@@ -178,6 +181,21 @@ def _as_example(item: Any, where: str) -> Example:
             )
         ids, labels = ids[mask != 0], labels[mask != 0]
     return Example(ids, labels)
+
+
+def _refuse_masks(rows: Iterable[Mapping[str, Any]], name: str) -> None:
+    """Refuses what says which tokens of a text are learnt, in the words of other trainers.
+
+    Raises:
+        DataError: If a row has such a list.
+    """
+    for i, row in enumerate(rows):
+        masks = [key for key in _MASKS if row.get(key) is not None and _is_of_tokens(row[key])]
+        if masks and np.ndim(row[masks[0]]):
+            raise DataError(
+                f"{name}[{i}] has {masks[0]}, which is not read beside a text: give input_ids and "
+                "labels (-100 where nothing is learnt) instead, or leave it out"
+            )
 
 
 def _is_of_tokens(value: Any) -> bool:

@@ -67,6 +67,7 @@ def test_configurations_are_named_like_splits(tmp_path: Path) -> None:
     assert chosen(f"{folder}:main") == ["one/train.jsonl"]
     assert chosen(f"{folder}:socratic/train") == ["two/a.jsonl", "two/b/c.jsonl"]
     assert chosen(f"{folder}:socratic/validation") == ["three/x.jsonl"]
+    assert chosen(f"{folder}:socratic/dev") == ["three/x.jsonl"]
     folder_of(folder, CONFIGURATIONS.format("\n  default: true"), *MANY)
     assert chosen(folder) == ["two/a.jsonl", "two/b/c.jsonl"]
 

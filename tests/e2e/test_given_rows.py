@@ -109,3 +109,17 @@ def test_data_of_another_objective_is_refused(model, tmp_path, made_for, objecti
         return
     with pytest.raises(DataError, match=f"train_dataset was prepared for .*{made_for}.* not for"):
         trainer.train(data)
+
+
+MASKED = [
+    {"text": "what is", "weights": [1, 0]},
+    {"prompt": "what", "completion": " is", "completion_mask": [0, 1]},
+    {"input_ids": [5, 6], "loss_mask": [1, 0]},
+]
+
+
+@pytest.mark.parametrize("row", MASKED, ids=lambda row: list(row)[-1])
+def test_what_says_which_tokens_are_learnt_is_read_or_refused(model, tmp_path, row):
+    trainer = Trainer(model, config(model.folder.path, tmp_path))
+    with pytest.raises(DataError, match=rf"train_dataset\[1\] has {list(row)[-1]}, which is not"):
+        trainer.train([dict(list(row.items())[:-1]), row])
