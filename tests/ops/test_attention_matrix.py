@@ -121,6 +121,7 @@ def test_long_heads_as_nvidias_units_take_them(device, compiling, head_dim):
     check(device, profile, ROWS["samples that end within tiles"], head_dim=head_dim)
 
 
+@pytest.mark.cover(window=[20, 69])
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [1, 20, 33, 69])
 def test_windows(device, halves, window):
