@@ -183,13 +183,15 @@ def _as_example(item: Any, where: str) -> Example:
     return Example(ids, labels)
 
 
-def _refuse_masks(rows: Iterable[Mapping[str, Any]], name: str) -> None:
+def _refuse_masks(rows: Iterable[Any], name: str) -> None:
     """Refuses what says which tokens of a text are learnt, in the words of other trainers.
 
     Raises:
         DataError: If a row has such a list.
     """
     for i, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            continue  # named where it is read
         masks = [key for key in _MASKS if row.get(key) is not None and _is_of_tokens(row[key])]
         if masks and np.ndim(row[masks[0]]):
             raise DataError(

@@ -261,7 +261,8 @@ def _by_size(
     """Classes of products for which another cut than the usual one is the faster."""
     products: dict[str, Fields] = {}
     for name, before in usual.times.products.items():
-        best = min(trials, key=lambda trial: trial.times.products[name])
+        with_it = [trial for trial in trials if name in trial.times.products]
+        best = min(with_it, key=lambda trial: trial.times.products[name])
         if 0 < best.times.products[name] < _NOISE * before:
             products[name] = tuple(fields_of(tunable, base, best.profile).items())
     return products

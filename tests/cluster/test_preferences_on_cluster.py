@@ -47,7 +47,7 @@ def compare(place, name, objective, loss=None, **sections):
     return shared[0]
 
 
-@pytest.mark.slow
+@pytest.mark.full
 @pytest.mark.cover(loss=["kto"])
 @pytest.mark.parametrize(("objective", "loss"), OBJECTIVES)
 def test_every_loss_has_the_bits_of_one_device(place, clusters, objective, loss):

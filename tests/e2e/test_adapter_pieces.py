@@ -54,7 +54,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.cover(case=["8 bits on the host"])
+@pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_training(device, folder, limited, case):
     given = {"lora": LoraConfig(r=16, lora_dropout=0.1), "residency": RESIDENT} | CASES[case]

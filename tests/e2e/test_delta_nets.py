@@ -32,7 +32,7 @@ def opened(case, folder, device, dtype="float32"):
     return model
 
 
-@pytest.mark.cover(case=["qwen3_5"])
+@pytest.mark.full
 @pytest.mark.parametrize("case", ["qwen3_5", "qwen3_next-experts"])
 def test_packed_samples_are_apart(device, tmp_path, case):
     """State and convolution begin anew with each; transformers' own packing is not asked."""

@@ -163,6 +163,7 @@ SEVERAL_TILES["padding in front and within, tails"][3][0, :66] = 0
 SEVERAL_TILES["padding in front and within, tails"][3][1, 60:64] = 0
 
 
+@pytest.mark.cover("values", case=["samples of whole tiles, a tail", "columns in several spans"])
 @pytest.mark.cover(
     case=[
         "samples of whole tiles, a tail",
@@ -200,6 +201,7 @@ def test_several_tiles_in_few_registers(device, dtype, case):
     check(device, profile, dtype, heads, kv_heads, head_dim, segments, **options)
 
 
+@pytest.mark.cover(head_dim=[20])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [6, 20, 24])
 def test_loads_held_back(device, dtype, head_dim):
@@ -248,6 +250,7 @@ def test_few_heads_of_keys_are_walked_by_each_of_queries(blocks):
     assert summed == (1 if each else 0)
 
 
+@pytest.mark.cover("values", head_dim=[24])
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize("do_dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [6, 20, 24, 64])

@@ -92,7 +92,7 @@ def test_betas(device, beta):
     compare(device, "gpu", "float32", Heads(1, 3, 8, 16), segments, 64, beta=BETAS[beta])
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_heads_of_odd_sizes(device):
     """A state in several parts, of which the last is not whole; more key rows than columns."""
     compare(device, "gpu", "float32", Heads(2, 2, 40, 24), np.ones((2, 33), int), 32)

@@ -43,8 +43,8 @@ def test_a_subgroup_size_that_is_not_the_drivers_is_refused(device, shape, monke
     assert ("not 16" in units.refusal) if not sized else ("compiling" in units.refusal)
 
 
+@pytest.mark.cover(index=[0, 5])
 @pytest.mark.slow
-@pytest.mark.cover(index=[0, 3, 5])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("index", range(8))
 def test_products(device, shape, monkeypatch, index, dtype):
@@ -93,7 +93,7 @@ def profile_of(device, shape, *, deep=False):
     return dataclasses.replace(profile, matrix_deep=deep, **tile)
 
 
-@pytest.mark.cover(check=["linear"])
+@pytest.mark.cover("values", check=["linear"], units=["own", "f16", "f32"])
 @pytest.mark.parametrize("deep", [False, True])
 @pytest.mark.parametrize("check", ["linear", "linear_group", "trained_matrix", "experts"])
 def test_layers(device, units, check, deep):
