@@ -21,8 +21,8 @@ YARDSTICK = 0.0023
 """Seconds that the yardstick takes on a quiet core of the machine that budgets were set on."""
 BETWEEN = 2.0
 """Processor seconds after which it is laid on again."""
-LONGEST = 40.0
-"""Processor seconds that a test of a budgeted run may need: 20, and as many for chance."""
+LONGEST = 30.0
+"""Processor seconds that a test of a budgeted run may need: 20, and half as many for chance."""
 
 
 def yardstick() -> float:

@@ -148,6 +148,21 @@ def test_products_are_cut_by_their_sizes(made_up):
     assert [launch.constants["WG_M"] for launch in g.launches] == [8, 16]
 
 
+def test_a_size_that_a_variant_has_no_product_of_is_cut_as_another_has_it(made_up):
+    def outcome(profile):
+        group = profile.tile_group if profile.gemm_kind == "tiled" else None
+        families = {tunable.name: 1.0 for tunable in tunables()}
+        families["products"] = 4.0 if group == (16, 16) else 8.0
+        sizes = {"nt 1x1x1": families["products"], "nn 2x2x2": 1.0 if group == (8, 8) else 2.0}
+        if group is None:
+            del sizes["nn 2x2x2"]
+        return Trial(profile, Times(sum(families.values()), families, sizes), EXACT)
+
+    made_up(outcome)
+    chosen = tuner.tune(FakeDevice(), task()).profile
+    assert chosen.tile_group == (16, 16) and chosen.for_products("nn 2x2x2").tile_group == (8, 8)
+
+
 @pytest.mark.parametrize(
     "spoilt",
     [
