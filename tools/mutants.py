@@ -315,13 +315,15 @@ class Judge:
 
     def __init__(self, copy: Copy, nearest: int | None, workers: int) -> None:
         self._copy, self._nearest, self._workers = copy, nearest, workers
-        self._nearness = Nearness(ROOT)
+        self._nearness = Nearness(copy.root)
         self._green: set[str] = set()
         self.red: set[str] = set()
 
     def files(self, mutant: Mutant, tier: str) -> list[str]:
         """The test files that may run, the nearest first."""
-        return self._nearness.nearest(mutant.path, test_files(ROOT, tier))[: self._nearest]
+        return self._nearness.nearest(mutant.path, test_files(self._copy.root, tier))[
+            : self._nearest
+        ]
 
     def outcome(self, mutant: Mutant, tier: str) -> Outcome:
         """Runs a tier's tests, the nearest files first, until one fails that passes otherwise."""
@@ -344,10 +346,9 @@ class Judge:
                 return test, how
             # A file is blamed where it cannot be collected. What is slow on a busy machine is no
             # failure; what hangs with a mutant must not be as slow without it.
-            options = ["--tier", "full"] if "::" in test else ["--collect-only"]
-            failing, without = self._copy.failing(
-                [test], *options, patience=1 if how == "hung" else 4
-            )
+            alone = ["--tier", "full"] if "::" in test else ["--collect-only"]
+            patience = 1 if how == "hung" else 4
+            failing, without = self._copy.failing([test], *alone, patience=patience)
             if not failing:
                 self._green.add(test)
                 return test, how

@@ -175,6 +175,7 @@ class Answers:
         if not self.is_mutated:
             fails = given[0] in self.red or (given[0] in self.slow and patience == 1)
             return (given[0], "hung") if fails else ("", "")
+        assert options[:2] == ("--tier", "quick")  # whatever one was run with alone
         for file in given:
             for test in self.failing_of.get(file, []):
                 if f"--deselect={test}" not in options:
@@ -200,21 +201,19 @@ NORM, ALL = "tests/ops/test_norm.py", "tests/ops/test_all.py"
         (Answers({NORM: [f"{NORM}::a"]}, (), slow=[f"{NORM}::a"]), "", {f"{NORM}::a"}),
     ],
 )
-def test_only_a_test_that_passes_without_the_mutant_catches_it(
-    checkout, monkeypatch, tests, caught_by, red
-):
-    monkeypatch.setattr(tool, "ROOT", checkout)
+def test_only_a_test_that_passes_without_the_mutant_catches_it(checkout, tests, caught_by, red):
+    tests.root = checkout
     judge = tool.Judge(tests, nearest=None, workers=2)
     mutant = tool.Mutant("removed", "qlora_wgpu/ops/norm.py", "launch('norm/forward.wgsl')", "", 0)
     outcome = judge.outcome(mutant, "quick")
     assert (outcome.caught_by, judge.red) == (caught_by, red)
 
 
-def test_what_was_found_is_not_run_again(checkout, monkeypatch, tmp_path):
-    monkeypatch.setattr(tool, "ROOT", checkout)
+def test_what_was_found_is_not_run_again(checkout, tmp_path):
     mutant = tool.Mutant("removed", "qlora_wgpu/ops/norm.py", "launch('norm/forward.wgsl')", "", 0)
     path = tmp_path / "results.jsonl"
     tests = Answers({}, ())
+    tests.root = checkout
     two = tool.Results(path).of(mutant, "quick", tool.Judge(tests, nearest=2, workers=2))
     assert (two.caught_by, two.files) == ("", 2)
     tests.failing_of = {NORM: [f"{NORM}::a"]}

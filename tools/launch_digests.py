@@ -1,0 +1,170 @@
+"""A digest of all launches of every family's plans: equal digests compute equal bits.
+
+usage: PYTHONPATH=tests python -m tools.launch_digests [FAMILY ...]    compares
+       PYTHONPATH=tests python -m tools.launch_digests --record [FAMILY ...]
+
+A launch is its shader's code, parameters, grid, and what is bound where. No device is needed. A
+change that means to launch something else records anew, and its message says what is other now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from references.sized import traced_configs, with_head_dim
+
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.errors import QLoRAError
+from qlora_wgpu.gpu.matrix import MatrixShape
+from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
+from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.residency import Residency
+from qlora_wgpu.ops.kv_cache import KVCache
+from qlora_wgpu.ops.sampling import make_seen
+
+RECORDED = Path(__file__).parents[1] / "tests/model/launch_digests.json"
+CONFIGS = traced_configs()
+PROFILES = {
+    "buffers": CPU_PROFILE,
+    "textures": cpu_profile(8),
+    "workgroup memory": GPU_PROFILE,
+    "matrix units": gpu_profile(MatrixShape(8, 8, 8, 32)),
+}
+_WAYS = (("nf4", True, False, 0.1), ("nf4", False, False, 0.0), ("none", False, True, 0.0))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to train a small model of a family.
+
+    Attributes:
+        head_dim: Size of its heads; None for that of its recorded config.json.
+        dtype: The type of operands.
+        scheme: The quantization of its weights.
+        checkpointing: Whether layers are recomputed.
+        dora: Whether adapters have magnitudes.
+        dropout: Of the adapters' inputs.
+    """
+
+    head_dim: int | None
+    dtype: str
+    scheme: str
+    checkpointing: bool
+    dora: bool
+    dropout: float
+
+    def __str__(self) -> str:
+        flags = "checkpointed" * self.checkpointing, "dora" * self.dora
+        head = f"heads of {self.head_dim}" * bool(self.head_dim)
+        return ", ".join(filter(None, (head, self.dtype, self.scheme, *flags)))
+
+
+def ways() -> Iterator[Way]:
+    """All that a family is planned in; whole units of new tokens need heads of 16 or 64."""
+    for dtype in ("float32", "bfloat16"):
+        yield from (Way(None, dtype, *way) for way in _WAYS)
+    for head_dim in (16, 64):
+        yield from (Way(head_dim, "bfloat16", *way) for way in _WAYS[:2])
+
+
+SHORT = Way(None, "bfloat16", *_WAYS[0])
+"""The one that is compared most often."""
+
+
+def digests_of(family: str, profile: str, chosen: Iterable[Way]) -> dict[str, str]:
+    """The digests of a family's plans on a kind of GPU, by way and by what is planned."""
+    return {
+        f"{way}: {name}": digest
+        for way in chosen
+        for name, digest in _of_way(CONFIGS[family], profile, way)
+    }
+
+
+def combined(digests: dict[str, str]) -> str:
+    """One digest of several, which is what is recorded."""
+    return hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()[:16]
+
+
+def recorded_of(family: str, profile: str) -> dict[str, str]:
+    """What is recorded of a family on a kind of GPU: of one way, and of all."""
+    every = digests_of(family, profile, ways())
+    short = {name: digest for name, digest in every.items() if name.startswith(f"{SHORT}: ")}
+    return {"short": combined(short), "all": combined(every)}
+
+
+def _of_way(config: dict[str, Any], profile: str, way: Way) -> Iterator[tuple[str, str]]:
+    if way.head_dim is not None:
+        config = with_head_dim(config, way.head_dim)
+    lora = LoraConfig(r=8, lora_dropout=way.dropout, use_dora=way.dora)
+    try:
+        layout = ModelLayout(
+            Pretrained.from_config(config), lora, QuantConfig(scheme=way.scheme), way.dtype,
+            profile=PROFILES[profile], max_binding=128 << 20,
+        )  # fmt: skip
+    except QLoRAError as err:
+        yield "refused", str(err)
+        return
+    step = StepOptions("train", 2, 24, way.checkpointing)
+    yield "train", _digest(layout.step(step).plan)
+    yield "loss", _digest(layout.step(StepOptions("loss", 2, 24)).plan)
+    if way.head_dim is None and way.checkpointing:  # all that can wait in host memory
+        streams_head = True in layout.head_ways
+        least = (
+            Residency.least(layout.num_layers) if streams_head else Residency(parked_inputs=True)
+        )
+        yield "offloaded", _digest(layout.waiting(least).step(step).plan)
+    cache = KVCache(32, 2, in_strips=profile == "textures")
+    seen = make_seen(2, layout.pretrained.architecture.vocab_size)
+    for name, sequences, length in (("prefill", 1, 16), ("decode", 2, 1)):
+        graphs = layout.token_graphs(sequences, length, cache, seen)
+        yield name, f"{_digest(make_plan(graphs.hidden))} {_digest(make_plan(graphs.head))}"
+
+
+def _digest(plan: Plan) -> str:
+    """How many launches a plan has, and a hash of all that decides what they do."""
+    digest = hashlib.sha256()
+    for launch in plan.launches:
+        bound = [
+            (name, t.dtype, t.rows, t.columns, t.stride, t.offset, t.texture,
+             plan.slot_of.get(t, -1), t.storage.label if t.storage else "")
+            for name, t in sorted(launch.tensors.items())
+        ]  # fmt: skip
+        what = (launch.path, launch.shader.code, launch.params, launch.workgroups, launch.flops)
+        digest.update(repr((*what, bound)).encode())
+    digest.update(repr((plan.slots, plan.textures)).encode())
+    return f"{len(plan.launches)}:{digest.hexdigest()[:16]}"
+
+
+def main() -> None:
+    """Compares, or records."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("families", nargs="*", help="all if none is named")
+    parser.add_argument("--record", action="store_true")
+    given = parser.parse_args()
+    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    others = []
+    for family in given.families or CONFIGS:
+        own = {name: recorded_of(family, name) for name in PROFILES}
+        was = recorded.get(family, {})
+        others += [f"{family}, {name}" for name in own if was.get(name) != own[name]]
+        recorded[family] = own
+        print(family, "" if not others else f"({len(others)} differ so far)", flush=True)
+    print("\n".join(others) or "all launches are as recorded")
+    if given.record:
+        RECORDED.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+    elif others:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
