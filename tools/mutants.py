@@ -220,8 +220,9 @@ _FAILED = re.compile(  # as a worker of xdist says it, as pytest does, and what 
     r"|ERROR (\S+\.py)\b.*)\s*$", re.MULTILINE,
 )  # fmt: skip
 _TIMEOUT = r"\++ Timeout \++|Timeout \(.*"  # as pytest-timeout says it, and as faulthandler does
+_DEATH = r"Fatal Python error: .*"
 _BEGUN = re.compile(
-    rf"^(?:\[gw\d+\] \w+ )?(\S+\.py::.+?)(?: [A-Z]+| (?:{_TIMEOUT}))?\s*$", re.MULTILINE
+    rf"^(?:\[gw\d+\] \w+ )?(\S+\.py::.+?)(?: [A-Z]+| (?:{_TIMEOUT}|{_DEATH}))?\s*$", re.MULTILINE
 )
 
 
@@ -352,7 +353,7 @@ class Judge:
             if not failing:
                 self._green.add(test)
                 return test, how
-            self.red.add(test)
+            self.red.add(test if test not in self.red else test.split("::")[0])
             print(f"{without} without a mutant, left out: {test}", flush=True)
         return "", ""
 

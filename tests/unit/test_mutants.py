@@ -147,6 +147,7 @@ def test_the_test_of_its_name_comes_first_then_by_what_uses_it(checkout: Path, p
         ("a/test_a.py::test_x PASSED\na/test_a.py::test_y +++++ Timeout +++++\n", "y", "hung"),
         ("a/test_a.py::test_x PASSED\na/test_a.py::test_y Timeout (0:15:00)!\n", "y", "hung"),
         ("a/test_a.py::test_x PASSED\na/test_a.py::test_y[c d] ", "y[c d]", "died"),
+        ("a/test_a.py::test_y[c d] Fatal Python error: Aborted\n\nThread 0x1:\n", "y[c d]", "died"),
     ],
 )  # fmt: skip
 def test_the_test_to_blame_is_read_off_what_pytest_says(said, test, how):
