@@ -8,9 +8,11 @@ from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.reference import layer_norm as layer_reference
 from qlora_wgpu.reference import rms_norm as reference
 
+EPS = 0.3  # so much that it counts beside squares of numbers of order 1
+
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
-@pytest.mark.parametrize("shape", [(1, 5), (3, 12), (37, 130), (9, 72)])
+@pytest.mark.parametrize("shape", [(37, 130), (1, 5), (3, 12), (9, 72)])
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_rms_norm(device, profile, dtype, shape, accumulate):
     rng = np.random.default_rng(1)
@@ -18,14 +20,14 @@ def test_rms_norm(device, profile, dtype, shape, accumulate):
     weight, before = rng.standard_normal(shape[1]), rng.standard_normal(shape)
     bench = Bench(device, dtype, PROFILES[profile])
     tx = bench.given(x, grad=True)
-    y = rms_norm(bench.graph, tx, bench.given(weight), 1e-5)
+    y = rms_norm(bench.graph, tx, bench.given(weight), EPS)
     if accumulate:
         bench.graph.add_gradient(tx, bench.given(before))
     (dx,) = bench.gradients(y, bench.given(dy), tx)
     got_y, got_dx = bench.run(y, dx)
     x, dy, weight = (rounded(a, "float32") for a in (x, dy, weight))
-    assert_close(got_y, reference.forward(x, weight, 1e-5), tolerance(dtype), "one rounding of y")
-    expected = reference.backward(dy, x, weight, 1e-5) + (before if accumulate else 0)
+    assert_close(got_y, reference.forward(x, weight, EPS), tolerance(dtype), "one rounding of y")
+    expected = reference.backward(dy, x, weight, EPS) + (before if accumulate else 0)
     assert_close(got_dx, expected, tolerance("float32", shape[1]), "sums over a row")
 
 
@@ -36,18 +38,18 @@ def test_a_residual_is_added_in_float32(device, profile, dtype):
     weight = rng.standard_normal(20)
     bench = Bench(device, dtype, PROFILES[profile])
     tx, tskip = bench.given(x, grad=True), bench.given(skip, grad=True)
-    y = rms_norm(bench.graph, tx, bench.given(weight), 1e-5, tskip)
+    y = rms_norm(bench.graph, tx, bench.given(weight), EPS, tskip)
     assert y.dtype == "float32"
     got = bench.run(y, *bench.gradients(y, bench.given(dy), tx, tskip))
     x, dy, skip, weight = (rounded(a, "float32") for a in (x, dy, skip, weight))
-    expected = reference.forward(x, weight, 1e-5) + skip
+    expected = reference.forward(x, weight, EPS) + skip
     assert_close(got[0], expected, tolerance("float32", 20), "sums over a row")
-    assert_close(got[1], reference.backward(dy, x, weight, 1e-5), 4e-6, "sums over a row")
+    assert_close(got[1], reference.backward(dy, x, weight, EPS), 4e-6, "sums over a row")
     assert_close(got[2], dy, 0.0, "handed on")
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
-@pytest.mark.parametrize(("rows", "heads", "head_dim"), [(1, 3, 6), (37, 6, 20), (5, 2, 64)])
+@pytest.mark.parametrize(("rows", "heads", "head_dim"), [(37, 6, 20), (1, 3, 6), (5, 2, 64)])
 @pytest.mark.parametrize("dy_dtype", DTYPES)
 def test_qk_norm(device, profile, dtype, rows, heads, head_dim, dy_dtype):
     rng = np.random.default_rng(3)
@@ -55,19 +57,19 @@ def test_qk_norm(device, profile, dtype, rows, heads, head_dim, dy_dtype):
     x, dy, weight = rng.standard_normal(shape), rng.standard_normal(shape), rng.random(head_dim)
     bench = Bench(device, dtype, PROFILES[profile])
     tx = bench.operand(x, grad=True)
-    y = qk_norm(bench.graph, tx, bench.given(weight), 1e-5)
+    y = qk_norm(bench.graph, tx, bench.given(weight), EPS)
     got_y, got_dx = bench.run(y, *bench.gradients(y, bench.given(dy, dy_dtype), tx))
     x = rounded(x, dtype).reshape(-1, head_dim)
     dy = rounded(dy, dy_dtype).reshape(-1, head_dim)
     weight = rounded(weight, "float32")
-    expected = reference.forward(x, weight, 1e-5).reshape(shape)
+    expected = reference.forward(x, weight, EPS).reshape(shape)
     assert_close(got_y, expected, tolerance(dtype, head_dim), "sums over a head, one rounding")
-    expected = reference.backward(dy, x, weight, 1e-5).reshape(shape)
+    expected = reference.backward(dy, x, weight, EPS).reshape(shape)
     assert_close(got_dx, expected, tolerance(dtype, head_dim), "sums over a head, one rounding")
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
-@pytest.mark.parametrize("shape", [(1, 5), (3, 12), (37, 130), (9, 72)])
+@pytest.mark.parametrize("shape", [(37, 130), (1, 5), (3, 12), (9, 72)])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("accumulate", [False, True])
 def test_layer_norm(device, profile, dtype, shape, with_bias, accumulate):
@@ -78,13 +80,13 @@ def test_layer_norm(device, profile, dtype, shape, with_bias, accumulate):
     bench = Bench(device, dtype, PROFILES[profile])
     tx = bench.given(x, grad=True)
     tbias = bench.given(bias) if with_bias else None
-    y = layer_norm(bench.graph, tx, bench.given(weight), tbias, 1e-5)
+    y = layer_norm(bench.graph, tx, bench.given(weight), tbias, EPS)
     if accumulate:
         bench.graph.add_gradient(tx, bench.given(before))
     (dx,) = bench.gradients(y, bench.given(dy), tx)
     got_y, got_dx = bench.run(y, dx)
     x, dy, weight, bias = (rounded(a, "float32") for a in (x, dy, weight, bias))
-    expected = layer_reference.forward(x, weight, bias, 1e-5)
+    expected = layer_reference.forward(x, weight, bias, EPS)
     assert_close(got_y, expected, tolerance(dtype, shape[1]), "one rounding of y")
-    expected = layer_reference.backward(dy, x, weight, 1e-5) + (before if accumulate else 0)
+    expected = layer_reference.backward(dy, x, weight, EPS) + (before if accumulate else 0)
     assert_close(got_dx, expected, tolerance("float32", shape[1]), "sums over a row")
