@@ -62,6 +62,10 @@ class Part:
     rows: bool = False
 
 
+# Python before 3.11.4 cannot be asked for it.
+_PLAIN_FILES: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+
+
 class Session:
     """Runs parts until the time is up."""
 
@@ -73,7 +77,7 @@ class Session:
         folder.mkdir(parents=True, exist_ok=True)
         if not (folder / "state.json").exists() and archive.exists():
             with tarfile.open(archive) as packed:
-                packed.extractall(folder, filter="data")
+                packed.extractall(folder, **_PLAIN_FILES)
         self.state: dict[str, dict[str, Any]] = _read_json(folder / "state.json")
         self._take_up()
         self._whole = 60 * minutes

@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("families", nargs="*", help="all if none is named")
     parser.add_argument("--record", action="store_true")
     given = parser.parse_args()
-    recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+    recorded = json.loads(RECORDED.read_text(encoding="utf-8")) if RECORDED.exists() else {}
     others = []
     for family in given.families or CONFIGS:
         own = {name: recorded_of(family, name) for name in PROFILES}
@@ -161,7 +161,7 @@ def main() -> None:
         print(family, "" if not others else f"({len(others)} differ so far)", flush=True)
     print("\n".join(others) or "all launches are as recorded")
     if given.record:
-        RECORDED.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+        RECORDED.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     elif others:
         sys.exit(1)
 
