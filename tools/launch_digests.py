@@ -40,12 +40,12 @@ PROFILES = {
     "workgroup memory": GPU_PROFILE,
     "matrix units": gpu_profile(MatrixShape(8, 8, 8, 32)),
 }
-_WAYS = (("nf4", True, False, 0.1), ("nf4", False, False, 0.0), ("none", False, True, 0.0))
+_TRAININGS = (("nf4", True, False, 0.1), ("nf4", False, False, 0.0), ("none", False, True, 0.0))
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way to train a small model of a family.
+class Variant:
+    """How a small model of a family is trained.
 
     Attributes:
         head_dim: Size of its heads; None for that of its recorded config.json.
@@ -69,24 +69,24 @@ class Way:
         return ", ".join(filter(None, (head, self.dtype, self.scheme, *flags)))
 
 
-def ways() -> Iterator[Way]:
+def variants() -> Iterator[Variant]:
     """All that a family is planned in; whole units of new tokens need heads of 16 or 64."""
     for dtype in ("float32", "bfloat16"):
-        yield from (Way(None, dtype, *way) for way in _WAYS)
+        yield from (Variant(None, dtype, *training) for training in _TRAININGS)
     for head_dim in (16, 64):
-        yield from (Way(head_dim, "bfloat16", *way) for way in _WAYS[:2])
+        yield from (Variant(head_dim, "bfloat16", *training) for training in _TRAININGS[:2])
 
 
-SHORT = Way(None, "bfloat16", *_WAYS[0])
+SHORT = Variant(None, "bfloat16", *_TRAININGS[0])
 """The one that is compared most often."""
 
 
-def digests_of(family: str, profile: str, chosen: Iterable[Way]) -> dict[str, str]:
-    """The digests of a family's plans on a kind of GPU, by way and by what is planned."""
+def digests_of(family: str, profile: str, chosen: Iterable[Variant]) -> dict[str, str]:
+    """The digests of a family's plans on a kind of GPU, by variant and by what is planned."""
     return {
-        f"{way}: {name}": digest
-        for way in chosen
-        for name, digest in _of_way(CONFIGS[family], profile, way)
+        f"{variant}: {name}": digest
+        for variant in chosen
+        for name, digest in _of_variant(CONFIGS[family], profile, variant)
     }
 
 
@@ -96,28 +96,30 @@ def combined(digests: dict[str, str]) -> str:
 
 
 def recorded_of(family: str, profile: str) -> dict[str, str]:
-    """What is recorded of a family on a kind of GPU: of one way, and of all."""
-    every = digests_of(family, profile, ways())
+    """What is recorded of a family on a kind of GPU: of one variant, and of all."""
+    every = digests_of(family, profile, variants())
     short = {name: digest for name, digest in every.items() if name.startswith(f"{SHORT}: ")}
     return {"short": combined(short), "all": combined(every)}
 
 
-def _of_way(config: dict[str, Any], profile: str, way: Way) -> Iterator[tuple[str, str]]:
-    if way.head_dim is not None:
-        config = with_head_dim(config, way.head_dim)
-    lora = LoraConfig(r=8, lora_dropout=way.dropout, use_dora=way.dora)
+def _of_variant(
+    config: dict[str, Any], profile: str, variant: Variant
+) -> Iterator[tuple[str, str]]:
+    if variant.head_dim is not None:
+        config = with_head_dim(config, variant.head_dim)
+    lora = LoraConfig(r=8, lora_dropout=variant.dropout, use_dora=variant.dora)
     try:
         layout = ModelLayout(
-            Pretrained.from_config(config), lora, QuantConfig(scheme=way.scheme), way.dtype,
+            Pretrained.from_config(config), lora, QuantConfig(scheme=variant.scheme), variant.dtype,
             profile=PROFILES[profile], max_binding=128 << 20,
         )  # fmt: skip
     except QLoRAError as err:
         yield "refused", str(err)
         return
-    step = StepOptions("train", 2, 24, way.checkpointing)
+    step = StepOptions("train", 2, 24, variant.checkpointing)
     yield "train", _digest(layout.step(step).plan)
     yield "loss", _digest(layout.step(StepOptions("loss", 2, 24)).plan)
-    if way.head_dim is None and way.checkpointing:  # all that can wait in host memory
+    if variant.head_dim is None and variant.checkpointing:  # all that can wait in host memory
         streams_head = True in layout.head_ways
         least = (
             Residency.least(layout.num_layers) if streams_head else Residency(parked_inputs=True)

@@ -18,7 +18,8 @@ _PARAMETERS = {
 }
 _WITHOUT = (
     "# Ollama knows a GGUF file's own chat template in part only, and this model's does more\n"
-    "# than a TEMPLATE is made of here: look at what the model reads (OLLAMA_DEBUG=1)."
+    "# than put texts around turns, or takes no system message: look at what the model reads\n"
+    "# (OLLAMA_DEBUG=1)."
 )
 
 

@@ -84,14 +84,12 @@ class TurnTexts:
         users = [i for i, message in enumerate(messages) if message["role"] == "user"]
         system, text = said[-1] if said else "", ""
         around = self.system[0] + system + self.system[1] if system else ""
+        begin = around if around and not self.is_last else self.begin
         for i, message in enumerate(messages):
             if message["role"] == "assistant":
                 text += self.answer + message["content"]
             elif message["role"] == "user":
-                is_first = i == users[0]
-                text += around if is_first and around and not self.is_last else (
-                    self.begin if is_first else self.turn
-                )  # fmt: skip
+                text += begin if i == users[0] else self.turn
                 text += around if self.is_last and i == users[-1] else ""
                 text += message["content"]
         return text + self.end
