@@ -15,27 +15,31 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.parking import Parking
 from qlora_wgpu.graph.tensor import Tensor, row
 from qlora_wgpu.kernels.experts import EXPERT_TILE, NEW_TOKENS_TILE
-from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.causal_conv import causal_conv
-from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
-from qlora_wgpu.ops.clip import clip
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.embedding import embedding
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.gated_delta import gated_delta_rule
 from qlora_wgpu.ops.gated_delta_gates import gated_delta_gates
-from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
-from qlora_wgpu.ops.glu import glu, sigmoid_gate
 from qlora_wgpu.ops.group_columns import group_columns
 from qlora_wgpu.ops.head_parts import HeadPart, head_parts
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.linear_group import largest_group, linear_group
 from qlora_wgpu.ops.modules import Linear
-from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
-from qlora_wgpu.ops.qk_norm import qk_norm
+from qlora_wgpu.ops.pointwise import (
+    ClampedGLU,
+    activation,
+    clamped_glu,
+    clip,
+    gated_rms_norm,
+    glu,
+    qk_layer_norm,
+    qk_norm,
+    sigmoid_gate,
+)
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.router_balance import balance_sums

@@ -9,7 +9,7 @@ from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.family import LinearSpec, NormSize, Weights
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.activation import ACTIVATIONS
+from qlora_wgpu.ops.pointwise import ACTIVATIONS
 
 
 def read_activation(read: ConfigReader, default: str = "silu", key: str = "hidden_act") -> str:

@@ -12,7 +12,7 @@ from qlora_wgpu.families.router import Router, softmax_router
 from qlora_wgpu.families.shared_expert import SharedExpert
 from qlora_wgpu.families.stacking import Stacking
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.clamped_glu import ClampedGLU
+from qlora_wgpu.ops.pointwise import ClampedGLU
 from qlora_wgpu.ops.routing import combine, permute
 
 

@@ -110,14 +110,6 @@ class Tape:
         elif not self._made_in_place(total, gradient):
             self._add(total, None, gradient)
 
-    def is_shared(self, gradient: Tensor) -> bool:
-        """Whether a gradient is some tensor's that is still to pass it on."""
-        return self._holders[gradient] > 0
-
-    def taken_back(self) -> None:
-        """Notes that the last launch is about to go."""
-        self._begin = min(self._begin, len(self._launches) - 1)
-
     def backward(self) -> None:
         """Runs the tape backwards from the gradients added so far."""
         if self._ops is None:

@@ -22,6 +22,7 @@ from qlora_wgpu.graph.autodiff import VJP, Checkpointed, JointVJP, Remake, Tape
 from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.parking import Parked, Parking, Recomputation
+from qlora_wgpu.graph.rewrite import Rule
 from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, matrix, vector
 
 __all__ = ["VJP", "Graph", "GraphError", "Launch"]
@@ -38,6 +39,7 @@ class Graph:
         saturated: uint32; where kernels count values that they had to hold at the end of their
             type, if anywhere.
         recomputation: What is computed again in the backward.
+        rules: What rewrites its launches before they are planned.
     """
 
     def __init__(
@@ -48,6 +50,7 @@ class Graph:
         saturated: Tensor | None = None,
         recomputation: Recomputation | None = None,
         *,
+        rules: Sequence[Rule] = (),
         sized: bool = False,
     ) -> None:
         """Starts an empty graph.
@@ -59,6 +62,7 @@ class Graph:
         self.max_binding = max_binding
         self.saturated = saturated
         self.recomputation = recomputation or Recomputation()
+        self.rules = rules
         self.launches: list[Launch] = []
         self._tape = Tape(self.launches, self._add)
         self._fetched = 0  # tensors that come back from the host
@@ -182,46 +186,6 @@ class Graph:
             self.launches.append(launch.repeated(tensors, params))
         return self.launches[begin:]
 
-    def rounded_beside(self, x: Tensor) -> Tensor | None:
-        """A float32 matrix as an operand, by the launch that wrote it last; None if it cannot.
-
-        A kernel can that has an optional output named as the one that ``x`` is bound to, and
-        ``_operand``, which gets what is in ``x`` after it.
-        """
-        for launch in reversed(self.launches):
-            for name, tensor in launch.tensors.items():
-                if tensor is x and launch.shader.bindings[name].writable:
-                    return self._rounded_by(launch, name, x)
-        return None
-
-    def _rounded_by(self, launch: Launch, name: str, x: Tensor) -> Tensor | None:
-        beside = f"{name}_operand"
-        if beside not in launch.shader.bindings or x.storage is not None:
-            return None
-        if beside not in launch.tensors:
-            launch.tensors[beside] = self.operand(f"{x.name} as {self.dtype}", x.rows, x.columns)
-            launch.specialize()
-        return launch.tensors[beside]
-
-    def last_made(self, path: str, made: Tensor) -> Launch | None:
-        """The last launch, if it is of that shader and made a tensor."""
-        if not self.launches or self.launches[-1].path != path:
-            return None
-        if made.storage is not None or made not in self.launches[-1].written():
-            return None
-        return self.launches[-1]
-
-    def take_back(self, path: str, made: Tensor) -> Launch | None:
-        """The last launch, if it is of that shader and made a tensor: for a kernel that does both.
-
-        It will not run; whoever takes it writes the tensor, or knows that nobody else reads it.
-        """
-        launch = self.last_made(path, made)
-        if launch is not None:
-            self._tape.taken_back()
-            self.launches.pop()
-        return launch
-
     # -- reverse mode ----------------------------------------------------------------------
 
     def record(
@@ -312,10 +276,6 @@ class Graph:
     def gradient_of(self, tensor: Tensor) -> Tensor:
         """The gradient of a tensor as gathered so far."""
         return self._tape.gradient_of(tensor)
-
-    def is_shared(self, gradient: Tensor) -> bool:
-        """Whether a gradient is some tensor's that is still to pass it on."""
-        return self._tape.is_shared(gradient)
 
     def backward(self) -> None:
         """Runs the tape backwards from the gradients added so far."""

@@ -15,6 +15,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.layout import lay_out
 from qlora_wgpu.graph.ordering import late
+from qlora_wgpu.graph.rewrite import rewrite
 from qlora_wgpu.graph.section import Stream, sections_brought
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
@@ -118,6 +119,7 @@ def make_plan(
         A plan with only the launches that lead to an output or to bytes that outlive the run.
     """
     graph.end()
+    rewrite(graph, graph.rules)
     needed = late(_needed(graph, outputs), graph.saturated)
     launches = lay_out(needed, graph.profile, graph.max_binding)
     slots, textures, slot_of = _assign_slots(_lifetimes(launches, outputs), launches)

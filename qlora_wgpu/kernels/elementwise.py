@@ -2,40 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 
 _SUM_PARTS = "tensor/sum_parts.wgsl"
-
-
-@dataclass(frozen=True)
-class Parts:
-    """A float32 matrix as the sum of a product's parts.
-
-    Attributes:
-        stacked: The parts, one below the other.
-        count: How many there are.
-        added: What is added to them, if anything.
-    """
-
-    stacked: Tensor
-    count: int
-    added: Tensor | None
-
-
-def take_parts(g: Graph, y: Tensor) -> Parts | None:
-    """The parts that the last launch adds up to y; then it will not, and the caller has to."""
-    launch = g.take_back(_SUM_PARTS, y)
-    if launch is None:
-        return None
-    stacked = launch.tensors["x"]
-    whole = stacked.columns == y.columns and not launch.constants["ACCUMULATE"]
-    if not whole or "bias" in launch.tensors:
-        g.launches.append(launch)
-        return None
-    return Parts(stacked, int(launch.values["parts"]), launch.tensors.get("residual"))
 
 
 def sum_parts(

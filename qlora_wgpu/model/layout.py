@@ -30,6 +30,7 @@ from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.token_graphs import TokenGraphs
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+from qlora_wgpu.ops.fusion import FUSIONS
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.sampling import choose, make_choices
 from qlora_wgpu.ops.strips import StripStore
@@ -205,7 +206,7 @@ class ModelLayout(LayoutMemory):
         profile = replace(self.profile, in_textures=False) if saves else self.profile
         return Graph(
             self.compute_dtype, profile, self.max_binding, self.saturated, recomputation,
-            sized=sized,
+            rules=FUSIONS, sized=sized,
         )  # fmt: skip
 
     def step(self, options: StepOptions) -> PlannedStep:

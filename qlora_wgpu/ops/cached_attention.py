@@ -8,7 +8,6 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.rotated_append import append_rotated
 from qlora_wgpu.ops.tensor import converted
 
 
@@ -26,8 +25,6 @@ def append(
     (k, v), (keys, values), cache = pair, layer, batch.cache
     if cache is None or not k.columns == v.columns == keys.columns == values.columns:
         raise GraphError(f"kv_cache: {k} and {v} do not fit {keys}")
-    if batch.decodes and append_rotated(g, pair, layer, batch):
-        return
     k, v = converted(g, k, keys.dtype), converted(g, v, values.dtype)
     words = k.nbytes // 16 // k.rows
     g.launch(

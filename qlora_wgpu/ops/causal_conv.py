@@ -5,8 +5,8 @@ from __future__ import annotations
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.activation import ACTIVATIONS
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.pointwise import ACTIVATIONS
 from qlora_wgpu.ops.short_conv import convolve
 
 _CONSTANTS: dict[str, Constant] = {"GATED": False, **ACTIVATIONS["silu"]}

@@ -12,7 +12,6 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
 from qlora_wgpu.kernels.gemm import LoraTerm
 from qlora_wgpu.kernels.lora import Lora
-from qlora_wgpu.kernels.norm_down import norm_and_down
 from qlora_wgpu.kernels.quantized_rows import QuantizedRows
 from qlora_wgpu.kernels.strips import Strips
 from qlora_wgpu.ops.modules import DenseMatrix, Matrix
@@ -57,8 +56,7 @@ def lora_term(g: Graph, x: Tensor, lora: Lora | None) -> LoraTerm | None:
     if lora is None:
         return None
     u = g.float32("lora u", x.rows, lora.r)
-    if not norm_and_down(g, x, lora.a, u, lora.scaling):
-        FEW_ROWS.launch(g, FewRows(x, lora.a, (u,), scale=lora.scaling, label="lora/down"))
+    FEW_ROWS.launch(g, FewRows(x, lora.a, (u,), scale=lora.scaling, label="lora/down"))
     return lora.forward_term(u)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.elementwise import take_parts
 from qlora_wgpu.kernels.rowwise import held_row, row_constants, row_workgroups
 
 
@@ -32,17 +31,12 @@ def rms_norm(
     y = make(f"norm({x.name})", x.rows, x.columns)
     rstd = g.float_vector("rstd", x.rows)
     shape = {"rows": x.rows, "columns": x.columns, "stride": x.units(8)}
-    # What is added may be x itself, which then has to be there.
-    parts = take_parts(g, x) if x.dtype == "float32" and residual is not x else None
-    tensors: dict[str, Tensor | None] = {"x": x}
-    if parts is not None:
-        tensors = {"sum": x, "parts": parts.stacked, "added": parts.added}
     held = held_row(g, x.units(8))
     g.launch(
         "rms_norm/forward.wgsl",
         row_workgroups(g, x.rows, held["EACH"]),
-        {**tensors, "weight": weight, "y": y, "rstd": rstd, "residual": residual},
-        {**shape, "parts": parts.count if parts is not None else 0, "eps": eps},
+        {"x": x, "weight": weight, "y": y, "rstd": rstd, "residual": residual},
+        {**shape, "parts": 0, "eps": eps},
         {**row_constants(g), **held},
     )
 
@@ -55,14 +49,12 @@ def rms_norm(
         return same
 
     def vjp(dy: Tensor) -> None:
-        parts = take_parts(g, dy) if residual is None and not g.is_shared(dy) else None
-        given = {"dy": dy} if parts is None else {"parts": parts.stacked}
         dx = g.gradient_for(x)
         g.launch(
             "rms_norm/backward.wgsl",
             row_workgroups(g, x.rows, held["EACH"]),
-            {**given, "x": x, "weight": weight, "rstd": rstd, "dx": dx},
-            {**shape, "parts": parts.count if parts is not None else 0},
+            {"dy": dy, "x": x, "weight": weight, "rstd": rstd, "dx": dx},
+            {**shape, "parts": 0},
             {"ACCUMULATE": False, **row_constants(g), **held},
         )
         g.add_gradient(x, dx)

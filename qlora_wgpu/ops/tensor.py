@@ -84,7 +84,7 @@ def converted(g: Graph, x: Tensor, dtype: str) -> Tensor:
 
 def as_operand(g: Graph, x: Tensor) -> Tensor:
     """Returns x as products read it: in the graph's element type; not differentiable."""
-    return (x.dtype != g.dtype and g.rounded_beside(x)) or converted(g, x, g.dtype)
+    return converted(g, x, g.dtype)
 
 
 def cast(g: Graph, x: Tensor, dtype: str | None = None) -> Tensor:

@@ -18,6 +18,7 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row, vector
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.samples import Samples
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+from qlora_wgpu.ops.fusion import FUSIONS
 
 Array = npt.NDArray[np.float64]
 
@@ -63,7 +64,7 @@ class Runner:
         self.dtype = dtype
         self._in_textures = in_textures and profile.textures
         profile = replace(profile, in_textures=self._in_textures)
-        self.graph = Graph(dtype, profile, device.max_binding, _counts(profile))
+        self.graph = Graph(dtype, profile, device.max_binding, _counts(profile), rules=FUSIONS)
         self.worst = 0.0
         self.excess = 0.0
         self.launches: list[Launch] = []

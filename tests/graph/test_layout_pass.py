@@ -13,9 +13,9 @@ from qlora_wgpu.graph.tensor import Storage, matrix, row
 from qlora_wgpu.kernels.elementwise import sum_parts
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.ops.batch import make_batch_buffers
-from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.ops.pointwise import glu
 
 TEXTURES = cpu_profile(8)
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
+from qlora_wgpu.ops.pointwise import ClampedGLU, clamped_glu
 from qlora_wgpu.reference import clamped_glu as reference
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.ops.clip import clip
+from qlora_wgpu.ops.pointwise import clip
 from qlora_wgpu.reference import clip as reference
 
 LIMIT = 0.6

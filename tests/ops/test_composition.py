@@ -9,23 +9,27 @@ import pytest
 from support.harness import DTYPES, PROFILES, Bench, rounded
 
 from qlora_wgpu.kernels.dropout import DropoutMask
-from qlora_wgpu.ops.activation import activation
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.causal_conv import causal_conv
-from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
-from qlora_wgpu.ops.clip import clip
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.dropout import dropout_parts
 from qlora_wgpu.ops.gated_delta import gated_delta_rule
-from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
-from qlora_wgpu.ops.glu import glu, sigmoid_gate
 from qlora_wgpu.ops.group_columns import group_columns
 from qlora_wgpu.ops.head_parts import HeadPart, head_parts
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
-from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
-from qlora_wgpu.ops.qk_norm import qk_norm
+from qlora_wgpu.ops.pointwise import (
+    ClampedGLU,
+    activation,
+    clamped_glu,
+    clip,
+    gated_rms_norm,
+    glu,
+    qk_layer_norm,
+    qk_norm,
+    sigmoid_gate,
+)
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.row_gate import row_gate

@@ -9,7 +9,6 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
 from qlora_wgpu.kernels.lora import Lora
-from qlora_wgpu.kernels.norm_down import norm_and_down
 from qlora_wgpu.ops.few_rows import readable
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
@@ -144,11 +143,11 @@ def test_a_norm_and_the_adapters_first_half_have_the_bits_of_either(device, prof
         g = bench.graph
         y = rms_norm(g, bench.float32(x[rows]), bench.float32(weight), 1e-5)
         u = g.float32("u", len(rows), len(a))
-        if apart:
-            FEW_ROWS.launch(g, FewRows(y, bench.float32(a), (u,), scale=0.5))
-        else:
-            assert norm_and_down(g, y, bench.float32(a), u, 0.5)
-        return bench.run_bits(y, u)
+        label = "" if apart else "lora/down"
+        FEW_ROWS.launch(g, FewRows(y, bench.float32(a), (u,), scale=0.5, label=label))
+        made = bench.run_bits(y, u)
+        assert ("rms_norm/down.wgsl" in bench.shaders) is not apart
+        return made
 
     every = list(range(5))
     for rows in (every, [3], [1, 4]):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
+from qlora_wgpu.ops.pointwise import gated_rms_norm
 from qlora_wgpu.reference import gated_rms_norm as reference
 
 EPS = 0.3  # so much that it counts beside squares of numbers of order 1

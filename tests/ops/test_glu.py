@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.ops.activation import activation as activate
-from qlora_wgpu.ops.glu import glu, sigmoid_gate
+from qlora_wgpu.ops.pointwise import activation as activate
+from qlora_wgpu.ops.pointwise import glu, sigmoid_gate
 from qlora_wgpu.reference import activation as activations
 from qlora_wgpu.reference import glu as reference
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
+from qlora_wgpu.ops.pointwise import qk_layer_norm
 from qlora_wgpu.reference import qk_layer_norm as reference
 
 EPS = 0.3  # so much that it counts beside variances of order 1

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench
 
-from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch_buffers
+from qlora_wgpu.ops.fusion import FUSIONS
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.linear_group import linear_group
 from qlora_wgpu.ops.modules import Linear
@@ -38,7 +38,7 @@ def test_norms_rotation_and_keys_that_are_kept(device, profile, dtype, arguments
 @pytest.mark.parametrize("texts", [1, 3, 8])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(6, 2, 24), (4, 4, 64), (8, 1, 128)])
 def test_attention_has_the_bits_that_it_has_of_several_launches(
-    device, monkeypatch, profile, texts, heads, kv_heads, head_dim
+    device, profile, texts, heads, kv_heads, head_dim
 ):
     """Two tokens of each text, grouped heads; texts in reversed places."""
     random = np.random.default_rng(5)
@@ -46,8 +46,9 @@ def test_attention_has_the_bits_that_it_has_of_several_launches(
     widths = {"q": heads, "k": kv_heads, "v": kv_heads}
     xs = {n: random.standard_normal((2, texts, w * head_dim)) for n, w in widths.items()}
 
-    def made():
+    def made(rules):
         bench, cache, outputs = Bench(device, "bfloat16", PROFILES[profile]), KVCache(3, texts), []
+        bench.graph.rules = rules
         for token in range(2):
             batch = make_batch_buffers(texts, 1, CacheView(cache))
             ids, places = np.zeros((texts, 1), np.int64), np.arange(texts)[::-1, None]
@@ -58,9 +59,8 @@ def test_attention_has_the_bits_that_it_has_of_several_launches(
             outputs.append(attention(bench.graph, q, k, v, batch, head_dim, 0.1))
         return bench, np.stack(bench.run_bits(*outputs))
 
-    bench, got = made()
-    monkeypatch.setattr(Graph, "last_made", lambda *_: None)
-    apart, exact = made()
+    bench, got = made(FUSIONS)
+    apart, exact = made(())
     assert TOGETHER in bench.shaders and TOGETHER not in apart.shaders
     assert np.array_equal(got, exact)
 
@@ -76,7 +76,7 @@ def test_products_that_rotate(device, dtype, arguments):
     assert (TOGETHER in bench.shaders) == (not fits)
 
 
-def traced(device, rotary_dim, head_dim, dense=True, texts=3, dtype="bfloat16"):
+def traced(device, rotary_dim, head_dim, dense=True, texts=3, dtype="bfloat16", rules=FUSIONS):
     """Attention after a product with strips, a norm's input that differs by text."""
     random = np.random.default_rng(8)
     heads = {"q": 4, "k": 2, "v": 2}
@@ -88,6 +88,7 @@ def traced(device, rotary_dim, head_dim, dense=True, texts=3, dtype="bfloat16"):
         random.standard_normal((4, rotary_dim // 2, 2)),
     )
     bench, cache, outputs = Bench(device, dtype, PROFILES["texture"]), KVCache(3, texts), []
+    bench.graph.rules = rules
     matrices = few_rows.in_one_range(stored, Storage("group", "test", 256))
     store = StripStore(dense=dense)
     store.of_quantized(bench.graph, matrices)
@@ -111,11 +112,10 @@ def traced(device, rotary_dim, head_dim, dense=True, texts=3, dtype="bfloat16"):
 @pytest.mark.parametrize(("head_dim", "dense"), [(16, True), (32, False), (64, True)])
 @pytest.mark.parametrize("texts", [1, 3, 8])
 def test_products_that_rotate_have_the_bits_of_several_launches(
-    device, monkeypatch, dtype, head_dim, dense, texts
+    device, dtype, head_dim, dense, texts
 ):
     bench, got = traced(device, head_dim, head_dim, dense, texts, dtype)
-    monkeypatch.setattr(Graph, "last_made", lambda *_: None)
-    apart, exact = traced(device, head_dim, head_dim, dense, texts, dtype)
+    apart, exact = traced(device, head_dim, head_dim, dense, texts, dtype, rules=())
     fits = 4 * bench.graph.profile.subgroup_size % head_dim == 0
     assert (IN_PRODUCT in bench.shaders) == fits and IN_PRODUCT not in apart.shaders
     assert np.array_equal(got, exact)

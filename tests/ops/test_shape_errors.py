@@ -8,22 +8,26 @@ from qlora_wgpu.graph.tensor import matrix, vector
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.causal_conv import causal_conv
-from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.columns import columns
 from qlora_wgpu.ops.expert_factors import with_factors
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.gated_delta import gated_delta_rule
 from qlora_wgpu.ops.gated_delta_gates import gated_delta_gates
-from qlora_wgpu.ops.gated_rms_norm import gated_rms_norm
-from qlora_wgpu.ops.glu import glu, sigmoid_gate
 from qlora_wgpu.ops.group_columns import group_columns
 from qlora_wgpu.ops.head_parts import HeadPart, head_parts
 from qlora_wgpu.ops.layer_norm import layer_norm
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.modules import DenseExperts, DenseMatrix, ExpertLinear, Head, Linear
-from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
-from qlora_wgpu.ops.qk_norm import qk_norm
+from qlora_wgpu.ops.pointwise import (
+    ClampedGLU,
+    clamped_glu,
+    gated_rms_norm,
+    glu,
+    qk_layer_norm,
+    qk_norm,
+    sigmoid_gate,
+)
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.routing import combine, permute, route

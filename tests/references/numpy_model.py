@@ -13,8 +13,7 @@ from qlora_wgpu.families.family import find_family
 from qlora_wgpu.families.layers import LayerOps
 from qlora_wgpu.families.moe import Experts
 from qlora_wgpu.families.router import softmax_router
-from qlora_wgpu.ops.activation import ACTIVATIONS
-from qlora_wgpu.ops.clamped_glu import ClampedGLU
+from qlora_wgpu.ops.pointwise import ACTIVATIONS, ClampedGLU
 from qlora_wgpu.reference import (
     activation,
     attention,

@@ -22,8 +22,7 @@ from qlora_wgpu.families.config_reader import ConfigReader
 from qlora_wgpu.families.decoder import Decoder
 from qlora_wgpu.families.mlp import XIELUMLP
 from qlora_wgpu.families.norm import LayerNorm
-from qlora_wgpu.ops.activation import ACTIVATIONS
-from qlora_wgpu.ops.clamped_glu import ClampedGLU
+from qlora_wgpu.ops.pointwise import ACTIVATIONS, ClampedGLU
 
 _WITH_QK_NORM = 64  # from so many layers on llama.cpp takes Command R for Command R+
 

@@ -11,8 +11,7 @@ from qlora_wgpu.kernels.attention import SIZED_ROWS, Attention, delta_and_sizes
 from qlora_wgpu.kernels.attention.factors import keys_and_values, queries_and_gradients
 from qlora_wgpu.model.batch_encoding import positions
 from qlora_wgpu.ops.attention import attention
-from qlora_wgpu.ops.qk_layer_norm import qk_layer_norm
-from qlora_wgpu.ops.qk_norm import qk_norm
+from qlora_wgpu.ops.pointwise import qk_layer_norm, qk_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference

@@ -8,11 +8,9 @@ import numpy as np
 
 from qlora_wgpu.graph.parking import Recomputation
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.activation import activation
-from qlora_wgpu.ops.clip import clip
 from qlora_wgpu.ops.columns import columns
-from qlora_wgpu.ops.glu import glu
 from qlora_wgpu.ops.layer_norm import layer_norm
+from qlora_wgpu.ops.pointwise import activation, clip, glu
 from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.row_gate import row_gate
 from qlora_wgpu.ops.scaling import scaled, weighted_sum

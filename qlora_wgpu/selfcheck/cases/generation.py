@@ -12,7 +12,7 @@ from qlora_wgpu.ops.cached_attention import append
 from qlora_wgpu.ops.causal_conv import causal_conv
 from qlora_wgpu.ops.gated_delta import gated_delta_rule
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
-from qlora_wgpu.ops.qk_norm import qk_norm
+from qlora_wgpu.ops.pointwise import qk_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.reference import attention as reference

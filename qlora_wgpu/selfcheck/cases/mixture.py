@@ -18,10 +18,10 @@ from qlora_wgpu.model.quantized_weights import (
     lay_out,
     words,
 )
-from qlora_wgpu.ops.clamped_glu import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.expert_factors import with_factors
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear, ExpertMatrix
+from qlora_wgpu.ops.pointwise import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.routing import combine, permute, route
 from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.reference import clamped_glu as clamped_reference

@@ -1,0 +1,177 @@
+"""Pointwise ops: ``KERNEL/forward.wgsl`` makes y, ``backward.wgsl`` the gradients, a launch each.
+
+Both bind the same names; the gradient of x is dx.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import Tensor
+
+_KINDS = ("SILU", "ERF", "RELU", "SQUARED_RELU", "SIGMOID", "QUICK_GELU")
+
+
+def _kind(name: str = "") -> dict[str, Constant]:
+    return {kind: kind == name for kind in _KINDS}
+
+
+SIGMOID = _kind("SIGMOID")
+"""What gates pass through, which no MLP has for its activation."""
+ACTIVATIONS = {
+    "silu": _kind("SILU"),
+    "swish": _kind("SILU"),
+    "gelu_pytorch_tanh": _kind(),
+    "gelu_new": _kind(),
+    "gelu_fast": _kind(),
+    "gelu": _kind("ERF"),
+    "quick_gelu": _kind("QUICK_GELU"),
+    "relu": _kind("RELU"),
+    "relu2": _kind("SQUARED_RELU"),
+}
+"""Activation functions, by Hugging Face's names."""
+
+
+def pointwise(
+    g: Graph,
+    kernel: str,
+    name: str,
+    inputs: Mapping[str, Tensor],
+    params: Mapping[str, int | float] | None = None,
+    constants: Mapping[str, Constant] | None = None,
+    frozen: Mapping[str, Tensor | None] | None = None,
+    *,
+    work: int = 0,
+    suited: bool = False,
+) -> Tensor:
+    """y = kernel(inputs, frozen), of the first input's shape, as an operand.
+
+    Args:
+        g: The graph.
+        kernel: The shaders' folder.
+        name: Of y.
+        inputs: What gets a gradient, by the shaders' names.
+        params: Fields of ``Params``; ``units`` of eight by default.
+        constants: Of both shaders.
+        frozen: What gets none.
+        work: Elements that invocations take; by default x's units.
+        suited: Whether gradients are made in the types that suit, instead of operands'.
+    """
+    x = next(iter(inputs.values()))
+    if any(other.shape != x.shape for other in inputs.values()):
+        raise GraphError(f"{kernel}: {', '.join(map(str, inputs.values()))} differ")
+    work = work or x.rows * x.units(8)
+    params = {"units": work} if params is None else params
+    given = {**inputs, **(frozen or {})}
+
+    def made() -> Tensor:
+        y = g.operand(name, x.rows, x.columns)
+        g.launch(f"{kernel}/forward.wgsl", work, {**given, "y": y}, params, constants)
+        return y
+
+    def vjp(dy: Tensor) -> None:
+        own = {key: tensor for key, tensor in given.items() if key != "bias"}
+        made = {
+            key: g.gradient_for(each) if suited else g.operand(f"d {each.name}", *each.shape)
+            for key, each in inputs.items()
+        }
+        bound = {**own, "dy": dy, **{f"d{key}": tensor for key, tensor in made.items()}}
+        g.launch(f"{kernel}/backward.wgsl", work, bound, params, constants)
+        for key, each in inputs.items():
+            g.add_gradient(each, made[key])
+
+    y = made()
+    g.record(y, list(inputs.values()), vjp, remake=made)
+    return y
+
+
+def activation(g: Graph, x: Tensor, name: str) -> Tensor:
+    """y = name(x), a key of ``ACTIVATIONS``; x (rows, columns) operand."""
+    return pointwise(g, "activation", name, {"x": x}, constants=ACTIVATIONS[name])
+
+
+def clip(g: Graph, x: Tensor, limit: float) -> Tensor:
+    """y = clamp(x, -limit, limit), whose gradient is zero beyond the limit."""
+    params = {"units": x.rows * x.units(8), "limit": limit}
+    return pointwise(g, "clip", "clipped", {"x": x}, params)
+
+
+def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
+    """y = activation(gate) · up (Shazeer, 2020); both (rows, columns) operands."""
+    return _gated(g, gate, up, ACTIVATIONS[activation])
+
+
+def sigmoid_gate(g: Graph, x: Tensor, gate: Tensor) -> Tensor:
+    """y = sigmoid(gate) · x, as Qwen3-Next has it on what its attention makes."""
+    return _gated(g, gate, x, SIGMOID)
+
+
+def _gated(g: Graph, gate: Tensor, up: Tensor, kind: dict[str, Constant]) -> Tensor:
+    return pointwise(g, "glu", "glu", {"gate": gate, "up": up}, constants=kind)
+
+
+@dataclass(frozen=True)
+class ClampedGLU:
+    """The scalars of gpt-oss's gated unit, by config.json's names."""
+
+    swiglu_limit: float = 7.0  # the largest gate, and the largest magnitude of up
+    swiglu_alpha: float = 1.702  # the factor of the gate within the sigmoid
+
+
+def clamped_glu(g: Graph, gate: Tensor, up: Tensor, scalars: ClampedGLU) -> Tensor:
+    """y = (clamp(up, -limit, limit) + 1) · x · σ(alpha · x) with x = min(gate, limit)."""
+    alpha, limit = scalars.swiglu_alpha, scalars.swiglu_limit
+    params = {"units": gate.rows * gate.units(8), "alpha": alpha, "limit": limit}
+    return pointwise(g, "clamped_glu", "glu", {"gate": gate, "up": up}, params)
+
+
+def qk_norm(g: Graph, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm of each head of x (rows, heads · head_dim); weight (head_dim) float32."""
+    heads, params = _heads(x, weight, eps, "qk_norm")
+    frozen = {"weight": weight}
+    return pointwise(
+        g, "qk_norm", f"norm({x.name})", {"x": x}, params, None, frozen, work=x.rows * heads
+    )
+
+
+def qk_layer_norm(
+    g: Graph, x: Tensor, weight: Tensor, eps: float, bias: Tensor | None = None
+) -> Tensor:
+    """LayerNorm of each head; weight, bias (heads, head_dim), or (1, head_dim) for all heads."""
+    heads, params = _heads(x, weight, eps, "qk_layer_norm")
+    if weight.rows not in (1, heads) or (bias is not None and bias.shape != weight.shape):
+        raise GraphError(f"qk_layer_norm: {x} has no heads of {weight}, or of {bias}")
+    params["weight_stride"] = weight.units(2) if weight.rows > 1 else 0
+    frozen = {"weight": weight, "bias": bias}
+    return pointwise(
+        g, "qk_layer_norm", f"norm({x.name})", {"x": x}, params, None, frozen, work=x.rows * heads
+    )
+
+
+def _heads(x: Tensor, weight: Tensor, eps: float, name: str) -> tuple[int, dict[str, int | float]]:
+    head_dim = weight.columns
+    if head_dim % 2 or x.columns % head_dim:
+        raise GraphError(f"{name}: {x} has no heads of {weight}")
+    heads = x.columns // head_dim
+    return heads, {
+        "rows": x.rows, "heads": heads, "head_dim": head_dim // 2, "stride": x.units(2), "eps": eps,
+    }  # fmt: skip
+
+
+def gated_rms_norm(g: Graph, x: Tensor, z: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """y = RMSNorm of each head of x · silu(z); weight (head_dim), head_dim a multiple of 8.
+
+    In float32 throughout: transformers rounds the norm to the operands' type before the gate.
+    """
+    head_dim = weight.columns
+    if head_dim % 8 or x.columns % head_dim:
+        raise GraphError(f"gated_rms_norm: {x} and {z} have no heads of {weight}")
+    heads = x.rows * x.columns // head_dim
+    params = {"heads": heads, "units": head_dim // 8, "eps": eps}
+    return pointwise(
+        g, "gated_rms_norm", f"norm({x.name})", {"x": x, "z": z}, params, ACTIVATIONS["silu"],
+        {"weight": weight}, work=heads, suited=True,
+    )  # fmt: skip
