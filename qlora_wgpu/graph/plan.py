@@ -119,7 +119,7 @@ def make_plan(
         A plan with only the launches that lead to an output or to bytes that outlive the run.
     """
     graph.end()
-    rewrite(graph, graph.rules)
+    rewrite(graph, graph.rules, outputs)
     needed = late(_needed(graph, outputs), graph.saturated)
     launches = lay_out(needed, graph.profile, graph.max_binding)
     slots, textures, slot_of = _assign_slots(_lifetimes(launches, outputs), launches)

@@ -21,20 +21,29 @@ if TYPE_CHECKING:
 class Uses:
     """How often launches bind each tensor, and which tensors now stand for others."""
 
-    def __init__(self, launches: Sequence[Launch]) -> None:
-        """Counts what the traced launches bind."""
+    def __init__(self, launches: Sequence[Launch], outputs: Sequence[Tensor]) -> None:
+        """Counts what the traced launches bind; outputs are read after the run."""
         self._bound = Counter(t for launch in launches for t in launch.tensors.values())
-        self.replaced: dict[Tensor, Tensor] = {}
+        self._bound.update(outputs)
+        self._outputs = frozenset(outputs)
+        self._replaced: dict[Tensor, Tensor] = {}
 
     def single(self, *tensors: Tensor) -> bool:
-        """Whether each is written once and read once."""
-        return all(self._bound[tensor] == 2 for tensor in tensors)
+        """Whether each is an intermediate that is written once and read once."""
+        return all(t.storage is None and self._bound[t] == 2 for t in tensors)
+
+    def replace(self, tensor: Tensor, other: Tensor) -> bool:
+        """Has all later launches read another tensor; whether nobody needs the first any more."""
+        if tensor is other or tensor in self._outputs or tensor.storage is not None:
+            return tensor is other
+        self._replaced[tensor] = other
+        return True
 
     def renamed(self, launch: Launch) -> Launch:
         """A launch that reads what stands for its tensors."""
-        if self.replaced.keys().isdisjoint(launch.tensors.values()):
+        if self._replaced.keys().isdisjoint(launch.tensors.values()):
             return launch
-        tensors = {name: self.replaced.get(t, t) for name, t in launch.tensors.items()}
+        tensors = {name: self._replaced.get(t, t) for name, t in launch.tensors.items()}
         return replace(launch, tensors=tensors)
 
 
@@ -42,10 +51,10 @@ Rule = Callable[["Graph", Uses], None]
 """Looks at the last launches of a graph, and may put one in their place."""
 
 
-def rewrite(graph: Graph, rules: Sequence[Rule]) -> None:
-    """Applies rules after each launch of a traced graph."""
+def rewrite(graph: Graph, rules: Sequence[Rule], outputs: Sequence[Tensor] = ()) -> None:
+    """Applies rules after each launch of a traced graph, whose outputs are read after the run."""
     traced, graph.launches = graph.launches, []
-    uses = Uses(traced)
+    uses = Uses(traced, outputs)
     for launch in traced:
         graph.launches.append(uses.renamed(launch))
         for rule in rules:

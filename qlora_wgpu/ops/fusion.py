@@ -52,17 +52,18 @@ def _cast_beside(g: Graph, uses: Uses) -> None:
     if (last := _tail(g, _CAST)) is None:
         return
     x, y = last[0].tensors["x"], last[0].tensors["y"]
-    if x.storage is not None or x.dtype != "float32" or y.dtype != g.dtype:
+    if x.storage or y.storage or (x.dtype, y.dtype) != ("float32", g.dtype):
         return
     for launch in reversed(g.launches[:-1]):
         for name, tensor in launch.tensors.items():
             if tensor is x and launch.shader.bindings[name].writable:
                 beside = f"{name}_operand"
-                if beside in launch.shader.bindings:
-                    if beside not in launch.tensors:
-                        launch.tensors[beside] = y
-                        launch.specialize()
-                    uses.replaced[y] = launch.tensors[beside]
+                if beside not in launch.shader.bindings:
+                    return
+                if beside not in launch.tensors:
+                    launch.tensors[beside] = y
+                    launch.specialize()
+                if uses.replace(y, launch.tensors[beside]):
                     g.launches.pop()
                 return
 

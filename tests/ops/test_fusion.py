@@ -1,4 +1,4 @@
-"""Launches are fused where one kernel does what several would, and nobody reads what lies between."""
+"""Launches are fused where one kernel does what several would and nobody reads what lies between."""
 
 from qlora_wgpu.gpu.profile import GPU_PROFILE
 from qlora_wgpu.graph.graph import Graph
@@ -91,5 +91,5 @@ def test_parts_that_somebody_else_reads_are_added_up():
     z = long_product(g, passed, "z", 2048)
     g.add_gradient(z, g.operand("dz", 4, 2048))
     g.backward()
-    rewrite(g, FUSIONS)
+    rewrite(g, FUSIONS, [g.gradient_of(other)])
     assert "tensor/sum_parts" in labels(g)
