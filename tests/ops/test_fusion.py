@@ -1,4 +1,4 @@
-"""Launches are fused where one kernel does what several would and nobody reads what lies between."""
+"""Launches are fused where one kernel does what several would and nothing else reads between."""
 
 from qlora_wgpu.gpu.profile import GPU_PROFILE
 from qlora_wgpu.graph.graph import Graph
