@@ -20,10 +20,10 @@ from qlora_wgpu import LoraConfig, QuantConfig
 from qlora_wgpu.config.byte_size import parse_bytes
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.fitting import fit
-from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.budget import fit
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
+from qlora_wgpu.model.steps import TrainingOptions
 
 
 def resident() -> dict[str, int]:

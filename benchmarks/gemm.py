@@ -18,21 +18,19 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.bench.ceilings import measure_ceilings
-from qlora_wgpu.bench.load import Load
-from qlora_wgpu.bench.timing import DispatchTimer, best_of, clock_of, has_timestamps
+from qlora_wgpu.bench.roofline import measure_ceilings
+from qlora_wgpu.bench.timing import DispatchTimer, Load, best_of, clock_of, has_timestamps
 from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.graph.dtype import pad_rows
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, pad_rows
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.tuning.candidates import bases, candidates, tunables_of
+from qlora_wgpu.tuning.tuner import bases, candidates, tunables_of
 
 SIZES = ("1024x2048x2048", "2048x2048x8192", "2048x4096x14336")
 

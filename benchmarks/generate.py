@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from qlora_wgpu import LoraConfig, QuantConfig
-from qlora_wgpu.bench.shapes import find_shape
+from qlora_wgpu.bench.workload import find_shape
 from qlora_wgpu.generation import Engine, QLoRAModel
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.launch import Launch

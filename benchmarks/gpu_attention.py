@@ -20,17 +20,16 @@ from gpu_rows import Rows
 from qlora_wgpu.bench.timing import DispatchTimer, best_of
 from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.graph.dtype import pad_rows
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.program import Program, SlotPool
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, pad_rows
 from qlora_wgpu.kernels import tunables
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch_buffers
-from qlora_wgpu.tuning.candidates import bases, candidates, fields_of
+from qlora_wgpu.tuning.tuner import bases, candidates, fields_of
 
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 6
 _ENOUGH_SECONDS = 0.5  # of the GPU's work

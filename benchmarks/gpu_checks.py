@@ -20,12 +20,12 @@ from typing import Any
 from gpu_rows import Rows
 
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.selfcheck.cases import Case, cases_for
 from qlora_wgpu.selfcheck.coverage import fewest
 from qlora_wgpu.selfcheck.results import DTYPES, _result, _traced, cases_of, variants
 from qlora_wgpu.selfcheck.runner import Traced, Tracer
-from qlora_wgpu.tuning.candidates import bases, candidates
+from qlora_wgpu.tuning.tuner import bases, candidates
 
 
 def profiles(device: Device) -> dict[str, Profile]:

@@ -38,9 +38,8 @@ from compilers.report import show, to_json
 from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
 from qlora_wgpu.gpu.adapters import BACKENDS
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.kernel_config import gpu_profile, has_few_registers, hoists_loads
 from qlora_wgpu.gpu.matrix import MatrixShape
-from qlora_wgpu.gpu.profile import gpu_profile
-from qlora_wgpu.gpu.vendors import has_few_registers, hoists_loads
 from qlora_wgpu.gpu.wgsl import Shader
 
 

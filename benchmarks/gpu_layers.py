@@ -18,16 +18,15 @@ from typing import Any
 import numpy as np
 from gpu_rows import Rows
 
-from qlora_wgpu.bench.gaps import measure_gaps
-from qlora_wgpu.bench.random_folder import RandomFolder
-from qlora_wgpu.bench.shapes import find_shape
+from qlora_wgpu.bench.roofline import measure_gaps
 from qlora_wgpu.bench.timing import DispatchTimer, best_of, clocked
+from qlora_wgpu.bench.workload import RandomFolder, find_shape
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.tuning.candidates import bases, candidates
+from qlora_wgpu.tuning.tuner import bases, candidates
 
 _LEAST_ROUNDS, _MOST_ROUNDS, _ENOUGH_SECONDS = 4, 11, 0.5  # of the GPU's work
 _OPERANDS = ("x", "w", "q", "k", "y", "o", "dq", "dk")

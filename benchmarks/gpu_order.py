@@ -33,7 +33,7 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 KERNELS = ("forward", "dq", "dkdv")
 REGISTERS, ALLOCATED = 65_536, 8  # of a core; an invocation's are a multiple
-BLOCK = 64  # rows of a workgroup (kernels/attention/tiles.py)
+BLOCK = 64  # rows of a workgroup (kernels/attention/workgroup.py)
 HEADS, KV_HEADS = 32, 8  # as gpu_attention.py has them
 SPREAD, RUNS = 0.02, 8
 

@@ -24,19 +24,18 @@ from generate import launches_of_a_turn, measured
 from gpu_rows import Rows
 
 from qlora_wgpu import LoraConfig, QuantConfig
-from qlora_wgpu.bench.load import Load
-from qlora_wgpu.bench.shapes import Shape, find_shape
+from qlora_wgpu.bench.timing import Load
+from qlora_wgpu.bench.workload import Shape, find_shape
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.generation import Engine
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.fitting import fit
-from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.budget import fit
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
-from qlora_wgpu.model.samples import Samples
-from qlora_wgpu.ops.cross_entropy import Objective
+from qlora_wgpu.model.steps import Samples, TrainingOptions
+from qlora_wgpu.ops.loss import Objective
 from qlora_wgpu.ops.preference import Preference
 
 KINDS = ("texts", "dpo", "budget")

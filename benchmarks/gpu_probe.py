@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from gpu_rows import Rows
 
-from qlora_wgpu.bench.ceilings import measure_ceilings
-from qlora_wgpu.bench.gaps import measure_gaps
+from qlora_wgpu.bench.roofline import measure_ceilings, measure_gaps
 from qlora_wgpu.gpu.device import Device
 
 _INVOCATIONS = 128

@@ -34,7 +34,7 @@ from gpu_compiler import Front, compiled
 
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.gpu.adapters import BACKENDS
-from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 from qlora_wgpu.graph.launch import Launch
 
 EFFICIENCY, COPIES, GAP = 0.65, 0.85, 3e-6

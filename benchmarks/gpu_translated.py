@@ -27,7 +27,7 @@ from compilers.published import STEPS
 from direct3d.compilers import TARGETS, Outcome, build, compiled, translate
 
 from qlora_wgpu.errors import ConfigError, QLoRAError
-from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 from qlora_wgpu.gpu.wgsl import Shader
 
 

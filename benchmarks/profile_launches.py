@@ -13,7 +13,7 @@ import numpy as np
 from shapes import SHAPES, write_random_model
 
 from qlora_wgpu import LoraConfig, QLoRAModel
-from qlora_wgpu.bench.kernels import sum_up
+from qlora_wgpu.bench.measure import sum_up
 from qlora_wgpu.bench.timing import DispatchTimer, best_of
 
 

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from qlora_wgpu.bench.random_folder import RandomFolder
-from qlora_wgpu.bench.shapes import SHAPES, config_of
+from qlora_wgpu.bench.workload import SHAPES, RandomFolder, config_of
 from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.checkpoint.bitsandbytes_writer import nf4_entries, nf4_parts, quantization_config
 from qlora_wgpu.checkpoint.stream import Entry, write_stream

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from qlora_wgpu.bench.shapes import SHAPES, config_of
+from qlora_wgpu.bench.workload import SHAPES, config_of
 from qlora_wgpu.families.family import find_family
 
 __all__ = ["SHAPES", "config_of", "write_random_model"]

@@ -21,9 +21,9 @@ from typing import Any
 from shapes import SHAPES, write_random_model
 
 from qlora_wgpu import LoraConfig, QLoRAModel
-from qlora_wgpu.bench.step import time_steps, total_steps
+from qlora_wgpu.bench.timing import time_steps, total_steps
 from qlora_wgpu.config import OptimConfig
-from qlora_wgpu.model.memory import plan_training_memory
+from qlora_wgpu.model.memory_plan import plan_training_memory
 from qlora_wgpu.training.optimizer import Optimizer
 
 

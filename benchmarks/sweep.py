@@ -16,9 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.bench.shapes import config_of, find_shape
-from qlora_wgpu.bench.step import time_steps, total_steps
-from qlora_wgpu.bench.workload import Workload
+from qlora_wgpu.bench.timing import time_steps, total_steps
+from qlora_wgpu.bench.workload import Workload, config_of, find_shape
 from qlora_wgpu.config import OptimConfig, QuantConfig
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.qlora_model import QLoRAModel

@@ -33,7 +33,7 @@ from qlora_wgpu.config.byte_size import LEAST_ALONE
 from qlora_wgpu.errors import OutOfMemoryError, QLoRAError
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.runs.training import train
 

@@ -12,7 +12,7 @@ from campaigns.drawn_models import Arrays, Drawn, drawn
 from qlora_wgpu import QLoRAModel
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example
-from qlora_wgpu.ops.adamw import STATS_LOSS, STATS_METRICS, STATS_TOKENS
+from qlora_wgpu.ops.optimizers import STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.ops.preference import METRICS, PAIR_LOSSES, Preference, means
 from qlora_wgpu.training.answers import Answers
 from qlora_wgpu.training.batching import BatchPlan

@@ -17,7 +17,7 @@ from campaigns.drawn_configs import drawn_config
 from qlora_wgpu import LoraConfig, QuantConfig
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, Profile
 
 LENGTHS = (1, 2, 17, 17, 63, 65, 65, 130, 257)
 EXACT = 1e-4

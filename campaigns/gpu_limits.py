@@ -35,7 +35,7 @@ from campaigns.support import Tally, campaign
 from qlora_wgpu import QLoRAModel
 from qlora_wgpu.errors import OutOfMemoryError, QLoRAError
 from qlora_wgpu.generation import generate
-from qlora_wgpu.gpu import grid, required
+from qlora_wgpu.gpu import limits, wgsl
 from qlora_wgpu.gpu.device import Device
 
 DRAWS = 8  # of limits for a model
@@ -106,8 +106,8 @@ class Trial:
         """What came of limits, and what is wrong."""
         with pytest.MonkeyPatch.context() as patch:
             # WebGPU promises as many; fewer are what dispatches are folded by.
-            patch.setattr(grid, "MAX_WORKGROUPS", allowed.workgroups)
-            patch.setitem(required._LEAST, WORKGROUPS, (allowed.workgroups, "workgroups"))
+            patch.setattr(wgsl, "MAX_WORKGROUPS", allowed.workgroups)
+            patch.setitem(limits._LEAST, WORKGROUPS, (allowed.workgroups, "workgroups"))
             device = limited_device(allowed.offered)
             way, kind, full = self.way, device.profile, whole_device(self.way).profile
             if (kind.gemm_kind, kind.attention_kind) != (full.gemm_kind, full.attention_kind):

@@ -44,7 +44,7 @@ from qlora_wgpu import QLoRAModel
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.generation import Decoder, Engine
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.kernel_config import Profile
 
 SENSITIVE = 0.2  # PyTorch's error in bfloat16, beyond which a case tells nothing of ours
 

@@ -34,7 +34,7 @@ from campaigns.shader_mutants import BARRIER, Key, Loader, Mutant, of_a_file, of
 from campaigns.tiny_trainings import Training, cases
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.selfcheck import variants
 from qlora_wgpu.selfcheck.cases import Case
 from qlora_wgpu.selfcheck.results import DTYPES, _result, cases_of, cases_of_launches

@@ -13,7 +13,7 @@ from campaigns.support import Tally, campaign
 from campaigns.watched import Case, watched
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.lora.adapter_config import read_adapter_config
+from qlora_wgpu.lora.config import read_adapter_config
 from qlora_wgpu.lora.targets import targeted
 
 NAMES = [

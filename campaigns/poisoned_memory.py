@@ -16,7 +16,7 @@ import sys
 from support.workgroup_memory import poisoned
 
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 from qlora_wgpu.selfcheck import results
 from qlora_wgpu.selfcheck.runner import Runner
 

@@ -21,7 +21,7 @@ from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.tokenizer import tokenizer_files
 from qlora_wgpu.errors import TokenizerError
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.model.stored_shapes import check_stored_shapes
+from qlora_wgpu.model.pretrained import check_stored_shapes
 
 # Their layers differ, are made of several tensors or have another order of rows.
 CASES = ("qwen3_5_text", "qwen3_next", "gemma4_text", "deepseek_v3")

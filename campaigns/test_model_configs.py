@@ -26,7 +26,7 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.targets import lora_config
-from qlora_wgpu.model.memory import plan_training_memory
+from qlora_wgpu.model.memory_plan import plan_training_memory
 from qlora_wgpu.model.pretrained import Pretrained
 
 pytestmark = pytest.mark.filterwarnings("ignore", "error::RuntimeWarning")

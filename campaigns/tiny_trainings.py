@@ -17,22 +17,21 @@ from safetensors.numpy import save_file
 from campaigns.shader_mutants import Key, Loader
 from qlora_wgpu.config import LoraConfig, OptimConfig, QuantConfig
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.kernel_config import Profile
+from qlora_wgpu.gpu.limits import ALIGNMENT
 from qlora_wgpu.gpu.operands import Bound
-from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.gpu.sizes import ALIGNMENT
-from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.program import Program
-from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.graph.tensor import Storage, ceil_div, vector
 from qlora_wgpu.model.batch_encoding import encode_batch, segments
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
+from qlora_wgpu.model.steps import TrainingOptions
 from qlora_wgpu.ops.batch import make_batch_buffers
-from qlora_wgpu.ops.cross_entropy import Objective
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.ops.loss import Objective
+from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.selfcheck.runner import POISON
 from qlora_wgpu.training.optimizer import Optimizer
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 
 from compilers.published import STEPS, Step
 from qlora_wgpu.config import LoraConfig, OptimConfig, QuantConfig
+from qlora_wgpu.gpu.kernel_config import Profile, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
-from qlora_wgpu.gpu.profile import Profile, gpu_profile
 from qlora_wgpu.gpu.wgsl import Shader
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepKind, StepOptions
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.steps import StepKind, StepOptions
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import make_seen
 from qlora_wgpu.training.optimizer import trace_update

@@ -13,8 +13,8 @@ from typing import Any
 import qlora_wgpu
 from qlora_wgpu import LoraConfig, QLoRAModel
 from qlora_wgpu.bench.measure import time_kernels
-from qlora_wgpu.bench.shapes import find_shape
-from qlora_wgpu.bench.step import time_steps, total_steps
+from qlora_wgpu.bench.timing import time_steps, total_steps
+from qlora_wgpu.bench.workload import find_shape
 from qlora_wgpu.config import OptimConfig, QuantConfig
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.training.optimizer import Optimizer

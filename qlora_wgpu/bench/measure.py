@@ -1,24 +1,121 @@
-"""The whole measurement of one workload on one device."""
+"""The whole measurement of one workload on one device, summed up by kernel."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from qlora_wgpu.bench.ceilings import Ceilings, measure_ceilings
-from qlora_wgpu.bench.gaps import Gaps, measure_gaps
-from qlora_wgpu.bench.kernels import KernelTime, sum_up
-from qlora_wgpu.bench.step import StepTimes, time_steps, total_steps
-from qlora_wgpu.bench.timing import DispatchTimer, best_of, clocked, has_timestamps
-from qlora_wgpu.bench.workload import Workload
-from qlora_wgpu.config import OptimConfig, QuantConfig
+import numpy as np
+
+from qlora_wgpu.bench.roofline import Ceilings, Gaps, measure_ceilings, measure_gaps
+from qlora_wgpu.bench.timing import (
+    DispatchTimer,
+    Load,
+    StepTimes,
+    best_of,
+    clocked,
+    has_timestamps,
+    time_steps,
+    total_steps,
+)
+from qlora_wgpu.bench.workload import RandomFolder, Workload
+from qlora_wgpu.config import LoraConfig, OptimConfig, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.graph import Launch
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.training.optimizer import Optimizer
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """All launches of one label in a step.
+
+    Attributes:
+        label: The launches' label.
+        launches: How many there are.
+        seconds: Time of all launches, each timed by itself.
+        share: Part of the seconds of all kernels; 0 where no time was seen at all.
+        flops: Floating-point operations, of products only.
+        nbytes: Bytes of the tensors they are bound to, each counted once a launch.
+        on_matrix_units: Whether matrix units make their products.
+    """
+
+    label: str
+    launches: int
+    seconds: float
+    share: float
+    flops: int
+    nbytes: int
+    on_matrix_units: bool = False
+
+    @property
+    def flops_per_second(self) -> float:
+        """Achieved operations; 0 where the clock was too coarse."""
+        return self.flops / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Achieved bytes; 0 where the clock was too coarse."""
+        return self.nbytes / self.seconds if self.seconds > 0 else 0.0
+
+    def flops_ceiling(self, ceilings: Ceilings) -> float:
+        """The most operations a second of what makes its products."""
+        most = ceilings.matrix_flops_per_second if self.on_matrix_units else 0.0
+        return most or ceilings.flops_per_second
+
+    def of_nearest(self, ceilings: Ceilings) -> tuple[str, float]:
+        """The ceiling that it is nearest to, ``"operations"`` or ``"bytes"``, and its share."""
+        shares = {
+            "operations": self.flops_per_second / self.flops_ceiling(ceilings),
+            "bytes": self.bytes_per_second / ceilings.bytes_per_second,
+        }
+        return max(shares.items(), key=lambda pair: pair[1])
+
+    def to_json(self, ceilings: Ceilings) -> dict[str, Any]:
+        """All figures, rates included, beside the GPU's ceilings."""
+        row = {"bytes" if key == "nbytes" else key: value for key, value in asdict(self).items()}
+        nearest, share = self.of_nearest(ceilings)
+        return {
+            **row,
+            "flops_per_second": self.flops_per_second,
+            "bytes_per_second": self.bytes_per_second,
+            "nearest_ceiling": nearest,
+            "of_nearest_ceiling": share,
+        }
+
+
+def sum_up(launches: Sequence[Launch], seconds: Sequence[float]) -> list[KernelTime]:
+    """One row per label, the slowest first.
+
+    Args:
+        launches: The launches of a step.
+        seconds: The time of each launch.
+    """
+    total = sum(seconds)
+    rows: dict[str, list[tuple[Launch, float]]] = {}
+    for launch, took in zip(launches, seconds, strict=True):
+        rows.setdefault(launch.label, []).append((launch, took))
+    table = []
+    for label, timed in rows.items():
+        took = sum(seconds for _, seconds in timed)
+        table.append(
+            KernelTime(
+                label=label,
+                launches=len(timed),
+                seconds=took,
+                share=took / total if total > 0 else 0.0,
+                flops=sum(launch.flops for launch, _ in timed),
+                nbytes=sum(launch.nbytes for launch, _ in timed),
+                on_matrix_units=any("subgroup_matrix" in launch.shader.code for launch, _ in timed),
+            )
+        )
+    return sorted(table, key=lambda row: -row.seconds)
+
 
 _ROUNDS = 3  # the best of so many counts, of each launch
 
@@ -168,3 +265,54 @@ def _load(workload: Workload, device: Device, progress: Callable[[str], None]) -
         gradient_checkpointing=workload.gradient_checkpointing,
         progress=lambda name: progress(f"loading {name}"),
     )
+
+
+_LAYERS = (1, 3)  # of two models, whose difference is what a layer takes
+_VOCABULARY = 4096  # of theirs
+_TOKENS = 256
+_SPEED_ROUNDS = 2
+
+
+def training_speed(config: Mapping[str, Any], device: Device) -> float:
+    """Tokens per second of QLoRA with the defaults, about: layers and head alone are measured.
+
+    Args:
+        config: The config.json of the whole model.
+        device: The device; what is tried stays allocated on it.
+
+    Raises:
+        DeviceError: If it refuses something, or has no room.
+    """
+    few, more = (_step_seconds({**config, **_part(layers)}, device) for layers in _LAYERS)
+    layer = max(more - few, 0.0) / (_LAYERS[1] - _LAYERS[0])
+    head = max(few - layer, 0.0) * config["vocab_size"] / _VOCABULARY
+    return float(_TOKENS / max(config["num_hidden_layers"] * layer + head, 1e-9))
+
+
+def _part(layers: int) -> dict[str, int]:
+    return {"num_hidden_layers": layers, "vocab_size": _VOCABULARY}
+
+
+def _step_seconds(config: Mapping[str, Any], device: Device) -> float:
+    """The best time of a step, once everything is compiled."""
+    model = QLoRAModel.from_folder(
+        RandomFolder(config, quant=QuantConfig()),
+        LoraConfig(),
+        QuantConfig(),
+        "bfloat16",
+        device,
+        name_or_path="a part",
+    )
+    optimizer = Optimizer(model, OptimConfig(), _SPEED_ROUNDS + 1)
+    ids = np.random.default_rng(0).integers(0, config["vocab_size"], (1, _TOKENS))
+    checked, load = model.checked(ids, ids), Load(device)
+    model.zero_gradient()
+    seconds = []
+    for step in range(1, _SPEED_ROUNDS + 2):
+        load.raise_clock()
+        begin = time.perf_counter()
+        model.accumulate(*checked)
+        optimizer.step(step)
+        model.read_stats()  # waits
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds[1:])

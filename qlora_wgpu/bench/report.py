@@ -12,9 +12,8 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from qlora_wgpu.bench.ceilings import Ceilings
-from qlora_wgpu.bench.kernels import KernelTime
-from qlora_wgpu.bench.measure import Measurement
+from qlora_wgpu.bench.measure import KernelTime, Measurement
+from qlora_wgpu.bench.roofline import Ceilings
 from qlora_wgpu.bench.timing import Spread
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.version import __version__

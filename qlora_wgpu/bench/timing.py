@@ -1,4 +1,8 @@
-"""Seconds of single dispatches, by the device's own clock where it has one, and of submits."""
+"""Seconds of dispatches, submits and training steps, on a GPU kept busy.
+
+A GPU at rest lowers its clock, some to a fifth. Only work raises it again, after a while, and work
+that is waited for piece by piece hardly does.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,97 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.bench.load import Load
+from qlora_wgpu.errors import TrainingError
 from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.timestamps import Timestamps, has_timestamps
-from qlora_wgpu.graph.submits import cut
+from qlora_wgpu.gpu.timing import Timestamps, has_timestamps
+from qlora_wgpu.gpu.wgsl import load_shader
+from qlora_wgpu.graph.submission import cut
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.ops.optimizers import STATS_LOSS
+from qlora_wgpu.training.optimizer import Optimizer
 
-__all__ = ["CallClock", "DispatchTimer", "Spread", "best_of", "clock_of", "clocked",
-           "clocked_submits", "has_timestamps"]  # fmt: skip
+__all__ = [
+    "CallClock",
+    "DispatchTimer",
+    "Spread",
+    "best_of",
+    "clock_of",
+    "clocked",
+    "clocked_submits",
+    "has_timestamps",
+]
+
+_GROUPS, _GROUP = 4096, 32  # enough to fill every GPU
+_QUEUED = 4  # submits that are waited for together
+_SECONDS = 0.005  # of each, once it is known how much work that is
+_FIRST_TURNS, _MOST_TURNS = 4, 32_768
+_RISES, _NEAR = 1.02, 0.95  # what is less, and what is nearer, is scatter
+_SETTLED, _MOST_SECONDS = 1.0, 2.0  # without a rise, which some drivers wait with, and in all
+
+
+class Load:
+    """Multiply-adds for a GPU; a software GPU, whose clock is the host's, is left alone."""
+
+    def __init__(self, device: Device) -> None:
+        """Makes the work ready; what it takes counts as nobody's memory.
+
+        Args:
+            device: What is kept busy; its ``pace`` knows the fastest that the work was done.
+        """
+        self._device = device
+        self._turns = _FIRST_TURNS
+        if device.is_cpu:
+            return
+        self._shader = load_shader("bench/fma.wgsl")
+        usage = device.backend.module.BufferUsage
+        flags = usage.STORAGE | usage.COPY_DST | usage.COPY_SRC | usage.UNIFORM
+        nbytes = 4 * _GROUPS * _GROUP
+        with device.driver_call("allocating room for busy work"):
+            self._sums = device.raw.create_buffer(size=nbytes, usage=flags)
+            self._params = device.raw.create_buffer(size=16, usage=flags)
+        windows = {"params": (self._params, 0, 16), "sums": (self._sums, 0, nbytes)}
+        group = device.bind_group(self._shader, windows)
+        self._dispatch = device.pipeline(self._shader), group, (_GROUPS, 1, 1)
+
+    def raise_clock(self) -> None:
+        """Keeps the GPU busy until it works as fast as it has before, or no longer gets faster."""
+        if self._device.is_cpu:
+            return
+        known, fastest = self._device.pace.busy_rate, 0.0
+        begin = now = rose = time.perf_counter()
+        while now - rose < _SETTLED and now - begin < _MOST_SECONDS:
+            rate = self.run()
+            now = time.perf_counter()
+            if known and rate > _NEAR * known:
+                return
+            if rate > _RISES * fastest:
+                fastest, rose = rate, now
+
+    def clock(self) -> float:
+        """What the GPU does now of the most that it has done; 1 for a software GPU."""
+        return self.run() / self._device.pace.busy_rate if self._device.pace.busy_rate else 1.0
+
+    def run(self) -> float:
+        """Keeps the GPU busy for a moment, and waits; returns how much a second it has done."""
+        device = self._device
+        if device.is_cpu:
+            return 0.0
+        values = {"turns": self._turns, "factor": 0.5, "summand": 1.0}
+        device.write(self._params, self._shader.pack_params(values))
+        device.read(self._sums, 4)  # what was handed in before is none of it
+        begin = time.perf_counter()
+        for _ in range(_QUEUED):
+            device.dispatch(*self._dispatch)
+        device.read(self._sums, 4)
+        seconds = time.perf_counter() - begin
+        rate = _QUEUED * self._turns / seconds
+        # A clock that falls again must not make it too long for the driver.
+        aim = min(_SECONDS, device.pace.limit / 10) * rate
+        self._turns = max(1, min(int(aim), 4 * self._turns, _MOST_TURNS))
+        device.pace.busy_rate = max(device.pace.busy_rate, rate)
+        return rate
+
 
 _MOST_TIMED = 500  # dispatches of a submit: there are only so many timestamps
 
@@ -161,3 +248,76 @@ def clocked(owner: Any, method: str) -> Iterator[CallClock]:
 def clocked_submits(device: Device) -> AbstractContextManager[CallClock]:
     """Counts a device's submits, where a software GPU computes."""
     return clocked(device.raw.queue, "submit")
+
+
+_WARM_UP = 2  # steps before those that count
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Times of the steps, each one micro-batch and one update.
+
+    Attributes:
+        first_step_seconds: Time of the very first step, after everything was compiled.
+        step_seconds: Times of the steps that count.
+        host_share: Time of packing and encoding over the whole step's, in the median; submits are
+            left out, since a software GPU computes inside them.
+        loss: Mean loss of the last step.
+    """
+
+    first_step_seconds: float
+    step_seconds: Spread
+    host_share: float
+    loss: float
+
+
+def time_steps(
+    model: QLoRAModel,
+    optimizer: Optimizer,
+    batch: int,
+    seq: int,
+    steps: int,
+    progress: Callable[[], None] = lambda: None,
+) -> StepTimes:
+    """Trains on random tokens and waits for every step.
+
+    Args:
+        model: The model, whose adapter is trained.
+        optimizer: The adapter's optimizer, with updates enough for ``total_steps(steps)``.
+        batch: Rows of a micro-batch.
+        seq: Tokens of a row; all but the first are learnt.
+        steps: How many steps count.
+        progress: Called after each step.
+
+    Raises:
+        TrainingError: If the loss is not finite.
+    """
+    ids = np.random.default_rng(1).integers(0, model.architecture.vocab_size, (batch, seq))
+    checked, load = model.checked(ids, ids), Load(model.device)
+    model.zero_gradient()
+    model.read_stats()
+    whole: list[float] = []
+    host: list[float] = []
+    with clocked_submits(model.device) as submits:
+        for step in range(1, total_steps(steps) + 1):
+            if step == 1 + _WARM_UP:
+                load.raise_clock()
+            submits.seconds = 0.0
+            begin = time.perf_counter()
+            model.accumulate(*checked)
+            optimizer.step(step)
+            encoded = time.perf_counter() - submits.seconds
+            loss = float(model.read_stats()[STATS_LOSS]) / (batch * (seq - 1))
+            whole.append(time.perf_counter() - begin)
+            host.append(encoded - begin)
+            if not math.isfinite(loss):
+                raise TrainingError(f"the loss of step {step} is {loss}: the weights do not train")
+            model.zero_stats()
+            progress()
+    counted = Spread.of(whole[_WARM_UP:])
+    return StepTimes(whole[0], counted, Spread.of(host[_WARM_UP:]).median / counted.median, loss)
+
+
+def total_steps(steps: int) -> int:
+    """Steps with those that warm up."""
+    return steps + _WARM_UP

@@ -1,19 +1,245 @@
-"""The training steps to be measured, and whether the machine has room for them."""
+"""The models and training steps to be measured, and whether the machine has room for them."""
 
 from __future__ import annotations
 
+import difflib
+import math
+import zlib
 from collections import Counter
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
 
-from qlora_wgpu.bench.shapes import Shape
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
-from qlora_wgpu.families.family import find_family
+from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.memory_size import available_bytes as _available_bytes
+from qlora_wgpu.gpu.memory import available_bytes as _available_bytes
 from qlora_wgpu.limits import RANK
-from qlora_wgpu.model.memory import plan_training_memory
+from qlora_wgpu.model.memory_plan import plan_training_memory
+from qlora_wgpu.presence import exists, is_dir, is_file
+from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
+
+_SCALE = np.float32(0.02)  # Hugging Face's initializer_range
+_PERIOD = 1_000_003  # values before they repeat; prime, so that no two rows are alike
+_BLOCKS = 31_249  # the same of quantized blocks
+
+
+class RandomFolder(ModelFolder):
+    """Weights made when they are asked for, the same for the same config.json.
+
+    Norms are ones, all else is normal with a standard deviation of 0.02.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        architecture: Architecture | None = None,
+        quant: QuantConfig | None = None,
+    ) -> None:
+        """Makes a folder for a config.json.
+
+        Args:
+            config: The config.json.
+            architecture: A part of what it asks for; by default all.
+            quant: In which form linear layers are given, so that nothing is left to be quantized;
+                None gives floats.
+
+        Raises:
+            UnsupportedModelError: If it asks for something that is not computed here.
+        """
+        super().__init__(Path("random weights"), dict(config), {})
+        if architecture is None:
+            architecture = find_family(config).read(config)
+        size = (architecture.vocab_size, architecture.hidden_size)
+        self._norms = set(architecture.stored_norms)
+        self._form = quant if quant is not None and quant.scheme == "nf4" else None
+        self._linears = {f"{spec.name}.weight" for spec in architecture.every_linear}
+        self._shapes: dict[str, tuple[int, ...]] = {architecture.embed_name: size}
+        if not architecture.tied:
+            self._shapes[architecture.head_name] = size
+        for spec in architecture.every_linear:
+            self._shapes[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
+            if spec.bias:
+                self._shapes[f"{spec.name}.bias"] = (spec.out_features,)
+        self._shapes |= architecture.routers
+        self._shapes |= architecture.tables
+        self._shapes |= architecture.stored_norms
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all weights."""
+        return sum(int(np.prod(shape)) for shape in self._shapes.values())
+
+    def names(self) -> list[str]:
+        """All tensors."""
+        return list(self._shapes)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name."""
+        return name in self._shapes
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's dimensions."""
+        return self._shapes[name]
+
+    def float_dtype(self, name: str) -> str:
+        """Of all of them."""
+        return "F32"
+
+    def float32(self, name: str) -> npt.NDArray[np.float32]:
+        """A tensor, made anew."""
+        shape = self._shapes[name]
+        if name in self._norms:
+            return np.ones(shape, np.float32)
+        # Billions of random numbers would take minutes; repeated ones compute as fast.
+        random = np.random.default_rng(zlib.crc32(name.encode()))
+        count = min(math.prod(shape), _PERIOD)
+        block = random.standard_normal(count, dtype=np.float32) * _SCALE
+        return _repeated(block, math.prod(shape)).reshape(shape)
+
+    def quantized(self, name: str, *, mapped: bool = False) -> QuantizedWeight | None:
+        """A linear layer's codes and scales, made anew; None of what is not quantized."""
+        if self._form is None or name not in self._linears:
+            return None
+        rows, columns = self._shapes[name]
+        sample, first = self._sample, zlib.crc32(name.encode()) % _BLOCKS
+        blocks = -(-rows * columns // sample.blocksize)
+        codes: npt.NDArray[np.uint8] = np.roll(sample.codes, -first * sample.blocksize // 2)
+        absmax: npt.NDArray[Any] = np.roll(sample.absmax, -first)
+        nested = sample.nested_absmax
+        if nested is not None:
+            nested = _repeated(nested, -(-blocks // sample.nested_blocksize))
+        return replace(
+            sample,
+            shape=(rows, columns),
+            codes=_repeated(codes, -(-rows * columns // 2)),
+            absmax=_repeated(absmax, blocks),
+            nested_absmax=nested,
+        )
+
+    @cached_property
+    def _sample(self) -> QuantizedWeight:
+        """Quantized weights, of which others are repetitions: billions would take minutes."""
+        assert self._form is not None
+        size = (1, _BLOCKS * self._form.blocksize)
+        weights = np.random.default_rng(0).standard_normal(size, dtype=np.float32) * _SCALE
+        return quantize_nf4(weights, self._form.blocksize, self._form.double_quant)
+
+
+def _repeated(values: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """As ``numpy.resize``, which would hold twice as much."""
+    whole = np.empty(count, values.dtype)
+    for start in range(0, count, values.size):
+        piece = whole[start : start + values.size]
+        piece[:] = values[: piece.size]
+    return whole
+
+
+_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+}
+# Dimensions only: what else a model of that name has (biases, rescaled RoPE) costs next to nothing.
+SHAPES: dict[str, dict[str, int | bool]] = {
+    "S": {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 2048},
+    "M": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 8,
+          "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152},
+    "smollm2-135m": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+                     "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+                     "max_position_embeddings": 8192},
+    "qwen2.5-0.5b": {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
+                     "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936,
+                     "max_position_embeddings": 32768},
+    "llama-3.2-1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
+                     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+                     "max_position_embeddings": 131072},
+    "llama-3.1-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+                     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+                     "max_position_embeddings": 131072, "tie_word_embeddings": False},
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model to be measured.
+
+    Attributes:
+        name: The preset's, or the path as it was given.
+        folder: The configuration and the weights, real or random.
+        weights: ``"random"``, or the folder that they come from.
+    """
+
+    name: str
+    folder: ModelFolder
+    weights: str
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The contents of config.json."""
+        return self.folder.config
+
+
+def config_of(shape: str) -> dict[str, Any]:
+    """A preset's config.json, a Llama of its dimensions."""
+    return {**_LLAMA, **SHAPES[shape]}
+
+
+def find_shape(text: str) -> Shape:
+    """Finds a shape; nothing is downloaded.
+
+    Args:
+        text: A preset's name (any case), a config.json, a folder that holds one, or a GGUF file.
+            A folder's safetensors are used where it has some; otherwise the weights are random.
+
+    Raises:
+        ConfigError: If there is no such preset and no such path.
+        CheckpointError: If the file or folder is damaged.
+        UnsupportedModelError: If it asks for something that is not computed here.
+    """
+    preset = next((name for name in SHAPES if name.lower() == text.lower()), None)
+    if preset is not None:
+        return _random(preset, config_of(preset))
+    path = Path(text).expanduser()
+    if text and is_dir(path):
+        if any(path.glob("*.safetensors")) or any(path.glob("*.safetensors.index.json")):
+            folder = ModelFolder.open(path)
+            find_family(folder.config).read(folder.config)
+            return Shape(text, folder, str(path))
+        if exists(path / "config.json"):
+            return _random(text, read_json_object(path / "config.json"))
+        raise ConfigError(
+            f"{path} has no config.json: give a model folder, a config.json or one of "
+            f"{', '.join(SHAPES)}"
+        )
+    if path.suffix == GGUF and is_file(path):
+        return Shape(text, ModelFolder.open(path), str(path))
+    if text and exists(path):
+        return _random(text, read_json_object(path))
+    close = difflib.get_close_matches(text.lower(), [name.lower() for name in SHAPES], 1)
+    meant = next((f" (did you mean {n!r}?)" for n in SHAPES if n.lower() in close), "")
+    raise ConfigError(
+        f"there is no shape {text!r}{meant}: give one of {', '.join(SHAPES)}, or the path of a "
+        "model folder or of a config.json"
+    )
+
+
+def _random(name: str, config: dict[str, Any]) -> Shape:
+    return Shape(name, RandomFolder(config, quant=QuantConfig()), "random")
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import click
 from qlora_wgpu.cli._terminal import Terminal, write_what_can_be_written
 from qlora_wgpu.cli._verbs import Verbs
 from qlora_wgpu.errors import QLoRAError, reason
-from qlora_wgpu.gpu.calls import overdue_call
+from qlora_wgpu.gpu.driver import overdue_call
 from qlora_wgpu.supervision.child import end_if_hung
 from qlora_wgpu.supervision.exit_codes import ERROR
 from qlora_wgpu.supervision.journal import Journal
@@ -48,11 +48,11 @@ def run_command(journal: Journal | None = None) -> None:
     """
     if journal is not None:
         # Imports NumPy, which what only tells of the program does without.
-        from qlora_wgpu.gpu import attempts
+        from qlora_wgpu.gpu import driver
         from qlora_wgpu.mapped_files import map_listeners
 
         end_if_hung(overdue_call)
-        attempts.listeners.append(journal.note_under_way)
+        driver.listeners.append(journal.note_under_way)
         map_listeners.append(journal.note_mapped)
     write_what_can_be_written()
     warnings.showwarning = _tell

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from qlora_wgpu.limits import GIB
-from qlora_wgpu.model.fit import LINK, Fit
+from qlora_wgpu.model.budget import LINK, Fit
 from qlora_wgpu.runs.cards import FLOPS, CardPlan
 from qlora_wgpu.runs.what_fits import MOST_TOKENS
 

@@ -9,8 +9,7 @@ import click
 
 from qlora_wgpu.bench.measure import measure
 from qlora_wgpu.bench.report import show, to_json
-from qlora_wgpu.bench.shapes import SHAPES, find_shape
-from qlora_wgpu.bench.workload import Workload
+from qlora_wgpu.bench.workload import SHAPES, Workload, find_shape
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._model import gpu_option
 from qlora_wgpu.cli._targets import target_file, write_figures

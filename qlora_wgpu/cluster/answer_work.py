@@ -13,7 +13,7 @@ from typing import Any
 
 from qlora_wgpu.cluster.blocks import FloatArray, Sums
 from qlora_wgpu.cluster.running_sums import RunningSums
-from qlora_wgpu.model.samples import Samples
+from qlora_wgpu.model.steps import Samples
 from qlora_wgpu.training.computing import Done, MicroBatch
 
 _AT_ONCE = 256  # micro-batches, whose tokens are in memory until they are computed

@@ -22,9 +22,8 @@ from qlora_wgpu.cluster.running_sums import RunningSums
 from qlora_wgpu.cluster.steps import Block
 from qlora_wgpu.config.schema import ClusterConfig
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.model.loss_sums import LossSums
-from qlora_wgpu.model.options import StepKind
-from qlora_wgpu.ops.adamw import STATS_CORRECT, STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.model.steps import LossSums, StepKind
+from qlora_wgpu.ops.optimizers import STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.training.computing import Arrays, Done, MicroBatch
 from qlora_wgpu.training.observer import WorkerFigures
 

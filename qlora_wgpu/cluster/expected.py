@@ -14,7 +14,7 @@ from qlora_wgpu.cluster.blocks import Asked, FloatArray, Sums
 from qlora_wgpu.errors import ClusterError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.batch_encoding import shifted_targets
-from qlora_wgpu.model.samples import Samples
+from qlora_wgpu.model.steps import Samples
 from qlora_wgpu.ops.preference import METRICS, Preference
 
 _ROUNDING = 1e-3  # of a sum of weights

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qlora_wgpu.cluster.blocks import FloatArray, Sums
 from qlora_wgpu.cluster.running_sums import RunningSums
-from qlora_wgpu.graph.pieces import Pieces
+from qlora_wgpu.graph.sharded_vector import Pieces
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.tensor import add_to

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from qlora_wgpu.cluster.blocks import Sums
-from qlora_wgpu.ops.adamw import (
+from qlora_wgpu.ops.optimizers import (
     STATS_BALANCE,
     STATS_CORRECT,
     STATS_LENGTH,

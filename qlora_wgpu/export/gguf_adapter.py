@@ -17,8 +17,8 @@ from qlora_wgpu.export.gguf.architectures import find_llama_cpp, model_type_of
 from qlora_wgpu.export.gguf.parts import LayerParts
 from qlora_wgpu.families.family import Architecture, ExpertSpec, find_family
 from qlora_wgpu.lora import AdapterConfig, load_adapter
-from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
-from qlora_wgpu.lora.names import LORA_A, LORA_B, AdaptedLayer, adapted_layers, tensor_name
+from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base
+from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, AdaptedLayer, adapted_layers, tensor_name
 
 FloatArray = npt.NDArray[np.float32]
 Pair = tuple[FloatArray, FloatArray]

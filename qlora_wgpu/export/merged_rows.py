@@ -9,15 +9,13 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.lora import AdapterConfig
-from qlora_wgpu.lora.embedding_pair import check_ends
-from qlora_wgpu.lora.file_tokens import StoredRows, stored_rows
-from qlora_wgpu.lora.file_wholes import wholes
-from qlora_wgpu.lora.names import Float32Array, adapted_layers
-from qlora_wgpu.lora.saved_modules import saved_modules
-from qlora_wgpu.lora.tokens import Vocabulary
+from qlora_wgpu.lora.peft_files import StoredRows, stored_rows, wholes
+from qlora_wgpu.lora.peft_names import Float32Array, adapted_layers
+from qlora_wgpu.lora.targets import saved_modules
+from qlora_wgpu.lora.trained_tokens import Vocabulary, check_ends
 from qlora_wgpu.model.adapter_state import config_of
-from qlora_wgpu.model.own_head import has_own_head
-from qlora_wgpu.model.weight_names import stored_name
+from qlora_wgpu.model.checkpoint_reader import stored_name
+from qlora_wgpu.model.pretrained import has_own_head
 
 
 def check_vocabulary(

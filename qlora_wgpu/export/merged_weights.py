@@ -17,12 +17,11 @@ from qlora_wgpu.export.merged_rows import check_vocabulary, trained_rows_by_name
 from qlora_wgpu.export.untied_ends import untied_ends
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.lora.biases import split_biases
-from qlora_wgpu.lora.conversion import started_in
-from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base, rows_for
-from qlora_wgpu.lora.names import adapted_layers
-from qlora_wgpu.model.stored_shapes import check_stored_shapes
-from qlora_wgpu.model.weight_names import stored_name
+from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base, rows_for
+from qlora_wgpu.lora.init import started_in
+from qlora_wgpu.lora.peft_names import adapted_layers, split_biases
+from qlora_wgpu.model.checkpoint_reader import stored_name
+from qlora_wgpu.model.pretrained import check_stored_shapes
 from qlora_wgpu.quant import quantize_nf4
 
 Base = Literal["original", "dequantized"]

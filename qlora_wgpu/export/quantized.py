@@ -22,8 +22,8 @@ from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.folders import Tensors, write_folder
 from qlora_wgpu.export.skip_list import skipped_modules
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.model.stored_shapes import check_stored_shapes
-from qlora_wgpu.model.weight_names import stored_name
+from qlora_wgpu.model.checkpoint_reader import stored_name
+from qlora_wgpu.model.pretrained import check_stored_shapes
 from qlora_wgpu.quant import quantize_nf4
 
 _DTYPES = {name: TORCH_NAMES[name] for name in ("F32", "F16", "BF16")}  # what bitsandbytes knows

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.families.family import Architecture
-from qlora_wgpu.model.weight_names import stored_name
+from qlora_wgpu.model.checkpoint_reader import stored_name
 
 _HEAD = "lm_head"  # named in any case: with a list of ours transformers adds none of its own
 

@@ -6,8 +6,8 @@ from collections.abc import Collection
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.families.family import Architecture
-from qlora_wgpu.model.own_head import has_own_head
-from qlora_wgpu.model.weight_names import stored_embedding, stored_name
+from qlora_wgpu.model.checkpoint_reader import stored_embedding, stored_name
+from qlora_wgpu.model.pretrained import has_own_head
 
 
 def untied_ends(

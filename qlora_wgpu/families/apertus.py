@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.families.attention import Attention, QKNorm
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer, ResidualOrder
-from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.mlp import XIELUMLP, PlainMLP, read_activation
-from qlora_wgpu.families.norm import RMSNorm
-from qlora_wgpu.families.rope import Rope, read_rope
+from qlora_wgpu.families.parts.attention import Attention, QKNorm
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer, ResidualOrder
+from qlora_wgpu.families.parts.mlp import XIELUMLP, PlainMLP, read_activation
+from qlora_wgpu.families.parts.norm import RMSNorm
+from qlora_wgpu.families.parts.rope import Rope, read_rope
 
 ORDER = ResidualOrder(before_attention="attention_layernorm", before_mlp="feedforward_layernorm")
 THETA = 12_000_000.0

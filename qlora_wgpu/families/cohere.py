@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.families.attention import Attention, QKLayerNorm
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import PARALLEL, Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.norm import LayerNorm
-from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.families.parts.attention import Attention, QKLayerNorm
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import PARALLEL, Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.parts.norm import LayerNorm
+from qlora_wgpu.families.parts.rope import read_rope
 
 
 def compose(read: ConfigReader) -> Decoder:

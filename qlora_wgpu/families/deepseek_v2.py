@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.latent_attention import read_latent_attention
-from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.moe import Experts, check_expert_counts, refuse_balance_loss
-from qlora_wgpu.families.norm import RMSNorm
-from qlora_wgpu.families.router import Router, Scoring, read_groups
-from qlora_wgpu.families.shared_expert import SharedExpert
+from qlora_wgpu.families.parts.config import ConfigReader
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.parts.latent_attention import read_latent_attention
+from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.parts.moe import (
+    Experts,
+    Router,
+    Scoring,
+    SharedExpert,
+    check_expert_counts,
+    read_groups,
+    refuse_balance_loss,
+)
+from qlora_wgpu.families.parts.norm import RMSNorm
 
 SIZES = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
 from qlora_wgpu.families.glm4_moe import corrected_experts
-from qlora_wgpu.families.latent_attention import read_latent_attention
-from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.parts.config import ConfigReader
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.parts.latent_attention import read_latent_attention
+from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.parts.norm import RMSNorm
 
 SIZES = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.exaone4 import read_attentions
 from qlora_wgpu.families.glm4_moe import corrected_experts
-from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.norm import RMSNorm
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.parts.norm import RMSNorm
 
 SIZES = {"num_experts": 64, "moe_intermediate_size": 1024}
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 
-from qlora_wgpu.families.attention import Attention
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.mlp import GatedMLP
-from qlora_wgpu.families.norm import RMSNorm
-from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.families.parts.attention import Attention
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.parts.mlp import GatedMLP
+from qlora_wgpu.families.parts.norm import RMSNorm
+from qlora_wgpu.families.parts.rope import read_rope
 
 _IGNORED = (
     "hidden_activation = gelu of config.json is not applied, as in transformers 5: MLPs have "

@@ -5,15 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from qlora_wgpu.families.attention import Attention, QKNorm
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import PRE_AND_POST_NORM, Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.gemma2 import read_score_scale
-from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.norm import RMSNorm
-from qlora_wgpu.families.rope import Rope, read_ropes_of_layers
-from qlora_wgpu.families.windows import periodic_windows
+from qlora_wgpu.families.parts.attention import Attention, QKNorm, periodic_windows
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import PRE_AND_POST_NORM, Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.parts.norm import RMSNorm
+from qlora_wgpu.families.parts.rope import Rope, read_ropes_of_layers
 
 
 def compose(read: ConfigReader) -> Decoder:

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families import gemma4_text
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily
+from qlora_wgpu.families.parts.config import ConfigReader
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
 
 PREFIX = "model.language_model."
 

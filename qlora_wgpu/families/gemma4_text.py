@@ -10,17 +10,14 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.families.attention import Attention, QKNorm
-from qlora_wgpu.families.config_reader import ConfigReader, is_above_zero
-from qlora_wgpu.families.decoder import PRE_AND_POST_NORM, DecoderFamily
-from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.mixture_beside import MixtureBeside
-from qlora_wgpu.families.mlp import GatedMLP
-from qlora_wgpu.families.norm import RMSNorm
-from qlora_wgpu.families.per_layer import PerLayerInputs
-from qlora_wgpu.families.rope import Rope, read_rope
-from qlora_wgpu.families.sharing import SharingDecoder, SharingLayer
-from qlora_wgpu.families.windows import layer_windows
+from qlora_wgpu.families.parts.attention import Attention, QKNorm, layer_windows
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions, is_above_zero
+from qlora_wgpu.families.parts.decoder import PRE_AND_POST_NORM, DecoderFamily
+from qlora_wgpu.families.parts.mlp import GatedMLP
+from qlora_wgpu.families.parts.moe import MixtureBeside
+from qlora_wgpu.families.parts.norm import RMSNorm
+from qlora_wgpu.families.parts.rope import Rope, read_rope
+from qlora_wgpu.families.parts.shared_kv import PerLayerInputs, SharingDecoder, SharingLayer
 from qlora_wgpu.limits import MIB
 
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qlora_wgpu.families import gemma4_unified_text
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily
 from qlora_wgpu.families.gemma4 import PREFIX, text_config
+from qlora_wgpu.families.parts.config import ConfigReader
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
 
 
 def compose(read: ConfigReader) -> Decoder:

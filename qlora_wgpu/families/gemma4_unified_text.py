@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from qlora_wgpu.families import gemma4_text
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import DecoderFamily
-from qlora_wgpu.families.sharing import SharingDecoder
+from qlora_wgpu.families.parts.config import ConfigReader
+from qlora_wgpu.families.parts.decoder import DecoderFamily
+from qlora_wgpu.families.parts.shared_kv import SharingDecoder
 
 _LACKS = {"hidden_size_per_layer_input": None, "enable_moe_block": False}
 

@@ -6,13 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.attention import Attention, FusedQKV
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import PRE_NORM, Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.mlp import PlainMLP, read_activation
-from qlora_wgpu.families.norm import LayerNorm
-from qlora_wgpu.families.rope import Rope, read_rope
+from qlora_wgpu.families.parts.attention import Attention, FusedQKV
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import PRE_NORM, Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.parts.mlp import PlainMLP, read_activation
+from qlora_wgpu.families.parts.norm import LayerNorm
+from qlora_wgpu.families.parts.rope import Rope, read_rope
 
 
 def compose(read: ConfigReader) -> Decoder:

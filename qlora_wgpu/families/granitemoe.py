@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily
-from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.granite import compose_with
-from qlora_wgpu.families.mlp import FusedGatedMLP, read_activation
-from qlora_wgpu.families.moe import Experts, check_expert_counts, read_balance_loss
-from qlora_wgpu.families.rope import read_rope
-from qlora_wgpu.families.shared_expert import SharedExpert
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
+from qlora_wgpu.families.parts.mlp import FusedGatedMLP, read_activation
+from qlora_wgpu.families.parts.moe import (
+    Experts,
+    SharedExpert,
+    check_expert_counts,
+    read_balance_loss,
+)
+from qlora_wgpu.families.parts.rope import read_rope
 
 
 def compose(read: ConfigReader) -> Decoder:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily
-from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.granite import compose_with
 from qlora_wgpu.families.granitemoe import read_experts, shared_mlp
-from qlora_wgpu.families.mlp import read_activation
-from qlora_wgpu.families.moe import read_balance_loss
-from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
+from qlora_wgpu.families.parts.mlp import read_activation
+from qlora_wgpu.families.parts.moe import read_balance_loss
+from qlora_wgpu.families.parts.rope import read_rope
 
 
 def compose(read: ConfigReader) -> Decoder:

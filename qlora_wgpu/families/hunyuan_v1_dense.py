@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.families.attention import Attention, QKNorm
-from qlora_wgpu.families.config_reader import ConfigReader, is_above_zero
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Half, Layer
-from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.norm import RMSNorm
-from qlora_wgpu.families.rope import Rope, read_rope
+from qlora_wgpu.families.parts.attention import Attention, QKNorm
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions, is_above_zero
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Half, Layer
+from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.parts.norm import RMSNorm
+from qlora_wgpu.families.parts.rope import Rope, read_rope
 
 
 def compose(read: ConfigReader) -> Decoder:

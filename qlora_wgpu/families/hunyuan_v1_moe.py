@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily
-from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.hunyuan_v1_dense import compose_with
-from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.moe import Experts, check_expert_counts, refuse_balance_loss
-from qlora_wgpu.families.shared_expert import SharedExpert
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
+from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.parts.moe import (
+    Experts,
+    SharedExpert,
+    check_expert_counts,
+    refuse_balance_loss,
+)
 
 
 def compose(read: ConfigReader) -> Decoder:

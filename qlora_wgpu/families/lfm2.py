@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.families.attention import Attention, QKNorm
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Half, Layer, ResidualOrder
-from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.mlp import GatedMLP
-from qlora_wgpu.families.norm import RMSNorm
-from qlora_wgpu.families.rope import read_rope
-from qlora_wgpu.families.short_conv import ShortConv
+from qlora_wgpu.families.parts.attention import Attention, QKNorm
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Half, Layer, ResidualOrder
+from qlora_wgpu.families.parts.mixers import ShortConv
+from qlora_wgpu.families.parts.mlp import GatedMLP
+from qlora_wgpu.families.parts.norm import RMSNorm
+from qlora_wgpu.families.parts.rope import read_rope
 
 ORDER = ResidualOrder(before_attention="operator_norm", before_mlp="ffn_norm")
 

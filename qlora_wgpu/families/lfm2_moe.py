@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily
-from qlora_wgpu.families.dimensions import Dimensions
 from qlora_wgpu.families.lfm2 import attending_types, compose_with, gated_mlp
-from qlora_wgpu.families.moe import Experts, read_expert_counts, refuse_balance_loss
-from qlora_wgpu.families.router import Router, Scoring
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
+from qlora_wgpu.families.parts.moe import (
+    Experts,
+    Router,
+    Scoring,
+    read_expert_counts,
+    refuse_balance_loss,
+)
 
 
 def compose(read: ConfigReader) -> Decoder:

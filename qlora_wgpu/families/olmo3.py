@@ -7,14 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.attention import Attention, QKNorm
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import POST_NORM, Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.norm import RMSNorm
-from qlora_wgpu.families.rope import Rope, read_ropes_of_layers
-from qlora_wgpu.families.windows import layer_windows
+from qlora_wgpu.families.parts.attention import Attention, QKNorm, layer_windows
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import POST_NORM, Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.parts.norm import RMSNorm
+from qlora_wgpu.families.parts.rope import Rope, read_ropes_of_layers
 
 THETA = 500_000.0
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families import qwen3_5_text
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily
+from qlora_wgpu.families.parts.config import ConfigReader
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
 
 
 def compose(read: ConfigReader) -> Decoder:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from qlora_wgpu.families import qwen3_5_moe_text
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily
+from qlora_wgpu.families.parts.config import ConfigReader
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
 from qlora_wgpu.families.qwen3_5 import compose_text
 
 

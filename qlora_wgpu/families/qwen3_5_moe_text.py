@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily
-from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.moe import read_balance_loss
-from qlora_wgpu.families.multimodal_rope import without_sections
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
+from qlora_wgpu.families.parts.moe import read_balance_loss
+from qlora_wgpu.families.parts.rope import without_sections
 from qlora_wgpu.families.qwen3_5_text import STORED_PREFIXES
 from qlora_wgpu.families.qwen3_next import compose_hybrid, read_experts
 

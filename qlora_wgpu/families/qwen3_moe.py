@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.families.attention import Attention, QKNorm
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.moe import Experts, read_balance_loss, read_expert_counts, sparse_layers
-from qlora_wgpu.families.norm import RMSNorm
-from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.families.parts.attention import Attention, QKNorm
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.parts.moe import (
+    Experts,
+    read_balance_loss,
+    read_expert_counts,
+    sparse_layers,
+)
+from qlora_wgpu.families.parts.norm import RMSNorm
+from qlora_wgpu.families.parts.rope import read_rope
 
 
 def compose(read: ConfigReader) -> Decoder:

@@ -5,16 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.families.attention import Attention, QKNorm
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Half, Layer
-from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.gated_delta_net import DeltaHeads, GatedDeltaNet
-from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.moe import Experts, read_balance_loss, read_expert_counts, sparse_layers
-from qlora_wgpu.families.norm import RMSNorm
-from qlora_wgpu.families.rope import read_rope
-from qlora_wgpu.families.shared_expert import SharedExpert
+from qlora_wgpu.families.parts.attention import Attention, QKNorm
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Half, Layer
+from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet
+from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.parts.moe import (
+    Experts,
+    SharedExpert,
+    read_balance_loss,
+    read_expert_counts,
+    sparse_layers,
+)
+from qlora_wgpu.families.parts.norm import RMSNorm
+from qlora_wgpu.families.parts.rope import read_rope
 
 SHARE = 0.25  # of a head that is rotated, where no key says it
 SILU = ("silu", "swish")

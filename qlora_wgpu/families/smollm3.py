@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.families.attention import Attention
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.dimensions import Dimensions
-from qlora_wgpu.families.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.norm import RMSNorm
-from qlora_wgpu.families.rope import read_rope
-from qlora_wgpu.families.windows import layer_windows
+from qlora_wgpu.families.parts.attention import Attention, layer_windows
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
+from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
+from qlora_wgpu.families.parts.norm import RMSNorm
+from qlora_wgpu.families.parts.rope import read_rope
 
 
 def compose(read: ConfigReader) -> Decoder:

@@ -3,8 +3,8 @@
 from qlora_wgpu.generation.decoder import Decoder
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.generate import generate
-from qlora_wgpu.generation.growing_text import Text
 from qlora_wgpu.generation.model import QLoRAModel
+from qlora_wgpu.generation.sequence import Text
 from qlora_wgpu.generation.text import continuation
 
 __all__ = ["Decoder", "Engine", "QLoRAModel", "Text", "continuation", "generate"]

@@ -12,14 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError, DataError
-from qlora_wgpu.generation.growing_text import Text
-from qlora_wgpu.generation.prompts import Reading, prompt_length, together
+from qlora_wgpu.generation.prefill import Reading, prompt_length, together
 from qlora_wgpu.generation.sampling import Sampling, check_count
+from qlora_wgpu.generation.sequence import Text
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.programs import Programs
+from qlora_wgpu.model.memory_plan import are_copied
+from qlora_wgpu.model.programs import Programs, TokenPrograms
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.model.text_copies import are_copied
-from qlora_wgpu.model.token_programs import TokenPrograms
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import NONE, make_seen
 
@@ -50,7 +49,7 @@ class Engine:
             texts: Most texts that grow at a time; others wait.
             capacity: Most tokens of a text, its prompt included.
             in_strips: Whether copies of the weights are made that software GPUs read faster; by
-                default as ``model/text_copies.py`` says of this machine.
+                default as ``model/memory_plan.py`` says of this machine.
 
         Raises:
             OutOfMemoryError: If there shall be copies and they have no room now.

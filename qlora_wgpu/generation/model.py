@@ -9,7 +9,7 @@ from typing import Any
 
 from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, read_prompt_files
 from qlora_wgpu.errors import ConfigError, TokenizerError
-from qlora_wgpu.families.positions import longest_text
+from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.generation.generate import generate, token_ids
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.model import qlora_model

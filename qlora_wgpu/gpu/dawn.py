@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from qlora_wgpu.gpu.backend import Backend, checks_everything, explain_refusal
+from qlora_wgpu.gpu.kernel_config import has_few_registers
 from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.preprocessor import without_comments
-from qlora_wgpu.gpu.vendors import has_few_registers
 
 _MATRIX = "chromium-experimental-subgroup-matrix"
 _SIZE_CONTROL = "subgroup-size-control"

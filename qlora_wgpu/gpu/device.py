@@ -1,4 +1,4 @@
-"""An opened GPU: buffers with their bytes counted by kind, pipelines compiled once."""
+"""A GPU opened for computing: buffers counted by kind, transfers, pipelines compiled once."""
 
 from __future__ import annotations
 
@@ -7,27 +7,201 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.gpu import required
-from qlora_wgpu.gpu.adapters import choose_adapter
-from qlora_wgpu.gpu.calls import driver_call
-from qlora_wgpu.gpu.forks import note_opened, refuse_fork, refuse_inherited
+from qlora_wgpu.gpu import limits
+from qlora_wgpu.gpu.adapters import (
+    choose_adapter,
+    rows_of_products,
+    wants_short_loops,
+    wants_textures,
+)
+from qlora_wgpu.gpu.cost_model import Pace
+from qlora_wgpu.gpu.driver import driver_call, note_opened, refuse_fork, refuse_inherited
+from qlora_wgpu.gpu.kernel_config import (
+    CPU_PROFILE,
+    Profile,
+    cpu_profile,
+    gpu_profile,
+    has_few_registers,
+    hoists_loads,
+    takes_deep_tiles,
+)
+from qlora_wgpu.gpu.limits import (
+    TEXTURE_PITCH,
+    TEXTURE_ROW,
+    TEXTURE_WIDTH,
+    buffer_bytes,
+    texture_bytes,
+)
 from qlora_wgpu.gpu.matrix import Limits
-from qlora_wgpu.gpu.memory_counter import MemoryCounter
-from qlora_wgpu.gpu.mesa import rows_of_products, wants_short_loops, wants_textures
-from qlora_wgpu.gpu.pace import Pace
-from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile, cpu_profile, gpu_profile
-from qlora_wgpu.gpu.sizes import TEXTURE_PITCH, TEXTURE_ROW, buffer_bytes, texture_bytes
-from qlora_wgpu.gpu.transfers import Transfers
-from qlora_wgpu.gpu.trying import try_matrix_units, try_subgroups
-from qlora_wgpu.gpu.uniforms import read_at_once
-from qlora_wgpu.gpu.vendors import has_few_registers, hoists_loads, takes_deep_tiles
-from qlora_wgpu.gpu.wgsl import Shader
+from qlora_wgpu.gpu.probe import try_matrix_units, try_subgroups
+from qlora_wgpu.gpu.wgsl import Shader, read_at_once
+from qlora_wgpu.mapped_files import let_go, require_whole
+
+
+@dataclass
+class MemoryCounter:
+    """Bytes of live buffers by kind, and the most there ever were."""
+
+    by_kind: Counter[str] = field(default_factory=Counter)
+    peak: int = 0
+    _counts: bool = True
+
+    def add(self, kind: str, nbytes: int, holder: Any) -> None:
+        """Counts ``nbytes`` more of a kind, for as long as ``holder`` lives."""
+        if not self._counts:
+            return
+        self.by_kind[kind] += nbytes
+        self.peak = max(self.peak, self.total)
+        weakref.finalize(holder, self._freed, kind, nbytes).atexit = False
+
+    def _freed(self, kind: str, nbytes: int) -> None:
+        self.by_kind[kind] -= nbytes
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """What is made within is there for a moment only, and counts nowhere."""
+        before, self._counts = self._counts, False
+        try:
+            yield
+        finally:
+            self._counts = before
+
+    @property
+    def total(self) -> int:
+        """Bytes of all kinds."""
+        return sum(self.by_kind.values())
+
+
+UPLOAD_CHUNK = 16 << 20  # unsubmitted writes pile up in host memory
+
+
+class Transfers:
+    """The part of a device that moves bytes.
+
+    Attributes:
+        raw: WebGPU's device.
+    """
+
+    raw: Any
+    _unsubmitted = 0  # bytes that were written since work was handed to the driver
+    _under_way = 0  # bytes that the driver may still keep in host memory
+
+    def driver_call(self, what: str) -> AbstractContextManager[None]:
+        """What every call into the driver is made in that may wait for it or fail.
+
+        Args:
+            what: What is done, for messages: ``"reading a result"``.
+        """
+        raise NotImplementedError
+
+    def submit(self, *commands: Any) -> None:
+        """Hands finished command buffers to the driver; does not wait.
+
+        Raises:
+            DeviceError: If the driver refuses them, or the GPU was lost.
+        """
+        self._unsubmitted = 0
+        with self.driver_call("submitting work"):
+            self.raw.queue.submit(list(commands))
+
+    def write(
+        self,
+        buffer: Any,
+        data: npt.NDArray[Any] | bytes,
+        offset: int = 0,
+        read: Callable[[npt.NDArray[Any]], None] = require_whole,
+    ) -> None:
+        """Copies host data into a buffer, in pieces so that host memory stays flat.
+
+        A file's pages leave the process's memory behind each piece.
+
+        Args:
+            buffer: The buffer.
+            data: What is copied.
+            offset: The first byte of the buffer that it goes to.
+            read: Called with each piece before it is copied, which may be a file's.
+
+        Raises:
+            WeightFileError: If the file that it is in was cut.
+        """
+        if isinstance(data, np.ndarray):
+            raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        else:
+            raw = np.frombuffer(data, np.uint8)
+        if raw.size % 4:
+            raw = np.pad(raw, (0, -raw.size % 4))
+        for start in range(0, raw.size, UPLOAD_CHUNK):
+            piece = raw[start : start + UPLOAD_CHUNK]
+            read(piece)
+            with self.driver_call("uploading data"):
+                self.raw.queue.write_buffer(buffer, offset + start, piece)
+            let_go(piece)
+            self._unsubmitted += piece.size
+            self._under_way += piece.size
+            if self._unsubmitted >= UPLOAD_CHUNK:
+                self.submit()
+
+    def fill(self, buffer: Any, data: npt.NDArray[Any], offset: int = 0) -> None:
+        """Writes what a new buffer, or a part of one, holds, and waits where much is on its way.
+
+        The driver's copies would else lie between buffers that stay, and leave holes.
+        """
+        self.write(buffer, data, offset)
+        if self._under_way >= UPLOAD_CHUNK:
+            self.read(buffer, 4)
+
+    def read(self, buffer: Any, nbytes: int, offset: int = 0) -> memoryview:
+        """Waits for all submitted work and copies bytes back."""
+        padded = nbytes + -nbytes % 4
+        with self.driver_call("reading a result"):
+            data: memoryview = self.raw.queue.read_buffer(buffer, offset, padded)
+        self._under_way = 0
+        return data[:nbytes]
+
+    def write_texture(self, texture: Any, data: npt.NDArray[Any]) -> None:
+        """Fills a texture from its first texel on, in pieces so that host memory stays flat."""
+        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        rows = UPLOAD_CHUNK // TEXTURE_ROW
+        for row in range(0, -(-flat.size // TEXTURE_ROW), rows):
+            piece = flat[row * TEXTURE_ROW : (row + rows) * TEXTURE_ROW]
+            height = -(-piece.size // TEXTURE_ROW)
+            require_whole(piece)
+            with self.driver_call("uploading data"):
+                self.raw.queue.write_texture(
+                    {"texture": texture, "origin": (0, row, 0)},
+                    np.pad(piece, (0, height * TEXTURE_ROW - piece.size)),
+                    {"bytes_per_row": TEXTURE_ROW, "rows_per_image": height},
+                    (TEXTURE_WIDTH, height, 1),
+                )
+            let_go(piece)
+            self._under_way += piece.size
+            self.submit()
+            if self._under_way >= UPLOAD_CHUNK:
+                self.read_texture(texture, 4)
+
+    def read_texture(self, texture: Any, nbytes: int, offset: int = 0) -> memoryview:
+        """Waits for all submitted work and copies a texture's bytes back."""
+        first, last = offset // TEXTURE_ROW, -(-(offset + nbytes) // TEXTURE_ROW)
+        with self.driver_call("reading a result"):
+            data: memoryview = self.raw.queue.read_texture(
+                {"texture": texture, "origin": (0, first, 0)},
+                {"bytes_per_row": TEXTURE_ROW, "rows_per_image": last - first},
+                (TEXTURE_WIDTH, last - first, 1),
+            )
+        self._under_way = 0
+        start = offset - first * TEXTURE_ROW
+        return data.cast("B")[start : start + nbytes]
+
 
 _TIMEOUT = 1800.0  # seconds
 # So that the GPU begins while the host still encodes.
@@ -99,7 +273,7 @@ class Device(Transfers):
         self.pace = Pace.of_kind(self.gpu.info["adapter_type"], 1e-3 * submit_milliseconds)
         self.budget = memory
         self.timeout = timeout or (math.inf if self.is_cpu else _TIMEOUT)
-        required.require_limits(self.name, self.gpu.limits)
+        limits.require_limits(self.name, self.gpu.limits)
         self.features = frozenset(self.backend.features_of(self.gpu))
         with self.driver_call("opening it"):
             self.raw = self.backend.request_device(self.gpu)
@@ -110,7 +284,7 @@ class Device(Transfers):
         self._pipelines: dict[str, Any] = {}
         own = self.raw.limits
         self.limits = Limits(
-            required.most_invocations(own), int(own["max-compute-workgroup-storage-size"])
+            limits.most_invocations(own), int(own["max-compute-workgroup-storage-size"])
         )
         self.profile = CPU_PROFILE
         self.notes: tuple[str, ...] = ()
@@ -173,7 +347,7 @@ class Device(Transfers):
     @property
     def max_binding(self) -> int:
         """The largest number of bytes that one binding may show to a shader, in either memory."""
-        return required.most_bytes(self.raw.limits, in_textures=self.profile.textures)
+        return limits.most_bytes(self.raw.limits, in_textures=self.profile.textures)
 
     @property
     def max_texture(self) -> int:

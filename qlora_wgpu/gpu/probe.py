@@ -1,4 +1,4 @@
-"""Self-tests of what some kernels rest on: subgroup broadcasts, textures and matrix units.
+"""Self-tests of a device that is opened: features that some kernels rest on.
 
 Work is divided among subgroups by a size that is fixed when a shader is written. Where a driver
 may take another, results would be wrong without an error: each test reads back which size it got.
@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu.driver import attempt, has_crashed
+from qlora_wgpu.gpu.kernel_config import has_few_registers, takes_deep_tiles
+from qlora_wgpu.gpu.limits import beyond_textures
 from qlora_wgpu.gpu.matrix import MatrixShape, MatrixTile, fitting_tiles
 from qlora_wgpu.gpu.operands import Bound
-from qlora_wgpu.gpu.vendors import has_few_registers, takes_deep_tiles
 from qlora_wgpu.gpu.wgsl import Constant, Shader, load_shader
+from qlora_wgpu.version import __version__
 
 if TYPE_CHECKING:
     from qlora_wgpu.gpu.device import Device
@@ -180,3 +183,32 @@ def _run(
     group = device.bind_group(shader, windows)
     device.dispatch(device.pipeline(shader), group, (1, 1, 1))
     return {name: device.read(results[name], size) for name, size in sizes.items()}
+
+
+def try_subgroups(device: Device) -> tuple[int, str]:
+    """A software GPU's subgroup size, 0 if it is of no use, and what a user should know of that."""
+    if problem := beyond_textures(device.name, device.raw.limits):
+        return 0, problem
+    tried = f"subgroups {_driver(device)}"
+    if has_crashed(tried):
+        return 0, (
+            f"{device.name} ended the process when its textures and subgroups were tried: operands "
+            "lie in buffers instead, which is slower; update its driver"
+        )
+    with attempt(tried, f"trying textures and subgroups of {device.name}"):
+        return subgroup_size(device), ""
+
+
+def try_matrix_units(device: Device) -> MatrixUnits:
+    """What a GPU's matrix units can be used for."""
+    tried = f"matrix units {_driver(device)}"
+    if has_crashed(tried):
+        return MatrixUnits(None, "the driver ended the process when they were tried")
+    with attempt(tried, f"trying the matrix units of {device.name}"):
+        return matrix_units(device)
+
+
+def _driver(device: Device) -> str:
+    """The GPU, its driver, and this version, which may ask other things of them."""
+    description = device.gpu.info["description"]
+    return " ".join(map(str, (device.name, description, device.backend.name, __version__)))

@@ -1,7 +1,13 @@
-"""Shaders: finding their sources, and reading their bindings off what the preprocessor makes."""
+"""Shaders: their sources and variants, their bindings and uniforms, and grids of workgroups.
+
+Kernels are launched on grids of any size. One that fits is dispatched as it is. Any other is
+dispatched as a rectangle of as many workgroups, and the preprocessor begins the shader's ``main``
+with finding the place in the grid again, from constants that say what the grid was.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Mapping
@@ -12,11 +18,68 @@ from pathlib import Path
 
 from qlora_wgpu.files import file_text
 from qlora_wgpu.gpu.operands import ANYTHING, Bound, Operand
-from qlora_wgpu.gpu.preprocessor import Constant, ShaderSourceError, Source, without_comments
+from qlora_wgpu.gpu.preprocessor import (
+    FOLD,
+    GRID,
+    Constant,
+    ShaderSourceError,
+    Source,
+    without_comments,
+)
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.presence import is_dir
 
 __all__ = ["Binding", "Constant", "Constants", "Shader", "ShaderSourceError", "load_shader"]
+
+MAX_WORKGROUPS = 65_535  # along each dimension, by WebGPU's default limits
+
+Workgroups = tuple[int, int, int]
+
+
+def is_within_limits(workgroups: Workgroups) -> bool:
+    """Whether a grid can be dispatched as it is."""
+    return max(workgroups) <= MAX_WORKGROUPS
+
+
+def fold_workgroups(count: int) -> Workgroups:
+    """Spreads a one-dimensional count of workgroups over x and y.
+
+    Shaders of such grids (``common/flat.wgsl``) recover the index as ``workgroup_id.y *
+    num_workgroups.x + workgroup_id.x`` and return where it lies past their end.
+    """
+    if count <= MAX_WORKGROUPS:
+        return (max(count, 1), 1, 1)
+    rows = -(-count // MAX_WORKGROUPS)
+    return (-(-count // rows), rows, 1)
+
+
+def fold_grid(workgroups: Workgroups) -> tuple[Workgroups, dict[str, Constant]]:
+    """What is dispatched for a grid, and the constants by which a shader finds its place in it."""
+    if is_within_limits(workgroups):
+        return workgroups, {}
+    folded = fold_workgroups(math.prod(workgroups))
+    sizes = dict(zip(GRID, workgroups, strict=True))
+    return folded, {**sizes, FOLD: folded[0]}
+
+
+_DECLARATION = "var<uniform> params: Params;"
+_MAIN = re.compile(r"\bfn\s+main\s*\([^{]*\{")
+
+
+def read_at_once(code: str) -> str:
+    """Lets ``main`` begin with reading all of ``params``, of which it then has a copy of its own.
+
+    Mesa's software GPU reads a uniform once for all invocations only as long as none of them can
+    have left or waits for others: before the first return, branch and loop. Anywhere else each
+    invocation reads by itself, some thirty instructions a word. Lines keep their numbers.
+    Compilers that prove uniform control flow refuse such copies (``Backend.proves_uniformity``).
+    """
+    if _DECLARATION not in code:
+        return code
+    copied = "var<uniform> given_params: Params; var<private> params: Params;"
+    code = code.replace(_DECLARATION, copied)
+    return _MAIN.sub(lambda main: f"{main[0]} params = given_params;", code, count=1)
+
 
 Constants = tuple[tuple[str, Constant], ...]
 Bindings = tuple[tuple[str, Bound], ...]

@@ -15,15 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.gpu.grid import Workgroups, fold_grid, fold_workgroups
-from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.gpu.kernel_config import Profile
+from qlora_wgpu.gpu.wgsl import Constant, Workgroups, fold_grid, fold_workgroups
 from qlora_wgpu.graph.autodiff import VJP, Checkpointed, JointVJP, Remake, Tape
-from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.launch import GraphError, Launch
-from qlora_wgpu.graph.parking import Parked, Parking, Recomputation
+from qlora_wgpu.graph.offload import Parked, Parking, Recomputation
 from qlora_wgpu.graph.rewrite import Rule
-from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, matrix, vector
+from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, ceil_div, matrix, vector
 
 __all__ = ["VJP", "Graph", "GraphError", "Launch"]
 

@@ -10,11 +10,18 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.gpu.grid import Workgroups, is_within_limits
 from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.preprocessor import IN_PARTS, PART_FIELDS
-from qlora_wgpu.gpu.wgsl import Bindings, Constant, Constants, Shader, load_shader
-from qlora_wgpu.graph.parking import Parked
+from qlora_wgpu.gpu.wgsl import (
+    Bindings,
+    Constant,
+    Constants,
+    Shader,
+    Workgroups,
+    is_within_limits,
+    load_shader,
+)
+from qlora_wgpu.graph.offload import Parked
 from qlora_wgpu.graph.tensor import Tensor
 
 

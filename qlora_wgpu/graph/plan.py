@@ -10,13 +10,12 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
 
-from qlora_wgpu.gpu.sizes import ALIGNMENT, buffer_bytes, texture_bytes
+from qlora_wgpu.gpu.limits import ALIGNMENT, buffer_bytes, texture_bytes
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
-from qlora_wgpu.graph.layout import lay_out
-from qlora_wgpu.graph.ordering import late
+from qlora_wgpu.graph.offload import Stream, sections_brought
+from qlora_wgpu.graph.passes import late, lay_out
 from qlora_wgpu.graph.rewrite import rewrite
-from qlora_wgpu.graph.section import Stream, sections_brought
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
 

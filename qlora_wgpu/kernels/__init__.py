@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from typing import Any
 
-from qlora_wgpu.kernels.kernel import Kernel, Tunable
+from qlora_wgpu.kernels.common import Kernel, Tunable
 
 
 def kernels() -> list[Kernel[Any]]:

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qlora_wgpu.gpu.grid import fold_workgroups
-from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.graph.dtype import ceil_div
+from qlora_wgpu.gpu.kernel_config import Profile
+from qlora_wgpu.gpu.wgsl import fold_workgroups
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.kernel import Kernel
+from qlora_wgpu.graph.tensor import Tensor, ceil_div
+from qlora_wgpu.kernels.common import Kernel
 from qlora_wgpu.weight_format import WeightFormat
 
 MOST_TOGETHER = 3  # matrices of a launch

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from qlora_wgpu.gpu.wgsl import Constant
-from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph, GraphError
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.graph.tensor import Tensor, ceil_div
 
 CHUNK = 64
 _STATE = 512  # vectors of four that a workgroup's memory holds of a head's state

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.kernel import Kernel
+from qlora_wgpu.kernels.common import Kernel
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """LoRA adapters: which layers get one, how it lies on the device, and PEFT's files, out and in."""
 
-from qlora_wgpu.lora.adapter_config import AdapterConfig
+from qlora_wgpu.lora.config import AdapterConfig
 from qlora_wgpu.lora.peft_files import load_adapter, save_adapter
 
 __all__ = ["AdapterConfig", "load_adapter", "save_adapter"]

@@ -1,4 +1,4 @@
-"""One flat float32 vector of all an adapter's tensors: where each lies, apart and together."""
+"""One flat float32 vector of all an adapter's tensors: where each lies, and in which types."""
 
 from __future__ import annotations
 
@@ -6,12 +6,41 @@ import math
 from collections.abc import ItemsView, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Literal
 
 import numpy as np
 
+from qlora_wgpu.config import Config
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.graph.dtype import padded, round_up
-from qlora_wgpu.lora.names import Float32Array
+from qlora_wgpu.graph.tensor import padded, round_up
+from qlora_wgpu.lora.peft_names import Float32Array
+
+OptimizerKind = Literal["adamw", "adamw_8bit", "lion"]
+
+
+@dataclass(frozen=True)
+class AdapterForms:
+    """What changes an update's numbers, and so is chosen by the user alone.
+
+    Attributes:
+        optimizer: ``"adamw"``, whose moments are float32, ``"adamw_8bit"``, or ``"lion"``, which
+            has one moment, in float32.
+        gradient: What micro-batches' gradients are summed in, each of them made in float32.
+        updates: Whether there are moments: a worker of a cluster never updates.
+    """
+
+    optimizer: OptimizerKind = "adamw"
+    gradient: Literal["float32", "bfloat16"] = "float32"
+    updates: bool = True
+
+    @classmethod
+    def of(cls, settings: Config) -> AdapterForms:
+        """Those of a run."""
+        return cls(settings.optim.name, settings.train.gradient_dtype)
+
+
+FLOAT32 = AdapterForms()
+
 
 _ALIGNMENT = 64  # floats: every tensor starts at a multiple of 256 bytes, as bindings must
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -12,28 +13,262 @@ import numpy as np
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
-from qlora_wgpu.graph.pieces import Pieces
-from qlora_wgpu.lora.adapter_tensors import AdapterTensors
-from qlora_wgpu.lora.embedding_pair import check_ends
-from qlora_wgpu.lora.flat_vector import FlatVector, Place
-from qlora_wgpu.lora.forms import FLOAT32, AdapterForms, OptimizerKind
-from qlora_wgpu.lora.moments import Moments, moments_of
-from qlora_wgpu.lora.names import Float32Array, tensor_name
-from qlora_wgpu.lora.peft_differences import is_written_together, peft_differences
-from qlora_wgpu.lora.placing import cuts_of, is_within, place_all, slack_of
-from qlora_wgpu.lora.random_start import draw_start
-from qlora_wgpu.lora.saved_modules import check_saved, saved_modules
+from qlora_wgpu.graph.sharded_vector import Pieces
+from qlora_wgpu.graph.tensor import ITEM_SIZE, Tensor, ceil_div, matrix, padded, row
+from qlora_wgpu.kernels.lora import Lora
+from qlora_wgpu.lora.compatibility import is_written_together, peft_differences
+from qlora_wgpu.lora.config import AdapterConfig
+from qlora_wgpu.lora.flat_vector import (
+    FLOAT32,
+    AdapterForms,
+    FlatVector,
+    Group,
+    OptimizerKind,
+    Place,
+    aligned,
+    cut,
+)
+from qlora_wgpu.lora.init import draw_start
+from qlora_wgpu.lora.moments import Moments, moments_of, most_words
+from qlora_wgpu.lora.peft_names import (
+    EMBEDDING_A,
+    EMBEDDING_B,
+    LORA_A,
+    LORA_B,
+    MAGNITUDE,
+    TOKENS,
+    WHOLE,
+    Float32Array,
+    parse_name,
+    tensor_name,
+)
 from qlora_wgpu.lora.targets import (
     check_experts,
     check_patterns,
+    check_saved,
     check_start,
     in_layers,
     peft_config,
+    saved_modules,
     targeted,
 )
-from qlora_wgpu.lora.tokens import Vocabulary
-from qlora_wgpu.ops.trained_matrix import TrainedMatrix
-from qlora_wgpu.ops.trained_rows import TrainedRows
+from qlora_wgpu.lora.trained_tokens import Vocabulary, check_ends
+from qlora_wgpu.ops.trained import TrainedMatrix, TrainedRows
+
+_VIEW_ROWS = 256  # of any width, that a view of a matrix may begin at a multiple of
+
+
+def place_all(
+    flat: FlatVector,
+    peft: AdapterConfig,
+    targets: Sequence[LinearSpec],
+    embedding: LinearSpec | None,
+    vocabulary: Vocabulary | None,
+    tokens: Mapping[str, Sequence[int]],
+    saved: Sequence[str],
+    *,
+    use_dora: bool,
+) -> int:
+    """Gives all A's their places, and trained rows and matrices; then B's and magnitudes.
+
+    LoRA+ has a rate for B's and vectors, and another one for all else, both of an embedding.
+
+    Args:
+        flat: The places, none yet.
+        peft: The adapter's ranks.
+        targets: The adapted layers, but the embedding.
+        embedding: The embedding, if it is adapted.
+        vocabulary: The matrices that may have trained rows.
+        tokens: The trained rows of each module.
+        saved: The modules that are trained whole.
+        use_dora: Whether layers have magnitudes.
+
+    Returns:
+        Where B's begin, in floats.
+    """
+    for spec in targets:
+        flat.append(tensor_name(spec.name, LORA_A), peft.rank_of(spec.name), spec.in_features)
+    if embedding is not None:
+        name, rank = embedding.name, peft.rank_of(embedding.name)
+        flat.append(tensor_name(name, EMBEDDING_A), rank, embedding.in_features)
+        flat.append(tensor_name(name, EMBEDDING_B), embedding.out_features, rank)
+    if vocabulary is not None:
+        for module, indices in tokens.items():
+            flat.append(tensor_name(module, TOKENS), len(indices), vocabulary.columns)
+        for module in saved:
+            flat.append(tensor_name(module, WHOLE), vocabulary.rows, vocabulary.columns)
+    b_begin = flat.end
+    for spec in targets:
+        flat.append(tensor_name(spec.name, LORA_B), spec.out_features, peft.rank_of(spec.name))
+    if use_dora:
+        for spec in targets:
+            flat.append(tensor_name(spec.name, MAGNITUDE), 0, spec.out_features)
+    return b_begin
+
+
+def slack_of(flat: FlatVector, stacks: Sequence[ExpertSpec]) -> int:
+    """Floats at the end: bindings of experts' matrices are counted in rows, and may pass it."""
+    stacked = {spec.name for stack in stacks for spec in stack.linears}
+    rows = [
+        padded(place.columns)
+        for name, place in flat.items()
+        if (parsed := parse_name(name)) is not None and parsed[0] in stacked
+    ]
+    return aligned(max(rows, default=0))
+
+
+def cuts_of(flat: FlatVector, stacks: Sequence[ExpertSpec], most: int) -> tuple[int, ...]:
+    """Where the pieces of the flat vectors begin, in floats, but the first.
+
+    Kernels bind layers of one input as one, which therefore stay together if they can.
+
+    Args:
+        flat: The places.
+        stacks: The adapted experts, which are never cut apart.
+        most: Floats that a piece may take.
+    """
+    of_stacks = {spec.name: stack.name for stack in stacks for spec in stack.linears}
+    begins, sizes, groups = [], [], []
+    for name, place in flat.items():
+        module, leaf = parse_name(name) or (name, "")
+        stack = of_stacks.get(module)
+        kind = module.rpartition(".")[0] if stack is None else stack
+        if leaf == WHOLE:
+            for begin, size in _row_blocks(place, most):
+                begins.append(begin)
+                sizes.append(size)
+                groups.append(Group(name))
+            continue
+        begins.append(place.offset)
+        sizes.append(max(aligned(place.size), most_words(place)))
+        groups.append(Group(f"{kind}.{leaf}", always=stack is not None))
+    return tuple(begins[i] for i in cut(sizes, groups, most))
+
+
+def is_within(flat: FlatVector, cut: int) -> bool:
+    """Whether a piece begins within a tensor."""
+    return any(place.offset < cut < place.offset + place.size for _, place in flat.items())
+
+
+def _row_blocks(place: Place, most: int) -> Iterator[tuple[int, int]]:
+    """Blocks of rows that a matrix may be cut into, each within ``most`` floats: place and size."""
+    stride = place.size // place.rows
+    rows = max(most // stride // _VIEW_ROWS * _VIEW_ROWS, _VIEW_ROWS)
+    for first in range(0, place.rows, rows):
+        count = min(rows, place.rows - first)
+        yield place.offset + first * stride, aligned(count * stride)
+
+
+@dataclass(frozen=True)
+class AdapterTensors:
+    """Finds tensors by their places, in the pieces of both vectors.
+
+    Attributes:
+        flat: The places of all tensors.
+        peft: Ranks and scalings.
+        dropout: Of what layers read; PEFT drops nothing of what is looked up.
+        use_dora: Whether layers have magnitudes.
+        parameters: The flat vector of all A and B.
+        gradient: Their gradients.
+    """
+
+    flat: FlatVector
+    peft: AdapterConfig
+    dropout: float
+    use_dora: bool
+    parameters: Pieces
+    gradient: Pieces
+
+    def pair(self, spec: LinearSpec, stack: ExpertSpec | None = None) -> Lora:
+        """A layer's pair, or the first of a stack of experts'."""
+        return Lora(
+            r=self.peft.rank_of(spec.name),
+            scaling=self.peft.scaling_of(spec.name),
+            dropout=self.dropout,
+            key=zlib.crc32(spec.name.encode()),
+            a=self._matrix(self.parameters, spec, LORA_A, stack),
+            b=self._matrix(self.parameters, spec, LORA_B, stack),
+            grad_a=self._matrix(self.gradient, spec, LORA_A, stack),
+            grad_b=self._matrix(self.gradient, spec, LORA_B, stack),
+            a_stride=self._stride(LORA_A, stack),
+            b_stride=self._stride(LORA_B, stack),
+            magnitude=self._magnitude(self.parameters, spec),
+            grad_magnitude=self._magnitude(self.gradient, spec),
+        )
+
+    def embedding_pair(self, name: str) -> Lora:
+        """The embedding's pair."""
+        (a, b), (grad_a, grad_b) = (
+            [self._window(flat, name, leaf) for leaf in (EMBEDDING_A, EMBEDDING_B)]
+            for flat in (self.parameters, self.gradient)
+        )
+        rank, scaling = self.peft.rank_of(name), self.peft.scaling_of(name)
+        return Lora(rank, scaling, 0.0, 0, a, b, grad_a, grad_b)
+
+    def rows(self, module: str, indices: Sequence[int], vocabulary: Vocabulary) -> TrainedRows:
+        """Trained rows of the embedding or of a head."""
+        rows, gradient = (
+            self._window(flat, module, TOKENS) for flat in (self.parameters, self.gradient)
+        )
+        padding = vocabulary.padding if module == vocabulary.embedding else None
+        return TrainedRows(module, tuple(indices), rows, gradient, vocabulary.rows, padding)
+
+    def whole(self, module: str, vocabulary: Vocabulary) -> TrainedMatrix:
+        """An embedding or a head that is trained whole."""
+        rows, gradients = (
+            tuple(self._row_pieces(flat, module)) for flat in (self.parameters, self.gradient)
+        )
+        padding = vocabulary.padding if module == vocabulary.embedding else None
+        return TrainedMatrix(module, rows, gradients, padding)
+
+    def _place(self, module: str, leaf: str) -> Place:
+        return self.flat[tensor_name(module, leaf)]
+
+    def _matrix(
+        self, flat: Pieces, spec: LinearSpec, leaf: str, stack: ExpertSpec | None
+    ) -> Tensor:
+        """A or B within a flat vector, with the other experts' up to the last."""
+        place = self._place(spec.name, leaf)
+        rows = place.rows
+        if stack is not None:
+            others = (stack.experts - 1) * self._stride(leaf, stack)
+            rows += ceil_div(others, padded(place.columns))
+        return self._window(flat, spec.name, leaf, rows)
+
+    def _window(self, flat: Pieces, module: str, leaf: str, rows: int | None = None) -> Tensor:
+        """A matrix within a flat vector; with ``rows``, as many from its first on."""
+        place = self._place(module, leaf)
+        piece, first = flat.find(place.offset)
+        offset = ITEM_SIZE[flat.dtype] * first
+        name, rows = f"{module}.{leaf}", place.rows if rows is None else rows
+        return matrix(name, rows, place.columns, flat.dtype, piece.storage, offset)
+
+    def _row_pieces(self, flat: Pieces, module: str) -> Iterator[tuple[int, Tensor]]:
+        """``(first row, rows)`` of a whole matrix, which may go through several pieces."""
+        place = self._place(module, WHOLE)
+        stride = place.size // place.rows
+        for begin, piece in flat.numbered():
+            first = max(begin, place.offset)
+            count = (min(begin + piece.columns, place.offset + place.size) - first) // stride
+            if count > 0:
+                name, offset = f"{module}.{WHOLE}", ITEM_SIZE[flat.dtype] * (first - begin)
+                rows = matrix(name, count, place.columns, flat.dtype, piece.storage, offset)
+                yield (first - place.offset) // stride, rows
+
+    def _stride(self, leaf: str, stack: ExpertSpec | None) -> int:
+        """Floats from one expert's A or B to the next one's."""
+        if stack is None or stack.experts == 1:
+            return 0
+        first, second = (self._place(spec.name, leaf).offset for spec in stack.linears[:2])
+        return second - first
+
+    def _magnitude(self, flat: Pieces, spec: LinearSpec) -> Tensor | None:
+        if not self.use_dora:
+            return None
+        place = self._place(spec.name, MAGNITUDE)
+        piece, first = flat.find(place.offset)
+        name, offset = f"{spec.name}.{MAGNITUDE}", ITEM_SIZE[flat.dtype] * first
+        return row(name, place.columns, flat.dtype, piece.storage, offset)
 
 
 class Adapter:

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.graph.pieces import Pieces
-from qlora_wgpu.lora.flat_vector import FlatVector, Place
-from qlora_wgpu.lora.forms import AdapterForms
-from qlora_wgpu.ops.moments_8bit import BlockTable, Span, TensorMoments
-from qlora_wgpu.quant.codebooks import dynamic_quant_map
+from qlora_wgpu.graph.sharded_vector import Pieces
+from qlora_wgpu.lora.flat_vector import AdapterForms, FlatVector, Place
+from qlora_wgpu.ops.moments import BlockTable, Span, TensorMoments
+from qlora_wgpu.quant.quantized_weight import dynamic_quant_map
 
 Array = npt.NDArray[Any]
 MOMENT_VALUES = (dynamic_quant_map(), dynamic_quant_map(signed=False))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 
@@ -14,26 +15,180 @@ from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.checkpoint.safetensors_format import METADATA
 from qlora_wgpu.checkpoint.safetensors_writer import write_safetensors
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.families.stacking import PLAIN, Stacking
-from qlora_wgpu.lora.adapter_config import AdapterConfig, read_adapter_config, to_json
-from qlora_wgpu.lora.biases import bias_name, split_biases
-from qlora_wgpu.lora.file_tokens import check_trained_rows, is_whole_matrix, without_copies
-from qlora_wgpu.lora.file_wholes import check_whole, is_other_copy, is_saved, without_tied_copy
-from qlora_wgpu.lora.names import (
+from qlora_wgpu.families.family import PLAIN, Stacking
+from qlora_wgpu.lora.config import AdapterConfig, TokenIndices, read_adapter_config, to_json
+from qlora_wgpu.lora.expert_parameters import ARRANGED, Arranged, apart, arranged, together
+from qlora_wgpu.lora.peft_names import (
     EMBEDDING_A,
     LORA_A,
     LORA_B,
     MAGNITUDE,
+    TOKENS,
     WHOLE,
     Float32Array,
+    bias_name,
     is_a,
     other_of_pair,
     parse_name,
+    split_biases,
     tensor_name,
 )
-from qlora_wgpu.lora.parameters import ARRANGED, Arranged, arranged, together
-from qlora_wgpu.lora.parameters_apart import apart
 from qlora_wgpu.presence import is_dir, is_file, is_there
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """A matrix's trained rows.
+
+    Attributes:
+        module: The matrix's module.
+        indices: Which rows they take the place of.
+        rows: (indices, columns).
+    """
+
+    module: str
+    indices: Sequence[int]
+    rows: Float32Array
+
+
+def stored_rows(tensors: Mapping[str, Float32Array], config: AdapterConfig) -> Iterator[StoredRows]:
+    """The trained rows of an adapter as ``load_adapter`` reads it."""
+    for name, rows in tensors.items():
+        parsed = parse_name(name)
+        if parsed is not None and parsed[1] == TOKENS:
+            yield StoredRows(parsed[0], _indices_of(parsed[0], config), rows)
+
+
+def is_whole_matrix(name: str) -> bool:
+    """Whether a tensor is the base's matrix, which PEFT writes beside what it adapts of it.
+
+    That is so of trained rows of a resized one, and of a pair on the head or the embedding. All its
+    rows are the base's or trained, so it need not be read.
+    """
+    return name.endswith(".base_layer.weight")
+
+
+def without_copies(
+    where: Path, tensors: Mapping[str, Float32Array], indices: TokenIndices | None
+) -> dict[str, Float32Array]:
+    """An adapter's tensors without the rows that PEFT writes once more, of a head that is tied.
+
+    Raises:
+        CheckpointError: If a copy is another one.
+    """
+    kept = dict(tensors)
+    rows = [n for n in kept if (parsed := parse_name(n)) is not None and parsed[1] == TOKENS]
+    if not isinstance(indices, list) or len(rows) < 2:
+        return kept
+    own = next((name for name in rows if ".lm_head." not in name), rows[0])
+    for name in rows:
+        if name != own and not np.array_equal(kept[name], kept[own]):
+            raise CheckpointError(f"{where}: {name!r} and {own!r} are tied, but differ")
+    return {name: array for name, array in kept.items() if name == own or name not in rows}
+
+
+def check_trained_rows(
+    where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig
+) -> None:
+    """Sees that each matrix that is said to have trained rows has so many, and no other has any.
+
+    Raises:
+        CheckpointError: If that is not so, or a number is not finite.
+    """
+    indices = config.trainable_token_indices
+    every = list(stored_rows(tensors, config))
+    if indices and not every:
+        raise CheckpointError(f"{where}: trainable_token_indices is set, but it holds no rows")
+    for each in every:
+        if not each.indices:
+            raise CheckpointError(
+                f"{where}: it holds rows of {each.module}, of which trainable_token_indices says "
+                "nothing"
+            )
+        if each.rows.ndim != 2 or len(each.rows) != len(each.indices) or not each.rows.size:
+            raise CheckpointError(
+                f"{where}: the trained rows of {each.module} have shape {each.rows.shape}, but "
+                f"trainable_token_indices names {len(each.indices)} tokens"
+            )
+        if not np.isfinite(each.rows).all():
+            raise CheckpointError(f"{where}: the trained rows of {each.module} are not finite")
+
+
+def _indices_of(module: str, config: AdapterConfig) -> Sequence[int]:
+    indices = config.trainable_token_indices or []
+    if isinstance(indices, list):
+        return indices
+    named = (rows for name, rows in indices.items() if f".{module}".endswith(f".{name}"))
+    return next(named, [])
+
+
+_COPIES = (".modules_to_save", ".original_module")
+
+
+def is_other_copy(name: str, names: Collection[str]) -> bool:
+    """Whether a tensor is what PEFT writes beside a whole matrix where the vocabulary was resized.
+
+    That is the same matrix by its name in the model, and the one that it took the place of.
+    """
+    for part in _COPIES:
+        if name.endswith(f"{part}.weight"):
+            return f"{name.removesuffix(f'{part}.weight')}.weight" in names
+    return False
+
+
+def is_saved(module: str, config: AdapterConfig) -> bool:
+    """Whether the settings say that a module was trained whole, as PEFT reads them."""
+    if module.endswith(_COPIES):  # without the matrix itself
+        return False
+    names = config.modules_to_save or []
+    # PEFT ties others to the embedding, of which its own settings then say nothing.
+    tied = bool(names) and config.ensure_weight_tying
+    return tied or any(module.endswith(name) for name in names)
+
+
+def wholes(tensors: Mapping[str, Float32Array]) -> Iterator[tuple[str, Float32Array]]:
+    """The modules of an adapter as ``load_adapter`` reads it, and their matrices."""
+    for name, array in tensors.items():
+        parsed = parse_name(name)
+        if parsed is not None and parsed[1] == WHOLE:
+            yield parsed[0], array
+
+
+def without_tied_copy(
+    tensors: Mapping[str, Float32Array], config: AdapterConfig
+) -> dict[str, Float32Array]:
+    """An adapter's tensors without a tied head, which PEFT writes beside the embedding."""
+    kept = dict(tensors)
+    found = dict(wholes(tensors)) if config.ensure_weight_tying else {}
+    heads = [module for module in found if module.rpartition(".")[2] == "lm_head"]
+    others = [array for module, array in found.items() if module not in heads]
+    for head in heads:
+        if any(np.array_equal(found[head], other) for other in others):
+            del kept[tensor_name(head, WHOLE)]
+    return kept
+
+
+def check_whole(where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig) -> None:
+    """Sees that matrices which were trained whole are there, and are finite matrices.
+
+    Raises:
+        CheckpointError: If that is not so.
+        UnsupportedModelError: If a norm was.
+    """
+    found = dict(wholes(tensors))
+    if config.modules_to_save and not found:
+        raise CheckpointError(f"{where}: modules_to_save is set, but it holds no such matrix")
+    for module, array in found.items():
+        if array.ndim == 1:
+            raise UnsupportedModelError(
+                f"{where} has a whole {module} (modules_to_save), but only embedding and head are "
+                "taken whole: merge the adapter with PEFT, or train it without"
+            )
+        if array.ndim != 2 or not array.size:
+            raise CheckpointError(f"{where}: the {module} it holds has shape {array.shape}")
+        if not (np.isfinite(array.min()) and np.isfinite(array.max())):
+            raise CheckpointError(f"{where}: the {module} it holds is not finite")
+
 
 WEIGHTS = "adapter_model.safetensors"
 CONFIG = "adapter_config.json"

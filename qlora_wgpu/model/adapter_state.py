@@ -1,9 +1,10 @@
-"""The adapter's flat vectors on the device, and whether an adapter from a file fits them."""
+"""What an adapter holds on the device, and whether an adapter from a file fits it."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,26 +15,31 @@ import numpy.typing as npt
 from qlora_wgpu.config import LoraConfig, QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.families.family import Architecture
-from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.transfers import UPLOAD_CHUNK
-from qlora_wgpu.graph.dtype import ITEM_SIZE, stored_bits, stored_floats
+from qlora_wgpu.families.family import Architecture, stored_parts
+from qlora_wgpu.gpu.device import UPLOAD_CHUNK, Device
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.pieces import Pieces, in_pieces
 from qlora_wgpu.graph.program import allocate
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.graph.sharded_vector import Pieces, in_pieces
+from qlora_wgpu.graph.tensor import ITEM_SIZE, Tensor, stored_bits, stored_floats
 from qlora_wgpu.lora import AdapterConfig, load_adapter
-from qlora_wgpu.lora.biases import split_biases
-from qlora_wgpu.lora.conversion import started_in
-from qlora_wgpu.lora.fitting import adapter_shapes, refuse_other_base
+from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base
+from qlora_wgpu.lora.config import unfitting
+from qlora_wgpu.lora.init import started_in
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.lora.names import MAGNITUDE, TOKENS, WHOLE, adapted_layers
-from qlora_wgpu.lora.patterns import unfitting
+from qlora_wgpu.lora.peft_names import (
+    MAGNITUDE,
+    TOKENS,
+    WHOLE,
+    adapted_layers,
+    bias_name,
+    split_biases,
+)
 from qlora_wgpu.lora.targets import known_targets, lora_config
-from qlora_wgpu.lora.tokens import Vocabulary
-from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.lora.trained_tokens import Vocabulary
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.programs import Programs
 from qlora_wgpu.ops import dora
+from qlora_wgpu.ops.modules import ExpertMatrix, HostMatrix, Matrix, StreamedMatrix
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -296,3 +302,155 @@ def trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> str |
         f"{adapter} was trained on a base quantized with {', '.join(other)}, which this model was "
         "not opened with: qlora_wgpu.open_adapter opens it as it was trained"
     )
+
+
+class AdapterBiases:
+    """The biases of a model's linear layers and norms that an adapter of a file brought."""
+
+    def __init__(self, layout: ModelLayout, device: Device) -> None:
+        """Nothing is replaced yet."""
+        self._layout = layout
+        self._device = device
+        self._taken: dict[str, FloatArray] = {}
+        self._base: dict[str, FloatArray] = {}
+
+    @property
+    def kind(self) -> str:
+        """PEFT's word for what is replaced: "all", which also loads what "lora_only" means."""
+        return "all" if self._taken else "none"
+
+    @property
+    def taken(self) -> Mapping[str, FloatArray]:
+        """What is replaced, by the names of the layers."""
+        return self._taken
+
+    def check(self, biases: Mapping[str, FloatArray]) -> None:
+        """Makes sure that the base has biases of these layers and sizes.
+
+        Raises:
+            CheckpointError: If it has not.
+        """
+        for name, array in biases.items():
+            self._place(name, array)
+
+    def tensors(self) -> dict[str, FloatArray]:
+        """What is replaced, by the names that an adapter's tensors have."""
+        return {bias_name(module): array for module, array in self._taken.items()}
+
+    def take(self, biases: Mapping[str, FloatArray]) -> None:
+        """Puts an adapter's biases in the base's place; those of the adapter before go.
+
+        Args:
+            biases: By the names of their layers; none to have the base's own again.
+
+        Raises:
+            CheckpointError: If the base has no such bias; nothing is changed then.
+        """
+        places = {name: self._place(name, array) for name, array in biases.items()}
+        for name, own in self._base.items():
+            write_vector(self._device, self._place(name, own), own)
+        for name, array in biases.items():
+            whole = read_vector(self._device, places[name])
+            self._base.setdefault(name, whole[: array.size].copy())
+            write_vector(self._device, places[name], array)
+        self._taken = dict(biases)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """While it is entered, the base has its own."""
+        taken = self._taken
+        self.take({})
+        try:
+            yield
+        finally:
+            self.take(taken)
+
+    def _place(self, name: str, array: FloatArray) -> Tensor:
+        modules = self._layout.network.modules
+        layer = modules.linears.get(name)
+        bias = modules.norms.get(f"{name}.bias") if layer is None else layer.bias
+        if bias is None or bias.columns != array.size:
+            raise CheckpointError(
+                f"the adapter has a trained bias of {name} of {array.size} numbers, which this "
+                "model has not, or neither a linear layer nor a norm: open it with the model that "
+                "it was trained on, or merge it with PEFT"
+            )
+        return bias
+
+
+def base_state_dict(
+    layout: ModelLayout, programs: Programs, device: Device
+) -> dict[str, FloatArray]:
+    """Every weight by Hugging Face's name, float32."""
+    return _BaseState(layout, programs, device).read()
+
+
+class _BaseState:
+    def __init__(self, layout: ModelLayout, programs: Programs, device: Device) -> None:
+        self._layout = layout
+        self._programs = programs
+        self._device = device
+
+    def read(self) -> dict[str, FloatArray]:
+        modules, architecture = self._layout.network.modules, self._layout.pretrained.architecture
+        state = {architecture.embed_name: self._matrix(modules.embedding)}
+        if not architecture.tied:
+            state[architecture.head_name] = self._matrix(modules.head)
+        for name, layer in modules.linears.items():
+            state[f"{name}.weight"] = self._matrix(layer.weight)
+            if layer.bias is not None:
+                whole = read_vector(self._device, layer.bias)
+                state[f"{name}.bias"] = whole[: layer.bias.columns]
+        for stack in architecture.experts:
+            linear = modules.experts[stack.name]
+            for spec, array in zip(stack.linears, self._experts(linear.weight), strict=True):
+                state[f"{spec.name}.weight"] = array
+            if (bias := linear.bias) is not None:
+                rows = read_vector(self._device, bias).reshape(bias.rows, bias.stride)
+                for spec, array in zip(stack.linears, rows, strict=True):
+                    state[f"{spec.name}.bias"] = array[: bias.columns]
+        for name, router in modules.routers.items():
+            state[name] = self._matrix(router)
+        for name, table in modules.tables.items():
+            state[name] = self._matrix(table)
+        for name, shape in architecture.norm_shapes.items():
+            norm = modules.norms[name]
+            rows = read_vector(self._device, norm).reshape(norm.rows, norm.stride)
+            offset = np.float32(architecture.offset_of(name))
+            whole = rows[:, : norm.columns] - offset
+            parts = stored_parts(name, shape)
+            for (part, own), array in zip(parts, np.split(whole, len(parts)), strict=True):
+                state[part] = array.reshape(own)
+        for module, trained in self._layout.adapter.trained_rows.items():
+            state[f"{module}.weight"][list(trained.indices)] = trained.originals
+        for module, matrix in self._layout.adapter.trained_whole.items():
+            assert matrix.originals is not None
+            state[f"{module}.weight"] = matrix.originals()
+        return state
+
+    def _matrix(self, weight: Matrix | HostMatrix) -> FloatArray:
+        if isinstance(weight, StreamedMatrix):
+            weight = weight.host
+        if isinstance(weight, HostMatrix):
+            rows = weight.taken(np.arange(weight.rows))
+            return stored_floats(rows.data.cast("B"), weight.dtype).reshape(rows.shape)[
+                :, : weight.columns
+            ]
+        graph = self._layout.new_graph()
+        return self._shards(graph, [shard for _, shard in weight.shards(graph)])
+
+    def _experts(self, weight: ExpertMatrix) -> FloatArray:
+        graph = self._layout.new_graph()
+        shards = [shard for _, _, shard in weight.expert_shards(graph)]
+        whole = self._shards(graph, shards)
+        return whole.reshape(weight.experts, weight.rows, weight.columns)
+
+    def _shards(self, graph: Graph, shards: list[Tensor]) -> FloatArray:
+        program = self._programs.from_graph(graph, tuple(shards))
+        program.run()
+        return np.concatenate([_rows(shard, program.read(shard)) for shard in shards])
+
+
+def _rows(shard: Tensor, raw: memoryview) -> FloatArray:
+    array = stored_floats(raw, shard.dtype)
+    return array.reshape(shard.rows, shard.stride)[:, : shard.columns]

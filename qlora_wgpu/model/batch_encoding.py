@@ -10,7 +10,7 @@ import numpy.typing as npt
 from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.model.samples import Samples, encode_samples
+from qlora_wgpu.model.steps import Samples, encode_samples
 from qlora_wgpu.ops.batch import (
     INFO_DROPOUT,
     INFO_KEY,

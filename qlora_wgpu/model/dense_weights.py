@@ -11,16 +11,13 @@ from itertools import groupby
 import numpy as np
 
 from qlora_wgpu.families.family import LinearSpec, stored_parts
-from qlora_wgpu.gpu.sizes import ALIGNMENT
-from qlora_wgpu.graph.dtype import pad_rows, padded, round_up
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row
-from qlora_wgpu.model.host_matrices import row_pieces
-from qlora_wgpu.model.weight_places import WeightPlaces
-from qlora_wgpu.model.weight_source import WeightSource, bits_of, keep_originals
+from qlora_wgpu.gpu.limits import ALIGNMENT
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, pad_rows, padded, round_up, row
+from qlora_wgpu.model.checkpoint_reader import WeightSource, bits_of, keep_originals
+from qlora_wgpu.model.weight_placement import WeightPlaces, row_pieces
 from qlora_wgpu.ops.logits import shard_rows
 from qlora_wgpu.ops.modules import DenseExperts, DenseMatrix
-from qlora_wgpu.ops.trained_matrix import TrainedMatrix
-from qlora_wgpu.ops.trained_rows import TrainedRows
+from qlora_wgpu.ops.trained import TrainedMatrix, TrainedRows
 
 _NO_OFFSET = np.float32(0)
 

@@ -11,14 +11,12 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.program import Program
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray, Progress
-from qlora_wgpu.model.adapter_shape import AdapterShape
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepKind, TrainingOptions
+from qlora_wgpu.model.adapter_model import AdapterModel, AdapterShape, FloatArray, Progress
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.programs import LogitsPrograms
-from qlora_wgpu.model.samples import Samples
+from qlora_wgpu.model.steps import Samples, StepKind, TrainingOptions
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.cross_entropy import Objective
+from qlora_wgpu.ops.loss import Objective
 
 
 class LoadedModel(AdapterModel):

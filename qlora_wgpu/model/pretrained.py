@@ -1,21 +1,179 @@
-"""A base model's folder with what its config.json means, opened and interpreted once."""
+"""A base model's folder with what its config.json means, and the form that each weight takes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import lt
 from os import PathLike
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.quantized.planned import PlannedFormats
+from qlora_wgpu.checkpoint.safetensors_format import FLOATS
 from qlora_wgpu.config import QuantConfig
+from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture, Family, find_family
 from qlora_wgpu.lora import AdapterConfig
-from qlora_wgpu.lora.fitting import rows_for
-from qlora_wgpu.lora.names import Float32Array
-from qlora_wgpu.model.own_head import has_own_head
-from qlora_wgpu.model.storage_forms import kept_in_floats, planned_formats, stored_formats
-from qlora_wgpu.model.stored_shapes import check_stored_shapes
+from qlora_wgpu.lora.compatibility import rows_for
+from qlora_wgpu.lora.peft_names import Float32Array
+from qlora_wgpu.model.checkpoint_reader import stored_embedding, stored_name
+from qlora_wgpu.model.quantized_weights import own_format
+from qlora_wgpu.quant import WeightFormat
+
+_ROWS = 4096  # compared at a time
+
+
+def has_own_head(folder: ModelFolder, architecture: Architecture) -> bool:
+    """Whether the files hold a head and an embedding that differ; transformers uses both then."""
+    names = architecture.embed_name, architecture.head_name
+    embedding, head = (stored_name(folder, architecture, name) for name in names)
+    if not (folder.has(embedding) and folder.has(head)):
+        return False
+    return not _equal(folder, embedding, head)
+
+
+def _equal(folder: ModelFolder, one: str, other: str) -> bool:
+    if folder.shape(one) != folder.shape(other):
+        return False
+    if folder.dtype(one) != folder.dtype(other):
+        return np.array_equal(_numbers(folder, one), _numbers(folder, other))
+    a, b = folder.raw(one), folder.raw(other)
+    return all(np.array_equal(a[i : i + _ROWS], b[i : i + _ROWS]) for i in range(0, len(a), _ROWS))
+
+
+def _numbers(folder: ModelFolder, name: str) -> npt.NDArray[np.float32]:
+    stored = folder.quantized(name)
+    return folder.float32(name) if stored is None else stored.dequantize()
+
+
+def check_stored_shapes(folder: ModelFolder, architecture: Architecture) -> None:
+    """Refuses a config.json that asks for more than there is in the files, by their headers.
+
+    Smaller shapes are left to those who read the tensors, and so are quantized ones.
+
+    Raises:
+        CheckpointError: If a tensor is missing or smaller than config.json says.
+    """
+    for name, expected in _shapes(folder, architecture):
+        stored = stored_name(folder, architecture, name)
+        shape = folder.shape(stored)
+        is_packed = folder.holds_quantized(stored) or folder.dtype(stored) not in FLOATS
+        if is_packed and not folder.tells_shapes:
+            continue
+        if len(shape) != len(expected) or any(map(lt, shape, expected)):
+            raise CheckpointError(
+                f"{folder.path}: {stored} has shape {shape}, but config.json asks for {expected}"
+            )
+
+
+def _shapes(
+    folder: ModelFolder, architecture: Architecture
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    size = (architecture.vocab_size, architecture.hidden_size)
+    yield stored_embedding(folder, architecture), size
+    if not architecture.tied:
+        yield architecture.head_name, size
+    yield from architecture.stored_norms.items()
+    yield from architecture.routers.items()
+    yield from architecture.tables.items()
+    for spec in architecture.every_linear:
+        yield f"{spec.name}.weight", (spec.out_features, spec.in_features)
+        if spec.bias:
+            yield f"{spec.name}.bias", (spec.out_features,)
+
+
+class StorageForms:
+    """Chooses between quantized forms and floats, layer by layer.
+
+    A folder that is quantized decides for each of its layers: what it keeps in 16 bits was kept so
+    on purpose. The scheme quantizes a folder that is not.
+    """
+
+    def __init__(
+        self,
+        quant: QuantConfig,
+        folder: ModelFolder | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Looks at what the folder holds.
+
+        Args:
+            quant: The scheme.
+            folder: The weights, if they are there.
+            config: A config.json, which tells what is known of a folder without its weights.
+        """
+        self._quant = quant
+        self._folder = folder if folder is not None and folder.is_quantized else None
+        plan = None if folder is not None or config is None else config.get("quantization_config")
+        self._planned = PlannedFormats(plan) if isinstance(plan, Mapping) else None
+
+    def of(self, names: Sequence[str], columns: int) -> WeightFormat | None:
+        """The quantized format of a layer, or of the layers of several experts; None for floats.
+
+        Args:
+            names: The tensors as the files call them. Where some are quantized and others are not,
+                all are floats.
+            columns: Their in_features.
+
+        Raises:
+            CheckpointError: If what a file says of its format is damaged.
+        """
+        if self._quant.scheme == "none":
+            return None
+        if self._planned is not None:
+            return self._planned.format(names[0], columns)
+        if self._folder is None:
+            return own_format(self._quant)
+        forms = [self._form(self._folder, name) for name in names]
+        return None if None in forms else forms[0]
+
+    def _form(self, folder: ModelFolder, name: str) -> WeightFormat | None:
+        if folder.must_requantize(name):
+            return own_format(self._quant)
+        return folder.weight_format(name)
+
+
+def stored_formats(folder: ModelFolder, architecture: Architecture) -> Counter[str]:
+    """How many linear layers a quantized folder has in each format, by its name.
+
+    Of the experts of a layer the first tells for all. Layers in floats, or in a form that no kernel
+    has, are left out.
+    """
+    counts: Counter[str] = Counter()
+    if not folder.is_quantized:
+        return counts
+    several = [(stack.linears[0], len(stack.linears)) for stack in architecture.experts]
+    for spec, count in [*((spec, 1) for spec in architecture.linears), *several]:
+        form = folder.weight_format(stored_name(folder, architecture, f"{spec.name}.weight"))
+        if form is not None:
+            counts[form.name] += count
+    return counts
+
+
+def planned_formats(config: Mapping[str, Any], architecture: Architecture) -> list[str]:
+    """The names of the formats that a config.json says its linear layers have."""
+    plan = config.get("quantization_config")
+    if not isinstance(plan, Mapping):
+        return []
+    planned = PlannedFormats(plan)
+    forms = [planned.format(f"{s.name}.weight", s.in_features) for s in architecture.linears]
+    return sorted({form.name for form in forms if form is not None})
+
+
+def kept_in_floats(folder: ModelFolder, architecture: Architecture) -> list[str]:
+    """The linear layers that a quantized folder keeps as floats; none of one that is not."""
+    if not folder.is_quantized:
+        return []
+    return [
+        spec.name
+        for spec in architecture.every_linear
+        if not folder.holds_quantized(stored_name(folder, architecture, f"{spec.name}.weight"))
+    ]
 
 
 @dataclass(frozen=True)

@@ -15,20 +15,17 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
+from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterForms
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_model import ComputeDtype, FloatArray, Progress
-from qlora_wgpu.model.adapter_state import as_begun
-from qlora_wgpu.model.base_state import base_state_dict
-from qlora_wgpu.model.keeping import KeepDequantized, laid_out_for
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.loss_sums import LossSums
-from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.adapter_state import as_begun, base_state_dict
+from qlora_wgpu.model.memory_plan import KeepDequantized, copied_bytes, laid_out_for
+from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.offload_plan import RESIDENT, Residency
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.residency import RESIDENT, Residency
 from qlora_wgpu.model.several_adapters import SeveralAdapters
-from qlora_wgpu.model.text_copies import copied_bytes
-from qlora_wgpu.ops.adamw import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.model.steps import LossSums, TrainingOptions
+from qlora_wgpu.ops.optimizers import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 
 __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
 

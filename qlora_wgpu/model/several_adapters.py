@@ -14,23 +14,22 @@ from qlora_wgpu.checkpoint.tokenizer_files import tokenizer_folder
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.sizes import buffer_bytes
-from qlora_wgpu.graph.pieces import Pieces
+from qlora_wgpu.gpu.limits import buffer_bytes
+from qlora_wgpu.graph.sharded_vector import Pieces
 from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.lora.biases import split_biases
-from qlora_wgpu.lora.conversion import started_in
-from qlora_wgpu.lora.fitting import refuse_other_base
-from qlora_wgpu.model.adapter_model import DEFAULT, FloatArray, Progress
-from qlora_wgpu.model.adapter_shape import AdapterShape
+from qlora_wgpu.lora.compatibility import refuse_other_base
+from qlora_wgpu.lora.init import started_in
+from qlora_wgpu.lora.peft_names import split_biases
+from qlora_wgpu.model.adapter_model import DEFAULT, AdapterShape, FloatArray, Progress
 from qlora_wgpu.model.adapter_state import (
     config_of,
     read_flat,
     warn_if_trained_otherwise,
     write_flat,
 )
-from qlora_wgpu.model.layout import ModelLayout
 from qlora_wgpu.model.loaded_model import LoadedModel
-from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.steps import TrainingOptions
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,15 @@ from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Mod
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model.base_parts import start_of_files
+from qlora_wgpu.model.adapter_init import start_of_files
+from qlora_wgpu.model.checkpoint_reader import WeightSource, stored_embedding
 from qlora_wgpu.model.dense_weights import DenseWeights, with_one_input
-from qlora_wgpu.model.host_weights import HostWeights
-from qlora_wgpu.model.kept_weights import KeptWeights
-from qlora_wgpu.model.quantized_layout import QuantizedLayout
-from qlora_wgpu.model.residency import RESIDENT, Residency
-from qlora_wgpu.model.storage_forms import StorageForms
-from qlora_wgpu.model.weight_loading import Progress
-from qlora_wgpu.model.weight_names import stored_embedding
-from qlora_wgpu.model.weight_places import WeightPlaces
-from qlora_wgpu.model.weight_source import WeightSource
+from qlora_wgpu.model.derived_weights import KeptWeights
+from qlora_wgpu.model.offload_plan import RESIDENT, Residency
+from qlora_wgpu.model.pretrained import StorageForms
+from qlora_wgpu.model.quantized_weights import QuantizedLayout
+from qlora_wgpu.model.weight_loader import Progress
+from qlora_wgpu.model.weight_placement import HostWeights, WeightPlaces
 from qlora_wgpu.ops.modules import (
     ExpertLinear,
     ExpertMatrix,

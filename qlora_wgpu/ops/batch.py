@@ -11,7 +11,7 @@ import numpy.typing as npt
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.ops.kv_cache import CacheView
 from qlora_wgpu.ops.modules import HostMatrix
-from qlora_wgpu.ops.strips import StripStore
+from qlora_wgpu.ops.quantized import StripStore
 
 INFO_LABEL_ROWS, INFO_DROPOUT, INFO_KEY, INFO_SAMPLES, INFO_LENGTH = range(5)
 _SHORTEST = 2  # tokens of a sample that has a label

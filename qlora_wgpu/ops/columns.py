@@ -1,6 +1,13 @@
-"""Columns of a matrix by themselves, for layers that compute several things at once."""
+"""Columns of matrices taken apart and put together, for layers that compute several things.
+
+DeepSeek-V2 (2024), section 2.1: a head's query and key have a part that is rotated, which all keys
+of a token share, and one that is not; its value may be shorter than both.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
@@ -43,3 +50,160 @@ def columns(g: Graph, x: Tensor, first: int, count: int) -> Tensor:
 
     g.record(y, [x], vjp)
     return y
+
+
+_MOST = 3  # parts that a launch takes
+
+
+def group_columns(
+    g: Graph,
+    x: Tensor,
+    groups: int,
+    group: int,
+    first: int,
+    widths: Sequence[int],
+    *,
+    float32: bool = False,
+) -> Tensor:
+    """Takes neighbouring parts of every group of columns, and puts like parts together.
+
+    With x as (rows, groups, group), the first part of all groups, x[:, :, first : first +
+    widths[0]], comes before what follows it in each, and so on.
+
+    Args:
+        g: The graph.
+        x: (rows, groups · group) of any type.
+        groups: How many there are.
+        group: Columns of each.
+        first: The first column that is taken of each.
+        widths: Columns of one, two or three parts of each.
+        float32: Whether the result is float32.
+
+    Returns:
+        (rows, groups · sum of widths): operand, or float32.
+
+    Raises:
+        GraphError: If x has no such columns.
+    """
+    count = sum(widths)
+    few = 1 <= len(widths) <= _MOST and all(width > 0 for width in widths)
+    if not few or first < 0 or first + count > group or groups * group != x.columns:
+        raise GraphError(
+            f"group_columns: {x} has no parts {list(widths)} from column {first} of each of "
+            f"{groups} groups of {group}"
+        )
+    make = g.float32 if float32 else g.operand
+    y = make(f"{x.name}[{first}:]", x.rows, groups * count)
+    sizes = [*widths, *[0] * (_MOST - len(widths))]
+    params = {
+        "rows": x.rows,
+        "columns": y.columns,
+        "groups": groups,
+        "group": group,
+        "first": first,
+        **{f"width{i}": size for i, size in enumerate(sizes)},
+        "x_stride": x.stride,
+        "y_stride": y.stride,
+    }
+    g.launch("group_columns/forward.wgsl", x.rows * y.units(8), {"x": x, "y": y}, params)
+
+    def vjp(dy: Tensor) -> None:
+        dx = g.float32(f"d {x.name}", x.rows, x.columns)
+        tensors, units = {"dy": dy, "dx": dx}, x.rows * dx.units(4)
+        constants = {"ACCUMULATE": False}
+        g.launch("group_columns/backward.wgsl", units, tensors, params, constants)
+        g.add_gradient(x, dx)
+
+    g.record(y, [x], vjp)
+    return y
+
+
+@dataclass(frozen=True)
+class HeadPart:
+    """Some columns of every head, and where they come from.
+
+    Attributes:
+        x: (rows, columns) of any type.
+        group: Columns of x for each head; 0 where all heads have the same.
+        first: The first that is taken of each.
+        width: How many are.
+    """
+
+    x: Tensor
+    group: int
+    first: int
+    width: int
+
+    def fits(self, heads: int) -> bool:
+        """Whether x has such columns for so many heads."""
+        room = self.group or self.x.columns
+        own = self.group * heads == self.x.columns if self.group else True
+        return own and self.first >= 0 and self.width > 0 and self.first + self.width <= room
+
+
+def head_parts(g: Graph, parts: Sequence[HeadPart], heads: int, head_dim: int) -> Tensor:
+    """Puts heads together from one or two parts, and zeros behind them.
+
+    Args:
+        g: The graph.
+        parts: In the order in which heads have them.
+        heads: How many there are.
+        head_dim: Columns of each.
+
+    Returns:
+        (rows, heads · head_dim) operand.
+
+    Raises:
+        GraphError: If there are no such columns, or they are more than a head has.
+    """
+    width = sum(part.width for part in parts)
+    whole = all(part.fits(heads) and part.x.rows == parts[0].x.rows for part in parts)
+    if not 1 <= len(parts) <= 2 or not whole or width > head_dim:
+        raise GraphError(f"head_parts: {list(parts)} make no {heads} heads of {head_dim}")
+    rows = parts[0].x.rows
+    y = g.operand(f"heads of {parts[0].x.name}", rows, heads * head_dim)
+    second = parts[1] if len(parts) > 1 else None
+    params = {"rows": rows, "columns": y.columns, "head_dim": head_dim, "y_stride": y.stride}
+    for i, part in enumerate((parts[0], second)):
+        params |= {
+            f"x{i}_stride": part.x.stride if part else 0,
+            f"group{i}": part.group if part else 0,
+            f"first{i}": part.first if part else 0,
+            f"width{i}": part.width if part else 0,
+        }
+    tensors = {"x0": parts[0].x, "x1": second.x if second else None, "y": y}
+    g.launch("head_parts/forward.wgsl", rows * y.units(8), tensors, params)
+
+    def vjp(dy: Tensor) -> None:
+        at = 0
+        for part in parts:
+            if part.x.requires_grad:
+                _give_back(g, dy, part, heads, head_dim, at)
+            at += part.width
+
+    g.record(y, [part.x for part in parts], vjp)
+    return y
+
+
+def _give_back(g: Graph, dy: Tensor, part: HeadPart, heads: int, head_dim: int, at: int) -> None:
+    x = part.x
+    dx = g.float32(f"d {x.name}", x.rows, x.columns)
+    params = {
+        "rows": x.rows,
+        "heads": heads,
+        "head_dim": head_dim,
+        "y_stride": dy.stride,
+        "x_stride": x.stride,
+        "group": part.group,
+        "first": part.first,
+        "width": part.width,
+        "at": at,
+    }
+    g.launch(
+        "head_parts/backward.wgsl",
+        x.rows * dx.units(4),
+        {"dy": dy, "dx": dx},
+        params,
+        {"SHARED": not part.group, "ACCUMULATE": False},
+    )
+    g.add_gradient(x, dx)

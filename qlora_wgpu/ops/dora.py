@@ -7,11 +7,10 @@ dz = m / ‖·‖ ⊙ dy and dm = Σ dy ⊙ z / ‖·‖, with z what the layer 
 
 from __future__ import annotations
 
-from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph, GraphError
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.graph.tensor import Tensor, ceil_div
+from qlora_wgpu.kernels.common import row_constants, row_workgroups
 from qlora_wgpu.kernels.lora import Lora
-from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
 from qlora_wgpu.ops.tensor import summed
 
 

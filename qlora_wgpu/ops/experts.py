@@ -1,4 +1,4 @@
-"""A frozen linear layer of every expert, each with its LoRA adapter, over rows routed to them.
+"""The linear layers of a mixture's experts, each with its adapter, over rows routed to them.
 
 The mathematics is that of ``ops/linear.py``; each tile of rows meets its expert's matrices, and an
 expert's gradients are sums over its rows.
@@ -10,15 +10,56 @@ from dataclasses import replace
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.experts import ExpertTiles
-from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
+from qlora_wgpu.kernels.common import ExpertTiles
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.ops import lora as lora_ops
+from qlora_wgpu.kernels.matvec import FEW_ROWS, FewRows
+from qlora_wgpu.ops import linear
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import ExpertLinear
 from qlora_wgpu.ops.quantized import QuantizedMatrix, rows_of
 from qlora_wgpu.ops.routing import Routing
 from qlora_wgpu.ops.tensor import as_operand
+
+
+def with_factors(g: Graph, routing: Routing, factors: Tensor) -> Routing:
+    """Multiplies each assignment's weight by its expert's factor.
+
+    Args:
+        g: The graph.
+        routing: Where rows go, and by which weights.
+        factors: (experts) float32, frozen.
+
+    Returns:
+        The same routing with other weights.
+
+    Raises:
+        GraphError: If there are not as many factors as experts.
+    """
+    weights = routing.weights
+    count = routing.tiles.count
+    if factors.shape != (1, count):
+        raise GraphError(f"with_factors: {factors} is not a number for each of {count} experts")
+    params = {"rows": weights.rows, "top_k": routing.top_k, "stride": weights.stride}
+    shared = {
+        "slots": routing.slots,
+        "tile_experts": routing.tiles.experts,
+        "factors": factors,
+    }
+
+    def multiplied(w: Tensor, name: str) -> Tensor:
+        y = g.float32(name, weights.rows, weights.columns)
+        g.launch(
+            "experts/factors.wgsl",
+            weights.rows * weights.stride,
+            {"w": w, **shared, "y": y},
+            params,
+            {"EXPERT_TILE": routing.tiles.tile},
+        )
+        return y
+
+    y = multiplied(weights, "factored expert weights")
+    g.record(y, [weights], lambda dy: g.add_gradient(weights, multiplied(dy, "d expert weights")))
+    return replace(routing, weights=y)
 
 
 def expert_linear(
@@ -51,7 +92,7 @@ def expert_linear(
     if batch.decodes:
         _product_of_few(g, x, layer, tiles, y)
         return y
-    u = None if lora is None else lora_ops.down(g, x, lora, batch, tiles)
+    u = None if lora is None else linear.down(g, x, lora, batch, tiles)
     for first, count, w in weight.expert_shards(g):
         here = replace(tiles, first=first, count=count)
         term = lora.forward_term(u) if lora is not None and u is not None else None
@@ -63,7 +104,7 @@ def expert_linear(
     def vjp(dy: Tensor) -> None:
         operand, du = as_operand(g, dy), None
         if lora is not None and u is not None:
-            du = lora_ops.backward(g, x, u, operand, lora, batch, tiles)
+            du = linear.backward(g, x, u, operand, lora, batch, tiles)
         if x.requires_grad:
             dx = g.float32(f"d {x.name}", x.rows, x.columns)
             for first, count, w in weight.expert_shards(g):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from qlora_wgpu.gpu.sizes import MOST_STORAGE_BUFFERS
-from qlora_wgpu.graph.dtype import ceil_div
+from qlora_wgpu.gpu.limits import MOST_STORAGE_BUFFERS
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.rewrite import Uses
-from qlora_wgpu.graph.tensor import Tensor, vector
-from qlora_wgpu.kernels.rowwise import row_constants
+from qlora_wgpu.graph.tensor import Tensor, ceil_div, vector
+from qlora_wgpu.kernels.common import row_constants
 
 _CAST = "tensor/convert.wgsl"
 _STRIPS, _ROPE = "few_rows/strips.wgsl", "rope/rotate_units.wgsl"

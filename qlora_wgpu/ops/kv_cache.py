@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
-from qlora_wgpu.ops.strips import StripStore
+from qlora_wgpu.ops.quantized import StripStore
 
 
 @dataclass
@@ -22,7 +22,7 @@ class KVCache:
     Attributes:
         capacity: Most tokens of a text.
         texts: How many there is room for, their keys one below the other.
-        in_strips: Whether new tokens read copies of the weights (``ops/strips.py``) where the
+        in_strips: Whether new tokens read copies of the weights (``ops/quantized.py``) where the
             profile's kernels gain by it.
         layers: Keys and values of each layer's tokens, where it attends.
         states: What layers that convolve keep of the last tokens, and linear attention of all.

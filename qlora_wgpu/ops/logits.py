@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from qlora_wgpu.graph.dtype import ROW_UNIT
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import Tensor, row, row_blocks, rows_from
-from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
+from qlora_wgpu.graph.tensor import ROW_UNIT, Tensor, row, row_blocks, rows_from
 from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm, LoraTerm
 from qlora_wgpu.kernels.lora import Lora
-from qlora_wgpu.kernels.quantized_rows import QuantizedRows
-from qlora_wgpu.kernels.strips import Strips
-from qlora_wgpu.ops import few_rows
-from qlora_wgpu.ops import lora as lora_ops
+from qlora_wgpu.kernels.matvec import FEW_ROWS, FewRows, QuantizedRows, Strips
+from qlora_wgpu.ops import linear
+from qlora_wgpu.ops import linear as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.label_rows import gather
 from qlora_wgpu.ops.modules import Head, Matrix, StreamedMatrix
-from qlora_wgpu.ops.rows import gather
 from qlora_wgpu.ops.tensor import softcap_in_place
 
 Shard = tuple[int, Tensor | QuantizedRows | Strips]
@@ -64,7 +61,7 @@ def logits_of_rows(
 def _shards(g: Graph, matrix: Matrix, batch: BatchBuffers) -> Iterator[Shard]:
     if batch.cache is None:
         return matrix.shards(g)
-    return few_rows.pieces(g, matrix, batch.strips)
+    return linear.pieces(g, matrix, batch.strips)
 
 
 def logits_of_block(
@@ -134,7 +131,7 @@ def _term(
     if lora is None:
         return None
     if batch.cache is not None:
-        return few_rows.lora_term(g, chunk, lora)
+        return linear.lora_term(g, chunk, lora)
     if u is None:
         return lora.forward_term(lora_ops.down(g, chunk, replace(lora, dropout=0.0), batch))
     return lora.forward_term(gather(g, u, chunk.rows, first, batch))

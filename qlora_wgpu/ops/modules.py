@@ -14,8 +14,7 @@ from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.mapped_files import require_whole
 from qlora_wgpu.ops.tensor import copied
-from qlora_wgpu.ops.trained_matrix import TrainedMatrix
-from qlora_wgpu.ops.trained_rows import TrainedRows, overwrite
+from qlora_wgpu.ops.trained import TrainedMatrix, TrainedRows, overwrite
 
 
 class Matrix(Protocol):

@@ -6,11 +6,14 @@ Both bind the same names; the gradient of x is dx.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from functools import partial
 
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph, GraphError
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.graph.tensor import Tensor, matrix
+from qlora_wgpu.kernels.common import DropoutMask, dropout_params, row_constants, row_workgroups
+from qlora_wgpu.ops.batch import BatchBuffers
 
 _KINDS = ("SILU", "ERF", "RELU", "SQUARED_RELU", "SIGMOID", "QUICK_GELU")
 
@@ -175,3 +178,207 @@ def gated_rms_norm(g: Graph, x: Tensor, z: Tensor, weight: Tensor, eps: float) -
         g, "gated_rms_norm", f"norm({x.name})", {"x": x, "z": z}, params, ACTIVATIONS["silu"],
         {"weight": weight}, work=heads, suited=True,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class XIELUScalars:
+    """What a model's files hold of one xIELU; float32, one element each.
+
+    Attributes:
+        alpha_p: The softplus of it bends the positive side.
+        alpha_n: The softplus of it, and β, bend the negative side.
+        beta: The slope at zero.
+        eps: A little below zero: the negative side is computed no nearer to zero.
+    """
+
+    alpha_p: Tensor
+    alpha_n: Tensor
+    beta: Tensor
+    eps: Tensor
+
+
+def xielu(g: Graph, x: Tensor, scalars: XIELUScalars) -> Tensor:
+    """Computes softplus(alpha_p) · x² + β · x for x > 0, else as below.
+
+    n · (exp(min(x, eps)) - 1 - x) + β · x, with n = β + softplus(alpha_n).
+
+    Args:
+        g: The graph.
+        x: (rows, columns) operand.
+        scalars: The model's.
+
+    Returns:
+        (rows, columns) operand.
+
+    Raises:
+        GraphError: If a scalar is none.
+    """
+    stored = {field.name: getattr(scalars, field.name) for field in fields(scalars)}
+    for name, scalar in stored.items():
+        if scalar.shape != (1, 1):
+            raise GraphError(f"xielu: {name} is {scalar}, not one number")
+    y = g.operand("xielu", x.rows, x.columns)
+    units = x.rows * x.units(8)
+    shape = {"units": units, "stride": x.units(8), "columns": x.columns}
+    g.launch("xielu/forward.wgsl", units, {"x": x, "y": y, **stored}, shape)
+
+    def vjp(dy: Tensor) -> None:
+        dx = g.operand(f"d {x.name}", x.rows, x.columns)
+        tensors = {"dy": dy, "x": x, "dx": dx, **stored}
+        g.launch("xielu/backward.wgsl", units, tensors, {"units": units})
+        g.add_gradient(x, dx)
+
+    g.record(y, [x], vjp)
+    return y
+
+
+def row_gate(g: Graph, x: Tensor, gate: Tensor, residual: Tensor | None = None) -> Tensor:
+    """Computes y = sigmoid(gate) · x (+ residual), gate a number for each row.
+
+    Args:
+        g: The graph.
+        x: (rows, columns) of any type.
+        gate: (rows, 1) float32.
+        residual: (rows, columns), added if given.
+
+    Returns:
+        (rows, columns) float32.
+
+    Raises:
+        GraphError: If the shapes do not fit.
+    """
+    fits = gate.shape == (x.rows, 1) and gate.dtype == "float32"
+    if not fits or (residual is not None and residual.shape != x.shape):
+        raise GraphError(f"row_gate: {x}, {gate} and {residual} do not fit")
+    y = g.float32(f"gated {x.name}", x.rows, x.columns)
+    strides = {"stride": x.units(8), "gate_stride": gate.stride}
+    units = x.rows * x.units(8)
+    tensors = {"x": x, "gate": gate, "y": y, "residual": residual}
+    g.launch("row_gate/forward.wgsl", units, tensors, {"units": units, **strides})
+
+    def vjp(dy: Tensor) -> None:
+        dx, dgate = g.gradient_for(x), g.float32(f"d {gate.name}", gate.rows, 1)
+        g.launch(
+            "row_gate/backward.wgsl",
+            row_workgroups(g, x.rows),
+            {"dy": dy, "x": x, "gate": gate, "dx": dx, "dgate": dgate},
+            {"rows": x.rows, **strides},
+            row_constants(g),
+        )
+        g.add_gradient(x, dx)
+        g.add_gradient(gate, dgate)
+        if residual is not None:
+            g.add_gradient(residual, dy)
+
+    g.record(y, [x, gate] if residual is None else [x, gate, residual], vjp)
+    return y
+
+
+def scaled(g: Graph, x: Tensor, scalar: Tensor) -> Tensor:
+    """Computes y = scalar · x.
+
+    Args:
+        g: The graph.
+        x: (rows, columns) of any type.
+        scalar: One number, float32, frozen.
+
+    Returns:
+        (rows, columns) of x's type.
+
+    Raises:
+        GraphError: If the scalar is none.
+    """
+    if scalar.shape != (1, 1):
+        raise GraphError(f"scaled: {scalar} is not one number")
+    params = {"units": x.rows * x.units(8)}
+    y = matrix(f"scaled {x.name}", x.rows, x.columns, x.dtype)
+    tensors = {"x": x, "scalar": scalar, "y": y}
+    g.launch("tensor/scale.wgsl", params["units"], tensors, params)
+
+    def vjp(dy: Tensor) -> None:
+        dx = g.gradient_for(x)
+        tensors = {"x": dy, "scalar": scalar, "y": dx}
+        g.launch("tensor/scale.wgsl", params["units"], tensors, params)
+        g.add_gradient(x, dx)
+
+    g.record(y, [x], vjp)
+    return y
+
+
+def weighted_sum(g: Graph, x: Tensor, z: Tensor, a: float, b: float) -> Tensor:
+    """Computes y = a · x + b · z; no gradient passes to z.
+
+    Args:
+        g: The graph.
+        x: (rows, columns) of any type.
+        z: Like x, frozen.
+        a: Factor of x.
+        b: Factor of z.
+
+    Returns:
+        (rows, columns) operand.
+
+    Raises:
+        GraphError: If the shapes do not fit.
+    """
+    if x.shape != z.shape:
+        raise GraphError(f"weighted_sum: {x} and {z} differ")
+    units = x.rows * x.units(8)
+    y = g.operand(f"{x.name} + {z.name}", x.rows, x.columns)
+    params = {"units": units, "a": a, "b": b}
+    g.launch("tensor/weighted_sum.wgsl", units, {"x": x, "z": z, "y": y}, params)
+
+    def vjp(dy: Tensor) -> None:
+        dx = g.gradient_for(x)
+        g.launch("tensor/weighted_sum.wgsl", units, {"x": dy, "z": None, "y": dx}, params)
+        g.add_gradient(x, dx)
+
+    g.record(y, [x], vjp)
+    return y
+
+
+def masked(g: Graph, x: Tensor, mask: DropoutMask, batch: BatchBuffers, dtype: str) -> Tensor:
+    """mask ⊙ x in an element type; not differentiable."""
+    y = matrix(f"masked {x.name}", x.rows, x.columns, dtype)
+    units = x.rows * x.units(8)
+    tensors = {"x": x, "batch_info": batch.info, "y": y}
+    params = {"units": units, **dropout_params(mask)}
+    g.launch("dropout/part.wgsl", units, tensors, params, {"REST": False})
+    return y
+
+
+def dropout_parts(
+    g: Graph, x: Tensor, mask: DropoutMask, batch: BatchBuffers
+) -> tuple[Tensor, Tensor]:
+    """Divides x.
+
+    Args:
+        g: The graph.
+        x: (rows, columns) of any type.
+        mask: Zeros, and 1 / (1 - probability); ones where the batch has no dropout.
+        batch: The micro-batch, which has the random key.
+
+    Returns:
+        What is kept and the rest, (rows, columns) operands.
+    """
+    units = x.rows * x.units(8)
+    params = {"units": units, **dropout_params(mask)}
+
+    def part(*, rest: bool) -> Tensor:
+        y = g.operand(f"dropout({x.name})", x.rows, x.columns)
+        tensors = {"x": x, "batch_info": batch.info, "y": y}
+        g.launch("dropout/part.wgsl", units, tensors, params, {"REST": rest})
+        return y
+
+    def vjp(gradients: list[Tensor | None]) -> None:
+        dkept, drest = gradients
+        assert dkept is not None and drest is not None
+        dx = g.gradient_for(x)
+        tensors = {"dkept": dkept, "batch_info": batch.info, "drest": drest, "dx": dx}
+        g.launch("dropout/backward.wgsl", units, tensors, params)
+        g.add_gradient(x, dx)
+
+    kept, rest = part(rest=False), part(rest=True)
+    g.record_jointly([kept, rest], [x], vjp)
+    g.can_remake(kept, partial(part, rest=False))
+    return kept, rest

@@ -3,7 +3,7 @@
 Each is a function of the answers' summed log probabilities, so its gradient is that of the rows'
 losses times a number for each sample. The head finds all losses in its one pass; kernels sum them
 up by samples, make loss, metrics and those numbers of the sums, and spread the numbers over the
-label rows, by which the rows of d hidden are multiplied (``ops/loss_weights.py``). What the
+label rows, by which the rows of d hidden are multiplied (``ops/label_rows.py``). What the
 reference says of an answer is an input of the micro-batch.
 """
 
@@ -15,7 +15,7 @@ from typing import Literal
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
+from qlora_wgpu.kernels.common import row_constants, row_workgroups
 from qlora_wgpu.ops.batch import BatchBuffers, SampleBuffers
 
 PAIR_LOSSES = (

@@ -1,22 +1,30 @@
-"""Routing of a mixture of experts: which experts a row meets, and where its copies lie.
+"""Routing of a mixture of experts: which experts a row meets, where its copies lie, balance.
 
 A row has an *assignment* for each of its top_k experts, and each assignment has a *slot*, a row
 among the experts'. Slots of one expert are next to each other, each expert's from a multiple of
 ``EXPERT_TILE`` on, so that products see tiles of one expert each (``ops/experts.py``); those of new
 tokens have no gaps (``NEW_TOKENS_TILE``). How many an
 expert has is known on the device only; there is room for any division.
+
+DeepSeek-V3 (2024), section 2.1.2: the corrections balance the experts' load without a loss; they
+change which experts are chosen, and neither their weights nor any gradient.
+
+As transformers computes it: experts · Σ_e f[e] · P[e], where f[e] is how many of all layers' tokens
+choose expert e and P[e] the mean of its probability, the softmax over all experts. Counts are no
+function that has a slope, so the gradient goes through P alone.
+
+Layers sum up one after another; the last sums are what the loss is made of, before the backward.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph, GraphError
-from qlora_wgpu.graph.tensor import Tensor, matrix
-from qlora_wgpu.kernels.experts import EXPERT_TILE, ExpertTiles
-from qlora_wgpu.kernels.rowwise import row_constants, row_workgroups
-from qlora_wgpu.ops.rows import row_words
+from qlora_wgpu.graph.tensor import Tensor, ceil_div, matrix
+from qlora_wgpu.kernels.common import EXPERT_TILE, ExpertTiles, row_constants, row_workgroups
+from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.label_rows import row_words
 
 _THREADS = 32  # that share the assignments when they are counted and get slots
 
@@ -298,3 +306,207 @@ def _weight_grad(g: Graph, dy: Tensor, x: Tensor, routing: Routing) -> None:
         row_constants(g),
     )
     g.add_gradient(weights, dweights)
+
+
+MOST_GROUPS = 32  # bits that tell which are chosen
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How experts are chosen by their scores, and weighted.
+
+    Attributes:
+        sigmoid: Whether scores are the logits' sigmoids, instead of their softmax over all experts.
+        normalized: Whether the weights are the chosen ones' scores divided by their sum.
+        least: What is added to that sum.
+        at_least: Whether the sum is ``least`` at least instead.
+        scale: Factor of all weights.
+        groups: Groups of neighbours that experts are in.
+        top_groups: From how many of them experts are chosen.
+        pairs: Whether a group's rank is the sum of its two best, instead of its best.
+    """
+
+    sigmoid: bool
+    normalized: bool
+    least: float = 0.0
+    at_least: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    pairs: bool = False
+
+    def fits(self, experts: int, top_k: int) -> bool:
+        """Whether so many can be chosen of so many."""
+        if not 0 < self.top_groups <= self.groups <= MOST_GROUPS or experts % self.groups:
+            return False
+        size = experts // self.groups
+        return 0 < top_k <= self.top_groups * size and size > (self.pairs and self.groups > 1)
+
+
+def route_by_scores(
+    g: Graph,
+    logits: Tensor,
+    bias: Tensor | None,
+    top_k: int,
+    scoring: Scoring,
+    tile: int = EXPERT_TILE,
+) -> Routing:
+    """Chooses experts by their scores and gives the assignments slots.
+
+    Args:
+        g: The graph.
+        logits: (rows, experts) float32, of the router.
+        bias: (experts) float32, added to the scores that choose, if given.
+        top_k: Experts that each row meets.
+        scoring: What makes scores of logits, and weights of scores.
+        tile: Rows of a tile.
+
+    Raises:
+        GraphError: If there are not so many experts or groups.
+    """
+    experts = logits.columns
+    fits = scoring.fits(experts, top_k) and (bias is None or bias.columns == experts)
+    if logits.dtype != "float32" or not fits:
+        raise GraphError(
+            f"route_by_scores: {top_k} experts cannot be chosen by {logits} and {bias}, {scoring}"
+        )
+    ids = g.integers("expert ids", logits.rows * top_k)
+    weights = g.float32("expert weights", logits.rows, top_k)
+    params = {
+        "rows": logits.rows,
+        "experts": experts,
+        "logit_stride": logits.stride,
+        "top_k": top_k,
+        "weight_stride": weights.stride,
+        "least": scoring.least,
+        "scale": scoring.scale,
+    }
+    groups = {"groups": scoring.groups, "top_groups": scoring.top_groups}
+    constants = {
+        "SIGMOID": scoring.sigmoid,
+        "NORMALIZED": scoring.normalized,
+        "AT_LEAST": scoring.at_least,
+    }
+    kinds = {"GROUPED": scoring.top_groups < scoring.groups, "PAIRS": scoring.pairs}
+    g.launch(
+        "experts/route_scored.wgsl",
+        logits.rows,
+        {"logits": logits, "bias": bias, "ids": ids, "weights": weights},
+        {**params, **groups},
+        {**constants, **kinds},
+        turns=(top_k + scoring.top_groups + 2) * (experts + scoring.groups + 2),
+    )
+
+    def vjp(dweights: Tensor) -> None:
+        dlogits = g.float32(f"d {logits.name}", logits.rows, experts)
+        g.launch(
+            "experts/route_scored_backward.wgsl",
+            logits.rows,
+            {"logits": logits, "ids": ids, "dweights": dweights, "dlogits": dlogits},
+            params,
+            constants,
+        )
+        g.add_gradient(logits, dlogits)
+
+    g.record(weights, [logits], vjp)
+    return assigned(g, ids, weights, top_k, experts, tile)
+
+
+def balance_sums(
+    g: Graph,
+    logits: Tensor,
+    ids: Tensor,
+    batch: BatchBuffers,
+    before: Tensor | None = None,
+) -> Tensor:
+    """How often each expert is chosen, and the sum of its probabilities; padding is left out.
+
+    Args:
+        g: The graph.
+        logits: (rows, experts) float32, of the router.
+        ids: uint32 (rows · top_k), the experts with each row's largest logits.
+        batch: Whose rows they are.
+        before: (2, experts) float32 that is added, the sums of the layers before.
+
+    Returns:
+        (2, experts) float32; differentiable in its second row.
+
+    Raises:
+        GraphError: If the shapes do not fit.
+    """
+    rows, experts = logits.shape
+    if logits.dtype != "float32" or rows != batch.rows or ids.columns % rows:
+        raise GraphError(f"balance_sums: {logits} and {ids} are no choice of {batch.rows} rows")
+    if before is not None and before.shape != (2, experts):
+        raise GraphError(f"balance_sums: {before} are no sums of {experts} experts")
+    sizes = {"rows": rows, "experts": experts, "stride": logits.stride}
+    softmax = g.float_vector("router's softmax", 2 * rows)
+    g.launch(
+        "router_balance/normalizers.wgsl",
+        rows,
+        {"logits": logits, "segments": batch.segments, "softmax": softmax},
+        sizes,
+    )
+    sums = g.float32("balance sums", 2, experts)
+    g.launch(
+        "router_balance/sums.wgsl",
+        (logits.stride, 1, 1),
+        {"logits": logits, "ids": ids, "softmax": softmax, "before": before, "sums": sums},
+        {**sizes, "top_k": ids.columns // rows},
+        _one_row(g),
+    )
+
+    def vjp(dsums: Tensor) -> None:
+        dlogits = g.float32(f"d {logits.name}", rows, experts)
+        tensors = {"logits": logits, "softmax": softmax, "dsums": dsums, "dlogits": dlogits}
+        g.launch("router_balance/backward.wgsl", rows, tensors, sizes)
+        g.add_gradient(logits, dlogits)
+        if before is not None:
+            g.add_gradient(before, dsums)
+
+    g.record(sums, [logits] if before is None else [logits, before], vjp)
+    return sums
+
+
+def balance_loss(
+    g: Graph, sums: Tensor, top_k: int, batch: BatchBuffers, stats: Tensor, coefficient: float
+) -> None:
+    """Adds the loss times the batch's labels to ``stats``; starts the reverse pass.
+
+    So a step's loss is the mean of its micro-batches', weighted by their labels or these' weights.
+
+    Args:
+        g: The graph.
+        sums: (2, experts) float32, of all layers.
+        top_k: Experts that each row meets.
+        batch: The micro-batch.
+        stats: float32; element 5 gets the loss, without the coefficient.
+        coefficient: Factor of the loss in what is minimized, and so of its gradient.
+    """
+    experts = sums.columns
+    dsums = g.float32(f"d {sums.name}", 2, experts)
+    g.launch(
+        "router_balance/loss.wgsl",
+        (1, 1, 1),
+        {
+            "sums": sums,
+            "batch_info": batch.info,
+            "stats": stats,
+            "dsums": dsums,
+            "weights": batch.weights,
+        },
+        {
+            "experts": experts,
+            "stride": sums.stride,
+            "top_k": top_k,
+            "coefficient": coefficient,
+        },
+        _one_row(g),
+    )
+    g.add_gradient(sums, dsums)
+
+
+def _one_row(g: Graph) -> dict[str, int | float | bool]:
+    constants = row_constants(g)
+    del constants["ROWS"]
+    return constants

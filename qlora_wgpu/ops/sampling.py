@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
-from qlora_wgpu.kernels.rowwise import row_constants
+from qlora_wgpu.kernels.common import row_constants
 from qlora_wgpu.limits import LOGIT_BIASES
 from qlora_wgpu.ops.batch import BatchBuffers
 

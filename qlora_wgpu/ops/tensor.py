@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.pieces import Pieces, in_pieces
-from qlora_wgpu.graph.tensor import TEXEL, Tensor, matrix, vector
+from qlora_wgpu.graph.sharded_vector import Pieces, in_pieces
+from qlora_wgpu.graph.tensor import TEXEL, Tensor, ceil_div, matrix, vector
 
 
 def fill_zero(g: Graph, y: Tensor | Pieces) -> None:

@@ -1,10 +1,13 @@
 """Quantization of frozen weights: NF4 as bitsandbytes has it, and the formats of other files."""
 
-from qlora_wgpu.quant.codebooks import NF4_QUANT_MAP, dynamic_quant_map
-from qlora_wgpu.quant.double_quant import NESTED_BLOCKSIZE
 from qlora_wgpu.quant.ggml import GGML_FORMATS, GgmlFormat, repack_ggml
 from qlora_wgpu.quant.nf4 import BLOCKSIZES, quantize_nf4
-from qlora_wgpu.quant.quantized_weight import QuantizedWeight
+from qlora_wgpu.quant.quantized_weight import (
+    NESTED_BLOCKSIZE,
+    NF4_QUANT_MAP,
+    QuantizedWeight,
+    dynamic_quant_map,
+)
 from qlora_wgpu.weight_format import WHOLE, WeightFormat
 
 __all__ = [

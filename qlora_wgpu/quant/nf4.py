@@ -10,9 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError, ConfigError, ShapeError
-from qlora_wgpu.quant.codebooks import NF4_QUANT_MAP, dynamic_quant_map
-from qlora_wgpu.quant.double_quant import QuantizedAbsmax, quantize_absmax
-from qlora_wgpu.quant.quantized_weight import QuantizedWeight
+from qlora_wgpu.quant.quantized_weight import (
+    NF4_QUANT_MAP,
+    QuantizedAbsmax,
+    QuantizedWeight,
+    dynamic_quant_map,
+    quantize_absmax,
+)
 
 BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
 """Weights per scale that bitsandbytes knows."""

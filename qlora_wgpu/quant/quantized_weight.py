@@ -1,21 +1,247 @@
-"""A quantized weight matrix with its codes and scales, and what it stands for in NumPy."""
+"""Quantized matrices: codebooks, scales (quantized, too), and what they stand for in NumPy."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import ShapeError
-from qlora_wgpu.quant.double_quant import NESTED_BLOCKSIZE, dequantize_absmax
 from qlora_wgpu.weight_format import WHOLE, WeightFormat
+
+Float32Array = npt.NDArray[np.float32]
+
+
+def _fixed(values: npt.ArrayLike) -> Float32Array:
+    array = np.array(values, np.float32)
+    array.flags.writeable = False
+    return array
+
+
+_BYTES = np.arange(256, dtype=np.uint8)
+
+NIBBLES: Float32Array = _fixed(np.arange(16))
+"""Unsigned integers of 4 bits."""
+UNSIGNED: Float32Array = _fixed(np.arange(256))
+"""Unsigned integers of 8 bits."""
+SIGNED: Float32Array = _fixed(_BYTES.view(np.int8))
+"""Integers of 8 bits in two's complement."""
+E2M1: Float32Array = _fixed(
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
+)
+"""Floats of 4 bits: MXFP4's and NVFP4's elements (OCP Microscaling Formats 1.0, section 5.3.3)."""
+E4M3: Float32Array = _fixed(_BYTES.view(ml_dtypes.float8_e4m3fn).astype(np.float32))
+"""Floats of 8 bits that end at 448 and have no infinity (Micikevicius et al., arXiv:2209.05433)."""
+E5M2: Float32Array = _fixed(_BYTES.view(ml_dtypes.float8_e5m2).astype(np.float32))
+"""Floats of 8 bits with float16's exponents."""
+E8M0: Float32Array = _fixed([*np.ldexp(1.0, np.arange(255) - 127), np.nan])
+"""Powers of two of 8 bits, MXFP4's scales (OCP Microscaling Formats 1.0, section 5.4.1)."""
+IQ4_VALUES: Float32Array = _fixed(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
+)
+"""What codes of ggml's IQ4_NL and IQ4_XS stand for."""
+
+
+NF4_QUANT_MAP: npt.NDArray[np.float32] = np.array(
+    [
+        -1.0,
+        -0.6961928009986877,
+        -0.5250730514526367,
+        -0.39491748809814453,
+        -0.28444138169288635,
+        -0.18477343022823334,
+        -0.09105003625154495,
+        0.0,
+        0.07958029955625534,
+        0.16093020141124725,
+        0.24611230194568634,
+        0.33791524171829224,
+        0.44070982933044434,
+        0.5626170039176941,
+        0.7229568362236023,
+        1.0,
+    ],
+    np.float32,
+)
+"""The 16 quantiles of 4-bit NormalFloat (Dettmers et al., QLoRA, arXiv:2305.14314)."""
+NF4_QUANT_MAP.flags.writeable = False
+
+
+@cache
+def dynamic_quant_map(*, signed: bool = True) -> npt.NDArray[np.float32]:
+    """The 256 sorted values of bitsandbytes' dynamic type, in which it stores absmax and moments.
+
+    For i = 0..6 they are ±10^(i-6) times the 2^i midpoints of 2^i + 1 even steps from 0.1 to 1,
+    plus 0 and 1 (Dettmers, 8-Bit Approximations for Parallelism in Deep Learning,
+    arXiv:1511.04561); without signs, twice as many steps. Every step is rounded to float32 as
+    PyTorch rounds it, so that the bits agree with bitsandbytes' own map.
+
+    Args:
+        signed: Whether there are negative values.
+
+    Returns:
+        float32 (256,), read-only.
+    """
+    values = [np.zeros(1, np.float32), np.ones(1, np.float32)]
+    for i in range(7):
+        edges = _linspace(0.1, 1.0, 2 ** (i if signed else i + 1) + 1)
+        midpoints = (edges[:-1] + edges[1:]) / np.float32(2)
+        magnitudes = np.float32(10.0 ** (i - 6)) * midpoints
+        values += [magnitudes, -magnitudes] if signed else [magnitudes]
+    result = np.sort(np.concatenate(values))
+    result.flags.writeable = False
+    return result
+
+
+def _linspace(start: float, stop: float, count: int) -> npt.NDArray[np.float32]:
+    """PyTorch's float32 linspace, by fused multiply-adds: counted from either end to the middle."""
+    first, last = np.float32(start), np.float32(stop)
+    step = float((last - first) / np.float32(count - 1))
+    index = np.arange(count)
+    from_first = float(first) + step * index
+    from_last = float(last) - step * (count - 1 - index)
+    return np.where(index < count // 2, from_first, from_last).astype(np.float32)
+
+
+_LANES = 8  # floats of an AVX2 register: PyTorch sums with these on every x86 processor
+_UNROLL = 4  # registers added to side by side
+
+
+def float32_mean(values: npt.NDArray[np.float32]) -> np.float32:
+    """The mean as PyTorch computes it on one thread of an x86 processor, to the bit.
+
+    Rounding depends on the order of summation, and the offset in a doubly quantized file is such a
+    mean, so the order is followed: 8 lanes times 4 registers run down the array, in a cascade of
+    four levels that keeps partial sums of similar size (``SumKernel.cpp``). From 32,769 values on,
+    PyTorch with several threads cuts the array into as many parts, so that its own result
+    depends on the machine; this one is then at most a few units in the last place away.
+
+    Args:
+        values: float32 (n,), n >= 1.
+
+    Returns:
+        The mean, rounded to float32.
+    """
+    return np.float32(_sum(values) / np.float32(values.size))
+
+
+def _sum(values: npt.NDArray[np.float32]) -> np.float32:
+    lanes = _LANES if values.size >= _LANES else 1
+    registers = values[: values.size // lanes * lanes].reshape(-1, lanes)
+    rows = len(registers) // _UNROLL
+    unrolled = _cascade(registers[: rows * _UNROLL].reshape(rows, _UNROLL * lanes))
+    partial = unrolled.reshape(_UNROLL, lanes)
+    total = partial[0]
+    for register in registers[rows * _UNROLL :]:
+        total = total + register
+    for register in partial[1:]:
+        total = total + register
+    tail = _add_in_order(values[registers.size :, None])
+    return np.float32(_add_in_order(np.concatenate([tail, total])[:, None])[0])
+
+
+def _cascade(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Sums rows in groups of ``step``, those sums in groups of ``step``, and so on, four levels."""
+    step = 1 << max(4, max(len(rows) - 1, 0).bit_length() // 4)
+    levels = []
+    for _ in range(3):
+        whole = len(rows) // step * step
+        levels.append(_add_in_order(rows[whole:]))
+        groups = rows[:whole].reshape(-1, step, rows.shape[1])
+        rows = np.add.accumulate(groups, axis=1)[:, -1]
+    levels.append(_add_in_order(rows))
+    return _add_in_order(np.stack(levels))
+
+
+def _add_in_order(rows: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The sum over the first axis, strictly one after the other; ``np.sum`` may pair them."""
+    if not len(rows):
+        return np.zeros(rows.shape[1:], np.float32)
+    result: npt.NDArray[np.float32] = np.add.accumulate(rows, axis=0)[-1]
+    return result
+
+
+NESTED_BLOCKSIZE = 256
+
+
+@dataclass(frozen=True)
+class QuantizedAbsmax:
+    """Scales as bitsandbytes stores them with ``compress_statistics``.
+
+    Attributes:
+        codes: uint8 (n,), codes of ``dynamic_quant_map``.
+        nested_absmax: float32 (ceil(n / 256),), the scale of each block of 256 scales.
+        nested_offset: What was subtracted before: the mean of all scales.
+    """
+
+    codes: npt.NDArray[np.uint8]
+    nested_absmax: npt.NDArray[np.float32]
+    nested_offset: np.float32
+
+
+def quantize_absmax(absmax: npt.NDArray[np.float32]) -> QuantizedAbsmax:
+    """Quantizes scales to 8 bits, bit-exact to bitsandbytes 0.50 on a CPU.
+
+    Args:
+        absmax: float32 (n,), n >= 1, finite.
+    """
+    offset = float32_mean(absmax)
+    centred = absmax - offset
+    blocks = -(-absmax.size // NESTED_BLOCKSIZE)
+    # Zeros change no block's absmax, and their codes are cut off again.
+    padded = np.zeros((blocks, NESTED_BLOCKSIZE), np.float32)
+    padded.reshape(-1)[: absmax.size] = centred
+    nested_absmax = np.abs(padded).max(axis=1)
+    nonzero = nested_absmax > 0
+    # The reciprocal of a denormal overflows, and 0 · inf is NaN: in bitsandbytes as here.
+    with np.errstate(over="ignore", invalid="ignore"):
+        inverse = np.reciprocal(np.where(nonzero, nested_absmax, np.float32(1)))
+        codes = nearest_codes(padded * inverse[:, None])
+    codes[~nonzero] = 0
+    return QuantizedAbsmax(codes.reshape(-1)[: absmax.size].copy(), nested_absmax, offset)
+
+
+def dequantize_absmax(
+    codes: npt.NDArray[np.uint8],
+    nested_absmax: npt.NDArray[np.float32],
+    nested_quant_map: npt.NDArray[np.float32],
+    nested_offset: np.float32,
+    nested_blocksize: int,
+) -> npt.NDArray[np.float32]:
+    """``nested_quant_map[code] · nested_absmax + nested_offset``, each step in float32."""
+    scales = np.repeat(nested_absmax, nested_blocksize)[: codes.size]
+    result: npt.NDArray[np.float32] = nested_quant_map[codes] * scales + nested_offset
+    return result
+
+
+def nearest_codes(x: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """The codes of values in [-1, 1], through bitsandbytes' table of 65,536 points.
+
+    The table is part of the format's bits: near a midpoint between two codes it rounds as its
+    nearest point does, where an exact search would sometimes take the neighbour. NaN gets code 0.
+    """
+    one, half = np.float32(1), np.float32(0.5)
+    clipped = np.clip(np.where(np.isnan(x), -one, x), -one, one)
+    points = (clipped + one) * half * np.float32(65535) + half
+    return _table()[points.astype(np.uint16)]
+
+
+@cache
+def _table() -> npt.NDArray[np.uint8]:
+    quant_map = dynamic_quant_map()
+    midpoints = np.float32(0.5) * (quant_map[:-1] + quant_map[1:])
+    index = np.arange(65536, dtype=np.float32)
+    points = np.float32(-1) + np.float32(2) * index / np.float32(65535)
+    return np.searchsorted(midpoints, points, side="left").astype(np.uint8)
+
 
 _CHUNK = 65536  # bytes of codes worked on at a time: temporaries that stay in the cache
 
 UInt8Array = npt.NDArray[np.uint8]
-Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)

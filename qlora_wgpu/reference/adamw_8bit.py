@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.quant.codebooks import dynamic_quant_map
+from qlora_wgpu.quant.quantized_weight import dynamic_quant_map
 from qlora_wgpu.reference import adamw
 
 Array = npt.NDArray[np.float64]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.data import Dataset, bucket_length
-from qlora_wgpu.model.options import StepKind
+from qlora_wgpu.model.steps import StepKind
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.training.answers import Block, Mismatched, in_blocks

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.plan import Plan
-from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.model_plan import ModelLayout
 
 
 def require_bindings(layout: ModelLayout, plans: Sequence[Plan], device: Device) -> None:

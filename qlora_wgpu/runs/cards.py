@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.gpu.memory_size import room_of
+from qlora_wgpu.gpu.memory import room_of
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import GIB
-from qlora_wgpu.model.fit import Fit
-from qlora_wgpu.model.fitting import Search
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.residency import Residency
+from qlora_wgpu.model.budget import Fit, Search
+from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.offload_plan import Residency
 from qlora_wgpu.runs.what_fits import LENGTHS, largest_fitting
 from qlora_wgpu.runs.workload import Target, Totals, Workload
 

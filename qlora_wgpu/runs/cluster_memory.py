@@ -9,14 +9,14 @@ from qlora_wgpu.cluster.gradient_sum import received_gradient
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.memory_size import room
-from qlora_wgpu.gpu.readback import READ_AHEAD
+from qlora_wgpu.gpu.memory import room
+from qlora_wgpu.gpu.timing import READ_AHEAD
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.lora.forms import AdapterForms
-from qlora_wgpu.model.fitting_reading import reading_memory
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.lora.flat_vector import AdapterForms
+from qlora_wgpu.model.budget import reading_memory
+from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.ops.tensor import add_to
 from qlora_wgpu.runs.soundness import update_plan
 

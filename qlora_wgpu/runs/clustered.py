@@ -14,9 +14,9 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.launch import Launch
-from qlora_wgpu.lora.forms import AdapterForms
+from qlora_wgpu.lora.flat_vector import AdapterForms
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs.cluster_memory import owner_memory, require_owner_room
 from qlora_wgpu.runs.data import RunData

@@ -10,7 +10,7 @@ from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.data.messages import with_system
 from qlora_wgpu.data.sources import check_file, read_rows
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.generation.completions import Prompt, complete
+from qlora_wgpu.generation.generate import Prompt, complete
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.model.qlora_model import QLoRAModel
 

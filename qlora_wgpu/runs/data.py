@@ -18,7 +18,7 @@ from qlora_wgpu.data import (
 )
 from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.errors import ConfigError, DataError
-from qlora_wgpu.families.positions import longest_text
+from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.samples import Prompt

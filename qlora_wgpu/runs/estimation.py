@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal
 
-from qlora_wgpu.bench.shapes import find_shape
+from qlora_wgpu.bench.workload import find_shape
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.checkpoint.json_file import read_json_object
@@ -17,10 +17,10 @@ from qlora_wgpu.config import Config, LoraConfig, ModelConfig, QuantConfig
 from qlora_wgpu.config.schema import DataConfig, TrainConfig
 from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.errors import ConfigError, QLoRAError, TokenizerError, option
-from qlora_wgpu.lora.forms import AdapterForms
-from qlora_wgpu.model.fit import Fit
+from qlora_wgpu.lora.flat_vector import AdapterForms
+from qlora_wgpu.model.budget import Fit
+from qlora_wgpu.model.memory_plan import copied_bytes
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.text_copies import copied_bytes
 from qlora_wgpu.presence import exists, is_file
 from qlora_wgpu.runs.cards import CardPlan, plans_for_cards
 from qlora_wgpu.runs.cluster_memory import ClusterMemory

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.errors import DataError, option
 from qlora_wgpu.generation import QLoRAModel, continuation
-from qlora_wgpu.generation.completions import Prompt, complete
+from qlora_wgpu.generation.generate import Prompt, complete
 from qlora_wgpu.labels import IGNORE_INDEX
 
 

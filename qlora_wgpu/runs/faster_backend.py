@@ -7,7 +7,7 @@ import re
 
 from qlora_wgpu.gpu.adapters import BACKEND_VARIABLE, BACKENDS, installed_backends
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.vendors import may_have_matrix_units
+from qlora_wgpu.gpu.kernel_config import may_have_matrix_units
 
 _FASTER_SINCE = 25  # of Mesa: its later software GPUs are slow through wgpu
 

@@ -16,7 +16,7 @@ from qlora_wgpu.data.objective_choice import chosen_objective
 from qlora_wgpu.data.prepared import learns
 from qlora_wgpu.data.sources import data_files, holds_documents
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.families.positions import longest_text
+from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.presence import exists, is_dir
 
 _BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)

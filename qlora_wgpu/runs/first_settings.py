@@ -15,7 +15,7 @@ from qlora_wgpu.config.commented_yaml import Setting
 from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.data import Tokenizer, chosen_template
 from qlora_wgpu.errors import ConfigError, QLoRAError
-from qlora_wgpu.gpu import memory_size as memory
+from qlora_wgpu.gpu import memory as memory
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.first_batches import FirstBatches, first_batches

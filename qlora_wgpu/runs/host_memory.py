@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
-from qlora_wgpu.gpu.memory_size import process_bytes
-from qlora_wgpu.gpu.transfers import UPLOAD_CHUNK
+from qlora_wgpu.gpu.device import UPLOAD_CHUNK
+from qlora_wgpu.gpu.memory import process_bytes
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.lora.names import TOKENS, WHOLE, tensor_name
-from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.lora.peft_names import TOKENS, WHOLE, tensor_name
+from qlora_wgpu.model.model_plan import ModelLayout
 
 _PROCESS = 128 * MIB  # where the system does not tell: interpreter, libraries, driver
 _COMPILED = 165  # bytes that the driver keeps for each character of a shader

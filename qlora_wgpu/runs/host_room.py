@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.memory_size import available_bytes
+from qlora_wgpu.gpu.memory import available_bytes
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.runs.host_memory import host_memory
 from qlora_wgpu.training import Observer
 

@@ -9,7 +9,7 @@ from qlora_wgpu.config.schema import LoraConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.peft_files import require_adapter_files
-from qlora_wgpu.lora.tokens import Vocabulary
+from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.adapter_state import read_fitting
 from qlora_wgpu.model.pretrained import Pretrained

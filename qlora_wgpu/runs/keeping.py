@@ -7,11 +7,9 @@ from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.fit import Fit, planned
-from qlora_wgpu.model.fitting_reading import PlansOf, reading_memory
-from qlora_wgpu.model.keeping import KeepDequantized, has_room, laid_out_for, with_kept
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.ways import Beside
+from qlora_wgpu.model.budget import Beside, Fit, PlansOf, planned, reading_memory
+from qlora_wgpu.model.memory_plan import KeepDequantized, has_room, laid_out_for, with_kept
+from qlora_wgpu.model.model_plan import ModelLayout
 
 
 def kept_as_asked(layout: ModelLayout, settings: Config, device: Device) -> ModelLayout:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qlora_wgpu.bench.shapes import config_of
-from qlora_wgpu.bench.speed import training_speed
+from qlora_wgpu.bench.measure import training_speed
+from qlora_wgpu.bench.workload import config_of
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.memory_size import memory_size
+from qlora_wgpu.gpu.memory import memory_size
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.workload import Target, Workload
 

@@ -17,12 +17,12 @@ from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.lora.fitting import refuse_other_base
+from qlora_wgpu.lora.compatibility import refuse_other_base
 from qlora_wgpu.model.adapter_state import as_begun, config_of
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.model.steps import TrainingOptions
 from qlora_wgpu.presence import is_dir
 from qlora_wgpu.runs.faster_backend import faster_through_dawn
 from qlora_wgpu.runs.reading import Reading, Texts, read_within_room

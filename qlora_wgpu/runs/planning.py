@@ -8,16 +8,15 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.memory_size import room
+from qlora_wgpu.gpu.memory import room
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.lora.forms import AdapterForms
-from qlora_wgpu.model.fit import Fit
-from qlora_wgpu.model.fitting import fit
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.lora.flat_vector import AdapterForms
+from qlora_wgpu.model.budget import Fit, fit
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
+from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.runs.bindings import require_bindings
 from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.runs.host_room import require_host_room

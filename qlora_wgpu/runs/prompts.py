@@ -15,7 +15,7 @@ from qlora_wgpu.data import (
     read_prompt_files,
 )
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.families.positions import longest_text
+from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.presence import exists, is_there
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.runs.samples import OWN_TOKENS, Prompt, sample_prompts

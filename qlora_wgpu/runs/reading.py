@@ -9,22 +9,20 @@ from typing import Protocol
 
 from qlora_wgpu.config import Config, LoraConfig
 from qlora_wgpu.data import Dataset, bucket_length
-from qlora_wgpu.families.positions import longest_text
+from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.generation.engine import batch_sizes
-from qlora_wgpu.generation.prompts import largest_batch
+from qlora_wgpu.generation.prefill import largest_batch
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.memory_size import room
+from qlora_wgpu.gpu.memory import room
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.fit import IN_BUFFERS, waiting_in_words
-from qlora_wgpu.model.fitting_reading import fit_reading, reading_memory
-from qlora_wgpu.model.keeping import KeepDequantized
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.budget import IN_BUFFERS, fit_reading, reading_memory, waiting_in_words
+from qlora_wgpu.model.memory_plan import KeepDequantized, copied_bytes
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.text_copies import copied_bytes
-from qlora_wgpu.ops.cross_entropy import PLAIN, Objective
+from qlora_wgpu.model.steps import TrainingOptions
 from qlora_wgpu.ops.kv_cache import KVCache
+from qlora_wgpu.ops.loss import PLAIN, Objective
 from qlora_wgpu.runs.bindings import require_bindings
 from qlora_wgpu.runs.host_room import require_host_room
 from qlora_wgpu.runs.keeping import kept_to_measure
@@ -44,7 +42,7 @@ class Reading(Protocol):
 
     @property
     def writes(self) -> bool:
-        """Whether texts are, which may read copies of the weights (``model/text_copies.py``)."""
+        """Whether texts are, which may read copies of the weights (``model/memory_plan.py``)."""
 
     def plans(self, layout: ModelLayout) -> Sequence[Plan]:
         """Plans of all of it; those with the largest slots come first."""

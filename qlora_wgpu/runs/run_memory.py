@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, bucket_length
-from qlora_wgpu.gpu.readback import READ_AHEAD
-from qlora_wgpu.gpu.sizes import ALIGNMENT
+from qlora_wgpu.gpu.limits import ALIGNMENT
+from qlora_wgpu.gpu.timing import READ_AHEAD
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.model.adapter_state import norms_graph
-from qlora_wgpu.model.fitting_reading import reading_memory
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepKind, StepOptions, TrainingOptions
-from qlora_wgpu.ops.host_moments import passing_parts
+from qlora_wgpu.model.budget import reading_memory
+from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.steps import StepKind, StepOptions, TrainingOptions
 from qlora_wgpu.ops.kv_cache import KVCache
+from qlora_wgpu.ops.moments import passing_parts
 from qlora_wgpu.ops.tensor import fill_zero
 from qlora_wgpu.runs.answer_shapes import STEPS_LOOKED_AT, answer_shapes
 from qlora_wgpu.runs.data import RunData

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.model.adapter_state import norms_graph
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepKind
+from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.steps import StepKind
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.runs.text_plans import text_plans

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from qlora_wgpu.graph.plan import Plan, make_plan
-from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import make_seen
 

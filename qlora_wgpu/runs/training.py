@@ -13,8 +13,8 @@ from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.model.fit import Fit
-from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.model.budget import Fit
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.init_from import check_init_from, load_init_from, require_init_from

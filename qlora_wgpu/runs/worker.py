@@ -15,10 +15,9 @@ from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.errors import ClusterError
-from qlora_wgpu.model.options import StepKind
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
-from qlora_wgpu.model.samples import Samples
-from qlora_wgpu.ops.adamw import (
+from qlora_wgpu.model.steps import Samples, StepKind
+from qlora_wgpu.ops.optimizers import (
     STATS_BALANCE,
     STATS_CORRECT,
     STATS_LENGTH,

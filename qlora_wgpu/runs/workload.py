@@ -10,17 +10,16 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.errors import OutOfMemoryError, QLoRAError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.memory_size import memory_size
-from qlora_wgpu.gpu.profile import GPU_PROFILE, Profile
-from qlora_wgpu.lora.forms import FLOAT32, AdapterForms
-from qlora_wgpu.model.fit import Fit
-from qlora_wgpu.model.fitting import fit
-from qlora_wgpu.model.keeping import KeepDequantized, has_room, with_kept
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepOptions, TrainingOptions
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, Profile
+from qlora_wgpu.gpu.memory import memory_size
+from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterForms
+from qlora_wgpu.model.budget import Fit, fit
+from qlora_wgpu.model.memory_plan import KeepDequantized, has_room, with_kept
+from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.offload_plan import Residency
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.residency import Residency
-from qlora_wgpu.ops.cross_entropy import PLAIN, Objective
+from qlora_wgpu.model.steps import StepOptions, TrainingOptions
+from qlora_wgpu.ops.loss import PLAIN, Objective
 from qlora_wgpu.runs.opening import device_of
 
 _LARGEST_BINDING = (1 << 31) - 1  # what most cards allow

@@ -8,15 +8,24 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.graph.dtype import ceil_div, pad_rows, stored_bits, stored_floats
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.program import Program, SlotPool, allocate
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, row, vector
+from qlora_wgpu.graph.tensor import (
+    Storage,
+    Tensor,
+    ceil_div,
+    matrix,
+    pad_rows,
+    row,
+    stored_bits,
+    stored_floats,
+    vector,
+)
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.samples import Samples
+from qlora_wgpu.model.steps import Samples
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.fusion import FUSIONS
 

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.generation.text import continuation
-from qlora_wgpu.generation.token_logprobs import TokenLogprobs
+from qlora_wgpu.generation.text import TokenLogprobs, continuation
 from qlora_wgpu.serving.call_formats import Call
 
 Object = dict[str, Any]

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine
-from qlora_wgpu.generation.growing_text import FinishReason, Text
 from qlora_wgpu.generation.sampling import Sampling
-from qlora_wgpu.generation.text import TextStream
-from qlora_wgpu.generation.token_logprobs import TokenLogprobs
+from qlora_wgpu.generation.sequence import FinishReason, Text
+from qlora_wgpu.generation.text import TextStream, TokenLogprobs
 from qlora_wgpu.serving.asked import Asked
 from qlora_wgpu.serving.served import Served, Wanted
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from qlora_wgpu.data import Batch, Dataset, Example
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.batch_encoding import shifted_targets
-from qlora_wgpu.model.samples import Samples
+from qlora_wgpu.model.steps import Samples
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.training.batching import padded_batch
 

@@ -21,7 +21,7 @@ from qlora_wgpu.errors import CheckpointError, option, reason
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.lora.conversion import started_in
+from qlora_wgpu.lora.init import started_in
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.adapter_state import read_started

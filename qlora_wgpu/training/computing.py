@@ -8,10 +8,8 @@ from typing import Any, Literal, Protocol
 
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.batch_encoding import IntArray
-from qlora_wgpu.model.loss_sums import LossSums
-from qlora_wgpu.model.options import StepKind
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.model.samples import Samples
+from qlora_wgpu.model.steps import LossSums, Samples, StepKind
 from qlora_wgpu.training.answers import AnswerBatch
 from qlora_wgpu.training.observer import WorkerFigures
 from qlora_wgpu.training.throughput import ThroughputMeter

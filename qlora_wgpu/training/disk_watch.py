@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from qlora_wgpu.graph.host_steps import Reading
+from qlora_wgpu.graph.host_callbacks import Reading
 
 _SHARE = 0.5  # of the time, from which on it is told
 _STEPS, _SECONDS = 3, 10.0  # that are looked at, at least

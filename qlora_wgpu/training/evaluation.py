@@ -11,8 +11,8 @@ from qlora_wgpu.data import Batch, Dataset
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.model.loss_sums import LossSums
-from qlora_wgpu.ops.adamw import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
+from qlora_wgpu.model.steps import LossSums
+from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.training.answers import Answers, in_blocks
 from qlora_wgpu.training.batching import in_order, padded_batch
 from qlora_wgpu.training.best_adapter import BestAdapter

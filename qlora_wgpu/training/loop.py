@@ -22,7 +22,7 @@ from qlora_wgpu.errors import (
     command,
     option,
 )
-from qlora_wgpu.gpu.readback import Readback
+from qlora_wgpu.gpu.timing import Readback
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.training.answers import Answers
 from qlora_wgpu.training.batching import BatchPlan, padded_batch, weight_unit

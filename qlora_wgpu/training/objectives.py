@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from qlora_wgpu.config.schema import TrainConfig
-from qlora_wgpu.model.options import TrainingOptions
-from qlora_wgpu.ops.cross_entropy import Objective
+from qlora_wgpu.model.steps import TrainingOptions
+from qlora_wgpu.ops.loss import Objective
 from qlora_wgpu.ops.preference import Preference
 
 

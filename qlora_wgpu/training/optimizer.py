@@ -11,14 +11,20 @@ import numpy.typing as npt
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.pieces import Pieces
+from qlora_wgpu.graph.sharded_vector import Pieces
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
-from qlora_wgpu.ops.adamw_8bit import adamw_8bit
-from qlora_wgpu.ops.host_moments import MomentsPart, moments_in_parts
-from qlora_wgpu.ops.lion import LionConfig, LionState, lion
+from qlora_wgpu.ops.moments import MomentsPart, moments_in_parts
+from qlora_wgpu.ops.optimizers import (
+    AdamWConfig,
+    AdamWState,
+    LionConfig,
+    LionState,
+    adamw,
+    adamw_8bit,
+    lion,
+)
 from qlora_wgpu.training.schedule import STEP_NUMBERS, Schedule
 
 

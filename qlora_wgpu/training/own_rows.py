@@ -9,7 +9,7 @@ from os import PathLike, fspath
 from qlora_wgpu.config import Config, DataConfig
 from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer, row_format, split_off
 from qlora_wgpu.data.given_rows import lasting
-from qlora_wgpu.families.positions import longest_text
+from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.data_warnings import (
     tell_left_out,

@@ -19,9 +19,9 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example, bucket_length
 from qlora_wgpu.errors import CheckpointError, DataError
 from qlora_wgpu.files import open_file
-from qlora_wgpu.lora.names import EMBEDDING_B, LORA_A, parse_name
+from qlora_wgpu.lora.peft_names import EMBEDDING_B, LORA_A, parse_name
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.model.samples import Samples
+from qlora_wgpu.model.steps import Samples
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.training.answers import Answers, Block, Mismatched, References, in_blocks
 from qlora_wgpu.training.batching import padded_batch

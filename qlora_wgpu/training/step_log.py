@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qlora_wgpu.config.schema import TrainConfig
-from qlora_wgpu.ops.adamw import (
+from qlora_wgpu.ops.optimizers import (
     SATURATED_OFFSET,
     STATS_BALANCE,
     STATS_CORRECT,

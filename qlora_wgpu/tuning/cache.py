@@ -13,7 +13,7 @@ from qlora_wgpu.cache_folder import cache_path, read_json
 from qlora_wgpu.checkpoint.cache_file import write_cache_file
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.identity import identity
-from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.tuning.tuner import Choice, Task, tune
 
 _METHOD = 2  # one more where choices that were made before are not to be trusted

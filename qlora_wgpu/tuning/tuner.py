@@ -11,22 +11,54 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.bench.random_folder import RandomFolder
 from qlora_wgpu.bench.timing import DispatchTimer, best_of, has_timestamps
+from qlora_wgpu.bench.workload import RandomFolder
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import DeviceError, DeviceLostError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import Profile, plainest
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, Profile, plainest
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.kernels import tunables
+from qlora_wgpu.kernels.common import Tunable
 from qlora_wgpu.kernels.gemm import size_class
-from qlora_wgpu.kernels.kernel import Tunable
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import ComputeDtype, QLoRAModel, device_layout
 from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
-from qlora_wgpu.tuning.candidates import bases, candidates, fields_of, tunables_of
-from qlora_wgpu.tuning.one_layer import OneLayer
+from qlora_wgpu.tuning.proxy_model import OneLayer
+
+
+def bases(profile: Profile) -> list[Profile]:
+    """Profiles that differ in all kernels: the default, and the same without textures."""
+    return [profile, CPU_PROFILE] if profile.textures else [profile]
+
+
+def tunables_of(profile: Profile) -> list[Tunable]:
+    """All that a tuner may change about a profile."""
+    return [tunable for tunable in tunables() if tunable.changes(profile)]
+
+
+def candidates(profile: Profile) -> list[Profile]:
+    """Profiles to time: each changes one thing about every family of kernels at once.
+
+    The families do not share launches, so one run times a change of each.
+    """
+    changes = [tunable.changes(profile) for tunable in tunables_of(profile)]
+    profiles = []
+    for index in range(max(map(len, changes), default=0)):
+        merged: dict[str, Any] = {}
+        for tried in changes:
+            if index < len(tried):
+                merged |= tried[index]
+        profiles.append(replace(profile, **merged))
+    return profiles
+
+
+def fields_of(tunable: Tunable, base: Profile, profile: Profile) -> dict[str, Any]:
+    """A profile's values of the fields that a tunable may change about its base."""
+    names = {name for change in tunable.changes(base) for name in change}
+    return {name: getattr(profile, name) for name in sorted(names)}
+
 
 # Each launch is timed so often, and its best counts.
 _LEAST_ROUNDS, _MOST_ROUNDS, _ENOUGH_SECONDS = 3, 20, 0.5

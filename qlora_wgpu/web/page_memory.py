@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import zip_longest
 from typing import Any
 
-from qlora_wgpu.gpu.sizes import ALIGNMENT, buffer_bytes
+from qlora_wgpu.gpu.limits import ALIGNMENT, buffer_bytes
 
 
 class Needs:

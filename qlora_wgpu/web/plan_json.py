@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
+from qlora_wgpu.gpu.cost_model import Pace
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.pace import Pace
 from qlora_wgpu.gpu.preprocessor import without_comments
 from qlora_wgpu.gpu.wgsl import Shader
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.program import allocate
-from qlora_wgpu.graph.submits import boxes, parts_needed
+from qlora_wgpu.graph.submission import boxes, parts_needed
 from qlora_wgpu.graph.tensor import Tensor
 
 # Windows ends work after two seconds; a launch takes a quarter of that where GPUs are slow.

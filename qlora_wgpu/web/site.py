@@ -11,11 +11,16 @@ from typing import Any, Literal
 from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.config import Config
 from qlora_wgpu.data.batches import bucket_length
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, gpu_profile
-from qlora_wgpu.gpu.recording import RecordedBuffer, RecordingDevice
-from qlora_wgpu.gpu.vendors import FEW_REGISTERS
+from qlora_wgpu.gpu.kernel_config import (
+    CPU_PROFILE,
+    FEW_REGISTERS,
+    GPU_PROFILE,
+    Profile,
+    gpu_profile,
+)
+from qlora_wgpu.gpu.recording_device import RecordedBuffer, RecordingDevice
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.lora.forms import AdapterForms
+from qlora_wgpu.lora.flat_vector import AdapterForms
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 from qlora_wgpu.training.objectives import training_options

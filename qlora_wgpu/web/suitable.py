@@ -6,8 +6,8 @@ import json
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.steps import StepOptions
 
 SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 

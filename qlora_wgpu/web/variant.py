@@ -12,13 +12,13 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.data.batches import bucket_length
-from qlora_wgpu.gpu.recording import RecordedBuffer, RecordingDevice
-from qlora_wgpu.graph.pieces import Pieces
+from qlora_wgpu.gpu.recording_device import RecordedBuffer, RecordingDevice
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.program import allocate
+from qlora_wgpu.graph.sharded_vector import Pieces
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.lora.adapter_config import to_json
-from qlora_wgpu.lora.names import MAGNITUDE
+from qlora_wgpu.lora.config import to_json
+from qlora_wgpu.lora.peft_names import MAGNITUDE
 from qlora_wgpu.model.adapter_state import norms_graph
 from qlora_wgpu.model.programs import LogitsPrograms
 from qlora_wgpu.model.qlora_model import QLoRAModel

@@ -1,5 +1,5 @@
 // dx = dy · act'(x), element by element. dy, x, dx of one layout; dx overwritten.
-// Launcher: ops/activation.py.
+// Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 //#include common/activation.wgsl
 

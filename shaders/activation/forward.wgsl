@@ -1,5 +1,5 @@
 // y = act(x), element by element. x, y of one layout; y overwritten, zero padding stays zero.
-// Launcher: ops/activation.py.
+// Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 //#include common/activation.wgsl
 

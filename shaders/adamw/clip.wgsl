@@ -4,7 +4,7 @@
 // stats[1] = label tokens, read;  stats[2] = norm = √(Σ squares) / tokens;
 // stats[3] = min(1, max_norm / (norm + 1e-6)) / tokens, or 0 where there is no token or the
 // norm is not finite: then the update is left out. max_norm 0 does not clip.
-// One workgroup of THREADS invocations. Launcher: ops/adamw.py.
+// One workgroup of THREADS invocations. Launcher: ops/optimizers.py.
 //#include common/row_reduce.wgsl
 
 struct Params {

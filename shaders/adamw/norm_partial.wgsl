@@ -2,7 +2,7 @@
 //
 // g in units of four, the first of them unit `begin` of the whole; SUMS of squares overwritten.
 // THREADS invocations share a sum; unit i belongs to invocation i mod SUMS·THREADS, which goes on
-// with what is carried, its sum so far, if there are several pieces. Launcher: ops/adamw.py.
+// with what is carried, its sum so far, if there are several pieces. Launcher: ops/optimizers.py.
 //#include common/row_reduce.wgsl
 
 struct Params {

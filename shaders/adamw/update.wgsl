@@ -5,7 +5,7 @@
 //
 // Nothing but the gradient changes where stats[3] is 0. The gradient is zeroed for the next step.
 // step_info: lr of A, bias₁ = 1 - β₁ᵗ, √bias₂ = √(1 - β₂ᵗ), lr of B, whose elements begin with unit
-// split (LoRA+, Hayou et al., 2024). With GRADIENT_HALVES the gradient is bfloat16. Launcher: ops/adamw.py.
+// split (LoRA+, Hayou et al., 2024). With GRADIENT_HALVES the gradient is bfloat16. Launcher: ops/optimizers.py.
 //#include common/flat.wgsl
 //#if GRADIENT_HALVES
 //#include common/bfloat16.wgsl

@@ -9,7 +9,7 @@
 // first element in the flat vector, the columns, the stride and the elements, and a block's words.
 // A row of THREADS invocations makes a block, in two rounds: what the first finds the largest of, the
 // second computes again. With GRADIENT_HALVES the gradient is bfloat16, and another launch zeroes it.
-// Launcher: ops/adamw_8bit.py.
+// Launcher: ops/optimizers.py.
 //#include common/row_reduce.wgsl
 
 struct Params {

@@ -3,7 +3,7 @@
 // o, dout (rows, heads · head_dim), lse (rows, heads) float32, lse_delta (rows, heads) of pairs,
 // overwritten; one buffer, since eight are all that every adapter can bind. Heads are UNITS units
 // of eight elements (HEAD_UNIT8), four (HEAD_UNIT4) or two, one after the other in a loop that no
-// compiler writes out with UNIT_BY_UNIT. Launcher: kernels/attention/blocks.py.
+// compiler writes out with UNIT_BY_UNIT. Launcher: kernels/attention/workgroup.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -4,7 +4,7 @@
 // 0, where a pair is not finite.
 //
 // v (rows, heads / group · head_dim); heads are UNITS units of eight. A workgroup takes a block of
-// one head. Launcher: kernels/attention/matrix_tiles.py.
+// one head. Launcher: kernels/attention/matrix_units.py.
 struct Params {
     rows: u32,
     seq: u32,

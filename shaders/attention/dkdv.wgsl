@@ -3,7 +3,7 @@
 //
 // q, dout (batch · seq, heads · head_dim), k, v, dk, dv (batch · seq, kv_heads · head_dim),
 // lse_delta (batch · seq, heads) of float32 pairs, segments (batch · seq). dk and dv are
-// overwritten. One invocation holds one key of one head. Launcher: kernels/attention/blocks.py.
+// overwritten. One invocation holds one key of one head. Launcher: kernels/attention/workgroup.py.
 //#include common/attention.wgsl
 //#include common/attention_gradient.wgsl
 //#include common/attention_heads.wgsl

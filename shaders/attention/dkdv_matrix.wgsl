@@ -5,7 +5,7 @@ enable chromium_experimental_subgroup_matrix;
 // attention/dkdv.wgsl on matrix units: a workgroup takes BLOCK keys of one head and walks the
 // queries that see them, otherwise cut as attention/forward_matrix.wgsl is. PER_HEAD: dk and dv are
 // those of each query head, of q's layout, to be summed over the heads that share a key; else the
-// workgroup walks all of those, one a round. Launcher: kernels/attention/matrix_tiles.py.
+// workgroup walks all of those, one a round. Launcher: kernels/attention/matrix_units.py.
 //#include common/attention.wgsl
 //#include common/attention_matrix.wgsl
 //#include common/attention_matrix_gradient.wgsl

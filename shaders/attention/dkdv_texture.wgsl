@@ -1,6 +1,6 @@
 // attention/dkdv.wgsl for software adapters. A workgroup is a subgroup of THREADS keys of one head;
 // it walks KEYS queries a turn, loaded and broadcast as keys are in
-// attention/forward_texture.wgsl. Launcher: kernels/attention/blocks.py.
+// attention/forward_texture.wgsl. Launcher: kernels/attention/workgroup.py.
 //#include common/attention.wgsl
 //#include common/attention_gradient.wgsl
 

@@ -1,7 +1,7 @@
 // attention/dkdv.wgsl for GPUs: a workgroup takes BLOCK keys of one head and walks the queries that
 // see them, otherwise cut as attention/forward_tiled.wgsl is. PER_HEAD: dk and dv are those of each
 // query head, of q's layout, to be summed over the heads that share a key; else the workgroup walks
-// all of those. Launcher: kernels/attention/tiles.py.
+// all of those. Launcher: kernels/attention/workgroup.py.
 //#include common/attention.wgsl
 //#include common/attention_fours.wgsl
 //#include common/attention_tiles.wgsl

@@ -2,7 +2,7 @@
 //
 // q, dout, dq (batch · seq, heads · head_dim), k, v (batch · seq, kv_heads · head_dim), lse_delta
 // (batch · seq, heads) of float32 pairs, segments (batch · seq). dq is overwritten. One invocation
-// holds one query of one head. Launcher: kernels/attention/blocks.py.
+// holds one query of one head. Launcher: kernels/attention/workgroup.py.
 //#include common/attention.wgsl
 //#include common/attention_gradient.wgsl
 //#include common/attention_heads.wgsl

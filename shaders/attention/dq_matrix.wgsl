@@ -3,7 +3,7 @@ enable f16;
 //#endif
 enable chromium_experimental_subgroup_matrix;
 // attention/dq.wgsl on matrix units, cut as attention/forward_matrix.wgsl is.
-// Launcher: kernels/attention/matrix_tiles.py.
+// Launcher: kernels/attention/matrix_units.py.
 //#include common/attention.wgsl
 //#include common/attention_matrix.wgsl
 //#include common/attention_matrix_keys.wgsl

@@ -1,5 +1,5 @@
 // attention/dq.wgsl for software adapters, cut as attention/forward_texture.wgsl is.
-// Launcher: kernels/attention/blocks.py.
+// Launcher: kernels/attention/workgroup.py.
 //#include common/attention.wgsl
 //#include common/attention_gradient.wgsl
 

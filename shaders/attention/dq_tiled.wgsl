@@ -1,5 +1,5 @@
 // attention/dq.wgsl for GPUs, cut as attention/forward_tiled.wgsl is.
-// Launcher: kernels/attention/tiles.py.
+// Launcher: kernels/attention/workgroup.py.
 //#include common/attention.wgsl
 //#include common/attention_fours.wgsl
 //#include common/attention_tiles.wgsl

@@ -4,7 +4,7 @@
 // end is counted in `saturated`.
 //
 // (rows, stride) units of eight; a workgroup takes ROWS rows of one head of keys, `across` units
-// wide. Launcher: kernels/attention/factors.py.
+// wide. Launcher: kernels/attention/matrix_units.py.
 struct Params {
     rows: u32,
     seq: u32,

@@ -5,7 +5,7 @@
 // q, o (batch · seq, heads · head_dim), k, v (batch · seq, kv_heads · head_dim), segments
 // (batch · seq), lse (batch · seq, heads) float32. o and lse are overwritten; a query that sees no
 // key gets o = 0, and a large lse without a sink. One invocation holds one query of one head and walks KEYS keys a
-// turn. Launcher: kernels/attention/blocks.py.
+// turn. Launcher: kernels/attention/workgroup.py.
 //#include common/attention.wgsl
 //#include common/attention_heads.wgsl
 //#include common/attention_sinks.wgsl

@@ -4,7 +4,7 @@ enable f16;
 enable chromium_experimental_subgroup_matrix;
 // attention/forward.wgsl on matrix units. Sums of which each row has a factor of its own are out of
 // reach there: a first round over the keys finds the logarithms of the softmaxes' sums, and a second
-// one has the weights as they stay. Launcher: kernels/attention/matrix_tiles.py.
+// one has the weights as they stay. Launcher: kernels/attention/matrix_units.py.
 //
 // What is beyond f16 is held at 65,504 and counted in `saturated`, each value once.
 //#include common/attention.wgsl

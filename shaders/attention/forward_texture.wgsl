@@ -2,7 +2,7 @@
 // invocation has SETS queries of one head, THREADS apart; the head is HEAD units of eight. It walks KEYS
 // keys a turn: invocation i < HOLDERS loads piece i / KEYS, of UNITS units, of key i mod KEYS, which is
 // then broadcast to all, once for all sets.
-// Launcher: kernels/attention/blocks.py.
+// Launcher: kernels/attention/workgroup.py.
 //#include common/attention.wgsl
 //#include common/attention_sinks.wgsl
 //#include common/log.wgsl

@@ -1,6 +1,6 @@
 // attention/forward.wgsl for GPUs: a workgroup takes BLOCK queries of one head, keys and values pass
 // through its memory, BLOCK at a time. With several SPANS workgroups make some columns of o each,
-// each with the scores of the whole head. Launcher: kernels/attention/tiles.py.
+// each with the scores of the whole head. Launcher: kernels/attention/workgroup.py.
 //#include common/attention.wgsl
 //#include common/attention_fours.wgsl
 //#include common/attention_sinks.wgsl

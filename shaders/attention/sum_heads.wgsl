@@ -2,7 +2,7 @@
 //
 // keys, values (rows, heads · head_dim) float32, dk, dv (rows, heads / group · head_dim); heads are
 // UNITS units of four (HEAD_UNIT4) or two elements, strides are counted in them. dk and dv are
-// overwritten, with zeros past their last heads. Launcher: kernels/attention/per_head.py.
+// overwritten, with zeros past their last heads. Launcher: kernels/attention/workgroup.py.
 //#include common/flat.wgsl
 //#include common/head_value.wgsl
 

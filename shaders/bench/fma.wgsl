@@ -1,5 +1,5 @@
 // The most multiply-adds an adapter does: 24 independent chains per invocation, so that no
-// addition waits for another, in registers only. Launcher: bench/ceilings.py.
+// addition waits for another, in registers only. Launcher: bench/roofline.py.
 
 struct Params {
     turns: u32,

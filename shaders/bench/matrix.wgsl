@@ -4,7 +4,7 @@ enable f16;
 enable chromium_experimental_subgroup_matrix;
 // The most that matrix units multiply: eight independent sums of a subgroup, of four left and two
 // right matrices that are loaded once. Subgroups have SUBGROUP_SIZE invocations. Launcher:
-// bench/ceilings.py.
+// bench/roofline.py.
 
 struct Params {
     turns: u32,

@@ -1,7 +1,7 @@
 // dup = dy · g · s where |up| ≤ limit,  dgate = dy · (u + 1) · s · (1 + alpha · g · (1 - s)) where
 // gate ≤ limit, else 0;  g = min(gate, limit),  u = clamp(up, -limit, limit),  s = σ(alpha · g).
 //
-// dy, gate, up, dgate, dup of one layout; both outputs overwritten. Launcher: ops/clamped_glu.py.
+// dy, gate, up, dgate, dup of one layout; both outputs overwritten. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 //#include common/clamped_glu.wgsl
 //#input 1 dy: 8

@@ -1,5 +1,5 @@
 // y = (clamp(up, -limit, limit) + 1) · g · σ(alpha · g),  g = min(gate, limit), element by element.
-// gate, up, y of one layout; y overwritten, zero padding stays zero. Launcher: ops/clamped_glu.py.
+// gate, up, y of one layout; y overwritten, zero padding stays zero. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 //#include common/clamped_glu.wgsl
 //#input 1 gate: 8

@@ -1,5 +1,5 @@
 // dx = dy where |x| ≤ limit, else 0, element by element. dy, x, dx of one layout; dx overwritten.
-// Launcher: ops/clip.py.
+// Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -1,5 +1,5 @@
 // y = clamp(x, -limit, limit), element by element. x, y of one layout; y overwritten, zero padding
-// stays zero. Launcher: ops/clip.py.
+// stays zero. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -5,7 +5,7 @@
 //                                       (DROPOUT),  g (r, columns)
 // x (rows, columns), u (rows, r) float32; g float32 is added to, once, so that the sum of a
 // micro-batch does not depend on what was there, at binding 3. What the kernels of it share.
-// Launcher: kernels/lora_grad.py.
+// Launcher: kernels/lora.py.
 struct Params {
     rows: u32,
     x_columns: u32,

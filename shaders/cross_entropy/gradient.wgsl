@@ -6,7 +6,7 @@
 // logits (count, ·) float32, of which the block begins at unit unit0; dlogits (count, columns),
 // overwritten with zeros in its padding. softmax (label rows, 2): cross_entropy/losses.wgsl.
 // On software adapters a subgroup has a row (BY_ROW), so that what is the row's is read once.
-// Launcher: ops/cross_entropy.py.
+// Launcher: ops/loss.py.
 //#include common/columns.wgsl
 //#if !BY_ROW
 //#include common/flat.wgsl

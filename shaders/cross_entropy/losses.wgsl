@@ -4,7 +4,7 @@
 // With OBJECTIVE the target has the share 1 - smoothing and all tokens share the rest, and
 // z_loss · (log Σ exp)² is added; the sum in `softmax` is divided by the slope of that.
 //
-// An invocation has a row. Launcher: ops/cross_entropy.py.
+// An invocation has a row. Launcher: ops/loss.py.
 //#include common/flat.wgsl
 //#include common/log.wgsl
 

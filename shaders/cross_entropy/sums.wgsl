@@ -6,7 +6,7 @@
 // for the first batch_info[0] - first rows; target = targets[rows[first + i]].
 //
 // logits (count, ·) float32 of the blocks from params.block on, one for each workgroup along y.
-// THREADS invocations share a row. Launcher: ops/cross_entropy.py.
+// THREADS invocations share a row. Launcher: ops/loss.py.
 //#include common/row_reduce.wgsl
 
 struct Params {

@@ -1,6 +1,6 @@
 // stats[0] += Σ losses.x,  stats[1] += their number,  stats[4] += Σ losses.y, over the micro-batch's batch_info[0] label rows.
 //
-// One workgroup of THREADS invocations. Launcher: ops/cross_entropy.py.
+// One workgroup of THREADS invocations. Launcher: ops/loss.py.
 //#include common/row_reduce.wgsl
 
 @group(0) @binding(1) var<storage, read> losses: array<vec2<f32>>;

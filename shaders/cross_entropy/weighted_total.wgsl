@@ -3,7 +3,7 @@
 // probability of the row's label, a number that no gradient passes through (DFT, arXiv 2508.05629).
 // Without weights each is one.
 //
-// One workgroup of THREADS invocations. Launcher: ops/loss_weights.py.
+// One workgroup of THREADS invocations. Launcher: ops/label_rows.py.
 //#include common/row_reduce.wgsl
 
 @group(0) @binding(1) var<storage, read> losses: array<vec2<f32>>;

@@ -1,5 +1,5 @@
 // dx = mask ⊙ dkept + (1 - mask) ⊙ drest, of the two parts of dropout/part.wgsl.
-// dkept, drest, dx of one layout, of any types; dx overwritten. Launcher: ops/dropout.py.
+// dkept, drest, dx of one layout, of any types; dx overwritten. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 
 struct Params {

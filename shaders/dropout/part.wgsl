@@ -1,5 +1,5 @@
 // y = mask ⊙ x, or with REST (1 - mask) ⊙ x: together they are x.
-// x, y of one layout, of any types; y overwritten, its padding with zeros. Launcher: ops/dropout.py.
+// x, y of one layout, of any types; y overwritten, its padding with zeros. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 
 struct Params {

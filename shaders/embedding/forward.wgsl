@@ -3,7 +3,7 @@
 // ids (rows), weight (shard_rows, ·), y (rows, ·): overwritten where the id is in the shard, left
 // alone elsewhere, so the shards' dispatches complete each other.
 // With batch_info each element of a training batch gets noise, uniform in ±noise (NEFTune, Jain et
-// al., 2023), a hash of the micro-batch's key and the element. Launcher: ops/embedding.py.
+// al., 2023), a hash of the micro-batch's key and the element. Launcher: ops/lora_ends.py.
 //#include common/flat.wgsl
 
 struct Params {

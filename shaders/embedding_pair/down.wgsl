@@ -1,7 +1,7 @@
 // u[m, j] = scale · a[j, ids[m]]: the columns of A that a batch's tokens look up.
 //
 // ids (rows), a (r, vocabulary) float32, u (rows, r) float32: overwritten, its padding with zeros.
-// Launcher: ops/embedding_pair.py.
+// Launcher: ops/lora_ends.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -2,7 +2,7 @@
 //
 // A workgroup for each place and THREADS ranks, so that all its invocations walk alike; no two write
 // one column. following: trained_rows/following.wgsl. du (rows, r), gradient (r, vocabulary), both
-// float32. Launcher: ops/embedding_pair.py.
+// float32. Launcher: ops/lora_ends.py.
 
 struct Params {
     rows: u32,

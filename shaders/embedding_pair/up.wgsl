@@ -1,7 +1,7 @@
 // y[m, :] += u[m, :]·bᵀ, each sum from the first rank to the last, whatever else is in the batch.
 //
 // u (rows, r), b (columns, r), y (rows, columns), all float32; padding of y is left as it is.
-// Launcher: ops/embedding_pair.py.
+// Launcher: ops/lora_ends.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -1,7 +1,7 @@
 // y[row, j] = w[row, j] · factors[e], e the expert of the row's j-th assignment.
 //
 // w, y (rows, top_k) float32, y overwritten, padded with zeros; the expert is that of the tile which
-// the assignment's slot lies in. Launcher: ops/expert_factors.py.
+// the assignment's slot lies in. Launcher: ops/experts.py.
 //#include common/flat.wgsl
 
 struct Params {

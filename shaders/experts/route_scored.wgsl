@@ -7,7 +7,7 @@
 //   to which `least` is added or (AT_LEAST) which is `least` at least.
 //
 // logits (rows, experts) float32, bias (experts); ids (rows · top_k) and weights (rows, top_k)
-// float32, padded with zeros, are overwritten. Launcher: ops/scored_routing.py.
+// float32, padded with zeros, are overwritten. Launcher: ops/routing.py.
 //#include common/flat.wgsl
 //#include common/expert_scores.wgsl
 

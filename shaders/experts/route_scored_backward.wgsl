@@ -4,7 +4,7 @@
 //   dlogits[e] = ds · s · (1 - s) (SIGMOID), or s[e] · (ds[e] - Σ_k s[k] · ds[k]); ds is 0 for those
 //   that are not chosen.
 //
-// dlogits (rows, experts) float32 is overwritten, padded with zeros. Launcher: ops/scored_routing.py.
+// dlogits (rows, experts) float32 is overwritten, padded with zeros. Launcher: ops/routing.py.
 //#include common/flat.wgsl
 //#include common/expert_scores.wgsl
 

@@ -1,6 +1,6 @@
-// y = x in strips (kernels/strips.py), in words of 16 bytes: `words` of them make a unit, which a
+// y = x in strips (kernels/matvec.py), in words of 16 bytes: `words` of them make a unit, which a
 // subgroup of LANES reads of four columns each. x has `units` of each of its rows, which become the
-// columns from `column0` on; other columns of y are left alone. Launcher: kernels/strips.py.
+// columns from `column0` on; other columns of y are left alone. Launcher: kernels/matvec.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -2,7 +2,7 @@
 // few_rows/strips.wgsl makes, rounded as it would store them: an invocation makes the same four
 // columns of both.
 //
-// begin1: where the second half begins; a multiple of eight. Launcher: ops/product_glu.py.
+// begin1: where the second half begins; a multiple of eight. Launcher: ops/fusion.py.
 //#include common/few_rows.wgsl
 //#include common/strip_sums.wgsl
 //#include common/activation.wgsl

@@ -5,7 +5,7 @@
 //
 // Whole heads of 16 · HALF elements lie in a strip, all of them rotated in halves: an invocation's four
 // columns meet those of the one that is 2 · HALF further or before, a power of two.
-// begin1, begin2: where the columns of keys and of values begin. Launcher: ops/rotated_product.py.
+// begin1, begin2: where the columns of keys and of values begin. Launcher: ops/fusion.py.
 //#include common/few_rows.wgsl
 //#include common/strip_sums.wgsl
 //#input 18 table: 8 float32

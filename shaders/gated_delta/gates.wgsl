@@ -1,7 +1,7 @@
 // decay = -exp(a_log) · softplus(a + dt_bias),  beta = sigmoid(b), element by element.
 //
 // a, b, decay, beta (rows, heads), a_log, dt_bias (heads); both outputs overwritten, their padding with
-// zeros. Launcher: ops/gated_delta_gates.py.
+// zeros. Launcher: ops/delta_net.py.
 //#include common/flat.wgsl
 //#include common/softplus.wgsl
 //#include common/logistic.wgsl

@@ -1,7 +1,7 @@
 // da = -ddecay · exp(a_log) · sigmoid(a + dt_bias),  db = dbeta · sigmoid'(b), element by element.
 //
 // All (rows, heads) but a_log and dt_bias (heads), which are frozen; da and db overwritten, their
-// padding with zeros. A gradient that is not bound is zero. Launcher: ops/gated_delta_gates.py.
+// padding with zeros. A gradient that is not bound is zero. Launcher: ops/delta_net.py.
 //#include common/flat.wgsl
 //#include common/logistic.wgsl
 //#include common/within.wgsl

@@ -3,7 +3,7 @@
 //
 // dy, x, z, dx, dz (rows, heads · head_dim), of `heads` heads in all rows, weight (head_dim); head_dim is
 // `units` of eight. Both outputs are overwritten. One invocation takes a head.
-// Launcher: ops/gated_rms_norm.py.
+// Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 //#include common/activation.wgsl
 

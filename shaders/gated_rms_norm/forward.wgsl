@@ -1,7 +1,7 @@
 // y = x · rstd · weight · silu(z),  rstd = 1 / √(mean(x²) + eps), over each head.
 //
 // x, z, y (rows, heads · head_dim), of `heads` heads in all rows, weight (head_dim); head_dim is `units`
-// of eight. y is overwritten. One invocation takes a head. Launcher: ops/gated_rms_norm.py.
+// of eight. y is overwritten. One invocation takes a head. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 //#include common/activation.wgsl
 

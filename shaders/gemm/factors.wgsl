@@ -4,7 +4,7 @@
 // Where `sizes` is bound, x is multiplied by the power of two that puts the largest of each TILE_ROWS
 // rows of a part just below f16's end, whose exponent goes to `exponents` as float32 has it. Else
 // what is finite and beyond the end is held there, and counted in `saturated`, if that is bound.
-// Launcher: kernels/gemm/factors.py.
+// Launcher: kernels/gemm/launch.py.
 //#include common/gemm_factors.wgsl
 //#output 2 factors: 8
 //#include common/experts.wgsl

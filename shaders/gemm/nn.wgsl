@@ -5,7 +5,7 @@
 // u (rows, r), a (r, columns) float32: the LoRA term, masked as its forward was (DROPOUT).
 // With ROW_COUNT only the first batch_info[0] - first_row rows exist.
 // Workgroups along z have k_part rows of w each; their results lie one below the other in y.
-// Each invocation holds TILE_M × 8 results. Launcher: kernels/gemm/launching.py.
+// Each invocation holds TILE_M × 8 results. Launcher: kernels/gemm/launch.py.
 //#include common/gemm_interface.wgsl
 //#include common/gemm_rows.wgsl
 //#input 1 x: 8

@@ -5,7 +5,7 @@
 // of w, the rows of x are loaded one by each invocation and broadcast to all. A last tile of at most
 // half the width may have half as many columns an invocation (common/gemm_narrow.wgsl). With WHOLE_K
 // there are whole eights of k, which saves instructions.
-// Launcher: kernels/gemm/launching.py.
+// Launcher: kernels/gemm/launch.py.
 //#include common/gemm_interface.wgsl
 //#include common/gemm_narrow.wgsl
 //#input 1 x: 8 texture

@@ -5,7 +5,7 @@
 // y (rows, ·) is written from column 4·y_unit0 on, so that w may be a shard of a matrix's rows;
 // b and bias are those of the whole matrix.
 // With ROW_COUNT only the first batch_info[0] - first_row rows exist. With DROPOUT x is masked.
-// Each invocation holds TILE_M × 8 results. Launcher: kernels/gemm/launching.py.
+// Each invocation holds TILE_M × 8 results. Launcher: kernels/gemm/launch.py.
 //#include common/gemm_interface.wgsl
 //#input 1 x: 8
 //#input 2 w: 8

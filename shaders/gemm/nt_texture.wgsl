@@ -4,7 +4,7 @@
 // THREADS and makes BLOCKS · SPAN rows by 8 · THREADS columns: each invocation loads eight rows of
 // w, the rows of x are loaded one by each invocation and broadcast to all. A last tile of at most half
 // the width may have half as many columns an invocation (common/gemm_narrow.wgsl).
-// Launcher: kernels/gemm/launching.py.
+// Launcher: kernels/gemm/launch.py.
 //#include common/gemm_interface.wgsl
 //#include common/gemm_narrow.wgsl
 //#input 1 x: 8 texture

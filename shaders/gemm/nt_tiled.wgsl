@@ -7,7 +7,7 @@ enable chromium_experimental_subgroup_matrix;
 // y[m, c] = scale · Σ_k x[m, k] · w[c, k]  + Σ_j u[m, j] · b[c, j]  + bias[c] + residual[m, c]
 //
 // As gemm/nt.wgsl, for GPUs: a workgroup makes TILE_M × TILE_N results from tiles of x and w in
-// its memory, on matrix units (MATRIX) or not. No dropout. Launcher: kernels/gemm/launching.py.
+// its memory, on matrix units (MATRIX) or not. No dropout. Launcher: kernels/gemm/launch.py.
 //#include common/gemm_interface.wgsl
 //#include common/gemm_tiled.wgsl
 //#input 1 x: 8

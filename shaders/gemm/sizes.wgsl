@@ -3,7 +3,7 @@
 //
 // x (rows, ·) in units of eight; with batch_info (ROW_COUNT) only the label rows from first_row on,
 // since the others hold anything. One workgroup a block of rows and a chunk of units. Launcher:
-// kernels/gemm/factors.py.
+// kernels/gemm/launch.py.
 //#include common/gemm_factors.wgsl
 @group(0) @binding(2) var<storage, read_write> sizes: array<u32>;
 

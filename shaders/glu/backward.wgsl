@@ -1,6 +1,6 @@
 // dup = dy · act(gate),  dgate = dy · up · act'(gate), element by element.
 //
-// dy, gate, up, dgate, dup of one layout; both outputs overwritten. Launcher: ops/glu.py.
+// dy, gate, up, dgate, dup of one layout; both outputs overwritten. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 //#include common/activation.wgsl
 

@@ -1,5 +1,5 @@
 // y = act(gate) · up, element by element. gate, up, y of one layout; y overwritten, zero padding
-// stays zero. Launcher: ops/glu.py.
+// stays zero. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 //#include common/activation.wgsl
 

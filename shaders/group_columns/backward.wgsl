@@ -1,5 +1,5 @@
 // dx has dy's columns where forward.wgsl took them, zero elsewhere; or with ACCUMULATE dy is added
-// there. Launcher: ops/group_columns.py.
+// there. Launcher: ops/columns.py.
 //#include common/flat.wgsl
 
 struct Params {

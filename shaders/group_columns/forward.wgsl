@@ -1,6 +1,6 @@
 // x's columns are groups of `group` each, of which `widths` from `first` on are taken: all groups'
 // first part, then their second, their third. y is overwritten, its padding with zeros.
-// Launcher: ops/group_columns.py.
+// Launcher: ops/columns.py.
 //#include common/flat.wgsl
 
 struct Params {

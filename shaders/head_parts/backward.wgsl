@@ -1,6 +1,6 @@
 // The gradient of one of forward.wgsl's sources from that of y, whose heads have its part from
 // column `at` on: dx has dy's columns there, their sum over all heads where these have the same part
-// (SHARED), and zero elsewhere; or with ACCUMULATE they are added. Launcher: ops/head_parts.py.
+// (SHARED), and zero elsewhere; or with ACCUMULATE they are added. Launcher: ops/columns.py.
 //#include common/flat.wgsl
 
 struct Params {

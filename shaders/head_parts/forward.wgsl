@@ -3,7 +3,7 @@
 //   y[row, h · head_dim + c] = x0[row, h · group0 + first0 + c]                c < width0
 //                            = x1[row, h · group1 + first1 + c - width0]       c < width0 + width1
 // With a group of 0 all heads have the same part. y is overwritten, its padding with zeros.
-// Launcher: ops/head_parts.py.
+// Launcher: ops/columns.py.
 //#include common/flat.wgsl
 
 struct Params {

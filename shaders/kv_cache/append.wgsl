@@ -1,7 +1,7 @@
 // keys[places[m], positions[m], :] = k[m, :], and values alike: those of new tokens.
 //
 // k, v (rows, columns), keys, values (texts, capacity, columns) of one type, in words of 16 bytes.
-// Launcher: ops/cached_attention.py.
+// Launcher: ops/attention.py.
 //#include common/flat.wgsl
 
 struct Params {

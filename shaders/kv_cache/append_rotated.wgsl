@@ -6,7 +6,7 @@
 // q, y (rows, HEADS heads of HEAD units of eight), k, v (rows, KV_HEADS of them); keys, values (texts,
 // capacity, ·); positions and places are parts of a batch's inputs. A row of the table is that of its
 // position, or of angle_rows. With weights each head is divided by the root of its mean square first,
-// as by qk_norm/forward.wgsl, and rounded. Launcher: ops/rotated_append.py.
+// as by qk_norm/forward.wgsl, and rounded. Launcher: ops/fusion.py.
 //#include common/flat.wgsl
 //#include common/rope_units.wgsl
 

@@ -7,7 +7,7 @@
 // and then GROUPS of them a unit of the head each, over every GROUPS-th of these keys: TURNS of them,
 // whose shares a subgroup broadcasts, else TOGETHER in a turn of a loop, since software GPUs
 // (SOFTWARE) end a shader's loops after 65,535 turns of all together.
-// Launcher: ops/cached_attention.py.
+// Launcher: ops/attention.py.
 //#include common/row_reduce.wgsl
 //#include common/head_value.wgsl
 //#if SOFTCAP

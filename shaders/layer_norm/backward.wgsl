@@ -2,7 +2,7 @@
 //
 // dy, x, dx (rows, columns), weight (columns) float32, stats (rows) of (mean, rstd). dx is
 // overwritten or (ACCUMULATE) added to; dx_operand, if bound, is what is then in dx. Their padding
-// stays zero. THREADS invocations share a row. Launcher: ops/layer_norm.py.
+// stays zero. THREADS invocations share a row. Launcher: ops/norms.py.
 //#include common/row_reduce.wgsl
 //#include common/norm_gradient.wgsl
 //#include common/columns.wgsl

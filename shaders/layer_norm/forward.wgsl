@@ -2,7 +2,7 @@
 //
 // x, y (rows, columns), weight and bias (columns) float32, stats (rows) of (mean, rstd); both
 // outputs overwritten. Padding columns of x are zero and stay so. THREADS invocations share a row.
-// Launcher: ops/layer_norm.py.
+// Launcher: ops/norms.py.
 //#include common/row_reduce.wgsl
 //#include common/columns.wgsl
 

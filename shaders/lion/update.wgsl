@@ -4,7 +4,7 @@
 //
 // Nothing but the gradient changes where stats[3] is 0. The gradient is zeroed for the next step.
 // step_info[0] is the lr of A, step_info[3] that of B, whose elements begin with unit split (LoRA+).
-// With GRADIENT_HALVES the gradient is bfloat16. Launcher: ops/lion.py.
+// With GRADIENT_HALVES the gradient is bfloat16. Launcher: ops/optimizers.py.
 //#include common/flat.wgsl
 //#if GRADIENT_HALVES
 //#include common/bfloat16.wgsl

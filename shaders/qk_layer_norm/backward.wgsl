@@ -3,7 +3,7 @@
 //
 // dy, x, dx (rows, heads · head_dim), weight (heads, head_dim), or of all heads the same with a
 // weight_stride of 0. dx is overwritten, its padding with zeros. head_dim and strides count pairs. One
-// invocation takes a head. Launcher: ops/qk_layer_norm.py.
+// invocation takes a head. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 //#include common/head_statistics.wgsl
 

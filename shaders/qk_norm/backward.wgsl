@@ -1,7 +1,7 @@
 // dx = rstd · (g - x̂ · mean(g · x̂)),  g = dy · weight,  x̂ = x · rstd, over each head of each row.
 //
 // dy, x, dx (rows, heads · head_dim), weight (head_dim). dx is overwritten, its padding with zeros.
-// head_dim and stride count pairs. One invocation takes a head. Launcher: ops/qk_norm.py.
+// head_dim and stride count pairs. One invocation takes a head. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -1,7 +1,7 @@
 // y = x · rstd · weight,  rstd = 1 / √(mean(x²) + eps), over each head of each row.
 //
 // x, y (rows, heads · head_dim), weight (head_dim). y is overwritten, its padding with zeros.
-// head_dim and stride count pairs. One invocation takes a head. Launcher: ops/qk_norm.py.
+// head_dim and stride count pairs. One invocation takes a head. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 
 struct Params {

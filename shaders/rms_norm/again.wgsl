@@ -1,7 +1,7 @@
 // y = x · rstd · weight: what rms_norm/forward.wgsl made, to the bit, where it added no residual.
 //
 // x, y of one layout, `stride` units of eight to a row, weight (columns), rstd (rows) float32; y
-// overwritten. Launcher: ops/rms_norm.py.
+// overwritten. Launcher: ops/norms.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -5,7 +5,7 @@
 // row. With parts (of a product, one below the other) dy is their sum. Software adapters read buffers
 // word by word: where an invocation has at most TURNS units of a row (HELD), it reads them once, and
 // the weight once for EACH rows.
-// Launcher: ops/rms_norm.py.
+// Launcher: ops/norms.py.
 //#include common/row_reduce.wgsl
 //#include common/norm_gradient.wgsl
 

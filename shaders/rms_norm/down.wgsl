@@ -3,7 +3,7 @@
 //
 // x, y (rows, columns), weight (columns), a (ranks, columns), u (rows, ranks) float32, its padding
 // zeros. THREADS invocations make eight columns of a row's u; each workgroup makes the norm anew,
-// and the first one stores it. Launcher: kernels/norm_down.py.
+// and the first one stores it. Launcher: ops/fusion.py.
 //#include common/row_reduce.wgsl
 
 struct Params {

@@ -3,7 +3,7 @@
 // zero for rows of padding, whose p are zero in softmax.
 //
 // logits, dlogits (rows, experts) float32, dlogits overwritten, padded with zeros; softmax by
-// normalizers.wgsl. Launcher: ops/router_balance.py.
+// normalizers.wgsl. Launcher: ops/routing.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -4,7 +4,7 @@
 //   dsums[1, e] = n · coefficient · experts · sums[0, e] / N²,  dsums[0] = 0.
 //
 // sums, dsums (2, experts) float32, dsums overwritten, padded with zeros. One workgroup of THREADS
-// invocations. Launcher: ops/router_balance.py.
+// invocations. Launcher: ops/routing.py.
 //#include common/row_reduce.wgsl
 
 struct Params {

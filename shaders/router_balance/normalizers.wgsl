@@ -1,7 +1,7 @@
 // What makes probabilities of a row's router logits: softmax[row] = (largest logit, 1 / Σ exp below
 // it), the second zero for a row of padding (segment 0), which then counts nowhere.
 //
-// logits (rows, experts) float32; softmax (2 · rows) is overwritten. Launcher: ops/router_balance.py.
+// logits (rows, experts) float32; softmax (2 · rows) is overwritten. Launcher: ops/routing.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -4,7 +4,7 @@
 //
 // logits (rows, experts) float32; ids (rows · top_k); softmax by normalizers.wgsl; sums (2, experts)
 // float32 is overwritten, padded with zeros. A workgroup of THREADS invocations for each column of
-// sums. Launcher: ops/router_balance.py.
+// sums. Launcher: ops/routing.py.
 //#include common/row_reduce.wgsl
 
 struct Params {

@@ -3,7 +3,7 @@
 //
 // dy, x, dx (rows, columns), gate and dgate (rows, 1) with gate_stride elements to a row; both
 // outputs overwritten, dgate's padding with zeros. THREADS invocations share a row.
-// Launcher: ops/row_gate.py.
+// Launcher: ops/pointwise.py.
 //#include common/row_reduce.wgsl
 
 struct Params {

@@ -1,7 +1,7 @@
 // y[row, :] = sigmoid(gate[row]) · x[row, :] (+ residual[row, :]).
 //
 // x, residual, y (rows, columns), gate (rows, 1) with gate_stride elements to a row; y overwritten,
-// zero padding stays zero. Launcher: ops/row_gate.py.
+// zero padding stays zero. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 
 struct Params {

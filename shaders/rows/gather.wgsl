@@ -1,7 +1,7 @@
 // y[i, :] = x[rows[first + i], :]  for the first batch_info[0] - first rows; zero after them.
 //
 // x, y: rows of one layout and type, in words of 16 bytes; y (count, ·) overwritten.
-// Launcher: ops/rows.py.
+// Launcher: ops/label_rows.py.
 //#include common/flat.wgsl
 
 struct Params {

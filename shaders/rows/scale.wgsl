@@ -1,5 +1,5 @@
 // y[rows[i], :] *= factors[i]  for the batch_info[0] label rows, float32, in place; others are left
-// alone. Launcher: ops/loss_weights.py.
+// alone. Launcher: ops/label_rows.py.
 //#include common/flat.wgsl
 
 struct Params {

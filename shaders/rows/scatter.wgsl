@@ -1,6 +1,6 @@
 // y[rows[first + i], :] = x[i, :]  for the first batch_info[0] - first rows.
 //
-// x (count, ·), y (·, ·); other rows of y are left alone. Launcher: ops/rows.py.
+// x (count, ·), y (·, ·); other rows of y are left alone. Launcher: ops/label_rows.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -2,7 +2,7 @@
 // others, whatever is in them; without factors they are one.
 //
 // x (count, ·), y (columns, count) of any type, overwritten; factors float32, of each label row.
-// Neighbouring invocations read neighbours of a row. Launcher: ops/rows.py.
+// Neighbouring invocations read neighbours of a row. Launcher: ops/label_rows.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -4,7 +4,7 @@
 // dgate_in[m] = g[m] · value[m],  dvalue[m] = g[m] · gate_in[m]
 //
 // dy (rows, hidden), x and dx (rows, 3 · hidden): dx overwritten. weight and bias are frozen.
-// Launcher: ops/short_conv.py.
+// Launcher: ops/delta_net.py.
 //#include common/flat.wgsl
 
 struct Params {

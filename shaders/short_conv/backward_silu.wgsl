@@ -3,7 +3,7 @@
 // dx[m] = Σ_j weight[taps - 1 - j] · (dy · silu'(sum))[m + j],  over the rows of m's sample.
 //
 // dy, x, dx (rows, hidden): dx overwritten. weight and bias are frozen. An invocation reads each row
-// that it needs once. Launcher: ops/causal_conv.py.
+// that it needs once. Launcher: ops/delta_net.py.
 //#include common/flat.wgsl
 
 struct Params {

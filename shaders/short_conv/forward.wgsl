@@ -4,7 +4,7 @@
 //
 // x (rows, 3 · hidden) = [gate_in | gate_out | value] or (rows, hidden), weight (hidden, taps),
 // y (rows, hidden): overwritten. An invocation takes eight channels of a row.
-// Launchers: ops/short_conv.py, ops/causal_conv.py.
+// Launchers: ops/delta_net.py, ops/delta_net.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -2,7 +2,7 @@
 // the ones to come.
 //
 // x (rows, 3 · hidden) or (rows, hidden), state (texts, taps, hidden) float32; rows of segment 0 are
-// padding, and with APART each row is of another text. Launchers: ops/short_conv.py, ops/causal_conv.py.
+// padding, and with APART each row is of another text. Launchers: ops/delta_net.py, ops/delta_net.py.
 //#include common/flat.wgsl
 
 struct Params {

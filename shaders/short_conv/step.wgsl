@@ -2,7 +2,7 @@
 //
 // x (rows, 3 · hidden), bound with gates alone, state (texts, taps, hidden) float32 by position modulo
 // taps, weight (hidden, taps), y (rows, hidden): overwritten; positions[m] tokens came before.
-// Launchers: ops/short_conv.py, ops/causal_conv.py.
+// Launchers: ops/delta_net.py, ops/delta_net.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -1,4 +1,4 @@
-// y = x, between a buffer and a texture, in words of 16 bytes. Launcher: graph/layout.py.
+// y = x, between a buffer and a texture, in words of 16 bytes. Launcher: graph/passes.py.
 //#include common/flat.wgsl
 
 struct Params {

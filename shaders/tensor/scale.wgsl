@@ -1,5 +1,5 @@
 // y = s · x, with a number s that is stored with the model.
-// x, y of one layout; y overwritten, its padding with zeros. Launcher: ops/scaling.py.
+// x, y of one layout; y overwritten, its padding with zeros. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -3,7 +3,7 @@
 // The parts, float32 of one layout and one below the other in x, are added up in their order, into
 // columns of y from unit y_unit0 on, or (ACCUMULATE) to what is there, a float32, as if that were the
 // first of them. Strides count units of four.
-// Launcher: kernels/elementwise.py.
+// Launcher: kernels/common.py.
 //#include common/flat.wgsl
 
 struct Params {

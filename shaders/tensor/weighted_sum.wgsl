@@ -1,5 +1,5 @@
 // y = a · x + b · z, or a · x where there is no z.
-// x, y, z of one layout; y overwritten, its padding with zeros. Launcher: ops/scaling.py.
+// x, y, z of one layout; y overwritten, its padding with zeros. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -3,7 +3,7 @@
 //
 // dlogits (count, row_count), rows (label rows): their places in the batch, tokens (trained), columns
 // (rows of the batch, trained) float32: what is of other rows and tokens is left alone.
-// Launcher: ops/trained_gradient.py.
+// Launcher: ops/trained_gradients.py.
 //#include common/flat.wgsl
 
 struct Params {

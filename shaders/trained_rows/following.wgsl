@@ -4,7 +4,7 @@
 //
 // ids, following (rows), slots (vocabulary): where a token's row is among the trained ones, or
 // 0xffffffff; without slots all are trained. An invocation per place, which looks both ways.
-// Launchers: ops/trained_gradient.py, ops/whole_gradient.py.
+// Launchers: ops/trained_gradients.py, ops/trained_gradients.py.
 
 struct Params {
     rows: u32,

@@ -2,7 +2,7 @@
 //
 // A workgroup for each place and THREADS units of its row, so that all its invocations walk alike.
 // following: trained_rows/following.wgsl. dy (rows, ·), gradient (trained rows, ·) float32: rows of
-// tokens that are nowhere are left alone. Launcher: ops/trained_gradient.py.
+// tokens that are nowhere are left alone. Launcher: ops/trained_gradients.py.
 
 struct Params {
     rows: u32,

@@ -1,7 +1,7 @@
 // weight[tokens[k] - row0, :] = rows[k, :]  for the tokens whose rows are in this piece of the matrix.
 //
 // tokens (count), rows (count, ·), weight (piece_rows, ·) of any type; its other rows are left alone.
-// Launcher: ops/trained_rows.py.
+// Launcher: ops/trained.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -2,7 +2,7 @@
 //
 // ids (count), slots (vocabulary): where a token's row is among the trained ones, or 0xffffffff;
 // rows (trained rows, ·), table (count, ·) of any type; its other rows are left alone.
-// Launcher: ops/trained_rows.py.
+// Launcher: ops/trained.py.
 //#include common/flat.wgsl
 
 struct Params {

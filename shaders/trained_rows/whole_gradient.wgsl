@@ -3,7 +3,7 @@
 //
 // A workgroup for each place and THREADS units of its row, so that all its invocations walk alike.
 // following: trained_rows/following.wgsl. dy (rows, ·), gradient (count, ·) float32, added to.
-// Launcher: ops/whole_gradient.py.
+// Launcher: ops/trained_gradients.py.
 
 struct Params {
     rows: u32,

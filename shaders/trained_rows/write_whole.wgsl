@@ -1,7 +1,7 @@
 // weight[row0 + k, :] = rows[k, :]  for all rows.
 //
 // first is the unit of eight that row0 begins with; of weight, of any type, the other rows are left alone.
-// Launcher: ops/trained_matrix.py.
+// Launcher: ops/trained.py.
 //#include common/flat.wgsl
 
 struct Params {

@@ -1,5 +1,5 @@
 // dx = dy · xIELU'(x), element by element, the scalars frozen. dy, x, dx of one layout; dx overwritten.
-// Launcher: ops/xielu.py.
+// Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 //#include common/xielu.wgsl
 

@@ -1,5 +1,5 @@
 // y = xIELU(x), element by element, by four scalars that are stored with the model.
-// x, y of one layout; y overwritten, its padding with zeros. Launcher: ops/xielu.py.
+// x, y of one layout; y overwritten, its padding with zeros. Launcher: ops/pointwise.py.
 //#include common/flat.wgsl
 //#include common/columns.wgsl
 //#include common/xielu.wgsl

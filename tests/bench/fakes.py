@@ -2,8 +2,8 @@
 
 from types import SimpleNamespace
 
-from qlora_wgpu.gpu.pace import Pace
-from qlora_wgpu.gpu.profile import CPU_PROFILE
+from qlora_wgpu.gpu.cost_model import Pace
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE
 
 CONFIG = {
     "model_type": "llama",

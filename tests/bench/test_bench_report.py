@@ -9,15 +9,11 @@ from dataclasses import replace
 from bench.fakes import fake_device
 from rich.console import Console
 
-from qlora_wgpu.bench.ceilings import Ceilings
-from qlora_wgpu.bench.gaps import Gaps
-from qlora_wgpu.bench.kernels import KernelTime
-from qlora_wgpu.bench.measure import Measurement
+from qlora_wgpu.bench.measure import KernelTime, Measurement
 from qlora_wgpu.bench.report import show, to_json
-from qlora_wgpu.bench.shapes import find_shape
-from qlora_wgpu.bench.step import StepTimes
-from qlora_wgpu.bench.timing import Spread
-from qlora_wgpu.bench.workload import Workload
+from qlora_wgpu.bench.roofline import Ceilings, Gaps
+from qlora_wgpu.bench.timing import Spread, StepTimes
+from qlora_wgpu.bench.workload import Workload, find_shape
 
 
 def measured(kernels):

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 from bench.fakes import fake_device
 
-from qlora_wgpu.bench import ceilings
-from qlora_wgpu.bench.ceilings import Ceilings
-from qlora_wgpu.bench.kernels import KernelTime, sum_up
+from qlora_wgpu.bench import roofline
+from qlora_wgpu.bench.measure import KernelTime, sum_up
+from qlora_wgpu.bench.roofline import Ceilings
 from qlora_wgpu.bench.timing import Spread, best_of, clocked_submits
 from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.wgsl import load_shader
@@ -117,16 +117,16 @@ def test_a_clock_that_stands_still_divides_by_nothing():
 
 def test_the_ceiling_counts_the_multiply_adds_that_its_shader_has():
     shader = load_shader("bench/fma.wgsl")
-    assert shader.code.count("= fma(") == ceilings._FMA_PER_TURN
-    assert shader.workgroup_size == (ceilings._FMA_GROUP, 1, 1)
+    assert shader.code.count("= fma(") == roofline._FMA_PER_TURN
+    assert shader.workgroup_size == (roofline._FMA_GROUP, 1, 1)
 
 
 def test_the_ceiling_of_matrix_units_counts_what_its_shader_multiplies():
     constants = (("GROUP", 128), ("HALF", True), ("K", 8), ("M", 16), ("N", 16), ("SUBGROUPS", 4))
     shader = load_shader("bench/matrix.wgsl", constants)
-    assert shader.code.count("= subgroupMatrixMultiplyAccumulate(") == ceilings._MATRICES_PER_TURN
+    assert shader.code.count("= subgroupMatrixMultiplyAccumulate(") == roofline._MATRICES_PER_TURN
     assert shader.workgroup_size == (128, 1, 1)
-    assert ceilings._matrix_rate(fake_device()) == 0.0  # kernels use none here
+    assert roofline._matrix_rate(fake_device()) == 0.0  # kernels use none here
 
 
 def test_the_higher_ceilings_are_kept():

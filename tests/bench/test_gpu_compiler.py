@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from qlora_wgpu.gpu import wgsl
-from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 
 ROOT = Path(__file__).parents[2]
 
@@ -126,7 +126,7 @@ def test_tiles_of_matrix_units_are_deep_where_that_is_asked_for(monkeypatch):
     from compilers.driver import UNITS
     from compilers.plans import profiles
 
-    from qlora_wgpu.gpu.profile import GPU_PROFILE
+    from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 
     every = profiles(GPU_PROFILE, [], UNITS)
     asked = profiles(GPU_PROFILE, ["matrix", "deep"], UNITS)

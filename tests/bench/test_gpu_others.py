@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from bench.parts import BENCHMARKS
 
-from qlora_wgpu.bench.shapes import find_shape
+from qlora_wgpu.bench.workload import find_shape
 
 CONFIG = {"model_type": "llama", "hidden_size": 32, "intermediate_size": 48, "vocab_size": 96,
           "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,

@@ -7,11 +7,9 @@ import pytest
 from bench.fakes import CONFIG, fake_device
 from support.clocked_gpu import REST, ClockedGpu, kernel
 
-from qlora_wgpu.bench import gaps, load, speed, step, timing
-from qlora_wgpu.bench.gaps import measure_gaps
-from qlora_wgpu.bench.load import Load
-from qlora_wgpu.bench.step import time_steps
-from qlora_wgpu.bench.timing import DispatchTimer, best_of, clock_of
+from qlora_wgpu.bench import measure, roofline, timing
+from qlora_wgpu.bench.roofline import measure_gaps
+from qlora_wgpu.bench.timing import DispatchTimer, Load, best_of, clock_of, time_steps
 from qlora_wgpu.gpu.device import Device
 
 
@@ -23,7 +21,7 @@ def gpu(monkeypatch):
 
 
 def in_its_time(monkeypatch, gpu):
-    for module in (load, timing, gaps, step, speed):
+    for module in (timing, timing, roofline, timing, measure):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: gpu.now))
 
 
@@ -78,14 +76,14 @@ def test_the_work_is_done_on_a_device(device, monkeypatch):
     before = device.memory.total
     own = Load(device)
     assert own.run() == device.pace.busy_rate > 0.0
-    nbytes = 4 * load._GROUPS * load._GROUP
+    nbytes = 4 * timing._GROUPS * timing._GROUP
     # Each of 24 numbers became x / 2 + 1 so often that it is 2.
     assert set(np.frombuffer(device.read(own._sums, nbytes), np.float32)) == {48.0}
     assert device.memory.total == before
 
 
 def test_a_software_gpu_gets_no_busy_work(monkeypatch):
-    monkeypatch.setattr(load, "time", None)
+    monkeypatch.setattr(timing, "time", None)
     own = Load(fake_device())  # which has nothing that work could be submitted to
     own.raise_clock()
     assert (own.run(), own.clock()) == (0.0, 1.0)
@@ -123,7 +121,7 @@ def test_the_same_by_the_host_s_clock(monkeypatch):
 
 
 def test_gaps_are_those_of_a_gpu_at_work(gpu, monkeypatch):
-    monkeypatch.setattr(gaps, "_writes_one_word", lambda *given: kernel(2e-6))
+    monkeypatch.setattr(roofline, "_writes_one_word", lambda *given: kernel(2e-6))
     gpu.wait(10.0)
     found = measure_gaps(gpu)
     assert found.dispatch == pytest.approx(2e-6, rel=0.02)
@@ -163,9 +161,9 @@ def test_steps_that_count_run_at_the_full_clock(gpu):
 
 def test_a_machine_s_speed_is_that_of_the_full_clock(gpu, monkeypatch):
     model = Model(gpu)
-    monkeypatch.setattr(speed.QLoRAModel, "from_folder", lambda *given, **named: model)
+    monkeypatch.setattr(measure.QLoRAModel, "from_folder", lambda *given, **named: model)
     monkeypatch.setattr(
-        speed, "Optimizer", lambda *given: SimpleNamespace(step=lambda number: gpu.wait(0.01))
+        measure, "Optimizer", lambda *given: SimpleNamespace(step=lambda number: gpu.wait(0.01))
     )
     gpu.wait(10.0)
-    assert speed._step_seconds(CONFIG, gpu) == pytest.approx(STEP, rel=0.05)
+    assert measure._step_seconds(CONFIG, gpu) == pytest.approx(STEP, rel=0.05)

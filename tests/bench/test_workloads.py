@@ -8,9 +8,7 @@ from bench.fakes import CONFIG, fake_device
 from safetensors.numpy import save_file
 
 from qlora_wgpu.bench import workload
-from qlora_wgpu.bench.random_folder import RandomFolder
-from qlora_wgpu.bench.shapes import SHAPES, config_of, find_shape
-from qlora_wgpu.bench.workload import Workload
+from qlora_wgpu.bench.workload import SHAPES, RandomFolder, Workload, config_of, find_shape
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError, OutOfMemoryError, UnsupportedModelError

@@ -8,7 +8,7 @@ from browser.conftest import DEMO
 from browser.processes import PeakMemory
 from browser.python_steps import as_json, examples, in_python, random_model
 
-from qlora_wgpu.bench.shapes import config_of
+from qlora_wgpu.bench.workload import config_of
 from qlora_wgpu.config import load_config
 from qlora_wgpu.runs.web import write_page
 from qlora_wgpu.web import SiteOptions

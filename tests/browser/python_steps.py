@@ -6,11 +6,11 @@ import numpy as np
 from safetensors.numpy import save_file
 from support.tiny_tokenizer import write_folder
 
-from qlora_wgpu.bench.random_folder import RandomFolder
+from qlora_wgpu.bench.workload import RandomFolder
 from qlora_wgpu.data.examples import Example
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import CPU_PROFILE
-from qlora_wgpu.lora.forms import AdapterForms
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE
+from qlora_wgpu.lora.flat_vector import AdapterForms
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 from qlora_wgpu.training.batching import BatchPlan, padded_batch

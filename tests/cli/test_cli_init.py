@@ -155,7 +155,7 @@ def test_a_card_without_room_gets_checkpointing(place, monkeypatch):
 
 @pytest.mark.parametrize(("told", "is_bounded"), [(None, False), (1 << 30, True)])
 def test_it_is_known_whether_training_will_know_the_memory(monkeypatch, told, is_bounded):
-    monkeypatch.setattr("qlora_wgpu.gpu.memory_size.room", lambda device: told)
+    monkeypatch.setattr("qlora_wgpu.gpu.memory.room", lambda device: told)
     assert Room.here().is_bounded is is_bounded
 
 

@@ -11,7 +11,7 @@ from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cluster.blocks import Sums
 from qlora_wgpu.cluster.gradient_sum import GradientSum
 from qlora_wgpu.config.schema import OptimConfig
-from qlora_wgpu.lora.forms import AdapterForms
+from qlora_wgpu.lora.flat_vector import AdapterForms
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
@@ -25,7 +25,7 @@ LIMIT = 24_000  # bytes
 @pytest.fixture
 def limited(monkeypatch):
     """Vectors in as many pieces as a small limit demands, for which weights have none."""
-    monkeypatch.setattr("qlora_wgpu.ops.host_moments._PART", 1 << 10)
+    monkeypatch.setattr("qlora_wgpu.ops.moments._PART", 1 << 10)
     most = []
 
     def laid_out(*given):
@@ -33,7 +33,7 @@ def limited(monkeypatch):
         most.append(len(adapter.parameters.pieces))
         return adapter
 
-    return partial(monkeypatch.setattr, "qlora_wgpu.model.layout.Adapter", laid_out), most
+    return partial(monkeypatch.setattr, "qlora_wgpu.model.model_plan.Adapter", laid_out), most
 
 
 @pytest.fixture(scope="module")

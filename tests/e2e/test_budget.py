@@ -8,7 +8,7 @@ from e2e.tiny import write_chats, write_model
 from qlora_wgpu import Config, Observer, train
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.model import keeping
+from qlora_wgpu.model import memory_plan
 
 MIB = 1 << 20
 TOKENS = {"embed_tokens": [0, 5, 12287], "lm_head": [12287, 5]}
@@ -134,7 +134,7 @@ def test_they_are_kept_where_a_budget_has_room(place, kept, spare):
 def test_software_leaves_most_of_its_machine_alone(place, kept, monkeypatch, there):
     notes, less = kept[-1], Notes()
     nbytes = None if there is None else int(there * notes.plans[0])
-    monkeypatch.setattr(keeping, "machine_bytes", lambda: nbytes)
+    monkeypatch.setattr(memory_plan, "machine_bytes", lambda: nbytes)
     trained(place, f"machine {there}", less, steps=3)
     assert (less.dequantized > 0) == (there == 3.0)
     trained(place, f"asked {there}", less, steps=3, keep_dequantized=True)

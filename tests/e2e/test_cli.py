@@ -10,7 +10,7 @@ from support.commands import run_here
 
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu.runs import machine
-from qlora_wgpu.selfcheck import remembered
+from qlora_wgpu.selfcheck import results
 from qlora_wgpu.tuning import tuner
 
 
@@ -244,8 +244,8 @@ def own_choices(place, monkeypatch):
     """A cache for the choices of this test alone; kernels are found right once for all, and timed
     no more often than is needed.
     """
-    checked = remembered.cache_file()
-    monkeypatch.setattr(remembered, "cache_file", lambda: checked)
+    checked = results.cache_file()
+    monkeypatch.setattr(results, "cache_file", lambda: checked)
     monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
     monkeypatch.setattr(tuner, "_MOST_ROUNDS", tuner._LEAST_ROUNDS)
     return place / "cache" / "qlora-wgpu" / "tuning.json"

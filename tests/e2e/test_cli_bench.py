@@ -10,11 +10,10 @@ from e2e.test_cli import run
 from e2e.tiny import CONFIG, write_model
 from qlora_wgpu.bench import measure as measuring
 from qlora_wgpu.bench import timing
-from qlora_wgpu.bench.ceilings import measure_ceilings
 from qlora_wgpu.bench.measure import measure
 from qlora_wgpu.bench.report import to_json
-from qlora_wgpu.bench.shapes import find_shape
-from qlora_wgpu.bench.workload import Workload
+from qlora_wgpu.bench.roofline import measure_ceilings
+from qlora_wgpu.bench.workload import Workload, find_shape
 
 
 @pytest.fixture(scope="module")

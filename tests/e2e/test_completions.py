@@ -9,7 +9,7 @@ from e2e.tiny import write_chats, write_model
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, read_prompt_files
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.generation.completions import Prompt, complete
+from qlora_wgpu.generation.generate import Prompt, complete
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.runs.completing import prompts_of

@@ -9,8 +9,8 @@ from qlora_wgpu.generation import Decoder, Engine, generate
 from qlora_wgpu.generation import engine as engine_module
 from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.sampling import Sampling
-from qlora_wgpu.model.copy_sizes import CopySizes, copy_sizes
-from qlora_wgpu.model.token_programs import TokenPrograms
+from qlora_wgpu.model.derived_weights import CopySizes, copy_sizes
+from qlora_wgpu.model.programs import TokenPrograms
 from qlora_wgpu.ops.sampling import MOST_AHEAD
 
 PROMPTS = [[5, 6, 7], [9, 1, 4, 4, 2, 8, 30, 12, 3], [11], [7] * 14, [3, 2], [30, 31, 32, 33]]
@@ -177,9 +177,9 @@ def test_copies_of_weights_are_made_where_memory_is_not_bounded(device, tmp_path
 
 def test_other_programs_decide_nothing_of_a_texts_digits(device, tmp_path, monkeypatch):
     copied = device.profile.textures
-    free = "qlora_wgpu.model.text_copies.available_bytes"
+    free = "qlora_wgpu.model.memory_plan.available_bytes"
     sizes = opened("llama", tmp_path, device, "bfloat16", "nf4").layout.copy_sizes
-    monkeypatch.setattr("qlora_wgpu.model.copy_sizes.machine_bytes", lambda: 3 * sizes.nbytes)
+    monkeypatch.setattr("qlora_wgpu.model.derived_weights.machine_bytes", lambda: 3 * sizes.nbytes)
     model = opened("llama", tmp_path, device, "bfloat16", "nf4")
     monkeypatch.setattr(free, lambda: sizes.nbytes)
     assert Engine(model, 1, 30)._cache.in_strips is copied
@@ -193,7 +193,7 @@ def test_copies_take_a_third_of_the_machine_dequantized_or_as_codes(monkeypatch)
     head, weights = 1000, 8000
 
     def sizes(machine, item=2, weights=weights):
-        monkeypatch.setattr("qlora_wgpu.model.copy_sizes.machine_bytes", lambda: machine)
+        monkeypatch.setattr("qlora_wgpu.model.derived_weights.machine_bytes", lambda: machine)
         return copy_sizes(head, weights, item)
 
     assert sizes(3 * 17000) == CopySizes(True, 17000, True)

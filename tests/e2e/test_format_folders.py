@@ -18,10 +18,10 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export import merge
-from qlora_wgpu.gpu.profile import GPU_PROFILE
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.runs.pushing import _figures
 

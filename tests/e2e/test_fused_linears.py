@@ -11,10 +11,10 @@ from safetensors.numpy import save_file
 
 from e2e.test_family_types import CONFIGS, normalize, shapes
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
-from qlora_wgpu.gpu.profile import GPU_PROFILE
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.steps import StepOptions
 
 LORA = LoraConfig(r=8, lora_alpha=16)
 

@@ -17,8 +17,8 @@ from support.recorded_models import difference
 
 from e2e.test_family_references import lora, quant
 from qlora_wgpu import QLoRAModel
-from qlora_wgpu.gpu.profile import GPU_PROFILE, gpu_profile
-from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, gpu_profile
+from qlora_wgpu.model.steps import StepOptions
 
 FOLDER = Path(__file__).parents[1] / "references"
 CASES = ("llama-nf4", "qwen2-nf4", "phi3-nf4")

@@ -14,7 +14,7 @@ from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export import merge
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.generation.decoder import Decoder
-from qlora_wgpu.model.storage_forms import StorageForms
+from qlora_wgpu.model.pretrained import StorageForms
 
 CONFIG = {
     "model_type": "gpt_oss", "vocab_size": 331, "hidden_size": 64, "intermediate_size": 32,

@@ -15,12 +15,12 @@ from qlora_wgpu.cluster.blocks import Sums
 from qlora_wgpu.cluster.gradient_sum import GradientSum
 from qlora_wgpu.config.schema import OptimConfig
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import GPU_PROFILE
-from qlora_wgpu.lora.forms import AdapterForms
-from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
+from qlora_wgpu.lora.flat_vector import AdapterForms
+from qlora_wgpu.model.offload_plan import RESIDENT, Residency
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.model.residency import RESIDENT, Residency
+from qlora_wgpu.model.steps import TrainingOptions
 from qlora_wgpu.training.optimizer import Optimizer
 
 # Products of several layers, and magnitudes; experts, whose gradients lie among each other.
@@ -95,7 +95,7 @@ def test_micro_batches_are_added_and_rounded(tmp_path, family, monkeypatch):
         total.add(Sums(1.0, 5.0, 0, 0.0, part))
     np.testing.assert_array_equal(halves.gradient, expected)
     # The update is that of the same numbers in float32, with moments on the host, too.
-    monkeypatch.setattr("qlora_wgpu.ops.host_moments._PART", 1 << 10)
+    monkeypatch.setattr("qlora_wgpu.ops.moments._PART", 1 << 10)
     away = Training(tmp_path, *CASES[family], "bfloat16", Residency(host_moments=True))
     updated = []
     for training in (exact, halves, away):

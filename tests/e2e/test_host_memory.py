@@ -14,8 +14,8 @@ from references.sized import traced_configs, with_head_dim
 
 from e2e.test_family_types import shapes
 from e2e.tiny import write_chats, write_model, write_tokenizer, write_weights
-from qlora_wgpu.gpu.memory_size import process_bytes
-from qlora_wgpu.gpu.transfers import UPLOAD_CHUNK
+from qlora_wgpu.gpu.device import UPLOAD_CHUNK
+from qlora_wgpu.gpu.memory import process_bytes
 from qlora_wgpu.limits import MIB
 
 pytestmark = [

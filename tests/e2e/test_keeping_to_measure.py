@@ -6,7 +6,7 @@ import qlora_wgpu
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import Config, LoraConfig, Observer, QLoRAModel, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.model import copy_sizes, keeping
+from qlora_wgpu.model import derived_weights, memory_plan
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs import evaluation
 from qlora_wgpu.runs import keeping as own
@@ -116,6 +116,6 @@ def test_python_counts_what_texts_read_beside(place, device, monkeypatch):
     most = 3 * (plain.dequantized_bytes + plain.copy_sizes.nbytes)
     assert opened().residency.dequantized and plain.copy_sizes.fits
     for there in (most, most - 1):
-        for module in (keeping, copy_sizes):
+        for module in (memory_plan, derived_weights):
             monkeypatch.setattr(module, "machine_bytes", lambda there=there: there)
         assert opened().residency.dequantized == (there == most)

@@ -19,9 +19,9 @@ from qlora_wgpu.checkpoint.bitsandbytes_writer import nf4_entries, nf4_parts
 from qlora_wgpu.checkpoint.stream import Entry, write_stream
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.export import merge
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.quant import quantize_nf4
 
 pytestmark = pytest.mark.quick

@@ -7,7 +7,7 @@ from support.allocating import allocating_device
 from e2e.test_residency import write_family
 from e2e.tiny import write_chats, write_model, write_tokenizer
 from qlora_wgpu import Config, Observer, train
-from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 
 WIDE = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "head_dim": 32,
         "num_attention_heads": 8, "num_key_value_heads": 2}  # fmt: skip

@@ -23,10 +23,9 @@ from references.record_preferences import (
 from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.errors import ShapeError
-from qlora_wgpu.model.options import TrainingOptions
-from qlora_wgpu.model.samples import Samples
-from qlora_wgpu.ops.adamw import STATS_CORRECT, STATS_METRICS, STATS_TOKENS
-from qlora_wgpu.ops.cross_entropy import Objective
+from qlora_wgpu.model.steps import Samples, TrainingOptions
+from qlora_wgpu.ops.loss import Objective
+from qlora_wgpu.ops.optimizers import STATS_CORRECT, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.ops.preference import METRICS, Preference, means
 
 pytestmark = pytest.mark.quick

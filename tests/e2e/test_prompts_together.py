@@ -9,11 +9,11 @@ from e2e.test_generation import opened
 from e2e.tiny import write_model
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.generation import Engine
-from qlora_wgpu.generation.growing_text import Text
-from qlora_wgpu.generation.prompts import largest_batch, most_together, prompt_length, together
+from qlora_wgpu.generation.prefill import largest_batch, most_together, prompt_length, together
 from qlora_wgpu.generation.sampling import Sampling
-from qlora_wgpu.gpu.profile import GPU_PROFILE
-from qlora_wgpu.model.token_programs import TokenPrograms
+from qlora_wgpu.generation.sequence import Text
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
+from qlora_wgpu.model.programs import TokenPrograms
 
 SAMPLED = Sampling(1.2, top_k=20, top_p=0.95, seed=7, repetition_penalty=1.1)
 LENGTHS = (33, 3, 31, 32, 9, 1, 20, 32, 17, 40, 45, 47, 2)

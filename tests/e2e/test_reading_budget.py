@@ -12,12 +12,12 @@ from support.commands import run_here
 from e2e.tiny import write_chats, write_model
 from qlora_wgpu import Config, LoraConfig, Observer, QuantConfig, open_adapter, train
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
-from qlora_wgpu.gpu.profile import cpu_profile
+from qlora_wgpu.gpu.kernel_config import cpu_profile
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.fitting_reading import reading_memory
+from qlora_wgpu.model.budget import reading_memory
+from qlora_wgpu.model.offload_plan import Residency
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.model.residency import Residency
 from qlora_wgpu.runs import host_room
 from qlora_wgpu.runs.host_memory import host_memory
 from qlora_wgpu.runs.reading import Rows, Texts, _shorter, read_within_room
@@ -148,7 +148,7 @@ class Plans(Observer):
 @pytest.mark.parametrize("keep", [False, True])
 def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_path, keep):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("qlora_wgpu.model.weight_loading._LEAST_KEPT", 1)
+    monkeypatch.setattr("qlora_wgpu.model.weight_loader._LEAST_KEPT", 1)
     layout = device_layout(
         Pretrained.open(place / "model"), LoraConfig(r=4), QuantConfig(), "bfloat16", device,
         Residency(streamed_layers=6), keep=keep,

@@ -15,14 +15,14 @@ from e2e.test_family_types import normalize, shapes
 from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.config.schema import OptimConfig
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
-from qlora_wgpu.graph.layout import lay_out
-from qlora_wgpu.lora.forms import AdapterForms
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
+from qlora_wgpu.graph.passes import lay_out
+from qlora_wgpu.lora.flat_vector import AdapterForms
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.offload_plan import RESIDENT, Residency
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.model.residency import RESIDENT, Residency
+from qlora_wgpu.model.steps import TrainingOptions
 from qlora_wgpu.training.optimizer import Optimizer
 
 LAYERS = 5
@@ -62,7 +62,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch):
-    monkeypatch.setattr("qlora_wgpu.ops.host_moments._PART", 1 << 10)
+    monkeypatch.setattr("qlora_wgpu.ops.moments._PART", 1 << 10)
 
 
 @pytest.fixture(scope="module")

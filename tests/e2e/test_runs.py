@@ -11,8 +11,8 @@ from qlora_wgpu import runs
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CallbackError, ConfigError, DataError
 from qlora_wgpu.families import llama
-from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.model.network import Network
+from qlora_wgpu.gpu.kernel_config import Profile
+from qlora_wgpu.model.steps import Network
 from qlora_wgpu.runs import soundness
 from qlora_wgpu.runs.data import check_ids
 from qlora_wgpu.training import Observer

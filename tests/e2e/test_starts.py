@@ -13,8 +13,8 @@ from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer, ope
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
 from qlora_wgpu.export import merge, quantize_folder
 from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.lora.names import LORA_A, LORA_B, parse_name, tensor_name
-from qlora_wgpu.lora.starts import pair_of
+from qlora_wgpu.lora.init import pair_of
+from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, parse_name, tensor_name
 
 pytestmark = pytest.mark.quick
 

@@ -12,9 +12,9 @@ from e2e.tiny import VOCAB, write_chats, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel
 from qlora_wgpu.errors import ConfigError, UnsupportedModelError
 from qlora_wgpu.export.gguf_adapter import export_gguf
+from qlora_wgpu.model.offload_plan import Residency
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.model.residency import Residency
 
 TARGETS = ["q_proj", "lm_head"]
 A, B = (f"base_model.model.lm_head.lora_{x}.weight" for x in "AB")

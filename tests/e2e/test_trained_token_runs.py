@@ -12,9 +12,9 @@ from e2e.tiny import VOCAB, write_chats, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
 from qlora_wgpu.export.gguf_adapter import export_gguf
+from qlora_wgpu.model.offload_plan import Residency
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.model.residency import Residency
 
 TOKENS = [VOCAB - 1, 0, 5, 3]
 NAME = "base_model.model.model.embed_tokens.token_adapter.trainable_tokens_delta"

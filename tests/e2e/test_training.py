@@ -325,7 +325,7 @@ def test_a_checkpoint_is_an_adapter_with_its_state(folder, device, tmp_path):
 def test_the_memory_plan_is_what_is_taken(tmp_path):
     from qlora_wgpu.config import QuantConfig
     from qlora_wgpu.gpu.device import Device
-    from qlora_wgpu.model.memory import plan_training_memory
+    from qlora_wgpu.model.memory_plan import plan_training_memory
 
     folder, fresh = write_model(tmp_path / "m"), Device()
     model = opened(folder, fresh)

@@ -19,9 +19,9 @@ from qlora_wgpu.errors import (
 from qlora_wgpu.export.gguf_adapter import export_gguf
 from qlora_wgpu.export.merge import merge
 from qlora_wgpu.lora import load_adapter, save_adapter
+from qlora_wgpu.model.offload_plan import Residency
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.model.residency import Residency
 
 PLAIN = QuantConfig(scheme="none")
 WHOLE = {"modules_to_save": ["embed_tokens"], "ensure_weight_tying": True}

@@ -8,8 +8,8 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.export.merged_rows import trained_rows_by_name
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.lora.adapter_config import AdapterConfig
-from qlora_wgpu.lora.names import TOKENS, tensor_name
+from qlora_wgpu.lora.config import AdapterConfig
+from qlora_wgpu.lora.peft_names import TOKENS, tensor_name
 
 
 @pytest.mark.parametrize("last", [VOCAB - 1, VOCAB])

@@ -17,8 +17,8 @@ from families.small_configs import (
 )
 
 from qlora_wgpu.families.family import known_families
-from qlora_wgpu.families.moe import Experts
-from qlora_wgpu.families.rope import read_rope
+from qlora_wgpu.families.parts.moe import Experts
+from qlora_wgpu.families.parts.rope import read_rope
 from qlora_wgpu.ops.pointwise import ClampedGLU
 
 

@@ -10,13 +10,12 @@ from references.sized import MORE, family_configs, traced_configs
 
 from qlora_wgpu import families
 from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import POST_NORM, DecoderFamily, Layer
 from qlora_wgpu.families.family import Modules, find_family, known_families
-from qlora_wgpu.families.layers import LayerOps
-from qlora_wgpu.families.norm import LayerNorm
-from qlora_wgpu.families.padding import padding_idx
-from qlora_wgpu.gpu.profile import CPU_PROFILE
+from qlora_wgpu.families.parts.config import ConfigReader, padding_idx
+from qlora_wgpu.families.parts.decoder import POST_NORM, DecoderFamily, Layer
+from qlora_wgpu.families.parts.layer_ops import LayerOps
+from qlora_wgpu.families.parts.norm import LayerNorm
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.weights import WeightLayout

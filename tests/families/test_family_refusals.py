@@ -15,7 +15,7 @@ from families.small_configs import (
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import known_families
-from qlora_wgpu.families.positions import longest_text
+from qlora_wgpu.families.parts.config import longest_text
 
 DENSE = NEEDED["granitemoehybrid"]
 ALPHA = {"type": "dynamic", "alpha": 50.0}

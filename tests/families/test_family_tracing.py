@@ -6,9 +6,9 @@ import pytest
 from references.sized import head_dims, traced_configs, with_head_dim
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.matrix import MatrixShape
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
-from qlora_wgpu.model.memory import plan_training_memory
+from qlora_wgpu.model.memory_plan import plan_training_memory
 
 CONFIGS = traced_configs()
 PROFILES = {

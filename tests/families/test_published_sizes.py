@@ -2,7 +2,7 @@
 
 import pytest
 
-from qlora_wgpu.bench.random_folder import RandomFolder
+from qlora_wgpu.bench.workload import RandomFolder
 
 KEYS = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

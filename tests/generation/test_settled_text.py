@@ -6,8 +6,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.generation.settled_text import SettledText
-from qlora_wgpu.generation.text import TextStream, continuation
+from qlora_wgpu.generation.text import SettledText, TextStream, continuation
 
 TEXT = "the  naïve — 漢字 👩‍👩‍👧 don't. ΑΒΓ \U0001f600\U0001f601 é\n\tend ,  of it "
 

@@ -8,12 +8,12 @@ from support.chosen_profiles import opened
 
 from qlora_wgpu.cache_folder import cache_path
 from qlora_wgpu.errors import DeviceError
-from qlora_wgpu.gpu import attempts, trying
-from qlora_wgpu.gpu.attempts import attempt, has_crashed, under_way
+from qlora_wgpu.gpu import driver, probe
+from qlora_wgpu.gpu.driver import attempt, has_crashed, under_way
 
 CRASH = """\
 import os
-from qlora_wgpu.gpu.attempts import attempt
+from qlora_wgpu.gpu.driver import attempt
 with attempt("a", "trying a"):
     os.abort()
 """
@@ -65,7 +65,7 @@ def test_without_a_cache_it_is_tried(monkeypatch):
 
 def test_listeners_hear_what_is_under_way(monkeypatch):
     heard = []
-    monkeypatch.setattr(attempts, "listeners", [heard.append])
+    monkeypatch.setattr(driver, "listeners", [heard.append])
     with pytest.raises(DeviceError), under_way("trying a"):
         raise DeviceError("no")
     assert heard == ["trying a", ""]
@@ -75,7 +75,7 @@ def test_listeners_hear_what_is_under_way(monkeypatch):
 def test_probes_that_crash_are_left_out(monkeypatch, is_cpu):
     profile, notes = opened(monkeypatch, is_cpu=is_cpu)
     assert (profile.textures if is_cpu else profile.gemm_kind == "matrix") and not notes
-    monkeypatch.setattr(trying, "has_crashed", lambda what: "card driver dawn" in what)
+    monkeypatch.setattr(probe, "has_crashed", lambda what: "card driver dawn" in what)
     profile, notes = opened(monkeypatch, is_cpu=is_cpu)
     assert not profile.textures and profile.gemm_kind == ("register" if is_cpu else "tiled")
     assert "ended the process when" in notes[0]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.errors import DeviceError, DeviceLostError, OutOfMemoryError
-from qlora_wgpu.gpu.calls import driver_call, overdue_call
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.readback import Readback
+from qlora_wgpu.gpu.driver import driver_call, overdue_call
+from qlora_wgpu.gpu.timing import Readback
 
 
 @pytest.mark.parametrize(

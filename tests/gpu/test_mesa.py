@@ -2,7 +2,7 @@
 
 import pytest
 
-from qlora_wgpu.gpu.mesa import (
+from qlora_wgpu.gpu.adapters import (
     add_software_threads,
     rows_of_products,
     wants_short_loops,
@@ -43,7 +43,7 @@ def test_products_hold_fewer_rows_where_instructions_are_waited_for(
     monkeypatch, vendor, family, lanes, rows
 ):
     told = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 2\n\n" * 2
-    monkeypatch.setattr("qlora_wgpu.gpu.mesa.file_bytes", lambda *_: told.encode())
+    monkeypatch.setattr("qlora_wgpu.gpu.adapters.file_bytes", lambda *_: told.encode())
     assert rows_of_products(lanes) == rows
 
 
@@ -63,7 +63,7 @@ def test_all_lies_in_textures_where_words_of_buffers_are_waited_for(
     monkeypatch, vendor, family, lanes, wanted
 ):
     told = f"vendor_id\t: {vendor}\ncpu family\t: {family}\nmodel\t\t: 2\n\n" * 2
-    monkeypatch.setattr("qlora_wgpu.gpu.mesa.file_bytes", lambda *_: told.encode())
+    monkeypatch.setattr("qlora_wgpu.gpu.adapters.file_bytes", lambda *_: told.encode())
     assert wants_textures(lanes) == wants_short_loops(lanes) == wanted
 
 
@@ -71,6 +71,6 @@ def test_products_of_an_unknown_processor_hold_as_many_rows_as_most(monkeypatch)
     def missing(*_):
         raise FileNotFoundError
 
-    monkeypatch.setattr("qlora_wgpu.gpu.mesa.file_bytes", missing)
+    monkeypatch.setattr("qlora_wgpu.gpu.adapters.file_bytes", missing)
     assert rows_of_products(16) == 32
     assert not wants_textures(8)

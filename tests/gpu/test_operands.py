@@ -6,8 +6,7 @@ from support.harness import DTYPES, PROFILES, Bench
 
 from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
 from qlora_wgpu.gpu import wgsl
-from qlora_wgpu.graph.dtype import stored_bits, stored_floats
-from qlora_wgpu.graph.tensor import Storage, matrix
+from qlora_wgpu.graph.tensor import Storage, matrix, stored_bits, stored_floats
 from qlora_wgpu.ops.tensor import converted
 
 ROWS, COLUMNS = 9, 48

@@ -8,12 +8,12 @@ import pytest
 
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu import probe
+from qlora_wgpu.gpu.kernel_config import gpu_profile, plainer
 from qlora_wgpu.gpu.matrix import WHOLE, Limits, MatrixShape, MatrixTile, fitting_tiles
-from qlora_wgpu.gpu.profile import gpu_profile, plainer
-from qlora_wgpu.kernels.experts import EXPERT_TILE
-from qlora_wgpu.kernels.gemm.factors import SIZED_ROWS
+from qlora_wgpu.kernels.common import EXPERT_TILE
+from qlora_wgpu.kernels.gemm.launch import SIZED_ROWS
 from qlora_wgpu.kernels.gemm.problem import PART_UNIT
-from qlora_wgpu.tuning.candidates import candidates
+from qlora_wgpu.tuning.tuner import candidates
 
 SHAPE = MatrixShape(16, 16, 16, 32)
 LARGE = Limits(1024, 49_152)

@@ -6,11 +6,10 @@ import pytest
 from support.limited import Offered, limited_device
 
 from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu.limits import MOST_STORAGE_TEXTURES, require_limits
 from qlora_wgpu.gpu.matrix import Limits
-from qlora_wgpu.gpu.required import require_limits
-from qlora_wgpu.gpu.sizes import MOST_STORAGE_TEXTURES
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.kernels.rowwise import row_constants
+from qlora_wgpu.kernels.common import row_constants
 from qlora_wgpu.selfcheck.cases import cases_for
 from qlora_wgpu.selfcheck.runner import Traced, Tracer
 

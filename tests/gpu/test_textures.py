@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from qlora_wgpu.gpu.sizes import TEXTURE_PITCH, TEXTURE_ROW, texture_bytes
+from qlora_wgpu.gpu.limits import TEXTURE_PITCH, TEXTURE_ROW, texture_bytes
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 5, 7, 8, 9, 255, 256, 257, 4096])

@@ -6,9 +6,8 @@ import pytest
 from qlora_wgpu.gpu.dawn import Dawn
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.operands import Bound
-from qlora_wgpu.gpu.uniforms import read_at_once
 from qlora_wgpu.gpu.wgpu_native import WgpuNative
-from qlora_wgpu.gpu.wgsl import load_shader
+from qlora_wgpu.gpu.wgsl import load_shader, read_at_once
 
 FILL = load_shader("tensor/fill.wgsl", (("ELEMENTS", 1), ("FLAT", 8)), (("y", Bound("float32")),))
 

@@ -3,8 +3,9 @@
 import pytest
 from support.chosen_profiles import opened
 
-from qlora_wgpu.gpu.profile import GPU_PROFILE, gpu_profile
-from qlora_wgpu.gpu.vendors import (
+from qlora_wgpu.gpu.kernel_config import (
+    GPU_PROFILE,
+    gpu_profile,
     has_few_registers,
     hoists_loads,
     may_have_matrix_units,

@@ -2,14 +2,14 @@
 
 import pytest
 
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Storage, matrix, row
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.ops.norms import rms_norm
 from qlora_wgpu.ops.pointwise import glu
-from qlora_wgpu.ops.rms_norm import rms_norm
 
 
 def stored(name, rows, columns, dtype="float32", grad=False):

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, Bench
 
-from qlora_wgpu.gpu.pace import Pace
-from qlora_wgpu.graph import in_turn
+from qlora_wgpu.gpu.cost_model import Pace
+from qlora_wgpu.graph import program
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.in_turn import run_in_turn
 from qlora_wgpu.graph.plan import make_plan
-from qlora_wgpu.graph.program import Program, SlotPool
-from qlora_wgpu.graph.submits import growing
+from qlora_wgpu.graph.program import Program, SlotPool, run_in_turn
+from qlora_wgpu.graph.submission import growing
 from qlora_wgpu.ops.tensor import add_to, cast
 
 
@@ -32,7 +31,7 @@ class Recorded:
     def __init__(self, monkeypatch, first):
         self.done = []
         self.in_turn, self.dispatches_per_submit = self, first
-        monkeypatch.setattr(in_turn, "recorded", lambda device, dispatches: list(dispatches))
+        monkeypatch.setattr(program, "recorded", lambda device, dispatches: list(dispatches))
 
     def __enter__(self):
         self.done.append("begin")

@@ -6,11 +6,11 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.tensor import Storage, matrix, row
-from qlora_wgpu.kernels.elementwise import sum_parts
+from qlora_wgpu.kernels.common import sum_parts
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.linear import linear

@@ -4,14 +4,14 @@ import pytest
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
-from qlora_wgpu.gpu.profile import CPU_PROFILE, gpu_profile
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.ordering import late
+from qlora_wgpu.graph.passes import late
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.tensor import Storage, matrix, vector
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model.network import Network
+from qlora_wgpu.model.steps import Network
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.batch import make_batch_buffers
 

@@ -11,17 +11,17 @@ from support.harness import PROFILES, Bench
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.config.schema import DeviceConfig
-from qlora_wgpu.gpu import grid
-from qlora_wgpu.gpu.pace import Pace
-from qlora_wgpu.gpu.profile import GPU_PROFILE, cpu_profile
-from qlora_wgpu.graph import graph, program, submits
-from qlora_wgpu.graph.submits import MeasuredSubmits, Piece, boxes, cut, parts_needed
+from qlora_wgpu.gpu import wgsl
+from qlora_wgpu.gpu.cost_model import Pace
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, cpu_profile
+from qlora_wgpu.graph import graph, program, submission
+from qlora_wgpu.graph.submission import MeasuredSubmits, Piece, boxes, cut, parts_needed
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.ops.attention import attention
-from qlora_wgpu.ops.rms_norm import rms_norm
+from qlora_wgpu.ops.norms import rms_norm
 from qlora_wgpu.ops.tensor import cast
 from qlora_wgpu.runs import opening
 
@@ -115,9 +115,9 @@ class Clock:
 
     def __init__(self, monkeypatch, timestamps):
         self.now, self.submits = 0.0, []
-        monkeypatch.setattr(submits.time, "perf_counter", lambda: self.now)
-        monkeypatch.setattr(submits, "has_timestamps", lambda device: timestamps)
-        monkeypatch.setattr(submits, "Timestamps", lambda device, most: self)
+        monkeypatch.setattr(submission.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(submission, "has_timestamps", lambda device: timestamps)
+        monkeypatch.setattr(submission, "Timestamps", lambda device, most: self)
         self.device = SimpleNamespace(
             dispatches_per_submit=100, pace=Pace(1e9, 1e9, 0.1), submit=self.seconds,
             buffer=lambda *size: None, read=lambda *what: None,
@@ -180,8 +180,8 @@ def launched(run, monkeypatch, parts):
 
 def in_threes(workgroups):
     """Every grid is dispatched three workgroups wide."""
-    sizes = dict(zip(grid.GRID, workgroups, strict=True))
-    return (3, -(-math.prod(workgroups) // 3), 1), {**sizes, grid.FOLD: 3}
+    sizes = dict(zip(wgsl.GRID, workgroups, strict=True))
+    return (3, -(-math.prod(workgroups) // 3), 1), {**sizes, wgsl.FOLD: 3}
 
 
 @pytest.mark.slow

@@ -9,8 +9,8 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.gpu.sizes import ALIGNMENT
-from qlora_wgpu.graph.dtype import ROW_UNIT, padded
+from qlora_wgpu.gpu.limits import ALIGNMENT
+from qlora_wgpu.graph.tensor import ROW_UNIT, padded
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.targets import targeted
 from qlora_wgpu.model.weights import WeightLayout

@@ -5,10 +5,9 @@ import pytest
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
-from qlora_wgpu.gpu.sizes import ALIGNMENT
+from qlora_wgpu.gpu.limits import ALIGNMENT
 from qlora_wgpu.graph.launch import GraphError
-from qlora_wgpu.lora.flat_vector import Group, cut
-from qlora_wgpu.lora.forms import AdapterForms
+from qlora_wgpu.lora.flat_vector import AdapterForms, Group, cut
 from qlora_wgpu.lora.layout import Adapter
 
 LINEARS = [

@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 
-from qlora_wgpu.lora.base_names import is_other_name, warn_of_other_name
+from qlora_wgpu.lora.compatibility import is_other_name, warn_of_other_name
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError, UnsupportedModelError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.lora.tokens import Vocabulary
+from qlora_wgpu.lora.trained_tokens import Vocabulary
 
 CONFIG = family_configs()["phi"]
 

@@ -8,11 +8,10 @@ import pytest
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.families.family import ExpertSpec, LinearSpec
-from qlora_wgpu.families.stacking import Stacking
+from qlora_wgpu.families.family import ExpertSpec, LinearSpec, Stacking
+from qlora_wgpu.lora.config import value_for
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.lora.names import LORA_A, LORA_B, MAGNITUDE, parse_name, tensor_name
-from qlora_wgpu.lora.patterns import value_for
+from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, MAGNITUDE, parse_name, tensor_name
 from qlora_wgpu.lora.targets import known_targets, lora_config, targeted
 
 LINEARS = [

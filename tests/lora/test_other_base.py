@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.lora.adapter_config import AdapterConfig
-from qlora_wgpu.lora.fitting import refuse_other_base
-from qlora_wgpu.lora.names import LORA_A, LORA_B, tensor_name
+from qlora_wgpu.lora.compatibility import refuse_other_base
+from qlora_wgpu.lora.config import AdapterConfig
+from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, tensor_name
 
 STORED = AdapterConfig(2, 4, 0.0, ["q_proj", "gate"], False, "org/mixture")
 LAYER, ROUTER = "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.gate"

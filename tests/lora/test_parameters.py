@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.families.stacking import PLAIN, Stacking
+from qlora_wgpu.families.family import PLAIN, Stacking
 from qlora_wgpu.lora import AdapterConfig, load_adapter, save_adapter
-from qlora_wgpu.lora.names import LORA_A, LORA_B, adapted_layers, tensor_name
-from qlora_wgpu.lora.parameters import Arranged, arranged, together
-from qlora_wgpu.lora.parameters_apart import apart
+from qlora_wgpu.lora.expert_parameters import Arranged, apart, arranged, together
+from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, adapted_layers, tensor_name
 
 AT, EXPERTS, HIDDEN, INNER = "model.layers.0.mlp.experts", 3, 5, 4
 ATTENTION = "model.layers.0.self_attn.q_proj"

@@ -6,10 +6,10 @@ import pytest
 from qlora_wgpu import LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.lora.forms import AdapterForms
+from qlora_wgpu.lora.flat_vector import AdapterForms
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.lora.names import WHOLE
-from qlora_wgpu.lora.tokens import Vocabulary
+from qlora_wgpu.lora.peft_names import WHOLE
+from qlora_wgpu.lora.trained_tokens import Vocabulary
 
 ROWS, COLUMNS = 1101, 68
 MOST = 4 * 72 * 600  # bytes: 512 of its rows, and not 768

@@ -7,14 +7,13 @@ import pytest
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile
-from qlora_wgpu.graph.host_steps import transfer_bytes
-from qlora_wgpu.model.fitting import fit
-from qlora_wgpu.model.fitting_reading import fit_reading, reading_memory
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile
+from qlora_wgpu.graph.host_callbacks import transfer_bytes
+from qlora_wgpu.model.budget import fit, fit_reading, reading_memory
+from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.offload_plan import RESIDENT, Residency
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.residency import RESIDENT, Residency
+from qlora_wgpu.model.steps import TrainingOptions
 
 CONFIG = {
     "model_type": "llama",

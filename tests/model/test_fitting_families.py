@@ -11,18 +11,17 @@ import pytest
 from references.sized import traced_configs, with_head_dim
 from support.harness import PROFILES
 
-from qlora_wgpu.bench.shapes import config_of
+from qlora_wgpu.bench.workload import config_of
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, gpu_profile
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.fitting import Search, fit
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import TrainingOptions
+from qlora_wgpu.model.budget import More, Search, fit
+from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.offload_plan import Residency
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.residency import Residency
-from qlora_wgpu.model.ways import More
+from qlora_wgpu.model.steps import TrainingOptions
 
 ON_UNITS = gpu_profile(MatrixShape(16, 16, 16, 32), Limits(1024, 49_152), deep_tiles=True)
 FAMILIES = ("llama", "gemma3_text", "gemma4_text", "qwen3_moe", "qwen3_next", "deepseek_v3")

@@ -5,11 +5,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from qlora_wgpu.bench.shapes import config_of as shape
+from qlora_wgpu.bench.workload import config_of as shape
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.lora.adapter_config import AdapterConfig
+from qlora_wgpu.lora.config import AdapterConfig
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.lora.names import LORA_A, LORA_B, tensor_name
+from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, tensor_name
 from qlora_wgpu.model.adapter_state import config_of
 
 STORED = AdapterConfig(2, 4, 0.0, ["q_proj"], False, None)

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from qlora_wgpu.bench.shapes import config_of
+from qlora_wgpu.bench.workload import config_of
 from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
-from qlora_wgpu.gpu.profile import GPU_PROFILE, gpu_profile
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.steps import StepOptions
 
 STEP = StepOptions("train", 1, 1024)
 

@@ -10,14 +10,14 @@ import pytest
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import DeviceError, OutOfMemoryError
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
+from qlora_wgpu.gpu.limits import MOST_STORAGE_TEXTURES
 from qlora_wgpu.gpu.matrix import PROMISED, MatrixShape
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
-from qlora_wgpu.gpu.sizes import MOST_STORAGE_TEXTURES
 from qlora_wgpu.graph.plan import make_plan
-from qlora_wgpu.model.layout import ModelLayout
-from qlora_wgpu.model.options import StepOptions
+from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.offload_plan import Residency
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.residency import Residency
+from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import make_seen
 from qlora_wgpu.runs.bindings import beyond_a_binding, beyond_a_texture, require_bindings

@@ -14,9 +14,9 @@ from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cache_folder import cache_path
 from qlora_wgpu.export.quantized import quantize_folder
 from qlora_wgpu.mapped_files import is_mapped
+from qlora_wgpu.model.offload_plan import Residency
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.model.residency import Residency
 
 LAYERS = 4
 STREAMED = Residency(host_embedding=True, streamed_layers=3)
@@ -42,23 +42,23 @@ def four_bit(folder):
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("qlora_wgpu.model.weight_cache._LEFT_FREE", 0)
-    monkeypatch.setattr("qlora_wgpu.model.weight_loading._LEAST_KEPT", 1)
+    monkeypatch.setattr("qlora_wgpu.model.weight_loader._LEFT_FREE", 0)
+    monkeypatch.setattr("qlora_wgpu.model.weight_loader._LEAST_KEPT", 1)
     return cache_path("weights")
 
 
 @pytest.fixture
 def quantized(monkeypatch):
     """The matrices that are quantized from now on."""
-    from qlora_wgpu.model import weight_source
+    from qlora_wgpu.model import checkpoint_reader
 
-    shapes, original = [], weight_source.quantize_nf4
+    shapes, original = [], checkpoint_reader.quantize_nf4
 
     def quantize(weight, *form):
         shapes.append(weight.shape)
         return original(weight, *form)
 
-    monkeypatch.setattr(weight_source, "quantize_nf4", quantize)
+    monkeypatch.setattr(checkpoint_reader, "quantize_nf4", quantize)
     return shapes
 
 
@@ -248,7 +248,7 @@ def test_layers_of_a_gguf_file_are_made_once(gguf_file, device, cache, repacked)
 
 
 def test_models_that_were_used_long_ago_give_way(folder, device, cache, monkeypatch):
-    monkeypatch.setattr("qlora_wgpu.model.weight_cache._KEPT", 2)
+    monkeypatch.setattr("qlora_wgpu.model.weight_loader._KEPT", 2)
     for age in (3, 2, 1):
         (cache / str(age)).mkdir(parents=True)
         os.utime(cache / str(age), (age, 10 - age))

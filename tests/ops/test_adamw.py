@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, Bench, assert_close
 
-from qlora_wgpu.graph.pieces import Pieces
+from qlora_wgpu.graph.sharded_vector import Pieces
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw, gradient_norm
+from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw, gradient_norm
 from qlora_wgpu.reference import adamw as reference
 
 LENGTH = 1216

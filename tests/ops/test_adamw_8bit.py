@@ -10,10 +10,9 @@ from support.harness import PROFILES, Bench, assert_close
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.lora.moments import MOMENT_VALUES
-from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState
-from qlora_wgpu.ops.adamw_8bit import adamw_8bit
-from qlora_wgpu.ops.moments_8bit import BlockTable, Span
-from qlora_wgpu.quant.codebooks import dynamic_quant_map
+from qlora_wgpu.ops.moments import BlockTable, Span
+from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw_8bit
+from qlora_wgpu.quant.quantized_weight import dynamic_quant_map
 from qlora_wgpu.reference import adamw
 from qlora_wgpu.reference import adamw_8bit as reference
 

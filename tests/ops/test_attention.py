@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits
-from qlora_wgpu.gpu.profile import GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import attention

@@ -9,11 +9,11 @@ from support.matrix_units import FLOATS, HALVES, emulated
 
 from ops.test_attention import packed
 from qlora_wgpu.gpu import probe
+from qlora_wgpu.gpu.kernel_config import gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
-from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.kernels.attention.matrix_tiles import matrix_cut
+from qlora_wgpu.kernels.attention.matrix_units import matrix_cut
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.reference import attention as reference

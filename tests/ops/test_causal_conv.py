@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.ops.causal_conv import causal_conv
+from qlora_wgpu.ops.delta_net import causal_conv
 from qlora_wgpu.reference import causal_conv as reference
 
 # A whole row, and samples that are packed, of which the first has the number of the one before it.

@@ -8,35 +8,32 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, Bench, rounded
 
-from qlora_wgpu.kernels.dropout import DropoutMask
+from qlora_wgpu.kernels.common import DropoutMask
 from qlora_wgpu.ops.attention import attention
-from qlora_wgpu.ops.causal_conv import causal_conv
-from qlora_wgpu.ops.columns import columns
-from qlora_wgpu.ops.dropout import dropout_parts
-from qlora_wgpu.ops.gated_delta import gated_delta_rule
-from qlora_wgpu.ops.group_columns import group_columns
-from qlora_wgpu.ops.head_parts import HeadPart, head_parts
-from qlora_wgpu.ops.layer_norm import layer_norm
+from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
+from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_rule, short_conv
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.ops.norms import layer_norm, rms_norm
 from qlora_wgpu.ops.pointwise import (
     ClampedGLU,
+    XIELUScalars,
     activation,
     clamped_glu,
     clip,
+    dropout_parts,
     gated_rms_norm,
     glu,
     qk_layer_norm,
     qk_norm,
+    row_gate,
+    scaled,
     sigmoid_gate,
+    weighted_sum,
+    xielu,
 )
-from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
-from qlora_wgpu.ops.row_gate import row_gate
-from qlora_wgpu.ops.scaling import scaled, weighted_sum
-from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.ops.tensor import as_float32, cast
-from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import causal_conv as causal_conv_reference

@@ -5,7 +5,7 @@ import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.gpu.matrix import Limits
-from qlora_wgpu.ops.cross_entropy import Objective, cross_entropy
+from qlora_wgpu.ops.loss import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.reference import cross_entropy as reference
 

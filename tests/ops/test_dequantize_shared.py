@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 from support.harness import Bench
 
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.matrix import MatrixShape
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.kernels.dequantize import shares_scales
 from qlora_wgpu.model.quantized_weights import device_arrays, lay_out, quantized_matrix, words
 from qlora_wgpu.ops.quantized import dequantize_together
 from qlora_wgpu.quant import quantize_nf4
-from qlora_wgpu.quant.float4 import MXFP4, NVFP4
-from qlora_wgpu.quant.integer_groups import group_format
-from qlora_wgpu.quant.scaled_integers import byte_format
+from qlora_wgpu.quant.safetensors_formats import MXFP4, NVFP4, byte_format, group_format
 from qlora_wgpu.selfcheck.cases.formats import FORMS, random_weight
 
 UNITS = replace(GPU_PROFILE, gemm_kind="register")

@@ -7,9 +7,8 @@ from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rou
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.graph.dtype import padded
-from qlora_wgpu.graph.tensor import vector
-from qlora_wgpu.lora.forms import AdapterForms
+from qlora_wgpu.graph.tensor import padded, vector
+from qlora_wgpu.lora.flat_vector import AdapterForms
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench, rounded
 
-from qlora_wgpu.ops.embedding import embedding
+from qlora_wgpu.ops.lora_ends import embedding
 from qlora_wgpu.ops.modules import DenseMatrix
 
 

@@ -6,8 +6,8 @@ from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, to
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.lora.tokens import Vocabulary
-from qlora_wgpu.ops.embedding import embedding
+from qlora_wgpu.lora.trained_tokens import Vocabulary
+from qlora_wgpu.ops.lora_ends import embedding
 from qlora_wgpu.ops.modules import DenseMatrix, HostMatrix
 from qlora_wgpu.reference import embedding_pair as reference
 

@@ -7,8 +7,7 @@ from qlora_wgpu.families.family import ExpertSpec
 from qlora_wgpu.graph.tensor import matrix
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.weights import WeightLayout
-from qlora_wgpu.ops.expert_factors import with_factors
-from qlora_wgpu.ops.experts import expert_linear
+from qlora_wgpu.ops.experts import expert_linear, with_factors
 from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear
 from qlora_wgpu.ops.routing import combine, most_rows, permute, route
 from qlora_wgpu.quant import quantize_nf4

@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench
 
-from qlora_wgpu.gpu.profile import gpu_profile
+from qlora_wgpu.gpu.kernel_config import gpu_profile
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Storage
-from qlora_wgpu.kernels.few_rows import FEW_ROWS, FewRows
 from qlora_wgpu.kernels.lora import Lora
-from qlora_wgpu.ops.few_rows import readable
-from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.kernels.matvec import FEW_ROWS, FewRows
+from qlora_wgpu.ops.linear import linear, readable
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
-from qlora_wgpu.ops.rms_norm import rms_norm
+from qlora_wgpu.ops.norms import rms_norm
 from qlora_wgpu.selfcheck.cases import few_rows as cases
 from qlora_wgpu.selfcheck.cases.common import arguments_of
 

@@ -1,6 +1,6 @@
 """Launches are fused where one kernel does what several would and nothing else reads between."""
 
-from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.rewrite import rewrite
 from qlora_wgpu.graph.tensor import Storage, matrix, row
@@ -8,7 +8,7 @@ from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.fusion import FUSIONS
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
-from qlora_wgpu.ops.rms_norm import rms_norm
+from qlora_wgpu.ops.norms import rms_norm
 from qlora_wgpu.ops.tensor import cast
 
 

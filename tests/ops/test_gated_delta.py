@@ -5,7 +5,7 @@ from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded
 from qlora_wgpu.kernels import gated_delta as kernels
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.batch import make_batch_buffers
-from qlora_wgpu.ops.gated_delta import gated_delta_rule
+from qlora_wgpu.ops.delta_net import gated_delta_rule
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.reference import gated_delta as reference
 from qlora_wgpu.reference.gated_delta import Heads

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.ops.gated_delta_gates import gated_delta_gates
+from qlora_wgpu.ops.delta_net import gated_delta_gates
 from qlora_wgpu.reference import gated_delta_gates as reference
 
 ROWS = 21

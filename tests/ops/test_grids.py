@@ -10,9 +10,9 @@ from support.harness import PROFILES, Bench, assert_close, tolerance
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.gpu import grid, wgsl
+from qlora_wgpu.gpu import wgsl
 from qlora_wgpu.graph import graph as graphs
-from qlora_wgpu.graph import layout
+from qlora_wgpu.graph import passes
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.kernels.lora import DOWN, UP_GRAD, Down, UpGrad
 from qlora_wgpu.selfcheck import results, variants
@@ -25,14 +25,14 @@ ROWS = 16 * LIMIT  # that the shared thin products take within it
 
 @pytest.mark.parametrize("workgroups", [(8, 1, 1), (3, 11, 1), (2, 3, 8), (1, 1, 49)])
 def test_every_place_of_a_grid_is_dispatched_once(monkeypatch, workgroups):
-    monkeypatch.setattr(grid, "MAX_WORKGROUPS", 7)
-    assert grid.fold_grid((7, 6, 7)) == ((7, 6, 7), {})
-    dispatched, constants = grid.fold_grid(workgroups)
+    monkeypatch.setattr(wgsl, "MAX_WORKGROUPS", 7)
+    assert wgsl.fold_grid((7, 6, 7)) == ((7, 6, 7), {})
+    dispatched, constants = wgsl.fold_grid(workgroups)
     assert max(dispatched) <= 7 and dispatched[2] == 1
-    assert tuple(constants[name] for name in grid.GRID) == workgroups
+    assert tuple(constants[name] for name in wgsl.GRID) == workgroups
     x, y, z = workgroups
     rectangle = itertools.product(range(dispatched[1]), range(dispatched[0]))
-    indices = [row * constants[grid.FOLD] + column for row, column in rectangle]
+    indices = [row * constants[wgsl.FOLD] + column for row, column in rectangle]
     places = [(i % x, i // x % y, i // (x * y)) for i in indices if i < x * y * z]
     assert sorted(places) == sorted(itertools.product(*map(range, workgroups)))
 
@@ -44,14 +44,14 @@ def folding(monkeypatch):
     def fold_grid(workgroups):
         if np.prod(workgroups) == 1:
             return workgroups, {}
-        constants = dict(zip(grid.GRID, workgroups, strict=True))
-        return folded(int(np.prod(workgroups))), {**constants, grid.FOLD: 3}
+        constants = dict(zip(wgsl.GRID, workgroups, strict=True))
+        return folded(int(np.prod(workgroups))), {**constants, wgsl.FOLD: 3}
 
     def folded(count):
         return (3, -(-count // 3), 1)
 
     monkeypatch.setattr(graphs, "fold_grid", fold_grid)
-    for module in (graphs, layout):
+    for module in (graphs, passes):
         monkeypatch.setattr(module, "fold_workgroups", folded)
     yield
     wgsl.load_shader.cache_clear()
@@ -77,7 +77,7 @@ def test_kernels_compute_the_same_on_a_folded_grid(device, folding, variant, nam
 @pytest.mark.parametrize("rows", [ROWS, ROWS + 1])
 def test_thin_products_of_many_rows(device, monkeypatch, rows):
     """On both sides of the limit, which is 1,048,560 rows in truth."""
-    monkeypatch.setattr(grid, "MAX_WORKGROUPS", LIMIT)
+    monkeypatch.setattr(wgsl, "MAX_WORKGROUPS", LIMIT)
     # Any number of workgroups is enough, as it is with so many rows.
     bench = Bench(device, "float32", replace(PROFILES["gpu"], least_workgroups=0))
     adapter, parts = filled_adapter(LoraConfig(r=2, lora_alpha=2), [LinearSpec("m.x", 3, 5)])
@@ -87,7 +87,7 @@ def test_thin_products_of_many_rows(device, monkeypatch, rows):
     u, du = bench.graph.float32("u", rows, 2), bench.graph.float32("du", rows, 2)
     DOWN.launch(bench.graph, Down(bench.operand(x), lora, u, bench.batch_of(1, 1).info))
     UP_GRAD.launch(bench.graph, UpGrad(bench.operand(dy), lora, du))
-    folded = [grid.FOLD in launch.constants for launch in bench.graph.launches]
+    folded = [wgsl.FOLD in launch.constants for launch in bench.graph.launches]
     assert folded == [rows > ROWS] * 2
     got_u, got_du = bench.run(u, du)
     assert_close(got_u, np.float32(x) @ a.T, tolerance("float32"), "sums of five")
@@ -100,7 +100,7 @@ def test_no_launch_is_traced_beyond_the_limit(device):
     bench.graph.launch("tensor/softcap.wgsl", 1, {"y": x}, {"units": 3, "cap": 1.0})
     traced = bench.graph.launches[0]
     with pytest.raises(OutOfMemoryError, match="than kernels can count"):
-        replace(traced, workgroups=(1, 1, grid.MAX_WORKGROUPS + 1))
+        replace(traced, workgroups=(1, 1, wgsl.MAX_WORKGROUPS + 1))
 
 
 @pytest.mark.parametrize("profile", list(PROFILES))

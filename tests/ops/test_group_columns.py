@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded
 
-from qlora_wgpu.ops.group_columns import group_columns
+from qlora_wgpu.ops.columns import group_columns
 from qlora_wgpu.reference import group_columns as reference
 
 # Queries, keys and values of each of three heads, then what gates them; and two halves of each.

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench, rounded
 
-from qlora_wgpu.ops.rows import transposed
+from qlora_wgpu.ops.label_rows import transposed
 
 LABELS = 21
 

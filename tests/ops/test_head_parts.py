@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.ops.head_parts import HeadPart, head_parts
+from qlora_wgpu.ops.columns import HeadPart, head_parts
 from qlora_wgpu.reference import head_parts as reference
 
 ROWS, HEADS, HEAD_DIM = 23, 3, 18

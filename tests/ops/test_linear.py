@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.gpu.profile import gpu_profile
+from qlora_wgpu.gpu.kernel_config import gpu_profile
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear

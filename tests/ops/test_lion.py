@@ -5,9 +5,9 @@ import pytest
 from references import record_lion as recorded
 from support.harness import PROFILES, Bench, assert_close
 
-from qlora_wgpu.graph.pieces import Pieces
+from qlora_wgpu.graph.sharded_vector import Pieces
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.ops.lion import LionConfig, LionState, lion
+from qlora_wgpu.ops.optimizers import LionConfig, LionState, lion
 from qlora_wgpu.reference import lion as reference
 
 LENGTH = recorded.ELEMENTS

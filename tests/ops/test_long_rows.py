@@ -6,9 +6,9 @@ from support.harness import PROFILES, Bench, assert_close, tolerance
 
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.ops.attention import attention
-from qlora_wgpu.ops.gated_delta import gated_delta_rule
+from qlora_wgpu.ops.delta_net import gated_delta_rule
 from qlora_wgpu.ops.routing import route
-from qlora_wgpu.ops.whole_gradient import following_places
+from qlora_wgpu.ops.trained_gradients import following_places
 
 
 def attend(bench, tokens, group, window=None):

@@ -6,15 +6,24 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, Bench, assert_close, rounded, tolerance
 
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, gpu_profile
 from qlora_wgpu.gpu.matrix import PROMISED, Limits
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, gpu_profile
-from qlora_wgpu.graph.dtype import padded
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.kernels.experts import EXPERT_TILE
-from qlora_wgpu.kernels.lora import DOWN, UP_GRAD, Down, Lora, UpGrad
-from qlora_wgpu.kernels.lora_grad import BOTH_GRADS, FACTOR_GRAD, BothGrads, FactorGrad
+from qlora_wgpu.graph.tensor import padded
+from qlora_wgpu.kernels.common import EXPERT_TILE
+from qlora_wgpu.kernels.lora import (
+    BOTH_GRADS,
+    DOWN,
+    FACTOR_GRAD,
+    UP_GRAD,
+    BothGrads,
+    Down,
+    FactorGrad,
+    Lora,
+    UpGrad,
+)
 from qlora_wgpu.reference import linear as reference
-from qlora_wgpu.tuning.candidates import candidates
+from qlora_wgpu.tuning.tuner import candidates
 
 KEY, MODULE, SCALE = 123456, 987654, 0.5
 ANY = replace(GPU_PROFILE, least_workgroups=0)  # any number of workgroups is enough

@@ -9,14 +9,14 @@ from support.matrix_units import FLOATS, HALVES, emulated
 
 from ops import test_cross_entropy, test_experts, test_linear, test_streamed_head
 from qlora_wgpu.gpu import probe
+from qlora_wgpu.gpu.kernel_config import gpu_profile
 from qlora_wgpu.gpu.matrix import MatrixShape, MatrixTile
-from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.kernels.experts import EXPERT_TILE, ExpertTiles
+from qlora_wgpu.kernels.common import EXPERT_TILE, ExpertTiles
 from qlora_wgpu.kernels.gemm import GEMM, Gemm, LoraTerm, factors_of
 from qlora_wgpu.selfcheck.cases import cases_for
 from qlora_wgpu.selfcheck.runner import Runner
-from qlora_wgpu.tuning.candidates import candidates
+from qlora_wgpu.tuning.tuner import candidates
 
 
 @pytest.fixture(scope="module")

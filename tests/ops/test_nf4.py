@@ -3,11 +3,11 @@ import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded
 
 from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.gpu.kernel_config import gpu_profile
 from qlora_wgpu.gpu.matrix import MatrixShape
-from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.model.checkpoint_reader import bits_of
 from qlora_wgpu.model.quantized_weights import quantized_matrix
-from qlora_wgpu.model.weight_source import bits_of
 from qlora_wgpu.quant import quantize_nf4
 
 

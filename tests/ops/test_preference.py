@@ -7,10 +7,10 @@ import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.errors import ShapeError
-from qlora_wgpu.model.samples import Samples, encode_samples
-from qlora_wgpu.ops.adamw import STATS_LENGTH
-from qlora_wgpu.ops.cross_entropy import Objective, cross_entropy
+from qlora_wgpu.model.steps import Samples, encode_samples
+from qlora_wgpu.ops.loss import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
+from qlora_wgpu.ops.optimizers import STATS_LENGTH
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.reference import cross_entropy as head_reference
 from qlora_wgpu.reference import preference as reference

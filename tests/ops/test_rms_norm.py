@@ -2,9 +2,8 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.ops.layer_norm import layer_norm
+from qlora_wgpu.ops.norms import layer_norm, rms_norm
 from qlora_wgpu.ops.pointwise import qk_norm
-from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.reference import layer_norm as layer_reference
 from qlora_wgpu.reference import rms_norm as reference
 

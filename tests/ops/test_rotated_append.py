@@ -10,10 +10,10 @@ from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.fusion import FUSIONS
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
-from qlora_wgpu.ops.linear_group import linear_group
+from qlora_wgpu.ops.linear import linear_group
 from qlora_wgpu.ops.modules import Linear
+from qlora_wgpu.ops.quantized import StripStore
 from qlora_wgpu.ops.rope import rope
-from qlora_wgpu.ops.strips import StripStore
 from qlora_wgpu.selfcheck.cases import few_rows, generation, rotated_product
 from qlora_wgpu.selfcheck.cases.common import arguments_of
 

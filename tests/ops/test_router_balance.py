@@ -5,8 +5,7 @@ from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rou
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
-from qlora_wgpu.ops.router_balance import balance_loss, balance_sums
-from qlora_wgpu.ops.routing import largest, route
+from qlora_wgpu.ops.routing import balance_loss, balance_sums, largest, route
 from qlora_wgpu.reference import experts as experts_reference
 from qlora_wgpu.reference import router_balance as reference
 

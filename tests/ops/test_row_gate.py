@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.ops.row_gate import row_gate
+from qlora_wgpu.ops.pointwise import row_gate
 from qlora_wgpu.reference import row_gate as reference
 
 

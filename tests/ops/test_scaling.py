@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.ops.scaling import scaled, weighted_sum
+from qlora_wgpu.ops.pointwise import scaled, weighted_sum
 from qlora_wgpu.reference import scaling as reference
 
 WHY = "one product, one rounding"

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.ops.routing import route
-from qlora_wgpu.ops.scored_routing import Scoring, route_by_scores
+from qlora_wgpu.ops.routing import Scoring, route, route_by_scores
 from qlora_wgpu.reference import expert_scores
 from qlora_wgpu.reference import experts as reference
 

@@ -2,40 +2,34 @@
 
 import pytest
 
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import matrix, vector
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch_buffers
-from qlora_wgpu.ops.causal_conv import causal_conv
-from qlora_wgpu.ops.columns import columns
-from qlora_wgpu.ops.expert_factors import with_factors
-from qlora_wgpu.ops.experts import expert_linear
-from qlora_wgpu.ops.gated_delta import gated_delta_rule
-from qlora_wgpu.ops.gated_delta_gates import gated_delta_gates
-from qlora_wgpu.ops.group_columns import group_columns
-from qlora_wgpu.ops.head_parts import HeadPart, head_parts
-from qlora_wgpu.ops.layer_norm import layer_norm
+from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
+from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta_rule, short_conv
+from qlora_wgpu.ops.experts import expert_linear, with_factors
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.modules import DenseExperts, DenseMatrix, ExpertLinear, Head, Linear
+from qlora_wgpu.ops.norms import layer_norm, rms_norm
 from qlora_wgpu.ops.pointwise import (
     ClampedGLU,
+    XIELUScalars,
     clamped_glu,
     gated_rms_norm,
     glu,
     qk_layer_norm,
     qk_norm,
+    row_gate,
+    scaled,
     sigmoid_gate,
+    weighted_sum,
+    xielu,
 )
-from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.ops.rope import rope
-from qlora_wgpu.ops.routing import combine, permute, route
-from qlora_wgpu.ops.row_gate import row_gate
-from qlora_wgpu.ops.scaling import scaled, weighted_sum
-from qlora_wgpu.ops.scored_routing import Scoring, route_by_scores
-from qlora_wgpu.ops.short_conv import short_conv
-from qlora_wgpu.ops.xielu import XIELUScalars, xielu
+from qlora_wgpu.ops.routing import Scoring, combine, permute, route, route_by_scores
 
 BATCH = make_batch_buffers(1, 6)
 

@@ -8,14 +8,14 @@ from support.harness import PROFILES, VARIANTS, Bench
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.graph.dtype import pad_rows, stored_bits
+from qlora_wgpu.graph.offload import Stream
 from qlora_wgpu.graph.plan import make_plan
-from qlora_wgpu.graph.section import Stream
-from qlora_wgpu.model.host_matrices import fill, streamed_matrix
-from qlora_wgpu.ops.cross_entropy import PLAIN, Objective, cross_entropy
+from qlora_wgpu.graph.tensor import pad_rows, stored_bits
+from qlora_wgpu.model.weight_placement import fill, streamed_matrix
 from qlora_wgpu.ops.logits import head_groups, logits_of_rows
+from qlora_wgpu.ops.loss import PLAIN, Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head, HostMatrix
-from qlora_wgpu.ops.trained_rows import TrainedRows, overwrite
+from qlora_wgpu.ops.trained import TrainedRows, overwrite
 from qlora_wgpu.selfcheck.cases.common import filled_adapter, whole_gradient
 
 ROWS, CHUNK, VOCAB, BLOCK = 150, 64, 700, 256

@@ -6,13 +6,12 @@ from support.harness import DTYPES, PROFILES, VARIANTS, Bench
 
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Storage
-from qlora_wgpu.kernels.few_rows import FewRows
+from qlora_wgpu.kernels.matvec import FewRows
 from qlora_wgpu.ops.fusion import FUSIONS
-from qlora_wgpu.ops.linear import linear
-from qlora_wgpu.ops.linear_group import linear_group
+from qlora_wgpu.ops.linear import linear, linear_group
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.pointwise import glu
-from qlora_wgpu.ops.strips import StripStore
+from qlora_wgpu.ops.quantized import StripStore
 from qlora_wgpu.selfcheck.cases import few_rows, strips
 from qlora_wgpu.selfcheck.cases.common import arguments_of
 

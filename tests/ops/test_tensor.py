@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.kernels.elementwise import sum_parts
+from qlora_wgpu.kernels.common import sum_parts
 from qlora_wgpu.ops.tensor import as_operand, fill_zero, softcap_in_place
 
 

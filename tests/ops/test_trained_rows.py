@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.ops.embedding import embedding
+from qlora_wgpu.ops.lora_ends import embedding
 from qlora_wgpu.ops.modules import DenseMatrix
-from qlora_wgpu.ops.trained_gradient import sum_up
-from qlora_wgpu.ops.trained_rows import TrainedRows, overwrite
+from qlora_wgpu.ops.trained import TrainedRows, overwrite
+from qlora_wgpu.ops.trained_gradients import sum_up
 from qlora_wgpu.reference import trained_rows as reference
 
 VOCAB, COLUMNS, SEQ = 83, 20, 61

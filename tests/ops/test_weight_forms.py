@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, Bench
 
+from qlora_wgpu.gpu.kernel_config import gpu_profile
 from qlora_wgpu.gpu.matrix import MatrixShape
-from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.kernels.lora import Lora

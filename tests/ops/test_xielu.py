@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
-from qlora_wgpu.ops.xielu import XIELUScalars, xielu
+from qlora_wgpu.ops.pointwise import XIELUScalars, xielu
 from qlora_wgpu.reference import xielu as reference
 
 SCALARS = (0.7, -0.4, 0.45, -0.03)

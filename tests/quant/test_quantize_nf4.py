@@ -16,8 +16,7 @@ from qlora_wgpu.quant import (
     dynamic_quant_map,
     quantize_nf4,
 )
-from qlora_wgpu.quant.double_quant import nearest_codes
-from qlora_wgpu.quant.float32_mean import float32_mean
+from qlora_wgpu.quant.quantized_weight import float32_mean, nearest_codes
 
 RECORD = np.load(Path(__file__).parents[1] / "fixtures" / "nf4.npz")
 CASES = sorted({name.split("/")[0] for name in RECORD.files if "/" in name})

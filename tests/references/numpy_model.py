@@ -10,9 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.families.layers import LayerOps
-from qlora_wgpu.families.moe import Experts
-from qlora_wgpu.families.router import softmax_router
+from qlora_wgpu.families.parts.layer_ops import LayerOps
+from qlora_wgpu.families.parts.moe import Experts, softmax_router
 from qlora_wgpu.ops.pointwise import ACTIVATIONS, ClampedGLU
 from qlora_wgpu.reference import (
     activation,

@@ -9,7 +9,7 @@ from qlora_wgpu import runs
 from qlora_wgpu.cli._cards import cards_table, in_json
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.fitting import Search, fit
+from qlora_wgpu.model.budget import Search, fit
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs import cards
 from qlora_wgpu.runs.what_fits import LENGTHS

@@ -6,12 +6,12 @@ import pytest
 from click.testing import CliRunner
 from e2e.tiny import CONFIG
 
-from qlora_wgpu.bench import speed
+from qlora_wgpu.bench import measure
 from qlora_wgpu.cli.doctor import doctor
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.gpu import memory_size as sizes
+from qlora_wgpu.gpu import memory as sizes
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 from qlora_wgpu.runs import machine
 from qlora_wgpu.runs.workload import Target
 
@@ -58,15 +58,15 @@ def test_the_memory_of_a_device_is_known():
 def test_a_model_is_its_layers_and_its_head(monkeypatch):
     seconds = {1: 1.0, 3: 2.0}  # half a second a layer, and another for the head
     monkeypatch.setattr(
-        speed, "_step_seconds", lambda config, device: seconds[config["num_hidden_layers"]]
+        measure, "_step_seconds", lambda config, device: seconds[config["num_hidden_layers"]]
     )
     whole = {"num_hidden_layers": 30, "vocab_size": 3 * 4096}
-    assert speed.training_speed(whole, None) == 256 / (30 * 0.5 + 3 * 0.5)
+    assert measure.training_speed(whole, None) == 256 / (30 * 0.5 + 3 * 0.5)
 
 
 @pytest.mark.slow
 def test_a_part_can_be_timed():
-    assert speed._step_seconds({**CONFIG, "num_hidden_layers": 1}, Device()) > 0
+    assert measure._step_seconds({**CONFIG, "num_hidden_layers": 1}, Device()) > 0
 
 
 def test_a_quick_doctor_measures_nothing_and_says_so(monkeypatch):

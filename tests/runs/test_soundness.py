@@ -14,15 +14,15 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu import wgsl
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
-from qlora_wgpu.gpu.profile import GPU_PROFILE, gpu_profile
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs import soundness
 from qlora_wgpu.runs.opening import open_device
 from qlora_wgpu.runs.soundness import run_launches, sound_layout
 from qlora_wgpu.runs.training import _open_model
-from qlora_wgpu.selfcheck import avoid_what_is_wrong, remembered, results
+from qlora_wgpu.selfcheck import avoid_what_is_wrong, results
 from qlora_wgpu.training import Observer
 
 LORA = LoraConfig(r=5, lora_alpha=10)
@@ -155,13 +155,13 @@ def test_what_is_too_large_is_not_chosen(own, folder):
 
 
 def layout_options():
-    from qlora_wgpu.model.options import TrainingOptions
+    from qlora_wgpu.model.steps import TrainingOptions
 
     return TrainingOptions().train(1, 24)
 
 
 def test_what_is_said_of_a_device_is_told_as_a_run_begins(own, folder, monkeypatch):
-    remembered.keep_wrong(results._wrong_kind(own))
+    results.keep_wrong(results._wrong_kind(own))
     notes = Notes()
     monkeypatch.setattr("qlora_wgpu.runs.opening.Device", lambda *given, **named: own)
     own.notes = ("the matrix units are not used",)

@@ -10,8 +10,7 @@ import pytest
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.lora.adapter_config import read_adapter_config
-from qlora_wgpu.lora.patterns import value_for
+from qlora_wgpu.lora.config import read_adapter_config, value_for
 from qlora_wgpu.lora.targets import targeted
 from qlora_wgpu.sandbox import expressions, process
 from qlora_wgpu.sandbox.expressions import ExpressionError, begins, check_expression, fits

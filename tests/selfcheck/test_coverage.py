@@ -6,11 +6,11 @@ import pytest
 from references.sized import traced_configs, with_head_dim
 
 from qlora_wgpu.config import Config, LoraConfig, QuantConfig
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.lora.forms import AdapterForms
-from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.lora.flat_vector import AdapterForms
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.soundness import run_launches
 from qlora_wgpu.selfcheck.coverage import Footprint, covering
@@ -215,7 +215,7 @@ def test_copies_for_texts_are_checked_and_those_of_the_run_are_its_own(device, n
     base = Pretrained.from_config(with_head_dim(CONFIGS["llama"], 24))
 
     def checked(machine):
-        monkeypatch.setattr("qlora_wgpu.model.copy_sizes.machine_bytes", lambda: machine)
+        monkeypatch.setattr("qlora_wgpu.model.derived_weights.machine_bytes", lambda: machine)
         layout = ModelLayout(
             base, LoraConfig(r=5), QuantConfig(), "bfloat16", profile=profile, max_binding=1 << 27
         )

@@ -10,21 +10,20 @@ import pytest
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu import wgsl
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.kernels import kernels
 from qlora_wgpu.kernels.attention import MatrixTiles
+from qlora_wgpu.kernels.common import Kernel
 from qlora_wgpu.kernels.gemm import MatrixUnits
-from qlora_wgpu.kernels.kernel import Kernel
-from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
+from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.selfcheck import (
     check_device,
     checks,
     ensure_sound,
     num_checks,
-    remembered,
     results,
     runner,
     variants,
@@ -147,7 +146,7 @@ def test_wrong_results_are_refused_and_not_remembered(sound, broken):
     for _ in range(2):
         with pytest.raises(DeviceError, match=r"does not compute rightly: optimizer is .* of \d+"):
             sound()
-    assert not remembered.cache_file().exists()
+    assert not results.cache_file().exists()
 
 
 @pytest.mark.slow
@@ -244,7 +243,7 @@ def begun(messages):
 
 
 def known():
-    return json.loads(remembered.cache_file().read_text())["sound"]
+    return json.loads(results.cache_file().read_text())["sound"]
 
 
 def test_only_what_is_new_is_checked(device, sound, traced_once, monkeypatch):
@@ -268,8 +267,8 @@ def test_only_what_is_new_is_checked(device, sound, traced_once, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("text", ["[]", "{", '{"sound": []}', '{"sound": {"a": 1}, "wrong": 3}'])
 def test_what_is_kept_may_be_anything(sound, traced_once, text):
-    remembered.cache_file().parent.mkdir(parents=True)
-    remembered.cache_file().write_text(text)
+    results.cache_file().parent.mkdir(parents=True)
+    results.cache_file().write_text(text)
     messages = []
     sound(messages.append)
     sound(messages.append)

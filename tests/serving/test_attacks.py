@@ -13,7 +13,7 @@ from support.openai_http import HEAD, TALK, ask, post, serving
 from support.processes import until
 
 from qlora_wgpu.data import PromptFormat
-from qlora_wgpu.generation.growing_text import Text
+from qlora_wgpu.generation.sequence import Text
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
 from qlora_wgpu.errors import ConfigError, DataError
-from qlora_wgpu.generation.completions import Prompt, complete
+from qlora_wgpu.generation.generate import Prompt, complete
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.serving.chat_request import ChatRequest
 from qlora_wgpu.serving.served import Served
@@ -205,7 +205,7 @@ def test_a_request_must_be_an_object():
 
 def test_what_nobody_foresaw_is_told_and_others_go_on(url, monkeypatch):
     with monkeypatch.context() as broken:
-        broken.setattr("qlora_wgpu.generation.growing_text.Text.take", lambda *_: 1 / 0)
+        broken.setattr("qlora_wgpu.generation.sequence.Text.take", lambda *_: 1 / 0)
         status, text = post(url, {"model": "tiny", "messages": TALK, "seed": 0})
         assert status == 500
         assert json.loads(text)["error"]["message"].endswith(

@@ -15,7 +15,7 @@ from qlora_wgpu.cli.serve import _named
 from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.chat import find_chat_template
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
-from qlora_wgpu.model.fitting_reading import fit_reading, reading_memory
+from qlora_wgpu.model.budget import fit_reading, reading_memory
 from qlora_wgpu.runs.reading import Texts
 from qlora_wgpu.serving.served import Served
 

@@ -6,10 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from qlora_wgpu.gpu.memory_counter import MemoryCounter
-from qlora_wgpu.gpu.pace import Pace
-from qlora_wgpu.gpu.profile import GPU_PROFILE
-from qlora_wgpu.gpu.transfers import Transfers
+from qlora_wgpu.gpu.cost_model import Pace
+from qlora_wgpu.gpu.device import MemoryCounter, Transfers
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 
 REST = 0.175  # of the full clock: 345 of 1,980 MHz
 _INERTIA = 0.15  # seconds after which the driver has noticed most of a change of the load

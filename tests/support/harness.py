@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, cpu_profile
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, Profile, cpu_profile
 from qlora_wgpu.graph.program import Program
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers

@@ -9,7 +9,7 @@ import threading
 import time
 
 from qlora_wgpu import Observer, load_config
-from qlora_wgpu.gpu.memory_size import process_bytes
+from qlora_wgpu.gpu.memory import process_bytes
 from qlora_wgpu.runs import training
 
 

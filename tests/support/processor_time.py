@@ -159,7 +159,7 @@ class _Causes:
     PLACES = (
         ("compile", "qlora_wgpu.gpu.device", "Device", "_compile"),
         ("run", "qlora_wgpu.graph.program", "Program", "run"),
-        ("run", "qlora_wgpu.gpu.transfers", "Transfers", "read"),
+        ("run", "qlora_wgpu.gpu.device", "Transfers", "read"),
         ("bind", "qlora_wgpu.graph.program", "Program", "__init__"),
         ("open device", "qlora_wgpu.gpu.device", "Device", "__init__"),
         ("plan", "qlora_wgpu.graph.plan", None, "make_plan"),

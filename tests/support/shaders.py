@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from qlora_wgpu.gpu.mesa import widen_software_vectors
+from qlora_wgpu.gpu.adapters import widen_software_vectors
 
 
 def keep_compiled_shaders():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qlora_wgpu.graph.host_steps import Reading
+from qlora_wgpu.graph.host_callbacks import Reading
 from qlora_wgpu.training.disk_watch import DiskWatch
 
 

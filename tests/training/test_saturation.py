@@ -7,16 +7,16 @@ from e2e.tiny import CONFIG, weights, write_model, write_weights
 
 from qlora_wgpu import QLoRAModel
 from qlora_wgpu.config import Config, LoraConfig, QuantConfig
+from qlora_wgpu.gpu.kernel_config import gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
-from qlora_wgpu.gpu.profile import gpu_profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import make_plan
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.model.planned_step import make_sums
+from qlora_wgpu.model.offload_plan import Residency
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.model.residency import Residency
-from qlora_wgpu.ops.adamw import STATS_LENGTH
+from qlora_wgpu.model.steps import make_sums
+from qlora_wgpu.ops.optimizers import STATS_LENGTH
 from qlora_wgpu.training.observer import WorkerFigures
 from qlora_wgpu.training.step_log import StepLog, SubmittedStep, log_window
 from qlora_wgpu.training.throughput import ThroughputMeter

@@ -4,7 +4,7 @@ import pytest
 from ops import test_attention, test_cross_entropy, test_linear
 from support.harness import DTYPES, PROFILES
 
-from qlora_wgpu.tuning.candidates import candidates
+from qlora_wgpu.tuning.tuner import candidates
 
 TRIED = [(name, i, p) for name, base in PROFILES.items() for i, p in enumerate(candidates(base))]
 

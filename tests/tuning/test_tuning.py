@@ -6,13 +6,12 @@ import numpy as np
 import pytest
 from references.sized import family_configs
 
-from qlora_wgpu.bench.shapes import config_of
+from qlora_wgpu.bench.workload import config_of
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from qlora_wgpu.families import family
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.gpu.matrix import Limits, MatrixShape
-from qlora_wgpu.gpu.profile import (
+from qlora_wgpu.gpu.kernel_config import (
     CPU_PROFILE,
     GPU_PROFILE,
     Profile,
@@ -20,14 +19,14 @@ from qlora_wgpu.gpu.profile import (
     gpu_profile,
     plainest,
 )
+from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.kernels import tunables
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.tuning import cache, tuner
-from qlora_wgpu.tuning.candidates import candidates, tunables_of
-from qlora_wgpu.tuning.one_layer import OneLayer
-from qlora_wgpu.tuning.tuner import Choice, Task, Times, Trial
+from qlora_wgpu.tuning.proxy_model import OneLayer
+from qlora_wgpu.tuning.tuner import Choice, Task, Times, Trial, candidates, tunables_of
 
 MATRIX_PROFILE = gpu_profile(MatrixShape(16, 16, 16, 32), Limits(1024, 49_152))
 PROFILES = (CPU_PROFILE, GPU_PROFILE, MATRIX_PROFILE, cpu_profile(8), cpu_profile(16))

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from support.clocked_gpu import ClockedGpu, kernel
 
-from qlora_wgpu.bench import load
-from qlora_wgpu.bench.shapes import config_of
+from qlora_wgpu.bench import timing
+from qlora_wgpu.bench.workload import config_of
 from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.gpu.profile import GPU_PROFILE
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 from qlora_wgpu.tuning import tuner
 from qlora_wgpu.tuning.tuner import Task
 
@@ -70,7 +70,7 @@ def tuned(monkeypatch):
 
     def tune(gpu, products):
         gpu.compiled = set()
-        monkeypatch.setattr(load, "time", SimpleNamespace(perf_counter=lambda: gpu.now))
+        monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: gpu.now))
         monkeypatch.setattr(tuner, "candidates", lambda profile: OTHERS)
         monkeypatch.setattr(tuner, "_Folder", lambda *given: None)
         monkeypatch.setattr(tuner, "device_layout", lambda *given: None)

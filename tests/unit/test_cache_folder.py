@@ -16,8 +16,8 @@ from qlora_wgpu.cache_folder import (
 from qlora_wgpu.checkpoint.cache_file import write_cache_file
 from qlora_wgpu.data.prepared import cache_folder
 from qlora_wgpu.errors import DeviceError
-from qlora_wgpu.gpu.mesa import widen_software_vectors
-from qlora_wgpu.selfcheck import remembered
+from qlora_wgpu.gpu.adapters import widen_software_vectors
+from qlora_wgpu.selfcheck import results
 from qlora_wgpu.tuning import cache
 
 FLAGS = b"flags : fpu avx2 avx512f avx512dq avx512bw avx512vl\n"
@@ -48,7 +48,7 @@ def test_windows_and_macs_are_told_of_another_folder_in_the_same_way(monkeypatch
 
 
 def test_everything_is_kept_in_it():
-    places = (cache_folder(), remembered.cache_file(), cache.cache_file())
+    places = (cache_folder(), results.cache_file(), cache.cache_file())
     assert [path.relative_to(cache_path()) for path in places] == [
         Path("data"), Path("checked.json"), Path("tuning.json")
     ]  # fmt: skip
@@ -133,7 +133,7 @@ def test_what_is_no_json_is_nothing(home):
 
 
 def test_mesa_keeps_no_shaders_where_it_cannot(monkeypatch, home):
-    monkeypatch.setattr("qlora_wgpu.gpu.mesa.file_bytes", lambda *_: AMD)
+    monkeypatch.setattr("qlora_wgpu.gpu.adapters.file_bytes", lambda *_: AMD)
     spoil(home, "a file instead")
     environ = {}
     widen_software_vectors(environ)
@@ -143,7 +143,7 @@ def test_mesa_keeps_no_shaders_where_it_cannot(monkeypatch, home):
 
 @pytest.mark.parametrize("cpu", [b"", INTEL, AMD.replace(b"avx512vl", b"")])
 def test_mesa_keeps_its_width_where_nothing_is_gained(monkeypatch, home, cpu):
-    monkeypatch.setattr("qlora_wgpu.gpu.mesa.file_bytes", lambda *_: cpu)
+    monkeypatch.setattr("qlora_wgpu.gpu.adapters.file_bytes", lambda *_: cpu)
     environ = {}
     widen_software_vectors(environ)
     assert environ == {}
@@ -163,7 +163,7 @@ def test_what_mesa_reads_as_a_good_width_or_none_is_not_refused(home, width):
 
 
 def test_a_width_of_the_user_shares_no_shaders(monkeypatch, home):
-    monkeypatch.setattr("qlora_wgpu.gpu.mesa.file_bytes", lambda *_: INTEL)
+    monkeypatch.setattr("qlora_wgpu.gpu.adapters.file_bytes", lambda *_: INTEL)
     environ = {"LP_NATIVE_VECTOR_WIDTH": "128"}
     widen_software_vectors(environ)
     assert environ["LP_NATIVE_VECTOR_WIDTH"] == "128"

@@ -46,3 +46,14 @@ def test_commands_in_the_documentation_exist():
         for word in re.findall(r"qlora-wgpu ([a-z]+)(?= |`|\n)", page.read_text("utf-8"))
     }  # fmt: skip
     assert named <= {*commands.list_commands(Context(commands)), "in", "is", "and"}, named
+
+
+def test_modules_that_docs_and_shaders_name_exist():
+    package = ROOT / "qlora_wgpu"
+    rooms = "|".join(sorted(path.parent.name for path in package.glob("*/__init__.py")))
+    pages = [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    for page in [*pages, *(ROOT / "shaders").rglob("*.wgsl")]:
+        text = page.read_text("utf-8")
+        for module in re.findall(rf"(?<![\w/])(?:qlora_wgpu/)?((?:{rooms})/[\w/]+\.py)", text):
+            known = package / module, ROOT / module
+            assert any(path.exists() for path in known) or "NAME" in module, (page.name, module)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from qlora_wgpu.gpu.backend import MatrixShape
-from qlora_wgpu.gpu.profile import GPU_PROFILE, gpu_profile
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, gpu_profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
 

@@ -16,8 +16,8 @@ from qlora_wgpu.config import load_config
 from qlora_wgpu.data import PromptFormat, Tokenizer, read_prompt_files
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.profile import GPU_PROFILE
-from qlora_wgpu.model.layout import ModelLayout
+from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.web import SiteServer, write_page

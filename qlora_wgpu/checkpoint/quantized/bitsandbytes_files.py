@@ -13,7 +13,7 @@ from qlora_wgpu.checkpoint.bitsandbytes import (
 )
 from qlora_wgpu.checkpoint.quantized.files import STORED_AS, QuantizedFiles
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
-from qlora_wgpu.quant.eight_bits import INT8, of_bytes
+from qlora_wgpu.quant.safetensors_formats import INT8, of_bytes
 
 _SCALES = "SCB"
 

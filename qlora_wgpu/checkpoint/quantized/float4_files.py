@@ -7,8 +7,8 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
-from qlora_wgpu.quant.float4 import MXFP4, NVFP4, mxfp4, nvfp4
-from qlora_wgpu.quant.number_formats import E4M3
+from qlora_wgpu.quant.quantized_weight import E4M3
+from qlora_wgpu.quant.safetensors_formats import MXFP4, NVFP4, mxfp4, nvfp4
 
 _GROUP = 16
 _EXPONENTS = ("U8", "F8_E8M0")

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
-from qlora_wgpu.quant.eight_bits import FP8_MAPS, fp8_format, of_bytes
-from qlora_wgpu.quant.number_formats import E8M0
+from qlora_wgpu.quant.quantized_weight import E8M0
+from qlora_wgpu.quant.safetensors_formats import FP8_MAPS, fp8_format, of_bytes
 from qlora_wgpu.weight_format import WHOLE
 
 POWERS_OF_TWO = ("F8_E8M0", "U8")

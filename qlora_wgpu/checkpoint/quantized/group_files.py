@@ -17,7 +17,7 @@ from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
-from qlora_wgpu.quant.integer_groups import group_format, grouped_weight, unpack, unpack_awq
+from qlora_wgpu.quant.safetensors_formats import group_format, grouped_weight, unpack, unpack_awq
 
 _WORDS = ("I32", "U32")
 _LAYOUTS = ("gptq", "gptq_v2")

@@ -17,8 +17,7 @@ from qlora_wgpu.checkpoint.quantized.compressed_groups import CompressedGroups, 
 from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
-from qlora_wgpu.quant.integer_groups import unpack
-from qlora_wgpu.quant.scaled_integers import byte_format, packed_format, scaled_weight
+from qlora_wgpu.quant.safetensors_formats import byte_format, packed_format, scaled_weight, unpack
 from qlora_wgpu.weight_format import WHOLE
 
 _SCALE, _ZERO = "weight_scale", "weight_zero_point"

@@ -13,7 +13,7 @@ import numpy as np
 
 from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
-from qlora_wgpu.quant.float4 import MXFP4, mxfp4
+from qlora_wgpu.quant.safetensors_formats import MXFP4, mxfp4
 
 _WEIGHT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _BLOCK = 32

@@ -16,10 +16,15 @@ from qlora_wgpu.checkpoint.quantized.compressed_groups import (
 from qlora_wgpu.checkpoint.quantized.compressed_groups import MXFP4 as MXFP4_KIND
 from qlora_wgpu.checkpoint.quantized.rounded import as_awq_or_gptq
 from qlora_wgpu.quant import NESTED_BLOCKSIZE, NF4_QUANT_MAP, WeightFormat
-from qlora_wgpu.quant.eight_bits import INT8, fp8_format
-from qlora_wgpu.quant.float4 import MXFP4, NVFP4
-from qlora_wgpu.quant.integer_groups import group_format
-from qlora_wgpu.quant.scaled_integers import byte_format, packed_format
+from qlora_wgpu.quant.safetensors_formats import (
+    INT8,
+    MXFP4,
+    NVFP4,
+    byte_format,
+    fp8_format,
+    group_format,
+    packed_format,
+)
 from qlora_wgpu.weight_format import WHOLE
 
 _USUAL_BLOCKSIZE = 64  # of bitsandbytes, which does not write it into config.json

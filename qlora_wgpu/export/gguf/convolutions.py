@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from qlora_wgpu.export.gguf.model_keys import ModelKeys
-from qlora_wgpu.families.short_conv import ShortConv
+from qlora_wgpu.families.parts.mixers import ShortConv
 
 
 def convolving(keys: ModelKeys) -> None:

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint.gguf.rope import FACTORS
 from qlora_wgpu.export.gguf.model_keys import ModelKeys
 from qlora_wgpu.export.gguf.scales import check_scales
-from qlora_wgpu.families.attention import Attention
 from qlora_wgpu.families.gemma4_text import FULL, ROPES, SLIDING
-from qlora_wgpu.families.mlp import GatedMLP
-from qlora_wgpu.families.sharing import SharingDecoder, SharingLayer
+from qlora_wgpu.families.parts.attention import Attention
+from qlora_wgpu.families.parts.mlp import GatedMLP
+from qlora_wgpu.families.parts.shared_kv import SharingDecoder, SharingLayer
 
 _STILL = 1e30  # divides the frequency of a pair that does not turn
 

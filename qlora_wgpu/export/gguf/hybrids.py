@@ -7,7 +7,7 @@ import numpy as np
 from qlora_wgpu.export.gguf import mixtures
 from qlora_wgpu.export.gguf.model_keys import ModelKeys
 from qlora_wgpu.export.gguf.scales import check_scales
-from qlora_wgpu.families.gated_delta_net import GatedDeltaNet
+from qlora_wgpu.families.parts.mixers import GatedDeltaNet
 
 _EPS = 1e-6  # of the norm of queries and keys, whatever config.json says
 _SECTIONS = 4  # kinds of positions that llama.cpp has

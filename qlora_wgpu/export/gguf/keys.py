@@ -18,10 +18,10 @@ from qlora_wgpu.export.gguf.model_keys import ModelKeys
 from qlora_wgpu.export.gguf.rope import rope_keys
 from qlora_wgpu.export.gguf.scales import check_scales
 from qlora_wgpu.export.gguf.windows import window_keys
-from qlora_wgpu.families.config_reader import ConfigReader
-from qlora_wgpu.families.decoder import Decoder
-from qlora_wgpu.families.mlp import XIELUMLP
-from qlora_wgpu.families.norm import LayerNorm
+from qlora_wgpu.families.parts.config import ConfigReader
+from qlora_wgpu.families.parts.decoder import Decoder
+from qlora_wgpu.families.parts.mlp import XIELUMLP
+from qlora_wgpu.families.parts.norm import LayerNorm
 from qlora_wgpu.ops.pointwise import ACTIVATIONS, ClampedGLU
 
 _WITH_QK_NORM = 64  # from so many layers on llama.cpp takes Command R for Command R+

@@ -8,7 +8,7 @@ from typing import Any
 
 from qlora_wgpu.export.gguf import mixtures
 from qlora_wgpu.export.gguf.model_keys import ModelKeys
-from qlora_wgpu.families.latent_attention import EPS, LatentAttention
+from qlora_wgpu.families.parts.latent_attention import EPS, LatentAttention
 
 # Models of so many layers llama.cpp takes for those that have no latent vector of queries.
 _LITE = (26, 27)

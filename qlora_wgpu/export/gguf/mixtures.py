@@ -5,7 +5,7 @@ from __future__ import annotations
 from qlora_wgpu.export.gguf.convolutions import convolving
 from qlora_wgpu.export.gguf.model_keys import ModelKeys
 from qlora_wgpu.export.gguf.scales import check_scales, granite_scales
-from qlora_wgpu.families.moe import Experts
+from qlora_wgpu.families.parts.moe import Experts
 
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of expert_gating_func
 

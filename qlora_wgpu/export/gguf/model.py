@@ -19,7 +19,7 @@ from qlora_wgpu.export.gguf.rope import rope_tensors
 from qlora_wgpu.export.gguf.scalars import scalar_keys
 from qlora_wgpu.export.gguf.tensors import FileTensor, model_tensors, refuse_untied
 from qlora_wgpu.export.merged_weights import MergedWeights
-from qlora_wgpu.families.decoder import Decoder
+from qlora_wgpu.families.parts.decoder import Decoder
 
 _QUANTIZATION_VERSION = 2  # of ggml's blocks
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.gguf.architectures import LlamaCpp
-from qlora_wgpu.families.attention import Attention
-from qlora_wgpu.families.decoder import Decoder
+from qlora_wgpu.families.parts.attention import Attention
+from qlora_wgpu.families.parts.decoder import Decoder
 
 
 @dataclass

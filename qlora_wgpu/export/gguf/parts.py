@@ -18,10 +18,10 @@ from qlora_wgpu.checkpoint.gguf.delta_orders import (
 from qlora_wgpu.checkpoint.gguf.gpt_neox import kind_order
 from qlora_wgpu.export.gguf.architectures import LlamaCpp
 from qlora_wgpu.export.gguf.pairs import to_pairs
-from qlora_wgpu.families.attention import Attention
 from qlora_wgpu.families.family import Architecture, ExpertSpec
-from qlora_wgpu.families.gated_delta_net import GatedDeltaNet
-from qlora_wgpu.families.latent_attention import LatentAttention
+from qlora_wgpu.families.parts.attention import Attention
+from qlora_wgpu.families.parts.latent_attention import LatentAttention
+from qlora_wgpu.families.parts.mixers import GatedDeltaNet
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

@@ -11,7 +11,7 @@ from qlora_wgpu.checkpoint.gguf.rope import FACTORS, LONG_FACTORS, SHORT_FACTORS
 from qlora_wgpu.export.gguf.gemma4 import rotation_factors
 from qlora_wgpu.export.gguf.model_keys import ModelKeys
 from qlora_wgpu.families.gpt_oss import YARN
-from qlora_wgpu.families.rope import Rope
+from qlora_wgpu.families.parts.rope import Rope
 
 FloatArray = npt.NDArray[np.float32]
 _NO_ROTATION_EACH = {"SMOLLM3": 4}  # the layers that llama.cpp leaves unrotated

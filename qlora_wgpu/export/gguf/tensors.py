@@ -17,7 +17,7 @@ from qlora_wgpu.export.gguf.element_types import F32, as_bytes, type_within
 from qlora_wgpu.export.gguf.parts import OF_FILE, LayerParts
 from qlora_wgpu.export.merged_weights import MergedWeights
 from qlora_wgpu.families.family import Architecture, stored_parts
-from qlora_wgpu.model.weight_names import stored_embedding
+from qlora_wgpu.model.checkpoint_reader import stored_embedding
 
 FloatArray = npt.NDArray[np.float32]
 Read = Callable[[], FloatArray]

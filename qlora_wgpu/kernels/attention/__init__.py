@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.gpu.profile import Profile
-from qlora_wgpu.kernels.attention.blocks import Registers, SubgroupTexture
-from qlora_wgpu.kernels.attention.factors import SIZED_ROWS
-from qlora_wgpu.kernels.attention.matrix_tiles import MatrixTiles, delta_and_sizes
+from qlora_wgpu.gpu.kernel_config import Profile
+from qlora_wgpu.kernels.attention.matrix_units import SIZED_ROWS, MatrixTiles, delta_and_sizes
 from qlora_wgpu.kernels.attention.problem import Attention, Gradients
-from qlora_wgpu.kernels.attention.tiles import WorkgroupTiles
-from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
+from qlora_wgpu.kernels.attention.workgroup import Registers, SubgroupTexture, WorkgroupTiles
+from qlora_wgpu.kernels.common import Change, Kernel, Tunable
 
 __all__ = [
     "ATTENTION",

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, Profile
 from qlora_wgpu.gpu.matrix import Limits
-from qlora_wgpu.gpu.profile import CPU_PROFILE, Profile
-from qlora_wgpu.kernels.gemm.factors import Factors, factors_of
-from qlora_wgpu.kernels.gemm.launching import further_layers
+from qlora_wgpu.kernels.common import Change, Kernel, Tunable
+from qlora_wgpu.kernels.gemm.launch import Factors, factors_of, further_layers
 from qlora_wgpu.kernels.gemm.matrix_units import MatrixUnits
 from qlora_wgpu.kernels.gemm.problem import PART_UNIT, Gemm, LoraTerm, size_class
-from qlora_wgpu.kernels.gemm.registers import (
+from qlora_wgpu.kernels.gemm.tiles import (
     Registers,
     Skinny,
     SubgroupTexture,
+    WorkgroupTiles,
     broadcast_constants,
+    tile_bytes,
 )
-from qlora_wgpu.kernels.gemm.tiles import WorkgroupTiles, tile_bytes
-from qlora_wgpu.kernels.kernel import Change, Kernel, Tunable
 
 __all__ = [
     "GEMM",

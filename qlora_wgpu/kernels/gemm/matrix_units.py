@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.matrix import MatrixTile
-from qlora_wgpu.gpu.profile import Profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.experts import EXPERT_TILE
-from qlora_wgpu.kernels.gemm.factors import factors_of
-from qlora_wgpu.kernels.gemm.launching import Cut, launch_split
+from qlora_wgpu.kernels.common import EXPERT_TILE
+from qlora_wgpu.kernels.gemm.launch import Cut, factors_of, launch_split
 from qlora_wgpu.kernels.gemm.problem import Gemm
 
 # Half as many workgroups of deep tiles fill a GPU: an H100 is the fastest with one of 256

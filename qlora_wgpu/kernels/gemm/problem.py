@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from qlora_wgpu.graph.dtype import ceil_div
 from qlora_wgpu.graph.graph import GraphError
-from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.dropout import DropoutMask
-from qlora_wgpu.kernels.experts import ExpertTiles
+from qlora_wgpu.graph.tensor import Tensor, ceil_div
+from qlora_wgpu.kernels.common import DropoutMask, ExpertTiles
 
 PART_UNIT = 64  # terms that parts of a reduction are made of
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from qlora_wgpu.gpu.profile import Profile
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.selfcheck.cases.common import arguments_of
 
 _PREFIX = "check_"

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from qlora_wgpu.graph.dtype import LARGEST_FLOAT16
+from qlora_wgpu.graph.tensor import LARGEST_FLOAT16
 from qlora_wgpu.kernels.attention import SIZED_ROWS, Attention, delta_and_sizes
-from qlora_wgpu.kernels.attention.factors import keys_and_values, queries_and_gradients
+from qlora_wgpu.kernels.attention.matrix_units import keys_and_values, queries_and_gradients
 from qlora_wgpu.model.batch_encoding import positions
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.pointwise import qk_layer_norm, qk_norm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qlora_wgpu.ops.group_columns import group_columns
+from qlora_wgpu.ops.columns import group_columns
 from qlora_wgpu.reference import group_columns as reference
 from qlora_wgpu.selfcheck.cases.common import ROWS, each, normal
 from qlora_wgpu.selfcheck.runner import Runner

@@ -12,7 +12,7 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.lora.tokens import Vocabulary
+from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
 CheckT = TypeVar("CheckT", bound=Callable[..., None])

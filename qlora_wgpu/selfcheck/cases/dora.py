@@ -6,13 +6,12 @@ import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.graph.dtype import padded
-from qlora_wgpu.graph.tensor import row_blocks
-from qlora_wgpu.kernels.dropout import DropoutMask
+from qlora_wgpu.graph.tensor import padded, row_blocks
+from qlora_wgpu.kernels.common import DropoutMask
 from qlora_wgpu.ops import dora
-from qlora_wgpu.ops.dropout import dropout_parts
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.ops.pointwise import dropout_parts
 from qlora_wgpu.reference import dora as dora_reference
 from qlora_wgpu.reference import dropout as dropout_reference
 from qlora_wgpu.reference import linear as linear_reference

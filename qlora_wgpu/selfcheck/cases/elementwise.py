@@ -6,17 +6,22 @@ from collections.abc import Callable
 
 import numpy as np
 
-from qlora_wgpu.graph.parking import Recomputation
+from qlora_wgpu.graph.offload import Recomputation
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.columns import columns
-from qlora_wgpu.ops.layer_norm import layer_norm
-from qlora_wgpu.ops.pointwise import activation, clip, glu
-from qlora_wgpu.ops.rms_norm import rms_norm
-from qlora_wgpu.ops.row_gate import row_gate
-from qlora_wgpu.ops.scaling import scaled, weighted_sum
-from qlora_wgpu.ops.short_conv import short_conv
+from qlora_wgpu.ops.delta_net import short_conv
+from qlora_wgpu.ops.norms import layer_norm, rms_norm
+from qlora_wgpu.ops.pointwise import (
+    XIELUScalars,
+    activation,
+    clip,
+    glu,
+    row_gate,
+    scaled,
+    weighted_sum,
+    xielu,
+)
 from qlora_wgpu.ops.tensor import as_float32, as_operand, cast
-from qlora_wgpu.ops.xielu import XIELUScalars, xielu
 from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import clip as clip_reference
 from qlora_wgpu.reference import glu as glu_reference

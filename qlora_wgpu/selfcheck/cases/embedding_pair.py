@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from qlora_wgpu.config import LoraConfig
-from qlora_wgpu.lora.tokens import Vocabulary
-from qlora_wgpu.ops.embedding import embedding
+from qlora_wgpu.lora.trained_tokens import Vocabulary
+from qlora_wgpu.ops.lora_ends import embedding
 from qlora_wgpu.ops.modules import DenseMatrix
 from qlora_wgpu.reference import embedding_pair as reference
 from qlora_wgpu.selfcheck.cases.common import each, filled_adapter, joined, normal, whole_gradient

@@ -6,12 +6,17 @@ from dataclasses import asdict
 
 import numpy as np
 
-from qlora_wgpu.kernels.experts import EXPERT_TILE
+from qlora_wgpu.kernels.common import EXPERT_TILE
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.ops.adamw import STATS_BALANCE, STATS_LENGTH
-from qlora_wgpu.ops.router_balance import balance_loss, balance_sums
-from qlora_wgpu.ops.routing import largest, route
-from qlora_wgpu.ops.scored_routing import Scoring, route_by_scores
+from qlora_wgpu.ops.optimizers import STATS_BALANCE, STATS_LENGTH
+from qlora_wgpu.ops.routing import (
+    Scoring,
+    balance_loss,
+    balance_sums,
+    largest,
+    route,
+    route_by_scores,
+)
 from qlora_wgpu.reference import expert_scores, experts, router_balance
 from qlora_wgpu.selfcheck.cases.common import each, normal
 from qlora_wgpu.selfcheck.runner import Array, Runner

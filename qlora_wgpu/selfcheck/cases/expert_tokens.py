@@ -9,7 +9,7 @@ import numpy as np
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec
 from qlora_wgpu.graph.tensor import Storage
-from qlora_wgpu.kernels.experts import NEW_TOKENS_TILE
+from qlora_wgpu.kernels.common import NEW_TOKENS_TILE
 from qlora_wgpu.model.quantized_weights import device_arrays, lay_out, words
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear, ExpertMatrix

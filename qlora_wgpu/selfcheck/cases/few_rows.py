@@ -13,12 +13,11 @@ from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.model.quantized_weights import device_arrays, lay_out, words
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
-from qlora_wgpu.ops.linear import linear
-from qlora_wgpu.ops.linear_group import linear_group
+from qlora_wgpu.ops.linear import linear, linear_group
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.modules import DenseMatrix, Head, Linear
+from qlora_wgpu.ops.norms import rms_norm
 from qlora_wgpu.ops.quantized import QuantizedMatrix
-from qlora_wgpu.ops.rms_norm import rms_norm
 from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 from qlora_wgpu.reference import linear as reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference

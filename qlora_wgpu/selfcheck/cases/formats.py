@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.graph.dtype import LARGEST_FLOAT16
-from qlora_wgpu.graph.tensor import Storage, Tensor
+from qlora_wgpu.graph.tensor import LARGEST_FLOAT16, Storage, Tensor
 from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.model.quantized_weights import (
     codebook_tensor,
@@ -21,10 +20,15 @@ from qlora_wgpu.model.quantized_weights import (
 )
 from qlora_wgpu.ops.quantized import dequantize_together
 from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, WeightFormat, quantize_nf4
-from qlora_wgpu.quant.eight_bits import INT8, fp8_format
-from qlora_wgpu.quant.float4 import MXFP4, NVFP4
-from qlora_wgpu.quant.integer_groups import group_format
-from qlora_wgpu.quant.scaled_integers import byte_format, packed_format
+from qlora_wgpu.quant.safetensors_formats import (
+    INT8,
+    MXFP4,
+    NVFP4,
+    byte_format,
+    fp8_format,
+    group_format,
+    packed_format,
+)
 from qlora_wgpu.selfcheck.cases.common import each, normal
 from qlora_wgpu.selfcheck.runner import Runner
 from qlora_wgpu.weight_format import WHOLE

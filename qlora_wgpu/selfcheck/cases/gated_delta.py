@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qlora_wgpu.ops.causal_conv import causal_conv
-from qlora_wgpu.ops.gated_delta import gated_delta_rule
-from qlora_wgpu.ops.gated_delta_gates import gated_delta_gates
+from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta_rule
 from qlora_wgpu.ops.pointwise import gated_rms_norm, sigmoid_gate
 from qlora_wgpu.reference import causal_conv as conv_reference
 from qlora_wgpu.reference import gated_delta as reference

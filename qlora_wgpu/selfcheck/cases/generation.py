@@ -6,15 +6,12 @@ import numpy as np
 
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.model.batch_encoding import encode_batch
-from qlora_wgpu.ops.attention import attention
+from qlora_wgpu.ops.attention import append, attention
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
-from qlora_wgpu.ops.cached_attention import append
-from qlora_wgpu.ops.causal_conv import causal_conv
-from qlora_wgpu.ops.gated_delta import gated_delta_rule
+from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_rule, short_conv
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.pointwise import qk_norm
 from qlora_wgpu.ops.rope import rope
-from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.reference import attention as reference
 from qlora_wgpu.reference import causal_conv as reference_causal
 from qlora_wgpu.reference import gated_delta as reference_delta

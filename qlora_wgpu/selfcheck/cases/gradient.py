@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from qlora_wgpu.graph.dtype import stored_bits, stored_floats
-from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, stored_bits, stored_floats, vector
 from qlora_wgpu.lora.moments import MOMENT_VALUES
-from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
-from qlora_wgpu.ops.adamw_8bit import adamw_8bit
-from qlora_wgpu.ops.moments_8bit import BlockTable, Span
+from qlora_wgpu.ops.moments import BlockTable, Span
+from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw, adamw_8bit
 from qlora_wgpu.ops.tensor import summed
 from qlora_wgpu.selfcheck.cases.common import each, normal
 from qlora_wgpu.selfcheck.runner import Array, Runner

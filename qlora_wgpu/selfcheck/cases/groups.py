@@ -8,11 +8,10 @@ import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.gpu.sizes import ALIGNMENT
-from qlora_wgpu.graph.dtype import round_up
-from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.gpu.limits import ALIGNMENT
+from qlora_wgpu.graph.tensor import Storage, Tensor, round_up, vector
 from qlora_wgpu.model.quantized_weights import quantized_matrix
-from qlora_wgpu.ops.linear_group import linear_group, most_layers
+from qlora_wgpu.ops.linear import linear_group, most_layers
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.reference import linear as reference

@@ -9,10 +9,10 @@ import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.graph.dtype import padded
+from qlora_wgpu.graph.tensor import padded
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.ops.cross_entropy import Objective, cross_entropy
 from qlora_wgpu.ops.logits import logits_of_rows
+from qlora_wgpu.ops.loss import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.reference import cross_entropy as cross_entropy_reference
 from qlora_wgpu.reference import head_pair as reference

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.ops.head_parts import HeadPart, head_parts
+from qlora_wgpu.ops.columns import HeadPart, head_parts
 from qlora_wgpu.reference import head_parts as reference
 from qlora_wgpu.selfcheck.cases.common import ROWS, each, normal
 from qlora_wgpu.selfcheck.runner import Runner

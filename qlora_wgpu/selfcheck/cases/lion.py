@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from qlora_wgpu.graph.dtype import stored_bits
-from qlora_wgpu.graph.tensor import Storage, Tensor, vector
-from qlora_wgpu.ops.lion import LionConfig, LionState, lion
+from qlora_wgpu.graph.tensor import Storage, Tensor, stored_bits, vector
+from qlora_wgpu.ops.optimizers import LionConfig, LionState, lion
 from qlora_wgpu.reference import lion as reference
 from qlora_wgpu.selfcheck.cases.common import each, normal
 from qlora_wgpu.selfcheck.runner import Array, Runner

@@ -10,11 +10,11 @@ import numpy as np
 
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
-from qlora_wgpu.ops.cross_entropy import Objective, cross_entropy
-from qlora_wgpu.ops.embedding import embedding
 from qlora_wgpu.ops.logits import logits_of_rows
+from qlora_wgpu.ops.lora_ends import embedding
+from qlora_wgpu.ops.loss import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
+from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.ops.tensor import softcap_in_place
 from qlora_wgpu.reference import adamw as adamw_reference
 from qlora_wgpu.reference import cross_entropy as cross_entropy_reference

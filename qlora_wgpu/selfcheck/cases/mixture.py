@@ -10,16 +10,15 @@ import numpy as np
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec
 from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.kernels.common import EXPERT_TILE
 from qlora_wgpu.kernels.dequantize import fits_words
-from qlora_wgpu.kernels.experts import EXPERT_TILE
 from qlora_wgpu.model.quantized_weights import (
     codebook_tensor,
     device_arrays,
     lay_out,
     words,
 )
-from qlora_wgpu.ops.expert_factors import with_factors
-from qlora_wgpu.ops.experts import expert_linear
+from qlora_wgpu.ops.experts import expert_linear, with_factors
 from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear, ExpertMatrix
 from qlora_wgpu.ops.pointwise import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.routing import combine, permute, route

@@ -9,9 +9,8 @@ import numpy.typing as npt
 
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.lora.moments import MOMENT_VALUES
-from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState
-from qlora_wgpu.ops.adamw_8bit import adamw_8bit
-from qlora_wgpu.ops.moments_8bit import BlockTable, Span, TensorMoments
+from qlora_wgpu.ops.moments import BlockTable, Span, TensorMoments
+from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw_8bit
 from qlora_wgpu.reference import adamw as reference
 from qlora_wgpu.reference.adamw_8bit import Quantized
 from qlora_wgpu.selfcheck.cases.common import normal

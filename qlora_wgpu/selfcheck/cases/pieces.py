@@ -6,11 +6,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from qlora_wgpu.graph.pieces import Pieces
+from qlora_wgpu.graph.sharded_vector import Pieces
 from qlora_wgpu.lora.moments import MOMENT_VALUES
-from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw
-from qlora_wgpu.ops.adamw_8bit import adamw_8bit
-from qlora_wgpu.ops.moments_8bit import BlockTable, Span
+from qlora_wgpu.ops.moments import BlockTable, Span
+from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw, adamw_8bit
 from qlora_wgpu.ops.tensor import add_to, fill_zero
 from qlora_wgpu.selfcheck.cases.common import each, normal
 from qlora_wgpu.selfcheck.runner import Array, Runner

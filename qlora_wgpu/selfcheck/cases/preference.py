@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.model.samples import Samples
-from qlora_wgpu.ops.adamw import STATS_LENGTH
+from qlora_wgpu.model.steps import Samples
 from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.optimizers import STATS_LENGTH
 from qlora_wgpu.ops.preference import PAIR_LOSSES, Preference, divergence, preference
 from qlora_wgpu.reference import preference as reference
 from qlora_wgpu.selfcheck.cases.common import each

@@ -8,14 +8,13 @@ import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.graph.dtype import LARGEST_FLOAT16, padded
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.graph.tensor import LARGEST_FLOAT16, Tensor, padded
 from qlora_wgpu.kernels.gemm import Gemm, factors_of
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.quantized_weights import quantized_matrix
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
-from qlora_wgpu.ops.rms_norm import rms_norm
+from qlora_wgpu.ops.norms import rms_norm
 from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.reference import linear as linear_reference
 from qlora_wgpu.reference import rms_norm as rms_norm_reference

@@ -8,13 +8,13 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.model.batch_encoding import encode_batch
+from qlora_wgpu.ops.attention import append
 from qlora_wgpu.ops.batch import make_batch_buffers
-from qlora_wgpu.ops.cached_attention import append
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
-from qlora_wgpu.ops.linear_group import linear_group
+from qlora_wgpu.ops.linear import linear_group
 from qlora_wgpu.ops.modules import Linear
+from qlora_wgpu.ops.quantized import StripStore
 from qlora_wgpu.ops.rope import rope
-from qlora_wgpu.ops.strips import StripStore
 from qlora_wgpu.reference import linear as reference
 from qlora_wgpu.reference import rope as rope_reference
 from qlora_wgpu.selfcheck.cases.common import each, filled_adapter, normal

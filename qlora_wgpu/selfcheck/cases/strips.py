@@ -8,12 +8,11 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.linear import linear
-from qlora_wgpu.ops.linear_group import linear_group, most_layers
+from qlora_wgpu.ops.linear import linear, linear_group, most_layers
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.modules import DenseMatrix, Head, Linear
 from qlora_wgpu.ops.pointwise import glu
-from qlora_wgpu.ops.strips import StripStore
+from qlora_wgpu.ops.quantized import StripStore
 from qlora_wgpu.quant import QuantizedWeight
 from qlora_wgpu.reference import glu as glu_reference
 from qlora_wgpu.reference import linear as reference

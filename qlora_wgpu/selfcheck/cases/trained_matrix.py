@@ -9,10 +9,10 @@ import numpy as np
 
 from qlora_wgpu.graph.tensor import Tensor, rows_from
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.ops.cross_entropy import Objective, cross_entropy
-from qlora_wgpu.ops.embedding import embedding
+from qlora_wgpu.ops.lora_ends import embedding
+from qlora_wgpu.ops.loss import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
-from qlora_wgpu.ops.trained_matrix import TrainedMatrix, write_whole
+from qlora_wgpu.ops.trained import TrainedMatrix, write_whole
 from qlora_wgpu.reference import cross_entropy as cross_entropy_reference
 from qlora_wgpu.reference import trained_matrix as reference
 from qlora_wgpu.selfcheck.cases.common import each, no_ties, normal

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from qlora_wgpu.graph.dtype import pad_rows, stored_bits
+from qlora_wgpu.graph.tensor import pad_rows, stored_bits
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.ops.cross_entropy import Objective, cross_entropy
-from qlora_wgpu.ops.embedding import embedding
+from qlora_wgpu.ops.lora_ends import embedding
+from qlora_wgpu.ops.loss import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head, HostMatrix
-from qlora_wgpu.ops.trained_gradient import sum_up
-from qlora_wgpu.ops.trained_rows import TrainedRows, overwrite
+from qlora_wgpu.ops.trained import TrainedRows, overwrite
+from qlora_wgpu.ops.trained_gradients import sum_up
 from qlora_wgpu.reference import cross_entropy as cross_entropy_reference
 from qlora_wgpu.reference import trained_rows as reference
 from qlora_wgpu.selfcheck.cases.common import each, no_ties, normal

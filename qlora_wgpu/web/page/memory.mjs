@@ -5,7 +5,7 @@ import { Told } from './device.mjs';
 const USAGE = () => GPUBufferUsage.STORAGE | GPUBufferUsage.COPY_DST | GPUBufferUsage.COPY_SRC | GPUBufferUsage.UNIFORM;
 const LEAST = 16; // bytes of a buffer
 
-/** Bytes that a buffer of this size takes, as gpu/sizes.py has it. */
+/** Bytes that a buffer of this size takes, as gpu/limits.py has it. */
 export const bufferBytes = (bytes) => Math.max(Math.ceil(bytes / 4) * 4, LEAST);
 
 export class Memory {

@@ -1,4 +1,4 @@
-/** How long launches take on a device: guessed at first, then measured by their shaders, as gpu/pace.py. */
+/** How long launches take on a device: guessed at first, then measured by their shaders, as gpu/cost_model.py. */
 
 const LIMIT = 0.1; // seconds of work that the driver gets at once
 const MOST = 200; // launches of a submit, so that the device begins while they are encoded

@@ -1,0 +1,1 @@
+"""What decoders are put together from."""

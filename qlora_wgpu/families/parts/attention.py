@@ -1,0 +1,355 @@
+"""Attention of a layer: projections, norms and windows, and how they are traced."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.families.family import LinearSpec, NormSize, Weights
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.layer_ops import LayerOps
+from qlora_wgpu.families.parts.rope import Rope
+from qlora_wgpu.graph.tensor import Tensor
+
+Windows = tuple[int | None, ...]
+"""The window of each layer, None where all earlier tokens are seen."""
+
+
+def layer_windows(read: ConfigReader, slides: Sequence[bool]) -> Windows:
+    """The windows by ``layer_types`` and ``sliding_window``.
+
+    Args:
+        read: The config.json.
+        slides: For each layer, whether it slides where ``layer_types`` does not say it.
+
+    Raises:
+        UnsupportedModelError: If a layer's type is another, or there is no width.
+    """
+    types = read.config.get("layer_types")
+    if types is not None:
+        kinds = ("full_attention", "sliding_attention")
+        if (
+            not isinstance(types, list)
+            or len(types) != len(slides)
+            or not all(isinstance(name, str) and name in kinds for name in types)
+        ):
+            raise UnsupportedModelError(
+                f"config.json: layer_types must name {' or '.join(kinds)} for each of the "
+                f"{len(slides)} layers"
+            )
+        slides = [name == "sliding_attention" for name in types]
+    if not any(slides):
+        return (None,) * len(slides)
+    window = read.integer("sliding_window")
+    return tuple(window if slide else None for slide in slides)
+
+
+def periodic_windows(read: ConfigReader, layers: int, every: int) -> Windows:
+    """The windows where all layers slide but each n-th, by ``sliding_window_pattern``.
+
+    Args:
+        read: The config.json.
+        layers: How many there are.
+        every: The n, where neither that key nor ``layer_types`` says it.
+
+    Raises:
+        UnsupportedModelError: As ``layer_windows`` does, or if the key is no such number.
+    """
+    if read.config.get("layer_types") is not None:
+        return layer_windows(read, [False] * layers)  # other spellings of the key do not count
+    every = read.integer("sliding_window_pattern", every)
+    return layer_windows(read, [(i + 1) % every != 0 for i in range(layers)])
+
+
+def upper_windows(read: ConfigReader, layers: int) -> Windows:
+    """The windows where ``use_sliding_window`` turns them on from ``max_window_layers`` on."""
+    read = read.with_defaults(sliding_window=4096, max_window_layers=28)  # Hugging Face's
+    if not read.flag("use_sliding_window") or read.config["sliding_window"] is None:
+        return (None,) * layers  # layer_types may still be there, and all its layers see everything
+    first = read.number("max_window_layers", 28)
+    return layer_windows(read, [i >= first for i in range(layers)])
+
+
+KeysValues = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class QKNorm:
+    """RMSNorm of queries and keys.
+
+    Attributes:
+        eps: Added under the root.
+        per_head: Whether each head is normalized for itself, by the same weight, or all at once.
+        names: The modules of queries and of keys.
+        after_rope: Whether what is normalized has been rotated; else it is rotated after it.
+    """
+
+    eps: float
+    per_head: bool = True
+    names: tuple[str, str] = ("q_norm", "k_norm")
+    after_rope: bool = False
+
+    def weights(self, at: str, dimensions: Dimensions) -> Weights:
+        """q_norm and k_norm of the attention whose names begin so."""
+        query_size, key_size = dimensions.query_size, dimensions.key_value_size
+        if self.per_head:
+            query_size = key_size = dimensions.head_dim
+        q_norm, k_norm = self.names
+        return Weights(norms={f"{at}{q_norm}.weight": query_size, f"{at}{k_norm}.weight": key_size})
+
+    def trace(self, ops: LayerOps, x: Tensor, name: str) -> Tensor:
+        """Normalizes queries or keys: operands per head, float32 all at once."""
+        norm = ops.qk_norm if self.per_head else ops.rms_norm
+        return norm(x, name, self.eps)
+
+
+@dataclass(frozen=True)
+class QKLayerNorm:
+    """LayerNorm of each head of queries and keys, before they are rotated.
+
+    Attributes:
+        eps: Added to the variance.
+        names: The modules of queries and of keys.
+        shared: Whether all heads have one weight and one bias; else each has a weight of its own.
+    """
+
+    eps: float
+    names: tuple[str, str] = ("q_norm", "k_norm")
+    shared: bool = False
+
+    @property
+    def per_head(self) -> bool:
+        """Each head is normalized for itself."""
+        return True
+
+    @property
+    def after_rope(self) -> bool:
+        """Heads are normalized before they are rotated."""
+        return False
+
+    def weights(self, at: str, dimensions: Dimensions) -> Weights:
+        """q_norm and k_norm of the attention whose names begin so, (heads, head_dim) each."""
+        if self.shared:
+            leaves = [f"{at}{name}.{leaf}" for name in self.names for leaf in ("weight", "bias")]
+            return Weights(norms=dict.fromkeys(leaves, dimensions.head_dim))
+        query_heads, key_heads = dimensions.num_attention_heads, dimensions.num_key_value_heads
+        q_norm, k_norm = self.names
+        return Weights(
+            norms={
+                f"{at}{q_norm}.weight": (query_heads, dimensions.head_dim),
+                f"{at}{k_norm}.weight": (key_heads, dimensions.head_dim),
+            }
+        )
+
+    def trace(self, ops: LayerOps, x: Tensor, name: str) -> Tensor:
+        """Normalizes queries or keys: operands."""
+        return ops.qk_layer_norm(x, name, self.eps)
+
+
+@dataclass(frozen=True)
+class FusedQKV:
+    """q, k and v as one layer.
+
+    Attributes:
+        name: The layer's name.
+        by_head: Whether each head's query, key and value are beside one another; else all queries
+            come first, then all keys.
+    """
+
+    name: str = "qkv_proj"
+    by_head: bool = False
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Causal attention with grouped keys and values.
+
+    Attributes:
+        dimensions: The decoder's dimensions.
+        rope: How heads are rotated; None where the layer knows no positions.
+        window: How many tokens back it sees; None for all.
+        qkv_bias: Whether q, k and v have biases.
+        o_bias: Whether o has one.
+        fused: How q, k and v are one layer, if they are.
+        qk_norm: The norm of queries and keys, if any.
+        interleaved: Whether neighbours are rotated, instead of a head's halves.
+        scale: Factor of the scores; None for 1 / √head_dim.
+        softcap: Scores s become softcap · tanh(s / softcap), if given.
+        query_rope: How queries are rotated, if not as keys are.
+        output: The name of the projection of what is attended to.
+        gated: Whether q_proj makes, beside each head's query, a gate whose sigmoid its output is
+            multiplied by.
+        sinks: Whether each head has a logit of its own, ``sinks``, that has no value.
+        value_norm: Added under the root where each head's values are normalized, without a weight.
+        keys_as_values: Whether values are what k makes, too, before norm and rotation.
+        shared: Whether keys and values are those of an earlier layer: it makes queries alone.
+        clip: The largest magnitude of queries and keys before rotation, and of values, if any.
+        name: The module's name within a layer.
+    """
+
+    dimensions: Dimensions
+    rope: Rope | None
+    window: int | None = None
+    qkv_bias: bool = False
+    o_bias: bool = False
+    fused: FusedQKV | None = None
+    qk_norm: QKNorm | QKLayerNorm | None = None
+    interleaved: bool = False
+    scale: float | None = None
+    softcap: float | None = None
+    query_rope: Rope | None = None
+    output: str = "o_proj"
+    gated: bool = False
+    sinks: bool = False
+    value_norm: float | None = None
+    keys_as_values: bool = False
+    shared: bool = False
+    clip: float | None = None
+    name: str = "self_attn"
+
+    def weights(self, at: str) -> Weights:
+        """The projections and norms of the layer whose names begin so."""
+        at += f"{self.name}."
+        hidden_size = self.dimensions.hidden_size
+        sizes = {name: size for name, (_, size) in self._columns.items()}
+        if self.gated:
+            sizes["q"] *= 2
+        sizes = {f"{name}_proj": size for name, size in sizes.items()}
+        if self.fused is not None:
+            sizes = {self.fused.name: sum(sizes.values())}
+        linears = [
+            LinearSpec(f"{at}{name}", size, hidden_size, self.qkv_bias)
+            for name, size in sizes.items()
+        ]
+        o = LinearSpec(f"{at}{self.output}", hidden_size, self.dimensions.query_size, self.o_bias)
+        sinks = {f"{at}sinks": self.dimensions.num_attention_heads} if self.sinks else {}
+        return Weights((*linears, o), {**self._norms(at), **sinks})
+
+    def _norms(self, at: str) -> Mapping[str, NormSize]:
+        if self.qk_norm is None:
+            return {}
+        norms = self.qk_norm.weights(at, self.dimensions).norms
+        absent = at + self.qk_norm.names[1] if self.shared else None
+        return {n: size for n, size in norms.items() if absent is None or not n.startswith(absent)}
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        """Attends from x; see ``LayerOps.linear_out`` for what becomes of the result."""
+        q, pair, gate = self._projected(ops, x, at)
+        assert pair is not None  # a decoder that shares keys and values brings them to ``attend``
+        return self.attend(ops, q, pair, at, residual, scale, gate)
+
+    def project(self, ops: LayerOps, x: Tensor, at: str) -> tuple[Tensor, KeysValues | None]:
+        """Queries of x, and its keys and values if they are not another layer's."""
+        q, pair, gate = self._projected(ops, x, at)
+        assert gate is None  # what shares keys and values has no gates
+        return q, pair
+
+    def _projected(
+        self, ops: LayerOps, x: Tensor, at: str
+    ) -> tuple[Tensor, KeysValues | None, Tensor | None]:
+        """The same, and the gates of what will be attended to, if there are any."""
+        at += f"{self.name}."
+        made: dict[str, Tensor] = {}
+        if self.fused is not None:
+            x = ops.linear(x, f"{at}{self.fused.name}")
+        else:
+            names = {name: f"{at}{name}_proj" for name in self._columns}
+            made = ops.group(x, {full: self._is_float32(name) for name, full in names.items()})
+
+        def projected(name: str) -> Tensor:
+            """q, k or v of x, which is their common product where they are one layer."""
+            if self.fused is not None:
+                return self._part(ops, x, name)
+            full = f"{at}{name}_proj"
+            return made.get(full) or ops.linear(x, full, float32=self._is_float32(name))
+
+        own = {name: projected(name) for name in self._columns if name != "v"}
+        own["q"], gate = self._query_and_gate(ops, own["q"])
+        rotated = self._rotated(ops, at, own)
+        if self.shared:
+            return rotated[0], None, gate
+        v = own["k"] if self.keys_as_values else projected("v")
+        if self.value_norm is not None:
+            v = ops.plain_qk_norm(v, self.dimensions.head_dim, self.value_norm)
+        if self.clip is not None:
+            v = ops.clip(v, self.clip)
+        return rotated[0], (rotated[1], v), gate
+
+    def attend(
+        self,
+        ops: LayerOps,
+        q: Tensor,
+        pair: KeysValues,
+        at: str,
+        residual: Tensor | None,
+        scale: float,
+        gate: Tensor | None = None,
+    ) -> Tensor:
+        """What queries find in keys and values, projected; see ``LayerOps.linear_out``."""
+        score_scale = 1 / math.sqrt(self.dimensions.head_dim) if self.scale is None else self.scale
+        head_dim, window, softcap = self.dimensions.head_dim, self.window, self.softcap
+        at += f"{self.name}."
+        sinks = f"{at}sinks" if self.sinks else None
+        o = ops.attention(q, *pair, head_dim, score_scale, window, softcap, sinks)
+        if gate is not None:
+            o = ops.sigmoid_gate(o, gate)
+        return ops.linear_out(o, f"{at}{self.output}", residual, scale)
+
+    @property
+    def _columns(self) -> dict[str, tuple[int, int]]:
+        """The first column and the width of q, k and v in their common product."""
+        wide, narrow = self.dimensions.query_size, self.dimensions.key_value_size
+        columns = {"q": (0, wide), "k": (wide, narrow), "v": (wide + narrow, narrow)}
+        absent = ("k", "v") if self.shared else ("v",) if self.keys_as_values else ()
+        return {name: place for name, place in columns.items() if name not in absent}
+
+    def _part(self, ops: LayerOps, x: Tensor, name: str) -> Tensor:
+        """q, k or v of their common product."""
+        if self.fused is None or not self.fused.by_head:
+            return ops.columns(x, *self._columns[name])
+        heads, size = self.dimensions.num_attention_heads, self.dimensions.head_dim
+        return ops.group_columns(x, heads, 3 * size, "qkv".index(name) * size, (size,))
+
+    def _query_and_gate(self, ops: LayerOps, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """All heads' queries, and their gates, of what has both of each head together."""
+        if not self.gated:
+            return x, None
+        heads, size = self.dimensions.num_attention_heads, self.dimensions.head_dim
+        queries, gates = (
+            ops.group_columns(x, heads, 2 * size, first, (size,)) for first in (0, size)
+        )
+        return queries, gates
+
+    def _is_float32(self, name: str) -> bool:
+        """Whether a projection's result is: a norm of everything reads float32.
+
+        So do those of the residual stream.
+        """
+        return name != "v" and self.qk_norm is not None and not self.qk_norm.per_head
+
+    def _rotated(self, ops: LayerOps, at: str, made: dict[str, Tensor]) -> list[Tensor]:
+        """Queries, and keys if there are any, normalized and rotated."""
+        norm, ys = self.qk_norm, list(made.values())
+        if norm is None:
+            return self._turned(ops, self._clipped(ops, ys))
+        if norm.after_rope:
+            ys = self._turned(ops, ys)
+        ys = [norm.trace(ops, y, at + name) for y, name in zip(ys, norm.names, strict=False)]
+        return ys if norm.after_rope else self._turned(ops, self._clipped(ops, ys))
+
+    def _clipped(self, ops: LayerOps, ys: list[Tensor]) -> list[Tensor]:
+        return ys if self.clip is None else [ops.clip(y, self.clip) for y in ys]
+
+    def _turned(self, ops: LayerOps, ys: list[Tensor]) -> list[Tensor]:
+        """Queries, and keys if there are any, rotated."""
+        rope, head_dim, interleaved = self.rope, self.dimensions.head_dim, self.interleaved
+        if rope is None:
+            return ys
+        if self.query_rope is None:
+            return ops.ropes(ys, rope, head_dim, interleaved=interleaved)
+        pairs = zip(ys, (self.query_rope, rope), strict=False)
+        return [ops.rope(y, own, head_dim, interleaved=interleaved) for y, own in pairs]

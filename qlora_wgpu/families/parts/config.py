@@ -1,0 +1,302 @@
+"""Typed access to a config.json, with errors that name the key, and the dimensions it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+from qlora_wgpu.errors import UnsupportedModelError, brief
+from qlora_wgpu.families.family import Weights
+from qlora_wgpu.limits import (
+    EXPERTS,
+    HEAD_DIM,
+    HEADS,
+    LAYERS,
+    LINEARS,
+    MATRIX_ELEMENTS,
+    NUMBERS,
+    PARAMETERS,
+    TAPS,
+    VOCABULARY,
+    WIDTH,
+)
+
+
+def check_sizes(weights: Weights, embedding: int) -> None:
+    """Refuses what is far larger than any model.
+
+    Args:
+        weights: All of a model but its embedding and head.
+        embedding: Elements of the embedding.
+
+    Raises:
+        UnsupportedModelError: If a matrix, or all of them, are too large or too many.
+    """
+    sizes = [spec.out_features * spec.in_features for spec in weights.linears]
+    stacks = {spec.name: spec.out_features * spec.in_features for spec in weights.experts}
+    count = len(sizes) + sum(spec.experts for spec in weights.experts)
+    if count > LINEARS:
+        raise UnsupportedModelError(
+            f"config.json: {count:,} matrices of layers and experts are more than the {LINEARS:,} "
+            "that are read"
+        )
+    tables = [rows * columns for rows, columns in weights.tables.values()]
+    largest = max([embedding, *tables, *sizes, *stacks.values()])
+    if largest > MATRIX_ELEMENTS:
+        raise UnsupportedModelError(
+            f"config.json: a matrix of {largest:,} elements is larger than the "
+            f"{MATRIX_ELEMENTS:,} that are read"
+        )
+    total = embedding + sum(sizes) + sum(tables)
+    total += sum(spec.experts * stacks[spec.name] for spec in weights.experts)
+    if total > PARAMETERS:
+        raise UnsupportedModelError(
+            f"config.json: {total:,} parameters are more than the {PARAMETERS:,} that are read"
+        )
+
+
+_MOST = {
+    "hidden_size": WIDTH,
+    "intermediate_size": WIDTH,
+    "moe_intermediate_size": WIDTH,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "head_dim": HEAD_DIM,
+    "qk_nope_head_dim": HEAD_DIM // 2,
+    "qk_rope_head_dim": HEAD_DIM // 2,
+    "v_head_dim": HEAD_DIM,
+    "q_lora_rank": WIDTH,
+    "kv_lora_rank": WIDTH,
+    "vocab_size": VOCABULARY,
+    "num_experts": EXPERTS,
+    "num_local_experts": EXPERTS,
+    "linear_num_key_heads": HEADS,
+    "linear_num_value_heads": HEADS,
+    "linear_key_head_dim": HEAD_DIM,
+    "linear_value_head_dim": HEAD_DIM,
+    "linear_conv_kernel_dim": TAPS,
+    "moe_num_experts": EXPERTS,
+    "n_routed_experts": EXPERTS,
+}
+_MOST_OF_ANY = 2**31 - 1  # what kernels count with
+
+
+def is_above_zero(value: Any) -> TypeGuard[float]:
+    """Whether a value is a number above zero that float32 holds with room to spare."""
+    least, most = NUMBERS
+    return type(value) in (int, float) and least <= value <= most
+
+
+class ConfigReader:
+    """Typed access to a config.json, with errors that name the key.
+
+    Attributes:
+        config: The parsed file.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        """Wraps the parsed file."""
+        self.config = config
+
+    def with_defaults(self, **defaults: Any) -> ConfigReader:
+        """This file with values for keys that it lacks; a null stays one."""
+        return ConfigReader({**defaults, **self.config})
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer; ``default`` where the key is absent or null."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UnsupportedModelError(
+                f"config.json: {key} must be a positive integer, got {brief(value)}"
+            )
+        most = _MOST.get(key, _MOST_OF_ANY)
+        if value > most:
+            raise UnsupportedModelError(
+                f"config.json: {key} is {brief(value)}, more than the {most:,} that are read"
+            )
+        return value
+
+    def count(self, key: str, default: int) -> int:
+        """An integer from zero on; ``default`` where the key is absent or null."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        return 0 if type(value) is int and value == 0 else self.integer(key, default)
+
+    def number(self, key: str, default: float) -> float:
+        """A finite number that is not negative."""
+        value = self.config.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise UnsupportedModelError(f"config.json: {key} must be a number, got {brief(value)}")
+        if value != 0 and not is_above_zero(value):
+            least, most = NUMBERS
+            raise UnsupportedModelError(
+                f"config.json: {key} must be finite and not negative, 0 or from {least:g} to "
+                f"{most:g}, got {brief(value)}"
+            )
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """True or false; ``default`` where the key is absent or null."""
+        value = self.config.get(key)
+        value = default if value is None else value
+        if not isinstance(value, bool):
+            raise UnsupportedModelError(
+                f"config.json: {key} must be true or false, got {brief(value)}"
+            )
+        return value
+
+    def choice(self, key: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
+        """A value among a few that are computed; anything else would train a wrong model."""
+        value = self.config.get(key, default)
+        if value not in allowed:
+            supported = ", ".join(map(repr, allowed))
+            raise UnsupportedModelError(
+                f"config.json: {key} = {brief(value)} is not supported (supported: {supported})"
+            )
+        return value
+
+    def renamed(self, key: str, other: str) -> ConfigReader:
+        """This file with what it calls ``other`` under ``key``.
+
+        Raises:
+            UnsupportedModelError: If it has both, and they differ.
+        """
+        if other not in self.config:
+            return self
+        if key in self.config and self.config[key] != self.config[other]:
+            raise UnsupportedModelError(
+                f"config.json: {key} {brief(self.config[key])} and {other} "
+                f"{brief(self.config[other])} mean the same, but differ"
+            )
+        return ConfigReader({**self.config, key: self.config[other]})
+
+    def optional_integer(self, key: str) -> int | None:
+        """A positive integer; None where the key is absent or null."""
+        return None if self.config.get(key) is None else self.integer(key)
+
+    def softcap(self, key: str, default: float | None = None) -> float | None:
+        """A finite number above zero, or None where it is null."""
+        value = self.config.get(key, default)
+        if value is None:
+            return None
+        if not is_above_zero(value):
+            raise UnsupportedModelError(
+                f"config.json: {key} must be a number above zero or null, got {brief(value)}"
+            )
+        return float(value)
+
+    def no_dropout(self, *keys: str) -> None:
+        """Refuses dropouts, which no forward here computes."""
+        for key in keys:
+            self.choice(key, (0, 0.0, None))
+
+    def dropped(self, dropouts: Mapping[str, float]) -> tuple[str, ...]:
+        """Notes on dropouts that training leaves out, where they are not zero.
+
+        Args:
+            dropouts: Their keys, and their values where no key says it.
+        """
+        values = {key: self.number(key, default) for key, default in dropouts.items()}
+        return tuple(
+            f"{key} = {value} of config.json is not applied in training"
+            for key, value in values.items()
+            if value
+        )
+
+
+def padding_idx(config: Mapping[str, Any], rows: int, default: int | None) -> int | None:
+    """The row that ``pad_token_id`` names, of a model with images its text part's.
+
+    One below zero counts from the end.
+
+    Args:
+        config: The contents of config.json.
+        rows: Rows of the embedding.
+        default: What Hugging Face takes where config.json does not say it.
+    """
+    inner = config.get("text_config")
+    text = inner if isinstance(inner, Mapping) else config
+    row = text.get("pad_token_id", default)
+    return row % rows if type(row) is int and -rows <= row < rows else None
+
+
+def longest_text(config: Mapping[str, Any]) -> int | None:
+    """Tokens of the longest text that a config.json says the model was made for, if it does.
+
+    Where RoPE is stretched, by its factor: of some models ``max_position_embeddings`` is what they
+    were trained on before that, of others after it.
+
+    Raises:
+        UnsupportedModelError: If what it says is no positive integer.
+    """
+    nested = config.get("text_config")
+    text = {**config, **nested} if isinstance(nested, Mapping) else config
+    positions = ConfigReader(text).optional_integer("max_position_embeddings")
+    return None if positions is None else max(positions, _stretched(positions, text))
+
+
+def _stretched(positions: int, config: Mapping[str, Any]) -> int:
+    rope = config.get("rope_scaling") or config.get("rope_parameters")
+    if not isinstance(rope, Mapping) or not is_above_zero(factor := rope.get("factor")):
+        return positions
+    kind = rope.get("rope_type", rope.get("type"))
+    if kind in ("linear", "dynamic"):
+        return int(positions * factor)
+    before = rope.get("original_max_position_embeddings")
+    return int(before * factor) if kind == "yarn" and is_above_zero(before) else positions
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """A decoder's dimensions, by Hugging Face's names."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+
+    @classmethod
+    def read(cls, read: ConfigReader, head_dim: int | None = None) -> Dimensions:
+        """Reads them.
+
+        Args:
+            read: The config.json.
+            head_dim: The value where no key says it; by default the usual division.
+
+        Raises:
+            UnsupportedModelError: If they do not fit each other.
+        """
+        hidden_size, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
+        dimensions = cls(
+            num_key_value_heads=read.integer("num_key_value_heads", heads),
+            head_dim=read.integer("head_dim", head_dim or hidden_size // heads),
+            hidden_size=hidden_size,
+            num_attention_heads=heads,
+            intermediate_size=read.integer("intermediate_size"),
+            num_hidden_layers=read.integer("num_hidden_layers"),
+            vocab_size=read.integer("vocab_size"),
+        )
+        if heads % dimensions.num_key_value_heads:
+            raise UnsupportedModelError(
+                f"config.json: num_attention_heads {heads} is no multiple of "
+                f"num_key_value_heads {dimensions.num_key_value_heads}"
+            )
+        if dimensions.head_dim % 2:
+            raise UnsupportedModelError(f"config.json: head_dim {dimensions.head_dim} is odd")
+        return dimensions
+
+    @property
+    def query_size(self) -> int:
+        """Elements of all heads' queries of a token."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_value_size(self) -> int:
+        """Elements of all heads' keys of a token, or of their values."""
+        return self.num_key_value_heads * self.head_dim

@@ -1,0 +1,265 @@
+"""A decoder put together from norm, attention, MLP and residual order.
+
+Each part says which weights it has and traces itself, so names and forward stand side by side. A
+family's file reads config.json into a ``Decoder``; what fits none writes its own forward.
+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from qlora_wgpu.families.family import Architecture, BalanceLoss, Modules, Weights
+from qlora_wgpu.families.parts.attention import Attention
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions, check_sizes, padding_idx
+from qlora_wgpu.families.parts.latent_attention import LatentAttention
+from qlora_wgpu.families.parts.layer_ops import LayerOps
+from qlora_wgpu.families.parts.mixers import GatedDeltaNet, ShortConv
+from qlora_wgpu.families.parts.norm import Norm
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.batch import BatchBuffers
+
+
+@dataclass(frozen=True)
+class ResidualOrder:
+    """The places of a layer's norms, by their names; None where there is none.
+
+    Attributes:
+        before_attention: The norm of attention's input.
+        after_attention: The norm of attention's output, before it is added to the residual stream.
+        before_mlp: The norm of the MLP's input.
+        after_mlp: The norm of the MLP's output.
+        parallel: Whether both halves read the layer's input: by a norm of each, or what
+            ``before_attention`` makes where the MLP has none.
+    """
+
+    before_attention: str | None = None
+    after_attention: str | None = None
+    before_mlp: str | None = None
+    after_mlp: str | None = None
+    parallel: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The norms that a layer has."""
+        norms = (self.before_attention, self.after_attention, self.before_mlp, self.after_mlp)
+        return [name for name in norms if name is not None]
+
+
+PRE_NORM = ResidualOrder(
+    before_attention="input_layernorm",
+    before_mlp="post_attention_layernorm",
+)
+POST_NORM = ResidualOrder(
+    after_attention="post_attention_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+PRE_AND_POST_NORM = ResidualOrder(
+    before_attention="input_layernorm",
+    after_attention="post_attention_layernorm",
+    before_mlp="pre_feedforward_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+PARALLEL = ResidualOrder(before_attention="input_layernorm", parallel=True)
+
+
+class Half(Protocol):
+    """Attention or an MLP: a half of a layer."""
+
+    def weights(self, at: str) -> Weights:
+        """The half's weights in the layer whose names begin with ``at``."""
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        """Adds scale times the half's output for x to the residual; or that alone, in float32."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a decoder.
+
+    Attributes:
+        norm: The kind of all the layer's norms.
+        attention: The first half, or what stands in place of attention.
+        mlp: The second half.
+        order: The places of the norms.
+        residual_scale: Factor of what each half adds.
+    """
+
+    norm: Norm
+    attention: Attention | LatentAttention | ShortConv | GatedDeltaNet
+    mlp: Half
+    order: ResidualOrder = PRE_NORM
+    residual_scale: float = 1.0
+
+    def weights(self, at: str) -> Weights:
+        """The weights of the layer whose names begin so."""
+        weights = self.attention.weights(at) + self.mlp.weights(at)
+        for name in self.order.names:
+            weights += self.norm.weights(at + name, self.attention.dimensions.hidden_size)
+        return weights
+
+    def trace(self, ops: LayerOps, h: Tensor, at: str) -> Tensor:
+        """The residual stream after the layer."""
+        order = self.order
+        x = of_mlp = self._before(ops, h, at, order.before_attention)
+        if order.parallel and order.before_mlp is not None:
+            of_mlp = self._before(ops, h, at, order.before_mlp)
+        h = self._add(ops, self.attention, x, h, at, order.after_attention)
+        if not order.parallel:
+            of_mlp = self._before(ops, h, at, order.before_mlp)
+        return self._add(ops, self.mlp, of_mlp, h, at, order.after_mlp)
+
+    def _before(self, ops: LayerOps, h: Tensor, at: str, name: str | None) -> Tensor:
+        return ops.operand(h) if name is None else self.norm.trace(ops, h, at + name)
+
+    def _add(
+        self, ops: LayerOps, half: Half, x: Tensor, h: Tensor, at: str, name: str | None
+    ) -> Tensor:
+        if name is None:
+            return half.trace(ops, x, at, h, self.residual_scale)
+        return self.norm.trace(ops, half.trace(ops, x, at, None, 1.0), at + name, residual=h)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A whole model up to its final norm, and what its logits go through.
+
+    Attributes:
+        dimensions: The model's sizes.
+        norm: The final one.
+        layers: From the first to the last.
+        tied: Whether the head is the embedding.
+        pad_token_id: Hugging Face's default of that key, if it has one: see ``padding.py``.
+        prefix: How the names of its modules begin.
+        stored_prefixes: See ``Architecture``.
+        embedding_scale: Factor of the embedding.
+        noise_scale: Factor of NEFTune's noise, which Hugging Face adds to what the embedding's
+            module returns: the factor of that, where the model multiplies it later.
+        logit_scale: Factor of the head's product.
+        logit_softcap: Bound of the logits, if any.
+        notes: See ``Architecture``.
+        embedding: The embedding's module, within ``prefix``.
+        final_norm: The final norm's module, within ``prefix``.
+        head_bias: Whether the logits have a bias.
+        pads: Whether the embedding has a row that gets no gradient, if ``pad_token_id`` names one.
+        adapted_within: See ``Architecture``.
+        balance: See ``Architecture``.
+    """
+
+    dimensions: Dimensions
+    norm: Norm
+    layers: tuple[Layer, ...]
+    tied: bool
+    pad_token_id: int | None = None
+    prefix: str = "model."
+    stored_prefixes: tuple[tuple[str, str], ...] = (("model.", ""),)
+    embedding_scale: float = 1.0
+    noise_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    notes: tuple[str, ...] = ()
+    embedding: str = "embed_tokens"
+    final_norm: str = "norm"
+    head_bias: bool = False
+    pads: bool = True
+    adapted_within: str = ""
+    balance: BalanceLoss | None = None
+
+    def weights(self) -> Weights:
+        """All weights but the embedding and the head."""
+        weights = Weights()
+        for i, layer in enumerate(self.layers):
+            weights += layer.weights(self._at(i))
+        name = f"{self.prefix}{self.final_norm}"
+        return weights + self.norm.weights(name, self.dimensions.hidden_size)
+
+    def architecture(self) -> Architecture:
+        """The architecture, which is what the rest of the package needs of a decoder."""
+        weights = self.weights()
+        check_sizes(weights, self.dimensions.vocab_size * self.dimensions.hidden_size)
+        head_bias = "lm_head.bias" if self.head_bias else ""
+        of_head = {head_bias: self.dimensions.vocab_size} if head_bias else {}
+        return Architecture(
+            config=self,
+            vocab_size=self.dimensions.vocab_size,
+            hidden_size=self.dimensions.hidden_size,
+            num_layers=len(self.layers),
+            linears=weights.linears,
+            norms={**weights.norms, **of_head},
+            experts=weights.experts,
+            routers=weights.routers,
+            as_stored=weights.as_stored,
+            tables=weights.tables,
+            tied=self.tied,
+            embed_name=f"{self.prefix}{self.embedding}.weight",
+            stored_prefixes=self.stored_prefixes,
+            norm_offset=self.norm.offset,
+            logit_scale=self.logit_scale,
+            logit_softcap=self.logit_softcap,
+            notes=self.notes,
+            adapted_within=self.adapted_within,
+            balance=self.balance,
+            head_bias=head_bias,
+        )
+
+    def trace(self, ops: LayerOps, *, checkpointing: bool) -> Tensor:
+        """The normalized hidden states, (rows, hidden_size) operand."""
+
+        def layer(h: Tensor, i: int) -> Tensor:
+            return self.layers[i].trace(ops, h, self._at(i))
+
+        h = ops.embedding(self.embedding_scale, self.noise_scale)
+        h = ops.layers(h, layer, len(self.layers), checkpointing=checkpointing)
+        return self.norm.trace(ops, h, f"{self.prefix}{self.final_norm}")
+
+    def alone(self, i: int) -> Decoder:
+        """A decoder of one of the layers, which is what is timed in place of all."""
+        return replace(self, layers=(self.layers[i],))
+
+    @property
+    def layer_prefix(self) -> str:
+        """How names of modules in a layer begin, up to the layer's number."""
+        return f"{self.prefix}layers."
+
+    def _at(self, i: int) -> str:
+        return f"{self.layer_prefix}{i}."
+
+
+@dataclass(frozen=True)
+class DecoderFamily:
+    """A family whose models are such decoders.
+
+    Attributes:
+        compose: Reads a config.json into one, and refuses what it does not compute.
+    """
+
+    compose: Callable[[ConfigReader], Decoder]
+
+    def read(self, config: Mapping[str, Any]) -> Architecture:
+        """Reads a config.json."""
+        for part in (config, config.get("text_config")):
+            if isinstance(part, Mapping):
+                ConfigReader(part).choice("is_causal", (True,), True)
+        decoder = self.compose(ConfigReader(config))
+        architecture = decoder.architecture()
+        if not decoder.pads:
+            return architecture
+        padding = padding_idx(config, architecture.vocab_size, decoder.pad_token_id)
+        return replace(architecture, padding_idx=padding)
+
+    def forward(
+        self,
+        g: Graph,
+        config: Decoder,
+        modules: Modules,
+        batch: BatchBuffers,
+        *,
+        checkpointing: bool,
+    ) -> Tensor:
+        """Traces the model up to the final norm."""
+        return config.trace(LayerOps(g, modules, batch), checkpointing=checkpointing)

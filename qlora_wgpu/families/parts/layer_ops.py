@@ -1,0 +1,375 @@
+"""Ops by the names of their weights, for a forward to read like the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from qlora_wgpu.families.family import Modules
+from qlora_wgpu.families.parts.rope import Rope
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.offload import Parking
+from qlora_wgpu.graph.tensor import Tensor, padded, row
+from qlora_wgpu.kernels.common import EXPERT_TILE, NEW_TOKENS_TILE
+from qlora_wgpu.ops.attention import attention
+from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
+from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta_rule, short_conv
+from qlora_wgpu.ops.experts import expert_linear
+from qlora_wgpu.ops.linear import largest_group, linear, linear_group
+from qlora_wgpu.ops.lora_ends import embedding
+from qlora_wgpu.ops.modules import Linear
+from qlora_wgpu.ops.norms import layer_norm, rms_norm
+from qlora_wgpu.ops.pointwise import (
+    ClampedGLU,
+    XIELUScalars,
+    activation,
+    clamped_glu,
+    clip,
+    gated_rms_norm,
+    glu,
+    qk_layer_norm,
+    qk_norm,
+    row_gate,
+    scaled,
+    sigmoid_gate,
+    weighted_sum,
+    xielu,
+)
+from qlora_wgpu.ops.rope import rope
+from qlora_wgpu.ops.routing import Routing, balance_sums, largest
+from qlora_wgpu.ops.tensor import cast
+
+State = dict[str, Tensor]
+"""What one layer hands on to the next."""
+_SUMS = "routers' sums"
+
+
+class LayerOps:
+    """Ops by the names of their weights, for a forward to read like the model."""
+
+    def __init__(self, g: Graph, modules: Modules, batch: BatchBuffers) -> None:
+        """Wraps what every op needs."""
+        self.g = g
+        self.batch = batch
+        self._modules = modules
+        self._tables: dict[Rope, Tensor] = {}
+        self._ones: dict[int, Tensor] = {}
+
+    # -- ops with weights ------------------------------------------------------------------
+
+    def embedding(self, scale: float = 1.0, noise_scale: float = 1.0) -> Tensor:
+        """The batch's tokens, (rows, hidden_size) float32."""
+        of = self._modules
+        return embedding(
+            self.g, of.embedding, self.batch, scale, noise_scale, of.embedding_lora, of.padding_idx
+        )
+
+    def linear(
+        self, x: Tensor, name: str, residual: Tensor | None = None, **options: Any
+    ) -> Tensor:
+        """The layer of that name; see ``ops.linear``."""
+        return linear(self.g, x, self._modules.linears[name], self.batch, residual, **options)
+
+    def group(self, x: Tensor, names: Mapping[str, bool]) -> dict[str, Tensor]:
+        """The results of those layers of one input that are one product here, by name.
+
+        Args:
+            x: Their input.
+            names: Whether each layer's result is float32.
+        """
+        layers = [self._modules.linears[name] for name in names]
+        layers = largest_group(self.g, layers, self.batch)
+        if not layers:
+            return {}
+        made = [layer.name for layer in layers]
+        float32 = [names[name] for name in made]
+        return dict(zip(made, linear_group(self.g, x, layers, self.batch, float32), strict=True))
+
+    def linear_out(self, x: Tensor, name: str, residual: Tensor | None, scale: float) -> Tensor:
+        """A half's last layer: added to the residual, or alone in float32 for a norm to follow."""
+        if residual is None:
+            return self.linear(x, name, float32=True)
+        return self.linear(x, name, residual, multiplier=scale)
+
+    def expert_linear(self, x: Tensor, name: str, routing: Routing) -> Tensor:
+        """The layer of that name of every expert."""
+        layer = self._modules.experts[name]
+        return expert_linear(self.g, x, layer, routing, self.batch)
+
+    def router(self, x: Tensor, name: str, multiplier: float = 1.0) -> Tensor:
+        """float32 logits by the matrix, and the bias if there is one, of that module."""
+        matrix = self._modules.routers[name + ".weight"]
+        layer = Linear(name, matrix, self._modules.norms.get(name + ".bias"), None)
+        return linear(self.g, x, layer, self.batch, multiplier=multiplier, float32=True)
+
+    @property
+    def expert_tile(self) -> int:
+        """Rows of one expert that lie together."""
+        return NEW_TOKENS_TILE if self.batch.decodes else EXPERT_TILE
+
+    def balance(self, logits: Tensor, routing: Routing, *, by_logits: bool) -> None:
+        """Sums a router's choices up, where the batch asks for it.
+
+        Args:
+            logits: (rows, experts) float32.
+            routing: What was chosen.
+            by_logits: Whether these are the experts with the largest logits.
+        """
+        routers = self.batch.routers
+        if routers is not None:
+            ids = routing.ids if by_logits else largest(self.g, logits, routing.top_k)
+            routers.sums = balance_sums(self.g, logits, ids, self.batch, routers.sums)
+            routers.top_k = routing.top_k
+
+    def small(self, name: str) -> Tensor:
+        """The tensor of that name among what is small and float32."""
+        return self._modules.norms[name]
+
+    def rms_norm(self, x: Tensor, name: str, eps: float, residual: Tensor | None = None) -> Tensor:
+        """RMSNorm by the weight of that module."""
+        return rms_norm(self.g, x, self._modules.norms[name + ".weight"], eps, residual)
+
+    def rms_norm_by(self, x: Tensor, name: str, eps: float) -> Tensor:
+        """RMSNorm by the vector of that name."""
+        return rms_norm(self.g, x, self._modules.norms[name], eps)
+
+    def vector(self, name: str) -> Tensor:
+        """The vector of that name."""
+        return self._modules.norms[name]
+
+    def qk_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
+        """RMSNorm of each head by the weight of that module."""
+        return qk_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
+
+    def plain_qk_norm(self, x: Tensor, head_dim: int, eps: float) -> Tensor:
+        """RMSNorm of each head without a weight."""
+        return qk_norm(self.g, x, self._weight_of_ones(head_dim), eps)
+
+    def _weight_of_ones(self, size: int) -> Tensor:
+        """As norms' weights are, so that what they make of padding stays zero."""
+        if size not in self._ones:
+            padded_ones = (np.arange(padded(size)) < size).astype(np.float32)
+            table = self.g.constant("ones", padded_ones)
+            self._ones[size] = row("ones", size, "float32", table.storage)
+        return self._ones[size]
+
+    def qk_layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
+        """LayerNorm of each head by its row of the weight of that module, or by all heads' one."""
+        norms = self._modules.norms
+        return qk_layer_norm(self.g, x, norms[name + ".weight"], eps, norms.get(name + ".bias"))
+
+    def layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
+        """LayerNorm by the weight, and the bias if there is one, of that module."""
+        norms = self._modules.norms
+        return layer_norm(self.g, x, norms[name + ".weight"], norms.get(name + ".bias"), eps)
+
+    def plain_layer_norm(self, x: Tensor, eps: float) -> Tensor:
+        """LayerNorm without a weight."""
+        return layer_norm(self.g, x, self._weight_of_ones(x.columns), None, eps)
+
+    def xielu(self, x: Tensor, name: str) -> Tensor:
+        """xIELU by the scalars of that module."""
+        stored = (f"{name}.{field.name}" for field in fields(XIELUScalars))
+        return xielu(self.g, x, XIELUScalars(*(self._modules.norms[each] for each in stored)))
+
+    def scaled(self, x: Tensor, name: str) -> Tensor:
+        """A matrix times the number of that name."""
+        return scaled(self.g, x, self._modules.norms[name])
+
+    def with_rows(self, x: Tensor, name: str, factor: float, rows_factor: float) -> Tensor:
+        """factor · x + rows_factor · the tokens' rows of the table of that name."""
+        rows = self.batch.rows_of(self._modules.tables[name]).table
+        return weighted_sum(self.g, x, rows, factor, rows_factor)
+
+    def short_conv(self, x: Tensor, name: str) -> Tensor:
+        """The gated convolution by the weight, and the bias if there is one, of that module."""
+        norms = self._modules.norms
+        weight, bias = norms[name + ".weight"], norms.get(name + ".bias")
+        return short_conv(self.g, x, weight, bias, self.batch)
+
+    def causal_conv(self, x: Tensor, name: str) -> Tensor:
+        """SiLU of the convolution by the weight, and the bias if there is one, of that module."""
+        norms = self._modules.norms
+        weight, bias = norms[name + ".weight"], norms.get(name + ".bias")
+        return causal_conv(self.g, x, weight, bias, self.batch)
+
+    def gated_delta_gates(self, a: Tensor, b: Tensor, at: str) -> tuple[Tensor, Tensor]:
+        """What a delta net whose names begin so keeps of its state, and how much it writes."""
+        norms = self._modules.norms
+        return gated_delta_gates(self.g, a, b, norms[f"{at}A_log"], norms[f"{at}dt_bias"])
+
+    def gated_rms_norm(self, x: Tensor, z: Tensor, name: str, eps: float) -> Tensor:
+        """RMSNorm of each head by the weight of that module, times SiLU of z."""
+        return gated_rms_norm(self.g, x, z, self._modules.norms[name + ".weight"], eps)
+
+    # -- ops without -----------------------------------------------------------------------
+
+    def rope(
+        self, x: Tensor, rotation: Rope, head_dim: int, *, interleaved: bool = False
+    ) -> Tensor:
+        """Rotates every head by its token's position, and by its sample's length if that counts."""
+        return self.ropes([x], rotation, head_dim, interleaved=interleaved)[0]
+
+    def ropes(
+        self, xs: Sequence[Tensor], rotation: Rope, head_dim: int, *, interleaved: bool = False
+    ) -> list[Tensor]:
+        """``rope`` of queries and keys, at once."""
+        table, rows = self._table(rotation)
+        dim = rotation.rotary_dim
+        return rope(
+            self.g, xs, table, self.batch, head_dim, dim, interleaved=interleaved, rows=rows
+        )
+
+    def _table(self, rotation: Rope) -> tuple[Tensor, Tensor | None]:
+        """Angles by position, or with the rows of what the host writes for every token."""
+        if rotation.by_length:
+            angles = self.batch.angles_of(rotation)
+            return angles.table, angles.rows
+        if rotation not in self._tables:
+            table = self.g.constant("rope table", rotation.table(self.batch.span))
+            self._tables[rotation] = table
+        return self._tables[rotation], None
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        head_dim: int,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: str | None = None,
+    ) -> Tensor:
+        """Causal attention within each sequence, with the sinks of that name; ``ops.attention``."""
+        of_heads = None if sinks is None else self._modules.norms[sinks]
+        return attention(self.g, q, k, v, self.batch, head_dim, scale, window, softcap, of_heads)
+
+    def glu(self, gate: Tensor, up: Tensor, name: str) -> Tensor:
+        """The named activation of the gate, times up."""
+        return glu(self.g, gate, up, name)
+
+    def sigmoid_gate(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x times the sigmoid of the gate."""
+        return sigmoid_gate(self.g, x, gate)
+
+    def gated_delta_rule(
+        self, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, *sizes: int
+    ) -> Tensor:
+        """The gated delta rule within each sample; see ``ops.gated_delta`` for the sizes."""
+        return gated_delta_rule(self.g, q, k, v, decay, beta, self.batch, *sizes)
+
+    def clamped_glu(self, gate: Tensor, up: Tensor, scalars: ClampedGLU) -> Tensor:
+        """gpt-oss's gated unit."""
+        return clamped_glu(self.g, gate, up, scalars)
+
+    def row_gate(self, x: Tensor, gate: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Each row times the sigmoid of its gate, added to the residual if there is one."""
+        return row_gate(self.g, x, gate, residual)
+
+    def activation(self, x: Tensor, name: str) -> Tensor:
+        """The activation of that name."""
+        return activation(self.g, x, name)
+
+    def clip(self, x: Tensor, limit: float) -> Tensor:
+        """Elements within the limit."""
+        return clip(self.g, x, limit)
+
+    def columns(self, x: Tensor, first: int, count: int) -> Tensor:
+        """Some columns of a matrix."""
+        return columns(self.g, x, first, count)
+
+    def group_columns(
+        self, x: Tensor, groups: int, group: int, first: int, widths: Sequence[int], **options: Any
+    ) -> Tensor:
+        """Parts of every group of columns, like parts together; see ``ops.group_columns``."""
+        return group_columns(self.g, x, groups, group, first, widths, **options)
+
+    def head_parts(self, parts: Sequence[HeadPart], heads: int, head_dim: int) -> Tensor:
+        """Heads put together from columns of other matrices."""
+        return head_parts(self.g, parts, heads, head_dim)
+
+    def operand(self, x: Tensor) -> Tensor:
+        """A float32 matrix as linear layers read it."""
+        return cast(self.g, x)
+
+    # -- layers ----------------------------------------------------------------------------
+
+    def layers(
+        self, h: Tensor, layer: Callable[[Tensor, int], Tensor], count: int, *, checkpointing: bool
+    ) -> Tensor:
+        """Applies ``layer(h, i)`` for every i, recomputing each in the backward if asked for."""
+
+        def apply(state: State, i: int) -> State:
+            return {"h": layer(state["h"], i)}
+
+        return self.layers_jointly({"h": h}, apply, count, checkpointing=checkpointing)["h"]
+
+    def layers_jointly(
+        self, state: State, layer: Callable[[State, int], State], count: int, *, checkpointing: bool
+    ) -> State:
+        """``layers`` that hand on several tensors.
+
+        Args:
+            state: What the first layer reads, by names of the family's own. The first tensor is
+                the residual stream, which may wait in host memory.
+            layer: What the i-th layer hands on: what it was given, with some of it replaced or
+                added.
+            count: Layers.
+            checkpointing: Whether each is computed again in the backward.
+        """
+        routers = self.batch.routers
+        if routers is None:
+            return self._all_layers(state, layer, count, checkpointing=checkpointing)
+
+        def summing(state: State, i: int) -> State:
+            routers.sums = state.get(_SUMS)
+            own = layer({name: x for name, x in state.items() if name != _SUMS}, i)
+            return own if routers.sums is None else {**own, _SUMS: routers.sums}
+
+        state = self._all_layers(state, summing, count, checkpointing=checkpointing)
+        routers.sums = state.get(_SUMS)
+        return {name: x for name, x in state.items() if name != _SUMS}
+
+    def _all_layers(
+        self, state: State, layer: Callable[[State, int], State], count: int, *, checkpointing: bool
+    ) -> State:
+        if not checkpointing:
+            return _applied(layer, state, range(count))
+        how = self.g.recomputation
+        end = max(count - how.kept, 0)
+        for first in range(0, end, how.together):
+            numbers = range(first, min(first + how.together, end))
+            # The last layer's input is wanted again at once.
+            parking = how.parking if numbers.stop < count else None
+            state = self._recomputed(layer, state, numbers, parking)
+        return _applied(layer, state, range(end, count))
+
+    def _recomputed(
+        self,
+        layer: Callable[[State, int], State],
+        state: State,
+        numbers: range,
+        parking: Parking | None,
+    ) -> State:
+        """What some layers hand on, of which what they make is computed again in the backward."""
+        names: list[str] = []
+
+        def made(xs: Sequence[Tensor]) -> Sequence[Tensor]:
+            given = dict(zip(state, xs, strict=True))
+            after = _applied(layer, given, numbers)
+            names[:] = [name for name, tensor in after.items() if tensor is not given.get(name)]
+            return [after[name] for name in names]
+
+        outputs = self.g.checkpoint_jointly(made, [*state.values()], parking)
+        return state | dict(zip(names, outputs, strict=True))
+
+
+def _applied(layer: Callable[[State, int], State], state: State, numbers: Iterable[int]) -> State:
+    for i in numbers:
+        state = layer(state, i)
+    return state

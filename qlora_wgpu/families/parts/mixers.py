@@ -1,0 +1,194 @@
+"""What stands in place of attention: gated delta nets (Yang et al., 2024), short convolutions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.families.family import LinearSpec, NormSize, Weights
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.layer_ops import LayerOps
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.limits import DELTA_KEY
+
+_UNIT = 8  # elements that the kernels of a delta net take at once
+
+
+@dataclass(frozen=True)
+class DeltaHeads:
+    """Heads of queries and keys, each of which serves as many heads of values.
+
+    Attributes:
+        key_heads: Heads of queries, and of keys.
+        value_heads: Heads of values: a multiple of it.
+        key_dim: Elements of a query or key.
+        value_dim: Elements of a value.
+    """
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+
+    @classmethod
+    def read(cls, read: ConfigReader) -> DeltaHeads:
+        """Reads ``linear_num_key_heads`` and the like, with Hugging Face's defaults.
+
+        Raises:
+            UnsupportedModelError: If they do not fit each other.
+        """
+        heads = cls(
+            read.integer("linear_num_key_heads", 16),
+            read.integer("linear_num_value_heads", 32),
+            read.integer("linear_key_head_dim", 128),
+            read.integer("linear_value_head_dim", 128),
+        )
+        if heads.value_heads % heads.key_heads:
+            raise UnsupportedModelError(
+                f"config.json: linear_num_value_heads {heads.value_heads} is no multiple of "
+                f"linear_num_key_heads {heads.key_heads}"
+            )
+        if heads.key_dim > DELTA_KEY:
+            raise UnsupportedModelError(
+                f"config.json: linear_key_head_dim is {heads.key_dim}, more than the {DELTA_KEY} "
+                "that are computed"
+            )
+        sizes = {
+            "linear_key_head_dim": heads.key_dim,
+            "linear_value_head_dim": heads.value_dim,
+        }
+        for name, size in sizes.items():
+            if size % _UNIT:
+                raise UnsupportedModelError(f"config.json: {name} {size} is no multiple of {_UNIT}")
+        return heads
+
+    @property
+    def key_size(self) -> int:
+        """Elements of all queries of a token, or of all keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Elements of all values of a token."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def per_key(self) -> int:
+        """Heads of values that a head of keys serves."""
+        return self.value_heads // self.key_heads
+
+
+@dataclass(frozen=True)
+class GatedDeltaNet:
+    """out_proj(norm(delta rule(silu(conv(q, k, v)), decay, beta)) · silu(z)).
+
+    Attributes:
+        dimensions: The decoder's dimensions.
+        heads: Its own heads.
+        taps: How many tokens the convolution sees, the own one included.
+        eps: Of the norm of each head's output, added under the root.
+        fused: Whether q, k, v and z are one layer, and b and a another, in which what belongs to a
+            head of keys is together.
+    """
+
+    dimensions: Dimensions
+    heads: DeltaHeads
+    taps: int
+    eps: float
+    fused: bool
+
+    def weights(self, at: str) -> Weights:
+        """The projections and all that is small of the layer whose names begin so."""
+        at += "linear_attn."
+        hidden_size, heads = self.dimensions.hidden_size, self.heads
+        channels = 2 * heads.key_size + heads.value_size
+        sizes = {
+            "qkv": channels,
+            "z": heads.value_size,
+            "b": heads.value_heads,
+            "a": heads.value_heads,
+        }
+        if self.fused:
+            sizes = {"qkvz": sizes["qkv"] + sizes["z"], "ba": sizes["b"] + sizes["a"]}
+        linears = [LinearSpec(f"{at}in_proj_{n}", size, hidden_size) for n, size in sizes.items()]
+        linears.append(LinearSpec(f"{at}out_proj", hidden_size, heads.value_size))
+        norms: dict[str, NormSize] = {
+            f"{at}conv1d.weight": (channels, 1, self.taps),
+            f"{at}dt_bias": heads.value_heads,
+            f"{at}A_log": heads.value_heads,
+            f"{at}norm.weight": heads.value_dim,
+        }
+        return Weights(tuple(linears), norms, as_stored=frozenset(norms))
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
+        at, heads = at + "linear_attn.", self.heads
+        mixed, z, b, a = (self._split if self.fused else self._projected)(ops, x, at)
+        mixed = ops.causal_conv(mixed, f"{at}conv1d")
+        key_size = heads.key_size
+        places = (0, key_size), (key_size, key_size), (2 * key_size, heads.value_size)
+        q, k, v = (ops.columns(mixed, *place) for place in places)
+        decay, beta = ops.gated_delta_gates(a, b, at)
+        sizes = heads.key_heads, heads.value_heads, heads.key_dim, heads.value_dim
+        o = ops.gated_delta_rule(q, k, v, decay, beta, *sizes)
+        o = ops.gated_rms_norm(o, z, f"{at}norm", self.eps)
+        return ops.linear_out(o, f"{at}out_proj", residual, scale)
+
+    def _projected(self, ops: LayerOps, x: Tensor, at: str) -> list[Tensor]:
+        """What is convolved, z, b and a, each by a layer of its own."""
+        wide = {"qkv": False, "z": False, "b": True, "a": True}
+        names = {f"{at}in_proj_{name}": float32 for name, float32 in wide.items()}
+        made = ops.group(x, names)
+        return [
+            made.get(name) or ops.linear(x, name, float32=float32)
+            for name, float32 in names.items()
+        ]
+
+    def _split(self, ops: LayerOps, x: Tensor, at: str) -> list[Tensor]:
+        """The same of two layers, whose columns are groups: one for each head of keys."""
+        heads = self.heads
+        key, value = heads.key_dim, heads.per_key * heads.value_dim
+        qkvz = ops.linear(x, f"{at}in_proj_qkvz")
+        ba = ops.linear(x, f"{at}in_proj_ba", float32=True)
+        wide, narrow = 2 * key + 2 * value, 2 * heads.per_key
+        mixed = ops.group_columns(qkvz, heads.key_heads, wide, 0, (key, key, value))
+        z = ops.group_columns(qkvz, heads.key_heads, wide, 2 * key + value, (value,))
+        b, a = (
+            ops.group_columns(ba, heads.key_heads, narrow, first, (heads.per_key,), float32=True)
+            for first in (0, heads.per_key)
+        )
+        return [mixed, z, b, a]
+
+
+@dataclass(frozen=True)
+class ShortConv:
+    """out_proj(C · conv(B · v)), with B, C and v of in_proj(x).
+
+    Attributes:
+        dimensions: The decoder's dimensions.
+        taps: How many tokens the convolution sees, the own one included.
+        bias: Whether the convolution and both projections have biases.
+    """
+
+    dimensions: Dimensions
+    taps: int
+    bias: bool = False
+
+    def weights(self, at: str) -> Weights:
+        """The projections and the convolution of the layer whose names begin so."""
+        at, size = f"{at}conv.", self.dimensions.hidden_size
+        in_proj = LinearSpec(f"{at}in_proj", 3 * size, size, self.bias)
+        out_proj = LinearSpec(f"{at}out_proj", size, size, self.bias)
+        frozen: dict[str, NormSize] = {f"{at}conv.weight": (size, 1, self.taps)}
+        if self.bias:
+            frozen[f"{at}conv.bias"] = size
+        return Weights((in_proj, out_proj), frozen)
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
+        y = ops.short_conv(ops.linear(x, f"{at}conv.in_proj"), f"{at}conv.conv")
+        return ops.linear_out(y, f"{at}conv.out_proj", residual, scale)

@@ -1,0 +1,151 @@
+"""The MLP of a layer: gated in two layers or one, or plain; and how each is traced."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from qlora_wgpu.families.family import LinearSpec, NormSize, Weights
+from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
+from qlora_wgpu.families.parts.layer_ops import LayerOps
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.pointwise import ACTIVATIONS
+
+
+def read_activation(read: ConfigReader, default: str = "silu", key: str = "hidden_act") -> str:
+    """The activation that a key names, which must be one that is computed."""
+    name: str = read.choice(key, tuple(ACTIVATIONS), default)
+    return name
+
+
+@dataclass(frozen=True)
+class GatedMLP:
+    """down_proj(activation(gate_proj(x)) · up_proj(x)).
+
+    Attributes:
+        dimensions: The decoder's dimensions.
+        activation: The gate's activation.
+        bias: Whether all three have biases.
+        name: The module's name within a layer.
+        leaves: The names of gate, up and down.
+    """
+
+    dimensions: Dimensions
+    activation: str
+    bias: bool = False
+    name: str = "mlp"
+    leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+
+    def weights(self, at: str) -> Weights:
+        """The linear layers of the layer whose names begin so."""
+        hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
+        gate, up, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
+        return Weights(
+            (
+                LinearSpec(gate, inner, hidden_size, self.bias),
+                LinearSpec(up, inner, hidden_size, self.bias),
+                LinearSpec(down, hidden_size, inner, self.bias),
+            )
+        )
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
+        *names, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
+        grouped = ops.group(x, dict.fromkeys(names, False))
+        gate, up = (grouped.get(name) or ops.linear(x, name) for name in names)
+        y = ops.glu(gate, up, self.activation)
+        return ops.linear_out(y, down, residual, scale)
+
+
+@dataclass(frozen=True)
+class FusedGatedMLP:
+    """``GatedMLP`` with gate and up as one layer.
+
+    Attributes:
+        dimensions: The decoder's dimensions.
+        activation: The gate's activation.
+        name: The module's name within a layer.
+        leaves: The names of gate and up together, and of down.
+    """
+
+    dimensions: Dimensions
+    activation: str
+    name: str = "mlp"
+    leaves: tuple[str, str] = ("gate_up_proj", "down_proj")
+
+    def weights(self, at: str) -> Weights:
+        """The linear layers of the layer whose names begin so."""
+        hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
+        gate_up, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
+        fused = LinearSpec(gate_up, 2 * inner, hidden_size)
+        return Weights((fused, LinearSpec(down, hidden_size, inner)))
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
+        inner = self.dimensions.intermediate_size
+        fused, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
+        gate_up = ops.linear(x, fused)
+        gate, up = ops.columns(gate_up, 0, inner), ops.columns(gate_up, inner, inner)
+        y = ops.glu(gate, up, self.activation)
+        return ops.linear_out(y, down, residual, scale)
+
+
+@dataclass(frozen=True)
+class PlainMLP:
+    """down(activation(up(x))).
+
+    Attributes:
+        dimensions: The decoder's dimensions.
+        activation: Between the two.
+        bias: Whether both have biases.
+        leaves: The names of up and down.
+    """
+
+    dimensions: Dimensions
+    activation: str
+    bias: bool
+    leaves: tuple[str, str] = ("up_proj", "down_proj")
+
+    def weights(self, at: str) -> Weights:
+        """The linear layers of the layer whose names begin so."""
+        hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
+        up, down = (f"{at}mlp.{leaf}" for leaf in self.leaves)
+        first = LinearSpec(up, inner, hidden_size, self.bias)
+        return Weights((first, LinearSpec(down, hidden_size, inner, self.bias)))
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
+        up, down = (f"{at}mlp.{leaf}" for leaf in self.leaves)
+        y = ops.activation(ops.linear(x, up), self.activation)
+        return ops.linear_out(y, down, residual, scale)
+
+
+@dataclass(frozen=True)
+class XIELUMLP:
+    """down_proj(xIELU(up_proj(x))), whose scalars are stored with the model.
+
+    Attributes:
+        dimensions: The decoder's dimensions.
+    """
+
+    dimensions: Dimensions
+
+    def weights(self, at: str) -> Weights:
+        """The linear layers and the activation's scalars of the layer whose names begin so."""
+        hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
+        up = LinearSpec(f"{at}mlp.up_proj", inner, hidden_size)
+        down = LinearSpec(f"{at}mlp.down_proj", hidden_size, inner)
+        shapes: dict[str, NormSize] = {"alpha_p": 1, "alpha_n": 1, "beta": (), "eps": ()}
+        return Weights((up, down), {f"{at}mlp.act_fn.{n}": size for n, size in shapes.items()})
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
+        y = ops.xielu(ops.linear(x, f"{at}mlp.up_proj"), f"{at}mlp.act_fn")
+        return ops.linear_out(y, f"{at}mlp.down_proj", residual, scale)

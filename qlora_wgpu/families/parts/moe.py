@@ -1,0 +1,379 @@
+"""A mixture of experts in place of a layer's MLP or beside it: router, experts, shared expert."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.families.family import (
+    BalanceLoss,
+    ExpertSpec,
+    LinearSpec,
+    NormSize,
+    Stacking,
+    Weights,
+)
+from qlora_wgpu.families.parts.config import ConfigReader
+from qlora_wgpu.families.parts.layer_ops import LayerOps
+from qlora_wgpu.families.parts.mlp import FusedGatedMLP, GatedMLP
+from qlora_wgpu.families.parts.norm import RMSNorm
+from qlora_wgpu.graph.graph import GraphError
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.experts import with_factors
+from qlora_wgpu.ops.pointwise import ClampedGLU
+from qlora_wgpu.ops.routing import (
+    MOST_GROUPS,
+    Routing,
+    Scoring,
+    combine,
+    permute,
+    route,
+    route_by_scores,
+)
+
+__all__ = ["Router", "Scoring", "read_groups", "softmax_router"]
+
+
+@dataclass(frozen=True)
+class Router:
+    """The experts with the largest scores, weighted by these.
+
+    Attributes:
+        scoring: What makes scores of logits, and weights of scores.
+        correction: The name within a layer of what is added to the scores for the choice alone.
+        correction_rows: Whether files have that as a matrix of one row.
+    """
+
+    scoring: Scoring
+    correction: str | None = None
+    correction_rows: bool = False
+
+    def weights(self, at: str, num_experts: int) -> Weights:
+        """The corrections of the layer whose names begin so."""
+        size: NormSize = (1, num_experts) if self.correction_rows else num_experts
+        norms: Mapping[str, NormSize] = {f"{at}{self.correction}": size}
+        return Weights(norms={} if self.correction is None else norms)
+
+    @property
+    def by_logits(self) -> bool:
+        """Whether the chosen experts are those with the largest logits."""
+        return self.correction is None and self.scoring.top_groups >= self.scoring.groups
+
+    def route(self, ops: LayerOps, logits: Tensor, at: str, top_k: int, scale: float) -> Routing:
+        """Each row's experts and their weights, times scale."""
+        scoring = replace(self.scoring, scale=scale * self.scoring.scale)
+        bias = None if self.correction is None else ops.small(f"{at}{self.correction}")
+        if scoring.sigmoid or not self.by_logits:
+            return route_by_scores(ops.g, logits, bias, top_k, scoring, ops.expert_tile)
+        # The softmax over the chosen is what is left of that over all, divided by its sum.
+        normalized, factor = scoring.normalized, scoring.scale
+        return route(
+            ops.g, logits, top_k, normalized=normalized, scale=factor, tile=ops.expert_tile
+        )
+
+
+def softmax_router(*, normalized: bool) -> Router:
+    """The softmax over all experts, or (normalized) over those chosen."""
+    return Router(Scoring(sigmoid=False, normalized=normalized))
+
+
+def read_groups(read: ConfigReader, experts: int, top_k: int, scoring: Scoring) -> Scoring:
+    """The scoring with ``n_group`` and ``topk_group``, and ``routed_scaling_factor``.
+
+    Args:
+        read: The config.json.
+        experts: How many there are.
+        top_k: How many a token meets.
+        scoring: The rest.
+
+    Raises:
+        UnsupportedModelError: If groups do not divide the experts, or hold too few.
+    """
+    groups, top_groups = read.integer("n_group", 1), read.integer("topk_group", 1)
+    factor = read.number("routed_scaling_factor", scoring.scale)
+    whole = replace(scoring, groups=groups, top_groups=top_groups, scale=factor)
+    if not whole.fits(experts, top_k):
+        raise UnsupportedModelError(
+            f"config.json: n_group {groups} and topk_group {top_groups} do not fit "
+            f"{experts} experts of which {top_k} are chosen (at most {MOST_GROUPS} groups)"
+        )
+    return whole
+
+
+@dataclass(frozen=True)
+class SharedExpert:
+    """sigmoid(gate(x)) · mlp(x), or mlp(x) alone.
+
+    Attributes:
+        mlp: The expert, by its name within a layer.
+        gate: The name within a layer of the linear layer that makes a number of each token, if
+            there is one.
+    """
+
+    mlp: GatedMLP | FusedGatedMLP
+    gate: str | None = None
+
+    def weights(self, at: str) -> Weights:
+        """The linear layers of the layer whose names begin so."""
+        weights = self.mlp.weights(at)
+        if self.gate is not None:
+            hidden_size = self.mlp.dimensions.hidden_size
+            weights += Weights((LinearSpec(f"{at}{self.gate}", 1, hidden_size),))
+        return weights
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        """Adds scale times the expert's output for x to the residual; or that alone, in float32.
+
+        Raises:
+            GraphError: If what has a gate is to be multiplied, too, which is not computed.
+        """
+        if self.gate is None:
+            return self.mlp.trace(ops, x, at, residual, scale)
+        if scale != 1.0:
+            raise GraphError(f"{at}{self.gate}: what has a gate is added to the residual as it is")
+        gate = ops.linear(x, f"{at}{self.gate}", float32=True)
+        return ops.row_gate(self.mlp.trace(ops, x, at, None, 1.0), gate, residual)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The mixture of a layer.
+
+    Attributes:
+        hidden_size: Elements of a row of the residual stream.
+        intermediate_size: Rows of an expert's gate and up.
+        activation: The activation of the experts' gates, or gpt-oss's unit in place of gate · up.
+        num_experts: Number of experts.
+        num_experts_per_tok: Number of experts that each token meets.
+        norm_topk_prob: Whether the weights of those that a token meets sum up to one, where no
+            ``choice`` says it.
+        name: The module's name within a layer.
+        leaves: An expert's names of gate, up and down.
+        router: The router's name within the module.
+        bias: Whether the router and all experts' layers have biases.
+        in_turns: See ``Stacking``.
+        held: What transformers calls the module, if otherwise.
+        fused: See ``ExpertSpec``.
+        shared: What every token meets beside its experts, if anything.
+        choice: How experts are chosen and weighted, if not by the largest logits and their softmax.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    activation: str | ClampedGLU
+    num_experts: int
+    num_experts_per_tok: int
+    norm_topk_prob: bool = True
+    name: str = "mlp"
+    leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    router: str = "gate"
+    bias: bool = False
+    in_turns: bool = False
+    held: str | None = None
+    fused: bool = True
+    shared: SharedExpert | None = None
+    choice: Router | None = None
+
+    def weights(self, at: str) -> Weights:
+        """The router, the experts and the shared one of the layer whose names begin so."""
+        experts, count = f"{at}{self.name}.experts", self.num_experts
+        hidden_size, inner = self.hidden_size, self.intermediate_size
+        (gate, up, down), router, bias = self.leaves, f"{at}{self.name}.{self.router}", self.bias
+        shared = Weights() if self.shared is None else self.shared.weights(at)
+        held = self.name if self.held is None else self.held
+        stacking = Stacking(self.leaves, f"{self.name}.experts", f"{held}.experts", self.in_turns)
+        more = bias, stacking, self.fused
+        corrections = self._router.weights(at, count)
+        own = Weights(
+            norms={f"{router}.bias": count} if bias else {},
+            experts=(
+                ExpertSpec(experts, gate, count, inner, hidden_size, *more),
+                ExpertSpec(experts, up, count, inner, hidden_size, *more),
+                ExpertSpec(experts, down, count, hidden_size, inner, *more),
+            ),
+            routers={f"{router}.weight": (count, hidden_size)},
+        )
+        return shared + corrections + own
+
+    def trace(
+        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
+    ) -> Tensor:
+        """Adds scale times what experts make of x to the residual; or that alone, in float32."""
+        gate, up, down = (f"{at}{self.name}.experts.{leaf}" for leaf in self.leaves)
+        if self.shared is not None:
+            residual = self.shared.trace(ops, x, at, residual, scale)
+        logits = ops.router(x, f"{at}{self.name}.{self.router}")
+        routing = self._router.route(ops, logits, at, self.num_experts_per_tok, scale)
+        ops.balance(logits, routing, by_logits=self._router.by_logits)
+        x = permute(ops.g, x, routing)
+        both = ops.expert_linear(x, gate, routing), ops.expert_linear(x, up, routing)
+        if isinstance(self.activation, ClampedGLU):
+            y = ops.clamped_glu(*both, self.activation)
+        else:
+            y = ops.glu(*both, self.activation)
+        return combine(ops.g, ops.expert_linear(y, down, routing), routing, residual)
+
+    @property
+    def _router(self) -> Router:
+        return self.choice or softmax_router(normalized=self.norm_topk_prob)
+
+
+def read_clamped_glu(read: ConfigReader) -> ClampedGLU:
+    """The scalars of gpt-oss's gate, ``swiglu_limit`` and ``swiglu_alpha``."""
+    return ClampedGLU(read.number("swiglu_limit", 7.0), read.number("swiglu_alpha", 1.702))
+
+
+def read_expert_counts(
+    read: ConfigReader, num_experts: int, num_experts_per_tok: int
+) -> tuple[int, int]:
+    """The numbers of a layer's experts, by its old or its new key, and of those a token meets.
+
+    Args:
+        read: The config.json.
+        num_experts: The first, where no key says it.
+        num_experts_per_tok: The second, where no key says it.
+
+    Raises:
+        UnsupportedModelError: If a token would meet more than there are.
+    """
+    new = read.config.get("num_experts") is not None
+    key = "num_experts" if new else "num_local_experts"
+    count = read.integer(key, num_experts)
+    top = read.integer("num_experts_per_tok", num_experts_per_tok)
+    check_expert_counts(read, (key, count), ("num_experts_per_tok", top))
+    return count, top
+
+
+def check_expert_counts(read: ConfigReader, experts: tuple[str, int], top: tuple[str, int]) -> None:
+    """Refuses what a mixture cannot be.
+
+    Args:
+        read: The config.json.
+        experts: The key of the number of a layer's experts, and the number.
+        top: The same of those that a token meets.
+
+    Raises:
+        UnsupportedModelError: If a token would meet more than there are.
+    """
+    if top[1] > experts[1]:
+        raise UnsupportedModelError(
+            f"config.json: {top[0]} {top[1]} exceeds {experts[0]} {experts[1]}"
+        )
+
+
+def read_balance_loss(read: ConfigReader, coefficient: float = 0.001) -> BalanceLoss:
+    """The loss that balances experts, by ``output_router_logits`` and ``router_aux_loss_coef``.
+
+    Args:
+        read: The config.json.
+        coefficient: Its factor, where no key says it.
+    """
+    return BalanceLoss(
+        read.number("router_aux_loss_coef", coefficient), read.flag("output_router_logits")
+    )
+
+
+def refuse_balance_loss(read: ConfigReader) -> None:
+    """Refuses the same of a family for which transformers computes no such loss.
+
+    Raises:
+        UnsupportedModelError: If it is asked for.
+    """
+    if read.flag("output_router_logits"):
+        raise UnsupportedModelError(
+            "config.json: output_router_logits = true asks for a loss that balances the experts, "
+            "which transformers does not compute for this family: set it to false"
+        )
+
+
+def sparse_layers(read: ConfigReader, layers: int) -> list[bool]:
+    """Whether each layer has experts, by ``decoder_sparse_step`` and ``mlp_only_layers``.
+
+    Args:
+        read: The config.json.
+        layers: How many there are.
+
+    Raises:
+        UnsupportedModelError: If the second is no list of numbers.
+    """
+    dense = read.config.get("mlp_only_layers") or []
+    if not isinstance(dense, list) or not all(isinstance(i, int) for i in dense):
+        raise UnsupportedModelError("config.json: mlp_only_layers must be a list of integers")
+    step = read.integer("decoder_sparse_step", 1)
+    dense = set(dense)
+    return [i not in dense and (i + 1) % step == 0 for i in range(layers)]
+
+
+@dataclass(frozen=True)
+class MixtureBeside:
+    """norm(MLP) + norm(experts), where experts and router read the stream by norms of their own.
+
+    Attributes:
+        hidden_size: Elements of a row of the residual stream.
+        intermediate_size: Rows of an expert's gate and up.
+        activation: The activation of the experts' gates.
+        num_experts: Number of experts.
+        top_k: Number of experts that each token meets.
+        eps: Added under the norms' roots.
+        leaves: An expert's names of gate, up and down.
+        after_mlp: The norm of what the MLP makes.
+        before: The norm of what experts read.
+        after: The norm of what they make.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    activation: str
+    num_experts: int
+    top_k: int
+    eps: float
+    leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    after_mlp: str = "post_feedforward_layernorm_1"
+    before: str = "pre_feedforward_layernorm_2"
+    after: str = "post_feedforward_layernorm_2"
+
+    def weights(self, at: str) -> Weights:
+        """The router, the experts and the norms of the layer whose names begin so."""
+        count, hidden_size, inner = self.num_experts, self.hidden_size, self.intermediate_size
+        gate, up, down = self.leaves
+        more = False, Stacking(self.leaves), False  # no bias, and unknown to PEFT
+        weights = Weights(
+            norms={f"{at}router.scale": hidden_size, f"{at}router.per_expert_scale": count},
+            experts=(
+                ExpertSpec(f"{at}experts", gate, count, inner, hidden_size, *more),
+                ExpertSpec(f"{at}experts", up, count, inner, hidden_size, *more),
+                ExpertSpec(f"{at}experts", down, count, hidden_size, inner, *more),
+            ),
+            routers={f"{at}router.proj.weight": (count, hidden_size)},
+        )
+        for name in (self.after_mlp, self.before, self.after):
+            weights += self._norm.weights(at + name, hidden_size)
+        return weights
+
+    def trace(self, ops: LayerOps, h: Tensor, made: Tensor, at: str) -> Tensor:
+        """Both together, float32.
+
+        Args:
+            ops: The ops.
+            h: The residual stream that the MLP has read, (rows, hidden_size) float32.
+            made: What the MLP made of it, likewise.
+            at: How the layer's names begin.
+        """
+        dense = self._norm.trace(ops, made, at + self.after_mlp)
+        x = ops.rms_norm_by(h, f"{at}router.scale", self.eps)
+        logits = ops.router(x, f"{at}router.proj", self.hidden_size**-0.5)
+        routing = route(ops.g, logits, self.top_k, normalized=True, tile=ops.expert_tile)
+        routing = with_factors(ops.g, routing, ops.vector(f"{at}router.per_expert_scale"))
+        x = permute(ops.g, self._norm.trace(ops, h, at + self.before), routing)
+        gate, up, down = (f"{at}experts.{leaf}" for leaf in self.leaves)
+        both = ops.expert_linear(x, gate, routing), ops.expert_linear(x, up, routing)
+        y = ops.expert_linear(ops.glu(*both, self.activation), down, routing)
+        sparse = combine(ops.g, y, routing, None)
+        return self._norm.trace(ops, sparse, at + self.after, residual=dense)
+
+    @property
+    def _norm(self) -> RMSNorm:
+        return RMSNorm(self.eps)

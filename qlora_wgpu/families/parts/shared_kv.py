@@ -1,0 +1,166 @@
+"""A decoder whose later layers attend to the keys and values of earlier ones (Gemma 4)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from qlora_wgpu.families.family import LinearSpec, Weights
+from qlora_wgpu.families.parts.attention import Attention
+from qlora_wgpu.families.parts.decoder import Decoder, Layer
+from qlora_wgpu.families.parts.layer_ops import LayerOps, State
+from qlora_wgpu.families.parts.moe import MixtureBeside
+from qlora_wgpu.families.parts.norm import RMSNorm
+from qlora_wgpu.graph.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class PerLayerInputs:
+    """What each layer is given of every token: (norm(projection(embedding)) + row) / √2.
+
+    Attributes:
+        hidden_size: Elements of a row of the residual stream.
+        size: Elements that a layer is given.
+        vocab_size: Rows of the table, which the host looks up.
+        activation: Of the gate of a layer's input.
+        eps: Added under the norms' roots.
+    """
+
+    hidden_size: int
+    size: int
+    vocab_size: int
+    activation: str
+    eps: float
+
+    def weights(self, prefix: str, layers: int) -> Weights:
+        """The table, and what is projected from the embedding, of all layers."""
+        wide = layers * self.size
+        return Weights(
+            (LinearSpec(f"{prefix}per_layer_model_projection", wide, self.hidden_size),),
+            {f"{prefix}per_layer_projection_norm.weight": self.size},
+            tables={f"{prefix}embed_tokens_per_layer.weight": (self.vocab_size, wide)},
+        )
+
+    def trace(self, ops: LayerOps, h: Tensor, prefix: str) -> Tensor:
+        """All layers' inputs side by side, (rows, layers · size) operand."""
+        x = ops.linear(ops.operand(h), f"{prefix}per_layer_model_projection")
+        # The projection's factor 1 / √hidden_size tells under the norm's root alone.
+        eps = self.eps * self.hidden_size
+        x = ops.qk_norm(x, f"{prefix}per_layer_projection_norm", eps)
+        half = math.sqrt(0.5)
+        rows = f"{prefix}embed_tokens_per_layer.weight"
+        return ops.with_rows(x, rows, half, half * math.sqrt(self.size))
+
+    def layer_weights(self, at: str) -> Weights:
+        """What the layer whose names begin so does with its input."""
+        gate, projection = f"{at}per_layer_input_gate", f"{at}per_layer_projection"
+        linears = (
+            LinearSpec(gate, self.size, self.hidden_size),
+            LinearSpec(projection, self.hidden_size, self.size),
+        )
+        return Weights(linears) + self._norm.weights(self._norm_name(at), self.hidden_size)
+
+    def trace_layer(self, ops: LayerOps, h: Tensor, inputs: Tensor, i: int, at: str) -> Tensor:
+        """The residual stream with the i-th layer's input added, gated by what it is so far."""
+        gate = ops.linear(ops.operand(h), f"{at}per_layer_input_gate")
+        x = ops.glu(gate, ops.columns(inputs, i * self.size, self.size), self.activation)
+        x = ops.linear(x, f"{at}per_layer_projection", float32=True)
+        return self._norm.trace(ops, x, self._norm_name(at), residual=h)
+
+    @property
+    def _norm(self) -> RMSNorm:
+        return RMSNorm(self.eps)
+
+    @staticmethod
+    def _norm_name(at: str) -> str:
+        return f"{at}post_per_layer_input_norm"
+
+
+_STREAM, _INPUTS = "h", "per-layer inputs"
+
+
+@dataclass(frozen=True)
+class SharingLayer(Layer):
+    """A layer with norms around both halves, and a factor of the residual stream after it.
+
+    Attributes:
+        kind: Which layers' keys and values a layer that shares them reads: the last of this kind.
+        keeps: Whether its own are for later layers.
+        inputs: What it is given of every token, if anything.
+        mixture: The experts beside its MLP, if there are any.
+        scalar: The name of the factor.
+    """
+
+    kind: str = ""
+    keeps: bool = False
+    inputs: PerLayerInputs | None = None
+    mixture: MixtureBeside | None = None
+    scalar: str = "layer_scalar"
+
+    def weights(self, at: str) -> Weights:
+        """The weights of the layer whose names begin so."""
+        weights = super().weights(at) + Weights(norms={at + self.scalar: 1})
+        if self.mixture is not None:
+            weights += self.mixture.weights(at)
+        return weights if self.inputs is None else weights + self.inputs.layer_weights(at)
+
+    def trace_jointly(self, ops: LayerOps, state: State, i: int, at: str) -> State:
+        """What the layer hands on."""
+        order, attention, h = self.order, self.attention, state[_STREAM]
+        assert isinstance(attention, Attention)
+        x = self._before(ops, h, at, order.before_attention)
+        q, pair = attention.project(ops, x, at)
+        names = [f"{self.kind} {part}" for part in ("keys", "values")]
+        own = pair or (state[names[0]], state[names[1]])
+        made = attention.attend(ops, q, own, at, None, 1.0)
+        h = self._after(ops, made, h, at, order.after_attention)
+        made = self.mlp.trace(ops, self._before(ops, h, at, order.before_mlp), at, None, 1.0)
+        if self.mixture is not None:
+            made = self.mixture.trace(ops, h, made, at)
+        h = self._after(ops, made, h, at, order.after_mlp)
+        if self.inputs is not None:
+            h = self.inputs.trace_layer(ops, h, state[_INPUTS], i, at)
+        kept = dict(zip(names, own, strict=True)) if self.keeps else {}
+        return {**state, _STREAM: ops.scaled(h, at + self.scalar), **kept}
+
+    def _after(self, ops: LayerOps, x: Tensor, h: Tensor, at: str, name: str | None) -> Tensor:
+        assert name is not None  # PRE_AND_POST_NORM has all
+        return self.norm.trace(ops, x, at + name, residual=h)
+
+
+@dataclass(frozen=True)
+class SharingDecoder(Decoder):
+    """A decoder of such layers.
+
+    Attributes:
+        inputs: What its layers are given of every token, if anything.
+    """
+
+    inputs: PerLayerInputs | None = None
+
+    def weights(self) -> Weights:
+        """All weights but the embedding and the head."""
+        if self.inputs is None:
+            return super().weights()
+        return self.inputs.weights(self.prefix, len(self.layers)) + super().weights()
+
+    def trace(self, ops: LayerOps, *, checkpointing: bool) -> Tensor:
+        """The normalized hidden states, (rows, hidden_size) operand."""
+
+        def layer(state: State, i: int) -> State:
+            own = self.layers[i]
+            assert isinstance(own, SharingLayer)
+            return own.trace_jointly(ops, state, i, self._at(i))
+
+        state = {_STREAM: ops.embedding(self.embedding_scale, self.noise_scale)}
+        if self.inputs is not None:
+            state[_INPUTS] = self.inputs.trace(ops, state[_STREAM], self.prefix)
+        state = ops.layers_jointly(state, layer, len(self.layers), checkpointing=checkpointing)
+        return self.norm.trace(ops, state[_STREAM], f"{self.prefix}{self.final_norm}")
+
+    def alone(self, i: int) -> Decoder:
+        """A decoder of one layer, with keys and values of its own."""
+        layer = self.layers[i]
+        assert isinstance(layer.attention, Attention)
+        own = replace(layer, attention=replace(layer.attention, shared=False))
+        return replace(self, layers=(own,))

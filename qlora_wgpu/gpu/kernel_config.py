@@ -1,0 +1,355 @@
+"""How kernels are cut for a kind of GPU: tiles, workgroups, memory, and what vendors need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qlora_wgpu.gpu.matrix import PROMISED, Limits, MatrixShape, MatrixTile, fitting_tiles
+
+FEW_REGISTERS = ("apple", "intel")  # by WebGPU's names of vendors
+_HOIST_LOADS = {"qualcomm"}
+_WITH_UNITS = {"amd", "apple", "intel", "nvidia"}
+_IDS = {0x8086: "intel", 0x106B: "apple", 0x5143: "qualcomm", 0x4D4F4351: "qualcomm",
+        0x10DE: "nvidia", 0x1002: "amd"}  # fmt: skip
+
+
+def has_few_registers(info: Mapping[str, Any]) -> bool:
+    """Whether a GPU's invocations have 128 registers of 4 bytes, where others have some 250.
+
+    Args:
+        info: What WebGPU tells of the GPU.
+    """
+    return not _names(info).isdisjoint(FEW_REGISTERS)
+
+
+def hoists_loads(info: Mapping[str, Any]) -> bool:
+    """Whether a GPU's compiler loads all of straight-line code first, and spills what it loaded.
+
+    Args:
+        info: What WebGPU tells of the GPU.
+    """
+    return not _HOIST_LOADS.isdisjoint(_names(info))
+
+
+def takes_deep_tiles(info: Mapping[str, Any]) -> bool:
+    """Whether products on a GPU's matrix units are the fastest in deep tiles (measured: an H100).
+
+    Args:
+        info: What WebGPU tells of the GPU.
+    """
+    return "nvidia" in _names(info)
+
+
+def may_have_matrix_units(info: Mapping[str, Any]) -> bool:
+    """Whether a GPU is of a vendor whose newer ones have matrix units that kernels can use.
+
+    Args:
+        info: What WebGPU tells of the GPU.
+    """
+    return not _WITH_UNITS.isdisjoint(_names(info))
+
+
+def _names(info: Mapping[str, Any]) -> set[str]:
+    """What may be the vendor's name.
+
+    Some drivers tell of themselves alone, not of the vendor; the GPU's name then begins with it.
+    """
+    first = str(info.get("device", "")).lower().partition(" ")[0]
+    told = str(info.get("vendor", "")).lower()
+    return {told, first.removesuffix("(r)"), _IDS.get(info.get("vendor_id", 0), "")}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How kernels are cut for a kind of GPU. A tuner may refine it; these are the defaults.
+
+    Attributes:
+        name: The name that ``doctor`` shows.
+        flat_group: Invocations of a workgroup in element-wise kernels.
+        elements_per_thread: Elements that each invocation of those takes.
+        threads_per_row: Invocations that share a row in row-wise kernels.
+        rows_per_group: Rows of a workgroup in row-wise kernels.
+        gemm_tile: Rows of results an invocation of a GEMM holds (by 8 columns).
+        gemm_group: Invocations of a GEMM's workgroup, along columns and rows.
+        gemm_kind: ``"register"``, without workgroup memory; ``"tiled"``, with it; or ``"matrix"``,
+            on matrix units.
+        tile_group: Most invocations of a tiled GEMM's workgroup, along columns and rows, 8 × 8
+            results each.
+        matrix: What the matrix units multiply: m, n, k, and the invocations that do it.
+        matrix_element: The type of the factors in them, ``"f16"`` or ``"f32"``.
+        matrix_tile: Subgroups of a workgroup along rows and columns, then the products of matrix
+            units that each makes along rows and columns.
+        matrix_deep: Whether twice as many products lie along a tile's depth, in a loop that no
+            compiler writes out (NVIDIA's takes too many registers for one that it does).
+        least_workgroups: Workgroups of 64 invocations that fill a GPU: products of fewer are cut
+            along their reduction, if that is long.
+        skinny_tile: ``gemm_tile`` for GEMMs with as few columns as a LoRA rank.
+        skinny_group: ``gemm_group`` for GEMMs with as few columns as a LoRA rank.
+        lora_threads: Invocations of a workgroup of LoRA's thin products, a power of two from 32 to
+            256; 0 for skinny GEMMs.
+        lora_rows: Rows that such a workgroup makes at most, a power of two, where enough of them
+            are left: the thin factor is read again for each.
+        lora_grad_group: Invocations of a workgroup of LoRA's gradients: along columns, and those
+            that share the rows.
+        lora_grad_ranks: Ranks that an invocation of those holds at most, by four columns: 4 or 8.
+        attention_kind: ``"register"``, without workgroup memory; ``"tiled"``, with it; or
+            ``"matrix"``, on matrix units.
+        gemm_few_registers: Whether tiled GEMMs hold less of their factors in registers at once, for
+            GPUs whose invocations have 128 of 4 bytes (Intel's, Apple's).
+        attention_few_registers: Whether tiled attention holds fewer rows, and lets no compiler
+            write its loops out, which takes more registers.
+        unit_by_unit: Rows from which a product of few rows with a quantized matrix takes its units
+            one after the other, in a loop that no compiler writes out; 0 for never. With 1 a new
+            token's attention and do·o do the like, for GPUs whose compilers load ahead more than
+            they have registers for (Adreno).
+        attention_strips: Strips of 16 queries or keys of such an attention workgroup, at most.
+        attention_threads: Queries or keys of an attention workgroup without such memory.
+        attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
+        head_block: Rows of ``lm_head`` whose part of the loss and of its gradient is summed by
+            itself, a multiple of 256, and that come at once where it is streamed; on CPUs so few
+            that they stay in the cache.
+        head_group: Such blocks whose gradient is one launch and one product, where they are on the
+            device: fewer launches and more workgroups, for more memory.
+        head_rows: Label rows of which one such block is work enough for a launch, so that more are
+            taken of fewer rows alone; 0 where they always are.
+        subgroup_size: Invocations of a subgroup, for kernels that read their operands from textures
+            and broadcast them; 0 where those are not used.
+        texture_nt_rows: Rows of results that an invocation of such a kernel holds, in products
+            with rows.
+        texture_nn_rows: ``texture_nt_rows`` in products with columns.
+        in_textures: Whether all intermediates lie in textures that may, not only what products and
+            attention read.
+        short_loops: Whether loops of attention that read textures take half as many keys, or
+            queries, a turn.
+        fused_linears: Whether layers of one input are one product, where they may be: fewer
+            launches, and workgroups enough; on CPUs the larger weights leave the cache sooner.
+        remakes: Whether layers that are kept for the backward leave out what cheap launches make
+            again there (``Graph.record``): a GPU's memory is dearer than those bytes of traffic.
+        logits_bytes: Bytes of the float32 logits that exist at once; GPUs want more rows to work
+            on.
+        limits: What the GPU allows a workgroup.
+        most_turns: Turns that all loops of an invocation may take together, 0 for any number:
+            Mesa's software GPUs leave loops after so many, without a word.
+        products: Other values for products of some sizes: a class of them (``Gemm.size_class``) and
+            the fields that differ.
+    """
+
+    name: str
+    flat_group: int
+    elements_per_thread: int
+    threads_per_row: int
+    rows_per_group: int
+    gemm_tile: int
+    gemm_group: tuple[int, int]
+    skinny_tile: int
+    skinny_group: tuple[int, int]
+    attention_threads: int
+    attention_keys: int
+    head_block: int
+    logits_bytes: int
+    head_group: int = 1
+    head_rows: int = 0
+    gemm_kind: str = "register"
+    attention_kind: str = "register"
+    attention_strips: int = 4
+    gemm_few_registers: bool = False
+    attention_few_registers: bool = False
+    unit_by_unit: int = 0
+    tile_group: tuple[int, int] = (16, 16)
+    matrix: tuple[int, ...] = ()
+    matrix_element: str = "f16"
+    matrix_tile: tuple[int, int, int, int] = (2, 4, 4, 2)
+    matrix_deep: bool = False
+    least_workgroups: int = 0
+    lora_threads: int = 0
+    lora_rows: int = 8
+    lora_grad_group: tuple[int, int] = (8, 1)
+    lora_grad_ranks: int = 4
+    subgroup_size: int = 0
+    texture_nt_rows: int = 32
+    texture_nn_rows: int = 32
+    in_textures: bool = False
+    short_loops: bool = False
+    fused_linears: bool = False
+    remakes: bool = False
+    limits: Limits = PROMISED
+    most_turns: int = 0
+    products: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
+
+    @property
+    def textures(self) -> bool:
+        """Whether kernels read their operands from textures."""
+        return self.subgroup_size > 0
+
+    @property
+    def saturates(self) -> bool:
+        """Whether products hold their factors in a type that ends at 65,504."""
+        return self.gemm_kind == "matrix" and self.matrix_element == "f16"
+
+    @property
+    def counts_saturated(self) -> bool:
+        """Whether any kernel counts what it holds at the end of such a type."""
+        return self.matrix_element == "f16" and "matrix" in (self.gemm_kind, self.attention_kind)
+
+    def weight_dtype(self, dtype: str) -> str:
+        """The type of frozen weights where operands have this one: units of f16 copy theirs."""
+        return "float16" if self.saturates and dtype == "bfloat16" else dtype
+
+    def tile_on_matrix_units(self) -> MatrixTile:
+        """What a workgroup makes of a product on matrix units."""
+        m, n, k, threads = self.matrix
+        shape = MatrixShape(m, n, k, threads, self.matrix_element)
+        return MatrixTile(shape, *self.matrix_tile, self.matrix_deep).within(self.limits)
+
+    def for_products(self, size_class: str) -> Profile:
+        """The profile that products of a class are cut by."""
+        changes: Mapping[str, Any] = dict(dict(self.products).get(size_class, ()))
+        return replace(self, **changes) if changes else self
+
+
+_WHOLE = 32  # invocations of a subgroup, of most GPUs
+_ROWS_OF_FEW_REGISTERS = 4  # whose units do not fit all at once
+
+
+CPU_PROFILE = Profile(
+    name="cpu",
+    most_turns=65_535,
+    flat_group=8,
+    elements_per_thread=8,
+    threads_per_row=1,
+    rows_per_group=8,
+    gemm_tile=16,
+    gemm_group=(8, 1),
+    skinny_tile=4,
+    skinny_group=(1, 8),
+    attention_threads=8,
+    attention_keys=4,
+    head_block=2048,
+    head_group=8,
+    head_rows=128,
+    logits_bytes=32 << 20,
+)
+GPU_PROFILE = Profile(
+    name="gpu",
+    flat_group=64,
+    elements_per_thread=1,
+    threads_per_row=128,
+    rows_per_group=1,
+    gemm_tile=8,
+    gemm_group=(8, 8),
+    skinny_tile=1,
+    skinny_group=(1, 64),
+    attention_threads=32,
+    attention_keys=4,
+    attention_kind="tiled",
+    head_block=8192,
+    head_group=8,
+    logits_bytes=128 << 20,
+    gemm_kind="tiled",
+    fused_linears=True,
+    remakes=True,
+    least_workgroups=1024,
+    lora_threads=256,
+    lora_rows=16,
+    lora_grad_group=(8, 32),
+    lora_grad_ranks=8,
+)
+
+
+def cpu_profile(
+    subgroup_size: int,
+    product_rows: int = 32,
+    *,
+    in_textures: bool = False,
+    short_loops: bool = False,
+) -> Profile:
+    """The profile of a software GPU.
+
+    Args:
+        subgroup_size: Invocations of its subgroups, 0 if unknown.
+        product_rows: Rows of results that an invocation of a product holds.
+        in_textures: Whether all lies in textures that may.
+        short_loops: Whether loops of attention are to be short.
+    """
+    if not subgroup_size:
+        return CPU_PROFILE
+    return replace(
+        CPU_PROFILE,
+        subgroup_size=subgroup_size,
+        flat_group=subgroup_size,
+        threads_per_row=subgroup_size,
+        rows_per_group=1,
+        attention_threads=subgroup_size,
+        skinny_group=(1, subgroup_size),
+        head_group=1,
+        texture_nt_rows=product_rows,
+        texture_nn_rows=product_rows,
+        in_textures=in_textures,
+        short_loops=short_loops,
+    )
+
+
+def gpu_profile(
+    shape: MatrixShape | None,
+    limits: Limits = PROMISED,
+    *,
+    few_registers: bool = False,
+    hoists_loads: bool = False,
+    deep_tiles: bool = False,
+) -> Profile:
+    """The profile of a GPU, and of its matrix units if there are any that fit its limits.
+
+    Args:
+        shape: What its matrix units multiply, if it has some.
+        limits: What it allows a workgroup.
+        few_registers: Whether its invocations have 128 registers instead of some 250.
+        hoists_loads: Whether its compiler loads all of straight-line code first.
+        deep_tiles: Whether tiles of products on its matrix units are to be deep.
+    """
+    plain = replace(
+        GPU_PROFILE,
+        limits=limits,
+        gemm_few_registers=few_registers,
+        attention_few_registers=few_registers,
+        unit_by_unit=1 if hoists_loads else _ROWS_OF_FEW_REGISTERS if few_registers else 0,
+    )
+    if shape is None:
+        return plain
+    tiles = fitting_tiles(shape, limits, few_registers=few_registers, deep=deep_tiles)
+    tile = next(tiles, None)
+    if tile is None:
+        return plain
+    return replace(
+        plain,
+        gemm_kind="matrix",
+        # Fewer than 32 invocations have too few registers for the rows that attention keeps.
+        attention_kind="tiled" if few_registers and shape.threads < _WHOLE else "matrix",
+        matrix=(shape.m, shape.n, shape.k, shape.threads),
+        matrix_element=shape.element,
+        matrix_tile=(tile.groups_m, tile.groups_n, tile.fragments_m, tile.fragments_n),
+        matrix_deep=tile.deep,
+    )
+
+
+def plainer(profile: Profile) -> Profile | None:
+    """The profile to fall back on where a GPU's kernels are wrong; None if there is none.
+
+    Attention gives up matrix units first, then products do, then nothing goes through workgroup
+    memory.
+    """
+    if profile.textures or profile.gemm_kind == profile.attention_kind == "register":
+        return None
+    if profile.attention_kind == "matrix":
+        return replace(profile, attention_kind="tiled")
+    if profile.gemm_kind == "matrix":
+        return replace(profile, gemm_kind="tiled", products=())
+    return plainest(profile)
+
+
+def plainest(profile: Profile) -> Profile:
+    """The profile whose kernels ask least of a driver."""
+    if profile.textures:
+        return CPU_PROFILE
+    return replace(profile, gemm_kind="register", attention_kind="register", products=())

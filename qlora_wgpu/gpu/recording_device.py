@@ -1,0 +1,160 @@
+"""A device that writes down what is asked of it: a model is laid out and filled without a GPU."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.errors import DeviceError
+from qlora_wgpu.gpu.cost_model import Pace
+from qlora_wgpu.gpu.device import DISPATCHES_PER_SUBMIT, Device, MemoryCounter
+from qlora_wgpu.gpu.kernel_config import Profile
+from qlora_wgpu.gpu.limits import buffer_bytes
+from qlora_wgpu.gpu.wgsl import Shader
+from qlora_wgpu.mapped_files import let_go, require_whole
+
+
+@dataclass(eq=False)
+class RecordedBuffer:
+    """A buffer that was asked for.
+
+    Attributes:
+        number: How many were before it.
+        label: For the driver's messages.
+        kind: What it is counted as.
+        nbytes: Its size.
+    """
+
+    number: int
+    label: str
+    kind: str
+    nbytes: int
+
+
+Filled = Callable[[RecordedBuffer, int, npt.NDArray[np.uint8]], None]
+
+
+class RecordingDevice(Device):
+    """Device's interface; nothing is computed, and nothing can be read.
+
+    Attributes:
+        buffers: All that were asked for.
+    """
+
+    computes = False
+
+    def __init__(self, profile: Profile, max_binding: int, filled: Filled) -> None:
+        """Opens nothing.
+
+        Args:
+            profile: How kernels are cut; one without textures.
+            max_binding: Largest number of bytes that one binding may show.
+            filled: Called with what a buffer is filled with: the buffer, the first byte, the bytes.
+        """
+        assert not profile.textures
+        self.in_turn = threading.RLock()
+        self._process = os.getpid()
+        self.profile = profile
+        self.limits = profile.limits
+        self.features = frozenset()
+        self.params_at_once = False
+        self.notes = ()
+        self.budget = None
+        self.timeout = math.inf
+        self.pace = Pace(math.inf, math.inf, math.inf)
+        self.dispatches_per_submit = DISPATCHES_PER_SUBMIT
+        self.memory = MemoryCounter()
+        self.buffers: list[RecordedBuffer] = []
+        self._max_binding = max_binding
+        self._filled = filled
+
+    @property
+    def name(self) -> str:
+        """What stands in messages in place of a GPU's name."""
+        return "a browser"
+
+    @property
+    def is_cpu(self) -> bool:
+        """It is nobody's software."""
+        return False
+
+    @property
+    def max_binding(self) -> int:
+        """The largest number of bytes that one binding may show to a shader."""
+        return self._max_binding
+
+    @property
+    def max_buffer(self) -> int:
+        """The largest number of bytes of a buffer."""
+        return self._max_binding
+
+    def driver_call(self, what: str) -> AbstractContextManager[None]:
+        """Calls no driver."""
+        return nullcontext()
+
+    def buffer(
+        self, nbytes: int, kind: str, label: str = "", *, bound: bool = True
+    ) -> RecordedBuffer:
+        """Notes a buffer.
+
+        Raises:
+            OutOfMemoryError: If it is larger than one binding.
+        """
+        nbytes = buffer_bytes(nbytes)
+        made = RecordedBuffer(len(self.buffers), label, kind, nbytes)
+        self._allocate(lambda: made, nbytes, self._max_binding, kind, label)
+        self.buffers.append(made)
+        return made
+
+    def write(
+        self,
+        buffer: Any,
+        data: npt.NDArray[Any] | bytes,
+        offset: int = 0,
+        read: Callable[[npt.NDArray[Any]], None] = require_whole,
+    ) -> None:
+        """Hands on what a buffer is filled with."""
+        raw = (
+            np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+            if isinstance(data, np.ndarray)
+            else np.frombuffer(data, np.uint8)
+        )
+        read(raw)
+        self._filled(buffer, offset, raw)
+        let_go(raw)
+
+    def fill(self, buffer: Any, data: npt.NDArray[Any], offset: int = 0) -> None:
+        """Hands on what a buffer is filled with."""
+        self.write(buffer, data, offset)
+
+    def read(self, buffer: Any, nbytes: int, offset: int = 0) -> memoryview:
+        """Refuses.
+
+        Raises:
+            DeviceError: Always: nothing was computed.
+        """
+        raise DeviceError("what a browser will compute cannot be read here")
+
+    def submit(self, *commands: Any) -> None:
+        """Refuses.
+
+        Raises:
+            DeviceError: Always: nothing is computed.
+        """
+        raise DeviceError("a browser's work cannot be done here")
+
+    def pipeline(self, shader: Shader) -> Shader:
+        """The shader itself."""
+        return shader
+
+    def bind_group(self, shader: Shader, windows: dict[str, tuple[Any, int, int]]) -> Any:
+        """The windows themselves."""
+        return windows

@@ -1,0 +1,224 @@
+"""What the host does between the launches of a run that streams: where, and how.
+
+Uploads are queued as early as the buffer that they go to is free, so that they pass while the
+launches before them run. The driver keeps what is queued in memory of its own: no more than two
+uploads are under way.
+
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.timing import Readback
+from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.graph.offload import PLACES, Parked, Section, Stream, sections_needed
+from qlora_wgpu.graph.plan import Plan
+from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.mapped_files import path_of, read_now, require_whole
+
+_UNDER_WAY = 2  # uploads, and downloads
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """Something that the host does between two launches.
+
+    Attributes:
+        before: The launch before which it is queued.
+        run: Does it.
+    """
+
+    before: int
+    run: Callable[[], None]
+
+
+@dataclass
+class Reading:
+    """What the host has read of files on its way to the device.
+
+    Attributes:
+        path: The file that was read last.
+        nbytes: Bytes of all files.
+        seconds: How long they were waited for.
+    """
+
+    path: str = ""
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    def add(self, path: str, nbytes: int, seconds: float) -> None:
+        """Counts a piece of a file."""
+        self.path = path
+        self.nbytes += nbytes
+        self.seconds += seconds
+
+
+class HostTraffic:
+    """The host's side of all programs of a model, which run one at a time.
+
+    Attributes:
+        moved: Bytes that passed, both ways.
+        reading: What was read of files for it.
+    """
+
+    def __init__(self, device: Device) -> None:
+        """Moves nothing yet."""
+        self._device = device
+        self._places: dict[Stream, list[Any]] = {}
+        self._present: dict[tuple[Stream, int], Section] = {}
+        self._uploads: Readback | None = None
+        self._downloads: dict[Storage, Readback] = {}
+        self._awaited: list[tuple[Readback, Parked]] = []
+        self.moved = 0  # bytes, both ways
+        self.reading = Reading()
+
+    # -- what a program needs to know --------------------------------------------------------
+
+    def window(self, storage: Storage, offset: int, nbytes: int) -> tuple[Any, int, int]:
+        """The window of a storage that comes and goes."""
+        section = storage.section
+        assert section is not None
+        return self._buffers(section.stream)[section.place], storage.first_byte + offset, nbytes
+
+    def steps(self, launches: Sequence[Launch]) -> list[HostStep]:
+        """What the host does in a run of these launches, in order."""
+        needed = sections_needed(launches)
+        following = [section for _, section in needed[1:] + needed[:1]]
+        steps = [
+            HostStep(at, partial(self._bring, section, after))
+            for (at, section), after in zip(needed, following, strict=True)
+        ]
+        for index, launch in enumerate(launches):
+            for name, parked in launch.saves.items():
+                save = partial(self._save, _storage(launch, name), parked)
+                steps.append(HostStep(index + 1, save))
+        for at, index in fetches(launches):
+            for name, parked in launches[index].fetches.items():
+                fetch = partial(self._fetch, _storage(launches[index], name), parked)
+                steps.append(HostStep(at, fetch))
+        if any(parked.lasts for launch in launches for parked in launch.saves.values()):
+            steps.append(HostStep(len(launches), self._receive_all))
+        return sorted(steps, key=lambda step: step.before)
+
+    # -- doing it ----------------------------------------------------------------------------
+
+    def _bring(self, section: Section, following: Section) -> None:
+        """Uploads a section unless it is there.
+
+        Args:
+            section: The section.
+            following: The one that is brought next, which a disk may begin to read.
+        """
+        key = section.stream, section.place
+        if self._present.get(key) is section:
+            return
+        self._present.pop(key, None)
+        self._upload(self._buffers(section.stream)[section.place], section.pieces)
+        self._present[key] = section
+        following.expect()
+
+    def _upload(self, buffer: Any, pieces: Mapping[int, npt.NDArray[np.uint8]]) -> None:
+        """Queues bytes for a buffer, once few enough are on their way."""
+        uploads = self._fence()
+        if uploads.full:
+            uploads.take()
+        for begin, data in pieces.items():
+            self._device.write(buffer, data, begin, self._read)
+            self.moved += data.nbytes
+        uploads.request()
+
+    def _read(self, piece: npt.NDArray[Any]) -> None:
+        """Reads a piece of a file, and notes how long that takes."""
+        if (path := path_of(piece)) is None:
+            return
+        require_whole(piece)
+        begin = time.perf_counter()
+        read_now(piece)
+        self.reading.add(path, piece.nbytes, time.perf_counter() - begin)
+
+    def _save(self, source: Storage, parked: Parked) -> None:
+        """Queues the download of a tensor."""
+        readback = self._download(source)
+        while readback.full:
+            self._receive()
+        readback.request()
+        self._awaited.append((readback, parked))
+        self.moved += parked.nbytes
+
+    def _fetch(self, target: Storage, parked: Parked) -> None:
+        """Queues the upload of a tensor that was saved; waits until it has arrived."""
+        while any(each is parked for _, each in self._awaited):
+            self._receive()
+        assert parked.data is not None
+        self._upload(target.buffer, {0: parked.data})
+
+    def _receive_all(self) -> None:
+        while self._awaited:
+            self._receive()
+
+    def _receive(self) -> None:
+        """Takes in the oldest download."""
+        readback, parked = self._awaited.pop(0)
+        if parked.data is None:
+            parked.data = np.empty(parked.nbytes, np.uint8)
+        parked.data[:] = np.frombuffer(readback.take(), np.uint8)[: parked.nbytes]
+
+    def _buffers(self, stream: Stream) -> list[Any]:
+        if stream not in self._places:
+            count = min(len(stream.sections), PLACES)
+            self._places[stream] = [
+                self._device.buffer(stream.place_bytes, "staging", "streamed weights", bound=False)
+                for _ in range(count)
+            ]
+        return self._places[stream]
+
+    def _fence(self) -> Readback:
+        """Words that are read back behind uploads, to know when these have arrived."""
+        if self._uploads is None:
+            with self._device.memory.uncounted():
+                word = self._device.buffer(16, "staging", "a word behind uploads")
+            self._uploads = Readback(self._device, word, 16, _UNDER_WAY, counts=False)
+        return self._uploads
+
+    def _download(self, source: Storage) -> Readback:
+        if source not in self._downloads:
+            self._downloads[source] = Readback(
+                self._device, source.buffer, source.nbytes, _UNDER_WAY, counts=False
+            )
+        return self._downloads[source]
+
+
+def transfer_bytes(plan: Plan) -> int:
+    """Bytes of host memory that a plan's uploads and downloads pass through."""
+    sections = [stream.place_bytes for stream in plan.streams]
+    up = [p.nbytes for launch in plan.launches for p in launch.fetches.values()]
+    down = {
+        _storage(launch, name): p.nbytes
+        for launch in plan.launches
+        for name, p in launch.saves.items()
+    }
+    return _UNDER_WAY * (max([*sections, *up], default=0) + sum(down.values()))
+
+
+def _storage(launch: Launch, name: str) -> Storage:
+    storage = launch.tensors[name].storage
+    assert storage is not None
+    return storage
+
+
+def fetches(launches: Sequence[Launch]) -> list[tuple[int, int]]:
+    """``(launch before which it may be fetched, launch that reads it)`` of what was parked.
+
+    Each is fetched when the one before it is read, which has a buffer of its own.
+    """
+    readers = [index for index, launch in enumerate(launches) if launch.fetches]
+    return list(zip(readers[:1] + readers[:-1], readers, strict=True))

@@ -1,0 +1,186 @@
+"""Offloading: weights and activations that wait in host memory, and what the host does meanwhile.
+
+A section's storages lie one behind the other in one of two buffers, which all sections of a stream
+share in turns: while the launches of one run, the next is brought. The host keeps all of them, in
+its memory or in files.
+
+Copies stand in between: one launch puts a tensor into a buffer that the host reads, another takes
+it from one that the host has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.graph.tensor import WINDOW, Storage
+from qlora_wgpu.mapped_files import expect
+
+if TYPE_CHECKING:
+    from qlora_wgpu.graph.launch import Launch
+
+PLACES = 2  # buffers that sections take turns in
+
+
+@dataclass(eq=False)
+class Stream:
+    """The sections of a model.
+
+    Attributes:
+        sections: In the order in which a forward reads them.
+    """
+
+    sections: list[Section] = field(default_factory=list)
+
+    def new_section(self, label: str) -> Section:
+        """A section behind those that there are."""
+        section = Section(label, self, len(self.sections) % PLACES)
+        self.sections.append(section)
+        return section
+
+    @property
+    def place_bytes(self) -> int:
+        """Bytes of each of the buffers."""
+        return max((section.nbytes for section in self.sections), default=0)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of both."""
+        return min(len(self.sections), PLACES) * self.place_bytes
+
+
+@dataclass(eq=False)
+class Section:
+    """Storages that come and go together.
+
+    Attributes:
+        label: For messages.
+        stream: What it is a section of.
+        place: Which of the buffers it takes.
+        nbytes: Bytes of all its storages, gaps included.
+        pieces: These bytes by where they begin, once its weights are read. A piece may be a file's.
+    """
+
+    label: str
+    stream: Stream
+    place: int
+    nbytes: int = 0
+    pieces: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
+
+    def storage(self, label: str, nbytes: int) -> Storage:
+        """A storage at its end."""
+        storage = Storage(label, "base", nbytes, section=self, first_byte=self.nbytes)
+        self.nbytes += -(-nbytes // WINDOW) * WINDOW
+        return storage
+
+    def put(self, storage: Storage, data: npt.NDArray[Any]) -> None:
+        """Keeps the bytes of one of its storages."""
+        raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        self.pieces[storage.first_byte] = raw
+
+    def expect(self) -> None:
+        """Lets the system read ahead what is in files."""
+        for piece in self.pieces.values():
+            expect(piece)
+
+    def show(self, data: npt.NDArray[Any]) -> None:
+        """Takes the bytes of all of it where they are, without a copy."""
+        self.pieces = {0: data.reshape(-1).view(np.uint8)}
+
+
+def sections_needed(launches: Sequence[Launch]) -> list[tuple[int, Section]]:
+    """The sections that launches read, each with the launch before which it may be brought.
+
+    That is behind the last one that reads what was in its place.
+    """
+    needed: list[tuple[int, Section]] = []
+    present: dict[tuple[Stream, int], Section] = {}
+    free_from: dict[tuple[Stream, int], int] = {}
+    for index, launch in enumerate(launches):
+        for tensor in launch.tensors.values():
+            section = None if tensor.storage is None else tensor.storage.section
+            if section is None:
+                continue
+            key = section.stream, section.place
+            if present.get(key) is not section:
+                needed.append((free_from.get(key, 0), section))
+                present[key] = section
+            free_from[key] = index + 1
+    return needed
+
+
+def sections_brought(launches: Sequence[Launch]) -> list[Section]:
+    """The sections that a run of launches brings, if a run of the same went before."""
+    needed = [section for _, section in sections_needed(launches)]
+    last = {(section.stream, section.place): section for section in needed}
+    brought = []
+    for section in needed:
+        if last[section.stream, section.place] is not section:
+            brought.append(section)
+        last[section.stream, section.place] = section
+    return brought
+
+
+@dataclass(eq=False)
+class Parked:
+    """A tensor's bytes while it waits.
+
+    Attributes:
+        name: The tensor's.
+        nbytes: Their number.
+        data: The bytes themselves.
+        lasts: Whether they outlive the run: they are all there at its end.
+    """
+
+    name: str
+    nbytes: int
+    data: npt.NDArray[np.uint8] | None = None
+    lasts: bool = False
+
+
+@dataclass
+class Parking:
+    """The buffers that a model's parked tensors pass through, whatever the shape of its steps.
+
+    Attributes:
+        outgoing: What the host reads.
+        incoming: What it writes, in turns.
+    """
+
+    outgoing: Storage | None = None
+    incoming: list[Storage] = field(default_factory=list)
+
+    def way_out(self, nbytes: int) -> Storage:
+        """The buffer through which a tensor goes to the host."""
+        if self.outgoing is None or self.outgoing.nbytes < nbytes:
+            self.outgoing = Storage("what goes to the host", "staging", nbytes)
+        return self.outgoing
+
+    def way_back(self, nbytes: int, turn: int) -> Storage:
+        """The buffer through which the tensor of a turn comes back."""
+        if not self.incoming or self.incoming[0].nbytes < nbytes:
+            self.incoming = [
+                Storage("what comes from the host", "staging", nbytes) for _ in range(PLACES)
+            ]
+        return self.incoming[turn % PLACES]
+
+
+@dataclass(frozen=True)
+class Recomputation:
+    """What is computed again in the backward, and how.
+
+    Attributes:
+        together: How many layers at once, where they are recomputed; the first one's input is kept.
+        kept: How many layers, the last, are not, whose results are free before others are made.
+        parking: What these inputs pass through to wait in host memory; None where they stay.
+        remakes: Whether what a cheap launch makes from tensors that are kept anyway is made again.
+    """
+
+    together: int = 1
+    kept: int = 0
+    parking: Parking | None = None
+    remakes: bool = False

@@ -1,0 +1,225 @@
+"""Passes over launches: scheduling, and which intermediates lie in textures.
+
+A layer's weights are dequantized for a product. Its other factor is prepared by launches of its
+own, which need not have the weights in memory beside them.
+
+Ops never speak of memory. Kernels say what they insist on (``gpu/operands.py``); a tensor lies in a
+texture where some reader insists on one and everything that writes it can write one. With a
+profile's ``in_textures`` that is every tensor that all its readers and writers can, and so it is of
+those that no binding of a buffer shows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import replace
+
+from qlora_wgpu.gpu.kernel_config import Profile
+from qlora_wgpu.gpu.wgsl import fold_workgroups
+from qlora_wgpu.graph.launch import GraphError, Launch
+from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Storage, Tensor, ceil_div, vector
+
+
+def late(launches: Sequence[Launch], counted: Tensor | None = None) -> list[Launch]:
+    """The same launches, with those that read no intermediate moved behind others.
+
+    Each comes right before the first that touches what it makes, or writes what it reads.
+
+    Args:
+        launches: In an order that computes what it should.
+        counted: A tensor that launches may add to in any order.
+    """
+    before = list(range(len(launches)))  # the launch that each runs right before, or is
+    touched: dict[Tensor | Storage, int] = {}  # the next that touches what is made
+    written: dict[Tensor | Storage, int] = {}  # and that writes it
+    for index in reversed(range(len(launches))):
+        launch = launches[index]
+        made = {_place(tensor) for tensor in launch.written() if tensor is not counted}
+        read = {_place(t) for t in launch.tensors.values() if t is not counted} - made
+        if _may_wait(launch, made, read):
+            wanted = min([*_found(touched, made), *_found(written, read)], default=index)
+            before[index] = before[wanted]
+        touched.update(dict.fromkeys(made | read, index))
+        written.update(dict.fromkeys(made, index))
+    return [launches[i] for i in sorted(range(len(launches)), key=lambda i: (before[i], i))]
+
+
+def _place(tensor: Tensor) -> Tensor | Storage:
+    return tensor if tensor.storage is None else tensor.storage.whole
+
+
+def _may_wait(launch: Launch, made: set[Tensor | Storage], read: set[Tensor | Storage]) -> bool:
+    # What is filled with zeros reads nothing: it stays before a loop, whose turns are then alike.
+    return (
+        bool(read)
+        and all(isinstance(place, Tensor) for place in made)
+        and all(isinstance(place, Storage) for place in read)
+        and not launch.saves
+        and not launch.fetches
+    )
+
+
+def _found(known: dict[Tensor | Storage, int], places: set[Tensor | Storage]) -> Iterator[int]:
+    return (known[place] for place in places if place in known)
+
+
+Wants = Callable[[Tensor], bool]
+
+
+def lay_out(launches: list[Launch], profile: Profile, max_binding: int) -> list[Launch]:
+    """Gives every tensor its memory and every launch its variant; inserts the copies.
+
+    Args:
+        launches: In the order they run.
+        profile: How the copies are cut, and whether all lies in textures that may.
+        max_binding: Bytes beyond which a tensor lies in a texture, where it may in any.
+
+    Raises:
+        GraphError: If a kernel insists on writing memory that its tensor does not lie in.
+    """
+
+    def wants(tensor: Tensor) -> bool:
+        """Whether an intermediate lies in a texture that need not."""
+        return profile.in_textures or (profile.textures and tensor.nbytes > max_binding)
+
+    launches = _sums_apart(launches, wants)
+    _choose_memory(launches, wants)
+    copies = _Copies(profile)
+    for launch in launches:
+        copies.place(launch)
+    return copies.launches
+
+
+def _choose_memory(launches: list[Launch], wants: Wants) -> None:
+    intermediates: set[Tensor] = set()
+    in_texture: set[Tensor] = set()
+    in_buffer: set[Tensor] = set()
+    for launch in launches:
+        for name, tensor in launch.tensors.items():
+            if tensor.storage is None:
+                binding = launch.shader.bindings[name]
+                intermediates.add(tensor)
+                if binding.memory == "texture":
+                    in_texture.add(tensor)
+                elif binding.memory == "buffer" and (binding.writable or wants(tensor)):
+                    in_buffer.add(tensor)
+                elif wants(tensor):
+                    in_texture.add(tensor)
+    for tensor in intermediates:
+        tensor.texture = tensor in in_texture and tensor not in in_buffer
+
+
+def _sums_apart(launches: list[Launch], wants: Wants) -> list[Launch]:
+    """Lets launches that add to what lies in a texture write the sum to another, where they can.
+
+    A texture cannot be both read and written. The last sum is the tensor that was added to.
+    """
+    added = [_added_to(launch, wants) for launch in launches]
+    left = Counter(tensor for each in added for tensor in each.values())
+    now = {tensor: copy(tensor) for tensor in left}
+    apart = []
+    for launch, sums in zip(launches, added, strict=True):
+        tensors = {name: now.get(tensor, tensor) for name, tensor in launch.tensors.items()}
+        for name, tensor in sums.items():
+            tensors[f"{name}_before"] = now[tensor]
+            left[tensor] -= 1
+            now[tensor] = tensors[name] = copy(tensor) if left[tensor] else tensor
+        apart.append(replace(launch, tensors=tensors) if tensors != launch.tensors else launch)
+    return apart
+
+
+def _added_to(launch: Launch, wants: Wants) -> dict[str, Tensor]:
+    """The intermediates that a launch adds to and takes from another tensor, by names."""
+    if launch.constants.get("ACCUMULATE") is not True:
+        return {}
+    bindings = launch.shader.bindings
+    return {
+        name: tensor
+        for name, tensor in launch.tensors.items()
+        if tensor.storage is None
+        and wants(tensor)
+        and bindings[name].sums
+        and f"{name}_before" in bindings
+    }
+
+
+class _Copies:
+    """Launches with copies in between, each made once for as long as its source stays the same."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.launches: list[Launch] = []
+        self._profile = profile
+        self._copies: dict[Tensor | Storage, Tensor] = {}
+
+    def place(self, launch: Launch) -> None:
+        """Appends a launch, and before it the copies that it needs."""
+        tensors, first_texels = {}, {}
+        for name, tensor in launch.tensors.items():
+            binding = launch.shader.bindings[name]
+            if binding.memory == "any" or (binding.memory == "texture") == tensor.texture:
+                tensors[name] = tensor
+            elif binding.writable:
+                raise GraphError(f"{launch.shader.label}: {name} = {tensor} is no {binding.memory}")
+            elif tensor.texture:
+                tensors[name] = self._copy(tensor, tensor, launch)
+            else:  # windows share the copy of the whole
+                whole = _whole(tensor)
+                tensors[name] = self._copy(tensor.storage or tensor, whole, launch)
+                first_texels[name] = tensor.first_texel
+        if tensors != launch.tensors or any(tensor.texture for tensor in tensors.values()):
+            launch = replace(launch, tensors=tensors, first_texels=first_texels)
+        self.launches.append(launch)
+        for tensor in launch.written():
+            self._forget(tensor)
+
+    def _copy(self, key: Tensor | Storage, source: Tensor, reader: Launch) -> Tensor:
+        if key not in self._copies:
+            kind = "buffer" if source.texture else "texture"
+            self._copies[key] = replace(
+                source,
+                name=f"{source.name} as {kind}",
+                storage=None,
+                offset=0,
+                texture=not source.texture,
+            )
+            self._launch(source, self._copies[key], reader)
+        return self._copies[key]
+
+    def _launch(self, source: Tensor, copy: Tensor, reader: Launch) -> None:
+        units = ceil_div(source.nbytes, TEXEL)
+        flat, each = self._profile.flat_group, self._profile.elements_per_thread
+        self.launches.append(
+            Launch(
+                "tensor/copy.wgsl",
+                {"x": source, "y": copy},
+                {"units": units},
+                {"FLAT": flat, "ELEMENTS": each},
+                fold_workgroups(ceil_div(units, flat * each)),
+                "tensor/copy",
+                0,
+                times=reader.times,
+                repeats=reader.repeats,
+            )
+        )
+
+    def _forget(self, written: Tensor) -> None:
+        """Drops the copies of what has been written."""
+        self._copies.pop(written, None)
+        if written.storage is not None:
+            self._copies.pop(written.storage, None)
+            windows = [
+                k for k in self._copies if isinstance(k, Tensor) and k.storage is written.storage
+            ]
+            for window in windows:
+                del self._copies[window]
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The whole storage that a tensor is a window of, or the tensor itself."""
+    storage = tensor.storage
+    if storage is None:
+        return tensor
+    length = storage.nbytes // ITEM_SIZE[tensor.dtype]
+    return vector(storage.label, length, tensor.dtype, storage)

@@ -1,0 +1,169 @@
+"""Cutting a program into submits: so many launches at once, and so much time."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from qlora_wgpu.gpu.backend import Dispatch
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.timing import Timestamps, has_timestamps
+from qlora_wgpu.gpu.wgsl import Workgroups
+
+Box = tuple[Workgroups, Workgroups]  # its first workgroup, and how many it has along x, y, z
+
+_TOLERATED = 1.5  # limits that a single launch may take before it is cut
+_MOST_TIMED = 1000  # dispatches of a submit: there are only so many timestamps
+_CREDIBLE = 1.5  # times the host's clock that the device's may have seen
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A dispatch of a launch, or of a part of it.
+
+    Attributes:
+        index: The launch's place in its plan.
+        dispatch: What runs.
+        path: The shader's file.
+        flops: Its operations.
+        nbytes: Its bytes.
+        seconds: How long it will take.
+    """
+
+    index: int
+    dispatch: Dispatch
+    path: str
+    flops: int
+    nbytes: int
+    seconds: float
+
+
+class MeasuredSubmits:
+    """Runs pieces in submits that are waited for, and learns the device's pace by them.
+
+    Attributes:
+        took: Seconds of each launch so far.
+    """
+
+    def __init__(self, device: Device, record: Callable[[list[Dispatch]], Any], launches: int):
+        """Runs nothing yet.
+
+        Args:
+            device: Where they run.
+            record: Encodes dispatches into commands.
+            launches: How many launches there are.
+        """
+        self.took = [0.0] * launches
+        self._device, self._record = device, record
+        self._most = min(device.dispatches_per_submit, _MOST_TIMED)
+        self._clock = Timestamps(device, self._most) if has_timestamps(device) else None
+        self._waiting: list[Piece] = []
+        self._awaited = device.buffer(16, "uniforms", "a word to wait for")
+        self._wait()  # for uploads, which are no piece's
+
+    def add(self, piece: Piece) -> None:
+        """Runs what waits, where the piece would make it too much, and lets the piece wait."""
+        planned = sum(map(self._planned, [*self._waiting, piece]))
+        full = planned > self._device.pace.limit or len(self._waiting) == self._most
+        if self._waiting and full:
+            self.run()
+        self._waiting.append(piece)
+
+    def run(self) -> None:
+        """Runs what waits."""
+        pieces, self._waiting = self._waiting, []
+        for piece, seconds in zip(pieces, self._seconds(pieces), strict=True):
+            self.took[piece.index] += seconds
+            self._device.pace.learn(piece.path, piece.flops, piece.nbytes, seconds)
+
+    def _seconds(self, pieces: list[Piece]) -> list[float]:
+        dispatches = [piece.dispatch for piece in pieces]
+        begin = time.perf_counter()
+        seen = []
+        if self._clock is not None:
+            seen = self._clock.seconds(dispatches)
+        else:
+            self._device.submit(self._record(dispatches))
+            self._wait()
+        whole = time.perf_counter() - begin
+        if 0.0 < sum(seen) < _CREDIBLE * whole:
+            return seen
+        planned = [self._planned(piece) for piece in pieces]
+        return [whole * each / sum(planned) for each in planned]
+
+    def _planned(self, piece: Piece) -> float:
+        """What a piece will take, by all that is known now."""
+        return self._device.pace.seconds(piece.path, piece.flops, piece.nbytes)
+
+    def _wait(self) -> None:
+        self._device.read(self._awaited, 4)
+
+
+def recorded(device: Device, dispatches: Sequence[Dispatch]) -> Any:
+    """Dispatches as commands for one submit."""
+    with device.driver_call("recording work"):
+        encoder = device.raw.create_command_encoder()
+        compute = encoder.begin_compute_pass()
+        device.backend.record(compute, dispatches)
+        compute.end()
+        return encoder.finish()
+
+
+def growing(dispatches: Sequence[Dispatch], first: int) -> Iterator[Sequence[Dispatch]]:
+    """Yields neighbours: so many at first, then twice as many each time."""
+    begin = 0
+    while begin < len(dispatches):
+        yield dispatches[begin : begin + first]
+        begin, first = begin + first, 2 * first
+
+
+def cut(seconds: Sequence[float], limit: float, most: int) -> Iterator[slice]:
+    """Yields neighbours that fill a submit.
+
+    Args:
+        seconds: What each takes.
+        limit: Seconds of a submit; what takes longer by itself has one of its own.
+        most: How many a submit has at most.
+    """
+    begin, total = 0, 0.0
+    for index, took in enumerate(seconds):
+        if index > begin and (total + took > limit or index - begin == most):
+            yield slice(begin, index)
+            begin, total = index, 0.0
+        total += took
+    if begin < len(seconds):
+        yield slice(begin, len(seconds))
+
+
+def parts_needed(seconds: float, limit: float) -> int:
+    """Into how many dispatches a launch is cut."""
+    return math.ceil(seconds / limit) if seconds > _TOLERATED * limit else 1
+
+
+def boxes(grid: Workgroups, count: int) -> list[Box]:
+    """Cuts a grid into at least ``count`` boxes, as far as it has as many workgroups.
+
+    The outer dimensions first, which are samples, heads or rows: parts of those are alike, while
+    under a causal mask the queries of one head are not.
+    """
+    found: list[Box] = [((0, 0, 0), grid)]
+    for axis in (2, 1, 0):
+        each = math.ceil(count / len(found))
+        found = [piece for box in found for piece in _along(box, axis, each)]
+    return found
+
+
+def _along(box: Box, axis: int, count: int) -> Iterator[Box]:
+    first, size = box
+    count = min(count, size[axis])
+    for index in range(count):
+        begin, end = (size[axis] * i // count for i in (index, index + 1))
+        yield _replaced(first, axis, first[axis] + begin), _replaced(size, axis, end - begin)
+
+
+def _replaced(values: Workgroups, axis: int, value: int) -> Workgroups:
+    x, y, z = (value if i == axis else old for i, old in enumerate(values))
+    return x, y, z

@@ -1,0 +1,292 @@
+"""Attention through workgroup memory or by single invocations, in blocks of queries or keys.
+
+A workgroup takes 64 queries, or keys, of one head, and passes the others through its memory 64 at a
+time. No invocation holds a whole head, so registers last for heads of any size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from qlora_wgpu.gpu.kernel_config import Profile
+from qlora_wgpu.gpu.matrix import Limits
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor, ceil_div, round_up
+from qlora_wgpu.kernels.attention.problem import Attention, Gradients
+
+# Straight-line code is kept within what software adapters compile quickly: multiply-adds a turn.
+_FORWARD_BODY = 512
+_BACKWARD_BODY = 768
+_HEAD_OF_TWO = 64  # elements of a head of which an invocation takes two queries, at most
+
+
+# Products over every query and the keys up to it, of each kernel.
+_PRODUCTS = {"forward": 2, "dq": 3, "dkdv": 4}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How a kernel's work is cut.
+
+    Attributes:
+        block: Queries, or keys, of a workgroup.
+        constants: The shader's, besides those that all have.
+        spans: Workgroups that share a block of a head, each with some columns of the results.
+    """
+
+    block: int
+    constants: dict[str, Constant]
+    spans: int = 1
+
+    def turns(self, name: str, problem: Attention) -> int:
+        """Most turns that the loops of an invocation take, over keys, or over heads' queries."""
+        seen = min(problem.seq, problem.window + self.block)
+        heads = problem.group if name == "dkdv" else 1
+        return heads * ceil_div(seen, int(self.constants.get("KEYS", 1)))
+
+
+class Blocks(ABC):
+    """The launches, which the variants share."""
+
+    suffix = ""
+
+    def launch(self, g: Graph, problem: Attention) -> None:
+        """Adds the launches of the forward, or of the backward."""
+        if problem.gradients is None:
+            tensors = {"o": problem.o, "lse": problem.lse, "sinks": problem.sinks}
+            self._launch(g, problem, "forward", problem.heads, tensors)
+        else:
+            self._backward(g, problem, problem.gradients)
+
+    def _backward(self, g: Graph, problem: Attention, gradients: Gradients) -> None:
+        lse_delta = self._delta(g, problem, gradients.dout)
+        tensors = {"dout": gradients.dout, "lse_delta": lse_delta}
+        if gradients.dq is not None:
+            self._launch(g, problem, "dq", problem.heads, {**tensors, "dq": gradients.dq})
+        if gradients.dk is not None and gradients.dv is not None:
+            self._keys(g, problem, tensors, gradients.dk, gradients.dv)
+
+    def _keys(
+        self, g: Graph, problem: Attention, tensors: Mapping[str, Tensor], dk: Tensor, dv: Tensor
+    ) -> None:
+        self._launch(g, problem, "dkdv", problem.kv_heads, {**tensors, "dk": dk, "dv": dv})
+
+    def _delta(self, g: Graph, problem: Attention, dout: Tensor) -> Tensor:
+        rows, heads, unit = problem.q.rows, problem.heads, self._unit(problem)
+        units = problem.head_dim // unit
+        pairs = round_up(rows * heads, 2)  # of which a texel holds two
+        lse_delta = g.float_vector("lse and delta", 2 * pairs)
+        g.launch(
+            "attention/delta.wgsl",
+            rows * heads,
+            {"o": problem.o, "dout": dout, "lse": problem.lse, "lse_delta": lse_delta},
+            {"rows": rows, "heads": heads, "stride": problem.q.units(unit), "units": units},
+            {
+                "HEAD_UNIT8": unit == 8,
+                "HEAD_UNIT4": unit == 4,
+                "UNITS": units,
+                "UNIT_BY_UNIT": g.profile.unit_by_unit == 1,
+            },
+        )
+        return lse_delta
+
+    def _launch(
+        self,
+        g: Graph,
+        problem: Attention,
+        name: str,
+        heads: int,
+        tensors: Mapping[str, Tensor | None],
+    ) -> None:
+        unit, cut = self._unit(problem), self._cut(g.profile, problem, name)
+        inputs = {n: getattr(problem, n) for n in ("q", "k", "v", "segments")}
+        g.launch(
+            f"attention/{name}{self.suffix}.wgsl",
+            (ceil_div(problem.seq, cut.block) * cut.spans, heads, problem.batch),
+            {**inputs, **tensors},
+            {
+                "rows": problem.q.rows,
+                "seq": problem.seq,
+                "heads": problem.heads,
+                "group": problem.group,
+                "q_stride": problem.q.units(unit),
+                "kv_stride": problem.k.units(unit),
+                "window": problem.window,
+                "scale": problem.scale,
+                "softcap": problem.softcap or 1.0,
+            },
+            {
+                "BLOCK": cut.block,
+                "SOFTCAP": problem.softcap is not None,
+                "SEGMENT_TEXELS": False,
+                **cut.constants,
+            },
+            flops=problem.flops(_PRODUCTS[name]),
+            label=f"attention/{name}",
+            turns=cut.turns(name, problem),
+        )
+
+    def _unit(self, problem: Attention) -> int:
+        """Elements of a head that are read at a time."""
+        return 4 if problem.head_dim % 4 == 0 else 2
+
+    @abstractmethod
+    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
+        """How the kernel of this name is cut."""
+
+
+class SubgroupTexture(Blocks):
+    """Keys are read from textures by the invocations of a subgroup in turn, and broadcast."""
+
+    suffix = "_texture"
+
+    def fits(self, problem: Attention, profile: Profile) -> bool:
+        """Whether kernels read textures, and heads are whole units of eight."""
+        return profile.textures and problem.head_dim % 8 == 0
+
+    def _unit(self, problem: Attention) -> int:
+        return 8
+
+    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
+        """How many keys are loaded a turn, and how the invocations of a subgroup share them."""
+        threads, head = profile.subgroup_size, problem.head_dim // 8
+        body = _FORWARD_BODY if problem.gradients is None else _BACKWARD_BODY
+        # What is broadcast serves two queries, where they still fit into the first cache.
+        sets = 2 if name != "dkdv" and problem.head_dim <= _HEAD_OF_TWO else 1
+        body //= 1 + profile.short_loops
+        most = max(body // (_PRODUCTS[name] * problem.head_dim * sets), 1)
+        keys = next(n for n in (8, 4, 2, 1) if n <= most and n <= threads)
+        pieces = next(n for n in range(threads // keys, 0, -1) if head % n == 0)
+        cut: dict[str, Constant] = {"THREADS": threads, "HEAD": head, "KEYS": keys}
+        cut |= {"UNITS": head // pieces, "HOLDERS": pieces * keys}
+        cut["SEGMENT_TEXELS"] = profile.in_textures
+        return Cut(sets * threads, cut if name == "dkdv" else {**cut, "SETS": sets})
+
+
+class Registers(Blocks):
+    """An invocation holds a query or a key and reads the others by itself; fits everywhere."""
+
+    def fits(self, problem: Attention, profile: Profile) -> bool:
+        """Always."""
+        return True
+
+    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
+        unit = self._unit(problem)
+        constants: dict[str, Constant] = {
+            "THREADS": profile.attention_threads,
+            "HEAD_UNIT4": unit == 4,
+            "UNITS": problem.head_dim // unit,
+        }
+        if problem.gradients is None:
+            # Straight-line code is kept within what software adapters compile quickly.
+            constants["KEYS"] = profile.attention_keys if problem.head_dim <= 32 * unit else 2
+        return Cut(profile.attention_threads, constants)
+
+
+_ROWS = 64  # keys of a workgroup, by which they are counted
+
+
+class PerHead(Blocks):
+    """A kernel of dk and dv that knows the constant PER_HEAD."""
+
+    def _keys(
+        self, g: Graph, problem: Attention, tensors: Mapping[str, Tensor], dk: Tensor, dv: Tensor
+    ) -> None:
+        if not is_per_head(g.profile, problem):
+            super()._keys(g, problem, tensors, dk, dv)
+            return
+        keys, values = (
+            g.float32(f"d {name} of every head", problem.q.rows, problem.q.columns)
+            for name in ("dk", "dv")
+        )
+        self._launch(g, problem, "dkdv", problem.heads, {**tensors, "dk": keys, "dv": values})
+        _sum_heads(g, problem, {"keys": keys, "values": values, "dk": dk, "dv": dv})
+
+
+def is_per_head(profile: Profile, problem: Attention) -> bool:
+    """Whether heads that share keys have workgroups of their own, since there are few.
+
+    Half as many do as of products, since each has much to do.
+    """
+    blocks = ceil_div(problem.seq, _ROWS) * problem.kv_heads * problem.batch
+    return problem.group > 1 and blocks < profile.least_workgroups // 2
+
+
+def _sum_heads(g: Graph, problem: Attention, tensors: Mapping[str, Tensor]) -> None:
+    unit = 4 if problem.head_dim % 4 == 0 else 2
+    rows, stride = problem.k.rows, tensors["dk"].units(unit)
+    g.launch(
+        "attention/sum_heads.wgsl",
+        rows * stride,
+        tensors,
+        {
+            "rows": rows,
+            "heads": problem.heads,
+            "group": problem.group,
+            "stride": tensors["keys"].units(unit),
+            "sum_stride": stride,
+        },
+        {"HEAD_UNIT4": unit == 4, "UNITS": problem.head_dim // unit},
+    )
+
+
+# As common/attention_tiles.wgsl has them.
+_BLOCK = 64  # rows of a tile
+_LANES = 16  # invocations that share a row
+_SIDE = 128  # invocations that stage a side
+_CHUNK = 8  # fours of a head that products take at a time, at most
+_HALF_CHUNK = 5  # where both products' rows are there at once
+_PLACES = 128  # fours of columns, of every fourth row, that have room beside the rows' weights
+_NEEDED = Limits(256, 16 << 10)
+
+
+class WorkgroupTiles(PerHead):
+    """For GPUs: tiles of all operands pass through workgroup memory."""
+
+    suffix = "_tiled"
+
+    def fits(self, problem: Attention, profile: Profile) -> bool:
+        """Where the profile asks for it, or for matrix units, within its limits."""
+        return profile.attention_kind in ("tiled", "matrix") and _NEEDED.within(profile.limits)
+
+    def _cut(self, profile: Profile, problem: Attention, name: str) -> Cut:
+        unit, units = self._unit(problem), ceil_div(problem.head_dim, 4)
+        # Sums of 128 columns of dk and dv, or of 256 of anything else, fit into registers.
+        spans = ceil_div(units, 32 if name == "dkdv" else 64)
+        span = ceil_div(units, spans)
+        few = profile.attention_few_registers
+        halves = few and name != "forward" and span > _LANES
+        chunk = ceil_div(units, ceil_div(units, _HALF_CHUNK if halves else _CHUNK))
+        by_row = few and span > 2 * _LANES
+        own = 2 if name == "forward" and span <= 16 and not few else 1
+        lines = _BLOCK // 4 // own
+        rows = next(n for n in (8, 4, 2) if n * span <= _PLACES)
+        threads = _LANES * lines
+        constants: dict[str, Constant] = {
+            "THREADS": threads,
+            "HEAD_UNIT4": unit == 4,
+            "HEAD_UNITS": problem.head_dim // unit,
+            "UNITS": units,
+            "CHUNK": chunk,
+            "SPAN": span,
+            "SPANS": spans,
+            "COLUMNS": ceil_div(span, _LANES),
+            "ROWS": rows,
+            "OWN": own,
+            "LANES": _LANES,
+            "LINES": lines,
+            "PRODUCTS": 1 if name == "forward" else 2,
+            "MIXES": 2 if name == "dkdv" else 1,
+            "BOTH": threads == _SIDE,
+            "FEW_REGISTERS": few,
+            "HALVES": halves,
+            "ROW_BY_ROW": by_row,
+            "TOGETHER": 1 if by_row else 4,
+            "MIXED_LOADS": ceil_div(4 * rows * span, threads),
+        }
+        if name == "dkdv":
+            constants["PER_HEAD"] = is_per_head(profile, problem)
+        return Cut(_BLOCK, constants, spans)

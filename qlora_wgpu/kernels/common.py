@@ -1,0 +1,248 @@
+"""What kernels have in common: variants, rows and elements, dropout's masks, experts' rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from qlora_wgpu.gpu.kernel_config import Profile
+from qlora_wgpu.gpu.wgsl import Constant, Workgroups
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.launch import GraphError, Launch
+from qlora_wgpu.graph.tensor import Tensor, ceil_div
+
+ProblemT = TypeVar("ProblemT")
+_Contra = TypeVar("_Contra", contravariant=True)
+Change = Mapping[str, Any]
+
+
+class Variant(Protocol[_Contra]):
+    """One way of solving a problem."""
+
+    def fits(self, problem: _Contra, profile: Profile) -> bool:
+        """Whether it solves this problem on a GPU of this profile."""
+
+    def launch(self, g: Graph, problem: _Contra) -> None:
+        """Adds the launches that solve it."""
+
+
+@dataclass(frozen=True)
+class Kernel(Generic[ProblemT]):
+    """A family of kernels.
+
+    Attributes:
+        name: Shown to users; its shaders' folder.
+        variants: The first that fits runs.
+    """
+
+    name: str
+    variants: tuple[Variant[ProblemT], ...]
+
+    def launch(self, g: Graph, problem: ProblemT) -> None:
+        """Solves a problem.
+
+        Raises:
+            GraphError: If no variant fits.
+        """
+        for variant in self.variants:
+            if variant.fits(problem, g.profile):
+                variant.launch(g, problem)
+                return
+        raise GraphError(f"{self.name}: no variant fits {problem}")
+
+
+@dataclass(frozen=True)
+class Tunable:
+    """A choice of a tuner about some kernels.
+
+    Attributes:
+        name: Shown to users.
+        concerns: Whether a launch depends on it.
+        changes: Fields of a profile to try; the profile as it is is always tried too.
+    """
+
+    name: str
+    concerns: Callable[[Launch], bool]
+    changes: Callable[[Profile], tuple[Change, ...]]
+
+
+_LONG_ROW = 1 << 14  # columns, as a vocabulary has them
+_MOST_HELD = 8  # units, for straight-line code that software adapters compile quickly
+_HELD_ROWS = 4  # of a workgroup, which has its price, too
+_MOST_THREADS = 1024  # of a workgroup, where the GPU allows them
+
+
+def row_constants(g: Graph, columns: int = 0) -> dict[str, Constant]:
+    """The constants that ``common/row_reduce.wgsl`` and its users need.
+
+    Args:
+        g: The graph, in whose profile they are.
+        columns: Length of the rows, of which long ones get more threads.
+    """
+    threads = g.profile.threads_per_row
+    if columns >= _LONG_ROW and threads > 1 and not g.profile.textures:
+        allowed = min(g.profile.limits.invocations, _MOST_THREADS)
+        threads = max(threads, 1 << allowed.bit_length() - 1)  # they are halved again and again
+    return {
+        "THREADS": threads,
+        "ROWS": g.profile.rows_per_group,
+        "ONE_THREAD": threads == 1,
+        "SUBGROUP": g.profile.textures,
+    }
+
+
+def held_row(g: Graph, units: int) -> dict[str, Constant]:
+    """Whether an invocation holds its units of a row, TURNS of them, instead of reading them again.
+
+    Then a workgroup has EACH rows, one after the other, for which it reads a weight once.
+
+    Args:
+        g: The graph, in whose profile it is.
+        units: Units of eight elements of a row.
+    """
+    turns = ceil_div(units, g.profile.threads_per_row)
+    held = g.profile.textures and turns <= _MOST_HELD
+    return {"HELD": held, "TURNS": turns, "EACH": _HELD_ROWS if held else 1}
+
+
+def row_workgroups(g: Graph, rows: int, each: Constant = 1) -> Workgroups:
+    """Workgroups that cover so many rows, ``each`` at a time."""
+    return (ceil_div(rows, g.profile.rows_per_group * int(each)), 1, 1)
+
+
+def _changes(profile: Profile) -> tuple[Change, ...]:
+    if profile.textures or profile.name == "cpu":
+        return ()
+    return tuple({"threads_per_row": threads} for threads in (32, 64, 256))
+
+
+TUNABLES = (Tunable("rows", lambda launch: "ROWS" in launch.constants, _changes),)
+
+
+@dataclass(frozen=True)
+class DropoutMask:
+    """Which elements of a module's input a training batch drops.
+
+    Attributes:
+        probability: That an element is dropped.
+        key: Tells the module's masks from those of others.
+    """
+
+    probability: float
+    key: int
+
+
+def dropout_params(mask: DropoutMask | None) -> dict[str, int | float]:
+    """The uniform fields that ``common/dropout.wgsl`` reads."""
+    if mask is None:
+        return {"module_key": 0, "keep_below": 0, "keep_scale": 1.0}
+    kept = 1 - mask.probability
+    return {
+        "module_key": mask.key,
+        "keep_below": min(round(kept * 2**32), 2**32 - 1),
+        "keep_scale": 1 / kept,
+    }
+
+
+EXPERT_TILE = 64  # rows of one expert; a multiple of what any product's workgroup makes
+NEW_TOKENS_TILE = 1  # of new tokens, whose products make each row by itself
+
+
+@dataclass(frozen=True)
+class ExpertTiles:
+    """Which expert each tile of rows belongs to, and whose weights are at hand.
+
+    Attributes:
+        experts: uint32 (tiles).
+        rows: uint32 (2 · experts), the first row of each expert and the one past its last.
+        first: The first expert at hand.
+        count: How many are.
+        tile: Rows of a tile.
+    """
+
+    experts: Tensor
+    rows: Tensor
+    first: int
+    count: int
+    tile: int = EXPERT_TILE
+
+
+def expert_params(experts: ExpertTiles | None, lora_stride: int) -> dict[str, int]:
+    """Parameters of a kernel whose rows may belong to experts.
+
+    Args:
+        experts: Whose weights are at hand, if rows belong to any.
+        lora_stride: From one expert's A or B to the next one's, in the units that the kernel counts
+            in.
+    """
+    if experts is None:
+        return {"expert0": 0, "experts": 1, "lora_expert": 0}
+    return {
+        "expert0": experts.first,
+        "experts": experts.count,
+        "lora_expert": lora_stride,
+    }
+
+
+def expert_constants(
+    experts: ExpertTiles | None, tensors: dict[str, Tensor | None]
+) -> dict[str, Constant]:
+    """Constants of such a kernel; binds what it looks up."""
+    if experts is None:
+        return {}
+    tensors["tile_experts"] = experts.experts
+    return {"EXPERT_TILE": experts.tile}
+
+
+def expert_count(expert_rows: Tensor | None) -> int:
+    """The number of experts that a reduction over rows is for."""
+    return 1 if expert_rows is None else expert_rows.columns // 2
+
+
+_SUM_PARTS = "tensor/sum_parts.wgsl"
+
+
+def sum_parts(
+    g: Graph,
+    x: Tensor,
+    y: Tensor,
+    parts: int,
+    *,
+    accumulate: bool = False,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    column0: int = 0,
+) -> None:
+    """Adds up the parts of x, which lie one below the other, into columns of y.
+
+    Args:
+        g: The graph.
+        x: (parts · rows, columns) float32.
+        y: (rows, ·), written from ``column0`` on.
+        parts: How many there are.
+        accumulate: Whether to add to y.
+        bias: The bias of all of y's columns to add, float32.
+        residual: What to add, of y's layout.
+        column0: A multiple of eight.
+
+    Raises:
+        GraphError: If the shapes do not fit.
+    """
+    if x.rows != parts * y.rows or column0 + x.columns > y.columns or column0 % 8:
+        raise GraphError(f"sum: {x} is not {parts} times columns of {y} from {column0} on")
+    units = y.rows * x.units(4)
+    g.launch(
+        _SUM_PARTS,
+        units,
+        {"x": x, "y": y, "bias": bias, "residual": residual},
+        {
+            "units": units,
+            "parts": parts,
+            "columns": x.columns,
+            "x_stride": x.units(4),
+            "y_stride": y.units(4),
+            "y_unit0": column0 // 4,
+        },
+        {"ACCUMULATE": accumulate},
+    )

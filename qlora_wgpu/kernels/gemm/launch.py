@@ -1,0 +1,252 @@
+"""The dispatches of a product: one, or parts of its reduction and their sum; copies in f16."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import Tensor, ceil_div, matrix, round_up
+from qlora_wgpu.kernels.common import dropout_params, expert_constants, expert_params, sum_parts
+from qlora_wgpu.kernels.gemm.problem import Gemm
+
+LEAST_PART = 512  # of a reduction that is cut, so that adding up the parts stays cheap
+_CUT_THREADS = 64  # invocations of the workgroups that ``Profile.least_workgroups`` counts
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A shader and how many results its workgroups make.
+
+    Attributes:
+        path: The shader.
+        rows: Rows of results that a workgroup makes.
+        columns: Columns of results that a workgroup makes.
+        constants: The shader's, besides those that all products have.
+        rows_first: Whether workgroups are counted along the rows first.
+        threads: Invocations of a workgroup.
+        any_parts: Whether the shader can be cut along the reduction whatever is added to it.
+        tensors: What the shader binds besides.
+        direct: Whether whole tiles of results can go straight to y, where that is float32.
+        loads: Whether their sums can begin with what they are added to.
+        eights: Whether it can write eight results at a time, to which nothing is added: textures
+            are written so.
+    """
+
+    path: str
+    rows: int
+    columns: int
+    constants: dict[str, Constant]
+    rows_first: bool = False
+    threads: int = _CUT_THREADS
+    any_parts: bool = False
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    direct: bool = False
+    loads: bool = False
+    eights: bool = False
+
+
+def launch_whole(
+    g: Graph, gemm: Gemm, cut: Cut, parts_in: Tensor | None = None, parts: int = 1, part: int = 0
+) -> None:
+    """One dispatch; with ``parts_in`` each part's results lie there, one below the other."""
+    lora = gemm.lora
+    tensors: dict[str, Tensor | None] = {
+        **cut.tensors,
+        "x": gemm.x,
+        "w": gemm.w,
+        "y": parts_in or gemm.y,
+        "u": lora.u if lora is not None else None,
+        "bias": gemm.bias if parts_in is None else None,
+        "residual": gemm.residual if parts_in is None else None,
+        "batch_info": gemm.batch_info
+        if gemm.mask is not None or gemm.first_row is not None
+        else None,
+    }
+    if lora is not None:
+        tensors["b" if gemm.with_rows else "a"] = lora.factor
+    others, layers = (
+        further_layers("y", gemm.y, gemm.others, 4)
+        if gemm.with_rows
+        else further_layers("x", gemm.x, gemm.others, 8, 8)
+    )
+    tensors |= others
+    bias1, bias2 = (*(begin // 4 for begin in gemm.bias_begins), 0, 0)[:2]
+    across = ceil_div(gemm.columns, cut.columns)
+    down = ceil_div(gemm.x.rows, cut.rows)
+    constants: dict[str, Constant] = {
+        "ACCUMULATE": gemm.accumulate and parts_in is None,
+        "ROW_COUNT": gemm.first_row is not None,
+        "DROPOUT": gemm.mask is not None,
+        **_way_out(gemm, cut, in_parts=parts_in is not None),
+        **expert_constants(gemm.experts, tensors),
+        **cut.constants,
+    }
+    g.launch(
+        cut.path,
+        (down, across, parts) if cut.rows_first else (across, down, parts),
+        tensors,
+        {
+            "rows": gemm.x.rows,
+            "columns": gemm.columns,
+            "k": gemm.depth,
+            "k_part": part or round_up(gemm.depth, 64),
+            "x_stride": gemm.x.units(8),
+            "x_unit0": 0 if gemm.with_rows else gemm.row0 // 8,
+            "w_stride": gemm.w.units(8),
+            "y_stride": (parts_in or gemm.y).units(4),
+            "y_unit0": gemm.row0 // 4 if gemm.with_rows and parts_in is None else 0,
+            "row0": gemm.row0 if gemm.with_rows else 0,
+            "first_row": gemm.first_row or 0,
+            "r": lora.rank(with_rows=gemm.with_rows) if lora is not None else 0,
+            "r_stride": lora.u.stride if lora is not None else 0,
+            "b_stride": lora.factor.stride if lora is not None else 0,
+            "scale": gemm.scale,
+            **dropout_params(gemm.mask),
+            "w_expert": gemm.own_rows * gemm.w.units(8),
+            **expert_params(gemm.experts, lora.stride // 4 if lora is not None else 0),
+            **layers,
+            "bias1": bias1,
+            "bias2": bias2,
+            "bias_expert": 0 if gemm.experts is None or gemm.bias is None else gemm.bias.units(4),
+        },
+        constants,
+        flops=gemm.flops,
+        label=gemm.label,
+    )
+
+
+def _way_out(gemm: Gemm, cut: Cut, *, in_parts: bool) -> dict[str, Constant]:
+    """Constants of how whole tiles of results go to y, and what their sums begin with."""
+    residual, bias = (None, None) if in_parts else (gemm.residual, gemm.bias)
+    float32 = in_parts or gemm.y.dtype == "float32"
+    alone = not (gemm.with_rows and gemm.others)
+    plain = residual is None and bias is None and not gemm.accumulate
+    begin = gemm.row0 if gemm.with_rows else 0
+    adds = residual is None or (cut.loads and residual.dtype == "float32")
+    return {
+        "DIRECT": cut.direct and float32 and alone and bias is None and adds,
+        "EIGHT": cut.eights and plain and not float32 and begin % 8 == 0,
+        "LOADS": cut.loads,
+        "RESIDUAL": residual is not None,
+    }
+
+
+def further_layers(
+    name: str, first: Tensor, others: tuple[Tensor, ...], unit: int, begin_unit: int = 1
+) -> tuple[dict[str, Tensor], dict[str, int]]:
+    """What a kernel of layers of one input is bound to and told of the second and the third.
+
+    Args:
+        name: The binding of the first layer's tensor.
+        first: That tensor.
+        others: Those of the others.
+        unit: Elements that their strides count.
+        begin_unit: Columns that the places where they begin count.
+    """
+    begin, tensors = first.columns, {}
+    params = {"begin1": 0, "begin2": 0, "stride1": 0, "stride2": 0}
+    for index, other in enumerate(others, 1):
+        tensors[f"{name}{index}"] = other
+        params |= {f"begin{index}": begin // begin_unit, f"stride{index}": other.units(unit)}
+        begin += other.columns
+    # What is not there begins past the end.
+    params |= {f"begin{i}": 0xFFFFFFFF for i in range(len(others) + 1, 3)}
+    return tensors, params
+
+
+def launch_split(g: Graph, gemm: Gemm, cut: Cut) -> None:
+    """Cuts a reduction into its parts, or a long one of few results, which leave a GPU idle."""
+    workgroups = ceil_div(gemm.x.rows, cut.rows) * ceil_div(gemm.cut_columns, cut.columns)
+    least = g.profile.least_workgroups * _CUT_THREADS // cut.threads
+    parts = min(least // workgroups, gemm.depth // LEAST_PART)
+    part = gemm.part or round_up(ceil_div(gemm.depth, max(parts, 1)), 64)
+    parts = ceil_div(gemm.depth, part)
+    plain = gemm.lora is None and not gemm.with_rows
+    whole = gemm.experts is not None or (gemm.with_rows and gemm.others)
+    alone = parts == 1 and not (gemm.part and gemm.accumulate)
+    if alone or whole or not (plain or cut.any_parts):
+        launch_whole(g, gemm, cut)
+        return
+    stacked = g.float32(f"parts of {gemm.y.name}", parts * gemm.y.rows, gemm.columns)
+    launch_whole(g, gemm, cut, stacked, parts, part)
+    sum_parts(
+        g, stacked, gemm.y, parts, accumulate=gemm.accumulate, bias=gemm.bias,
+        residual=gemm.residual, column0=gemm.row0 if gemm.with_rows else 0,
+    )  # fmt: skip
+
+
+SIZED_ROWS = 8  # of a workgroup, which loads all of them at once
+_GROUP = 256  # invocations of it, each with one unit of eight
+
+
+@dataclass(frozen=True)
+class Factors:
+    """A product's x for matrix units.
+
+    Attributes:
+        x: (rows, depth) float16.
+        exponents: What it is multiplied by, if it is scaled: for each part of the reduction and
+            each tile of rows the exponent of a power of two, as float32 has it.
+    """
+
+    x: Tensor
+    exponents: Tensor | None
+
+
+def factors_of(g: Graph, gemm: Gemm, tile_rows: int) -> Factors:
+    """x as f16; scaled where it is a gradient, that is in a product with columns.
+
+    Args:
+        g: The graph.
+        gemm: The product.
+        tile_rows: Rows that share a power of two, a multiple of ``SIZED_ROWS``.
+
+    Raises:
+        GraphError: If they are none.
+    """
+    if tile_rows % SIZED_ROWS:
+        raise GraphError(f"gemm: tiles of {tile_rows} rows are not in whole {SIZED_ROWS}s")
+    x, depth = gemm.x, gemm.depth
+    made = matrix(f"{x.name} in f16", x.rows, depth, "float16")
+    units = made.units(8)
+    part = gemm.part // 8 or units
+    blocks, chunks = ceil_div(x.rows, SIZED_ROWS), ceil_div(part, _GROUP)
+    others, layers = ({}, {}) if gemm.with_rows else further_layers("x", x, gemm.others, 8, 8)
+    count = gemm.batch_info if gemm.first_row is not None else None
+    tensors: dict[str, Tensor | None] = {"x": x, **others, "batch_info": count}
+    params = {
+        "rows": x.rows,
+        "units": units,
+        "part": part,
+        "blocks": blocks,
+        "chunks": chunks,
+        "x_stride": x.units(8),
+        "x_unit0": 0 if gemm.with_rows else gemm.row0 // 8,
+        "first_row": gemm.first_row or 0,
+        "begin1": 0,
+        "begin2": 0,
+        "stride1": 0,
+        "stride2": 0,
+        **layers,
+        **expert_params(gemm.experts, 0),
+    }
+    constants = {"GROUP": _GROUP, "ROWS": SIZED_ROWS}
+    workgroups = (blocks, chunks, gemm.parts)
+    found: dict[str, Tensor | None] = {}
+    if not gemm.with_rows:
+        sizes = g.integers(f"sizes of {x.name}", blocks * chunks * gemm.parts)
+        g.launch(
+            "gemm/sizes.wgsl", workgroups, {**tensors, "sizes": sizes}, params, constants,
+            label=gemm.label,
+        )  # fmt: skip
+        tiles = ceil_div(x.rows, tile_rows)
+        exponents = g.integers(f"exponents of {x.name}", tiles * gemm.parts)
+        found = {"sizes": sizes, "exponents": exponents}
+    elif g.saturated is not None:
+        found = {"saturated": g.saturated}
+    tensors |= {"factors": made, **found}
+    own = {"TILE_ROWS": tile_rows, **constants, **expert_constants(gemm.experts, tensors)}
+    g.launch("gemm/factors.wgsl", workgroups, tensors, params, own, label=gemm.label)
+    return Factors(made, found.get("exponents"))

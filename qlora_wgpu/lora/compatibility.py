@@ -1,0 +1,300 @@
+"""Whether an adapter from a file belongs to a base, and what PEFT makes of it.
+
+It makes pairs of the stacks of those of experts for some model types (``ExpertSpec.fused``), and so
+only where that is all: what else has to be written as PEFT has it (``parameters.together``).
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec
+from qlora_wgpu.lora.config import AdapterConfig
+from qlora_wgpu.lora.peft_files import wholes
+from qlora_wgpu.lora.peft_names import (
+    EMBEDDING_A,
+    EMBEDDING_B,
+    LORA_A,
+    LORA_B,
+    TOKENS,
+    WHOLE,
+    Float32Array,
+    parse_name,
+    tensor_name,
+)
+
+_CACHED = re.compile(r"models--(.+)/snapshots/[^/]+/?$")
+_NO_NAMES = ("", "..")  # of the working directory, as a user gives them
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+# What the same weights are called for the way in which they are stored.
+_FORM = re.compile(
+    r"[-_.](?:bnb|unsloth|dynamic|gguf|awq|gptq|autoround|hf|mlx|nf4|fp4|mxfp4|nvfp4|fp8|int[48]"
+    r"|[248]-?bits?|w\d+a\d+|bf16|fp?16|fp?32|i?q\d(?:_\w+)?|g\d+|quantized|dequantized)$"
+)
+_told: set[tuple[str, str, str]] = set()
+
+
+def warn_of_other_name(
+    path: str | PathLike[str], named: str | None, base: str | PathLike[str]
+) -> None:
+    """Warns, once, where an adapter names another base than the one of its shapes it is opened on.
+
+    Args:
+        path: The adapter's folder.
+        named: The base that it was trained on, as it says.
+        base: The base's name or folder.
+    """
+    told = str(path), named or "", str(base)
+    if told in _told or not is_other_name(named, base):
+        return
+    _told.add(told)
+    warnings.warn(
+        f"{path} was trained on {named} and is opened on {base}, which has the same shapes: unless "
+        "that is the same model by another name, open it with the one that it was trained on",
+        stacklevel=3,
+    )
+
+
+def is_other_name(named: str | None, base: str | PathLike[str]) -> bool:
+    """Whether two names are of different models, as far as names tell.
+
+    Folders, the hub's names and its cache are told apart by their last part, whatever case it has
+    and however the weights are stored (``-bnb-4bit``, ``-Q4_K_M.gguf``).
+
+    Args:
+        named: The one that an adapter has, or nothing.
+        base: The other one.
+    """
+    if not named or str(base) == named or _is_same_place(Path(named), Path(base)):
+        return False
+    here = Path(base).expanduser()
+    ours, theirs = _plain(str(here.resolve() if here.name in _NO_NAMES else base)), _plain(named)
+    return bool(ours and theirs) and ours != theirs
+
+
+def _is_same_place(one: Path, other: Path) -> bool:
+    try:
+        return one.expanduser().samefile(other.expanduser())
+    except (OSError, RuntimeError, ValueError):  # one is not here
+        return False
+
+
+def _plain(name: str) -> str:
+    """The last part of a name without how its weights are stored."""
+    cached = _CACHED.search(name.replace("\\", "/"))
+    last = cached[1].rpartition("--")[2] if cached else Path(name.replace("\\", "/")).name
+    last = _PART.sub("", last.casefold().removesuffix(".gguf"))
+    if last in _NO_NAMES:
+        return ""
+    while (shorter := _FORM.sub("", last)) != last:
+        last = shorter
+    return last
+
+
+def refuse_other_base(
+    path: str | PathLike[str],
+    stored: AdapterConfig,
+    tensors: Mapping[str, Float32Array],
+    shapes: Mapping[str, tuple[int, ...]],
+    base: str | PathLike[str],
+    *,
+    whole: bool = True,
+    routers: Iterable[str] = (),
+) -> None:
+    """Makes sure that an adapter was made for a base of this shape; warns of one of another name.
+
+    Args:
+        path: The adapter's folder.
+        stored: Its settings, which name the base that it was made for.
+        tensors: Its tensors.
+        shapes: Shapes of the tensors that the base takes, by their names.
+        base: The base's name or folder.
+        whole: Whether the adapter has to have all of them.
+        routers: Names of the matrices of the base's routers, which are not adapted here.
+
+    Raises:
+        CheckpointError: If it was not; names both bases.
+    """
+    odd = _layers(tensors) - _layers(shapes)
+    if odd and odd <= {name.removesuffix(".weight") for name in routers}:
+        raise CheckpointError(
+            f"{path} adapts routers of experts, {min(odd)} among {len(odd)} of them, as PEFT's "
+            "all-linear does where they are linear layers; routers stay frozen here: merge it into "
+            "its base with PEFT's merge_and_unload, and open the result"
+        )
+    if difference := _difference(tensors, shapes, whole=whole):
+        trained = stored.base_model_name_or_path or "a base that it does not name"
+        # Of the right model, PEFT may adapt layers that stay frozen here.
+        otherwise = ", or, if it is this one, merge it with PEFT" if odd else ""
+        raise CheckpointError(
+            f"{path} was trained on {trained} and does not fit {base}: {difference}; open it with "
+            f"the model that it was trained on{otherwise}"
+        )
+    warn_of_other_name(path, stored.base_model_name_or_path, base)
+
+
+def rows_for(
+    architecture: Architecture, stored: AdapterConfig, tensors: Mapping[str, Float32Array]
+) -> int:
+    """Rows of the embedding that an adapter needs: the base's, and those of tokens that it added.
+
+    Raises:
+        CheckpointError: If it has trained some that do not follow on the base's, or a head of its
+            own lacks their rows.
+    """
+    if more := _rows_of_wholes(architecture, tensors):
+        return more
+    rows, indices = architecture.vocab_size, stored.trainable_token_indices or []
+    lists = list(indices.values()) if isinstance(indices, dict) else [indices]
+    beyond = [{row for row in each if row >= rows} for each in lists]
+    new = set().union(*beyond)
+    if not new:
+        return rows
+    if new != set(range(rows, rows + len(new))):
+        raise CheckpointError(
+            f"the adapter trained token {max(new)}, but the base has {rows:,} tokens, and not all "
+            "in between are the adapter's: open it with the model that it was trained on"
+        )
+    if (not architecture.tied and len(beyond) < 2) or any(each != new for each in beyond):
+        raise CheckpointError(
+            f"the adapter added token {max(new)} to the base's {rows:,}, but has rows of it for "
+            "one of embedding and head alone: both have to be named in trainable_token_indices"
+        )
+    return max(new) + 1
+
+
+def _rows_of_wholes(architecture: Architecture, tensors: Mapping[str, Float32Array]) -> int:
+    """Rows of matrices that were trained whole, where they have more than the base's; else 0."""
+    rows = {module: len(matrix) for module, matrix in wholes(tensors)}
+    larger = {count for count in rows.values() if count > architecture.vocab_size}
+    if not larger:
+        return 0
+    names = (architecture.embed_name, architecture.head_name)
+    ends = [name.removesuffix(".weight") for name in names[: 1 if architecture.tied else 2]]
+    if len(larger) > 1 or any(rows.get(end) not in larger for end in ends):
+        has = " and ".join(f"{module} with {count:,} rows" for module, count in rows.items())
+        raise CheckpointError(
+            f"the base has {architecture.vocab_size:,} tokens, and of a larger vocabulary the "
+            f"adapter has {has} alone: merge it with PEFT, and go on from the result"
+        )
+    return larger.pop()
+
+
+def adapter_shapes(architecture: Architecture, stored: AdapterConfig) -> dict[str, tuple[int, ...]]:
+    """Shapes of all that an adapter may have for a base, by PEFT's names."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for weight in (architecture.embed_name, architecture.head_name):
+        name = tensor_name(weight.removesuffix(".weight"), TOKENS)
+        shapes[name] = (architecture.vocab_size, architecture.hidden_size)
+        name = tensor_name(weight.removesuffix(".weight"), WHOLE)
+        shapes[name] = (architecture.vocab_size, architecture.hidden_size)
+    for spec in [*architecture.every_linear, architecture.head]:
+        rank = stored.rank_of(spec.name)
+        shapes[tensor_name(spec.name, LORA_A)] = (rank, spec.in_features)
+        shapes[tensor_name(spec.name, LORA_B)] = (spec.out_features, rank)
+    embedding = architecture.embed_name.removesuffix(".weight")
+    rank = stored.rank_of(embedding)
+    shapes[tensor_name(embedding, EMBEDDING_A)] = (rank, architecture.vocab_size)
+    shapes[tensor_name(embedding, EMBEDDING_B)] = (architecture.hidden_size, rank)
+    return shapes
+
+
+def _difference(
+    tensors: Mapping[str, Float32Array], shapes: Mapping[str, tuple[int, ...]], *, whole: bool
+) -> str:
+    theirs, ours = _layers(tensors), _layers(shapes)
+    if odd := sorted(theirs - ours):
+        here = "which this model has not, or not as a layer that is adapted here"
+        return f"it adapts {odd[0]} ({len(odd)} such layers), {here}"
+    if whole and (odd := sorted(ours - theirs)):
+        return f"it has nothing for {odd[0]} ({len(odd)} such layers)"
+    for name, tensor in tensors.items():
+        if name in shapes and name.endswith(f".{WHOLE}") and ".lora_" not in name:
+            if tensor.shape != shapes[name]:
+                return f"its {name} has shape {tensor.shape}, this model takes {shapes[name]}"
+            continue
+        # The other one is the rank, or how many rows are trained.
+        side = 1 if name.endswith((f"{LORA_A}.weight", EMBEDDING_A, TOKENS)) else 0
+        if name in shapes and tensor.shape[side] != shapes[name][side]:
+            return f"its {name} has shape {tensor.shape}, this model takes {shapes[name]}"
+    return ""
+
+
+def _layers(names: Iterable[str]) -> set[str]:
+    return {parsed[0] for name in names if (parsed := parse_name(name)) is not None}
+
+
+def is_written_together(
+    config: AdapterConfig, targets: Sequence[LinearSpec], experts: Sequence[ExpertSpec]
+) -> bool:
+    """Whether an adapter of experts is written as one of the parameters that hold them.
+
+    PEFT reads the experts' own where their model type is one that it knows, without dropout, of one
+    scaling that is alpha / r, of gate, up and down or of down alone, by their last names, and where
+    no other adapted layer is called so.
+
+    Args:
+        config: The adapter.
+        targets: The adapted layers.
+        experts: The model's experts.
+    """
+    names = {spec.name for spec in targets}
+    if _dense_as_experts(names, experts):
+        return not config.use_dora  # which PEFT has for no parameter
+    adapted = [stack for stack in experts if stack.linears[0].name in names]
+    first = [stack.linears[0].name for stack in adapted]
+    is_plain = all(
+        (config.rank_of(name), config.alpha_of(name)) == (config.r, config.lora_alpha)
+        for name in first
+    )
+    return bool(adapted) and (
+        any(stack.stacking.in_turns or not stack.fused for stack in adapted)
+        or bool(config.use_rslora or config.lora_dropout)
+        or not is_plain
+        or isinstance(config.target_modules, str)  # which may fit what holds experts
+        or not {stack.name for stack in adapted}.isdisjoint(config.target_modules)
+        or not _are_whole(adapted, len(experts))
+    )
+
+
+def peft_differences(
+    config: AdapterConfig, targets: Sequence[LinearSpec], experts: Sequence[ExpertSpec]
+) -> list[str]:
+    """A sentence for each thing that PEFT 0.21 computes otherwise.
+
+    Args:
+        config: The adapter.
+        targets: The adapted layers.
+        experts: The model's experts.
+    """
+    dense = _dense_as_experts({spec.name for spec in targets}, experts)
+    if not dense or not config.use_dora:
+        return []
+    return [
+        f"PEFT 0.21 with transformers 5 takes {dense[0]} ({len(dense)} such layers) for "
+        "experts, by its name, and has no DoRA for these: merge the adapter, or leave "
+        "these layers out of lora.target_modules"
+    ]
+
+
+def _dense_as_experts(names: Collection[str], experts: Sequence[ExpertSpec]) -> list[str]:
+    """The adapted layers that are no experts, but which PEFT takes for some by their names."""
+    if not any(stack.fused and not stack.stacking.in_turns for stack in experts):
+        return []
+    stacked = {spec.name for stack in experts for spec in stack.linears}
+    leaves = {stack.leaf for stack in experts}
+    return sorted(n for n in {*names} - stacked if n.rpartition(".")[2] in leaves)
+
+
+def _are_whole(adapted: Sequence[ExpertSpec], count: int) -> bool:
+    """Whether every layer's gate, up and down have adapters, or every layer's down alone."""
+    whole = len(adapted) == count
+    return whole or (
+        3 * len(adapted) == count
+        and all(stack.leaf == stack.stacking.leaves[2] for stack in adapted)
+    )

@@ -1,0 +1,405 @@
+"""Adapters on bare parameters, PEFT's ``target_parameters``: experts that a model holds together.
+
+Where transformers has a layer's experts in one parameter, PEFT adapts it as one: of
+``P.experts.gate_up_proj`` A is (r · experts, in_features), the experts' one below the other, and B
+(out_features, r · experts), an expert's r columns ``experts`` apart. The module that holds the
+parameters is wrapped once for each of them, gate_up_proj innermost: its matrices are called
+``P.experts.base_layer.lora_A`` and those of down_proj ``P.experts.lora_A``, or so those of the only
+one. Here every expert has matrices of its own for gate, up and down, by the names of its files
+(``Stacking``): those of gate and up become parts of a rank that is their sum, and come apart again
+where they are such parts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.families.family import Stacking
+from qlora_wgpu.lora.config import AdapterConfig
+from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, Float32Array, is_a, parse_name, tensor_name
+
+PARAMETERS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
+KINDS = ("gate", "up", "down")
+
+Pair = tuple[Float32Array, Float32Array]
+"""Every expert's A (experts, r, in) and B (experts, out, r)."""
+
+
+def stacked(
+    kinds: Mapping[str, Pair], scalings: Mapping[str, float], halves: int, *, in_turns: bool
+) -> Pair:
+    """The pair of a parameter, of those of its parts.
+
+    Args:
+        kinds: The pairs of those parts that have any.
+        scalings: What multiplies the product of each.
+        halves: Parts of the parameter.
+        in_turns: Whether their rows take turns.
+    """
+    a = np.concatenate([pair[0] for pair in kinds.values()], axis=1)
+    experts, out = next(iter(kinds.values()))[1].shape[:2]
+    b = np.zeros((experts, halves * out, a.shape[1]), np.float32)
+    begin, scaling = 0, next(iter(scalings.values()))
+    for name, (_, own) in kinds.items():
+        end = begin + own.shape[2]
+        factor = np.float32(scalings[name] / scaling)  # one unless their scalings differ
+        rows = _rows(name, b.shape[1], in_turns=in_turns)
+        b[:, rows, begin:end] = own if factor == 1 else factor * own
+        begin = end
+    return a, b
+
+
+def _rows(kind: str, count: int, *, in_turns: bool) -> slice:
+    """A kind's rows of a parameter's, of which there are so many."""
+    if kind == "down":
+        return slice(None)
+    place = KINDS.index(kind)
+    return (
+        slice(place, None, 2) if in_turns else slice(place * count // 2, (place + 1) * count // 2)
+    )
+
+
+def parted(parameter: str, pair: Pair, *, in_turns: bool) -> dict[str, Pair]:
+    """Each part's pair: parts of the rank where those of gate and up share none of it."""
+    a, b = pair
+    if parameter == "down_proj":
+        return {"down": pair}
+    half = a.shape[1] // 2
+    gate, up = (b[:, _rows(kind, b.shape[1], in_turns=in_turns)] for kind in ("gate", "up"))
+    if a.shape[1] % 2 == 0 and not gate[:, :, half:].any() and not up[:, :, :half].any():
+        return {"gate": (a[:, :half], gate[:, :, :half]), "up": (a[:, half:], up[:, :, half:])}
+    return {"gate": (a, gate), "up": (a, up)}
+
+
+def again(
+    pair: Pair, ranks: Mapping[str, int], factors: Mapping[str, float], *, in_turns: bool
+) -> dict[str, Pair]:
+    """What ``stacked`` put together: parts of the rank.
+
+    Args:
+        pair: A parameter's.
+        ranks: Each part's, in the order in which they were put together.
+        factors: What its B is multiplied by.
+        in_turns: Whether rows of parts take turns.
+    """
+    (a, b), begin = pair, 0
+    made: dict[str, Pair] = {}
+    for kind, rank in ranks.items():
+        end, factor = begin + rank, np.float32(factors[kind])
+        own = b[:, _rows(kind, b.shape[1], in_turns=in_turns), begin:end]
+        made[kind] = a[:, begin:end], own if math.isclose(factor, 1, rel_tol=1e-6) else own * factor
+        begin = end
+    return made
+
+
+ARRANGED = "adapted_experts"
+"""Under which a file's metadata say what of its experts has matrices of its own, and how else."""
+
+INNER = ".base_layer"
+HOLDERS = (".experts", ".experts" + INNER)
+"""How names of modules that hold experts end."""
+
+Tensors = dict[str, Float32Array]
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """What of an adapter's experts ``together`` has put together.
+
+    Attributes:
+        kinds: Those of gate, up and down that have matrices of their own.
+        stacking: How the base's experts are held.
+    """
+
+    kinds: tuple[str, ...]
+    stacking: Stacking
+
+    def to_text(self) -> str:
+        """It as a file's metadata have it."""
+        return f"{' '.join(self.kinds)}; {self.stacking.to_json()}"
+
+    @classmethod
+    def from_text(cls, text: str) -> Arranged:
+        """It of ``to_text``'s text; without a stacking of gpt-oss, which was the first to have it.
+
+        Raises:
+            ValueError: If it is none.
+        """
+        kinds, told, stacking = text.partition(";")
+        of_base = Stacking.from_json(stacking) if told else Stacking(in_turns=True)
+        return cls(tuple(kinds.split()), of_base)
+
+
+def together(
+    tensors: Mapping[str, Float32Array], config: AdapterConfig, stacking: Stacking
+) -> tuple[Tensors, AdapterConfig]:
+    """An adapter as PEFT has it for experts that are held together, of one with each by itself.
+
+    Layers that are called as an expert's are named by their parameters, too: PEFT would take their
+    modules' names for experts'.
+
+    Args:
+        tensors: A and B by PEFT's names.
+        config: Its settings.
+        stacking: How the base's experts are held.
+    """
+    kept, experts = _sorted_out(tensors, stacking)
+    ranks: dict[str, int] = {}
+    alphas: dict[str, int | float] = {}
+    targets = []
+    for module in called_as_experts(kept, stacking):
+        name = f"{module}.weight"
+        targets.append(name)
+        ranks[re.escape(name)] = config.rank_of(module)
+        alphas[re.escape(name)] = config.alpha_of(module)
+    for at, kinds in experts.items():
+        present = [p for p, parts in PARAMETERS.items() if any(k in kinds for k in parts)]
+        for parameter in present:
+            own = {k: kinds[k] for k in PARAMETERS[parameter] if k in kinds}
+            scalings = {k: config.scaling_of(layer_name(at, 0, k, stacking)) for k in own}
+            scaling = next(iter(scalings.values()))
+            a, b = stacked(own, scalings, len(PARAMETERS[parameter]), in_turns=stacking.in_turns)
+            rank = a.shape[1]
+            is_inner = parameter == "gate_up_proj" and len(present) > 1
+            held = stacking.in_memory(at)
+            module = held + INNER if is_inner else held
+            kept[tensor_name(module, LORA_A)] = a.reshape(-1, a.shape[2])
+            kept[tensor_name(module, LORA_B)] = np.moveaxis(b, 0, 2).reshape(b.shape[1], -1)
+            name = f"{held}.{parameter}"
+            targets.append(name)
+            ranks[re.escape(name)] = rank
+            alphas[re.escape(name)] = alpha_for(scaling, rank, config)
+    return kept, replace(
+        config,
+        target_modules=_other_modules(kept, config, stacking),
+        target_parameters=targets,
+        rank_pattern={**ranks, **config.rank_pattern},  # the first that fits counts
+        alpha_pattern={**alphas, **config.alpha_pattern},
+        lora_dropout=0.0,  # with which PEFT wraps no parameter, and which says how it was trained
+    )
+
+
+def arranged(tensors: Mapping[str, Float32Array], stacking: Stacking) -> Arranged:
+    """Which of gate, up and down have matrices of their own."""
+    modules = [parsed[0] for name in tensors if (parsed := parse_name(name)) is not None]
+    pattern = _expert(stacking)
+    leaves = {match[3] for module in modules if (match := pattern.fullmatch(module))}
+    pairs = zip(KINDS, stacking.leaves, strict=True)
+    return Arranged(tuple(kind for kind, leaf in pairs if leaf in leaves), stacking)
+
+
+def _pair(of_experts: Mapping[int, Mapping[str, Float32Array]]) -> Pair:
+    pairs = [of_experts[i] for i in sorted(of_experts)]
+    return np.stack([p[LORA_A] for p in pairs]), np.stack([p[LORA_B] for p in pairs])
+
+
+def leaf_of(kind: str, stacking: Stacking) -> str:
+    """What files call gate, up or down within an expert."""
+    return stacking.leaves[KINDS.index(kind)]
+
+
+def layer_name(at: str, expert: int, kind: str, stacking: Stacking) -> str:
+    """What files call that layer of an expert."""
+    return f"{at}.{expert}.{leaf_of(kind, stacking)}"
+
+
+def _expert(stacking: Stacking) -> re.Pattern[str]:
+    leaves = "|".join(map(re.escape, stacking.leaves))
+    return re.compile(rf"(.*\.experts)\.(\d+)\.({leaves})")
+
+
+def _sorted_out(
+    tensors: Mapping[str, Float32Array], stacking: Stacking
+) -> tuple[Tensors, dict[str, dict[str, Pair]]]:
+    """What is no expert's, and by the module of experts what each kind has."""
+    kept: Tensors = {}
+    found: dict[str, dict[str, dict[int, dict[str, Float32Array]]]] = {}
+    pattern = _expert(stacking)
+    for name, array in tensors.items():
+        parsed = parse_name(name)
+        match = pattern.fullmatch(parsed[0]) if parsed is not None else None
+        if parsed is None or match is None:
+            kept[name] = array
+            continue
+        kind = KINDS[stacking.leaves.index(match[3])]
+        experts = found.setdefault(match[1], {}).setdefault(kind, {})
+        experts.setdefault(int(match[2]), {})[parsed[1]] = array
+    experts_of = {
+        at: {kind: _pair(of_experts) for kind, of_experts in kinds.items()}
+        for at, kinds in found.items()
+    }
+    return kept, experts_of
+
+
+def alpha_for(scaling: float, rank: int, config: AdapterConfig) -> int | float:
+    """What PEFT divides by the rank, or its root, to that scaling."""
+    alpha = scaling * (math.sqrt(rank) if config.use_rslora else rank)
+    near = (config.lora_alpha, 2 * config.lora_alpha, round(alpha))
+    return next((value for value in near if math.isclose(alpha, value, rel_tol=1e-12)), alpha)
+
+
+def _other_modules(kept: Mapping[str, Any], config: AdapterConfig, stacking: Stacking) -> list[str]:
+    """The target modules that are left; of a pattern, the layers themselves."""
+    modules = [m for m in modules_of(kept) if m.rpartition(".")[2] not in stacking.leaves]
+    if isinstance(config.target_modules, str):
+        return modules
+    names = config.target_modules
+    return [n for n in names if any(is_named(m, n) for m in modules)]
+
+
+def modules_of(kept: Mapping[str, Any]) -> list[str]:
+    """The modules beside those that hold experts."""
+    parsed = [p for name in kept if (p := parse_name(name)) is not None]
+    return sorted({m for m, leaf in parsed if is_a(leaf) and not m.endswith(HOLDERS)})
+
+
+def called_as_experts(kept: Mapping[str, Any], stacking: Stacking) -> list[str]:
+    """Those of ``modules_of`` that are called as an expert's."""
+    return [m for m in modules_of(kept) if m.rpartition(".")[2] in stacking.leaves]
+
+
+def is_named(parameter: str, target: str) -> bool:
+    """Whether a target names a parameter or a module: wholly, or by its last parts."""
+    return parameter == target or parameter.endswith(f".{target}")
+
+
+def apart(
+    tensors: Mapping[str, Float32Array],
+    config: AdapterConfig,
+    where: object,
+    told: Arranged | None = None,
+    *,
+    stacking: Stacking,
+) -> tuple[Tensors, AdapterConfig]:
+    """An adapter with experts by themselves, of one as PEFT has it.
+
+    Args:
+        tensors: A and B by PEFT's names.
+        config: Its settings, with ``target_parameters``.
+        where: adapter_config.json, for messages.
+        told: What ``arranged`` told of an adapter that ``together`` made this one of.
+        stacking: How the base's experts are held, where that is not told.
+
+    Raises:
+        CheckpointError: If matrices do not fit the settings.
+        UnsupportedModelError: If other parameters than experts' and weights are adapted.
+    """
+    stacking = stacking if told is None else told.stacking
+    made: Tensors = {}
+    ranks: dict[str, int] = {}
+    alphas: dict[str, int | float] = {}
+    stacks: list[str] = []
+    wrapped, plain = _wrapped(tensors, config, where)
+    for name, array in tensors.items():
+        parsed = parse_name(name)
+        if parsed is None or parsed[0] not in wrapped:
+            made[name] = array
+    others = plain + _named_otherwise(config, made, stacking)
+    for module in plain:
+        own, alpha = config.rank_of(f"{module}.weight"), config.alpha_of(f"{module}.weight")
+        if told is None and (own, alpha) != (config.rank_of(module), config.alpha_of(module)):
+            ranks[re.escape(module)], alphas[re.escape(module)] = own, alpha
+    for module, (held, parameter) in wrapped.items():
+        full, at = f"{held}.{parameter}", stacking.in_files(held)
+        rank, scaling = config.rank_of(full), config.scaling_of(full)
+        pair = _by_expert(tensors, module, rank, where)
+        if told is not None:
+            kinds = [kind for kind in PARAMETERS[parameter] if kind in told.kinds]
+            modules = {kind: layer_name(at, 0, kind, stacking) for kind in kinds}
+            ranks_of = {kind: config.rank_of(name) for kind, name in modules.items()}
+            if rank != sum(ranks_of.values()):
+                raise CheckpointError(
+                    f"{where}: {full} has rank {rank}, which is not that of {', '.join(kinds)}"
+                )
+            factors = {kind: scaling / config.scaling_of(name) for kind, name in modules.items()}
+            parts = again(pair, ranks_of, factors, in_turns=stacking.in_turns)
+        else:
+            parts = parted(parameter, pair, in_turns=stacking.in_turns)
+        for kind, (a, b) in parts.items():
+            leaf = leaf_of(kind, stacking)
+            stacks.append(f"{at}.{leaf}")
+            own = a.shape[1]
+            alpha = alpha_for(scaling, own, config)
+            if told is None and (own, alpha) != (config.r, config.lora_alpha):
+                ranks[rf"{re.escape(at)}\.\d+\.{leaf}"] = own
+                alphas[rf"{re.escape(at)}\.\d+\.{leaf}"] = alpha
+            for expert in range(len(a)):
+                layer = layer_name(at, expert, kind, stacking)
+                made[tensor_name(layer, LORA_A)] = np.ascontiguousarray(a[expert])
+                made[tensor_name(layer, LORA_B)] = np.ascontiguousarray(b[expert])
+    written = {re.escape(f"{at}.{p}") for at, p in wrapped.values()}
+    written |= {re.escape(f"{module}.weight") for module in plain}
+    return made, replace(
+        config,
+        target_modules=sorted({*others, *stacks}),
+        target_parameters=None,
+        rank_pattern=ranks | {k: v for k, v in config.rank_pattern.items() if k not in written},
+        alpha_pattern=alphas | {k: v for k, v in config.alpha_pattern.items() if k not in written},
+    )
+
+
+def _named_otherwise(
+    config: AdapterConfig, kept: Mapping[str, Any], stacking: Stacking
+) -> list[str]:
+    """What names the layers beside experts and no expert: these are called as some layers are."""
+    if isinstance(config.target_modules, str):
+        return modules_of(kept)
+    names: list[str] = []
+    for name in config.target_modules:
+        if name.rpartition(".")[2] in stacking.leaves:
+            names += [module for module in modules_of(kept) if is_named(module, name)]
+        elif not name.endswith(HOLDERS):
+            names.append(name)
+    return names
+
+
+def _wrapped(
+    tensors: Mapping[str, Float32Array], config: AdapterConfig, where: object
+) -> tuple[dict[str, tuple[str, str]], list[str]]:
+    """What bare parameters are adapted.
+
+    Returns:
+        By the name of a wrapped module, the module of experts and the parameter; and the linear
+        layers whose weights are named.
+    """
+    parsed = (parse_name(name) for name in tensors)
+    modules = {p[0] for p in parsed if p is not None}
+    names = config.target_parameters or []
+    found: dict[str, tuple[str, str]] = {}
+    for at in sorted({m.removesuffix(INNER) for m in modules if m.endswith(HOLDERS)}):
+        own = [p for p in PARAMETERS if any(is_named(f"{at}.{p}", name) for name in names)]
+        for parameter in own:
+            is_inner = parameter == "gate_up_proj" and len(own) > 1
+            found[at + INNER if is_inner else at] = at, parameter
+    every = modules_of(tensors)
+    plain = [m for m in every if any(is_named(f"{m}.weight", name) for name in names)]
+    full = [f"{at}.{p}" for at, p in found.values()] + [f"{m}.weight" for m in plain]
+    odd = [n for n in names if not any(is_named(parameter, n) for parameter in full)]
+    if odd or not modules >= found.keys():
+        raise UnsupportedModelError(
+            f"{where}: target_parameters names {(odd or sorted(found.keys() - modules))[0]}, but "
+            "of bare parameters only those of experts, gate_up_proj and down_proj, and weights of "
+            "adapted layers are read"
+        )
+    return found, plain
+
+
+def _by_expert(tensors: Mapping[str, Float32Array], module: str, rank: int, where: object) -> Pair:
+    """(experts, r, in) and (experts, out, r)."""
+    try:
+        a, b = (tensors[tensor_name(module, leaf)] for leaf in (LORA_A, LORA_B))
+    except KeyError as err:
+        raise CheckpointError(f"{where}: it lacks {err.args[0]!r}") from None
+    if a.ndim != 2 or b.ndim != 2 or len(a) != b.shape[1] or len(a) % rank or not a.size:
+        raise CheckpointError(
+            f"{where}: {module} has matrices of {a.shape} and {b.shape}, but r = {rank} asks for "
+            f"({rank} · experts, in_features) and (out_features, {rank} · experts)"
+        )
+    return a.reshape(-1, rank, a.shape[1]), np.moveaxis(b.reshape(len(b), rank, -1), 2, 0)

@@ -1,0 +1,227 @@
+"""How A and B start, PEFT's ``init_lora_weights``: drawn from a seed, or parts of the base.
+
+The base keeps the rest, W - s·B·A, so that the model is what it was, and what is trained are the
+directions in which the weight is largest (PiSSA, arXiv 2404.02948), or its first orthogonal ones
+(OLoRA, arXiv 2406.01775). Computed on the host, in float32 as PEFT does.
+
+Of W_rest = W - s·B₀·A₀ with s·B·A, s·(B·A - B₀·A₀) is what was learnt: a pair [A; A₀], [B, -B₀] on
+the original base. PEFT writes it so under ``path_initial_model_for_weight_conversion``. The second
+half of it is the start, so that the file knows all that was trained.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.families.family import LinearSpec
+from qlora_wgpu.lora.config import AdapterConfig
+from qlora_wgpu.lora.flat_vector import FlatVector
+from qlora_wgpu.lora.peft_files import WEIGHTS
+from qlora_wgpu.lora.peft_names import (
+    EMBEDDING_B,
+    LORA_A,
+    LORA_B,
+    Float32Array,
+    parse_name,
+    tensor_name,
+)
+
+
+def draw_start(
+    flat: FlatVector,
+    values: Float32Array,
+    targets: Sequence[LinearSpec],
+    embedding: LinearSpec | None,
+    seed: int,
+    *,
+    gaussian: bool,
+) -> None:
+    """Draws PEFT's starts: A uniform in ±1/√in_features (Kaiming, a = √5) or normal, B zero.
+
+    Of an embedding A is zero and B standard normal. Each matrix has its own stream, so the start
+    does not depend on what else is adapted.
+
+    Args:
+        flat: The places of all tensors.
+        values: A flat vector of zeros, which gets what is drawn.
+        targets: The adapted layers, but the embedding.
+        embedding: The embedding, if it is adapted.
+        seed: Of the streams.
+        gaussian: Whether A is normal with a standard deviation of 1/r.
+    """
+    for spec in targets:
+        name = tensor_name(spec.name, LORA_A)
+        place, stream = flat[name], _stream(seed, name)
+        if gaussian:
+            place.view(values)[:] = stream.normal(0.0, 1 / place.rows, place.shape)
+        else:
+            bound = 1 / np.sqrt(place.columns)
+            place.view(values)[:] = stream.uniform(-bound, bound, place.shape)
+    if embedding is not None:
+        name = tensor_name(embedding.name, EMBEDDING_B)
+        flat[name].view(values)[:] = _stream(seed, name).standard_normal(flat[name].shape)
+
+
+def _stream(seed: int, name: str) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
+
+
+_NITER = re.compile(r"pissa_niter_(\d+)")
+_ROWS = 1 << 22  # numbers of a product in float64 at a time
+
+
+def pair_of(
+    name: str, weight: Float32Array, kind: str, r: int, scaling: float, seed: int
+) -> tuple[Float32Array, Float32Array]:
+    """A (r, in_features) and B (out_features, r) of a layer.
+
+    Args:
+        name: The layer's, whose random numbers are its own.
+        weight: (out_features, in_features).
+        kind: ``pissa``, ``pissa_niter_N`` or ``olora``.
+        r: The rank, at most the smaller side of the weight.
+        scaling: Factor of B·A.
+        seed: Of the random numbers of ``pissa_niter_N``.
+    """
+    if kind == "olora":
+        # The first columns of Q depend on those of the weight alone, and R's rows are Qᵀ·W.
+        q, _ = np.linalg.qr(weight[:, :r])
+        return np.ascontiguousarray(q.T @ weight), np.ascontiguousarray(q)
+    if match := _NITER.fullmatch(kind):
+        stream = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
+        u, s, vt = _svd_lowrank(weight, r, int(match[1]), stream)
+    else:
+        u, s, vt = (part.astype(np.float32) for part in np.linalg.svd(weight, full_matrices=False))
+    root = np.sqrt(s[:r] / np.float32(scaling))
+    return np.ascontiguousarray(root[:, None] * vt[:r]), np.ascontiguousarray(u[:, :r] * root)
+
+
+def rest_of(weight: Float32Array, a: Float32Array, b: Float32Array, scaling: float) -> Float32Array:
+    """W - scaling · B·A, each sum rounded once, so that it does not depend on their order."""
+    rest = np.empty_like(weight)
+    step = max(_ROWS // weight.shape[1], 1)
+    wide = scaling * a.astype(np.float64)
+    for begin in range(0, len(weight), step):
+        rows = slice(begin, begin + step)
+        rest[rows] = weight[rows] - b[rows].astype(np.float64) @ wide
+    return rest
+
+
+def _svd_lowrank(
+    weight: Float32Array, r: int, niter: int, random: np.random.Generator
+) -> tuple[Float32Array, Float32Array, Float32Array]:
+    """The r largest singular values, nearly: Halko et al. (2009), algorithm 5.1, as PyTorch has it.
+
+    Returns:
+        U (out, r), S (r) and Vᵀ (r, in).
+    """
+    is_wide = weight.shape[0] < weight.shape[1]
+    matrix = weight.T if is_wide else weight
+    basis = random.standard_normal((matrix.shape[1], r), dtype=np.float32)
+    q, _ = np.linalg.qr(matrix @ basis)
+    for _ in range(niter):
+        q, _ = np.linalg.qr(matrix.T @ q)
+        q, _ = np.linalg.qr(matrix @ q)
+    u, s, vt = np.linalg.svd(q.T @ matrix, full_matrices=False)
+    u = q @ u
+    return (vt.T, s, u.T) if is_wide else (u, s, vt)
+
+
+STARTED = "init_lora_weights"
+"""Under which a file's metadata say how its adapter began, and the settings it was trained with."""
+
+_SETTINGS = ("r", "lora_alpha", "rank_pattern", "alpha_pattern")
+
+Tensors = dict[str, Float32Array]
+
+
+@dataclass(frozen=True)
+class Started:
+    """An adapter that began as a part of its base.
+
+    Attributes:
+        kind: PEFT's ``init_lora_weights``.
+        tensors: What it is, by PEFT's names.
+        start: What it was, likewise.
+        config: Its settings.
+    """
+
+    kind: str
+    tensors: Tensors
+    start: Tensors
+    config: AdapterConfig
+
+
+def converted(started: Started) -> tuple[Tensors, AdapterConfig, dict[str, str]]:
+    """An adapter as plain LoRA: its tensors, its settings, and metadata for its file."""
+    tensors: Tensors = {}
+    for name, array in started.tensors.items():
+        is_a = _leaf(name) == LORA_A
+        first = started.start[name]
+        tensors[name] = np.concatenate([array, first if is_a else -first], axis=0 if is_a else 1)
+    config = started.config
+    factor = math.sqrt(2) if config.use_rslora else 2
+    told = {"kind": started.kind, **{key: getattr(config, key) for key in _SETTINGS}}
+    plain = replace(
+        config,
+        r=2 * config.r,
+        lora_alpha=factor * config.lora_alpha,
+        rank_pattern={key: 2 * rank for key, rank in config.rank_pattern.items()},
+        alpha_pattern={key: factor * alpha for key, alpha in config.alpha_pattern.items()},
+    )
+    return tensors, plain, {STARTED: json.dumps(told)}
+
+
+def started_in(
+    folder: str | PathLike[str], tensors: Mapping[str, Float32Array], config: AdapterConfig
+) -> Started | None:
+    """What ``converted`` put together; None of an adapter that began otherwise.
+
+    Args:
+        folder: The adapter's folder.
+        tensors: Its tensors, without biases.
+        config: Its settings, as its file has them.
+
+    Raises:
+        CheckpointError: If they do not fit what the metadata say.
+    """
+    path = Path(folder).expanduser() / WEIGHTS
+    with SafetensorsFile(path) as file:
+        text = file.metadata.get(STARTED)
+    if text is None:
+        return None
+    try:
+        told: dict[str, Any] = json.loads(text)
+        own = replace(config, **{key: told[key] for key in _SETTINGS})
+        kind = str(told["kind"])
+    except (ValueError, KeyError, TypeError) as err:
+        raise CheckpointError(f"{path}: its metadata {STARTED} are damaged") from err
+    now: Tensors = {}
+    start: Tensors = {}
+    for name, array in tensors.items():
+        leaf = _leaf(name)
+        half = array.shape[0 if leaf == LORA_A else 1] // 2
+        parts = (
+            (array[:half], array[half:]) if leaf == LORA_A else (array[:, :half], -array[:, half:])
+        )
+        if leaf not in (LORA_A, LORA_B) or parts[0].shape != parts[1].shape:
+            raise CheckpointError(f"{path}: {name!r} is no pair of two halves")
+        now[name], start[name] = (np.ascontiguousarray(part) for part in parts)
+    return Started(kind, now, start, own)
+
+
+def _leaf(name: str) -> str:
+    parsed = parse_name(name)
+    return "" if parsed is None else parsed[1]

@@ -1,0 +1,177 @@
+"""Trained rows of the embedding and of an untied head, and LoRA on the embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from qlora_wgpu.config import LoraConfig
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.families.family import Architecture, LinearSpec
+from qlora_wgpu.lora.config import TokenIndices
+
+_SETTING = "lora.trainable_token_indices"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The matrices of a model that have a row for each token.
+
+    Attributes:
+        embedding: The embedding's module.
+        head: The head's.
+        rows: Rows of each.
+        columns: Their columns.
+        tied: Whether the head is the embedding.
+        padding: The row that gets no gradient where it is looked up, if there is one.
+        new: The tokens that were added, whose rows are trained in any case.
+        bias: Whether the head has one, which PEFT leaves out where it trains rows of the head, and
+            trains where it trains the head whole.
+    """
+
+    embedding: str
+    head: str
+    rows: int
+    columns: int
+    tied: bool
+    padding: int | None = None
+    new: tuple[int, ...] = ()
+    bias: bool = False
+
+    @classmethod
+    def of(cls, architecture: Architecture) -> Vocabulary:
+        """A model's."""
+        return cls(
+            architecture.embed_name.removesuffix(".weight"),
+            architecture.head_name.removesuffix(".weight"),
+            architecture.vocab_size,
+            architecture.hidden_size,
+            architecture.tied,
+            architecture.padding_idx,
+            architecture.new_tokens,
+            bool(architecture.head_bias),
+        )
+
+    @property
+    def head_layer(self) -> LinearSpec:
+        """The head as a layer."""
+        return LinearSpec(self.head, self.rows, self.columns)
+
+    @property
+    def embedding_layer(self) -> LinearSpec:
+        """The embedding as PEFT adapts it: a layer from tokens to hidden states."""
+        return LinearSpec(self.embedding, self.columns, self.rows)
+
+    def trained(self, indices: TokenIndices | None) -> dict[str, tuple[int, ...]]:
+        """The trained rows by the modules of the matrices, the embedding's first.
+
+        Raises:
+            ConfigError: If a name is none of theirs, a row is not there or there twice, or a tied
+                head is to have other rows than the embedding.
+        """
+        indices = self.with_new(indices)
+        if not indices:
+            return {}
+        named = {self.embedding: indices} if isinstance(indices, list) else self._named(indices)
+        for rows in named.values():
+            self._check(rows)
+        if self.bias and (self.tied or self.head in named):
+            hint = f"name {self.embedding} alone, where the two are not tied"
+            raise ConfigError(
+                f"{_SETTING}: {self.head} has a bias, which PEFT leaves out where its rows are "
+                f"trained: {'tokens cannot be added to this model' if self.new else hint}"
+            )
+        if self.tied and self.head in named:
+            if named.get(self.embedding) != named[self.head]:  # PEFT trains two where one is named
+                raise ConfigError(
+                    f"{_SETTING}: {self.head} is tied to {self.embedding}, so that both have the "
+                    "same trained rows: name the same tokens for both, or for the embedding alone"
+                )
+            named = {self.embedding: named[self.head]}
+        return {m: tuple(named[m]) for m in (self.embedding, self.head) if m in named}
+
+    def with_new(self, indices: TokenIndices | None) -> TokenIndices | None:
+        """The setting with the tokens that were added, for each matrix of the model's own."""
+        if not self.new:
+            return indices or None
+        given = indices or []
+        named = self._named(given) if isinstance(given, dict) else {self.embedding: given}
+        if self.tied:
+            return _with(next(iter(named.values())), self.new)
+        return {
+            module.rpartition(".")[2]: _with(named.get(module, []), self.new)
+            for module in (self.embedding, self.head)
+        }
+
+    def _named(self, indices: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
+        named: dict[str, Sequence[int]] = {}
+        for name, rows in indices.items():
+            modules = [m for m in (self.embedding, self.head) if f".{m}".endswith(f".{name}")]
+            if not modules:
+                leaf = self.embedding.rpartition(".")[2]
+                raise ConfigError(
+                    f"{_SETTING}: no matrix with a row for each token is called {name!r}; this "
+                    f"model has {leaf} and {self.head}"
+                )
+            if modules[0] in named:
+                raise ConfigError(f"{_SETTING} names {modules[0]} twice")
+            named[modules[0]] = rows
+        return named
+
+    def _check(self, rows: Sequence[int]) -> None:
+        if not rows:
+            raise ConfigError(f"{_SETTING}: a list of tokens is empty")
+        if beyond := [row for row in rows if not 0 <= row < self.rows]:
+            raise ConfigError(
+                f"{_SETTING}: there is no token {beyond[0]}, since the model's vocabulary has "
+                f"{self.rows:,}"
+            )
+        if len(set(rows)) < len(rows):
+            twice = next(row for i, row in enumerate(rows) if row in rows[:i])
+            raise ConfigError(f"{_SETTING}: token {twice} is there twice")
+
+
+def _with(rows: Sequence[int], new: Sequence[int]) -> list[int]:
+    return [*rows, *(token for token in new if token not in rows)]
+
+
+def check_ends(
+    config: LoraConfig, vocabulary: Vocabulary, adapted: set[str], *, trains_rows: bool
+) -> None:
+    """Makes sure that an embedding or a head which is adapted can be.
+
+    Args:
+        config: The adapter's settings.
+        vocabulary: The two.
+        adapted: The modules that have a pair.
+        trains_rows: Whether rows of the embedding, or of the head, are trained.
+
+    Raises:
+        ConfigError: If it cannot.
+    """
+    ends = [name for name in (vocabulary.embedding, vocabulary.head) if name in adapted]
+    if not ends:
+        return
+    name = ends[0]
+    if config.use_dora:
+        raise ConfigError(
+            f"lora.use_dora cannot adapt {name}, whose rows' norms are not computed here: "
+            "leave it out of lora.target_modules, or set lora.use_dora to false"
+        )
+    if config.changes_base:
+        raise ConfigError(
+            f"lora.init_lora_weights: {config.init_lora_weights} cannot begin an adapter of "
+            f"{name}: leave that out of lora.target_modules, or begin with default"
+        )
+    if trains_rows:
+        raise ConfigError(
+            f"lora.target_modules names {name}, and rows of tokens are trained "
+            "(lora.trainable_token_indices, model.add_tokens), which PEFT cannot load together: "
+            "leave one of them out"
+        )
+    if config.ensure_weight_tying and vocabulary.tied:
+        raise ConfigError(
+            f"lora.ensure_weight_tying and {name} in lora.target_modules: {vocabulary.head} is "
+            f"tied to {vocabulary.embedding}, and one pair for both is not computed here; leave "
+            "ensure_weight_tying false, with which PEFT adapts what is named alone"
+        )

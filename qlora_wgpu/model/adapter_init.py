@@ -1,0 +1,70 @@
+"""The start of an adapter that is a part of its base: computed from the files, before they load."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.limits import MIB
+from qlora_wgpu.lora.init import pair_of
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, Float32Array
+from qlora_wgpu.model.checkpoint_reader import WeightSource
+
+
+def start_of_files(
+    adapter: Adapter, source: WeightSource, seed: int, progress: Callable[[str], None]
+) -> tuple[Float32Array, str]:
+    """The flat adapter that a base gives, and a sentence about what it took.
+
+    Args:
+        adapter: The adapter's layout.
+        source: The base's files.
+        seed: Of the random numbers.
+        progress: Called with each tensor's name before it is read.
+
+    Raises:
+        CheckpointError: If a tensor is missing, damaged or of another shape.
+        UnsupportedModelError: If the files hold one in few bits.
+    """
+    assert source.folder is not None
+    kind = adapter.config.init_lora_weights
+    began, most = time.monotonic(), 0
+    flat = np.zeros(adapter.length, np.float32)
+    for spec in adapter.targets:
+        name = f"{spec.name}.weight"
+        _refuse_few_bits(source.folder, source.stored(name), kind)
+        progress(name)
+        weight = source.read(name, (spec.out_features, spec.in_features))
+        rank, scaling = adapter.peft.rank_of(spec.name), adapter.peft.scaling_of(spec.name)
+        pair = pair_of(spec.name, weight, kind, rank, scaling, seed)
+        for leaf, array in zip((LORA_A, LORA_B), pair, strict=True):
+            adapter.place(spec.name, leaf).view(flat)[:] = array
+        most = max(most, _workspace(weight.shape, kind, rank))
+    took = time.monotonic() - began
+    return flat, (
+        f"the adapter begins as parts of {len(adapter.targets)} weights ({kind}), found in "
+        f"{took:,.1f} s with at most {most / MIB:,.0f} MiB of host memory; the base keeps the rest"
+    )
+
+
+def _refuse_few_bits(folder: ModelFolder, name: str, kind: str) -> None:
+    if folder.holds_quantized(name):
+        raise UnsupportedModelError(
+            f"lora.init_lora_weights: {kind} takes its parts from weights in floats, but "
+            f"{folder.path} holds {name} quantized: name the base that is not, which is quantized "
+            "here, or default"
+        )
+
+
+def _workspace(shape: tuple[int, ...], kind: str, rank: int) -> int:
+    """Bytes of a weight and of what its decomposition takes beside it."""
+    rows, columns = shape
+    small = min(shape)
+    if kind == "pissa":  # a copy, U and Vᵀ, and LAPACK's divide and conquer
+        return 4 * (2 * rows * columns + small * (rows + columns) + 4 * small * small)
+    return 4 * (rows * columns + 4 * rank * (rows + columns))

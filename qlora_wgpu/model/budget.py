@@ -1,0 +1,577 @@
+"""The cheapest way to keep training, texts and evaluations within a budget of device memory.
+
+A step is planned before it runs, so each way's memory is known: the search traces the few ways of
+recomputing layers, with the head on the device and, where nothing cheaper is enough, streamed;
+reckons what the other measures save, and plans the way it has chosen once more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.gpu.limits import buffer_bytes, texture_bytes
+from qlora_wgpu.graph.offload import PLACES
+from qlora_wgpu.graph.plan import Plan
+from qlora_wgpu.graph.program import pooled_bytes
+from qlora_wgpu.limits import MIB
+from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.offload_plan import Residency
+from qlora_wgpu.model.steps import PlannedStep, StepOptions
+
+LINK = 5e9  # bytes a second between host and device, measured for uploads to a card
+_MADE_AGAIN = "what norms and gated units make is made again in the backward"
+IN_BUFFERS = "intermediates lie in buffers instead of textures, which is slower here"
+_ALONE = {"the input embedding", "lm_head"}  # of which one thing alone is said
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A step within a budget.
+
+    Attributes:
+        layout: The model, laid out so.
+        options: The step's; layers may be recomputed that were not to be.
+        memory: Bytes on the device by kind.
+        host_memory: Bytes of host memory that wait, by kind.
+        moved: Bytes that pass between host and device in an optimizer step.
+    """
+
+    layout: ModelLayout
+    options: StepOptions
+    memory: Counter[str]
+    host_memory: Counter[str]
+    moved: int
+
+    @property
+    def residency(self) -> Residency:
+        """What waits in host memory."""
+        return self.layout.residency
+
+    @property
+    def seconds(self) -> float:
+        """What the traffic of an optimizer step takes, if nothing hides it."""
+        return self.moved / LINK
+
+    @property
+    def total(self) -> int:
+        """Bytes on the device."""
+        return sum(self.memory.values())
+
+    def in_words(self) -> str:
+        """What is recomputed, what waits in host memory and what that costs, for a sentence."""
+        again = self._again_in_words()
+        words = waiting_in_words(self.residency, self.layout.num_layers)
+        if not words:
+            return again or "nothing is recomputed, and nothing waits in host memory"
+        waiting, mapped = sum(self.host_memory.values()), self.layout.mapped_bytes
+        on_disk = f", {mapped / MIB:,.0f} MiB on disk" if mapped else ""
+        return (
+            f"{words} in host memory ({waiting / MIB:,.0f} MiB{on_disk}); {self.moved / 1e9:,.2g} "
+            f"GB a step pass between the two, about {self.seconds:,.2g} s at {LINK / 1e9:g} GB/s"
+            + (again and f"; {again}")
+        )
+
+    @property
+    def recomputed(self) -> str:
+        """Which layers are recomputed, where layers are: for a table, and a sentence."""
+        layers, kept = self.layout.num_layers, self.residency.kept_layers
+        return f"{layers - kept} of {layers} layers" if kept else "layers"
+
+    def _again_in_words(self) -> str:
+        residency, parts = self.residency, []
+        if self.options.checkpointing:
+            together = residency.layers_together
+            few = "" if together == 1 else f", {together} at a time"
+            verb = "is" if residency.kept_layers == self.layout.num_layers - 1 > 0 else "are"
+            parts.append(f"{self.recomputed} {verb} recomputed in the backward{few}")
+        if residency.remakes:
+            parts.append(_MADE_AGAIN)
+        if residency.in_buffers:
+            parts.append(IN_BUFFERS)
+        return ", and ".join(parts)
+
+
+def waiting_in_words(residency: Residency, layers: int) -> str:
+    """What waits of a model with so many layers, and the verb; empty where nothing does."""
+    named = [sentence for _, sentence in residency.waiting(layers)]
+    if not named:
+        return ""
+    listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
+    return f"{listed} {'waits' if len(named) == 1 and named[0] in _ALONE else 'wait'}"
+
+
+def planned(
+    layout: ModelLayout, options: StepOptions, accumulation: int, step: PlannedStep | None = None
+) -> Fit:
+    """A layout's step, or this one of it, with what it takes and moves."""
+    step = step or layout.step(options)
+    moved = accumulation * (step.plan.moved_bytes + step.batch.embedded_bytes)
+    if layout.residency.host_moments:
+        moved += 2 * layout.adapter.moments.nbytes  # there and back
+    memory, on_host = (of(options, step.plan) for of in (layout.memory, layout.host_memory))
+    return Fit(layout, options, memory, on_host, moved)
+
+
+Beside = Callable[[ModelLayout, StepOptions], int]
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way that is considered, with what it is reckoned to cost and to take."""
+
+    residency: Residency
+    options: StepOptions
+    seconds: float
+    total: int
+
+
+Count = Callable[[Way, list[int]], int]
+
+
+def cost(way: Way) -> tuple[float, int]:
+    """By which ways are compared."""
+    return way.seconds, way.total
+
+
+class More:
+    """What a run takes beside its step: exactly where a way was planned, reckoned elsewhere."""
+
+    def __init__(self, beside: Beside | None, plain: Fit) -> None:
+        self._beside = beside
+        self._taken: dict[int, tuple[Fit, int]] = {}
+        self._noted: dict[tuple[Residency, StepOptions], int] = {}
+        self._plain = self.taken(plain) - plain.total
+
+    def taken(self, found: Fit) -> int:
+        """Bytes of all of a run."""
+        if id(found) not in self._taken:
+            more = 0 if self._beside is None else self._beside(found.layout, found.options)
+            self._taken[id(found)] = found, found.total + more
+        return self._taken[id(found)][1]
+
+    def note(self, way: Way, found: Fit) -> None:
+        """Learns how far a way was reckoned wrong: the most of any of its kind."""
+        before = self._noted.get(_kind(way))
+        taken = self.taken(found) - way.total
+        self._noted[_kind(way)] = taken if before is None else max(taken, before)
+
+    def beside(self, way: Way) -> int:
+        """Bytes that are reckoned beside a way's step."""
+        return self._noted.get(_kind(way), self._plain)
+
+    def reckoned(self, way: Way) -> int:
+        """Bytes that are reckoned of all of a run."""
+        return way.total + self.beside(way)
+
+
+def _kind(way: Way) -> tuple[Residency, StepOptions]:
+    """Ways that differ alone in how many layers they stream, or keep if they keep any."""
+    kept = min(way.residency.kept_layers, 1)
+    return replace(way.residency, streamed_layers=0, kept_layers=kept), way.options
+
+
+def least_count(way: Way, totals: list[int]) -> int:
+    """How many layers come and go where the device shall hold least."""
+    return min(range(len(totals)), key=totals.__getitem__)
+
+
+def streaming(layers: list[int], staying: list[int], blocks: list[int]) -> list[int]:
+    """What the device holds more, or less, when the last 0, 1, 2, … layers come and go.
+
+    Args:
+        layers: Bytes of each where it comes and goes.
+        staying: The same where it stays.
+        blocks: Those of a streamed head, which take turns in the same places as layers.
+    """
+    without, saved, more = _places(blocks), 0, [0]
+    for number in reversed(range(len(layers))):
+        saved += staying[number]
+        more.append(_places([*blocks, *layers[number:]]) - without - saved)
+    return more
+
+
+def _places(sections: list[int]) -> int:
+    """Bytes of the places that sections take turns in."""
+    return min(len(sections), PLACES) * max(sections, default=0)
+
+
+# How many layers are recomputed at once, and whether cheap outputs are made again. With several
+# layers that saves more than it does with one, at a price that is next to nothing.
+_RECOMPUTED = ((1, False), (1, True), (2, True), (3, True), (4, True))
+_KEPT = ((1, False), (1, True))
+
+
+def fit(
+    layout: ModelLayout,
+    options: StepOptions,
+    budget: int | None,
+    *,
+    accumulation: int = 1,
+    flops_per_second: float = 1e13,
+    bytes_per_second: float = 5e11,
+    beside: Beside | None = None,
+) -> Fit:
+    """Lays a model out so that its training step keeps a budget, in the cheapest way.
+
+    Args:
+        layout: The model with everything on the device.
+        options: The longest training step.
+        budget: Bytes of device memory; None for as much as it takes.
+        accumulation: Micro-batches of an optimizer step.
+        flops_per_second: About how fast the device is, to weigh recomputation against traffic.
+        bytes_per_second: About how fast it reads and writes its memory, likewise.
+        beside: Bytes that the run takes beside a step that is planned so.
+
+    Raises:
+        OutOfMemoryError: If no way keeps the budget; says by how much.
+    """
+    rates = flops_per_second, bytes_per_second
+    return Search(layout, options, accumulation, rates).within(budget, beside)
+
+
+def _mib(nbytes: int) -> str:
+    """Rounded up, so that what is said to be enough is."""
+    return f"{-(-nbytes // MIB):,} MiB"
+
+
+class Search:
+    """The ways of keeping budgets; each is planned once.
+
+    Args:
+        layout: The model with everything on the device.
+        options: The longest training step.
+        accumulation: Micro-batches of an optimizer step.
+        rates: About how many operations, and bytes of its memory, the device makes in a second.
+    """
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        options: StepOptions,
+        accumulation: int = 1,
+        rates: tuple[float, float] = (1e13, 5e11),
+    ) -> None:
+        self._layout, self._options = layout, options
+        self._accumulation, self._rates = accumulation, rates
+        self._known: dict[tuple[Residency, StepOptions], Way] = {}
+        step = layout.sized(options)
+        self._asked = step.plan
+        self._plain = planned(layout, options, accumulation, step)
+        self._fits = {(layout.residency, options): self._plain}
+
+    @property
+    def _in_buffers(self) -> bool:
+        """Textures are the first that is given up, wherever there are any."""
+        return self._layout.profile.in_textures
+
+    @property
+    def _kept(self) -> tuple[tuple[int, bool], ...]:
+        """How layers are kept: with cheap outputs made again, where that is no matter of course."""
+        return _KEPT[:1] if self._layout.profile.remakes else _KEPT
+
+    @cached_property
+    def _streamed(self) -> ModelLayout:
+        layers = self._layout.num_layers
+        return self._layout.waiting(
+            Residency(streamed_layers=layers, streamed_head=self._layout.head_ways[-1])
+        )
+
+    @cached_property
+    def _layers(self) -> list[int]:
+        return self._streamed.section_bytes
+
+    @cached_property
+    def _blocks(self) -> list[int]:
+        return self._streamed.head_block_bytes
+
+    def within(self, budget: int | None, beside: Beside | None = None) -> Fit:
+        """The cheapest way that keeps a budget.
+
+        Args:
+            budget: Bytes of device memory; None for as much as it takes.
+            beside: Bytes that the run takes beside a step that is planned so.
+
+        Raises:
+            OutOfMemoryError: If no way keeps the budget; says by how much.
+        """
+        plain = self._plain
+        if budget is None:
+            return plain
+        more = More(beside, plain)
+        if more.taken(plain) <= budget:
+            return plain
+        while way := self._cheapest(budget, more):
+            found = self._planned(way.residency, way.options)
+            if more.taken(found) <= budget:
+                return self._grown(found, budget, more)
+            more.note(way, found)  # what a run takes beside differs, from way to way
+        least = self.least(beside)
+        if (taken := more.taken(least)) <= budget:
+            return least
+        there = f"{budget / MIB:,.1f}".removesuffix(".0")
+        raise OutOfMemoryError(
+            f"training takes at least {_mib(taken)} of device memory, {_mib(taken - budget)} more "
+            f"than the {there} MiB there are, even with all that can wait in host memory: lower "
+            "data.max_seq_length, train.per_device_train_batch_size or lora.r, or raise "
+            "device.memory"
+        )
+
+    def least(self, beside: Beside | None = None) -> Fit:
+        """The way that takes least memory, whatever it costs.
+
+        Ways are planned in the order of what they are reckoned to take, until none that is left
+        is reckoned to take less than one that is planned.
+
+        Args:
+            beside: Bytes that the run takes beside a step that is planned so.
+        """
+        more = More(beside, self._plain)
+        heads = self._layout.head_ways
+        bases = (base for streamed in heads for base in self._bases(streamed=streamed))
+        traced = [self._traced(*base) for base in bases]
+        ways = [way for each in traced for way in self._with_weights(each, least_count)]
+        least: Fit = self._plain
+        for way in sorted(ways, key=more.reckoned):
+            if more.reckoned(way) >= more.taken(least):
+                break
+            least = min(least, self._planned(way.residency, way.options), key=more.taken)
+        return least
+
+    def _planned(self, residency: Residency, options: StepOptions) -> Fit:
+        key = residency, options
+        if key not in self._fits:
+            layout = self._layout.waiting(residency)
+            step = layout.sized(options)
+            self._fits[key] = planned(layout, options, self._accumulation, step)
+        return self._fits[key]
+
+    def _cheapest(self, budget: int, more: More) -> Way | None:
+        """The cheapest way that is reckoned to keep a budget, with as few streamed layers as do."""
+        best: Way | None = None
+
+        def count(way: Way, totals: list[int]) -> int:
+            room = budget - more.beside(way)
+            return next((n for n, total in enumerate(totals) if total <= room), 0)
+
+        for streamed in self._layout.head_ways:
+            for base in self._bases(streamed=streamed):
+                if best is not None and self._least_seconds(*base) >= best.seconds:
+                    continue
+                for plain in self._with_weights(self._traced(*base), count):
+                    for way in (plain, self._keeping(plain, base, budget, more)):
+                        fits = more.reckoned(way) <= budget
+                        if fits and (best is None or cost(way) < cost(best)):
+                            best = way
+        return best
+
+    def _may_keep(self, residency: Residency, options: StepOptions) -> bool:
+        """Whether a way recomputes layers one by one that were to be kept."""
+        asked = options.checkpointing and not self._options.checkpointing
+        return asked and residency.layers_together == 1 and not residency.parked_inputs
+
+    def _keeping(
+        self, way: Way, base: tuple[Residency, StepOptions], budget: int, more: More
+    ) -> Way:
+        """A way with as many layers kept as have room.
+
+        The first is reckoned to take nothing, since it is there while no other is recomputed, and
+        each further one as much.
+
+        Args:
+            way: With all of them recomputed.
+            base: What was traced of it.
+            budget: Bytes that there are.
+            more: What a run takes beside.
+        """
+        layers = self._layout.num_layers
+        if layers == 1 or not self._may_keep(*base):
+            return way
+        none, all_of_them = self._traced(*base), self._traced(base[0], self._options)
+        nbytes = -(-(all_of_them.total - none.total) // (layers - 1))
+        some = replace(way, residency=replace(way.residency, kept_layers=1))
+        room = budget - more.reckoned(some)
+        if nbytes <= 0 or room < 0:
+            return way
+        kept = min(1 + room // nbytes, layers - 1)
+        return Way(
+            replace(way.residency, kept_layers=kept),
+            way.options,
+            way.seconds - kept * (none.seconds - all_of_them.seconds) / layers,
+            way.total + (kept - 1) * nbytes,
+        )
+
+    def _grown(self, found: Fit, budget: int, more: More) -> Fit:
+        """The same with layers kept that have room after all."""
+        residency, options = found.residency, found.options
+        while self._may_keep(residency, options) and (
+            residency.kept_layers < self._layout.num_layers - 1
+        ):
+            residency = replace(residency, kept_layers=residency.kept_layers + 1)
+            larger = self._planned(residency, options)
+            if more.taken(larger) > budget:
+                break
+            found = larger
+        return found
+
+    def _bases(self, *, streamed: bool) -> Iterator[tuple[Residency, StepOptions]]:
+        """Every combination of what has to be traced; those that cost less come first."""
+        embedding = streamed and self._layout.tied
+        for parked in (False, True):
+            for checkpointing in dict.fromkeys((self._options.checkpointing, True)):
+                if parked and not checkpointing:
+                    continue
+                options = replace(self._options, checkpointing=checkpointing)
+                for together, remakes in _RECOMPUTED if checkpointing else self._kept:
+                    base = Residency(
+                        embedding, parked, together, streamed_head=streamed, remakes=remakes,
+                        in_buffers=self._in_buffers,
+                    )  # fmt: skip
+                    yield base, options
+
+    def _least_seconds(self, residency: Residency, options: StepOptions) -> float:
+        """What a way costs at least, by what is known without planning it."""
+        without = replace(residency, parked_inputs=False)
+        if residency.parked_inputs and (without, options) in self._known:
+            return self._known[without, options].seconds
+        if residency.streamed_head:
+            by_itself = Residency(
+                self._layout.tied, streamed_head=True, in_buffers=self._in_buffers
+            )
+            return self._traced(by_itself, self._options).seconds
+        return 0.0
+
+    def _traced(self, residency: Residency, options: StepOptions) -> Way:
+        """A way that is planned; it costs its traffic, and what it computes more than was asked."""
+        if (residency, options) in self._known:
+            return self._known[residency, options]
+        layout = self._layout.waiting(residency)
+        step = layout.sized(options)
+        found = planned(layout, options, self._accumulation, step)
+        asked, plan = self._asked, step.plan
+        flops, nbytes = plan.flops - asked.flops, plan.passed_bytes - asked.passed_bytes
+        computing = max(flops, 0) / self._rates[0] + max(nbytes, 0) / self._rates[1]
+        seconds = found.seconds + self._accumulation * computing
+        way = self._known[residency, options] = Way(residency, options, seconds, found.total)
+        return way
+
+    def _with_weights(self, way: Way, count: Count) -> Iterator[Way]:
+        """A way, and the same with the embedding, the moments and layers in host memory.
+
+        Args:
+            way: With all of these on the device.
+            count: Says how many layers come and go, by what each number of them takes.
+        """
+        layout, layers = self._layout, self._layers
+        rows = way.options.batch * way.options.seq
+        moments = layout.adapter.moments.nbytes
+        blocks = self._blocks if way.residency.streamed_head else []
+        changes = streaming(layers, layout.layer_bytes, blocks)
+        for embedding in (False, True) if layout.embedding_bytes else (False,):
+            for on_host in (False, True) if layout.adapter.forms.updates else (False,):
+                passing = rows * layout.embedded_row_bytes if embedding else 0
+                # The rows, and their numbers, which the lookup reads.
+                taken = buffer_bytes(passing) + buffer_bytes(4 * rows)
+                saved = buffer_bytes(layout.embedding_bytes) - taken if embedding else 0
+                moved = self._accumulation * passing
+                if on_host:
+                    saved += moments - layout.moments_passing
+                    moved += 2 * moments
+                residency = replace(
+                    way.residency,
+                    host_embedding=embedding or way.residency.host_embedding,
+                    host_moments=on_host,
+                )
+                without = replace(way, residency=residency, total=way.total - saved)
+                totals = [without.total + change for change in changes]
+                streamed = count(without, totals)
+                moved += self._accumulation * 2 * sum(layers[len(layers) - streamed :])
+                residency = replace(residency, streamed_layers=streamed)
+                seconds = way.seconds + moved / LINK
+                yield Way(residency, way.options, seconds, totals[streamed])
+
+
+PlansOf = Callable[[ModelLayout], Sequence[Plan]]
+
+
+def fit_reading(layout: ModelLayout, plans_of: PlansOf, budget: int) -> ModelLayout:
+    """Lays a model out so that what it computes keeps a budget.
+
+    Nothing waits in host memory as long as it need not, for which textures are given up; then
+    the input embedding, whose rows are few; then the weights of as few layers as will do; then the
+    head.
+
+    Args:
+        layout: The model with everything on the device.
+        plans_of: All that will be computed of a layout.
+        budget: Bytes of device memory.
+
+    Raises:
+        OutOfMemoryError: If no way keeps it; says by how much.
+    """
+    if (least := _total(layout, plans_of)) <= budget:
+        return layout
+    plain = Residency(in_buffers=layout.profile.in_textures)
+    base = replace(plain, host_embedding=layout.embedding_bytes > 0)
+    ways = [plain, base]
+    for head in layout.head_ways:
+        way = replace(base, streamed_layers=layout.num_layers, streamed_head=head)
+        waiting = layout.waiting(way)
+        all_streamed = _total(waiting, plans_of)
+        count = _fewest(waiting.section_bytes, all_streamed, budget)
+        least = min(least, all_streamed)
+        ways.append(replace(way, streamed_layers=count))
+    for way in dict.fromkeys(ways):
+        fitted = layout.waiting(way)
+        if _total(fitted, plans_of) <= budget:
+            return fitted
+    there = max(budget, 0)  # inputs and the like may have taken more than all of it
+    raise OutOfMemoryError(
+        f"this takes at least {least / MIB:,.0f} MiB of device memory, "
+        f"{(least - there) / MIB:,.0f} MiB more than the {there / MIB:,.0f} MiB there are, even "
+        "with all that can wait in host memory: ask for shorter texts, or raise device.memory "
+        "(--memory)"
+    )
+
+
+def reading_memory(plans: Sequence[Plan], layout: ModelLayout | None = None) -> Counter[str]:
+    """Bytes on the device by kind of programs that share slots and run in turn.
+
+    Args:
+        plans: Theirs.
+        layout: The model, where what is kept dequantized is made before them.
+    """
+    if layout is not None and layout.filling is not None:
+        whole = reading_memory([layout.filling, *plans])
+        whole["uniforms"] -= layout.filling.uniform_bytes  # which do not stay
+        return +whole
+    memory: Counter[str] = Counter({"activations": pooled_bytes(plans)})
+    for storage in dict.fromkeys(storage for plan in plans for storage in plan.storages):
+        if storage.section is None:
+            size = texture_bytes if storage.texture else buffer_bytes
+            memory[storage.kind] += size(storage.nbytes)
+    for stream in dict.fromkeys(stream for plan in plans for stream in plan.streams):
+        memory["staging"] += stream.device_bytes
+    memory["uniforms"] = sum(plan.uniform_bytes for plan in plans)
+    return +memory
+
+
+def _total(layout: ModelLayout, plans_of: PlansOf) -> int:
+    return sum(reading_memory(plans_of(layout)).values())
+
+
+def _fewest(layers: list[int], all_streamed: int, budget: int) -> int:
+    """The fewest layers that have to come and go; all where that does not do, either.
+
+    Each of the others adds its bytes to what is taken if all come and go.
+    """
+    room, count = budget - all_streamed, len(layers)
+    for nbytes in layers:  # the last ones come and go
+        room -= nbytes
+        if room < 0 or count <= 3:  # two would always be there
+            break
+        count -= 1
+    return count

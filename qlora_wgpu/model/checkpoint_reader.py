@@ -1,0 +1,311 @@
+"""Weights as their files have them: found by a module's name, checked, and in the device's form."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.config import QuantConfig
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.families.family import Architecture
+from qlora_wgpu.graph.tensor import (
+    LARGEST_FLOAT16,
+    ROW_UNIT,
+    matrix,
+    pad_rows,
+    stored_bits,
+    stored_floats,
+)
+from qlora_wgpu.lora.init import rest_of
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.peft_names import LORA_A, LORA_B
+from qlora_wgpu.ops.trained import TrainedRows
+from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
+
+
+def stored_name(folder: ModelFolder, architecture: Architecture, name: str) -> str:
+    """The name of a model's tensor in its files."""
+    return with_prefixes(folder, architecture.stored_prefixes, name)
+
+
+def with_prefixes(folder: ModelFolder, prefixes: Sequence[tuple[str, str]], name: str) -> str:
+    """The name as it is, or with the beginning that its files have instead."""
+    if not folder.has(name):
+        for own, other in prefixes:
+            if name.startswith(own) and folder.has(other + name.removeprefix(own)):
+                return other + name.removeprefix(own)
+    return name
+
+
+def stored_embedding(folder: ModelFolder | None, architecture: Architecture) -> str:
+    """The embedding's tensor: a tied matrix may be stored as the head, another may not.
+
+    Raises:
+        CheckpointError: If there is one of the two only, and config.json does not tie them.
+    """
+    name, head_name = architecture.embed_name, architecture.head_name
+    if folder is None:
+        return name
+    has_head = folder.has(stored_name(folder, architecture, head_name))
+    if folder.has(stored_name(folder, architecture, name)):
+        if not has_head and not architecture.tied:
+            raise CheckpointError(
+                f"{folder.path}: the weights have no tensor {head_name!r}, and {name} is not "
+                "taken for it, because config.json does not say tie_word_embeddings = true"
+            )
+        return name
+    if not has_head:
+        return name
+    if not architecture.tied:
+        raise CheckpointError(
+            f"{folder.path}: the weights lack {name}, and {head_name} is not taken for "
+            "it, because config.json does not say tie_word_embeddings = true"
+        )
+    return head_name
+
+
+@dataclass
+class Requantization:
+    """Quantizes weights to NF4 and measures how far they move.
+
+    Attributes:
+        count: Number of weights so far.
+        moved: Sum of the squares of their movements.
+        whole: Sum of their own squares.
+    """
+
+    count: int = 0
+    moved: float = 0.0
+    whole: float = 0.0
+
+    def since(self, before: Requantization) -> Requantization:
+        """What was added to what there was."""
+        return Requantization(
+            self.count - before.count, self.moved - before.moved, self.whole - before.whole
+        )
+
+    def add(self, other: Requantization) -> None:
+        """Counts what was quantized elsewhere."""
+        self.count += other.count
+        self.moved += other.moved
+        self.whole += other.whole
+
+    def quantize(self, weight: npt.NDArray[np.float32], quant: QuantConfig) -> QuantizedWeight:
+        """A weight in NF4; errors as for ``quantize_nf4``."""
+        quantized = quantize_nf4(weight, quant.blocksize, quant.double_quant)
+        difference = (quantized.dequantize() - weight).reshape(-1)
+        self.count += 1
+        self.moved += float(np.dot(difference, difference))
+        self.whole += float(np.dot(weight.reshape(-1), weight.reshape(-1)))
+        return quantized
+
+    @property
+    def relative_rms(self) -> float:
+        """Root of the mean square of all movements, relative to that of the weights."""
+        return math.sqrt(self.moved / self.whole) if self.whole else 0.0
+
+    def warn(self) -> None:
+        """Says once how far all of them moved, if there were any."""
+        if self.count:
+            warnings.warn(
+                f"{self.count} linear layers are stored in a form that no kernel reads, and were "
+                f"quantized anew to NF4: their weights moved by {100 * self.relative_rms:.2g} % "
+                "(root mean square, of theirs), so this adapter belongs to NF4 weights",
+                stacklevel=2,
+            )
+            self.count = 0
+
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class WeightSource:
+    """The files of a model, or none for a plan.
+
+    Attributes:
+        folder: The files; None for a plan.
+        prefixes: What names begin with in the files, in place of what modules are named.
+        stored_rows: Rows that the files have of matrices that get more, which are their mean.
+        requantization: How far weights moved that had to be quantized anew.
+        changed: The names of the weights of which an adapter takes a part.
+    """
+
+    def __init__(self, folder: ModelFolder | None, quant: QuantConfig) -> None:
+        """Reads nothing yet.
+
+        Args:
+            folder: The files; None for a plan.
+            quant: How layers are quantized that are not so in the files.
+        """
+        self.folder = folder
+        self.prefixes: tuple[tuple[str, str], ...] = ()
+        self.stored_rows: dict[str, int] = {}
+        self.requantization = Requantization()
+        self._quant = quant
+        self.changed: frozenset[str] = frozenset()
+        self._parts: dict[str, tuple[FloatArray, FloatArray, float]] = {}
+        self._parts_hash = ""
+
+    def subtract(self, adapter: Adapter) -> None:
+        """From now on weights are what the start of an adapter leaves of them."""
+        assert adapter.start is not None
+        for spec in adapter.targets:
+            a, b = (adapter.place(spec.name, leaf).view(adapter.start) for leaf in (LORA_A, LORA_B))
+            stored = self.stored(f"{spec.name}.weight")
+            self._parts[stored] = a, b, adapter.peft.scaling_of(spec.name)
+        self._parts_hash = hashlib.sha256(adapter.start.data).hexdigest()
+
+    def stored(self, name: str) -> str:
+        """The name of a tensor in the files."""
+        return name if self.folder is None else with_prefixes(self.folder, self.prefixes, name)
+
+    def has(self, name: str) -> bool:
+        """Whether the files hold a tensor."""
+        return self.folder is not None and self.folder.has(self.stored(name))
+
+    def read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
+        """A tensor of a shape, in float32.
+
+        Raises:
+            CheckpointError: If it is missing, damaged or of another shape.
+        """
+        stored_rows = self.stored_rows.get(name)
+        if stored_rows is not None and stored_rows < shape[0]:
+            own = self._read(name, (stored_rows, *shape[1:]))
+            return np.concatenate([own, np.tile(mean_row(own), (shape[0] - stored_rows, 1))])
+        return self._read(name, shape)
+
+    def _read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
+        folder, name = self._folder, self.stored(name)
+        array = folder.dequantized(name) if len(shape) == 2 else folder.float32(name)
+        _check_shape(folder, name, array.shape, shape)
+        return rest_of(array, *self._parts[name]) if name in self._parts else array
+
+    def is_as_stored(self, name: str, columns: int, dtype: str) -> bool:
+        """Whether a file holds a matrix as the device takes it."""
+        return (
+            self.folder is not None
+            and name not in self.stored_rows
+            and name not in self.changed
+            and dtype == "bfloat16"
+            and columns % ROW_UNIT == 0
+            and self.folder.is_bfloat16(self.stored(name))
+        )
+
+    def loading_bytes(self, name: str, rows: int, columns: int, dtype: str) -> int:
+        """Bytes of host memory that ``read_bits`` takes for a moment."""
+        if self.is_as_stored(name, columns, dtype):
+            return 0
+        nbytes = rows * matrix("", 1, columns, dtype).nbytes
+        read = 4 * rows * columns
+        more = read if name in self.stored_rows else 0  # its own rows beside the whole
+        taken_as_read = dtype == "float32" and columns % ROW_UNIT == 0
+        return read + max(0 if taken_as_read else nbytes, more)
+
+    def read_bits(self, name: str, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
+        """A matrix as the device takes it: as its file holds it, if that is so.
+
+        Raises:
+            CheckpointError: If it is missing, damaged, of another shape or beyond its type.
+        """
+        if self.is_as_stored(name, shape[1], dtype):
+            bits = self._folder.bfloat16(self.stored(name))
+            _check_shape(self._folder, name, bits.shape, shape)
+            return bits
+        return bits_of(name, self.read(name, shape), dtype)
+
+    def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight:
+        """A matrix in few bits: as its file holds it, or quantized here.
+
+        Raises:
+            CheckpointError: If it is missing, damaged or of another shape.
+        """
+        folder, name = self._folder, self.stored(name)
+        stored = folder.quantized(name, mapped=True)
+        if stored is not None:
+            _check_shape(folder, name, stored.shape, shape)
+            return stored
+        weight = self.read(name, shape)
+        if folder.must_requantize(name):
+            return self.requantization.quantize(weight, self._quant)
+        return quantize_nf4(weight, self._quant.blocksize, self._quant.double_quant)
+
+    def refuse_bias(self, layer: str) -> None:
+        """Sees that the files have no bias of a layer that is to have none.
+
+        Raises:
+            CheckpointError: If they have.
+        """
+        if self.folder is not None and self.has(f"{layer}.bias"):
+            raise CheckpointError(
+                f"{self.folder.path}: the weights hold {layer}.bias, but config.json says that "
+                "this layer has no bias"
+            )
+
+    def made_from(self, dtype: str) -> Any:
+        """What decides the bytes of layers that are quantized here; None where nobody can tell."""
+        identity = None if self.folder is None else self.folder.identity
+        if identity is None:
+            return None
+        parts = [self._parts_hash] if self._parts else []
+        return [identity, self._quant.model_dump(), dtype, *parts]
+
+    @property
+    def _folder(self) -> ModelFolder:
+        assert self.folder is not None
+        return self.folder
+
+
+def mean_row(matrix: FloatArray) -> FloatArray:
+    """What rows of new tokens begin with."""
+    mean: FloatArray = matrix.mean(axis=0, dtype=np.float64).astype(np.float32)
+    return mean
+
+
+def bits_of(name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
+    """A matrix in a type, its rows padded.
+
+    Raises:
+        CheckpointError: If it holds values that the type has not.
+    """
+    if dtype == "float16" and (np.isfinite(array) & (np.abs(array) > LARGEST_FLOAT16)).any():
+        raise CheckpointError(
+            f"{name} holds weights that are larger than matrix units take "
+            f"({LARGEST_FLOAT16:,.0f} in float16): use "
+            "train.compute_dtype: float32 or device.backend: wgpu"
+        )
+    return stored_bits(pad_rows(array), dtype)
+
+
+def keep_originals(
+    trained: TrainedRows | None, bits: npt.NDArray[Any], columns: int, dtype: str
+) -> None:
+    """Notes what a matrix holds in place of its trained rows, if it has any: where these begin.
+
+    Args:
+        trained: The trained rows.
+        bits: The matrix as the device takes it.
+        columns: Its columns, padding not counted.
+        dtype: Its element type.
+    """
+    if trained is not None:
+        own = np.ascontiguousarray(bits[list(trained.indices)])
+        floats = stored_floats(own.data.cast("B"), dtype).reshape(len(own), -1)
+        trained.originals = floats[:, :columns].astype(np.float32)
+
+
+def _check_shape(
+    folder: ModelFolder, name: str, shape: tuple[int, ...], expected: tuple[int, ...]
+) -> None:
+    if tuple(shape) != expected:
+        raise CheckpointError(
+            f"{folder.path}: {name} has shape {tuple(shape)}, but config.json asks for {expected}"
+        )

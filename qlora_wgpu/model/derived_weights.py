@@ -1,0 +1,142 @@
+"""Copies of weights that kernels read faster: dequantized, or packed for software GPUs.
+
+The bits are those that every step would make anew. Layers of one input lie one below the other, as
+kernels want them that make one product of them.
+
+The machine alone decides, not what other programs take of its memory: a text's digits depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeGuard
+
+from qlora_wgpu.families.family import Modules
+from qlora_wgpu.gpu.memory import SPARE_SHARE, machine_bytes
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import WINDOW, Storage, Tensor, matrix
+from qlora_wgpu.ops.modules import ExpertMatrix, Matrix
+from qlora_wgpu.ops.quantized import QuantizedMatrix
+
+KIND = "dequantized weights"
+"""What they are counted as in the memory plan."""
+
+
+@dataclass(frozen=True)
+class KeptWeights:
+    """How they are kept.
+
+    Attributes:
+        dtype: Element type of the operands.
+        max_binding: Largest number of bytes that one binding may show.
+        textures: Whether they lie in textures.
+    """
+
+    dtype: str
+    max_binding: int
+    textures: bool
+
+    def within(self, modules: Modules, groups: Iterable[Sequence[str]]) -> Modules:
+        """The same modules, with memory for the operands of what does not come and go.
+
+        Args:
+            modules: A model's.
+            groups: Names of its linear layers, those of one input together.
+        """
+        linears, experts = dict(modules.linears), dict(modules.experts)
+        for names in groups:
+            staying = [name for name in names if stays(linears[name].weight)]
+            weights = [w for w in (linears[name].weight for name in staying) if stays(w)]
+            for name, weight in zip(staying, self._of_group(weights), strict=True):
+                linears[name] = replace(linears[name], weight=weight)
+        for name, stack in experts.items():
+            own = stack.weight
+            if stays(own):
+                cut = own.expert_pieces(self.dtype, self.max_binding)
+                kept = tuple((first, self._apart(own, count * own.rows)) for first, count in cut)
+                experts[name] = replace(stack, weight=replace(own, kept=kept))
+        return replace(modules, linears=linears, experts=experts)
+
+    def _of_group(self, weights: list[QuantizedMatrix]) -> Iterator[QuantizedMatrix]:
+        wholes = [matrix(w.name, w.rows, w.columns, self.dtype) for w in weights]
+        total = sum(whole.nbytes for whole in wholes)
+        aligned = all(whole.nbytes % WINDOW == 0 for whole in wholes)
+        if self.textures or not aligned or total > self.max_binding:
+            for weight in weights:
+                cut = weight.row_pieces(self.dtype, self.max_binding)
+                kept = tuple((row0, self._apart(weight, rows)) for row0, rows in cut)
+                yield replace(weight, kept=kept)
+            return
+        storage = Storage("·".join(weight.name for weight in weights), KIND, total)
+        begin = 0
+        for weight, whole in zip(weights, wholes, strict=True):
+            piece = replace(whole, storage=storage, offset=begin)
+            begin += whole.nbytes
+            yield replace(weight, kept=((0, piece),))
+
+    def _apart(self, weight: QuantizedMatrix, rows: int) -> Tensor:
+        nbytes = matrix("", rows, weight.columns, self.dtype).nbytes
+        storage = Storage(weight.name, KIND, nbytes, texture=self.textures)
+        return matrix(weight.name, rows, weight.columns, self.dtype, storage)
+
+
+def stays(weight: Matrix | ExpertMatrix) -> TypeGuard[QuantizedMatrix]:
+    """Whether a matrix is quantized and always on the device."""
+    if not isinstance(weight, QuantizedMatrix):
+        return False
+    storage = weight.codes.storage
+    return storage is not None and storage.whole.section is None
+
+
+def quantized(modules: Modules) -> Iterator[QuantizedMatrix]:
+    """The quantized matrices of a model that are always on the device."""
+    of_layers = [layer.weight for layer in modules.linears.values()]
+    yield from filter(stays, of_layers)
+    of_experts = [layer.weight for layer in modules.experts.values()]
+    yield from filter(stays, of_experts)
+
+
+def kept_bytes(modules: Modules, dtype: str) -> int:
+    """Bytes, but for alignment, of all that can be kept dequantized."""
+    return sum(matrix("", w.experts * w.rows, w.columns, dtype).nbytes for w in quantized(modules))
+
+
+def fill(g: Graph, modules: Modules) -> None:
+    """Adds the launches that make what is kept; they are to run once, and first."""
+    for weight in quantized(modules):
+        weight.fill(g)
+
+
+_MOST_DENSE = 4 << 30  # bytes of linear layers that are kept dequantized
+_CODE_BYTES = 0.625  # of a weight as codes, with its part of a float32 scale
+
+
+@dataclass(frozen=True)
+class CopySizes:
+    """Copies as they would be.
+
+    Attributes:
+        dense: Whether quantized weights are kept dequantized, which is faster.
+        nbytes: Bytes of all, more or less.
+        fits: Whether the machine has room for them.
+    """
+
+    dense: bool
+    nbytes: int
+    fits: bool
+
+
+def copy_sizes(head: int, weights: int, item_size: int) -> CopySizes:
+    """Dequantized where there is room for that, else as codes.
+
+    Args:
+        head: Bytes of the matrix that logits are made with.
+        weights: Weights of all linear layers.
+        item_size: Bytes of one of them, dequantized.
+    """
+    most = (machine_bytes() or 0) // SPARE_SHARE
+    numbers, codes = item_size * weights, int(_CODE_BYTES * weights)
+    dense = numbers <= _MOST_DENSE and head + numbers <= most
+    nbytes = head + (numbers if dense else codes)
+    return CopySizes(dense, nbytes, nbytes <= most)

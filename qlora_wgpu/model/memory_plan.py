@@ -1,0 +1,143 @@
+"""The memory plan of a run, from config.json alone, and which copies of weights there is room for.
+
+It changes no bit, so it may depend on what is free.
+
+Sums of a product have another order in strips, and so a text's logits other last digits: whether
+there are copies must not depend on what other programs take at that moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal
+
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, Profile
+from qlora_wgpu.gpu.memory import SPARE_SHARE, available_bytes, machine_bytes
+from qlora_wgpu.limits import MIB
+from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.steps import StepOptions
+
+KeepDequantized = bool | Literal["auto"]
+
+
+def with_kept(layout: ModelLayout, *, kept: bool = True) -> ModelLayout:
+    """The same model, of which nothing is loaded yet, with such weights or without them."""
+    return layout.waiting(replace(layout.residency, dequantized=kept))
+
+
+def laid_out_for(
+    layout: ModelLayout,
+    asked: KeepDequantized,
+    *,
+    is_cpu: bool,
+    budget: int | None,
+    beside: int = 0,
+) -> ModelLayout:
+    """A layout with such weights where they are asked for.
+
+    ``"auto"`` asks for them on a software GPU whose memory has no bound: there main memory is
+    plentiful, and what dequantizing takes was measured.
+
+    Args:
+        layout: The model, of which nothing is loaded yet.
+        asked: Whether they are kept.
+        is_cpu: Whether it is for a software GPU.
+        budget: Bytes of ``device.memory``.
+        beside: Bytes that the model may take for copies that texts read, which come first.
+    """
+    nbytes = layout.dequantized_bytes
+    if asked is True:
+        return with_kept(layout)
+    if asked is False or not is_cpu or budget is not None or not nbytes:
+        return layout
+    return with_kept(layout) if has_room(nbytes + beside) else layout
+
+
+def has_room(nbytes: int) -> bool:
+    """Whether a model that takes so many bytes leaves the machine most of its memory, and fits."""
+    there, free = machine_bytes(), available_bytes()
+    return there is not None and SPARE_SHARE * nbytes <= there and (free is None or nbytes <= free)
+
+
+def copied_bytes(layout: ModelLayout, budget: int | None) -> int:
+    """Bytes, more or less, of the copies that texts of a model get; 0 where they get none.
+
+    Args:
+        layout: The model.
+        budget: Bytes of ``device.memory``; texts that have to keep one do without copies.
+    """
+    if budget is not None or not layout.profile.textures:
+        return 0
+    return layout.copy_sizes.nbytes if layout.copy_sizes.fits else 0
+
+
+def are_copied(layout: ModelLayout, budget: int | None) -> bool:
+    """Whether they get any; what is not made yet has room.
+
+    Raises:
+        OutOfMemoryError: If it has none now.
+    """
+    wanted, free = copied_bytes(layout, budget), available_bytes()
+    missing = wanted - layout.strips.nbytes
+    if wanted and free is not None and missing > free:
+        raise OutOfMemoryError(
+            f"texts of this model read copies of its weights, which take {missing / MIB:,.0f} MiB "
+            f"of memory, and {free / MIB:,.0f} MiB are free: end other programs, or set "
+            "device.memory, with which texts do without copies and may differ in the last digits "
+            "of their logits"
+        )
+    return wanted > 0
+
+
+def plan_training_memory(
+    config: Mapping[str, Any],
+    lora: LoraConfig,
+    quant: QuantConfig,
+    compute_dtype: str,
+    *,
+    batch_size: int,
+    seq: int,
+    gradient_checkpointing: bool,
+    max_binding: int = 128 << 20,
+    profile: Profile = CPU_PROFILE,
+    keep_dequantized: KeepDequantized = False,
+    is_cpu: bool = False,
+) -> Counter[str]:
+    """Bytes on the device by kind while training on batches of (batch_size, seq).
+
+    It is the sum of the very plan that training runs, so the two cannot disagree but for what
+    shorter batches and sample texts add (a few per cent).
+
+    Args:
+        config: A config.json.
+        lora: The adapter.
+        quant: How the frozen linear layers are stored.
+        compute_dtype: ``"bfloat16"`` or ``"float32"``.
+        batch_size: Sequences of a micro-batch.
+        seq: Tokens of each, padded.
+        gradient_checkpointing: Whether layers are recomputed in the backward.
+        max_binding: The GPU's largest binding.
+        profile: How kernels are cut for the GPU.
+        keep_dequantized: Whether quantized weights are kept dequantized, too; ``"auto"`` as on a
+            device without a budget.
+        is_cpu: Whether it is a software GPU, which ``"auto"`` asks for.
+
+    Raises:
+        UnsupportedModelError: If the model asks for something that is not computed here.
+    """
+    layout = ModelLayout(
+        Pretrained.from_config(config),
+        lora,
+        quant,
+        compute_dtype,
+        profile=profile,
+        max_binding=max_binding,
+    )
+    copies = copied_bytes(layout, None)
+    layout = laid_out_for(layout, keep_dequantized, is_cpu=is_cpu, budget=None, beside=copies)
+    return layout.memory(StepOptions("train", batch_size, seq, gradient_checkpointing))

@@ -1,0 +1,488 @@
+"""A model laid out for a device, without its bytes: what is planned, and later loaded."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.errors import ConfigError, OutOfMemoryError
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.kernel_config import Profile
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.host_callbacks import transfer_bytes
+from qlora_wgpu.graph.offload import Parking, Recomputation
+from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.graph.tensor import ITEM_SIZE, Tensor, matrix
+from qlora_wgpu.limits import VOCABULARY_TRACED
+from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterForms
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.trained_tokens import Vocabulary
+from qlora_wgpu.model import derived_weights
+from qlora_wgpu.model.derived_weights import CopySizes, copy_sizes, kept_bytes
+from qlora_wgpu.model.offload_plan import RESIDENT, Residency
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.steps import Network, PlannedStep, StepOptions, make_sums, trace_step
+from qlora_wgpu.model.weights import WeightLayout
+from qlora_wgpu.ops import moments as host_moments
+from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+from qlora_wgpu.ops.fusion import FUSIONS
+from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.ops.quantized import StripStore
+from qlora_wgpu.ops.sampling import Choices, choose, make_choices
+from qlora_wgpu.ops.tensor import copied
+
+
+class LayoutMemory:
+    """The part of a ``ModelLayout`` that knows sizes; its attributes are described there."""
+
+    pretrained: Pretrained
+    compute_dtype: str
+    profile: Profile
+    residency: Residency
+    adapter: Adapter
+    network: Network
+    _weights: WeightLayout
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return self.pretrained.architecture.num_layers
+
+    @property
+    def num_tensors(self) -> int:
+        """Number of tensors that ``load`` reads."""
+        return self._weights.places.num_tensors
+
+    @property
+    def section_bytes(self) -> list[int]:
+        """Bytes of the weights of each layer that comes and goes."""
+        return self._weights.places.section_bytes
+
+    @property
+    def layer_bytes(self) -> list[int]:
+        """Bytes on the device of what of each layer could come and go, and stays."""
+        return self._weights.places.layer_bytes
+
+    @property
+    def head_block_bytes(self) -> list[int]:
+        """Bytes of each block of the head that comes and goes."""
+        return self._weights.places.head_block_bytes
+
+    @property
+    def head_ways(self) -> tuple[bool, ...]:
+        """Whether the head may stay on the device, and whether it may wait in host memory.
+
+        One that is trained whole stays.
+        """
+        of = self.pretrained.architecture
+        module = (of.embed_name if of.tied else of.head_name).removesuffix(".weight")
+        return (False,) if module in self.adapter.trained_whole else (False, True)
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return self.pretrained.architecture.tied
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of the input embedding, if it may wait in host memory by itself; else 0."""
+        of = self.pretrained.architecture
+        stays = self.tied or of.embed_name.removesuffix(".weight") in self.adapter.trained_whole
+        return 0 if stays else of.vocab_size * self.embedded_row_bytes
+
+    @property
+    def embedded_row_bytes(self) -> int:
+        """Bytes of a row of it."""
+        return matrix("", 1, self.pretrained.architecture.hidden_size, self.compute_dtype).nbytes
+
+    @property
+    def moments_passing(self) -> int:
+        """Bytes on the device that moments pass through, if they wait in host memory."""
+        moments = self.adapter.moments
+        return host_moments.passing_bytes(moments.piece_lengths, len(moments.vectors))
+
+    @property
+    def weight_dtype(self) -> str:
+        """Element type of frozen weights that products read."""
+        return self.profile.weight_dtype(self.compute_dtype)
+
+    def sizes_of_copies(self) -> CopySizes:
+        """Those for new tokens: of all linear layers, without experts, and of the head."""
+        of = self.pretrained.architecture
+        weights = sum(spec.out_features * spec.in_features for spec in of.linears)
+        head = of.vocab_size * self.embedded_row_bytes
+        return copy_sizes(head, weights, ITEM_SIZE[self.weight_dtype])
+
+    @property
+    def dequantized_bytes(self) -> int:
+        """Bytes, more or less, that quantized matrices take more where they are kept dequantized.
+
+        What comes and goes is not, nor is what is so already.
+        """
+        if self.residency.dequantized:
+            return 0
+        return kept_bytes(self.network.modules, self.weight_dtype)
+
+    @property
+    def loading_bytes(self) -> int:
+        """Bytes of host memory that are taken for a moment while weights are read."""
+        return self._weights.places.loading_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of weights that are read from files whenever a step needs them."""
+        return self._weights.places.mapped_bytes
+
+    def weights_on_host(self) -> Counter[str]:
+        """Bytes of host memory by kind that weights take, and what they pass through."""
+        memory = self._weights.places.host_bytes()
+        memory["transfers"] = self._weights.places.transfer_bytes
+        return +memory
+
+    def device_memory(self, plan: Plan) -> Counter[str]:
+        """Bytes on the device by kind while a plan trains."""
+        memory = plan.bytes_by_kind()
+        memory["uniforms"] = plan.uniform_bytes
+        if not self.adapter.forms.updates:
+            return memory
+        moments = self.adapter.moments
+        memory["optimizer"] = moments.nbytes_beside
+        if self.residency.host_moments:
+            memory["staging"] += self.moments_passing
+        else:
+            memory["optimizer"] += moments.nbytes
+        return memory
+
+    def waiting_memory(self, plan: Plan) -> Counter[str]:
+        """Bytes of host memory by kind that wait while it does."""
+        memory = self._weights.places.host_bytes()
+        memory["layer inputs"] = plan.parked_bytes
+        memory["transfers"] = transfer_bytes(plan)
+        if self.residency.host_moments:
+            moments = self.adapter.moments
+            memory["optimizer"] = moments.nbytes
+            count = len(moments.vectors)
+            memory["transfers"] += host_moments.transfer_bytes(moments.piece_lengths, count)
+        return +memory
+
+
+@dataclass(frozen=True)
+class TokenGraphs:
+    """What chooses the next tokens of texts.
+
+    Attributes:
+        batch: The inputs of the hidden states.
+        next: What the choice reads of each text.
+        choices: What tokens are chosen by, and the tokens.
+        hidden: Computes the hidden states.
+        head: The logits and the choice.
+        kept: A copy of the logits, where they are told.
+    """
+
+    batch: BatchBuffers
+    next: BatchBuffers
+    choices: Choices
+    hidden: Graph
+    head: Graph
+    kept: Tensor | None
+
+    @property
+    def apart(self) -> bool:
+        """Whether it may run while a prompt pauses: new tokens, where there are other texts."""
+        cache = self.batch.cache
+        return self.batch.decodes and cache is not None and cache.texts > 1
+
+
+class ModelLayout(LayoutMemory):
+    """Weights, adapter and sums of a model as kernels see them, cut for one device profile.
+
+    Steps are traced once for their options, before or after the weights are read; the model that
+    is loaded from a layout replays the very plans whose memory was told.
+
+    Attributes:
+        pretrained: The base.
+        quant: How its linear layers are stored.
+        compute_dtype: Element type of matmul operands.
+        profile: How kernels are cut.
+        max_binding: Largest number of bytes that one binding may show.
+        residency: What waits in host memory.
+        keep: Whether layers that come and go, and are quantized here, are kept on disk.
+        adapter: The layout of the adapter's parameters.
+        network: The network that is traced.
+        stats: Sums of loss and tokens, gradient norm, update factor.
+        saturated: Behind them, how many values were held at the end of their type, where kernels
+            have such a type.
+        strips: Copies of the weights that new tokens read, where their cache asks for it.
+        copy_sizes: What they take, once all are made.
+        began: How the adapter's start was found in the base, if it was.
+    """
+
+    def __init__(
+        self,
+        pretrained: Pretrained,
+        lora: LoraConfig,
+        quant: QuantConfig,
+        compute_dtype: str,
+        *,
+        profile: Profile,
+        max_binding: int,
+        residency: Residency = RESIDENT,
+        forms: AdapterForms = FLOAT32,
+        keep: bool = False,
+    ) -> None:
+        """Lays everything out; no weight is read.
+
+        Args:
+            pretrained: The base.
+            lora: The adapter.
+            quant: How the base's linear layers are stored.
+            compute_dtype: ``"bfloat16"`` or ``"float32"``.
+            profile: How kernels are cut for the device.
+            max_binding: The device's limit.
+            residency: What waits in host memory.
+            forms: In which types the adapter's gradient and moments are kept.
+            keep: Whether layers that come and go, and are quantized here, are kept on disk.
+
+        Raises:
+            CheckpointError: If the files lack a tensor or hold one that config.json denies.
+            ConfigError: If the adapter does not fit the model.
+            OutOfMemoryError: If the vocabulary is far larger than any.
+        """
+        self.pretrained = pretrained
+        self.quant = quant
+        self.compute_dtype = compute_dtype
+        self.profile = profile
+        self.max_binding = max_binding
+        self.residency = residency
+        self.keep = keep
+        self._parking = Parking()
+        architecture = pretrained.architecture
+        if architecture.vocab_size > VOCABULARY_TRACED:
+            raise OutOfMemoryError(
+                f"config.json: logits of a vocabulary of {architecture.vocab_size:,} are not "
+                f"planned, only of {VOCABULARY_TRACED:,}"
+            )
+        self.adapter = self._laid_out(lora, forms)
+        self._weights = WeightLayout(
+            quant,
+            compute_dtype,
+            max_binding,
+            pretrained.folder,
+            weight_dtype=self.weight_dtype,
+            textures=profile.textures,
+            head_block=profile.head_block,
+            config=pretrained.config,
+            residency=residency,
+            keep=keep,
+        )
+        modules = self._weights.lay_out(architecture, self.adapter)
+        self.network = Network(pretrained.family, architecture, modules)
+        self.stats, self.saturated = make_sums(counts=profile.counts_saturated)
+        self.began = ""
+        self.copy_sizes = self.sizes_of_copies()
+        self.strips = StripStore(dense=self.copy_sizes.dense)
+        self._steps: dict[StepOptions, PlannedStep] = {}
+
+    def cut_for(self, profile: Profile) -> ModelLayout:
+        """The same model, of which nothing is loaded yet, for another profile."""
+        return self._again(profile, self.residency)
+
+    def waiting(self, residency: Residency) -> ModelLayout:
+        """The same model, of which nothing is loaded yet, with what waits in host memory."""
+        return self._again(self.profile, residency)
+
+    def with_forms(self, forms: AdapterForms) -> ModelLayout:
+        """The same model, of which nothing is loaded yet, with an adapter in other types."""
+        return self._again(self.profile, self.residency, forms)
+
+    def _again(
+        self, profile: Profile, residency: Residency, forms: AdapterForms | None = None
+    ) -> ModelLayout:
+        other = ModelLayout(
+            self.pretrained,
+            self.adapter.config,
+            self.quant,
+            self.compute_dtype,
+            profile=profile,
+            max_binding=self.max_binding,
+            residency=residency,
+            forms=forms or self.adapter.forms,
+            keep=self.keep,
+        )
+        other.adapter.start = self.adapter.start
+        return other
+
+    def _laid_out(self, lora: LoraConfig, forms: AdapterForms) -> Adapter:
+        of = self.pretrained.architecture
+        within = of.adapted_within
+        tokens = Vocabulary.of(of)
+        return Adapter(lora, of.linears, of.experts, forms, self.max_binding, within, tokens)
+
+    def with_adapter(self, lora: LoraConfig) -> ModelLayout:
+        """The same weights, loaded or not, with another adapter; steps are traced anew.
+
+        Raises:
+            ConfigError: If the adapter does not fit the model.
+        """
+        other = copy(self)
+        if self.adapter.trained_rows or lora.trainable_token_indices:
+            raise ConfigError(
+                "an adapter with trained rows of the embedding (lora.trainable_token_indices or "
+                "model.add_tokens) stands alone on its base: open it by itself"
+            )
+        other.adapter = other._laid_out(lora, self.adapter.forms)
+        if self.adapter.trained_whole or other.adapter.trained_whole:
+            raise ConfigError(
+                "an adapter with a whole embedding or head (lora.modules_to_save) stands alone on "
+                "its base: open it by itself"
+            )
+        loras, of_experts = other.adapter.loras, other.adapter.expert_loras
+        head = loras.get(self.pretrained.architecture.head.name)
+        of_embedding = other.adapter.embedding_lora
+        modules = self.network.modules.with_pairs(loras, of_experts, head, of_embedding)
+        other.network = replace(self.network, modules=modules)
+        other._steps = {}
+        return other
+
+    def new_graph(self, *, sized: bool = False, kept: bool = False) -> Graph:
+        """An empty graph for this element type and profile.
+
+        Args:
+            sized: As for ``Graph``.
+            kept: Whether it is of a step that keeps layers for the backward. Of those that are
+                recomputed what is made again would save next to nothing.
+        """
+        parking = self._parking if self.residency.parked_inputs else None
+        remakes = self.residency.remakes or (kept and self.profile.remakes)
+        recomputation = Recomputation(
+            self.residency.layers_together, self.residency.kept_layers, parking, remakes
+        )
+        # Sums in textures take two of them.
+        saves = self.profile.in_textures and self.residency.waits
+        profile = replace(self.profile, in_textures=False) if saves else self.profile
+        return Graph(
+            self.compute_dtype, profile, self.max_binding, self.saturated, recomputation,
+            rules=FUSIONS, sized=sized,
+        )  # fmt: skip
+
+    def step(self, options: StepOptions) -> PlannedStep:
+        """A step's plan, traced the first time that its options are asked for.
+
+        Raises:
+            OutOfMemoryError: If a tensor has more elements than kernels can count.
+        """
+        if options not in self._steps:
+            self._steps[options] = self._traced(options)
+        return self._steps[options]
+
+    def sized(self, options: StepOptions) -> PlannedStep:
+        """A step for its sizes alone, which is traced faster; whatever was traced before.
+
+        It may not run. Steps that do share what layers' inputs pass through, which has the size of
+        the largest.
+
+        Raises:
+            OutOfMemoryError: If a tensor has more elements than kernels can count.
+        """
+        if options in self._steps and not self.residency.parked_inputs:
+            return self._steps[options]
+        parking, self._parking = self._parking, Parking()
+        try:
+            return self._traced(options, sized=True)
+        finally:
+            self._parking = parking
+
+    def _traced(self, options: StepOptions, *, sized: bool = False) -> PlannedStep:
+        kept = not options.checkpointing or self.residency.kept_layers > 0
+        graph = self.new_graph(sized=sized, kept=kept)
+        return trace_step(graph, self.network, options, self.stats)
+
+    def total(self, options: StepOptions) -> int | None:
+        """Bytes on the device of a step, by ``sized``; None where kernels cannot count them."""
+        try:
+            return sum(self.memory(options, self.sized(options).plan).values())
+        except OutOfMemoryError:
+            return None
+
+    def logits_graphs(self, batch: BatchBuffers) -> tuple[Graph, Graph, Tensor]:
+        """The hidden states of a batch, and from them the logits of a few rows at a time."""
+        first, second = self.new_graph(), self.new_graph()
+        if batch.cache is not None:
+            # No sum is cut by the number of rows: a text does not depend on those beside it.
+            first.profile = replace(self.profile, least_workgroups=0)
+        if batch.cache is not None and batch.cache.in_strips:
+            batch.cache.strips = self.strips
+        hidden = self.network.trace_hidden(first, batch)
+        return first, second, self.network.trace_logits(second, hidden, batch)
+
+    def token_graphs(
+        self, texts: int, length: int, cache: KVCache, seen: Tensor, *, told: bool = False
+    ) -> TokenGraphs:
+        """The hidden states of some of a cache's texts, and from them their next tokens.
+
+        Beside them a copy of the logits that the choice begins with, if they are to be ``told``.
+        """
+        batch = make_batch_buffers(texts, length, CacheView(cache))
+        # Prompts are chosen after as new tokens are, by a token of each.
+        following = batch if batch.decodes else make_batch_buffers(texts, 1, CacheView(cache))
+        first, second, logits = self.logits_graphs(batch)
+        kept = copied(second, logits) if told else None
+        choices = make_choices(texts, seen)
+        choose(second, logits, following, choices)
+        return TokenGraphs(batch, following, choices, first, second, kept)
+
+    def memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
+        """Bytes on the device by kind while steps with these options, or this plan, train."""
+        plan = plan or self.step(options).plan
+        memory = self.device_memory(plan)
+        if self.filling is not None:  # codes of which no step needs to know
+            memory += self.filling.storage_bytes(beside=plan)
+        return memory
+
+    def host_memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
+        """Bytes of host memory by kind that wait while they do."""
+        return self.waiting_memory(plan or self.step(options).plan)
+
+    @cached_property
+    def filling(self) -> Plan | None:
+        """What makes the weights that are kept dequantized, once, before anything else runs."""
+        if not self.residency.dequantized:
+            return None
+        graph = self.new_graph()
+        derived_weights.fill(graph, self.network.modules)
+        return make_plan(graph) if graph.launches else None
+
+    @property
+    def problem(self) -> str:
+        """Why layers are not kept on disk, where they should be; else empty."""
+        return self._weights.places.problem
+
+    def make_room_for_counts(self) -> None:
+        """Gives the sums room for what other devices count, whose kernels have such a type."""
+        self.stats, self.saturated = make_sums(counts=True)
+
+    def load(
+        self,
+        device: Device,
+        progress: Callable[[str], None] = lambda name: None,
+        *,
+        seed: int = 0,
+    ) -> None:
+        """Reads the weights and uploads them, one after another; to be called once.
+
+        Args:
+            device: One with this profile.
+            progress: Called with each tensor's name before it is read.
+            seed: Of the start of an adapter that is a part of the base, where it has none yet.
+
+        Raises:
+            CheckpointError: If a tensor is missing, damaged or of another shape.
+            OutOfMemoryError: If the device has no room.
+        """
+        if self.adapter.config.changes_base:
+            self.began = self._weights.begin(self.adapter, seed, progress)
+        self._weights.load(device, progress)

@@ -1,0 +1,137 @@
+"""A batch's label rows: gathered, weighted, taken in chunks, and put back.
+
+A gradient is linear in such a number, so the head makes it without one, in the pass in which it
+finds the losses; the rows of d hidden are multiplied afterwards. So a weight may depend on all of
+the batch's losses, and the head is computed once all the same.
+"""
+
+from __future__ import annotations
+
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor, matrix
+from qlora_wgpu.kernels.common import row_constants
+from qlora_wgpu.ops.batch import BatchBuffers
+
+
+def gather(g: Graph, x: Tensor, count: int, first: int, batch: BatchBuffers) -> Tensor:
+    """The label rows ``first`` to ``first + count`` of x, in front; zeros where there are none."""
+    y = matrix(f"{x.name} rows", count, x.columns, x.dtype)
+    words = row_words(x)
+    g.launch(
+        "rows/gather.wgsl",
+        count * words,
+        {"x": x, "rows": batch.label_rows, "batch_info": batch.info, "y": y},
+        {"count": count, "first": first, "stride": words},
+    )
+    return y
+
+
+def scatter(g: Graph, x: Tensor, y: Tensor, first: int, batch: BatchBuffers) -> None:
+    """Puts rows where ``gather`` took them from, and leaves the others of y alone."""
+    g.launch(
+        "rows/scatter.wgsl",
+        x.rows * x.units(4),
+        {"x": x, "rows": batch.label_rows, "batch_info": batch.info, "y": y},
+        {"count": x.rows, "first": first, "stride": x.units(4)},
+    )
+
+
+def transposed(
+    g: Graph,
+    x: Tensor,
+    first: int,
+    batch: BatchBuffers,
+    factors: Tensor | None = None,
+    columns: tuple[int, int] | None = None,
+) -> Tensor:
+    """A chunk of the label rows as columns: zeros where there are none, whatever is in x.
+
+    Args:
+        g: The graph.
+        x: (count, columns) of any type, the label rows from ``first`` on.
+        first: The first of them.
+        batch: The micro-batch.
+        factors: What each label row is multiplied by, if by anything, float32.
+        columns: The first column that is taken, and how many are; all by default.
+
+    Returns:
+        (columns, count), of x's type.
+    """
+    column0, count = columns or (0, x.columns)
+    y = matrix(f"{x.name} transposed", count, x.rows, x.dtype)
+    g.launch(
+        "rows/transposed.wgsl",
+        y.rows * y.units(8),
+        {"x": x, "batch_info": batch.info, "factors": factors, "y": y},
+        {
+            "count": x.rows,
+            "first": first,
+            "columns": y.rows,
+            "x_stride": x.stride,
+            "y_stride": y.units(8),
+            "column0": column0,
+        },
+    )
+    return y
+
+
+def row_words(x: Tensor) -> int:
+    """The stride of a matrix in words of 16 bytes."""
+    return x.stride * ITEM_SIZE[x.dtype] // TEXEL
+
+
+def weighted_total(
+    g: Graph, losses: Tensor, batch: BatchBuffers, stats: Tensor, *, confidence: bool
+) -> Tensor:
+    """Adds the weighted losses, the sum of the weights and the weighted hits to ``stats``.
+
+    Args:
+        g: The graph.
+        losses: float32, loss and hit of each label row.
+        batch: The micro-batch; without weights each is one.
+        stats: float32; element 0 gets the sum of losses, element 1 that of weights, element 4
+            that of the weights of hits.
+        confidence: Whether each is multiplied by the probability of the row's label, too, through
+            which no gradient passes (TRL's ``loss_type: dft``).
+
+    Returns:
+        float32, the factor of each label row's gradient.
+    """
+    factors = g.float_vector("factors of label rows", batch.rows)
+    constants = row_constants(g)
+    del constants["ROWS"]
+    g.launch(
+        "cross_entropy/weighted_total.wgsl",
+        (1, 1, 1),
+        {
+            "losses": losses,
+            "batch_info": batch.info,
+            "stats": stats,
+            "factors": factors,
+            "weights": batch.weights,
+        },
+        constants={"CONFIDENCE": confidence, **constants},
+    )
+    return factors
+
+
+def scale_label_rows(g: Graph, x: Tensor, factors: Tensor, batch: BatchBuffers) -> None:
+    """x[label_rows[i], :] *= factors[i], in place.
+
+    Args:
+        g: The graph.
+        x: (rows of the batch, ·) float32.
+        factors: float32, of each label row.
+        batch: The micro-batch.
+
+    Raises:
+        GraphError: If x is not float32, or does not have the batch's rows.
+    """
+    if x.dtype != "float32" or x.rows != batch.rows:
+        raise GraphError(f"scale of label rows: {x} does not have {batch.rows} rows of float32")
+    g.launch(
+        "rows/scale.wgsl",
+        batch.rows * x.units(4),
+        {"rows": batch.label_rows, "batch_info": batch.info, "factors": factors, "y": x},
+        {"count": batch.rows, "stride": x.units(4)},
+    )

@@ -1,0 +1,279 @@
+"""LoRA on the embedding and on the head, and the embedding itself.
+
+u = s·Aᵀ[ids] is (rows, r), so that u·Bᵀ is a thin product, dB = dyᵀ·u an ordinary one, and dA sums
+up du = s·dy·B over the places of each token.
+
+Those rows that are trained get their gradient, and so does a pair (LoRA) beside them.
+
+u = s·drop(hidden)·Aᵀ is made of all hidden states at once, so that their dropout is that of whole
+rows. Blocks of the vocabulary then add du = dlogits·B and dB = dlogitsᵀ·u, and what is left in the
+end is as of any layer: dA = duᵀ·drop(hidden) and mask·(du·A).
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import replace
+
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import ITEM_SIZE, Storage, Tensor, ceil_div, matrix, rows_from
+from qlora_wgpu.kernels.common import dropout_params
+from qlora_wgpu.kernels.gemm import GEMM, Gemm
+from qlora_wgpu.kernels.lora import FACTOR_GRAD, UP_GRAD, FactorGrad, Lora, UpGrad
+from qlora_wgpu.ops import linear
+from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.label_rows import gather, scale_label_rows, scatter
+from qlora_wgpu.ops.modules import Head, HostMatrix, Matrix, trained_rows, trained_whole
+from qlora_wgpu.ops.pointwise import masked
+from qlora_wgpu.ops.tensor import add_to, fill_zero, summed
+from qlora_wgpu.ops.trained import overwrite_looked_up
+from qlora_wgpu.ops.trained_gradients import add_lookup_gradient, add_whole_lookup, following_places
+
+
+class EmbeddingPair:
+    """The adapter of an embedding within one forward.
+
+    Attributes:
+        u: scaling · Aᵀ[ids], (rows, r) float32.
+    """
+
+    def __init__(
+        self, g: Graph, lora: Lora, ids: Tensor, rows: int, scale: float, padding: int | None
+    ) -> None:
+        """Looks up what A has of each token.
+
+        Args:
+            g: The graph.
+            lora: The pair: a (r, vocab_size), b (hidden_size, r).
+            ids: uint32 (rows), below vocab_size.
+            rows: Tokens.
+            scale: What the embedding's rows are multiplied by.
+            padding: A token of which A gets no gradient.
+        """
+        self._g, self._ids, self._padding = g, ids, padding
+        self._lora = lora = replace(lora, scaling=scale * lora.scaling)
+        self.u = u = g.float32("embedding u", rows, lora.r)
+        g.launch(
+            "embedding_pair/down.wgsl",
+            rows * u.units(4),
+            {"ids": ids, "a": lora.a, "u": u},
+            {
+                "rows": rows,
+                "columns": lora.r,
+                "stride": u.units(4),
+                "a_stride": lora.a.stride,
+                "scale": lora.scaling,
+            },
+        )
+
+    def add_to(self, y: Tensor) -> None:
+        """Adds u·Bᵀ to what was looked up, (rows, hidden_size) float32.
+
+        Raises:
+            GraphError: If the shapes do not fit.
+        """
+        u, b = self.u, self._lora.b
+        if y.shape != (u.rows, b.rows) or b.columns != u.columns:
+            raise GraphError(f"embedding: {u}, {b} and {y} do not fit")
+        self._g.launch(
+            "embedding_pair/up.wgsl",
+            y.rows * y.units(4),
+            {"u": u, "b": b, "y": y},
+            {"rows": y.rows, "columns": y.columns, "stride": y.units(4), "u_stride": u.units(4)},
+            {"ACCUMULATE": True},
+            flops=2 * y.rows * y.columns * u.columns,
+        )
+
+    def add_gradients(self, dy: Tensor) -> None:
+        """Adds to the gradients of A and B, of dy (rows, hidden_size) of any type."""
+        g, lora, u = self._g, self._lora, self.u
+        du = g.float32("d embedding u", *u.shape)
+        UP_GRAD.launch(g, UpGrad(dy, lora, du))
+        with summed(g, lora.grad_b) as grad_b:
+            FACTOR_GRAD.launch(g, FactorGrad(dy, u, grad_b))
+        following = following_places(g, self._ids, u.rows, self._padding)
+        threads = g.profile.flat_group
+        with summed(g, lora.grad_a) as grad_a:
+            g.launch(
+                "embedding_pair/gradient.wgsl",
+                (u.rows, ceil_div(lora.r, threads), 1),
+                {"ids": self._ids, "following": following, "du": du, "gradient": grad_a},
+                {"rows": u.rows, "r": lora.r, "du_stride": du.stride, "stride": grad_a.stride},
+                {"THREADS": threads},
+            )
+
+
+_NOISE_KEY = zlib.crc32(b"neftune")
+
+
+def embedding(
+    g: Graph,
+    weight: Matrix | HostMatrix,
+    batch: BatchBuffers,
+    scale: float = 1.0,
+    noise_scale: float = 1.0,
+    lora: Lora | None = None,
+    padding: int | None = None,
+) -> Tensor:
+    """Looks up a batch's tokens.
+
+    Args:
+        g: The graph.
+        weight: (vocab_size, hidden_size), of any type, on the device or the host.
+        batch: Whose ``input_ids`` are looked up; each must be below vocab_size. Its ``noise`` α
+            adds noise in ±α / √(seq · hidden_size) to training batches (NEFTune, Jain et al.,
+            2023).
+        scale: What the rows are multiplied by.
+        noise_scale: What the noise is multiplied by.
+        lora: Its adapter, if it has one: a (r, vocab_size), b (hidden_size, r).
+        padding: A token that the adapter's A gets no gradient of.
+
+    Returns:
+        (rows, hidden_size) float32.
+    """
+    y = g.float32("embedding", batch.rows, weight.columns)
+    info = batch.info if batch.noise > 0 else None
+    ids, trained, whole = batch.input_ids, trained_rows(weight), trained_whole(weight)
+    if isinstance(weight, HostMatrix):
+        shards, ids = [(0, batch.rows_of(weight).table)], batch.rows_of(weight).rows
+        if trained is not None:
+            overwrite_looked_up(g, trained, batch.input_ids, batch.rows_of(weight).table)
+    else:
+        shards = list(weight.shards(g))
+    for row0, shard in shards:
+        g.launch(
+            "embedding/forward.wgsl",
+            y.rows * y.units(4),
+            {"ids": ids, "weight": shard, "y": y, "batch_info": info},
+            {
+                "rows": y.rows,
+                "stride": y.units(4),
+                "row0": row0,
+                "shard_rows": shard.rows,
+                "scale": scale,
+                "columns": y.columns,
+                "noise": noise_scale * batch.noise / math.sqrt(batch.seq * y.columns),
+                **dropout_params(None),
+                "module_key": _NOISE_KEY,
+            },
+        )
+    if lora is not None:
+        pair = EmbeddingPair(g, lora, batch.input_ids, batch.rows, scale, padding)
+        pair.add_to(y)
+        g.record(y, [], pair.add_gradients, trains=True)
+    if trained is not None:
+        g.record(
+            y,
+            [trained.rows],
+            lambda dy: add_lookup_gradient(g, trained, batch.input_ids, dy, scale),
+        )
+    if whole is not None:
+        g.record(
+            y, [], lambda dy: add_whole_lookup(g, whole, batch.input_ids, dy, scale), trains=True
+        )
+    return y
+
+
+class HeadPair:
+    """The adapter of a head within one loss.
+
+    Attributes:
+        u: scaling · dropout(hidden)·Aᵀ of all rows, (rows, r) float32.
+        du: Its gradient of label rows, zero elsewhere, once there is one.
+        of_b: Where the gradient of B is summed up.
+    """
+
+    u: Tensor
+    du: Tensor
+    of_b: Tensor
+
+    def __init__(self, g: Graph, hidden: Tensor, lora: Lora, batch: BatchBuffers) -> None:
+        """Makes u.
+
+        Args:
+            g: The graph.
+            hidden: What the head is given.
+            lora: The pair, its scaling times the factor of the head's product.
+            batch: The micro-batch.
+        """
+        self._g, self._hidden, self._lora, self._batch = g, hidden, lora, batch
+        self.u = linear.down(g, hidden, lora, batch)
+
+    @classmethod
+    def of(cls, g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers) -> HeadPair | None:
+        """That of a head which has one."""
+        return None if head.pair is None else cls(g, hidden, head.pair, batch)
+
+    def begin(self) -> None:
+        """Begins the gradients with zeros."""
+        g, lora = self._g, self._lora
+        self.du = g.float32("d u of the head", self._batch.rows, lora.r)
+        fill_zero(g, self.du)
+        self.of_b = lora.grad_b
+        if lora.grad_b.dtype != "float32":  # which would be rounded with every chunk of rows
+            nbytes = lora.grad_b.nbytes // ITEM_SIZE[lora.grad_b.dtype] * 4
+            storage = Storage("gradient of the head's B", "gradients", nbytes)
+            self.of_b = matrix("d B of the head", *lora.b.shape, "float32", storage)
+            fill_zero(g, self.of_b)
+
+    @property
+    def written(self) -> list[Tensor]:
+        """What the launches of all chunks of rows write."""
+        return [self.du]
+
+    def chunk(self, count: int) -> Tensor:
+        """Where du of some label rows is summed up."""
+        return self._g.float32("d u of rows", count, self._lora.r)
+
+    def take(
+        self, dlogits: Tensor, turned: Tensor, row0: int, first: int, chunk: Tensor, part: int
+    ) -> None:
+        """Takes what some rows of the head add.
+
+        Args:
+            dlogits: (label rows, rows of the head from ``row0`` on).
+            turned: The same transposed, with zeros where there is no label row.
+            row0: The first row of the head; where that is 0, ``chunk`` is overwritten.
+            first: The first of the label rows.
+            chunk: du of these.
+            part: Terms of each part of the sums, as for the head's own.
+        """
+        g, lora, rows = self._g, self._lora, dlogits.columns
+        b = rows_from(lora.b, row0, rows)
+        product = Gemm(
+            dlogits, b, chunk, False, scale=lora.scaling, accumulate=row0 > 0, part=part,
+            batch_info=self._batch.info, first_row=first, label="lm_head/lora_backward",
+        )  # fmt: skip
+        GEMM.launch(g, product)
+        u = gather(g, self.u, dlogits.rows, first, self._batch)
+        of_b = rows_from(self.of_b, row0, rows)
+        product = Gemm(turned, u, of_b, False, accumulate=True, label="lm_head/lora_backward")
+        GEMM.launch(g, product)
+
+    def put(self, chunk: Tensor, first: int) -> None:
+        """Puts du of some label rows, whose first is given, among the others."""
+        scatter(self._g, chunk, self.du, first, self._batch)
+
+    def end(self, factors: Tensor | None) -> None:
+        """Adds the gradients.
+
+        Args:
+            factors: What each label row's gradient is multiplied by, if by anything; that of B is
+                already.
+        """
+        g, lora, hidden = self._g, self._lora, self._hidden
+        if factors is not None:
+            scale_label_rows(g, self.du, factors, self._batch)
+        if self.of_b is not lora.grad_b:
+            add_to(g, lora.grad_b, self.of_b)
+        with summed(g, lora.grad_a) as grad_a:
+            of_a = FactorGrad(hidden, self.du, grad_a, True, lora.mask, self._batch.info)
+            FACTOR_GRAD.launch(g, of_a)
+        if not hidden.requires_grad:
+            return
+        dhidden = g.float32(f"d {hidden.name}", *hidden.shape)
+        GEMM.launch(g, Gemm(self.du, lora.a, dhidden, False, label="lm_head/lora_backward"))
+        if lora.mask is not None:
+            dhidden = masked(g, dhidden, lora.mask, self._batch, "float32")
+        g.add_gradient(hidden, dhidden)

@@ -1,0 +1,413 @@
+"""The language model's loss, fused with ``lm_head``: logits exist for a chunk of rows at a time.
+
+Only rows with a label are multiplied (the batch lists them), and the gradient with respect to
+the hidden states is made in the same pass, so that no logits are kept or computed twice.
+
+Sums are made by blocks of the vocabulary, the gradient's parts too, and added up in their order. A
+head in host memory comes in these blocks, each once for all rows: a first pass, from the last on,
+sums up, and a second, from the first on, computes their logits again. So it has the bits of a head
+on the device, of which a launch takes many blocks at once.
+
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from qlora_wgpu.graph.graph import Graph, Launch
+from qlora_wgpu.graph.tensor import Tensor, ceil_div, round_up
+from qlora_wgpu.kernels.common import row_constants, row_workgroups
+from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm
+from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.label_rows import scale_label_rows, scatter, transposed, weighted_total
+from qlora_wgpu.ops.logits import (
+    chunk_rows,
+    head_group,
+    head_groups,
+    logits_of_block,
+    logits_of_rows,
+    rows_of_a_block,
+)
+from qlora_wgpu.ops.lora_ends import HeadPair
+from qlora_wgpu.ops.modules import Head, StreamedMatrix, trained_rows, trained_whole
+from qlora_wgpu.ops.preference import Preference, preference
+from qlora_wgpu.ops.tensor import fill_zero
+from qlora_wgpu.ops.trained_gradients import HeadGradient, WholeHead
+
+
+@dataclass(frozen=True)
+class Objective:
+    """The loss that is minimized: (1 - ε)·nll(target) + ε·mean over the vocabulary of nll + ζ·lse².
+
+    Attributes:
+        label_smoothing: ε, as in Hugging Face's trainer (Szegedy et al., 2016).
+        z_loss: ζ, which keeps the softmax's normalizer near one (Chowdhery et al., 2022).
+        weighted: Whether the micro-batch has a weight of each label row.
+        confidence: Whether each row is weighted by its label's probability, through which no
+            gradient passes (DFT, arXiv 2508.05629).
+        preference: What is made of whole samples' losses, if anything is.
+    """
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    weighted: bool = False
+    confidence: bool = False
+    preference: Preference | None = None
+
+    @property
+    def has_factors(self) -> bool:
+        """Whether each label row's gradient is multiplied by a number of its own."""
+        return self.weighted or self.confidence or self.preference is not None
+
+    @property
+    def is_bent(self) -> bool:
+        """Whether a row's loss is another than the label's negative log-likelihood."""
+        return self.label_smoothing != 0.0 or self.z_loss != 0.0
+
+
+PLAIN = Objective()
+
+
+def label_losses(g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers) -> Tensor:
+    """Loss and hit of each label row, float32 (2 · rows of the batch), without a gradient."""
+    loss = _Loss(g, hidden, head, batch, PLAIN)
+    loss.compute(None, gradient=False)
+    return loss.losses
+
+
+def cross_entropy(
+    g: Graph,
+    hidden: Tensor,
+    head: Head,
+    batch: BatchBuffers,
+    stats: Tensor,
+    *,
+    gradient: bool,
+    objective: Objective = PLAIN,
+) -> None:
+    """Adds a batch's loss, label count and hits to ``stats``; starts the reverse pass.
+
+    Args:
+        g: The graph.
+        hidden: (rows, hidden_size) operand, normalized.
+        head: ``lm_head``, (vocab_size, hidden_size), and what its logits go through.
+        batch: The micro-batch's label rows and targets.
+        stats: float32; element 0 gets the sum of losses, element 1 their number, element 4 the
+            number of labels whose logit is the largest, or as large as it.
+        gradient: Whether d loss / d hidden is made and added.
+        objective: The loss that is summed up.
+    """
+    loss = _Loss(g, hidden, head, batch, objective)
+    trained, whole = trained_rows(head.matrix), trained_whole(head.matrix)
+    own = head.lora is not None or whole is not None
+    gradient = gradient and (hidden.requires_grad or own)
+    if gradient and trained is not None:
+        loss.of_rows = HeadGradient(g, trained, batch)
+    if gradient and whole is not None:
+        loss.of_whole = WholeHead(g, whole, hidden, batch)
+    dhidden, factors = loss.compute(stats, gradient=gradient)
+    if dhidden is not None and factors is not None:
+        scale_label_rows(g, dhidden, factors, batch)
+    if dhidden is not None and hidden.requires_grad:
+        g.add_gradient(hidden, dhidden)
+    if dhidden is not None and loss.pair is not None:
+        loss.pair.end(factors)
+    if loss.of_rows is not None:
+        loss.of_rows.add(hidden, factors)
+
+
+class _Loss:
+    """The parts of the loss of a batch."""
+
+    def __init__(
+        self, g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers, objective: Objective
+    ) -> None:
+        self._g, self._hidden, self._head, self._batch = g, hidden, head, batch
+        self._block_rows = rows_of_a_block(g, head.matrix)
+        self._chunk = chunk_rows(g, head.matrix.rows, batch.rows)
+        self._blocks = ceil_div(head.matrix.rows, self._block_rows)
+        self._objective = objective
+        self._partials = g.float_vector("sums of logits", 4 * batch.rows * self._blocks)
+        self._softmax = g.float_vector("softmax", 2 * batch.rows)
+        self.losses = g.float_vector("losses", 2 * batch.rows)
+        self.of_rows: HeadGradient | None = None
+        self.pair = HeadPair.of(g, hidden, head, batch)
+        self.of_whole: WholeHead | None = None
+
+    def compute(
+        self, stats: Tensor | None, *, gradient: bool
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """The losses, and d hidden of their sum if it is asked for.
+
+        Args:
+            stats: What they are added to, if to anything.
+            gradient: Whether d hidden is made.
+
+        Returns:
+            d hidden, and what each label row's gradient is multiplied by, if by anything; those of
+            the head's own parameters are already.
+        """
+        if gradient and self.pair is not None:
+            self.pair.begin()
+        if isinstance(self._head.matrix, StreamedMatrix):
+            self._sum_up_blocks()
+            factors = None if stats is None else self.total(stats)
+            return self._streamed_gradient(factors) if gradient else None, factors
+        # What the head's own parameters are multiplied by is known when all losses are.
+        own = self.pair is not None or self.of_whole is not None
+        if gradient and own and self._objective.has_factors:
+            self._resident(gradient=False)
+            factors = None if stats is None else self.total(stats)
+            return self._resident(gradient=True, sums=False, factors=factors), factors
+        dhidden = self._resident(gradient=gradient)
+        return dhidden, None if stats is None else self.total(stats)
+
+    def _resident(
+        self, *, gradient: bool, sums: bool = True, factors: Tensor | None = None
+    ) -> Tensor | None:
+        """The loss, and d hidden, a chunk of rows after the other."""
+        g, batch = self._g, self._batch
+        dhidden = self._zeros() if gradient else None
+        chunks = self._chunks(self._chunk)
+        groups = head_groups(g, self._head.matrix, self._chunk) if gradient else []
+        kept = [self._partials, self._softmax, self.losses, *filter(None, [dhidden])]
+        if gradient and self.pair is not None:
+            kept += self.pair.written
+        for first, count in self._alike(chunks, kept):
+            logits = logits_of_rows(g, self._hidden, self._head, batch, first, count, self._u)
+            if sums:
+                self._sum_up(logits, 0, self._blocks, first)
+                self._normalize(first, count)
+            if dhidden is None:
+                continue
+            made = self._gradient_rows(count)
+            for row0, w in groups:
+                self._back(logits, row0, row0, w, first, made, factors)
+            self._put(made, dhidden, first)
+        return dhidden
+
+    def _sum_up_blocks(self) -> None:
+        """The loss, a block of the vocabulary after the other."""
+        g, batch, head = self._g, self._batch, self._head.matrix
+        assert isinstance(head, StreamedMatrix)
+        chunks = self._chunks(self._streamed_rows())
+        for number, (row0, block) in reversed(list(enumerate(head.blocks))):
+            w = head.brought(g, row0, block)
+            for chunk in self._alike(chunks, [self._partials]):
+                logits = logits_of_block(
+                    g, self._hidden, self._head, batch, *chunk, w, row0, self._u
+                )
+                self._sum_up(logits, number, 1, chunk[0])
+        self._normalize(0, batch.rows)
+
+    def _streamed_gradient(self, factors: Tensor | None) -> Tensor:
+        """d hidden, likewise."""
+        g, batch, head = self._g, self._batch, self._head.matrix
+        assert isinstance(head, StreamedMatrix)
+        chunks = self._chunks(self._streamed_rows())
+        made = [self._gradient_rows(count) for _, count in chunks]
+        for row0, block in head.blocks:
+            w = head.brought(g, row0, block)
+            for chunk in self._alike(chunks, [], made, fresh=row0 == 0):
+                logits = logits_of_block(
+                    g, self._hidden, self._head, batch, *chunk, w, row0, self._u
+                )
+                self._back(logits, 0, row0, w, chunk[0], made[chunks.index(chunk)], factors)
+        dhidden = self._zeros()
+        for (first, _), of_chunk in zip(chunks, made, strict=True):
+            self._put(of_chunk, dhidden, first)
+        return dhidden
+
+    def total(self, stats: Tensor) -> Tensor | None:
+        """Adds the losses, their number and the hits to the micro-batches' sums.
+
+        Returns:
+            What each label row's gradient is multiplied by, if by anything.
+        """
+        given, objective = (self._g, self.losses, self._batch, stats), self._objective
+        if objective.preference is not None:
+            return preference(*given, objective.preference)
+        if objective.weighted or objective.confidence:
+            return weighted_total(*given, confidence=objective.confidence)
+        constants = row_constants(self._g)
+        del constants["ROWS"]
+        self._g.launch(
+            "cross_entropy/total.wgsl",
+            (1, 1, 1),
+            {"losses": self.losses, "batch_info": self._batch.info, "stats": stats},
+            constants=constants,
+        )
+        return None
+
+    # -- rows ------------------------------------------------------------------------------
+
+    def _chunks(self, step: int) -> list[tuple[int, int]]:
+        rows = self._batch.rows
+        return [(first, min(step, rows - first)) for first in range(0, rows, step)]
+
+    def _alike(
+        self,
+        chunks: list[tuple[int, int]],
+        shared: list[Tensor],
+        own: Sequence[Sequence[Tensor]] = (),
+        *,
+        fresh: bool = False,
+    ) -> Iterator[tuple[int, int]]:
+        """The chunks to trace launches for; others, as large as the first, get copies of its own.
+
+        Args:
+            chunks: ``(first row, rows)`` of each.
+            shared: What the launches of all of them write.
+            own: What those of each write besides, if that is read elsewhere.
+            fresh: Whether they write that for the first time.
+        """
+        launches, size = self._g.launches, chunks[0][1]
+        begin = len(launches)
+        yield chunks[0]
+        made: Sequence[Launch] = launches[begin:]
+        written = own[0] if own else ()
+        for number, chunk in enumerate(chunks[1:], 1):
+            if chunk[1] != size:
+                yield chunk
+                continue
+            tensors = {tensor: tensor for tensor in shared}
+            if self.of_rows is not None:
+                tensors[self.of_rows.columns] = self.of_rows.columns
+            tensors |= dict(zip(written, own[number] if own else (), strict=True))
+            # A second one has all around it that any later one has.
+            again = self._g.repeat(
+                made, tensors, {"first": chunk[0], "first_row": chunk[0]},
+                stands_for_all=number > 1 and not fresh,
+            )  # fmt: skip
+            if not fresh:
+                made, written = again, own[number] if own else ()
+
+    def _streamed_rows(self) -> int:
+        """Rows of a block's logits: those of whole ones where that decides how sums are cut.
+
+        The gradient of a pair's B is summed up by chunks of rows.
+        """
+        g, rows = self._g, self._batch.rows
+        cuts_sums = g.profile.least_workgroups > 0 or self.pair is not None
+        return chunk_rows(g, self._head.matrix.rows if cuts_sums else self._block_rows, rows)
+
+    def _zeros(self) -> Tensor:
+        hidden = self._hidden
+        dhidden = self._g.float32(f"d {hidden.name}", hidden.rows, hidden.columns)
+        fill_zero(self._g, dhidden)
+        return dhidden
+
+    def _gradient_rows(self, count: int) -> list[Tensor]:
+        """Where the gradients of some label rows are summed up: of hidden, and of the pair's u."""
+        dchunk = self._g.float32("d hidden rows", count, self._hidden.columns)
+        return [dchunk] if self.pair is None else [dchunk, self.pair.chunk(count)]
+
+    def _put(self, made: Sequence[Tensor], dhidden: Tensor, first: int) -> None:
+        """Puts them among the others."""
+        scatter(self._g, made[0], dhidden, first, self._batch)
+        if self.pair is not None:
+            self.pair.put(made[1], first)
+
+    @property
+    def _u(self) -> Tensor | None:
+        return None if self.pair is None else self.pair.u
+
+    # -- launches --------------------------------------------------------------------------
+
+    def _labels(self) -> dict[str, Tensor]:
+        batch = self._batch
+        return {"rows": batch.label_rows, "targets": batch.targets, "batch_info": batch.info}
+
+    def _sum_up(self, logits: Tensor, number: int, count: int, first: int) -> None:
+        """Sums of some blocks' logits, from block ``number`` on, for rows from ``first`` on."""
+        across, _, _ = row_workgroups(self._g, logits.rows)
+        self._g.launch(
+            "cross_entropy/sums.wgsl",
+            (across, count, 1),
+            {"logits": logits, **self._labels(), "partials": self._partials},
+            {
+                "count": logits.rows,
+                "first": first,
+                "stride": logits.units(4),
+                "block_rows": self._block_rows,
+                "block": number,
+                "blocks": self._blocks,
+                "vocab": self._head.matrix.rows,
+            },
+            {"OBJECTIVE": self._objective.is_bent, **row_constants(self._g, self._block_rows)},
+        )
+
+    def _normalize(self, first: int, count: int) -> None:
+        """Losses and hits of some rows, and what their softmax is made from."""
+        self._g.launch(
+            "cross_entropy/losses.wgsl",
+            count,
+            {
+                "partials": self._partials,
+                "batch_info": self._batch.info,
+                "losses": self.losses,
+                "softmax": self._softmax,
+            },
+            {
+                "count": count,
+                "first": first,
+                "blocks": self._blocks,
+                "vocab": self._head.matrix.rows,
+                "smoothing": self._objective.label_smoothing,
+                "z_loss": self._objective.z_loss,
+            },
+            {"OBJECTIVE": self._objective.is_bent},
+        )
+
+    def _back(
+        self,
+        logits: Tensor,
+        column: int,
+        row0: int,
+        w: Tensor,
+        first: int,
+        made: Sequence[Tensor],
+        factors: Tensor | None,
+    ) -> None:
+        """What some rows of the head, the first is row0, add to the gradient; in their order."""
+        g, head = self._g, self._head
+        dlogits = g.operand("d logits", logits.rows, w.rows)
+        by_row = g.profile.textures
+        g.launch(
+            "cross_entropy/gradient.wgsl",
+            (logits.rows, 1, 1) if by_row else logits.rows * dlogits.units(8),
+            {"logits": logits, **self._labels(), "softmax": self._softmax, "dlogits": dlogits},
+            {
+                "count": logits.rows,
+                "first": first,
+                "columns": w.rows,
+                "stride": logits.units(4),
+                "unit0": column // 4,
+                "token0": row0,
+                "units": dlogits.units(8),
+                "vocab": head.matrix.rows,
+                "softcap": head.softcap or 1.0,
+                "smoothing": self._objective.label_smoothing,
+            },
+            {
+                "SOFTCAP": head.softcap is not None,
+                "OBJECTIVE": self._objective.is_bent,
+                "BY_ROW": by_row,
+                **({"THREADS": g.profile.threads_per_row} if by_row else {}),
+            },
+        )
+        if self.of_rows is not None:
+            self.of_rows.take(dlogits, row0, first, head.scale)
+        grouped = head_group(g, self._chunk) > 1
+        part = round_up(self._block_rows, PART_UNIT) if grouped else 0
+        if self.pair is not None:
+            turned = transposed(g, dlogits, first, self._batch, factors)
+            self.pair.take(dlogits, turned, row0, first, made[1], part)
+        if self.of_whole is not None:
+            self.of_whole.take(dlogits, row0, first, head.scale, factors)
+        product = Gemm(
+            dlogits, w, made[0], False, scale=head.scale, accumulate=row0 > 0, part=part,
+            batch_info=self._batch.info, first_row=first, label="lm_head/backward",
+        )  # fmt: skip
+        GEMM.launch(g, product)

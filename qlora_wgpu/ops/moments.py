@@ -1,0 +1,330 @@
+"""Moments of optimizers that are kept in 8 bits, as bitsandbytes divides them, or in host memory.
+
+A tensor's elements, without the padding of its rows, make blocks of 256. A block of a moment is 64
+words of four codes and a word with the float32 that the codes' values are multiplied by; tensors of
+fewer than 4,096 elements stay in float32, a word each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.graph.offload import PLACES, Parked
+from qlora_wgpu.graph.sharded_vector import Pieces, in_pieces
+from qlora_wgpu.graph.tensor import Storage, Tensor, ceil_div, vector
+
+BLOCK = 256  # elements
+_CODE_WORDS = BLOCK // 4
+_LEAST = 4096  # elements of a tensor whose moments have 8 bits: bitsandbytes' min_8bit_size
+
+Words = npt.NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A tensor within the flat vectors: rows of so many elements, so many elements apart."""
+
+    offset: int
+    rows: int
+    columns: int
+    stride: int
+
+    @property
+    def elements(self) -> int:
+        """Elements, padding not counted."""
+        return self.rows * self.columns
+
+
+@dataclass(frozen=True)
+class TensorMoments:
+    """The blocks of one tensor, the same in both moments.
+
+    Attributes:
+        span: The tensor.
+        first_block: The first of its blocks.
+        first_word: Where that begins.
+    """
+
+    span: Span
+    first_block: int
+    first_word: int
+
+    @property
+    def in_codes(self) -> bool:
+        """Whether it has 8 bits."""
+        return self.span.elements >= _LEAST
+
+    @property
+    def blocks(self) -> int:
+        """Number of blocks, of which the last may have fewer elements."""
+        return ceil_div(self.span.elements, BLOCK)
+
+    @property
+    def block_words(self) -> int:
+        """Words of a block."""
+        return _CODE_WORDS + 1 if self.in_codes else BLOCK
+
+    def _view(self, words: Words) -> Words:
+        count = self.blocks * self.block_words
+        return words[self.first_word : self.first_word + count].reshape(self.blocks, -1)
+
+    def split(self, words: Words, number: int) -> dict[str, npt.NDArray[np.generic]]:
+        """Its part of a moment, by bitsandbytes' names: ``state1`` and ``absmax1``, or 2 of v."""
+        view, count = self._view(words), self.span.elements
+        if not self.in_codes:
+            return {f"state{number}": view.reshape(-1)[:count].view(np.float32).copy()}
+        codes = np.ascontiguousarray(view[:, :_CODE_WORDS]).reshape(-1).view(np.uint8)
+        scales = view[:, _CODE_WORDS].copy().view(np.float32)
+        return {f"state{number}": codes[:count].copy(), f"absmax{number}": scales}
+
+    def join(self, words: Words, number: int, parts: Mapping[str, npt.NDArray[np.generic]]) -> None:
+        """Puts its part of a moment where ``split`` found it.
+
+        Raises:
+            CheckpointError: If something is missing, or of another shape or type, or not finite.
+        """
+        state = _checked(
+            parts, f"state{number}", np.uint8 if self.in_codes else np.float32, self.span.elements
+        )
+        view = self._view(words)
+        if not self.in_codes:
+            view.reshape(-1)[: state.size] = state.view(np.uint32)
+            return
+        codes = np.zeros(self.blocks * BLOCK, np.uint8)
+        codes[: state.size] = state
+        view[:, :_CODE_WORDS] = codes.view(np.uint32).reshape(self.blocks, -1)
+        scales = _checked(parts, f"absmax{number}", np.float32, self.blocks)
+        view[:, _CODE_WORDS] = scales.view(np.uint32)
+
+
+def _checked(
+    parts: Mapping[str, npt.NDArray[np.generic]], name: str, dtype: type[np.generic], size: int
+) -> npt.NDArray[np.generic]:
+    array = parts.get(name)
+    if array is None or array.dtype != dtype or array.shape != (size,):
+        raise CheckpointError(
+            f"the optimizer's {name} is missing or not {size} numbers of {np.dtype(dtype)}"
+        )
+    if dtype is np.float32 and not np.isfinite(array).all():
+        raise CheckpointError(f"the optimizer's {name} is not finite")
+    return np.ascontiguousarray(array)
+
+
+@dataclass(frozen=True)
+class BlockPiece:
+    """The blocks of a piece of the flat vectors.
+
+    Attributes:
+        block: The first of them.
+        word: Where that begins.
+        end: The block behind the last.
+        end_word: Where that would begin.
+    """
+
+    block: int
+    word: int
+    end: int
+    end_word: int
+
+
+class BlockTable:
+    """The blocks of all tensors, and what the kernel knows of them.
+
+    Attributes:
+        tensors: Each tensor's blocks, one tensor after another.
+        blocks: Their number.
+        words: Words of a moment.
+        pieces: The blocks of each piece of the flat vectors.
+        table: For the kernel: what codes stand for, and a row for each tensor.
+    """
+
+    def __init__(
+        self,
+        spans: Iterable[Span],
+        values: Sequence[npt.NDArray[np.float32]],
+        cuts: Sequence[int] = (),
+    ) -> None:
+        """Lays out the blocks of tensors, in this order.
+
+        Args:
+            spans: The tensors.
+            values: The 256 values of m's codes, and those of v's.
+            cuts: Elements of the flat vectors that a piece begins with, but the first.
+        """
+        self.tensors: list[TensorMoments] = []
+        self.blocks = self.words = 0
+        for span in spans:
+            tensor = TensorMoments(span, self.blocks, self.words)
+            self.tensors.append(tensor)
+            self.blocks += tensor.blocks
+            self.words += tensor.blocks * tensor.block_words
+        self.pieces = self._cut(cuts)
+        data = self._data(values)
+        storage = Storage("moments' blocks", "optimizer", data.nbytes, data)
+        self.table = vector("moments' blocks", data.size, "uint32", storage)
+
+    def _data(self, values: Sequence[npt.NDArray[np.float32]]) -> Words:
+        rows = [
+            [t.first_block, t.first_word, t.span.offset, t.span.columns, t.span.stride,
+             t.span.elements, t.block_words, 0]
+            for t in self.tensors
+        ]  # fmt: skip
+        maps = [each.view(np.uint32) for each in values]
+        return np.concatenate([*maps, np.array(rows, np.uint32).reshape(-1)])
+
+    def _cut(self, cuts: Sequence[int]) -> list[BlockPiece]:
+        ends = [(self.blocks, self.words)]
+        for cut in reversed(cuts):
+            after = [tensor for tensor in self.tensors if tensor.span.offset >= cut]
+            ends.append((after[0].first_block, after[0].first_word) if after else ends[-1])
+        return [BlockPiece(*begin, *end) for begin, end in pairwise([(0, 0), *reversed(ends)])]
+
+    def new_moment(self, label: str) -> Pieces:
+        """Room for a moment."""
+        lengths = [piece.end_word - piece.word for piece in self.pieces]
+        return Pieces.laid_out(label, "optimizer", "uint32", lengths)
+
+    def cuts(self, piece: BlockPiece, most: int) -> list[tuple[int, int]]:
+        """Cuts the blocks of a piece into parts of at most so many words.
+
+        Returns:
+            Each part's first block, and where that begins; and the end.
+        """
+        cuts = [(piece.block, piece.word)]
+        for tensor in self.tensors:
+            if not piece.block <= tensor.first_block < piece.end:
+                continue
+            block, end = tensor.first_block, tensor.first_block + tensor.blocks
+            while block < end:
+                word = tensor.first_word + (block - tensor.first_block) * tensor.block_words
+                room = (cuts[-1][1] + most - word) // tensor.block_words
+                if room <= 0:
+                    cuts.append((block, word))
+                    continue
+                block = min(block + room, end)
+        return [*cuts, (piece.end, piece.end_word)]
+
+
+_PART = 1 << 21  # words; a multiple of 64, so that windows may be bound
+
+
+@dataclass(frozen=True)
+class MomentsPart:
+    """A part of all moments, and the buffers that it passes through.
+
+    Attributes:
+        piece: The number of the piece that it is of.
+        begin: Its first word within a moment: in float32, the first float of the adapter that it
+            belongs to.
+        block: In 8 bits, its first block.
+        end: In 8 bits, the block behind its last.
+        kept: Each moment's in host memory.
+        moments: Each moment's on the device.
+    """
+
+    piece: int
+    begin: int
+    block: int
+    end: int
+    kept: tuple[Parked, ...]
+    moments: tuple[Tensor, ...]
+
+
+def moments_in_parts(
+    moments: Sequence[Sequence[npt.NDArray[Any]]], blocks: BlockTable | None = None
+) -> list[MomentsPart]:
+    """Cuts the moments; what the parts write goes to the very arrays.
+
+    Args:
+        moments: The pieces of each, in words of four bytes.
+        blocks: Between which blocks they may be cut, in 8 bits.
+    """
+    lengths, dtype = [len(piece) for piece in moments[0]], str(moments[0][0].dtype)
+    size = _part(lengths)
+    buffers = [
+        [Storage("moments on their way", "staging", 4 * size) for _ in moments]
+        for _ in range(PLACES)
+    ]
+    parts: list[MomentsPart] = []
+    for piece, cuts in enumerate(_cuts(lengths, size, blocks)):
+        _, first = cuts[0]
+        for (block, begin), (end, after) in pairwise(cuts):
+            window, count = slice(begin - first, after - first), after - begin
+            kept = tuple(
+                Parked("moments", 4 * count, each[piece][window].view(np.uint8), lasts=True)
+                for each in moments
+            )
+            turn = buffers[len(parts) % PLACES]
+            on_device = tuple(vector("moments", count, dtype, each) for each in turn)
+            parts.append(MomentsPart(piece, begin, block, end, kept, on_device))
+    return parts
+
+
+def updated_parts(
+    vectors: Sequence[Tensor | Pieces],
+    moments: Sequence[Tensor | Pieces],
+    passing: Sequence[MomentsPart],
+) -> Iterator[tuple[int, tuple[Tensor, ...], MomentsPart | None]]:
+    """What one launch after another updates, where moments lie element by element.
+
+    Args:
+        vectors: Parameters and gradient.
+        moments: The moments, in the same pieces.
+        passing: Their parts, where they are in host memory.
+
+    Yields:
+        The first element; the windows of the vectors and of the moments; the part that passes.
+    """
+    there = [in_pieces(each) for each in vectors]
+    if not passing:
+        all_pieces = [each.pieces for each in (*there, *map(in_pieces, moments))]
+        for (begin, _), tensors in zip(
+            there[0].numbered(), zip(*all_pieces, strict=True), strict=True
+        ):
+            yield begin, tensors, None
+    for part in passing:
+        count = part.moments[0].columns
+        windows = tuple(each.part(part.begin, count) for each in there)
+        yield part.begin, (*windows, *part.moments), part
+
+
+def _cuts(
+    lengths: Sequence[int], size: int, blocks: BlockTable | None
+) -> Iterator[list[tuple[int, int]]]:
+    """Yields each piece's parts: their first blocks and words, and the piece's end."""
+    if blocks is not None:
+        yield from (blocks.cuts(piece, size) for piece in blocks.pieces)
+        return
+    for first, end in pairwise(accumulate(lengths, initial=0)):
+        yield [*((0, begin) for begin in range(first, end, size)), (0, end)]
+
+
+def _part(lengths: Sequence[int]) -> int:
+    """Words of the largest part."""
+    return min(_PART, max(lengths))
+
+
+def passing_parts(lengths: Sequence[int], blocks: BlockTable | None = None) -> int:
+    """Number of parts that moments in pieces of so many words pass through the device in."""
+    return sum(len(cuts) - 1 for cuts in _cuts(lengths, _part(lengths), blocks))
+
+
+def transfer_bytes(lengths: Sequence[int], moments: int = 2) -> int:
+    """Bytes of host memory that so many moments, in such pieces, pass through on their way."""
+    return 2 * passing_bytes(
+        lengths, moments
+    )  # two copies of each buffer are on their way to the host
+
+
+def passing_bytes(lengths: Sequence[int], moments: int = 2) -> int:
+    """Bytes of the buffers that so many moments, in pieces of so many words, pass through."""
+    size = _part(lengths)
+    parts = sum(-(-length // size) for length in lengths)
+    return moments * min(PLACES, parts) * 4 * size

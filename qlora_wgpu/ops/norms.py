@@ -1,0 +1,118 @@
+"""Norms with frozen weights: RMSNorm (Zhang & Sennrich, 2019), LayerNorm (Ba et al., 2016)."""
+
+from __future__ import annotations
+
+from qlora_wgpu.graph.graph import Graph, GraphError
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.kernels.common import held_row, row_constants, row_workgroups
+
+
+def rms_norm(
+    g: Graph, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+) -> Tensor:
+    """Computes y = x / √(mean(x²) + eps) · weight (+ residual).
+
+    Args:
+        g: The graph.
+        x: (rows, columns) float32 or operand.
+        weight: (columns) float32, padded.
+        eps: Keeps the root from zero.
+        residual: (rows, columns) to add.
+
+    Returns:
+        (rows, columns): float32 with a residual, else an operand.
+
+    Raises:
+        GraphError: If the shapes do not fit.
+    """
+    if x.columns != weight.columns or (residual is not None and residual.shape != x.shape):
+        raise GraphError(f"rms_norm: {x}, {weight} and {residual} do not fit")
+    make = g.operand if residual is None else g.float32
+    y = make(f"norm({x.name})", x.rows, x.columns)
+    rstd = g.float_vector("rstd", x.rows)
+    shape = {"rows": x.rows, "columns": x.columns, "stride": x.units(8)}
+    held = held_row(g, x.units(8))
+    g.launch(
+        "rms_norm/forward.wgsl",
+        row_workgroups(g, x.rows, held["EACH"]),
+        {"x": x, "weight": weight, "y": y, "rstd": rstd, "residual": residual},
+        {**shape, "parts": 0, "eps": eps},
+        {**row_constants(g), **held},
+    )
+
+    def again() -> Tensor:
+        same = g.operand(y.name, y.rows, y.columns)
+        units = y.rows * y.units(8)
+        tensors = {"x": x, "weight": weight, "rstd": rstd, "y": same}
+        params = {"units": units, "stride": y.units(8)}
+        g.launch("rms_norm/again.wgsl", units, tensors, params)
+        return same
+
+    def vjp(dy: Tensor) -> None:
+        dx = g.gradient_for(x)
+        g.launch(
+            "rms_norm/backward.wgsl",
+            row_workgroups(g, x.rows, held["EACH"]),
+            {"dy": dy, "x": x, "weight": weight, "rstd": rstd, "dx": dx},
+            {**shape, "parts": 0},
+            {"ACCUMULATE": False, **row_constants(g), **held},
+        )
+        g.add_gradient(x, dx)
+        if residual is not None:
+            g.add_gradient(residual, dy)
+
+    inputs = [x] if residual is None else [x, residual]
+    g.record(y, inputs, vjp, remake=again if residual is None else None)
+    return y
+
+
+def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Computes y = (x - mean) / √(variance + eps) · weight + bias.
+
+    Args:
+        g: The graph.
+        x: (rows, columns) float32 or operand.
+        weight: (columns) float32, padded.
+        bias: Like weight, or None.
+        eps: Keeps the root from zero.
+
+    Returns:
+        (rows, columns) operand.
+
+    Raises:
+        GraphError: If the shapes do not fit.
+    """
+    if x.columns != weight.columns or (bias is not None and bias.columns != x.columns):
+        raise GraphError(f"layer_norm: {x}, {weight} and {bias} do not fit")
+    shape = {"rows": x.rows, "columns": x.columns}
+
+    def made(stats: Tensor) -> Tensor:
+        y = g.operand(f"norm({x.name})", x.rows, x.columns)
+        g.launch(
+            "layer_norm/forward.wgsl",
+            row_workgroups(g, x.rows),
+            {"x": x, "weight": weight, "y": y, "stats": stats, "bias": bias},
+            {**shape, "stride": x.units(8), "eps": eps},
+            row_constants(g),
+        )
+        return y
+
+    def new_stats() -> Tensor:
+        return g.float_vector("mean and rstd", 2 * x.rows)
+
+    stats = new_stats()
+    y = made(stats)
+
+    def vjp(dy: Tensor) -> None:
+        dx = g.gradient_for(x)
+        g.launch(
+            "layer_norm/backward.wgsl",
+            row_workgroups(g, x.rows),
+            {"dy": dy, "x": x, "weight": weight, "stats": stats, "dx": dx},
+            {**shape, "stride": x.units(8)},
+            {"ACCUMULATE": False, **row_constants(g)},
+        )
+        g.add_gradient(x, dx)
+
+    g.record(y, [x], vjp, remake=lambda: made(new_stats()))
+    return y

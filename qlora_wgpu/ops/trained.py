@@ -1,0 +1,152 @@
+"""Tokens that are trained (``trainable_token_indices``) and matrices (``modules_to_save``).
+
+The matrix itself is what kernels read, so its rows are overwritten with the trained ones, rounded
+to its type, before anything reads them: lookups and products need not know.
+
+It is kept in float32 in the adapter; what kernels read is the matrix's own place, which is written
+anew, rounded to its type, before anything reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Storage, Tensor, rows_from, vector
+
+NONE = 0xFFFFFFFF
+"""No row, of a token that is not trained; and no token, where none is without a gradient."""
+
+
+@dataclass(eq=False)
+class TrainedRows:
+    """Some rows of a matrix as a parameter.
+
+    Attributes:
+        name: The matrix's module.
+        indices: Which rows, each once, in the order in which ``rows`` has them.
+        rows: (indices, columns) float32, in their place in the adapter.
+        gradient: Their gradient, summed up.
+        count: Rows of the matrix.
+        padding: A row that gets no gradient where it is looked up, as ``padding_idx`` of PyTorch's
+            embedding has it.
+        originals: (indices, columns) float32, what the matrix has there, once it is read.
+    """
+
+    name: str
+    indices: tuple[int, ...]
+    rows: Tensor
+    gradient: Tensor
+    count: int
+    padding: int | None = None
+    originals: npt.NDArray[np.float32] | None = None
+    tokens: Tensor = field(init=False)
+    slots: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rows.requires_grad = True
+        slots = np.full(self.count, NONE, np.uint32)
+        slots[list(self.indices)] = np.arange(len(self.indices), dtype=np.uint32)
+        self.tokens = _table(f"trained rows of {self.name}", np.array(self.indices, np.uint32))
+        self.slots = _table(f"places of rows of {self.name}", slots)
+
+    def within(self, row0: int, count: int) -> bool:
+        """Whether one of them is among these rows of the matrix."""
+        return any(row0 <= index < row0 + count for index in self.indices)
+
+
+def overwrite(g: Graph, trained: TrainedRows, pieces: Sequence[tuple[int, Tensor]]) -> None:
+    """Puts the trained rows into the matrix.
+
+    Args:
+        g: The graph.
+        trained: The rows.
+        pieces: ``(first row, rows)`` of the matrix, of any type.
+    """
+    for row0, piece in pieces:
+        if trained.within(row0, piece.rows):
+            g.launch(
+                "trained_rows/overwrite.wgsl",
+                trained.rows.rows * piece.units(8),
+                {"tokens": trained.tokens, "rows": trained.rows, "weight": piece},
+                {
+                    "count": trained.rows.rows,
+                    "stride": piece.units(8),
+                    "row0": row0,
+                    "piece_rows": piece.rows,
+                },
+            )
+
+
+def overwrite_looked_up(g: Graph, trained: TrainedRows, ids: Tensor, table: Tensor) -> None:
+    """Puts the trained rows into what the host has looked up: row m of the table is that of ids[m].
+
+    Args:
+        g: The graph.
+        trained: The rows.
+        ids: uint32, the tokens.
+        table: (tokens, columns) of any type.
+    """
+    g.launch(
+        "trained_rows/overwrite_looked_up.wgsl",
+        table.rows * table.units(8),
+        {"ids": ids, "slots": trained.slots, "rows": trained.rows, "table": table},
+        {"count": table.rows, "stride": table.units(8)},
+    )
+
+
+def _table(label: str, values: npt.NDArray[Any]) -> Tensor:
+    return vector(label, values.size, "uint32", Storage(label, "tables", values.nbytes, values))
+
+
+Rows = tuple[tuple[int, Tensor], ...]
+
+
+@dataclass(eq=False)
+class TrainedMatrix:
+    """All rows of a matrix as a parameter.
+
+    Attributes:
+        name: The matrix's module.
+        rows: ``(first row, rows)``, float32, in their places in the adapter.
+        gradients: Their gradients likewise, summed up.
+        padding: A row that gets no gradient where it is looked up.
+        originals: Reads what the matrix has in the files, float32, once they are there.
+    """
+
+    name: str
+    rows: Rows
+    gradients: Rows
+    padding: int | None = None
+    originals: Callable[[], npt.NDArray[np.float32]] | None = None
+
+
+def overlapping(one: Rows, first: int, count: int) -> list[tuple[int, Tensor]]:
+    """Views of those rows that are among ``count`` rows from ``first`` on, behind their first."""
+    views = []
+    for row0, rows in one:
+        begin, end = max(row0, first), min(row0 + rows.rows, first + count)
+        if begin < end:
+            views.append((begin, rows_from(rows, begin - row0, end - begin)))
+    return views
+
+
+def write_whole(g: Graph, trained: TrainedMatrix, pieces: Sequence[tuple[int, Tensor]]) -> None:
+    """Puts the rows where kernels read them.
+
+    Args:
+        g: The graph.
+        trained: The rows.
+        pieces: ``(first row, rows)`` of the matrix, of any type.
+    """
+    for row0, piece in pieces:
+        for first, rows in overlapping(trained.rows, row0, piece.rows):
+            units = rows.rows * rows.units(8)
+            params = {"units": units, "first": (first - row0) * piece.units(8)}
+            tensors = {"rows": rows, "weight": piece}
+            g.launch("trained_rows/write_whole.wgsl", units, tensors, params)

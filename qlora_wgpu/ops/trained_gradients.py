@@ -1,0 +1,229 @@
+"""Gradients of trained tokens and matrices: of the embedding's lookups, and of the head's logits.
+
+Both parts of a micro-batch meet on the tape, since the rows of a tied head are the embedding's.
+
+It is added where it belongs at once, since it is as large as the matrix.
+"""
+
+from __future__ import annotations
+
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor, ceil_div
+from qlora_wgpu.kernels.gemm import GEMM, Gemm
+from qlora_wgpu.kernels.lora import FACTOR_GRAD, FactorGrad
+from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.label_rows import gather, scale_label_rows, transposed
+from qlora_wgpu.ops.tensor import add_to, fill_zero
+from qlora_wgpu.ops.trained import NONE, TrainedMatrix, TrainedRows, overlapping
+
+
+def add_lookup_gradient(
+    g: Graph, trained: TrainedRows, ids: Tensor, dy: Tensor, scale: float
+) -> None:
+    """Adds scale · Σ dy[m] over all m with ids[m] = t to the gradient of each trained row t.
+
+    The sum goes from a token's first place in the batch to the next one with the same token, and so
+    on: in order, without atomics.
+
+    Args:
+        g: The graph.
+        trained: The rows.
+        ids: uint32 (tokens), below the matrix's rows.
+        dy: (tokens, columns) of any type.
+        scale: What rows were multiplied by.
+    """
+    following = g.integers("next of the same token", dy.rows)
+    threads = g.profile.flat_group
+    g.launch(
+        "trained_rows/following.wgsl",
+        (ceil_div(dy.rows, threads), 1, 1),
+        {"ids": ids, "slots": trained.slots, "following": following},
+        {"rows": dy.rows, "padding": NONE if trained.padding is None else trained.padding},
+        {"THREADS": threads},
+        turns=dy.rows,
+    )
+    gradient = g.float32(f"d {trained.name} looked up", *trained.rows.shape)
+    fill_zero(g, gradient)
+    g.launch(
+        "trained_rows/lookup_gradient.wgsl",
+        (dy.rows, ceil_div(dy.units(4), threads), 1),
+        {
+            "ids": ids,
+            "slots": trained.slots,
+            "following": following,
+            "dy": dy,
+            "gradient": gradient,
+        },
+        {"rows": dy.rows, "stride": dy.units(4), "scale": scale},
+        {"THREADS": threads},
+        turns=dy.rows,
+    )
+    g.add_gradient(trained.rows, gradient)
+
+
+class HeadGradient:
+    """The gradient of the trained rows of a head, gathered while its logits pass by.
+
+    Attributes:
+        columns: The logits' gradient, of these rows alone.
+    """
+
+    def __init__(self, g: Graph, trained: TrainedRows, batch: BatchBuffers) -> None:
+        """Begins with zeros.
+
+        Args:
+            g: The graph.
+            trained: The rows.
+            batch: The micro-batch.
+        """
+        self._g, self._trained, self._batch = g, trained, batch
+        self.columns = g.float32("d logits of trained rows", batch.rows, trained.rows.rows)
+        fill_zero(g, self.columns)
+
+    def take(self, dlogits: Tensor, row0: int, first: int, scale: float) -> None:
+        """Takes the columns of trained rows.
+
+        Args:
+            dlogits: (label rows, rows of the head from ``row0`` on).
+            row0: The first of these.
+            first: The first of the label rows.
+            scale: What the head's product was multiplied by.
+        """
+        trained, columns = self._trained, self.columns
+        if not trained.within(row0, dlogits.columns):
+            return
+        self._g.launch(
+            "trained_rows/columns.wgsl",
+            dlogits.rows * trained.rows.rows,
+            {
+                "dlogits": dlogits,
+                "tokens": trained.tokens,
+                "rows": self._batch.label_rows,
+                "batch_info": self._batch.info,
+                "columns": columns,
+            },
+            {
+                "count": dlogits.rows,
+                "first": first,
+                "trained": trained.rows.rows,
+                "stride": dlogits.stride,
+                "columns_stride": columns.stride,
+                "row0": row0,
+                "row_count": dlogits.columns,
+                "scale": scale,
+            },
+        )
+
+    def add(self, hidden: Tensor, factors: Tensor | None = None) -> None:
+        """Adds the gradient, of products with the hidden states.
+
+        Args:
+            hidden: What the head was given.
+            factors: What each label row's gradient is multiplied by, if by anything.
+        """
+        g, rows = self._g, self._trained.rows
+        gradient = g.float32(f"d {self._trained.name}", *rows.shape)
+        fill_zero(g, gradient)
+        if factors is not None:
+            scale_label_rows(g, self.columns, factors, self._batch)
+        FACTOR_GRAD.launch(g, FactorGrad(hidden, self.columns, gradient, transposed=True))
+        g.add_gradient(rows, gradient)
+
+
+def sum_up(g: Graph, trained: TrainedRows) -> None:
+    """Adds what a backward has gathered to the gradient of all micro-batches, once."""
+    add_to(g, trained.gradient, g.gradient_of(trained.rows))
+
+
+def following_places(g: Graph, ids: Tensor, rows: int, padding: int | None) -> Tensor:
+    """For each of so many places the next one of the same token: trained_rows/following.wgsl.
+
+    Args:
+        g: The graph.
+        ids: uint32, the tokens.
+        rows: How many.
+        padding: A token that gets no gradient.
+    """
+    following = g.integers("next of the same token", rows)
+    threads = g.profile.flat_group
+    g.launch(
+        "trained_rows/following.wgsl",
+        (ceil_div(rows, threads), 1, 1),
+        {"ids": ids, "slots": None, "following": following},
+        {"rows": rows, "padding": NONE if padding is None else padding},
+        {"THREADS": threads},
+        turns=rows,
+    )
+    return following
+
+
+def add_whole_lookup(
+    g: Graph, trained: TrainedMatrix, ids: Tensor, dy: Tensor, scale: float
+) -> None:
+    """Adds scale · Σ dy[m] over all m with ids[m] = t to the gradient of each row t.
+
+    The sum goes from a token's first place in the batch to its next, as that of trained rows.
+
+    Args:
+        g: The graph.
+        trained: The rows.
+        ids: uint32 (tokens), below the matrix's rows.
+        dy: (tokens, columns) of any type.
+        scale: What rows were multiplied by.
+    """
+    following = following_places(g, ids, dy.rows, trained.padding)
+    threads = g.profile.flat_group
+    for row0, gradient in trained.gradients:
+        g.launch(
+            "trained_rows/whole_gradient.wgsl",
+            (dy.rows, ceil_div(dy.units(4), threads), 1),
+            {"ids": ids, "following": following, "dy": dy, "gradient": gradient},
+            {
+                "rows": dy.rows,
+                "stride": dy.units(4),
+                "scale": scale,
+                "row0": row0,
+                "count": gradient.rows,
+            },
+            {"THREADS": threads},
+            turns=dy.rows,
+        )
+
+
+class WholeHead:
+    """The gradient of a head that is trained whole, added while its logits pass by."""
+
+    def __init__(
+        self, g: Graph, trained: TrainedMatrix, hidden: Tensor, batch: BatchBuffers
+    ) -> None:
+        """Notes what it is made of.
+
+        Args:
+            g: The graph.
+            trained: The head.
+            hidden: What it was given.
+            batch: The micro-batch.
+        """
+        self._g, self._trained, self._hidden, self._batch = g, trained, hidden, batch
+
+    def take(
+        self, dlogits: Tensor, row0: int, first: int, scale: float, factors: Tensor | None
+    ) -> None:
+        """Adds what some rows of the head get of some label rows.
+
+        Args:
+            dlogits: (label rows, rows of the head from ``row0`` on).
+            row0: The first of these.
+            first: The first of the label rows.
+            scale: What the head's product was multiplied by.
+            factors: What each label row's gradient is multiplied by, if by anything.
+        """
+        g, batch = self._g, self._batch
+        x = gather(g, self._hidden, dlogits.rows, first, batch)
+        for begin, gradient in overlapping(self._trained.gradients, row0, dlogits.columns):
+            columns = (begin - row0, gradient.rows)
+            turned = transposed(g, dlogits, first, batch, factors, columns)
+            product = Gemm(
+                turned, x, gradient, False, scale=scale, accumulate=True, label="lm_head/whole"
+            )
+            GEMM.launch(g, product)

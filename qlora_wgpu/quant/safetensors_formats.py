@@ -1,0 +1,290 @@
+"""Quantized weights of safetensors: AWQ, GPTQ, compressed-tensors, 8-bit integers, FP8, FP4.
+
+Files have the even weight of a byte in the low nibble.
+
+w = (q - zero) · scale, which is q · scale + minimum with minimum = -zero · scale: scales are
+float16 and integers short, so that every product and the sum are exact in float32.
+
+w = (q - zero) · scale, with q and zero signed; the difference is exact, and only the product is
+rounded, so that scales may be of any type.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.quant.quantized_weight import (
+    E2M1,
+    E4M3,
+    E5M2,
+    E8M0,
+    NIBBLES,
+    SIGNED,
+    UNSIGNED,
+    QuantizedWeight,
+    pack_nibbles,
+)
+from qlora_wgpu.weight_format import WHOLE, WeightFormat
+
+_PER_127 = float(np.float32(7.874015718698502e-3))  # bitsandbytes multiplies by 1 / 127
+
+FP8_MAPS = {"F8_E4M3": E4M3, "F8_E5M2": E5M2}
+"""What 8-bit floats stand for, by safetensors' names of their types."""
+
+INT8 = WeightFormat("LLM.int8", SIGNED, WHOLE, block_rows=1, factor=_PER_127)
+"""w = q · scale of its row · (1 / 127), rounded after each product."""
+
+
+def fp8_format(stored: str, tile: tuple[int, int]) -> WeightFormat:
+    """w = q · scale of its tile.
+
+    Args:
+        stored: The type of q, a key of ``FP8_MAPS``.
+        tile: Rows and columns that share a scale; ``WHOLE`` for all.
+    """
+    return WeightFormat(
+        f"FP8 {stored.removeprefix('F8_')}", FP8_MAPS[stored], tile[1], block_rows=tile[0]
+    )
+
+
+def of_bytes(
+    form: WeightFormat,
+    codes: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.float32],
+    dtype: str,
+) -> QuantizedWeight:
+    """A weight of a byte each and float32 scales.
+
+    Args:
+        form: Its form.
+        codes: (out_features, in_features).
+        scales: One of each block, in any shape.
+        dtype: The weights' type in PyTorch's words.
+    """
+    return QuantizedWeight(
+        shape=(codes.shape[0], codes.shape[1]),
+        codes=codes.reshape(-1),
+        quant_map=form.quant_map,
+        blocksize=form.blocksize,
+        absmax=scales.reshape(-1).astype(np.float32),
+        dtype=dtype,
+        name=form.name,
+        block_rows=form.block_rows,
+        factor=form.factor,
+    )
+
+
+MXFP4 = WeightFormat("MXFP4", E2M1, 32, WHOLE)
+"""w = value · 2^(e - 127), 32 weights of a row to an e (OCP Microscaling Formats 1.0)."""
+NVFP4 = WeightFormat("NVFP4", E2M1, 16, WHOLE)
+"""w = value · scale, 16 weights of a row to a scale, which is one of E4M3 and one of the tensor."""
+
+
+def mxfp4(codes: npt.NDArray[np.uint8], exponents: npt.NDArray[np.uint8]) -> QuantizedWeight:
+    """A matrix in MXFP4.
+
+    Args:
+        codes: (out_features, in_features / 2) bytes.
+        exponents: (out_features, in_features / 32), none of them 255.
+    """
+    return QuantizedWeight(
+        shape=(codes.shape[0], 2 * codes.shape[1]),
+        codes=_even_first(codes),
+        quant_map=MXFP4.quant_map,
+        blocksize=MXFP4.blocksize,
+        absmax=exponents.reshape(-1),
+        nested_absmax=np.ones(1, np.float32),
+        nested_quant_map=E8M0,
+        nested_blocksize=WHOLE,
+        dtype="bfloat16",
+        name=MXFP4.name,
+    )
+
+
+def nvfp4(
+    codes: npt.NDArray[np.uint8],
+    scales: npt.NDArray[np.uint8],
+    scale_map: npt.NDArray[np.float32],
+) -> QuantizedWeight:
+    """A matrix in NVFP4.
+
+    Args:
+        codes: (out_features, in_features / 2) bytes.
+        scales: (out_features, in_features / 16) codes.
+        scale_map: (256,), what those stand for, the tensor's scale in them.
+    """
+    return QuantizedWeight(
+        shape=(codes.shape[0], 2 * codes.shape[1]),
+        codes=_even_first(codes),
+        quant_map=NVFP4.quant_map,
+        blocksize=NVFP4.blocksize,
+        absmax=scales.reshape(-1),
+        nested_absmax=np.ones(1, np.float32),
+        nested_quant_map=scale_map,
+        nested_blocksize=WHOLE,
+        dtype="bfloat16",
+        name=NVFP4.name,
+    )
+
+
+def _even_first(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Bytes with their nibbles swapped."""
+    flat = codes.reshape(-1)
+    return flat << np.uint8(4) | flat >> np.uint8(4)
+
+
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # nibble of a word that holds each of its eight weights
+
+UInt8Array = npt.NDArray[np.uint8]
+Int32Array = npt.NDArray[np.int32]
+Float32Array = npt.NDArray[np.float32]
+
+
+def group_format(name: str, bits: int, columns: int, group_size: int) -> WeightFormat:
+    """The form of a matrix.
+
+    Args:
+        name: "AWQ" or "GPTQ".
+        bits: 4 or 8.
+        columns: in_features.
+        group_size: Weights of a row that share a scale, or -1 for all.
+    """
+    group = WHOLE if group_size == -1 else group_size
+    return WeightFormat(
+        name,
+        NIBBLES if bits == 4 else UNSIGNED,
+        group,
+        has_minima=True,
+        block_rows=None if columns % group == 0 else 1,
+    )
+
+
+def grouped_weight(
+    form: WeightFormat, codes: UInt8Array, zeros: UInt8Array, scales: Float32Array
+) -> QuantizedWeight:
+    """A matrix of AWQ or GPTQ.
+
+    Args:
+        form: Its form.
+        codes: (in_features, out_features), q.
+        zeros: (groups, out_features); 256 of GPTQ's 8 bits does not occur.
+        scales: (groups, out_features).
+    """
+    minima = -zeros.astype(np.float32) * scales
+    rows = np.ascontiguousarray(codes.T)
+    return QuantizedWeight(
+        shape=(rows.shape[0], rows.shape[1]),
+        codes=pack_nibbles(rows) if form.bits == 4 else rows.reshape(-1),
+        quant_map=form.quant_map,
+        blocksize=form.blocksize,
+        absmax=np.stack([scales.T, minima.T], axis=2).reshape(-1, 2),
+        dtype="float16",
+        name=form.name,
+        block_rows=form.block_rows,
+    )
+
+
+def unpack_awq(words: Int32Array) -> UInt8Array:
+    """Eight 4-bit integers of each word along the last axis, in AWQ's order."""
+    return _unpacked(words, 4)[..., list(_AWQ_ORDER)].reshape(*words.shape[:-1], -1)
+
+
+def unpack(words: Int32Array, bits: int) -> UInt8Array:
+    """The integers of each run of words along the last axis, the lowest bits first.
+
+    Integers whose bits do not divide 32 lie across the ends of words, 32 of them in ``bits`` words.
+    """
+    if 32 % bits == 0:
+        return _unpacked(words, bits).reshape(*words.shape[:-1], -1)
+    pad = [*[(0, 0)] * (words.ndim - 1), (0, -words.shape[-1] % bits)]
+    runs = np.pad(words, pad).view(np.uint32).reshape(*words.shape[:-1], -1, bits)
+    word, shift = np.divmod(np.arange(0, 32 * bits, bits), 32)
+    following = runs[..., np.minimum(word + 1, bits - 1)].astype(np.uint64)
+    both = following << np.uint64(32) | runs[..., word]
+    integers = both >> shift.astype(np.uint64) & np.uint64(2**bits - 1)
+    return integers.astype(np.uint8).reshape(*words.shape[:-1], -1)
+
+
+def _unpacked(words: Int32Array, bits: int) -> UInt8Array:
+    shifts = np.arange(0, 32, bits, dtype=np.uint32)
+    shifted = words.view(np.uint32)[..., None] >> shifts
+    return (shifted & np.uint32(2**bits - 1)).astype(np.uint8)
+
+
+def packed_format(
+    bits: int, tile: tuple[int, int], columns: int, *, has_zeros: bool
+) -> WeightFormat:
+    """The form of integers of few bits, which are stored without a sign: q + 2^(bits - 1).
+
+    With zeros, which are stored likewise, what is added to both cancels.
+
+    Args:
+        bits: From 1 to 8; codes have 4 or 8 on the device.
+        tile: Rows and columns of a block; ``WHOLE`` for all.
+        columns: in_features.
+        has_zeros: Whether blocks have zeros.
+    """
+    codes = NIBBLES if bits <= 4 else UNSIGNED
+    return _form(f"INT{bits}", codes if has_zeros else _centred(bits), tile, columns, has_zeros)
+
+
+def byte_format(tile: tuple[int, int], columns: int, *, has_zeros: bool) -> WeightFormat:
+    """The form of integers of 8 bits in two's complement; arguments as of ``packed_format``."""
+    return _form("INT8", SIGNED, tile, columns, has_zeros)
+
+
+def scaled_weight(
+    form: WeightFormat,
+    codes: UInt8Array,
+    scales: Float32Array,
+    zeros: npt.NDArray[np.float32] | None,
+    dtype: str,
+) -> QuantizedWeight:
+    """A matrix.
+
+    Args:
+        form: Its form.
+        codes: (out_features, in_features), as stored.
+        scales: One of each block, in any shape.
+        zeros: As many, in the codes' numbers, if the form has zeros.
+        dtype: The weights' type in PyTorch's words.
+    """
+    absmax = scales.reshape(-1).astype(np.float32)
+    if zeros is not None:
+        absmax = np.stack([absmax, -zeros.reshape(-1)], axis=1)
+    return QuantizedWeight(
+        shape=(codes.shape[0], codes.shape[1]),
+        codes=pack_nibbles(codes) if form.bits == 4 else codes.reshape(-1),
+        quant_map=form.quant_map,
+        blocksize=form.blocksize,
+        absmax=absmax,
+        dtype=dtype,
+        name=form.name,
+        block_rows=form.block_rows,
+        has_zeros=form.has_zeros,
+    )
+
+
+@cache
+def _centred(bits: int) -> Float32Array:
+    values = (NIBBLES if bits <= 4 else UNSIGNED) - np.float32(2 ** (bits - 1))
+    values.flags.writeable = False
+    return values
+
+
+def _form(
+    name: str, codes: Float32Array, tile: tuple[int, int], columns: int, has_zeros: bool
+) -> WeightFormat:
+    rows, across = tile
+    neighbours = rows == 1 and columns % across == 0  # which more kernels read than tiles
+    return WeightFormat(
+        name,
+        codes,
+        across,
+        has_minima=has_zeros,
+        has_zeros=has_zeros,
+        block_rows=None if neighbours else rows,
+    )
