@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.data.chat import ChatTemplate
+from qlora_wgpu.data.columns import refuse_masks
 from qlora_wgpu.data.examples import Counts
 from qlora_wgpu.data.formats import (
     EmptyRow,
@@ -274,6 +275,7 @@ class RowSource:
                 yield where, given, ""
                 continue
             try:
+                refuse_masks(given)
                 row = with_columns(given, self._how.columns)
                 row, own_format = self._as_wanted(row, self._format_of(row))
                 if row_format is None:
