@@ -41,8 +41,11 @@ _MAPPED_KEYS = sorted({*_KNOWN_KEYS, *_MORE_KEYS, *_ANSWER_KEYS})
 
 # What other trainers call a number for each token, which says whether or how much it is learnt.
 _MASKS = frozenset(
-    "assistant_mask assistant_masks completion_mask completion_masks label_mask labels loss_mask "
-    "loss_masks loss_weights response_mask token_weights weights".split()
+    {
+        *("assistant_mask", "assistant_masks", "completion_mask", "completion_masks", "label_mask"),
+        *("labels", "loss_mask", "loss_masks", "loss_weights", "response_mask", "token_weights"),
+        "weights",
+    }
 )
 
 # Names that data sets give to columns of these formats.
