@@ -21,10 +21,10 @@ from qlora_wgpu.data.formats import (
     with_columns,
 )
 from qlora_wgpu.data.long_text import document_ids
+from qlora_wgpu.data.messages import as_chat
 from qlora_wgpu.data.preferences import is_labelled_false
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.data.prepared import Writer, key_of, learns
-from qlora_wgpu.data.rows_as_chats import as_chat
 from qlora_wgpu.data.sources import holds_documents, read_rows
 from qlora_wgpu.data.splits import RowSlice
 from qlora_wgpu.data.tally import Tally
