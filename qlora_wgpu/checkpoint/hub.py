@@ -11,6 +11,7 @@ from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.presence import exists, is_dir
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_REVISION = re.compile(r"\w[\w./-]{0,199}", re.ASCII)  # a branch, a tag or a commit
 _FOLDER = re.compile(r"[\w.+-]{1,200}", re.ASCII)
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer*", "*.model", "merges.txt", "vocab.txt"]
 _WEIGHTS = ["*.safetensors"]
@@ -22,6 +23,12 @@ def is_hub_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None and ".." not in text and "--" not in text
 
 
+def is_hub_model(text: str) -> bool:
+    """Whether a text has the form owner/name or owner/name@REVISION."""
+    name, at, revision = text.partition("@")
+    return is_hub_name(name) and (not at or _REVISION.fullmatch(revision) is not None)
+
+
 def owner_wanted(text: str) -> str:
     """What a sentence about a model that is nowhere ends with: a hub's name, if it may be one."""
     plain = _FOLDER.fullmatch(text) and text.strip(".") and not text.endswith(".gguf")
@@ -29,9 +36,9 @@ def owner_wanted(text: str) -> str:
 
 
 def name_on_hub(base: str | None) -> str | None:
-    """A base's name, if it is one of the hub and no folder of the user's."""
-    known = base is not None and is_hub_name(base) and not is_dir(Path(base))
-    return base if known else None
+    """A base's name without its revision, if it is one of the hub and no folder of the user's."""
+    known = base is not None and is_hub_model(base) and not is_dir(Path(base))
+    return base.partition("@")[0] if base is not None and known else None
 
 
 def is_hub_file(text: str) -> bool:
@@ -73,19 +80,24 @@ def download(name: str, *, weights: bool = True) -> Path:
     """The folder of a hub's model in the local cache, downloaded if it is not there yet.
 
     Args:
-        name: owner/name.
+        name: owner/name, or owner/name@REVISION.
         weights: Whether its weights are wanted, too.
 
     Raises:
-        CheckpointError: If there is no such model, it is not open to the user, or the hub cannot be
-            reached.
+        CheckpointError: If there is no such model or revision, it is not open to the user, or the
+            hub cannot be reached.
     """
     unwanted = _UNWANTED if weights else [*_UNWANTED, *_WEIGHTS]
-    return _snapshot(name, name, _WANTED, unwanted)
+    repository, _, revision = name.partition("@")
+    return _snapshot(repository, name, _WANTED, unwanted, revision or None)
 
 
 def _snapshot(
-    repository: str, name: str, wanted: list[str], unwanted: list[str] | None = None
+    repository: str,
+    name: str,
+    wanted: list[str],
+    unwanted: list[str] | None = None,
+    revision: str | None = None,
 ) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
@@ -95,6 +107,7 @@ def _snapshot(
             return Path(
                 huggingface_hub.snapshot_download(
                     repository,
+                    revision=revision,
                     allow_patterns=wanted,
                     ignore_patterns=unwanted,
                     tqdm_class=bars,
@@ -107,6 +120,11 @@ def _snapshot(
         raise CheckpointError(
             f"{name} is neither a folder nor a model on the Hugging Face hub "
             "(a private one needs `hf auth login`)"
+        ) from err
+    except errors.RevisionNotFoundError as err:
+        raise CheckpointError(
+            f"{name} cannot be downloaded: the model {repository} of the Hugging Face hub has no "
+            f"revision {revision!r}; its page lists branches, tags and commits under Files"
         ) from err
     except errors.LocalEntryNotFoundError as err:
         raise CheckpointError(

@@ -339,7 +339,7 @@ def _find(text: str, *, weights: bool) -> Path:
         raise CheckpointError(
             f"{path} is a file: give the folder that holds the model, or a {GGUF} file"
         )
-    if hub.is_hub_name(text):
+    if hub.is_hub_model(text):
         return hub.download(text, weights=weights)
     if hub.is_hub_file(text):
         return hub.download_file(text)

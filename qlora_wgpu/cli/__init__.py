@@ -11,11 +11,12 @@ import click
 
 from qlora_wgpu.cli._terminal import Terminal, write_what_can_be_written
 from qlora_wgpu.cli._verbs import Verbs
-from qlora_wgpu.errors import QLoRAError, reason
+from qlora_wgpu.errors import DeviceError, QLoRAError, reason
 from qlora_wgpu.gpu.driver import overdue_call
 from qlora_wgpu.supervision.child import end_if_hung
 from qlora_wgpu.supervision.exit_codes import ERROR
 from qlora_wgpu.supervision.journal import Journal
+from qlora_wgpu.supervision.processes import MORE_MEMORY, address_space
 from qlora_wgpu.supervision.streams import NamedStream, drop_closed
 from qlora_wgpu.version import __version__
 
@@ -71,7 +72,7 @@ def _run_command(journal: Journal | None) -> None:
     try:
         commands.main(prog_name="qlora-wgpu", standalone_mode=True, obj=journal)
     except QLoRAError as err:
-        text, code = str(err), err.exit_code
+        text, code = _under_limits(err), err.exit_code
     except MemoryError:
         text, code = _NO_MEMORY, ERROR
     except OSError as err:  # what no door has told of: a folder that may not be looked into
@@ -86,6 +87,20 @@ def _run_command(journal: Journal | None) -> None:
         f"error: {text}", style="red", markup=False, highlight=False
     )
     sys.exit(code)
+
+
+def _under_limits(err: QLoRAError) -> str:
+    """An error's sentence; a driver that fails under a limit of memory is not to blame."""
+    from qlora_wgpu.gpu.adapters import INSTALL_HINT
+
+    limit, cause = address_space(), err.__cause__
+    is_none_found = INSTALL_HINT in str(err)
+    if limit is None or not isinstance(err, DeviceError) or not (cause or is_none_found):
+        return str(err)
+    failed = (
+        "no GPU was found" if is_none_found else f"the GPU failed ({' '.join(str(cause).split())})"
+    )
+    return f"{failed}, and this process may have {limit}: {MORE_MEMORY}"
 
 
 def _of_the_system(err: OSError) -> str:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import json
 import math
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import NUMBERS
 from qlora_wgpu.visible import quoted
 
@@ -34,6 +38,15 @@ WEIGHT = "weight"  # a row's in the loss, which only data.columns makes one
 _MORE_KEYS = ("input", "system", "history", "tools", WEIGHT)  # that rows of some formats may have
 _ANSWER_KEYS = ("chosen", "rejected", "label")  # of rows that compare or judge answers
 _MAPPED_KEYS = sorted({*_KNOWN_KEYS, *_MORE_KEYS, *_ANSWER_KEYS})
+
+# What other trainers call a number for each token, which says whether or how much it is learnt.
+_MASKS = frozenset(
+    {
+        *("assistant_mask", "assistant_masks", "completion_mask", "completion_masks", "label_mask"),
+        *("labels", "loss_mask", "loss_masks", "loss_weights", "response_mask", "token_weights"),
+        "weights",
+    }
+)
 
 # Names that data sets give to columns of these formats.
 _USUAL_NAMES = {
@@ -189,3 +202,43 @@ def weight_of(row: Mapping[str, Any], columns: Mapping[str, str]) -> float:
             f"to {NUMBERS[1]:g}, got {quoted(value)}"
         )
     return weight
+
+
+def refuse_masks(row: Mapping[str, Any]) -> None:
+    """Refuses a column that says which tokens of a row are learnt, in the words of other trainers.
+
+    ``labels`` that leave no token out say nothing, or are classes of the text.
+
+    Raises:
+        DataError: If the row has such a list of numbers.
+    """
+    for key in sorted(_MASKS & row.keys()):
+        numbers = _numbers_of(row[key])
+        if numbers is None or (key == "labels" and IGNORE_INDEX not in numbers):
+            continue
+        raise DataError(
+            f"the column '{key}' says which tokens are learnt, which is not read beside a text: "
+            "give what is learnt as a 'completion', or turns that are not a train: false (or "
+            "input_ids and labels to a Trainer), or leave the column out"
+        )
+
+
+def _numbers_of(value: Any) -> Any:
+    """A list of numbers as an array, also where a table keeps it as text; None for all else."""
+    if isinstance(value, str) and value.startswith("["):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    if isinstance(value, str) or not is_numeric(value):
+        return None
+    array = np.asarray(value)
+    return array if array.ndim == 1 and array.size else None
+
+
+def is_numeric(value: Any) -> bool:
+    """Whether a value is a number or a truth value, or a list of these."""
+    try:
+        return np.asarray(value).dtype.kind in "iufb"
+    except ValueError:  # lists of several lengths
+        return False

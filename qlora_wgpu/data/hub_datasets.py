@@ -11,7 +11,7 @@ from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.data.data_card import CARD, Configurations
 from qlora_wgpu.data.hub_conversions import CONVERTED, choose_converted
 from qlora_wgpu.data.sources import ABOUT
-from qlora_wgpu.data.splits import TRAIN, Selection, by_split, canonical, chosen_split
+from qlora_wgpu.data.splits import TRAIN, Selection, by_split, canonical, chosen_files, chosen_split
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import KIB
@@ -116,12 +116,9 @@ def _listed(
     found = None if card is None else card.splits_of(files, asked)
     if found is None:
         return None
-    splits, split = found
-    chosen = chosen_split(splits, split, f"the data set {name}", held_out=held_out)
-    own = [str(file) for file in splits.pop(chosen)]
-    left_out = {other: [str(file) for file in more] for other, more in splits.items()}
-    folder = _folder_with(name, own, _MAIN)
-    return Selection(text, [folder / file for file in own], chosen, left_out)
+    split, own, left_out = chosen_files(*found, f"the data set {name}", held_out=held_out)
+    folder = _folder_with(name, list(map(str, own)), _MAIN)
+    return Selection(text, [folder / file for file in own], split, left_out)
 
 
 def _converted_names(name: str) -> list[str]:

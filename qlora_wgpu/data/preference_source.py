@@ -12,11 +12,11 @@ from typing import Any
 
 from qlora_wgpu.data.examples import Counts
 from qlora_wgpu.data.formats import EmptyRow, Encoded, RowEncoder
+from qlora_wgpu.data.messages import with_chat_prompt
 from qlora_wgpu.data.preferences import JUDGED, Answer, format_of, judged_of, pair_of
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.data.prepared import Writer, learns
 from qlora_wgpu.data.row_source import Row, RowsInMemory, RowSource
-from qlora_wgpu.data.rows_as_chats import with_chat_prompt
 from qlora_wgpu.data.sources import holds_documents
 from qlora_wgpu.data.tally import Tally
 from qlora_wgpu.errors import DataError, TokenizerError

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.data.chat import ChatTemplate
+from qlora_wgpu.data.columns import refuse_masks
 from qlora_wgpu.data.examples import Counts
 from qlora_wgpu.data.formats import (
     EmptyRow,
@@ -20,10 +21,10 @@ from qlora_wgpu.data.formats import (
     with_columns,
 )
 from qlora_wgpu.data.long_text import document_ids
+from qlora_wgpu.data.messages import as_chat
 from qlora_wgpu.data.preferences import is_labelled_false
 from qlora_wgpu.data.preparation import Preparation
 from qlora_wgpu.data.prepared import Writer, key_of, learns
-from qlora_wgpu.data.rows_as_chats import as_chat
 from qlora_wgpu.data.sources import holds_documents, read_rows
 from qlora_wgpu.data.splits import RowSlice
 from qlora_wgpu.data.tally import Tally
@@ -274,6 +275,7 @@ class RowSource:
                 yield where, given, ""
                 continue
             try:
+                refuse_masks(given)
                 row = with_columns(given, self._how.columns)
                 row, own_format = self._as_wanted(row, self._format_of(row))
                 if row_format is None:

@@ -21,7 +21,7 @@ from qlora_wgpu.data.splits import (
     Selection,
     by_split,
     canonical,
-    chosen_split,
+    chosen_files,
 )
 from qlora_wgpu.data.tables import csv_rows, table_rows
 from qlora_wgpu.errors import DataError, reason
@@ -156,13 +156,12 @@ def select_files(path: Path, *, held_out: bool = False) -> Selection:
         raise DataError(f"the folder {folder} holds no data file: put {KINDS} there")
     names = sorted(PurePosixPath(p.relative_to(folder).as_posix()) for p in files)
     splits, split = _splits_of(folder, names, place.split)
-    chosen = chosen_split(splits, split, f"the folder {folder}", held_out=held_out)
-    selected = [folder / file for file in splits.pop(chosen)]
+    split, own, left_out = chosen_files(splits, split, f"the folder {folder}", held_out=held_out)
+    selected = [folder / file for file in own]
     _refuse_mixture(folder, selected)
     for file in selected:
         check_file(file)
-    left_out = {name: [str(p) for p in paths] for name, paths in splits.items()}
-    return Selection(folder.resolve().name, selected, chosen, left_out, folder, rows)
+    return Selection(folder.resolve().name, selected, split, left_out, folder, rows)
 
 
 def _splits_of(

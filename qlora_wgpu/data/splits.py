@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -212,6 +212,22 @@ def chosen_split(splits: Iterable[str], split: str | None, where: str, *, held_o
         f"{where} holds no training data: its files are named for {named}; "
         f"a split is named as in FOLDER:{VALIDATION}"
     )
+
+
+def chosen_files(
+    splits: Mapping[str, list[PurePosixPath]], split: str | None, where: str, *, held_out: bool
+) -> tuple[str, list[PurePosixPath], dict[str, list[str]]]:
+    """The split that is read: see ``chosen_split``.
+
+    Returns:
+        Its name, its files, and the names of the other files by their split.
+
+    Raises:
+        DataError: If there is no such split, or none to train on.
+    """
+    chosen = chosen_split(splits, split, where, held_out=held_out)
+    others = {name: list(map(str, files)) for name, files in splits.items() if name != chosen}
+    return chosen, splits[chosen], others
 
 
 def in_words(names: Sequence[str]) -> str:

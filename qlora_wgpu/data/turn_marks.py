@@ -1,4 +1,4 @@
-"""What messages say of themselves: whether they are learnt, in OpenAI's words or in Axolotl's."""
+"""What messages say of themselves: whether they are learnt, in the words of other trainers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from qlora_wgpu.data.chat import ChatTemplate
 from qlora_wgpu.errors import DataError, brief
 
 WEIGHT = "weight"  # OpenAI's, of the assistant's messages
-_TRAINS = ("train", "training")  # Axolotl's, of anyone's
+# Axolotl's, ms-swift's and LLaMA-Factory's, of anyone's.
+_TRAINS = ("train", "training", "loss", "loss_weight")
 _MARKS = (WEIGHT, *_TRAINS)
 _PARTS = ("train_detail", "training_detail")  # Axolotl's, of passages
 MARKS = frozenset({*_MARKS, *_PARTS})

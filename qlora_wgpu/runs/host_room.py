@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.memory import available_bytes
+from qlora_wgpu.gpu.memory import available_bytes, process_bytes
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.runs.host_memory import host_memory
+from qlora_wgpu.supervision.processes import container_limit
 from qlora_wgpu.training import Observer
 
 
@@ -46,7 +47,7 @@ def require_host_room(
         observer.planned_on_host(memory, layout.mapped_bytes)
     needed = sum(memory.values()) - memory["process"]  # which is there
     shared = on_device if device.is_cpu else 0
-    free = available_bytes()
+    free = _free_bytes()
     if free is None or needed + shared <= free:
         return
     most = f", of which {shared / MIB:,.0f} MiB are {device.name}'s" if shared else ""
@@ -55,6 +56,13 @@ def require_host_room(
         f"{free / MIB:,.0f} MiB are free, {(needed + shared - free) / MIB:,.0f} MiB too few: "
         f"{_remedy(layout, waiting)}"
     )
+
+
+def _free_bytes() -> int | None:
+    """Host memory that can be had, also where a limit is of this process's own control group."""
+    limit, taken = container_limit(), process_bytes()
+    left = None if limit is None or taken is None else max(limit - taken, 0)
+    return min((size for size in (available_bytes(), left) if size is not None), default=None)
 
 
 def _remedy(layout: ModelLayout, waiting: Counter[str]) -> str:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_name, owner_wanted
+from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, is_hub_name, owner_wanted
+from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.as_trained import find_run
@@ -81,7 +82,9 @@ def base_of(adapter: str) -> str:
     name = load_adapter(adapter, biases=True)[1].base_model_name_or_path
     if name is None:
         raise ConfigError(f"{adapter} names no base model: name it with {option('model', ...)}")
-    return name
+    revision = read_json_object(Path(adapter) / "adapter_config.json").get("revision")
+    is_named = isinstance(revision, str) and is_hub_name(name) and not is_dir(Path(name))
+    return f"{name}@{revision}" if is_named else name
 
 
 def existing_base(adapter: str) -> str:
@@ -145,7 +148,7 @@ def _is_on_the_hub(place: str) -> bool:
     folder = Path(place).expanduser()
     if is_hub_file(place):
         return not exists(folder)
-    return is_hub_name(place) and not exists(folder) and not _runs_in(folder.parent)
+    return is_hub_model(place) and not exists(folder) and not _runs_in(folder.parent)
 
 
 def _meant(place: Path) -> Path | None:
@@ -195,7 +198,7 @@ def _model_like(path: Path) -> str:
 def is_nowhere(base: str) -> bool:
     """Whether a base is neither a folder, nor a GGUF file, nor has a name of the hub."""
     path = Path(base).expanduser()
-    return not (is_dir(path) or _is_gguf(path) or is_hub_name(base) or is_hub_file(base))
+    return not (is_dir(path) or _is_gguf(path) or is_hub_model(base) or is_hub_file(base))
 
 
 def _is_gguf(path: Path) -> bool:

@@ -243,5 +243,8 @@ def _present(folder: Path) -> Iterator[str]:
 def _with_base(config: Path, base: str | None) -> bytes:
     """adapter_config.json with the base's name on the hub; a folder's is the user's own affair."""
     fields: dict[str, Any] = read_json_object(config)
-    name = base or name_on_hub(fields.get("base_model_name_or_path"))
-    return (json.dumps({**fields, "base_model_name_or_path": name}, indent=2) + "\n").encode()
+    trained_on = fields.get("base_model_name_or_path")
+    name = base or name_on_hub(trained_on)
+    revision = "" if base or name is None else str(trained_on).partition("@")[2]
+    fields |= {"base_model_name_or_path": name, **({"revision": revision} if revision else {})}
+    return (json.dumps(fields, indent=2) + "\n").encode()

@@ -125,6 +125,8 @@ class ChatServer:
                     await _leave(answers)
         except (ConfigError, DataError, ShapeError) as err:
             return _error(400, str(err))
+        except HTTPException as err:
+            return _error(err.status_code, err.detail)
         except TimeoutError:
             return _error(408, f"the request did not come within {_READING:g} seconds")
         except ClientDisconnect:
@@ -140,7 +142,7 @@ class ChatServer:
         """A request's bytes; of one that is too long a part is passed over, so that it is told.
 
         Raises:
-            DataError: If it is too long, or too much of others is held at the moment.
+            HTTPException: If it is too long, or too much of others is held at the moment.
             TimeoutError: If it takes too long to come.
         """
         parts, size = [], 0
@@ -156,9 +158,9 @@ class ChatServer:
         finally:
             self._held -= size
         if size > REQUEST_BYTES:
-            raise DataError(f"the request has more than {REQUEST_BYTES:,} bytes")
+            raise HTTPException(413, f"the request has more than {REQUEST_BYTES:,} bytes")
         if self._held + size > _ALL_BYTES:
-            raise DataError("too many long requests come at once: send it again")
+            raise HTTPException(503, "too many long requests come at once: send it again")
         return b"".join(parts)
 
     def _no_model(self, name: str) -> Response:

@@ -22,14 +22,13 @@ import click
 
 from qlora_wgpu.supervision.exit_codes import AGAIN, ERROR, HUNG, LOST, crash_name, signal_name
 from qlora_wgpu.supervision.journal import CutFile, Journal
-from qlora_wgpu.supervision.processes import memory_limit
+from qlora_wgpu.supervision.processes import MORE_MEMORY, address_space, container_limit
 from qlora_wgpu.supervision.signals import SAME_WISH, held_back, is_waiting
 from qlora_wgpu.supervision.streams import put_nowhere
 
 # Milliseconds of a submit in the attempts after a crash: drivers end work that takes them too long.
 _SMALLER_SUBMITS = (25, 5, 1)
 _SHORT_LIFE, _SHORT_LIVES = 60.0, 5  # seconds of a worker's life; how many of them are too many
-_MORE_MEMORY = "raise that limit, or lift it with ulimit -v unlimited"
 _ADVICE = (
     "update its driver, choose another with device.gpu or device.backend, or see what "
     "`qlora-wgpu doctor --check` says"
@@ -66,7 +65,7 @@ def supervise(arguments: Sequence[str]) -> int:
 
 
 def _advice() -> str:
-    return _ADVICE if memory_limit() is None else _MORE_MEMORY
+    return _ADVICE if address_space() is None else MORE_MEMORY
 
 
 def _missing_folder() -> str | None:
@@ -161,8 +160,9 @@ def _cut_file(code: int, journal: Journal) -> CutFile | None:
 
 def _failure(code: int, journal: Journal) -> str | None:
     """What the driver did to a process, as the beginning of a sentence; None if nothing."""
+    limit = address_space()  # which drivers fail at, and are not to blame for
     if code == LOST:
-        return "the GPU was lost"
+        return "the GPU was lost" + (f", and the process may have {limit}" if limit else "")
     if code == HUNG:
         return f"the GPU's driver hangs ({journal.last_words()})"
     crash = crash_name(code, windows=os.name == "nt")
@@ -171,11 +171,8 @@ def _failure(code: int, journal: Journal) -> str | None:
     if crash is None:
         return None
     words, doing = journal.last_words(), journal.take_under_way()
-    if (limit := memory_limit()) is not None:  # which drivers crash at, and are not to blame for
-        return (
-            f"the process ended ({crash}{': ' if words else ''}{words}), and it may have no more "
-            f"than {limit / 2**20:,.0f} MiB of address space (ulimit -v)"
-        )
+    if limit is not None:
+        return f"the process ended ({crash}{': ' if words else ''}{words}), and it may have {limit}"
     return (
         f"the GPU's driver ended the process ({crash}{': ' if words else ''}{words})"
         f"{' while ' if doing else ''}{doing}"
@@ -184,9 +181,11 @@ def _failure(code: int, journal: Journal) -> str | None:
 
 def _exit_code(code: int) -> int:
     if signal_name(code) == "SIGKILL":
+        limit = container_limit()
+        most = "" if limit is None else f" (its container may have {limit / 2**20:,.0f} MiB)"
         _tell_error(
-            "the process was killed from outside, as systems do that run out of memory: what it "
-            "had saved is kept, and --resume goes on with a training run"
+            f"the process was killed from outside, as systems do that run out of memory{most}: "
+            "what it had saved is kept, and --resume goes on with a training run"
         )
         return ERROR
     return 128 - code if code < 0 else code  # as shells tell a signal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from os import PathLike
 from typing import Any, TypeGuard
 
@@ -19,6 +19,7 @@ from qlora_wgpu.data import (
     load_dataset,
     row_format,
 )
+from qlora_wgpu.data.columns import is_numeric
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.data.formats import CHATS
 from qlora_wgpu.errors import DataError
@@ -26,8 +27,6 @@ from qlora_wgpu.errors import DataError
 # What of a row of token ids is read, and what tokenizers give with them that says nothing more.
 _READ = {"input_ids", "labels", "attention_mask", "token_type_ids", "position_ids",
          "special_tokens_mask", "length", "num_tokens", "id", "idx", "index"}  # fmt: skip
-# What other trainers call numbers of a text's tokens.
-_MASKS = ("assistant_masks", "completion_mask", "labels", "loss_mask", "loss_weights", "weights")
 Rows = str | PathLike[str] | Sequence[Any]
 """A data set as a trainer takes it: see ``encoded``."""
 
@@ -71,7 +70,6 @@ def encoded(
                 "out"
             )
         return dataset
-    _refuse_masks(dataset, name)
     return encode_rows(dataset, tokenizer(), how, name)
 
 
@@ -163,7 +161,7 @@ def _as_example(item: Any, where: str) -> Example:
             f"{where} must have input_ids and labels, or be a row as files have it, such as "
             f'{{"text": "..."}}, got {type(item).__name__}'
         )
-    unread = sorted(key for key in item if key not in _READ and _is_of_tokens(item[key]))
+    unread = sorted(key for key in item if key not in _READ and is_numeric(item[key]))
     if unread:
         raise DataError(
             f"{where} has {unread[0]}, which is not read: give labels (-100 where nothing is "
@@ -181,28 +179,6 @@ def _as_example(item: Any, where: str) -> Example:
             )
         ids, labels = ids[mask != 0], labels[mask != 0]
     return Example(ids, labels)
-
-
-def _refuse_masks(rows: Iterable[Any], name: str) -> None:
-    """Refuses what says which tokens of a text are learnt, in the words of other trainers.
-
-    Raises:
-        DataError: If a row has such a list.
-    """
-    for i, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            continue  # named where it is read
-        masks = [key for key in _MASKS if row.get(key) is not None and _is_of_tokens(row[key])]
-        if masks and np.ndim(row[masks[0]]):
-            raise DataError(
-                f"{name}[{i}] has {masks[0]}, which is not read beside a text: give input_ids and "
-                "labels (-100 where nothing is learnt) instead, or leave it out"
-            )
-
-
-def _is_of_tokens(value: Any) -> bool:
-    """Whether a value is a number, or says something of each token."""
-    return np.asarray(value).dtype.kind in "iufb"
 
 
 def _integers(value: Any, where: str) -> Any:

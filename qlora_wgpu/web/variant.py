@@ -189,7 +189,8 @@ class Variant:
 
     def _adapter(self) -> dict[str, Any]:
         adapter = self._model.adapter
-        base = name_on_hub(self._model.name_or_path)  # a folder's is the user's own affair
+        named = self._model.name_or_path  # a folder's is the user's own affair
+        base = named if name_on_hub(named) else None
         config = replace(adapter.peft, base_model_name_or_path=base)
         places = {name: adapter.placed(name) for name in adapter.names}
         return {

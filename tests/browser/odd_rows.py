@@ -286,6 +286,8 @@ FILES = {
         chat(tool_calls=None, name=None),
         line({"messages": TWICE[:2], "tools": ""}),
         *(line({"messages": TWICE[:2], "images": images}) for images in ([], ["a.png"])),
+        *(line({"text": "ab", "weights": mask}) for mask in ([1, 0], [], [[1]], "[1, 0]", 1)),
+        *(line({"text": "ab", "labels": labels}) for labels in ([27, 3], [-100, 5])),
         line({"messages": TWICE[:2], "tools": "null"}),
         line({"messages": TWICE[:2], "chat_template_kwargs": {"messages": []}}),
         line({"messages": TWICE[:2], "chat_template_kwargs": "x"}),

@@ -32,6 +32,34 @@ def test_what_are_no_hub_names(text: str) -> None:
     assert not hub.is_hub_name(text)
 
 
+@pytest.mark.parametrize("revision", ["v1.0", "refs/pr/3", "it-mid-training", "0123abc"])
+def test_a_name_with_a_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, revision: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cache").mkdir()
+    calls = answer(monkeypatch, tmp_path / "cache")
+    with pytest.raises(CheckpointError, match=r"cache has no config\.json"):
+        ModelFolder.open(f"{NAME}@{revision}")
+    assert [(name, options["revision"]) for name, options in calls] == [(NAME, revision)]
+    assert hub.name_on_hub(f"{NAME}@{revision}") == NAME
+
+
+@pytest.mark.parametrize("text", [f"{NAME}@", f"{NAME}@ v1", "model@v1", f"{NAME}@-v", f"@{NAME}"])
+def test_what_are_no_revisions(text: str) -> None:
+    assert not hub.is_hub_model(text) and hub.name_on_hub(text) is None
+
+
+def test_a_revision_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, http_error(errors.RevisionNotFoundError, "404\nlong"))
+    with pytest.raises(CheckpointError) as caught:
+        hub.download(f"{NAME}@v9")
+    assert str(caught.value) == (
+        f"{NAME}@v9 cannot be downloaded: the model {NAME} of the Hugging Face hub has no revision "
+        "'v9'; its page lists branches, tags and commits under Files"
+    )
+
+
 def answer(monkeypatch: pytest.MonkeyPatch, result: Any) -> list[tuple[str, dict[str, Any]]]:
     calls = []
 
@@ -51,6 +79,7 @@ def test_a_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [(name, options)] = calls
     assert name == NAME
     assert options.pop("tqdm_class").__name__ == "WaitingBar"
+    assert options.pop("revision") is None
     kept = set(
         huggingface_hub.utils.filter_repo_objects(
             [

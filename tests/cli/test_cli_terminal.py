@@ -22,6 +22,8 @@ from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.cli._text import stream
 from qlora_wgpu.data import Tokenizer
+from qlora_wgpu.errors import DataError, OutOfMemoryError
+from qlora_wgpu.gpu.adapters import no_gpu
 from qlora_wgpu.visible import one_line, quoted, visible, visible_json, without_secrets
 
 OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -185,6 +187,38 @@ def test_no_host_memory(monkeypatch, capsys, error):
         cli.run_command()
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("error: this process gets no more host memory")
+
+
+@pytest.mark.parametrize("limit", ["no more than 500 MiB of address space (ulimit -v)", None])
+@pytest.mark.parametrize(
+    ("error", "cause", "told"),
+    [
+        (no_gpu(), None, "no GPU was found, and this process may have no more than 500 MiB"),
+        (
+            OutOfMemoryError("llvmpipe ran out of memory: lower the batch size"),
+            RuntimeError("Not enough\n  memory left"),
+            "the GPU failed (Not enough memory left), and this process may have no more than 500",
+        ),
+        (OutOfMemoryError("it takes 5 MiB, more than device.memory"), None, None),
+        (DataError("a row has no text"), ValueError("x"), None),
+    ],
+)
+def test_a_drivers_failure_under_a_limit_of_memory(monkeypatch, capsys, limit, error, cause, told):
+    """The limit is named in place of the driver; what else is wrong stays what it is."""
+
+    def fail(*_, **__):
+        raise error from cause
+
+    monkeypatch.setattr("qlora_wgpu.cli.commands.main", fail)
+    monkeypatch.setattr("qlora_wgpu.cli.address_space", lambda: limit)
+    with pytest.raises(SystemExit) as caught:
+        cli.run_command()
+    shown = capsys.readouterr().err
+    assert caught.value.code == 2
+    if limit is None or told is None:
+        assert shown == f"error: {error}\n"
+    else:
+        assert shown.startswith(f"error: {told}") and shown.endswith("ulimit -v unlimited\n")
 
 
 def test_a_notebook_gets_plain_lines(monkeypatch):

@@ -86,7 +86,7 @@ def test_data_of_axolotl(place, entry, expected):
         ({"roles_to_train": []}, "datasets[0].roles_to_train"),
         ({"roles_to_train": ["gpt"], "train_on_eos": "turn", "trust_remote_code": True}, ""),
         ({"train_on_eos": "all"}, "datasets[0].train_on_eos"),
-        *(({"message_field_training": key}, "") for key in ("train", "training", "weight")),
+        *(({"message_field_training": key}, "") for key in ("train", "weight", "loss")),
         ({"message_field_training": "learn"}, "datasets[0].message_field_training"),
         (
             {"message_field_training_detail": "train_detail"},

@@ -66,12 +66,23 @@ def test_the_alignment_handbooks_mixture(place):
 
 @pytest.mark.parametrize("key", ["model_revision", "revision_of_model"])
 @pytest.mark.parametrize("name", ["trl.yaml", "llama_factory.yaml", "axolotl.yml"])
-def test_another_revision_of_the_model_is_named(place, name, key):
-    notes = converted(place, name, {key: "main"})[1].notes
-    config, conversion = converted(place, name, {key: "it-mid"})
-    assert len(conversion.notes) == len(notes) + 1
-    assert f"hf download {config.model.path} --revision it-mid" in conversion.notes[-1]
-    assert f"{key}: it-mid" in reasons_of(conversion)
+def test_another_revision_of_the_model_stands_behind_its_name(place, name, key):
+    model = "base_model" if name.startswith("axolotl") else "model_name_or_path"
+    for revision, path in (("main", "o/m"), ("it-mid", "o/m@it-mid")):
+        config, conversion = converted(place, name, {model: "o/m", key: revision})
+        assert config.model.path == path
+        assert not any(key in left for left in reasons_of(conversion))
+
+
+def test_a_revision_of_what_is_no_name_of_the_hub_is_left_out(place):
+    (place / "o" / "m").mkdir(parents=True)
+    changes = {"model_name_or_path": "o/m", "model_revision": "it-mid"}
+    config, conversion = converted(place, "trl.yaml", changes)
+    assert config.model.path == str(place / "o/m")
+    assert "is read as it is" in reasons_of(conversion)["model_revision: it-mid"]
+    config, conversion = converted(place, "trl.yaml", changes, {"model.path": "x/y"})
+    assert config.model.path == "x/y"
+    assert "OWNER/NAME@REVISION" in reasons_of(conversion)["model_revision: it-mid"]
 
 
 @pytest.mark.parametrize("name", ["trl.yaml", "llama_factory.yaml", "axolotl.yml"])

@@ -50,6 +50,16 @@ def test_what_torchtune_does_where_its_file_says_nothing(place):
              "conversation_column": "turns", "conversation_style": "sharegpt"},
             "conversations", "o/n:test", "auto",
         ),
+        *(
+            ({"_component_": "torchtune.datasets.chat_dataset", "source": "o/n",
+              "conversation_style": "openai", **learnt}, "messages", "o/n", train_on)
+            for learnt, train_on in (
+                ({"masking_strategy": "train_on_last"}, "last_turn"),
+                ({"masking_strategy": "train_on_assistant"}, "assistant"),
+                ({"masking_strategy": "train_on_all"}, "all"),
+                ({"masking_strategy": "train_on_all", "train_on_input": False}, "auto"),
+            )
+        ),
         (
             {"_component_": "torchtune.datasets.text_completion_dataset", "source": "text",
              "data_files": "a.txt", "column": "body"},
@@ -62,6 +72,18 @@ def test_torchtunes_data_sets(place, dataset, row_format, train, train_on):
     data = converted(place, "torchtune.yaml", {"dataset": dataset})[0].data
     assert (data.format, data.train_on) == (row_format, train_on)
     assert data.train in (train, str(place / train)) and not data.apply_chat_template
+
+
+def test_what_torchtune_learns_that_is_not_known_is_refused(place):
+    dataset = {**ALPACA, "masking_strategy": "train_on_some"}
+    with pytest.raises(
+        ConfigError, match="masking_strategy: train_on_some is none of train_on_all"
+    ):
+        converted(place, "torchtune.yaml", {"dataset": dataset})
+    two = [{**ALPACA, "masking_strategy": "train_on_last"}, ALPACA]
+    config, conversion = converted(place, "torchtune.yaml", {"dataset": two})
+    assert config.data.train_on == "auto"
+    assert "masking_strategy: all, last_turn" in reasons_of(conversion)
 
 
 def test_torchtunes_preferences(place):
@@ -110,6 +132,13 @@ def test_formats_of_unsloth_that_are_no_chats(place, kind, fmt):
     given = {"dataset": "o/n", "format_type": kind, "train_split": "train[:10%]"}
     data = converted(place, "unsloth.yaml", {"data": given})[0].data
     assert (data.train, data.format, data.apply_chat_template) == ("o/n[:10%]", fmt, False)
+
+
+def test_what_unsloths_notebooks_call_learning_answers(place):
+    changes = {"training": {"train_on_responses_only": True, "instruction_part": "<user>"}}
+    config, conversion = converted(place, "unsloth.yaml", changes)
+    assert config.data.train_on == "assistant"
+    assert "data.train_on says" in reasons_of(conversion)["instruction_part: <user>"]
 
 
 def test_what_unsloth_does_where_its_file_says_nothing(place):

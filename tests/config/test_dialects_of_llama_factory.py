@@ -195,6 +195,74 @@ def test_columns_that_dataset_info_names(place):
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("columns", "row_format", "ours"),
+    [
+        ({"prompt": "q", "response": "a"}, "prompt/completion", {"prompt": "q", "completion": "a"}),
+        (
+            {"prompt": "instruction", "response": "output", "system": "s"},
+            "prompt/completion",
+            {"prompt": "instruction", "completion": "output", "system": "s"},
+        ),
+        ({"query": "q", "response": "completion"}, "prompt/completion", {"prompt": "q"}),
+        (
+            {"prompt": "q", "query": "i", "response": "a"},
+            "instruction/output",
+            {"instruction": "q", "input": "i", "output": "a"},
+        ),
+        ({"history": "h"}, "instruction/output", {"history": "h"}),
+        ({}, "instruction/output", {}),
+    ],
+)
+def test_no_other_column_is_read_where_some_are_named(place, columns, row_format, ours):
+    """Where dataset_info.json names columns, LLaMA-Factory reads no ``input`` beside them."""
+    data = described(place, columns=columns)[0].data
+    assert (data.format, data.columns) == (row_format, ours)
+
+
+def test_an_input_that_is_not_named_stands_in_no_prompt(place):
+    rows = [{"instruction": "ask", "input": "not read", "output": "say"}]
+    data = described(place, columns={"prompt": "instruction", "response": "output"})[0].data
+    how = Preparation(256, "chatml", data.format, columns=data.columns, as_chats=True)
+    [example] = encode_rows(rows, tiny_tokenizer(), how)
+    assert "not read" not in tiny_tokenizer().decode(example.input_ids.tolist())
+
+
+@pytest.mark.parametrize("stage", ["dpo", "kto"])
+def test_prompts_of_preferences_have_no_other_column(place, stage):
+    answers = {"chosen": "good", "rejected": "bad"} if stage == "dpo" else {"kto_tag": "label"}
+    columns = {"prompt": "q", "response": "a", **answers}
+    info = {"mine": {"file_name": "mine.json", "columns": columns, "ranking": stage == "dpo"}}
+    (place / "data" / "dataset_info.json").write_text(json.dumps(info))
+    changes = {"dataset": "mine", "stage": stage}
+    columns = converted(place, "llama_factory.yaml", changes)[0].data.columns
+    assert columns["prompt"] == "q" and not {"instruction", "input"} & columns.keys()
+
+
+@pytest.mark.parametrize(
+    ("columns", "named"),
+    [({}, ["history"]), ({"history": "past"}, ["input"]), ({"prompt": "q", "response": "a"}, [])],
+)
+def test_columns_of_instructions_that_are_read_here_alone_are_named(place, columns, named):
+    (place / "data" / "mine.json").write_text('[{"instruction": "", "input": "", "history": []}]')
+    notes = described(place, columns=columns)[1].notes
+    assert [n.partition("column ")[2].partition(" ")[0] for n in notes if "column" in n] == named
+
+
+def test_parts_of_the_hub_that_dataset_info_names(place):
+    info = {"mine": {"hf_hub_url": "o/n", "folder": "fr", "revision": "v2"}}
+    (place / "data" / "dataset_info.json").write_text(json.dumps(info))
+    changes = {"dataset": "mine", "max_samples": None}
+    config, conversion = converted(place, "llama_factory.yaml", changes)
+    assert config.data.train == "o/n:fr/train"
+    assert reasons_of(conversion)["revision: v2"] == "of o/n the newest is read"
+
+
+def test_the_loss_that_llama_factory_weights_by_probability(place):
+    train = converted(place, "llama_factory.yaml", {"use_dft_loss": True})[0].train
+    assert train.loss_type == "dft"
+
+
 def test_what_is_read_here_alone_or_there_alone_is_named(place):
     (place / "data" / "mine.json").write_text('[{"conversations": [], "tools": "[]"}]')
     _, conversion = described(place, formatting="sharegpt", columns={"images": "pictures"})

@@ -28,8 +28,10 @@ FORGETS = (
     f"{{{{ m.content }}}}</s>{E}"
     "{% else %}{{ m.content }}</s>{% endif %}{% endfor %}" + PROMPT
 )
-NOT = [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}, {"train": 0}]
-YES = [{}, {"weight": 1}, {"weight": None}, {"train": True}, {"training": True, "weight": 1.0}]
+NOT = [{"weight": 0}, {"weight": 0.0}, {"train": False}, {"training": False}, {"train": 0},
+       {"loss": False}, {"loss_weight": 0.0}]  # fmt: skip
+YES = [{}, {"weight": 1}, {"weight": None}, {"train": True}, {"training": True, "weight": 1.0},
+       {"loss": True}, {"loss_weight": 1.0}]  # fmt: skip
 
 
 def user(text, **marks):

@@ -232,3 +232,46 @@ def test_rows_that_are_all_cut_away(tmp_path):
         with pytest.raises(DataError) as caught:
             load(tmp_path, rows, Preparation(16, truncation=truncation, chat_template="chatml"))
         assert advice in str(caught.value)
+
+
+ROWS = {
+    "text": {"text": "a b"},
+    "prompt/completion": {"prompt": "a", "completion": "b"},
+    "messages": chat("user", "assistant"),
+    "dpo": {"prompt": "a", "chosen": "b", "rejected": "c"},
+    "kto": {"prompt": "a", "completion": "b", "label": True},
+}
+
+
+@pytest.mark.parametrize("kind", ROWS)
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("weights", [1, 0.5]),
+        ("loss_mask", [True, False]),
+        ("completion_mask", "[0, 1]"),  # as a .csv has it
+        ("assistant_masks", [0]),
+        ("labels", [-100, 5]),
+    ],
+)
+def test_a_column_that_says_which_tokens_are_learnt_is_refused(tmp_path, kind, column, value):
+    how = Preparation(256, "chatml", objective=kind if kind in ("dpo", "kto") else "sft")
+    rows = [{**ROWS[kind], column: None}, {**ROWS[kind], column: value}]
+    with pytest.raises(DataError) as caught:
+        load(tmp_path, rows, how)
+    begin = f"a.jsonl line 2: the column '{column}' says which tokens are learnt"
+    assert str(caught.value).startswith(begin)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"labels": [27, 3]},  # classes of the text
+        {"weights": [[1], [1, 2]]},
+        {"weights": 2},
+        {"loss_mask": []},
+        {"weights": "[w]"},
+    ],
+)
+def test_other_columns_of_these_names_are_not_read(tmp_path, column):
+    assert len(load(tmp_path, [{**ROWS["text"], **column}])) == 1

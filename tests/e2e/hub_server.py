@@ -41,6 +41,8 @@ class Handler(BaseHTTPRequestHandler):
             folder, commit = self.root / "/".join(parts[1:4]), COMMIT
             if not folder.is_dir():
                 return self.missing("RepoNotFound")
+            if path.endswith("/revision/nothing"):
+                return self.missing("RevisionNotFound")
             if path.endswith((CONVERTED, CONVERTED_COMMIT)):
                 folder, commit = self.root / "converted" / "/".join(parts[2:4]), CONVERTED_COMMIT
                 if not folder.is_dir():

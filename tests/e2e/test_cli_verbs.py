@@ -88,6 +88,26 @@ def test_data_as_json(place):
     assert "data.eval is not set" in refused(place, "data", "run.yaml", "--eval", "data.eval=null")
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("data", "run.yaml", "--json", "data.train=näher🙂.jsonl"),
+        ("eval", "out", "--json", "--data", "näher🙂.jsonl"),
+        ("generate", "out", "--prompts", "näher🙂.jsonl", "--max-new-tokens", 1),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_json_is_utf_8_whatever_the_console_has(place, arguments, encoding):
+    row = {"prompt": "what is é 你🙂 ", "completion": "it"}
+    (place / "näher🙂.jsonl").write_text(json.dumps(row) + "\n", "utf-8")
+    done = run_here(*arguments, cwd=place, encoding=encoding)
+    assert done.returncode == 0, done.stderr
+    (line,) = done.stdout.decode("utf-8").splitlines()
+    assert "näher🙂" in line if arguments[0] == "eval" else "é 你🙂" in line
+    assert json.loads(line)
+
+
 def test_eval(place):
     done = run_here("eval", "run.yaml", "--json", cwd=place)
     assert done.returncode == 0, done.stderr

@@ -10,7 +10,7 @@ from qlora_wgpu.data import Preparation
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.own_rows import RowReader
-from qlora_wgpu.training.rows import refuse_other_objectives
+from qlora_wgpu.training.rows import as_dataset, refuse_other_objectives
 
 pytestmark = pytest.mark.quick
 
@@ -116,10 +116,16 @@ MASKED = [
     {"prompt": "what", "completion": " is", "completion_mask": [0, 1]},
     {"input_ids": [5, 6], "loss_mask": [1, 0]},
 ]
+UNEVEN = {"input_ids": [5, 6], "turns": [[1], [1, 2]]}  # lists that numpy makes no array of
 
 
 @pytest.mark.parametrize("row", MASKED, ids=lambda row: list(row)[-1])
 def test_what_says_which_tokens_are_learnt_is_read_or_refused(model, tmp_path, row):
     trainer = Trainer(model, config(model.folder.path, tmp_path))
-    with pytest.raises(DataError, match=rf"train_dataset\[1\] has {list(row)[-1]}, which is not"):
+    column = list(row)[-1]
+    with pytest.raises(DataError, match=rf"train_dataset\[1\].*{column}.*, which is not read"):
         trainer.train([dict(list(row.items())[:-1]), row])
+
+
+def test_lists_of_several_lengths_beside_token_ids_say_nothing_of_tokens():
+    assert len(as_dataset([UNEVEN], "rows", 100)) == 1

@@ -67,6 +67,21 @@ def test_a_run_from_the_hub(hub, tmp_path):
     assert len([x for x in log if x.startswith("GET") and "safetensors" in x]) == before
 
 
+def test_a_revision_of_a_model(hub, tmp_path):
+    """Its configuration and its tokenizer are those of the revision that is asked for."""
+    env, log = hub
+    name = "owner/tiny-model@refs/pr/3"
+    planned = run("estimate", name, cwd=tmp_path, env=env)
+    shown = run("data", "run.yaml", f"model.path={name}", "--json", cwd=tmp_path, env=env)
+    assert (planned.returncode, shown.returncode) == (0, 0), planned.stderr + shown.stderr
+    asked = {
+        line.rpartition("/revision/")[2]
+        for line in log
+        if "models/" in line and "/revision/" in line
+    }
+    assert asked == {"refs/pr/3"}
+
+
 def write_table(path, begin, rows):
     path.parent.mkdir(parents=True)
     texts = [f"{begin} {i}" for i in range(rows)]
@@ -128,6 +143,10 @@ def test_configurations_that_are_not_there(configurations, tmp_path, name, messa
     ("override", "message"),
     [
         ("model.path=owner/nothing", "neither a folder nor a model on the Hugging Face hub"),
+        (
+            "model.path=owner/tiny-model@nothing",
+            "owner/tiny-model of the Hugging Face hub has no revision 'nothing'",
+        ),
         ("data.train=owner/nothing", "nor a data set on the Hugging Face Hub"),
         ("data.train=owner/chats:validation", "no split 'validation': its files begin with"),
     ],

@@ -167,6 +167,10 @@ def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_pa
         host_room.require_host_room(
             layout, waiting, device, 8 * MIB, told, plans, trains=False
         )  # fmt: skip
+    monkeypatch.setattr(host_room, "available_bytes", lambda: 1 << 50)
+    monkeypatch.setattr(host_room, "container_limit", lambda: MIB)  # less than is taken already
+    with pytest.raises(OutOfMemoryError, match=r"host memory.* and 0 MiB are free"):
+        host_room.require_host_room(layout, waiting, device, 0, told, plans, trains=False)
 
 
 def test_a_run_tells_what_it_keeps_on_the_host(place, monkeypatch):

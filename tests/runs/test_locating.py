@@ -52,6 +52,15 @@ def test_a_run_that_goes_on_has_its_newest_checkpoint(place):
         locate(str(place / "run"))
 
 
+def test_a_revision_of_the_base_stands_behind_its_name(place):
+    alone = str(adapter(place / "alone", "owner/base@v1"))
+    assert locate(alone) == Located("owner/base@v1", alone)
+    assert locate("owner/base@v1") == Located("owner/base@v1", None)
+    config = adapter(place / "pefts", "owner/base") / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "revision": "v1"}))
+    assert locate(str(config.parent)).model == "owner/base@v1"
+
+
 def test_an_adapter_that_belongs_to_no_run(place):
     alone = str(adapter(place / "alone", "owner/base"))
     assert locate(alone) == Located("owner/base", alone)

@@ -233,6 +233,13 @@ def test_a_merged_model(tmp_path, hub):
         push(str(run / "adapter"), "me/mine", merged=str(run))
 
 
+def test_a_revision_of_the_base_stands_where_peft_has_it(tmp_path, hub):
+    push(str(adapter(tmp_path / "adapter", base="owner/base@v1")), "me/mine")
+    sent = json.loads(hub.files["adapter_config.json"])
+    assert (sent["base_model_name_or_path"], sent["revision"]) == ("owner/base", "v1")
+    assert head(hub.files["README.md"].decode())["base_model"] == "owner/base"
+
+
 def test_a_folder_of_the_user_is_not_told(tmp_path, hub):
     place = adapter(tmp_path / "adapter", base=str(tmp_path / "base"))
     push(str(place), "me/mine")

@@ -10,10 +10,11 @@ import urllib.request
 import pytest
 from serving.tiny_served import tiny_served
 from support.openai_http import HEAD, TALK, ask, post, serving
-from support.processes import until
+from support.processes import PATIENCE, until
 
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.generation.sequence import Text
+from qlora_wgpu.serving import app
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +41,39 @@ def told(status_and_text, status=400):
         (b'{"n": ' + b"9" * 5000 + b"}", "too many digits"),
         (b'{"model": "a", "model": "b"}', "stands twice"),
         (b'{"model": "\\ud800"}', "half a character"),
-        (b'{"model": "' + b"x" * (17 << 20) + b'"}', "more than 16,777,216 bytes"),
     ],
 )
 def test_bodies_that_are_no_requests(url, body, message):
     assert message in told(post(url, body))
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "completions"])
+def test_a_body_that_is_too_long_has_a_status_of_its_own(url, path):
+    body = b'{"model": "' + b"x" * (17 << 20) + b'"}'
+    said = told(post(url, body, path), 413)
+    assert said == "the request has more than 16,777,216 bytes"
+
+
+def test_more_long_bodies_at_a_time_than_are_held_may_come_again(url, monkeypatch):
+    monkeypatch.setattr(app, "_ALL_BYTES", 10)
+    assert "send it again" in told(post(url, {"model": "tiny", "messages": TALK}), 503)
+
+
+@pytest.mark.parametrize("sent", [b"", b'{"model": "tiny", '])
+def test_a_body_that_never_arrives_is_not_waited_for(url, monkeypatch, sent):
+    monkeypatch.setattr(app, "_READING", 0.05)
+    port = int(url.split(":")[2].partition("/")[0])
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as place:
+        place.sendall(HEAD.format(1000).encode() + sent)
+        with place.makefile("rb") as answer:
+            status = int(answer.readline().split()[1])
+            length = 0
+            while line := answer.readline().strip():
+                name, _, value = line.partition(b":")
+                length = int(value) if name.lower() == b"content-length" else length
+            said = told((status, answer.read(length)), 408)
+    assert said == "the request did not come within 0.05 seconds"
+    assert ask(url, max_tokens=1)["choices"]
 
 
 @pytest.mark.parametrize(

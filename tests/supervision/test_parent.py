@@ -94,6 +94,24 @@ def test_a_crash_under_a_memory_limit_is_not_the_drivers(tmp_path):
     assert "no more than 16,384 MiB of address space (ulimit -v): raise that" in done.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
+@pytest.mark.parametrize(
+    ("limit", "steps", "said"),
+    [
+        ("address_space", "lost", "the GPU was lost, and the process may have no more than 1 MiB"),
+        ("container_limit", "kill", "run out of memory (its container may have 5 MiB): what"),
+    ],
+)
+def test_a_limit_of_memory_is_told_with_how_a_process_ended(tmp_path, limit, steps, said):
+    given = {"address_space": "'no more than 1 MiB'", "container_limit": str(5 << 20)}[limit]
+    patch = f"from qlora_wgpu.supervision import parent\nparent.{limit} = lambda: {given}\n"
+    done = subprocess.run(
+        command("data", f"1:{steps}", before=patch), cwd=tmp_path, capture_output=True, text=True,
+        timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2 and said in done.stderr and "update its driver" not in done.stderr
+
+
 @pytest.mark.slow
 def test_without_a_checkpoint_the_run_begins_again(tmp_path):
     done, attempts = supervised(tmp_path, "train", "1:open+crash", "2:")

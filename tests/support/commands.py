@@ -6,15 +6,19 @@ import sys
 import warnings
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
 from copy import deepcopy
-from io import StringIO
+from io import BytesIO, StringIO, TextIOWrapper
 from unittest.mock import patch
 
 from qlora_wgpu import cli
 
 
-def run_here(*args, cwd):
-    """What `qlora-wgpu` does with its arguments, all but the process that supervises it."""
-    out, err = StringIO(), StringIO()
+def run_here(*args, cwd, encoding=None):
+    """What `qlora-wgpu` does with its arguments, all but the process that supervises it.
+
+    With the encoding of a console its standard output is a file of it, and what is in it bytes.
+    """
+    out = StringIO() if encoding is None else TextIOWrapper(BytesIO(), encoding)
+    err = StringIO()
     code = 0
     with ExitStack() as stack:
         # Commands remember the help of whoever called them first, which other tests look at.
@@ -30,4 +34,6 @@ def run_here(*args, cwd):
             cli.run_command()
         except SystemExit as end:
             code = end.code or 0
-    return subprocess.CompletedProcess(args, code, out.getvalue(), err.getvalue())
+    out.flush()
+    said = out.getvalue() if encoding is None else out.buffer.getvalue()
+    return subprocess.CompletedProcess(args, code, said, err.getvalue())

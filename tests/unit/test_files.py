@@ -20,7 +20,8 @@ PROJECT = Path(__file__).parents[2]
 PROGRAMS = ("benchmarks", "demo", "docs", "examples", "tools")
 
 # Where files are opened by other means: the door, and what writes.
-# The last are files of its own, which it has just made, and the device that holds nothing.
+# The last are files of its own, which it has just made, the device that holds nothing, and files
+# of the system's own, which a supervisor asks for its limits.
 DOORS = {
     "files.py",
     "checkpoint/atomic.py",
@@ -28,6 +29,7 @@ DOORS = {
     "supervision/journal.py",
     "sandbox/child.py",
     "supervision/streams.py",
+    "supervision/processes.py",
 }
 READERS = {"read_text", "read_bytes", "fromfile", "from_file", "loadtxt", "genfromtxt", "load_file"}
 

@@ -23,6 +23,7 @@ from qlora_wgpu.config.schema import Config, sections
 from qlora_wgpu.config.yaml_file import dump_yaml, read_yaml_file
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import YAML_BYTES
+from qlora_wgpu.presence import exists
 
 DIALECTS = (
     axolotl.DIALECT,
@@ -34,6 +35,7 @@ DIALECTS = (
     torchtune.DIALECT,
 )
 _REVISIONS = ("model_revision", "revision_of_model", "base_model_revision", "revision")
+_ON_HUB = re.compile(r"\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _COUNTS = {  # by our keys: what stands for a number that is none, in each trainer
     "train.max_steps": (-1, "counts epochs"),
     "output.save_total_limit": (None, "keeps all"),
@@ -142,7 +144,7 @@ def _drafted(
         raise ConfigError(
             f"{path} cannot be converted: a value is not as {dialect.name} takes it ({err})"
         ) from err
-    _note_revision(draft)
+    revisions = {key: draft.take(key) for key in _REVISIONS}
     for key in [key for key in draft.theirs if key in dialect.keys]:
         ours, value = dialect.keys[key], draft.theirs[key]
         if ours in _COUNTS and isinstance(value, int) and value <= 0:
@@ -157,6 +159,7 @@ def _drafted(
     if "model.path" in draft.taken:
         model = draft.taken["model.path"]
         draft.set("model.path", draft.place(str(model.value)), model.origin)
+    _set_revision(draft, revisions)
     if "data.train" in given:
         draft.taken.pop("data.sources", None)
     for ours, value in given.items():
@@ -172,19 +175,18 @@ def _drafted(
     return draft
 
 
-def _note_revision(draft: Draft) -> None:
-    """Says that another revision of the model is not what a name of the hub stands for here."""
-    for key in _REVISIONS:
-        revision = draft.take(key)
+def _set_revision(draft: Draft, revisions: Mapping[str, Any]) -> None:
+    """Writes the revision of a model of the hub behind its name; a folder has none."""
+    for key, revision in revisions.items():
         if revision in (None, "main"):
             continue
-        model = draft.theirs.get("model_name_or_path") or draft.theirs.get("base_model") or "MODEL"
-        draft.leave_out(key, revision, "a name of the hub stands for its main revision")
-        if "model.path" not in draft.given:
-            draft.notes.append(
-                f"{key} {revision} is not what model.path names: `hf download {model} --revision "
-                f"{revision} --local-dir FOLDER` brings it, and --model FOLDER takes it"
-            )
+        model = draft.taken.get("model.path")
+        if model is None or "model.path" in draft.given:
+            draft.leave_out(key, revision, "--model names the model, as OWNER/NAME@REVISION does")
+        elif exists(Path(model.value)) or not _ON_HUB.fullmatch(model.value):
+            draft.leave_out(key, revision, f"{model.value} is a folder, and is read as it is")
+        else:
+            draft.set("model.path", f"{model.value}@{revision}", f"{model.origin}, {key}")
 
 
 def _check(conversion: Conversion) -> None:

@@ -47,8 +47,6 @@ _DEFAULTS = {
     "optim.learning_rate": 5e-5,
     "log.logging_steps": 500,
 }
-_COLUMNS = {"instruction": "prompt", "input": "query", "output": "response", "system": "system",
-            "history": "history", "tools": "tools"}  # fmt: skip
 AS_CHATS = "LLaMA-Factory writes instructions as turns of a chat"
 _MEDIA = ("images", "videos", "audios")
 _SCANNED = 1 << 16  # bytes of a file, in which its rows' keys are looked for
@@ -137,6 +135,8 @@ def _convert_data(draft: Draft, objective: str, *, documents: bool) -> None:
             draft.leave_out("eval_dataset", ", ".join(more), "data.eval names one data set")
     elif size:
         draft.set("data.eval_split", size if size < 1 else int(size), "val_size")
+    if draft.take("use_dft_loss") and objective == "sft":
+        draft.set("train.loss_type", "dft", "use_dft_loss")
     if draft.take("train_on_prompt"):
         draft.set("data.train_on", "all", "train_on_prompt")
     elif draft.take("mask_history"):
@@ -217,6 +217,7 @@ def _rows(draft: Draft, entry: Mapping[str, Any], name: str, *, documents: bool)
     """How the rows of a data set are read, by its description."""
     columns, tags = _mapping(entry, "columns"), _mapping(entry, "tags")
     origin = f"dataset_info.json: {name}"
+    more = {key: columns.get(key) for key in ("system", "tools")}
     if documents:
         return RowsOf.named("text", {"text": columns.get("prompt")}, origin)
     formatting = entry.get("formatting", "alpaca")
@@ -224,9 +225,11 @@ def _rows(draft: Draft, entry: Mapping[str, Any], name: str, *, documents: bool)
         draft.set("data.apply_chat_template", True, AS_CHATS)
         return RowsOf()
     if formatting == "alpaca":
-        renamed = {ours: columns.get(theirs) for ours, theirs in _COLUMNS.items()}
         draft.set("data.apply_chat_template", True, AS_CHATS)
-        return RowsOf.named("instruction/output", renamed, origin)
+        prompt = preferences.prompt_of_llama_factory(columns)
+        row_format = "prompt/completion" if "prompt" in prompt else "instruction/output"
+        answer = {row_format.partition("/")[2]: columns.get("response", "output")}
+        return RowsOf.named(row_format, {**prompt, **answer, **more}, origin)
     _leave_tags_out(draft, tags)
     if formatting == "openai":
         draft.notes.append(
@@ -236,8 +239,7 @@ def _rows(draft: Draft, entry: Mapping[str, Any], name: str, *, documents: bool)
     is_openai = formatting == "openai" or tags.get("role_tag") == "role"
     row_format = "messages" if is_openai else "conversations"
     column = columns.get("messages", "conversations")
-    named = {key: columns.get(key) for key in ("system", "tools")}
-    return RowsOf.named(row_format, {row_format: column, **named}, origin)
+    return RowsOf.named(row_format, {row_format: column, **more}, origin)
 
 
 def _leave_columns_out(draft: Draft, entry: Mapping[str, Any], name: str, place: str) -> None:
@@ -250,8 +252,12 @@ def _leave_columns_out(draft: Draft, entry: Mapping[str, Any], name: str, place:
         return
     with open_file(place) as file:
         begin = file.read(_SCANNED)
-    for key in ("system", "tools"):
-        if not columns.get(key) and f'"{key}":'.encode() in begin:
+    named = {"system": columns.get("system"), "tools": columns.get("tools")}
+    prompt = preferences.prompt_of_llama_factory(columns)
+    if entry.get("formatting", "alpaca") == "alpaca" and "prompt" not in prompt:
+        named |= {"history": columns.get("history"), "input": columns.get("query", not columns)}
+    for key, column in named.items():
+        if not column and f'"{key}":'.encode() in begin:
             draft.notes.append(
                 f"LLaMA-Factory does not read the column {key} of {name}, which dataset_info.json "
                 "does not name; here it is read: remove it from the rows"
@@ -284,7 +290,10 @@ def _description(draft: Draft, name: str, folder: Path) -> Mapping[str, Any]:
 
 def _place(draft: Draft, entry: Mapping[str, Any], folder: Path) -> str:
     if entry.get("hf_hub_url"):
-        return hub_place(draft, str(entry["hf_hub_url"]), entry.get("subset"), entry.get("split"))
+        if (revision := entry.get("revision")) not in (None, "main"):
+            draft.leave_out("revision", revision, f"of {entry['hf_hub_url']} the newest is read")
+        part = entry.get("subset") or entry.get("folder")
+        return hub_place(draft, str(entry["hf_hub_url"]), part, entry.get("split"))
     if entry.get("file_name"):
         return hub_place(
             draft, (folder / str(entry["file_name"])).as_posix(), None, entry.get("split")

@@ -252,6 +252,16 @@ def rows_of_llama_factory(
         return RowsOf.named(None, {key: prompt, **answers, **more}, origin)
     draft.set("data.apply_chat_template", True, "LLaMA-Factory writes instructions as turns")
     response = {"completion": columns.get("response", "output")} if judged else {}
-    named = {"instruction": "prompt", "input": "query", "history": "history", "system": "system"}
-    prompt = {ours: columns.get(theirs) for ours, theirs in named.items()}
+    prompt = {**prompt_of_llama_factory(columns), "system": columns.get("system")}
     return RowsOf.named(None, {**prompt, **answers, **response}, origin)
+
+
+def prompt_of_llama_factory(columns: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of an instruction, or the one of a prompt.
+
+    Where some columns are named, LLaMA-Factory reads no other one: not even an ``input``.
+    """
+    request, extra = columns.get("prompt"), columns.get("query")
+    if columns.get("history") or not columns or (request and extra):
+        return {"instruction": request, "input": extra, "history": columns.get("history")}
+    return {"prompt": request or extra or "instruction"}

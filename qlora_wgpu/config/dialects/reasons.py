@@ -125,6 +125,9 @@ NO_COUNTERPART = {
         "formatting_func reserved_label_len mask_history_of_tools datasets_type "
         "assistant_tokens completion_tokens eos_tokens"
     ),
+    "data.train_on says what is learnt, and the chat template tells turns apart": (
+        "instruction_part response_part instruction_template response_template"
+    ),
     "weights are stored in 4 bits (nf4) or as they are": (
         "load_in_8bit gptq quantization_method quantization_device_map gptq_disable_exllama "
         "bnb_config_kwargs export_quantization_bit llm_int8_threshold"

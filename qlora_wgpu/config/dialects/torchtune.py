@@ -60,9 +60,11 @@ _SHAPES = {
     "get_constant_schedule": "constant",
 }
 _KNOWN = (
-    "_component_ source split data_files subset name column_map train_on_input packed column "
-    "conversation_column conversation_style"
+    "_component_ source split data_files subset name column_map train_on_input masking_strategy "
+    "packed column conversation_column conversation_style"
 )
+_LEARNT = {"train_on_all": "all", "train_on_assistant": "assistant", "train_on_last": "last_turn"}
+"""What of a chat is learnt, by ``masking_strategy``."""
 
 
 def _convert(draft: Draft) -> None:
@@ -128,8 +130,8 @@ def _convert_data(draft: Draft) -> None:
     sources, learnt = [], set()
     for number, entry in enumerate(e for e in entries if isinstance(e, Mapping)):
         key = f"dataset[{number}]" if len(entries) > 1 else "dataset"
-        rows, learns_all = _rows(draft, entry, key)
-        learnt.add(learns_all)
+        rows, usual = _rows(draft, entry, key)
+        learnt.add(_learnt(draft, entry, key, usual))
         sources += [Source(place, rows) for place in _places(draft, entry, key)]
         for name, value in entry.items():
             if name not in _KNOWN.split() and value not in (None, False, {}):
@@ -138,14 +140,27 @@ def _convert_data(draft: Draft) -> None:
             draft.set("data.packing", True, f"{key}.packed")
     if sources:
         set_sources(draft, sources, "dataset")
-    if learnt == {True}:
-        draft.set("data.train_on", "all", "train_on_input")
-    elif len(learnt) > 1:
-        draft.leave_out("train_on_input", True, "data.train_on is of all sources")
+    if len(learnt) > 1:
+        draft.leave_out("masking_strategy", ", ".join(sorted(learnt)), "data.train_on is of all "
+                        "sources: the answers are learnt")  # fmt: skip
+    elif learnt and (train_on := learnt.pop()) != "auto":
+        draft.set("data.train_on", train_on, "masking_strategy, or train_on_input")
 
 
-def _rows(draft: Draft, entry: Mapping[str, Any], key: str) -> tuple[RowsOf, bool]:
-    """How the rows of a data set are read, and whether their prompts are learnt, too."""
+def _learnt(draft: Draft, entry: Mapping[str, Any], key: str, usual: str) -> str:
+    """What is learnt of a data set's rows."""
+    if (given := entry.get("train_on_input")) is not None:  # older, and goes first
+        return "all" if given else "auto"
+    strategy = entry.get("masking_strategy")
+    if strategy is None:
+        return usual
+    if strategy not in _LEARNT:
+        raise draft.refuse(f"{key}.masking_strategy", strategy, f"is none of {', '.join(_LEARNT)}")
+    return _LEARNT[strategy]
+
+
+def _rows(draft: Draft, entry: Mapping[str, Any], key: str) -> tuple[RowsOf, str]:
+    """How the rows of a data set are read, and what of them is learnt where nothing says it."""
     name = str(entry.get("_component_", "")).rpartition(".")[2]
     given = entry.get("column_map")
     columns = given if isinstance(given, Mapping) else {}
@@ -154,24 +169,23 @@ def _rows(draft: Draft, entry: Mapping[str, Any], key: str) -> tuple[RowsOf, boo
             "torchtune puts Alpaca's prompt into a turn of the model's chat; here it stands by "
             "itself: data.apply_chat_template: true writes instructions as turns without it"
         )
-        return RowsOf.named("instruction/output", columns, name), entry.get("train_on_input", True)
-    learns_all = bool(entry.get("train_on_input", False))
+        return RowsOf.named("instruction/output", columns, name), "all"
     if name == "instruct_dataset":
         pair = {
             "prompt": columns.get("input", "input"),
             "completion": columns.get("output", "output"),
         }
         draft.set("data.apply_chat_template", True, name)
-        return RowsOf.named("prompt/completion", pair, name), learns_all
+        return RowsOf.named("prompt/completion", pair, name), "auto"
     if name == "chat_dataset":
         is_openai = entry.get("conversation_style") == "openai"
         row_format = "messages" if is_openai else "conversations"
         column = entry.get("conversation_column")
-        return RowsOf.named(row_format, {row_format: column}, name), learns_all
+        return RowsOf.named(row_format, {row_format: column}, name), "auto"
     if name == "text_completion_dataset":
-        return RowsOf.named("text", {"text": entry.get("column")}, name), False
+        return RowsOf.named("text", {"text": entry.get("column")}, name), "auto"
     if name in _PAIRS:
-        return RowsOf.named(None, columns, name), False
+        return RowsOf.named(None, columns, name), "auto"
     raise draft.refuse(f"{key}._component_", name, "is a data set that is not known here: name its "
                        "data with --data")  # fmt: skip
 

@@ -117,12 +117,10 @@ def _convert_data(draft: Draft) -> None:
         places = hub_places(draft, str(name), subset, split)
     if places:
         set_sources(draft, [Source(place, rows) for place in places], "dataset")
-    learns_answers = draft.take("train_on_completions", False)
-    draft.set(
-        "data.train_on",
-        "assistant" if learns_answers else "all",
-        f"train_on_completions: {str(bool(learns_answers)).lower()}",
-    )
+    asked = draft.take("train_on_responses_only", False)  # as Unsloth's notebooks call it
+    learns_answers = bool(draft.take("train_on_completions", asked))
+    train_on = "assistant" if learns_answers else "all"
+    draft.set("data.train_on", train_on, f"train_on_completions: {str(learns_answers).lower()}")
 
 
 DIALECT = Dialect(

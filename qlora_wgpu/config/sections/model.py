@@ -27,8 +27,8 @@ class ModelConfig(Section):
     """The base model."""
 
     path: Annotated[FileName, FREE_ON_RESUME] = Field(
-        description="Folder of the base model, or its name on the Hugging Face Hub; or a GGUF "
-        "file, on the Hub as owner/name/FILE.gguf."
+        description="Folder of the base model, or its name on the Hugging Face Hub, with a "
+        "revision as owner/name@REVISION; or a GGUF file, on the Hub as owner/name/FILE.gguf."
     )
     cache: Annotated[bool, FREE_ON_RESUME] = Field(
         True,

@@ -14,6 +14,8 @@ const IGNORED = -100;
 const UNASKED = 'no turn to learn without weight 0 or train false';
 const MOST_ROLES = 8; // in a message
 const UNREAD = ['image', 'images', 'video', 'videos', 'audio', 'audios']; // as TRL has them
+const MASKS = // what other trainers call a number for each token; as data/columns.py
+  /^(assistant_masks?|completion_masks?|label_mask|labels|loss_masks?|loss_weights|response_mask|token_weights|weights)$/;
 const TASK = 'Below is an instruction that describes a task';
 const REQUEST = 'Write a response that appropriately completes the request.';
 
@@ -49,6 +51,7 @@ export class RowEncoder {
       if (index % 100 === 0) progress(index);
       try {
         if (Object.values(given).every((value) => value === null)) throw new EmptyRow('the row has no value');
+        refuseMasks(given);
         const row = this.named(given);
         const own = formatOf(row, this.how.format, this.how.columns);
         format ??= own;
@@ -220,6 +223,25 @@ export function alpacaPrompt(instruction, extra = '', system = '', history = [])
 function textOf(row, key) {
   if (typeof row[key] !== 'string') throw new Told(`'${key}' must be text`);
   return row[key];
+}
+
+/** Refuses a column that says which tokens of a row are learnt, in the words of other trainers. */
+export function refuseMasks(row) {
+  for (const key of Object.keys(row).filter((each) => MASKS.test(each)).sort()) {
+    const numbers = numbersOf(row[key]);
+    if (!numbers.length || (key === 'labels' && !numbers.some((each) => Number(each) === IGNORED))) continue;
+    throw new Told(`the column '${key}' says which tokens are learnt, which is not read beside a text: give what is learnt as a 'completion', or turns that are not a train: false, or leave the column out`);
+  }
+}
+
+/** A list of numbers, also where a table keeps it as text; empty for all else. */
+function numbersOf(value) {
+  try {
+    const list = typeof value === 'string' && value.startsWith('[') ? JSON.parse(value) : value;
+    return Array.isArray(list) && list.every((each) => ['number', 'bigint', 'boolean'].includes(typeof each)) ? list : [];
+  } catch {
+    return [];
+  }
 }
 
 /** Instructions and answers before a row's own. */

@@ -1,13 +1,13 @@
-/** What messages say of themselves: whether they are learnt, in OpenAI's words or in Axolotl's; as data/turn_marks.py. */
+/** What messages say of themselves: whether they are learnt, in the words of other trainers; as data/turn_marks.py. */
 
 import { Told } from './device.mjs';
 import { isSome, OddNumber } from './json.mjs';
 
 const WEIGHT = 'weight'; // OpenAI's, of the assistant's messages
-const TRAINS = ['train', 'training']; // Axolotl's, of anyone's
+const TRAINS = ['train', 'training', 'loss', 'loss_weight']; // Axolotl's, ms-swift's and LLaMA-Factory's, of anyone's
 const PARTS = ['train_detail', 'training_detail']; // Axolotl's, of passages
 const MARKS = [WEIGHT, ...TRAINS];
-const ASKS = /(\.|\[['"])(weight|train|training)\b/;
+const ASKS = /(\.|\[['"])(weight|train|training|loss|loss_weight)\b/;
 
 /** Whether a template marks what is learnt by what messages say, and so knows better. */
 export const decides = (template) => template.marks && ASKS.test(template.source);

@@ -1,0 +1,129 @@
+"""What an owner takes for an answer of a worker, and what it refuses by name."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from qlora_wgpu.cluster.blocks import Asked, Sums
+from qlora_wgpu.cluster.expected import (
+    Expected,
+    WrongAnswerError,
+    check_parameters,
+    check_text,
+    expected,
+)
+from qlora_wgpu.model.steps import Samples
+from qlora_wgpu.ops.preference import METRICS, Preference
+
+ASKED = Asked(version=3, nonce=17)
+
+
+def floats(length, value=1.0):
+    return np.full(length, value, np.float32)
+
+
+FORMS = {
+    "gradient": (Expected(4, gradient=8), Sums(2.0, 4.0, 0, 0.1, floats(8), nonce=17)),
+    "loss": (Expected(4), Sums(2.0, 4.0, 0, 0.1, nonce=17)),
+    "weighted": (Expected(4, True, 8), Sums(2.0, 4.0 + 1e-4, 0, 0.1, floats(8), nonce=17)),
+    "metrics": (
+        Expected(2, gradient=8, has_metrics=True),
+        Sums(2.0, 2.0, 0, 0.1, floats(8), metrics=floats(len(METRICS)), nonce=17),
+    ),
+    "answers": (Expected(0, answers=3), Sums(0.0, 0.0, 0, 0.1, answers=floats(3), nonce=17)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_answer_to_what_was_asked_is_taken(form):
+    right, sums = FORMS[form]
+    assert right.check(ASKED, sums) is sums
+
+
+@pytest.mark.parametrize(
+    ("form", "change", "says"),
+    [
+        *((form, {"nonce": 16}, "the sums of another block") for form in FORMS),
+        *((form, {"seconds": np.nan}, "it computed for nan seconds") for form in FORMS),
+        ("gradient", {"gradient": floats(7)}, "its gradient has 7 values, not 8"),
+        ("gradient", {"gradient": None}, "its gradient is nothing, not an array"),
+        ("gradient", {"gradient": np.ma.array(floats(8))}, "not an array"),
+        ("gradient", {"tokens": 3.0}, "it counted 3 tokens, not 4"),
+        ("gradient", {"metrics": floats(len(METRICS))}, "has metrics, for which nobody asked"),
+        ("loss", {"gradient": floats(8)}, "has gradient, for which nobody asked"),
+        ("loss", {"saturated": -1}, "it counted -1 saturated values"),
+        ("loss", {"saturated": 0.5}, "it counted 0.5 saturated values"),
+        ("loss", {"loss": "2"}, "its loss is a value of type str, not a number"),
+        ("loss", {"correct": None}, "its correct is nothing, not a number"),
+        ("weighted", {"tokens": 4.01}, "it counted 4.01 tokens, not 4"),
+        ("weighted", {"tokens": np.nan}, "it counted nan tokens, not 4"),
+        ("metrics", {"metrics": None}, "its metrics is nothing, not an array"),
+        ("metrics", {"metrics": floats(1)}, f"its metrics has 1 values, not {len(METRICS)}"),
+        ("answers", {"answers": floats(2)}, "its log probabilities has 2 values, not 3"),
+        ("answers", {"answers": floats((3, 1))}, "its log probabilities has 3 × 1 values"),
+        ("answers", {"answers": np.ones(3)}, "its log probabilities is of float64, not float32"),
+    ],
+)
+def test_what_is_no_answer_to_it_is_named(form, change, says):
+    right, sums = FORMS[form]
+    with pytest.raises(WrongAnswerError) as caught:
+        right.check(ASKED, replace(sums, **change))
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", [None, {"nonce": 17}, 4.0, [1, 2]])
+def test_what_are_no_sums_is_named(answer):
+    with pytest.raises(WrongAnswerError, match="in place of a block's sums"):
+        Expected(4).check(ASKED, answer)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (floats(7), "its adapter has 7 values, not 8"),
+        (np.ones(8), "is of float64"),
+        (None, "its adapter is nothing"),
+        (floats(8, np.inf), "values that are not finite"),
+        (np.r_[floats(7), np.float32("nan")], "values that are not finite"),
+    ],
+)
+def test_an_adapter_that_a_worker_tells_is_whole_and_finite(values, says):
+    assert check_parameters(floats(8), 8) is not None
+    with pytest.raises(WrongAnswerError, match=says):
+        check_parameters(values, 8)
+
+
+@pytest.mark.parametrize("ids", [None, "12", [1, "2"], [1, 2.5], [1, 9], [-1], [1, 2, 3, 4]])
+def test_a_text_that_a_worker_writes_is_of_the_vocabulary(ids):
+    assert check_text([1, np.int64(8)], 3, 9) == [1, 8]
+    with pytest.raises(WrongAnswerError, match="it wrote"):
+        check_text(ids, 3, 9)
+
+
+def test_label_tokens_are_counted_by_the_owner():
+    ids = np.zeros((1, 4), np.int64)
+    labels = np.array([[-100, 5, 6, -100]])
+    weights = np.array([[9.0, 2.0, 0.5, 9.0]], np.float32)
+    by_tokens = expected("gradient", [ids, labels, None, 1, None], 8, None)
+    assert (by_tokens.tokens, by_tokens.gradient, by_tokens.is_weighted) == (2, 8, False)
+    by_loss = expected("loss", [ids, labels, np.ones((1, 4))], 8, None)
+    assert (by_loss.tokens, by_loss.gradient, by_loss.has_metrics) == (2, None, False)
+    by_weights = expected("evaluate", [ids, labels, None, 1, weights], 8, None)
+    assert (by_weights.tokens, by_weights.gradient, by_weights.is_weighted) == (2.5, None, True)
+
+
+@pytest.mark.parametrize(
+    ("preference", "count"),
+    [(Preference("dpo", "sigmoid"), 3), (Preference("kto", "kto"), 6), (None, 0)],
+)
+def test_answers_are_counted_in_pairs_or_alone(preference, count):
+    ids, labels = np.zeros((6, 2), np.int64), np.full((6, 2), -100)
+    form = expected("gradient", [ids, labels, None, 1, None, Samples.plain(6)], 8, preference)
+    assert (form.tokens, form.gradient, form.has_metrics) == (count, 8, True)
+
+
+def test_answers_and_the_divergence_have_no_tokens():
+    ids, labels = np.zeros((1, 2), np.int64), np.ones((1, 2), np.int64)
+    assert expected("answer_logps", [ids, labels, None, 5], 8, None) == Expected(0, answers=5)
+    assert expected("divergence", [ids, labels, None, 1], 8, None) == Expected(0, has_metrics=True)
