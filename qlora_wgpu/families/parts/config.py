@@ -207,6 +207,31 @@ class ConfigReader:
         )
 
 
+def text_config(read: ConfigReader, alone: str = "", *, ties: bool = True) -> ConfigReader:
+    """The config.json of the text part of a model that sees or hears.
+
+    Args:
+        read: The whole one.
+        alone: What model types of such a part by itself are, where it is not the type's own.
+        ties: Whether the part alone says if embedding and head are one; else the whole may, and
+            they are two where neither does.
+
+    Raises:
+        UnsupportedModelError: If there is none.
+    """
+    model_type, text = read.config.get("model_type"), read.config.get("text_config")
+    if not isinstance(text, Mapping):
+        alone = alone or f"'{model_type}_text'"
+        raise UnsupportedModelError(
+            f"config.json: model_type '{model_type}' needs a text_config (text alone is {alone})"
+        )
+    if ties:
+        return ConfigReader(text)
+    key = "tie_word_embeddings"
+    tied = next((c[key] for c in (text, read.config) if c.get(key) is not None), False)
+    return ConfigReader({**text, key: tied})
+
+
 def padding_idx(config: Mapping[str, Any], rows: int, default: int | None) -> int | None:
     """The row that ``pad_token_id`` names, of a model with images its text part's.
 

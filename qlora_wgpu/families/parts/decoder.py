@@ -217,6 +217,13 @@ class Decoder:
         h = ops.layers(h, layer, len(self.layers), checkpointing=checkpointing)
         return self.norm.trace(ops, h, f"{self.prefix}{self.final_norm}")
 
+    def within_language_model(self) -> Decoder:
+        """The same called as the text part of a running model, and so is its adapter by PEFT."""
+        named = ("model.language_model.", "lm_head.")
+        stored = ("language_model.model.", "language_model.lm_head.")
+        prefixes = tuple(zip(named, stored, strict=True))
+        return replace(self, prefix=named[0], stored_prefixes=prefixes)
+
     def alone(self, i: int) -> Decoder:
         """A decoder of one of the layers, which is what is timed in place of all."""
         return replace(self, layers=(self.layers[i],))
