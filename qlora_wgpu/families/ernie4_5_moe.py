@@ -59,11 +59,7 @@ def _experts(read: parts.ConfigReader, mlp: parts.GatedMLP) -> parts.Experts:
 
 
 def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has experts.
-
-    Raises:
-        UnsupportedModelError: If ``moe_layer_end_index`` is no layer's.
-    """
+    """Whether each layer has experts."""
     first, every = read.count("moe_layer_start_index", 1), read.integer("moe_layer_interval", 1)
     last = read.config.get("moe_layer_end_index", -1)
     if type(last) is not int or not last >= -1:

@@ -27,13 +27,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 def read_attentions(
     read: parts.ConfigReader, dimensions: parts.Dimensions, eps: float
 ) -> list[parts.Attention]:
-    """Three layers of four slide where nothing says otherwise; without a window, all rotate.
-
-    Args:
-        read: The config.json, with a ``sliding_window``, which may be null.
-        dimensions: The model's sizes.
-        eps: Of the heads' norms.
-    """
+    """Three layers of four slide where nothing says otherwise; without a window, all rotate."""
     read.no_dropout("attention_dropout")
     rope = parts.read_rope(read.config, dimensions.head_dim)
     attention = parts.Attention(dimensions, rope, qk_norm=parts.QKNorm(eps))

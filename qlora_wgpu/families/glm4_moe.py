@@ -43,15 +43,7 @@ def corrected_experts(
     defaults: Mapping[str, int] | None = None,
     keys: tuple[str, str] = ("n_routed_experts", "n_shared_experts"),
 ) -> parts.Experts:
-    """DeepSeek-V3's mixture: sigmoid scores, corrected for the choice, groups, shared experts.
-
-    Args:
-        read: The config.json.
-        mlp: The MLP of dense layers.
-        scale: ``routed_scaling_factor``, where no key says it.
-        defaults: Of the keys of sizes, where they are not GLM-4.5's.
-        keys: Of the numbers of experts that are chosen, and that every token meets.
-    """
+    """DeepSeek-V3's mixture: sigmoid scores, corrected for the choice, groups, shared experts."""
     chosen, met = keys
     read = read.renamed(chosen, "num_local_experts") if chosen == "n_routed_experts" else read
     sizes = {chosen: 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408}

@@ -31,12 +31,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has experts.
-
-    Raises:
-        UnsupportedModelError: If ``mlp_layer_types`` is no list of what layers have, or
-            ``first_k_dense_replace``, which transformers leaves aside, says otherwise.
-    """
+    """Whether each layer has experts."""
     kinds, types = ("dense", "sparse"), read.config.get("mlp_layer_types")
     if types is None:
         types = ["dense"] + ["sparse"] * (layers - 1)

@@ -16,17 +16,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 def compose_with(
     read: parts.ConfigReader, dimensions: parts.Dimensions, mlp: parts.Half, rope: parts.Rope | None
 ) -> parts.Decoder:
-    """Logits are divided by ``logits_scaling``; the other three multiply.
-
-    Args:
-        read: The config.json.
-        dimensions: The model's sizes.
-        mlp: The second half of every layer.
-        rope: How heads are rotated, if they are.
-
-    Raises:
-        UnsupportedModelError: If a multiplier and another key do not go together.
-    """
+    """Logits are divided by ``logits_scaling``; the other three multiply."""
     read.no_dropout("attention_dropout")
     bias = read.flag("attention_bias")
     divisor = read.number("logits_scaling", 1.0)

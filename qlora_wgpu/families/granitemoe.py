@@ -21,16 +21,7 @@ def read_experts(
     dimensions: parts.Dimensions,
     shared: parts.FusedGatedMLP | None = None,
 ) -> parts.Experts:
-    """The mixture; a token's experts' weights sum to one.
-
-    Args:
-        read: The config.json.
-        dimensions: With the size of the experts.
-        shared: What every token meets beside its experts, if anything.
-
-    Raises:
-        UnsupportedModelError: If a token would meet more than there are.
-    """
+    """The mixture; a token's experts' weights sum to one."""
     count, top = read.integer("num_local_experts", 8), read.integer("num_experts_per_tok", 2)
     parts.check_expert_counts(read, ("num_local_experts", count), ("num_experts_per_tok", top))
     return parts.Experts(

@@ -26,11 +26,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _check_attending(read: parts.ConfigReader, layers: int) -> None:
-    """Makes sure that all layers attend.
-
-    Raises:
-        UnsupportedModelError: If one does not.
-    """
+    """Makes sure that all layers attend."""
     types = read.config.get("layer_types", read.config.get("layers_block_type"))
     attending = ("attention", "full_attention")
     if (

@@ -19,13 +19,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 def compose_with(
     read: parts.ConfigReader, dimensions: parts.Dimensions, mlps: Sequence[parts.Half]
 ) -> parts.Decoder:
-    """Rotations of type 'dynamic' with an ``alpha`` do not go by the length of a sample.
-
-    Args:
-        read: The config.json.
-        dimensions: The model's sizes.
-        mlps: The second half of each layer.
-    """
+    """Rotations of type 'dynamic' with an ``alpha`` do not go by the length of a sample."""
     read.no_dropout("attention_dropout")
     bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-5)
     qk_norm = parts.QKNorm(eps, names=("query_layernorm", "key_layernorm"), after_rope=True)

@@ -29,11 +29,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
 
 def _chosen(read: parts.ConfigReader, layers: int) -> list[int]:
-    """How many experts a token meets in each layer, by a number or a list of them.
-
-    Raises:
-        UnsupportedModelError: If the list is none of positive numbers, one for each layer.
-    """
+    """How many experts a token meets in each layer, by a number or a list of them."""
     listed = read.config.get("moe_topk")
     if not isinstance(listed, list):
         return [read.integer("moe_topk", 1)] * layers

@@ -30,17 +30,7 @@ def compose_with(
     attends: Sequence[bool],
     mlps: Sequence[parts.Half],
 ) -> parts.Decoder:
-    """The decoder whose layers attend or convolve.
-
-    Args:
-        read: The config.json.
-        dimensions: The model's.
-        attends: Whether each layer attends.
-        mlps: Each layer's second half.
-
-    Raises:
-        UnsupportedModelError: If the hidden size is no multiple of eight.
-    """
+    """The decoder whose layers attend or convolve."""
     if dimensions.hidden_size % 8:
         raise UnsupportedModelError(
             f"config.json: hidden_size {dimensions.hidden_size} of 'lfm2' is no multiple of 8"
@@ -98,11 +88,7 @@ def _attending(read: parts.ConfigReader, layers: int) -> list[bool]:
 
 
 def attending_types(read: parts.ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer attends, by ``layer_types``.
-
-    Raises:
-        UnsupportedModelError: If that is no list of what layers may be.
-    """
+    """Whether each layer attends, by ``layer_types``."""
     types, kinds = read.config.get("layer_types"), ("conv", "full_attention")
     if (
         not isinstance(types, list)

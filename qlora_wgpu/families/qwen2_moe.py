@@ -57,11 +57,7 @@ def _experts(read: parts.ConfigReader, dimensions: parts.Dimensions) -> parts.Ex
 
 
 def _windows(read: parts.ConfigReader, layers: int) -> parts.Windows:
-    """Every other layer slides below ``max_window_layers``, unless ``layer_types`` says it.
-
-    Raises:
-        UnsupportedModelError: If layers slide, but ``use_sliding_window`` denies it.
-    """
+    """Every other layer slides below ``max_window_layers``, unless ``layer_types`` says it."""
     read = read.with_defaults(sliding_window=4096, max_window_layers=28)
     used = read.flag("use_sliding_window")
     below = read.number("max_window_layers", 28)

@@ -31,17 +31,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 def compose_hybrid(
     read: parts.ConfigReader, dimensions: parts.Dimensions, mlps: list[parts.Half], *, fused: bool
 ) -> parts.Decoder:
-    """A decoder of delta nets and gated attention.
-
-    Args:
-        read: The config.json of the text part.
-        dimensions: The decoder's sizes.
-        mlps: The second half of each layer.
-        fused: Whether a delta net's projections are two layers instead of four.
-
-    Raises:
-        UnsupportedModelError: If it asks for what is not computed.
-    """
+    """A decoder of delta nets and gated attention."""
     read.no_dropout("attention_dropout")
     eps, bias = read.number("rms_norm_eps", 1e-6), read.flag("attention_bias")
     norm = parts.RMSNorm(eps, offset=1.0)
@@ -74,17 +64,7 @@ def read_experts(
     *,
     normalized: bool,
 ) -> parts.Experts:
-    """A mixture with a shared expert and its gate.
-
-    Args:
-        read: The config.json of the text part.
-        dimensions: The decoder's sizes.
-        defaults: Experts, and how many a token meets, where no key says it.
-        normalized: Whether the weights of those that a token meets sum up to one.
-
-    Raises:
-        UnsupportedModelError: If it asks for what is not computed.
-    """
+    """A mixture with a shared expert and its gate."""
     activation = read_silu(read)
     num_experts, num_experts_per_tok = parts.read_expert_counts(read, *defaults)
     shared = replace(
