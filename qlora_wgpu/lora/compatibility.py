@@ -190,9 +190,9 @@ def _difference(
         leaf = parsed[1] if (parsed := parse_name(name)) is not None else ""
         # Of a pair one side is the rank, and of trained rows how many they are.
         free = 0 if leaf == TOKENS else RANK_AXIS.get(leaf)
-        fixed = [axis for axis in (0, 1) if axis != free]
-        if name in shapes and any(tensor.shape[i] != shapes[name][i] for i in fixed):
-            return f"its {name} has shape {tensor.shape}, this model takes {shapes[name]}"
+        takes = shapes.get(name, tensor.shape)
+        if any(tensor.shape[i] != takes[i] for i in range(len(takes)) if i != free):
+            return f"its {name} has shape {tensor.shape}, this model takes {takes}"
     return ""
 
 

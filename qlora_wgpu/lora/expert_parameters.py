@@ -44,7 +44,6 @@ Value = TypeVar("Value", int, int | float)
 Pair = tuple[Float32Array, Float32Array]
 """Every expert's A (experts, r, in) and B (experts, out, r)."""
 
-
 INNER = ".base_layer"
 HOLDERS = (".experts", ".experts" + INNER)
 """How names of modules that hold experts end."""

@@ -123,9 +123,7 @@ class Adapter:
     expert_loras: dict[str, Lora]  # the first expert's, by the names of ExpertSpec
     trained_rows: dict[str, TrainedRows]  # of the embedding and of a head of its own, by modules
     trained_whole: dict[str, TrainedMatrix]  # these two if they are trained whole, likewise
-    start: Float32Array | None = (
-        None  # what it began as, where that is a part of the base and known
-    )
+    start: Float32Array | None = None  # what it began as, where that is a known part of the base
 
     def __init__(
         self,

@@ -3,7 +3,6 @@
 A head's query and key are a part that knows no position and one that is rotated, which all keys of
 a token share. Here the rotated part comes first in both, which leaves every score as it is; keys or
 values, whichever are shorter, have zeros behind them.
-
 """
 
 from __future__ import annotations
