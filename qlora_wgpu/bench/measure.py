@@ -33,25 +33,15 @@ from qlora_wgpu.training.optimizer import Optimizer
 
 @dataclass(frozen=True)
 class KernelTime:
-    """All launches of one label in a step.
+    """All launches of one label in a step."""
 
-    Attributes:
-        label: The launches' label.
-        launches: How many there are.
-        seconds: Time of all launches, each timed by itself.
-        share: Part of the seconds of all kernels; 0 where no time was seen at all.
-        flops: Floating-point operations, of products only.
-        nbytes: Bytes of the tensors they are bound to, each counted once a launch.
-        on_matrix_units: Whether matrix units make their products.
-    """
-
-    label: str
+    label: str  # the launches' label
     launches: int
-    seconds: float
-    share: float
-    flops: int
-    nbytes: int
-    on_matrix_units: bool = False
+    seconds: float  # time of all launches, each timed by itself
+    share: float  # part of the seconds of all kernels; 0 where no time was seen at all
+    flops: int  # floating-point operations, of products only
+    nbytes: int  # bytes of the tensors they are bound to, each counted once a launch
+    on_matrix_units: bool = False  # whether matrix units make their products
 
     @property
     def flops_per_second(self) -> float:
@@ -122,37 +112,22 @@ _ROUNDS = 3  # the best of so many counts, of each launch
 
 @dataclass(frozen=True)
 class Measurement:
-    """All that was found.
+    """All that was found."""
 
-    Attributes:
-        workload: The training steps that ran.
-        device: The device they ran on.
-        ceilings: The GPU's ceilings.
-        load_seconds: From an open device to a model with all weights on it.
-        prepare_seconds: Tracing, planning, compiling and binding the step.
-        compile_seconds: The part of it in which the driver compiled.
-        gaps: What launches cost besides their work.
-        steps: Times of the steps.
-        flops_per_step: Operations of a step's products.
-        kernels: The step's launches by label, the slowest first; None without timestamps.
-        planned: Bytes on the device by kind, as planned from config.json.
-        peak_bytes: The most that was taken.
-        adapter_parameters: Trained numbers.
-    """
-
-    workload: Workload
-    device: Device
-    ceilings: Ceilings
-    load_seconds: float
-    prepare_seconds: float
-    compile_seconds: float
-    gaps: Gaps
+    workload: Workload  # the training steps that ran
+    device: Device  # the device they ran on
+    ceilings: Ceilings  # the GPU's ceilings
+    load_seconds: float  # from an open device to a model with all weights on it
+    prepare_seconds: float  # tracing, planning, compiling and binding the step
+    compile_seconds: float  # the part of it in which the driver compiled
+    gaps: Gaps  # what launches cost besides their work
     steps: StepTimes
-    flops_per_step: int
+    flops_per_step: int  # operations of a step's products
+    # The step's launches by label, the slowest first; None without timestamps.
     kernels: list[KernelTime] | None
-    planned: Counter[str]
-    peak_bytes: int
-    adapter_parameters: int
+    planned: Counter[str]  # bytes on the device by kind, as planned from config.json
+    peak_bytes: int  # the most that was taken
+    adapter_parameters: int  # trained numbers
 
     @property
     def tokens_per_step(self) -> int:
@@ -175,18 +150,7 @@ class Measurement:
 def measure(
     workload: Workload, device: Device, progress: Callable[[str], None] = lambda text: None
 ) -> Measurement:
-    """Loads, compiles, trains, and then times every launch by itself.
-
-    Args:
-        workload: The training steps to run.
-        device: The device to run them on.
-        progress: Called with what is going on.
-
-    Raises:
-        OutOfMemoryError: If the device has no room.
-        DeviceError: If it refuses something else.
-        TrainingError: If the loss is not finite.
-    """
+    """Loads, compiles, trains, and then times every launch by itself."""
     planned = workload.planned_memory(device)
     progress("measuring the GPU's ceilings")
     ceilings, gaps = measure_ceilings(device), measure_gaps(device)
@@ -244,9 +208,6 @@ def time_kernels(
         batch: Rows of the micro-batch.
         seq: Tokens of a row.
         rounds: The best of so many counts, of which the first is at whatever clock the GPU has.
-
-    Raises:
-        DeviceError: If the device has no timestamps.
     """
     programs = model.program("train", batch, seq), optimizer._program
     launches = [launch for program in programs for launch in program.plan.launches]
@@ -274,15 +235,7 @@ _SPEED_ROUNDS = 2
 
 
 def training_speed(config: Mapping[str, Any], device: Device) -> float:
-    """Tokens per second of QLoRA with the defaults, about: layers and head alone are measured.
-
-    Args:
-        config: The config.json of the whole model.
-        device: The device; what is tried stays allocated on it.
-
-    Raises:
-        DeviceError: If it refuses something, or has no room.
-    """
+    """Tokens per second of QLoRA with the defaults, about: layers and head alone are measured."""
     few, more = (_step_seconds({**config, **_part(layers)}, device) for layers in _LAYERS)
     layer = max(more - few, 0.0) / (_LAYERS[1] - _LAYERS[0])
     head = max(few - layer, 0.0) * config["vocab_size"] / _VOCABULARY

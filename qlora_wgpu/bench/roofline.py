@@ -29,17 +29,12 @@ _ROUNDS = 5
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The measured ceilings of one GPU.
+    """The measured ceilings of one GPU."""
 
-    Attributes:
-        flops_per_second: Rate of a loop of float32 multiply-adds, two operations each.
-        bytes_per_second: Bytes read plus written by a copy kernel, in the faster kind of memory.
-        matrix_flops_per_second: Rate of matrix units whose operands stay in registers; 0 where
-            kernels use none.
-    """
-
-    flops_per_second: float
+    flops_per_second: float  # rate of a loop of float32 multiply-adds, two operations each
+    # Bytes read plus written by a copy kernel, in the faster kind of memory.
     bytes_per_second: float
+    # Rate of matrix units whose operands stay in registers; 0 where kernels use none.
     matrix_flops_per_second: float = 0.0
 
     def higher(self, other: Ceilings) -> Ceilings:
@@ -52,11 +47,7 @@ class Ceilings:
 
 
 def measure_ceilings(device: Device) -> Ceilings:
-    """Measures both, in about a second.
-
-    Raises:
-        OutOfMemoryError: If the device has no room for the copy's buffers.
-    """
+    """Measures both, in about a second."""
     with device.memory.uncounted():
         copies = [_copy_rate(device, texture=False)]
         if device.profile.textures:
@@ -150,16 +141,11 @@ _DISPATCHES, _SUBMITS = 1000, 20
 
 @dataclass(frozen=True)
 class Gaps:
-    """Seconds without work, the least of some rounds.
+    """Seconds without work, the least of some rounds."""
 
-    Attributes:
-        dispatch: From one dispatch to the next that needs its result, within a pass.
-        submit: Of a submit more, its encoding included.
-        timed: What timestamps show of a dispatch that does next to nothing; 0 without timestamps.
-    """
-
-    dispatch: float
-    submit: float
+    dispatch: float  # from one dispatch to the next that needs its result, within a pass
+    submit: float  # of a submit more, its encoding included
+    # What timestamps show of a dispatch that does next to nothing; 0 without timestamps.
     timed: float
 
 

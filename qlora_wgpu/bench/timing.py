@@ -49,11 +49,7 @@ class Load:
     """Multiply-adds for a GPU; a software GPU, whose clock is the host's, is left alone."""
 
     def __init__(self, device: Device) -> None:
-        """Makes the work ready; what it takes counts as nobody's memory.
-
-        Args:
-            device: What is kept busy; its ``pace`` knows the fastest that the work was done.
-        """
+        """Makes the work ready; what it takes counts as nobody's memory."""
         self._device = device
         self._turns = _FIRST_TURNS
         if device.is_cpu:
@@ -143,15 +139,7 @@ class DispatchTimer:
         return self._timestamps.seconds([dispatch])[0]
 
     def seconds(self, dispatches: Sequence[Dispatch], expected: Sequence[float]) -> list[float]:
-        """Runs dispatches, in as few submits as their time allows, each right after busy work.
-
-        Args:
-            dispatches: What runs.
-            expected: About how long each takes.
-
-        Returns:
-            How long the device worked on each.
-        """
+        """Runs dispatches, in as few submits as their time allows, each right after busy work."""
         seconds: list[float] = []
         for each in cut(expected, self._limit, _MOST_TIMED):
             seconds += self._timestamps.seconds(dispatches[each], self.load.run)
@@ -195,14 +183,6 @@ def best_of(
 
     The first round is one by one, since nobody knows how long each takes; the GPU's clock is raised
     after it.
-
-    Args:
-        launches: The dispatches of each (``Program.pieces``), so that none takes longer than the
-            driver allows.
-        timer: What times them.
-        rounds: How often each is timed, at most.
-        least: How often at least; as often as at most by default.
-        enough: Seconds of the GPU's work after which there is no further round.
     """
     pieces = [dispatch for dispatches in launches for dispatch in dispatches]
     best = [timer.rough_seconds(piece) for piece in pieces]
@@ -255,20 +235,14 @@ _WARM_UP = 2  # steps before those that count
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Times of the steps, each one micro-batch and one update.
+    """Times of the steps, each one micro-batch and one update."""
 
-    Attributes:
-        first_step_seconds: Time of the very first step, after everything was compiled.
-        step_seconds: Times of the steps that count.
-        host_share: Time of packing and encoding over the whole step's, in the median; submits are
-            left out, since a software GPU computes inside them.
-        loss: Mean loss of the last step.
-    """
-
-    first_step_seconds: float
-    step_seconds: Spread
+    first_step_seconds: float  # time of the very first step, after everything was compiled
+    step_seconds: Spread  # times of the steps that count
+    # Time of packing and encoding over the whole step's, in the median; submits are left out, since
+    # a software GPU computes inside them.
     host_share: float
-    loss: float
+    loss: float  # mean loss of the last step
 
 
 def time_steps(
@@ -279,19 +253,7 @@ def time_steps(
     steps: int,
     progress: Callable[[], None] = lambda: None,
 ) -> StepTimes:
-    """Trains on random tokens and waits for every step.
-
-    Args:
-        model: The model, whose adapter is trained.
-        optimizer: The adapter's optimizer, with updates enough for ``total_steps(steps)``.
-        batch: Rows of a micro-batch.
-        seq: Tokens of a row; all but the first are learnt.
-        steps: How many steps count.
-        progress: Called after each step.
-
-    Raises:
-        TrainingError: If the loss is not finite.
-    """
+    """Trains on random tokens and waits for every step."""
     ids = np.random.default_rng(1).integers(0, model.architecture.vocab_size, (batch, seq))
     checked, load = model.checked(ids, ids), Load(model.device)
     model.zero_gradient()

@@ -52,9 +52,6 @@ class RandomFolder(ModelFolder):
             architecture: A part of what it asks for; by default all.
             quant: In which form linear layers are given, so that nothing is left to be quantized;
                 None gives floats.
-
-        Raises:
-            UnsupportedModelError: If it asks for something that is not computed here.
         """
         super().__init__(Path("random weights"), dict(config), {})
         if architecture is None:
@@ -176,17 +173,11 @@ SHAPES: dict[str, dict[str, int | bool]] = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A model to be measured.
+    """A model to be measured."""
 
-    Attributes:
-        name: The preset's, or the path as it was given.
-        folder: The configuration and the weights, real or random.
-        weights: ``"random"``, or the folder that they come from.
-    """
-
-    name: str
-    folder: ModelFolder
-    weights: str
+    name: str  # the preset's, or the path as it was given
+    folder: ModelFolder  # the configuration and the weights, real or random
+    weights: str  # ``"random"``, or the folder that they come from
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -200,16 +191,10 @@ def config_of(shape: str) -> dict[str, Any]:
 
 
 def find_shape(text: str) -> Shape:
-    """Finds a shape; nothing is downloaded.
+    """Finds a preset, a config.json, a folder that holds one, or a GGUF file.
 
-    Args:
-        text: A preset's name (any case), a config.json, a folder that holds one, or a GGUF file.
-            A folder's safetensors are used where it has some; otherwise the weights are random.
-
-    Raises:
-        ConfigError: If there is no such preset and no such path.
-        CheckpointError: If the file or folder is damaged.
-        UnsupportedModelError: If it asks for something that is not computed here.
+    A folder's safetensors are used where it has some; otherwise the weights are random. Nothing is
+    downloaded.
     """
     preset = next((name for name in SHAPES if name.lower() == text.lower()), None)
     if preset is not None:
@@ -244,32 +229,18 @@ def _random(name: str, config: dict[str, Any]) -> Shape:
 
 @dataclass(frozen=True)
 class Workload:
-    """Training steps of one shape: NF4 base, LoRA on every linear layer, AdamW.
-
-    Attributes:
-        shape: The model.
-        batch: Rows of a micro-batch, which is a whole step.
-        seq: Tokens of a row.
-        rank: Rank of the adapter.
-        compute_dtype: Type of matmul operands.
-        gradient_checkpointing: Whether layers are recomputed in the backward.
-        steps: How many steps count.
-    """
+    """Training steps of one shape: NF4 base, LoRA on every linear layer, AdamW."""
 
     shape: Shape
-    batch: int = 1
-    seq: int = 256
-    rank: int = 8
-    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    gradient_checkpointing: bool = False
-    steps: int = 5
+    batch: int = 1  # rows of a micro-batch, which is a whole step
+    seq: int = 256  # tokens of a row
+    rank: int = 8  # rank of the adapter
+    compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"  # type of matmul operands
+    gradient_checkpointing: bool = False  # whether layers are recomputed in the backward
+    steps: int = 5  # how many steps count
 
     def __post_init__(self) -> None:
-        """Checks the numbers.
-
-        Raises:
-            ConfigError: If one is too small or too large, or the sequence longer than the model's.
-        """
+        """Checks the numbers."""
         for name, least in (("batch", 1), ("seq", 2), ("rank", 1), ("steps", 1)):
             value = getattr(self, name)
             if value < least:
@@ -289,13 +260,7 @@ class Workload:
         return LoraConfig(r=self.rank, lora_alpha=2 * self.rank)
 
     def planned_memory(self, device: Device) -> Counter[str]:
-        """Bytes on the device by kind, from config.json alone.
-
-        Raises:
-            OutOfMemoryError: If a software GPU, which takes the host's memory, would need more
-                than there is (its driver gives it away without asking), or if there is more than
-                kernels can count.
-        """
+        """Bytes on the device by kind, from config.json alone."""
         architecture = find_family(self.shape.config).read(self.shape.config)
         # Two bytes of each: tracing an absurd shape only to refuse it would take minutes.
         rows = architecture.vocab_size + self.batch * self.seq

@@ -9,8 +9,8 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.lora import AdapterConfig
-from qlora_wgpu.lora.peft_files import StoredRows, stored_rows, wholes
-from qlora_wgpu.lora.peft_names import Float32Array, adapted_layers
+from qlora_wgpu.lora.peft_files import StoredRows, stored_rows
+from qlora_wgpu.lora.peft_names import WHOLE, Float32Array, adapted_layers, of_kind
 from qlora_wgpu.lora.targets import saved_modules
 from qlora_wgpu.lora.trained_tokens import Vocabulary, check_ends
 from qlora_wgpu.model.adapter_state import config_of
@@ -93,7 +93,7 @@ def wholes_by_name(
         architecture: What its config.json describes.
         tensors: The adapter's, by PEFT's names.
     """
-    found = {f"{module}.weight": array for module, array in wholes(tensors)}
+    found = {f"{module}.weight": array for module, array in of_kind(tensors, WHOLE).items()}
     ends = architecture.embed_name, architecture.head_name
     if architecture.tied and found and not has_own_head(folder, architecture):
         found = dict.fromkeys(ends, next(iter(found.values())))

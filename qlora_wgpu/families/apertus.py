@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.families.parts.attention import Attention, QKNorm
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer, ResidualOrder
-from qlora_wgpu.families.parts.mlp import XIELUMLP, PlainMLP, read_activation
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import Rope, read_rope
+from qlora_wgpu.families import parts
 
-ORDER = ResidualOrder(before_attention="attention_layernorm", before_mlp="feedforward_layernorm")
+ORDER = parts.ResidualOrder(
+    before_attention="attention_layernorm", before_mlp="feedforward_layernorm"
+)
 THETA = 12_000_000.0
 ROPE = {
     "rope_type": "llama3",
@@ -22,16 +19,18 @@ ROPE = {
 """Hugging Face's, where a config.json has none."""
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Other activations than xIELU have no scalars."""
     read.no_dropout("attention_dropout")
-    dimensions = Dimensions.read(read)
+    dimensions = parts.Dimensions.read(read)
     bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-5)
     rope = _rope(read, dimensions.head_dim)
-    attention = Attention(dimensions, rope, qkv_bias=bias, o_bias=bias, qk_norm=QKNorm(eps))
-    norm = RMSNorm(eps)
-    layer = Layer(norm, attention, _mlp(read, dimensions), ORDER)
-    return Decoder(
+    attention = parts.Attention(
+        dimensions, rope, qkv_bias=bias, o_bias=bias, qk_norm=parts.QKNorm(eps)
+    )
+    norm = parts.RMSNorm(eps)
+    layer = parts.Layer(norm, attention, _mlp(read, dimensions), ORDER)
+    return parts.Decoder(
         dimensions,
         norm,
         layers=(layer,) * dimensions.num_hidden_layers,
@@ -40,17 +39,17 @@ def compose(read: ConfigReader) -> Decoder:
     )
 
 
-def _mlp(read: ConfigReader, dimensions: Dimensions) -> XIELUMLP | PlainMLP:
+def _mlp(read: parts.ConfigReader, dimensions: parts.Dimensions) -> parts.XIELUMLP | parts.PlainMLP:
     if read.config.get("hidden_act", "xielu") == "xielu":
-        return XIELUMLP(dimensions)
-    return PlainMLP(dimensions, read_activation(read), bias=False)
+        return parts.XIELUMLP(dimensions)
+    return parts.PlainMLP(dimensions, parts.read_activation(read), bias=False)
 
 
-def _rope(read: ConfigReader, head_dim: int) -> Rope:
+def _rope(read: parts.ConfigReader, head_dim: int) -> parts.Rope:
     config = read.config
     if config.get("rope_parameters") is None and not config.get("rope_scaling"):
         config = {**config, "rope_parameters": ROPE}
-    return read_rope(config, head_dim, default_theta=THETA)
+    return parts.read_rope(config, head_dim, default_theta=THETA)
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

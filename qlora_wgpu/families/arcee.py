@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.families.parts.attention import Attention
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.mlp import PlainMLP, read_activation
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import read_rope
+from qlora_wgpu.families import parts
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """RMSNorms before a rotated attention and an MLP without a gate."""
     read.no_dropout("attention_dropout")
-    dimensions = Dimensions.read(read)
-    rope = read_rope(read.config, dimensions.head_dim)
+    dimensions = parts.Dimensions.read(read)
+    rope = parts.read_rope(read.config, dimensions.head_dim)
     bias = read.flag("attention_bias")
-    attention = Attention(dimensions, rope, qkv_bias=bias, o_bias=bias)
-    mlp = PlainMLP(dimensions, read_activation(read, "relu2"), bias=read.flag("mlp_bias"))
-    norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
-    return Decoder(
+    attention = parts.Attention(dimensions, rope, qkv_bias=bias, o_bias=bias)
+    mlp = parts.PlainMLP(
+        dimensions, parts.read_activation(read, "relu2"), bias=read.flag("mlp_bias")
+    )
+    norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
+    return parts.Decoder(
         dimensions,
         norm,
-        layers=(Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
+        layers=(parts.Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
     )
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -4,45 +4,32 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlora_wgpu.families.parts.config import ConfigReader
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.latent_attention import read_latent_attention
-from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.parts.moe import (
-    Experts,
-    Router,
-    Scoring,
-    SharedExpert,
-    check_expert_counts,
-    read_groups,
-    refuse_balance_loss,
-)
-from qlora_wgpu.families.parts.norm import RMSNorm
+from qlora_wgpu.families import parts
 
 SIZES = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """The first ``first_k_dense_replace`` layers are dense."""
     read.no_dropout("attention_dropout")
     # Its rotation takes neighbours whatever is said.
-    attention = replace(read_latent_attention(read, SIZES, q_rank=1536), interleaved=True)
+    attention = replace(parts.read_latent_attention(read, SIZES, q_rank=1536), interleaved=True)
     dimensions = attention.dimensions
-    mlp = GatedMLP(dimensions, read_activation(read), read.flag("mlp_bias"))
-    experts, norm = _experts(read, mlp), RMSNorm(read.number("rms_norm_eps", 1e-6))
+    mlp = parts.GatedMLP(dimensions, parts.read_activation(read), read.flag("mlp_bias"))
+    experts, norm = _experts(read, mlp), parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
     dense = read.count("first_k_dense_replace", 0)
-    return Decoder(
+    return parts.Decoder(
         dimensions,
         norm,
         layers=tuple(
-            Layer(norm, attention, mlp if i < dense else experts)
+            parts.Layer(norm, attention, mlp if i < dense else experts)
             for i in range(dimensions.num_hidden_layers)
         ),
         tied=read.flag("tie_word_embeddings"),
     )
 
 
-def _experts(read: ConfigReader, mlp: GatedMLP) -> Experts:
+def _experts(read: parts.ConfigReader, mlp: parts.GatedMLP) -> parts.Experts:
     """Weights are never normalized, as in transformers; what asks for that is refused."""
     read = read.renamed("n_routed_experts", "num_experts")
     read.choice("norm_topk_prob", (False, None))
@@ -50,22 +37,24 @@ def _experts(read: ConfigReader, mlp: GatedMLP) -> Experts:
     read.choice("moe_layer_freq", (1, None))
     method = read.choice("topk_method", ("greedy", "group_limited_greedy"), "greedy")
     num_experts, top_k = read.integer("n_routed_experts", 64), read.integer("num_experts_per_tok")
-    check_expert_counts(read, ("n_routed_experts", num_experts), ("num_experts_per_tok", top_k))
-    refuse_balance_loss(read)
+    parts.check_expert_counts(
+        read, ("n_routed_experts", num_experts), ("num_experts_per_tok", top_k)
+    )
+    parts.refuse_balance_loss(read)
     size = read.integer("moe_intermediate_size", 1407)
     shared = replace(mlp.dimensions, intermediate_size=size * read.integer("n_shared_experts", 2))
     if method == "greedy":
-        read = ConfigReader({**read.config, "n_group": 1, "topk_group": 1})
-    scoring = Scoring(sigmoid=False, normalized=False)
-    return Experts(
+        read = parts.ConfigReader({**read.config, "n_group": 1, "topk_group": 1})
+    scoring = parts.Scoring(sigmoid=False, normalized=False)
+    return parts.Experts(
         mlp.dimensions.hidden_size,
         size,
         mlp.activation,
         num_experts,
         top_k,
-        shared=SharedExpert(replace(mlp, dimensions=shared, name="mlp.shared_experts")),
-        choice=Router(read_groups(read, num_experts, top_k, scoring)),
+        shared=parts.SharedExpert(replace(mlp, dimensions=shared, name="mlp.shared_experts")),
+        choice=parts.Router(parts.read_groups(read, num_experts, top_k, scoring)),
     )
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -5,78 +5,61 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.families.parts.attention import Attention
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.parts.moe import (
-    Experts,
-    Router,
-    Scoring,
-    SharedExpert,
-    check_expert_counts,
-    read_balance_loss,
-)
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import read_rope
+from qlora_wgpu.families import parts
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """As the dense models, with mixtures from ``moe_layer_start_index`` on."""
     read = read.renamed("moe_num_experts", "num_experts").renamed("moe_k", "num_experts_per_tok")
     read = read.with_defaults(num_key_value_heads=4)
-    dimensions = Dimensions.read(read)
-    rope = read_rope(read.config, dimensions.head_dim, default_theta=500_000.0)
+    dimensions = parts.Dimensions.read(read)
+    rope = parts.read_rope(read.config, dimensions.head_dim, default_theta=500_000.0)
     if read.flag("use_bias"):
         raise UnsupportedModelError(
             "config.json: use_bias = true is not supported: it gives lm_head a bias, too"
         )
-    attention = Attention(dimensions, rope, interleaved=True)
-    mlp = GatedMLP(dimensions, read_activation(read))
-    experts, norm = _experts(read, mlp), RMSNorm(read.number("rms_norm_eps", 1e-5))
-    return Decoder(
+    attention = parts.Attention(dimensions, rope, interleaved=True)
+    mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
+    experts, norm = _experts(read, mlp), parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
+    return parts.Decoder(
         dimensions,
         norm,
         layers=tuple(
-            Layer(norm, attention, experts if sparse else mlp)
+            parts.Layer(norm, attention, experts if sparse else mlp)
             for sparse in _sparse(read, dimensions.num_hidden_layers)
         ),
         tied=read.flag("tie_word_embeddings", True),
         pad_token_id=0,
-        balance=read_balance_loss(read),
+        balance=parts.read_balance_loss(read),
     )
 
 
-def _experts(read: ConfigReader, mlp: GatedMLP) -> Experts:
+def _experts(read: parts.ConfigReader, mlp: parts.GatedMLP) -> parts.Experts:
     num_experts, top_k = read.integer("moe_num_experts", 64), read.integer("moe_k", 6)
-    check_expert_counts(read, ("moe_num_experts", num_experts), ("moe_k", top_k))
+    parts.check_expert_counts(read, ("moe_num_experts", num_experts), ("moe_k", top_k))
     size = read.integer("moe_intermediate_size", 1536)
     count = read.count("moe_num_shared_experts", 2)
     shared = replace(mlp.dimensions, intermediate_size=count * size)
     least = read.number("moe_norm_min", 1e-12)
-    return Experts(
+    return parts.Experts(
         mlp.dimensions.hidden_size,
         size,
         mlp.activation,
         num_experts,
         top_k,
-        shared=SharedExpert(replace(mlp, dimensions=shared, name="mlp.shared_experts"))
+        shared=parts.SharedExpert(replace(mlp, dimensions=shared, name="mlp.shared_experts"))
         if count
         else None,
-        choice=Router(
-            Scoring(sigmoid=False, normalized=True, least=least, at_least=True),
+        choice=parts.Router(
+            parts.Scoring(sigmoid=False, normalized=True, least=least, at_least=True),
             correction="mlp.moe_statics.e_score_correction_bias",
             correction_rows=True,
         ),
     )
 
 
-def _sparse(read: ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has experts.
-
-    Raises:
-        UnsupportedModelError: If ``moe_layer_end_index`` is no layer's.
-    """
+def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
+    """Whether each layer has experts."""
     first, every = read.count("moe_layer_start_index", 1), read.integer("moe_layer_interval", 1)
     last = read.config.get("moe_layer_end_index", -1)
     if type(last) is not int or not last >= -1:
@@ -87,4 +70,4 @@ def _sparse(read: ConfigReader, layers: int) -> list[bool]:
     return [(i + 1) % every == 0 and first <= i <= last for i in range(layers)]
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -5,32 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.families import parts
 from qlora_wgpu.families.exaone4 import read_attentions
 from qlora_wgpu.families.glm4_moe import corrected_experts
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.parts.norm import RMSNorm
 
 SIZES = {"num_experts": 64, "moe_intermediate_size": 1024}
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """EXAONE 4's attention with norms before each half; the first layers are dense."""
     read = read.with_defaults(sliding_window=4096, num_key_value_heads=32)
-    dimensions = Dimensions.read(read)
-    norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
-    mlp = GatedMLP(dimensions, read_activation(read))
+    dimensions = parts.Dimensions.read(read)
+    norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
+    mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     experts = corrected_experts(read, mlp, 2.5, SIZES, ("num_experts", "num_shared_experts"))
     assert experts.choice is not None
     choice = replace(experts.choice, correction="mlp.e_score_correction_bias")
     experts = replace(experts, choice=choice)
     attentions = read_attentions(read, dimensions, norm.eps)
-    return Decoder(
+    return parts.Decoder(
         dimensions,
         norm,
         layers=tuple(
-            Layer(norm, attention, experts if sparse else mlp)
+            parts.Layer(norm, attention, experts if sparse else mlp)
             for attention, sparse in zip(attentions, _sparse(read, len(attentions)), strict=True)
         ),
         tied=read.flag("tie_word_embeddings"),
@@ -38,12 +35,8 @@ def compose(read: ConfigReader) -> Decoder:
     )
 
 
-def _sparse(read: ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has experts.
-
-    Raises:
-        UnsupportedModelError: If ``mlp_layer_types`` is no list of kinds, one for each layer.
-    """
+def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
+    """Whether each layer has experts."""
     types = read.config.get("mlp_layer_types")
     if types is None:
         return [i >= read.count("first_k_dense_replace", 1) for i in range(layers)]
@@ -59,4 +52,4 @@ def _sparse(read: ConfigReader, layers: int) -> list[bool]:
     return [kind == "sparse" for kind in types]
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

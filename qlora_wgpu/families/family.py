@@ -1,7 +1,5 @@
 """The interface of a model family: its layers' names and shapes, and its forward.
 
-PEFT adapts what is held so as one parameter (``target_parameters``).
-
 A family is one module here, named after Hugging Face's ``model_type``, with a ``FAMILY``.
 """
 
@@ -27,17 +25,14 @@ from qlora_wgpu.ops.modules import DenseMatrix, ExpertLinear, HostMatrix, Linear
 class Stacking:
     """The parameters ``{held}.gate_up_proj`` and ``{held}.down_proj`` of a layer's experts.
 
-    Attributes:
-        leaves: An expert's names of gate, up and down.
-        named: How files' name of the module of experts ends.
-        held: How transformers' does, if otherwise.
-        in_turns: Whether rows of gate and up take turns; else gate's come first.
+    PEFT adapts each as one (``target_parameters``).
     """
 
+    # An expert's names of gate, up and down.
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    named: str = "experts"
-    held: str = "experts"
-    in_turns: bool = False
+    named: str = "experts"  # how files' name of the module of experts ends
+    held: str = "experts"  # how transformers' does, if otherwise
+    in_turns: bool = False  # whether rows of gate and up take turns; else gate's come first
 
     def in_files(self, at: str) -> str:
         """What files call a module of experts, by transformers' name."""
@@ -53,11 +48,7 @@ class Stacking:
 
     @classmethod
     def from_json(cls, text: str) -> Stacking:
-        """It of ``to_json``'s text.
-
-        Raises:
-            ValueError: If the text is none.
-        """
+        """It of ``to_json``'s text."""
         try:
             told = json.loads(text)
             gate, up, down = map(str, told["leaves"])
@@ -89,26 +80,17 @@ class ExpertSpec:
     """A linear layer that every expert has: ``{at}.0.{leaf}``, ``{at}.1.{leaf}`` and so on.
 
     PEFT's ``all-linear`` leaves them out; they are adapted where they are named.
-
-    Attributes:
-        at: The module of all experts.
-        leaf: The layer's name within an expert.
-        experts: How many there are.
-        out_features: Rows of an expert's weight.
-        in_features: Their columns.
-        bias: Whether each has one.
-        stacking: How transformers holds them together with the layers beside.
-        fused: Whether PEFT makes adapters of stacks, as transformers has them, of those of experts:
-            it knows some model types.
     """
 
-    at: str
-    leaf: str
+    at: str  # the module of all experts
+    leaf: str  # the layer's name within an expert
     experts: int
-    out_features: int
-    in_features: int
-    bias: bool = False
-    stacking: Stacking = PLAIN
+    out_features: int  # rows of an expert's weight
+    in_features: int  # their columns
+    bias: bool = False  # whether each has one
+    stacking: Stacking = PLAIN  # how transformers holds them together with the layers beside
+    # Whether PEFT makes adapters of stacks, as transformers has them, of those of experts: it knows
+    # some model types.
     fused: bool = True
 
     @property
@@ -127,25 +109,18 @@ class ExpertSpec:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights of a part of a model: names and shapes, in the order of the forward.
+    """The weights of a part of a model: names and shapes, in the order of the forward."""
 
-    Attributes:
-        linears: Linear layers.
-        norms: Sizes of the normalization weights, and of all else that is small and float32, by
-            tensor name: a length, or a shape. A * in the name is the number of a row, where files
-            hold each by itself.
-        experts: Linear layers of experts.
-        routers: Shapes of the routers' matrices, by tensor name.
-        as_stored: Those of ``norms`` to which nothing is added, whatever is to the others.
-        tables: Shapes of embeddings beside the input's, by tensor name: the host looks their rows
-            up.
-    """
-
-    linears: tuple[LinearSpec, ...] = ()
+    linears: tuple[LinearSpec, ...] = ()  # linear layers
+    # Sizes of the normalization weights, and of all else that is small and float32, by tensor name:
+    # a length, or a shape. A * in the name is the number of a row, where files hold each by itself.
     norms: Mapping[str, NormSize] = field(default_factory=dict)
-    experts: tuple[ExpertSpec, ...] = ()
+    experts: tuple[ExpertSpec, ...] = ()  # linear layers of experts
+    # Shapes of the routers' matrices, by tensor name.
     routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    # Those of ``norms`` to which nothing is added, whatever is to the others.
     as_stored: frozenset[str] = frozenset()
+    # Shapes of embeddings beside the input's, by tensor name: the host looks their rows up.
     tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def __add__(self, other: Weights) -> Weights:
@@ -161,15 +136,10 @@ class Weights:
 
 @dataclass(frozen=True)
 class BalanceLoss:
-    """What config.json says of the loss that balances a mixture's experts.
+    """What config.json says of the loss that balances a mixture's experts."""
 
-    Attributes:
-        coefficient: Its factor, ``router_aux_loss_coef``.
-        wanted: Whether it is added, ``output_router_logits``.
-    """
-
-    coefficient: float
-    wanted: bool
+    coefficient: float  # its factor, ``router_aux_loss_coef``
+    wanted: bool  # whether it is added, ``output_router_logits``
 
 
 def stored_parts(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
@@ -181,75 +151,49 @@ def stored_parts(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int
 
 @dataclass(frozen=True)
 class Architecture:
-    """Everything a config.json says that loading needs.
+    """Everything a config.json says that loading needs."""
 
-    Attributes:
-        config: The family's own reading of it, for its forward.
-        vocab_size: Rows of the embedding and of the head.
-        hidden_size: Their columns.
-        num_layers: Layers.
-        linears: All that can carry an adapter but experts, in the order of the forward.
-        experts: Linear layers of experts.
-        notes: Details of the config.json that training leaves out, for the user to know.
-        routers: Shapes of frozen matrices that are neither quantized nor adapted, by tensor name.
-        tables: Shapes of embeddings beside the input's, which are in host memory, by tensor name.
-        norms: Sizes of the normalization weights, by tensor name: a length, or rows and columns.
-        tied: Whether the head is the embedding.
-        embed_name: The embedding's tensor.
-        head_name: The head's tensor.
-        stored_prefixes: Pairs of how a module's name begins and how files may begin it instead.
-        norm_offset: Added to the stored weights of the norms, not to their biases: 1 where they
-            mean 1 + weight.
-        as_stored: Those of ``norms`` to which it is not added.
-        logit_scale: Factor of the head's product.
-        logit_softcap: Bound of the logits, if any.
-        adapted_within: How names of adapted modules begin, where a running model has others of the
-            same last parts that PEFT refuses to adapt; else empty.
-        balance: The loss that balances experts, if transformers computes one for the family.
-        padding_idx: The row of the embedding that gets no gradient where it is looked up, as in
-            transformers: config.json's ``pad_token_id``.
-        stored_rows: Rows of the embedding and of the head in the files, where there are fewer than
-            ``vocab_size``: the rows of new tokens begin as the mean of those.
-        new_tokens: The tokens that were added, whose rows are trained.
-        head_bias: The tensor that is added to the logits, one of ``norms``; empty without.
-    """
-
-    config: Any
-    vocab_size: int
-    hidden_size: int
+    config: Any  # the family's own reading of it, for its forward
+    vocab_size: int  # rows of the embedding and of the head
+    hidden_size: int  # their columns
     num_layers: int
+    # All that can carry an adapter but experts, in the order of the forward.
     linears: tuple[LinearSpec, ...]
+    # Sizes of the normalization weights, by tensor name: a length, or rows and columns.
     norms: Mapping[str, NormSize]
-    tied: bool
-    embed_name: str = "model.embed_tokens.weight"
-    head_name: str = "lm_head.weight"
+    tied: bool  # whether the head is the embedding
+    embed_name: str = "model.embed_tokens.weight"  # the embedding's tensor
+    head_name: str = "lm_head.weight"  # the head's tensor
+    # Pairs of how a module's name begins and how files may begin it instead.
     stored_prefixes: tuple[tuple[str, str], ...] = ()
+    # Added to the stored weights of the norms, not to their biases: 1 where they mean 1 + weight.
     norm_offset: float = 0.0
-    logit_scale: float = 1.0
-    logit_softcap: float | None = None
-    experts: tuple[ExpertSpec, ...] = ()
+    logit_scale: float = 1.0  # factor of the head's product
+    logit_softcap: float | None = None  # bound of the logits, if any
+    experts: tuple[ExpertSpec, ...] = ()  # linear layers of experts
+    # Shapes of frozen matrices that are neither quantized nor adapted, by tensor name.
     routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    # Shapes of embeddings beside the input's, which are in host memory, by tensor name.
     tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    # Details of the config.json that training leaves out, for the user to know.
     notes: tuple[str, ...] = ()
-    as_stored: frozenset[str] = frozenset()
+    as_stored: frozenset[str] = frozenset()  # those of ``norms`` to which it is not added
+    # How names of adapted modules begin, where a running model has others of the same last parts
+    # that PEFT refuses to adapt; else empty.
     adapted_within: str = ""
+    # The loss that balances experts, if transformers computes one for the family.
     balance: BalanceLoss | None = None
+    # The row of the embedding that gets no gradient where it is looked up, as in transformers:
+    # config.json's ``pad_token_id``.
     padding_idx: int | None = None
+    # Rows of the embedding and of the head in the files, where there are fewer than ``vocab_size``:
+    # the rows of new tokens begin as the mean of those.
     stored_rows: int | None = None
-    new_tokens: tuple[int, ...] = ()
-    head_bias: str = ""
+    new_tokens: tuple[int, ...] = ()  # the tokens that were added, whose rows are trained
+    head_bias: str = ""  # the tensor that is added to the logits, one of ``norms``; empty without
 
     def resized(self, rows: int, new_tokens: tuple[int, ...] = ()) -> Architecture:
-        """The same with a larger vocabulary, as ``resize_token_embeddings`` makes it.
-
-        Args:
-            rows: Rows of the embedding and of the head; the same where there are as many.
-            new_tokens: The tokens that were added, whether they need new rows or not.
-
-        Raises:
-            UnsupportedModelError: If there are further tables with a row for each token, or a bias
-                of the head.
-        """
+        """The same with a larger vocabulary, as ``resize_token_embeddings`` makes it."""
         if rows <= self.vocab_size:
             return replace(self, new_tokens=new_tokens)
         if self.tables:
@@ -265,14 +209,7 @@ class Architecture:
         return replace(self, vocab_size=rows, stored_rows=self.vocab_size, new_tokens=new_tokens)
 
     def balance_coefficient(self, setting: float | None) -> float:
-        """The factor of the loss that balances experts in training, 0 without.
-
-        Args:
-            setting: The user's; None leaves it to config.json.
-
-        Raises:
-            ConfigError: If it is set for a model that has no such loss.
-        """
+        """The factor of the loss that balances experts in training, 0 without."""
         if setting is None:
             return self.balance.coefficient if self.balance and self.balance.wanted else 0.0
         if setting and self.balance is None:

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import math
 
-from qlora_wgpu.families.parts.attention import Attention
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.mlp import GatedMLP
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import read_rope
+from qlora_wgpu.families import parts
 
 _IGNORED = (
     "hidden_activation = gelu of config.json is not applied, as in transformers 5: MLPs have "
@@ -17,7 +12,7 @@ _IGNORED = (
 )
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Early configurations say ``gelu`` and mean its tanh form, as Hugging Face reads them.
 
     ``hidden_activation`` was read before ``hidden_act`` by transformers 4, and is not any more.
@@ -26,16 +21,16 @@ def compose(read: ConfigReader) -> Decoder:
     read.choice("use_bidirectional_attention", (None, False))
     read.choice("hidden_act", ("gelu_pytorch_tanh", "gelu"), "gelu_pytorch_tanh")
     named = read.choice("hidden_activation", (None, "gelu_pytorch_tanh", "gelu"))
-    dimensions = Dimensions.read(read, head_dim=256)
+    dimensions = parts.Dimensions.read(read, head_dim=256)
     bias = read.flag("attention_bias")
-    rope = read_rope(read.config, dimensions.head_dim)
-    attention = Attention(dimensions, rope, qkv_bias=bias, o_bias=bias)
-    mlp = GatedMLP(dimensions, "gelu_pytorch_tanh")
-    norm = RMSNorm(read.number("rms_norm_eps", 1e-6), offset=1.0)
-    return Decoder(
+    rope = parts.read_rope(read.config, dimensions.head_dim)
+    attention = parts.Attention(dimensions, rope, qkv_bias=bias, o_bias=bias)
+    mlp = parts.GatedMLP(dimensions, "gelu_pytorch_tanh")
+    norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6), offset=1.0)
+    return parts.Decoder(
         dimensions,
         norm,
-        layers=(Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
+        layers=(parts.Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings", True),
         pad_token_id=0,
         embedding_scale=math.sqrt(dimensions.hidden_size),
@@ -43,4 +38,4 @@ def compose(read: ConfigReader) -> Decoder:
     )
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

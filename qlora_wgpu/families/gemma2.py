@@ -6,38 +6,34 @@ import math
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.parts.attention import Attention, layer_windows
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import PRE_AND_POST_NORM, Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import read_rope
+from qlora_wgpu.families import parts
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Every other layer slides where ``layer_types`` does not say it."""
     read = read.with_defaults(sliding_window=4096)
     read.no_dropout("attention_dropout")
     read.choice("use_bidirectional_attention", (None, False))
-    activation = read_activation(read, "gelu_pytorch_tanh", "hidden_activation")
-    dimensions = Dimensions.read(read, head_dim=256)
+    activation = parts.read_activation(read, "gelu_pytorch_tanh", "hidden_activation")
+    dimensions = parts.Dimensions.read(read, head_dim=256)
     bias = read.flag("attention_bias")
-    attention = Attention(
+    attention = parts.Attention(
         dimensions,
-        read_rope(read.config, dimensions.head_dim),
+        parts.read_rope(read.config, dimensions.head_dim),
         qkv_bias=bias,
         o_bias=bias,
         scale=read_score_scale(read),
         softcap=read.softcap("attn_logit_softcapping", 50.0),
     )
-    mlp = GatedMLP(dimensions, activation)
-    norm = RMSNorm(read.number("rms_norm_eps", 1e-6), offset=1.0)
-    windows = layer_windows(read, [i % 2 == 0 for i in range(dimensions.num_hidden_layers)])
-    return Decoder(
+    mlp = parts.GatedMLP(dimensions, activation)
+    norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6), offset=1.0)
+    windows = parts.layer_windows(read, [i % 2 == 0 for i in range(dimensions.num_hidden_layers)])
+    return parts.Decoder(
         dimensions,
         norm,
         layers=tuple(
-            Layer(norm, replace(attention, window=w), mlp, PRE_AND_POST_NORM) for w in windows
+            parts.Layer(norm, replace(attention, window=w), mlp, parts.PRE_AND_POST_NORM)
+            for w in windows
         ),
         tied=read.flag("tie_word_embeddings", True),
         pad_token_id=0,
@@ -46,7 +42,7 @@ def compose(read: ConfigReader) -> Decoder:
     )
 
 
-def read_score_scale(read: ConfigReader) -> float:
+def read_score_scale(read: parts.ConfigReader) -> float:
     """The scores' scale, 1 / √``query_pre_attn_scalar``."""
     scalar = read.number("query_pre_attn_scalar", 256.0)
     if scalar == 0:
@@ -54,4 +50,4 @@ def read_score_scale(read: ConfigReader) -> float:
     return 1 / math.sqrt(scalar)
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

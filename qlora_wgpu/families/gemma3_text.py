@@ -5,42 +5,37 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from qlora_wgpu.families import parts
 from qlora_wgpu.families.gemma2 import read_score_scale
-from qlora_wgpu.families.parts.attention import Attention, QKNorm, periodic_windows
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import PRE_AND_POST_NORM, Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import Rope, read_ropes_of_layers
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Five layers of six slide where nothing says otherwise; they rotate by a base of their own."""
     read = read.with_defaults(sliding_window=4096)
     read.no_dropout("attention_dropout")
     read.choice("use_bidirectional_attention", (None, False))
-    activation = read_activation(read, "gelu_pytorch_tanh", "hidden_activation")
-    dimensions = Dimensions.read(read, head_dim=256)
+    activation = parts.read_activation(read, "gelu_pytorch_tanh", "hidden_activation")
+    dimensions = parts.Dimensions.read(read, head_dim=256)
     bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-6)
     far, near = _ropes(read, dimensions.head_dim)
-    attention = Attention(
+    attention = parts.Attention(
         dimensions,
         far,
         qkv_bias=bias,
         o_bias=bias,
-        qk_norm=QKNorm(eps),
+        qk_norm=parts.QKNorm(eps),
         scale=read_score_scale(read),
     )
     sliding = replace(attention, rope=near)
-    mlp, norm = GatedMLP(dimensions, activation), RMSNorm(eps, offset=1.0)
+    mlp, norm = parts.GatedMLP(dimensions, activation), parts.RMSNorm(eps, offset=1.0)
     attentions = [
         attention if window is None else replace(sliding, window=window)
-        for window in periodic_windows(read, dimensions.num_hidden_layers, every=6)
+        for window in parts.periodic_windows(read, dimensions.num_hidden_layers, every=6)
     ]
-    return Decoder(
+    return parts.Decoder(
         dimensions,
         norm,
-        layers=tuple(Layer(norm, each, mlp, PRE_AND_POST_NORM) for each in attentions),
+        layers=tuple(parts.Layer(norm, each, mlp, parts.PRE_AND_POST_NORM) for each in attentions),
         tied=read.flag("tie_word_embeddings", True),
         pad_token_id=0,
         embedding_scale=math.sqrt(dimensions.hidden_size),
@@ -49,7 +44,7 @@ def compose(read: ConfigReader) -> Decoder:
     )
 
 
-def _notes(read: ConfigReader) -> tuple[str, ...]:
+def _notes(read: parts.ConfigReader) -> tuple[str, ...]:
     """Norms of queries and keys took the place of Gemma 2's bound; transformers ignores it, too."""
     bound = read.softcap("attn_logit_softcapping")
     if bound is None:
@@ -57,10 +52,10 @@ def _notes(read: ConfigReader) -> tuple[str, ...]:
     return (f"attn_logit_softcapping = {bound} of config.json is not applied, as in transformers",)
 
 
-def _ropes(read: ConfigReader, head_dim: int) -> tuple[Rope, Rope]:
+def _ropes(read: parts.ConfigReader, head_dim: int) -> tuple[parts.Rope, parts.Rope]:
     """The rotation of layers that see everything, and of those that slide."""
     near = read.number("rope_local_base_freq", 10_000.0)
-    return read_ropes_of_layers(read.config, head_dim, 1_000_000.0, near)
+    return parts.read_ropes_of_layers(read.config, head_dim, 1_000_000.0, near)
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.families.parts.attention import Attention, QKNorm, layer_windows
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions, is_above_zero
-from qlora_wgpu.families.parts.decoder import PRE_AND_POST_NORM, DecoderFamily
-from qlora_wgpu.families.parts.mlp import GatedMLP
-from qlora_wgpu.families.parts.moe import MixtureBeside
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import Rope, read_rope
-from qlora_wgpu.families.parts.shared_kv import PerLayerInputs, SharingDecoder, SharingLayer
+from qlora_wgpu.families import parts
 from qlora_wgpu.limits import MIB
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -35,36 +28,36 @@ DEFAULTS = {
 }  # fmt: skip
 
 
-def compose(read: ConfigReader) -> SharingDecoder:
+def compose(read: parts.ConfigReader) -> parts.SharingDecoder:
     """Layers that see everything have heads of another size; the last may share keys and values."""
     read = read.with_defaults(**DEFAULTS)
     read.no_dropout("attention_dropout")
     read.choice("use_bidirectional_attention", (None, "vision"))  # which tells of images alone
     read.choice("hidden_activation", (ACTIVATION,), ACTIVATION)
-    dimensions = Dimensions.read(read)
+    dimensions = parts.Dimensions.read(read)
     eps, count = read.number("rms_norm_eps", 1e-6), dimensions.num_hidden_layers
     windows = _windows(read, count)
     attentions = _attentions(read, dimensions, windows, eps)
     sources = _sources(read, windows)
     inputs, mixture = _inputs(read, dimensions, eps), _mixture(read, dimensions, eps)
-    norm, wide = RMSNorm(eps), 2 if read.flag("use_double_wide_mlp") else 1
+    norm, wide = parts.RMSNorm(eps), 2 if read.flag("use_double_wide_mlp") else 1
     layers = []
     for i, (window, source) in enumerate(zip(windows, sources, strict=True)):
         shared = source != i
         size = dimensions.intermediate_size * (wide if shared else 1)
         layers.append(
-            SharingLayer(
+            parts.SharingLayer(
                 norm,
                 replace(attentions[_kind(window)], window=window, shared=shared),
-                GatedMLP(replace(dimensions, intermediate_size=size), ACTIVATION),
-                PRE_AND_POST_NORM,
+                parts.GatedMLP(replace(dimensions, intermediate_size=size), ACTIVATION),
+                parts.PRE_AND_POST_NORM,
                 kind=_kind(window),
                 keeps=not shared and sources.count(i) > 1,
                 inputs=inputs,
                 mixture=mixture,
             )
         )
-    return SharingDecoder(
+    return parts.SharingDecoder(
         dimensions,
         norm,
         layers=tuple(layers),
@@ -77,7 +70,7 @@ def compose(read: ConfigReader) -> SharingDecoder:
     )
 
 
-def _notes(inputs: PerLayerInputs | None, layers: int) -> tuple[str, ...]:
+def _notes(inputs: parts.PerLayerInputs | None, layers: int) -> tuple[str, ...]:
     if inputs is None:
         return ()
     nbytes = 2 * inputs.vocab_size * inputs.size * layers
@@ -91,17 +84,19 @@ def _kind(window: int | None) -> str:
     return FULL if window is None else SLIDING
 
 
-def _windows(read: ConfigReader, layers: int) -> tuple[int | None, ...]:
+def _windows(read: parts.ConfigReader, layers: int) -> tuple[int | None, ...]:
     """The layers' windows; the last layer sees everything, whatever ``layer_types`` says."""
     types = read.config.get("layer_types")
     if types is None:
         types = [FULL if (i + 1) % 6 == 0 else SLIDING for i in range(layers)]
     if isinstance(types, list) and types:
         types = [*types[:-1], FULL if types[-1] == SLIDING else types[-1]]
-    return layer_windows(ConfigReader({**read.config, "layer_types": types}), [False] * layers)
+    return parts.layer_windows(
+        parts.ConfigReader({**read.config, "layer_types": types}), [False] * layers
+    )
 
 
-def _sources(read: ConfigReader, windows: tuple[int | None, ...]) -> list[int]:
+def _sources(read: parts.ConfigReader, windows: tuple[int | None, ...]) -> list[int]:
     """Whose keys and values each layer attends to: its own, or the last own ones of its kind."""
     shared = read.config["num_kv_shared_layers"]
     if type(shared) is not int or not 0 <= shared < len(windows):
@@ -121,19 +116,22 @@ def _sources(read: ConfigReader, windows: tuple[int | None, ...]) -> list[int]:
 
 
 def _attentions(
-    read: ConfigReader, dimensions: Dimensions, windows: tuple[int | None, ...], eps: float
-) -> dict[str, Attention]:
+    read: parts.ConfigReader,
+    dimensions: parts.Dimensions,
+    windows: tuple[int | None, ...],
+    eps: float,
+) -> dict[str, parts.Attention]:
     """Attention of each kind of layers; scores are not scaled, since heads are normalized."""
     keys_as_values = read.flag("attention_k_eq_v")
     bias = read.flag("attention_bias")
     sizes = {SLIDING: dimensions, FULL: _global_dimensions(read, dimensions, windows)}
     return {
-        kind: Attention(
+        kind: parts.Attention(
             own,
             _rope(read, kind, own.head_dim),
             qkv_bias=bias,
             o_bias=bias,
-            qk_norm=QKNorm(eps),
+            qk_norm=parts.QKNorm(eps),
             scale=1.0,
             value_norm=eps,
             keys_as_values=keys_as_values and kind == FULL,
@@ -144,8 +142,8 @@ def _attentions(
 
 
 def _global_dimensions(
-    read: ConfigReader, dimensions: Dimensions, windows: tuple[int | None, ...]
-) -> Dimensions:
+    read: parts.ConfigReader, dimensions: parts.Dimensions, windows: tuple[int | None, ...]
+) -> parts.Dimensions:
     """Those of layers that see everything, by keys of their own or by a list of such layers."""
     heads = read.config.get("num_global_key_value_heads")
     own = {"head_dim": read.config.get("global_head_dim", 512)}
@@ -155,7 +153,7 @@ def _global_dimensions(
         own = _listed(read.config["per_layer_config"], windows)
     if None in own.values():
         raise UnsupportedModelError("config.json: global_head_dim must not be null")
-    return Dimensions.read(ConfigReader({**read.config, **own}))
+    return parts.Dimensions.read(parts.ConfigReader({**read.config, **own}))
 
 
 def _listed(listed: Any, windows: tuple[int | None, ...]) -> dict[str, Any]:
@@ -176,7 +174,7 @@ def _listed(listed: Any, windows: tuple[int | None, ...]) -> dict[str, Any]:
     return dict(entries[0]) if entries else {}
 
 
-def _rope(read: ConfigReader, kind: str, head_dim: int) -> Rope:
+def _rope(read: parts.ConfigReader, kind: str, head_dim: int) -> parts.Rope:
     """The rotation of a kind of layers; a proportional one leaves the slowest pairs as they are."""
     if "rope_scaling" in read.config:
         raise UnsupportedModelError(
@@ -185,15 +183,15 @@ def _rope(read: ConfigReader, kind: str, head_dim: int) -> Rope:
     ropes = read.config["rope_parameters"]
     ropes = ROPES if ropes is None else ropes
     entry: Any = ropes.get(kind) if isinstance(ropes, Mapping) else None
-    if not isinstance(entry, Mapping) or not is_above_zero(entry.get("rope_theta")):
+    if not isinstance(entry, Mapping) or not parts.is_above_zero(entry.get("rope_theta")):
         raise UnsupportedModelError(
             f"config.json: rope_parameters must have {kind} with a rope_theta above zero"
         )
     named = entry.get("rope_type", "default")
     if named == "default":
-        return read_rope({"rope_parameters": {"rope_theta": entry["rope_theta"]}}, head_dim)
+        return parts.read_rope({"rope_parameters": {"rope_theta": entry["rope_theta"]}}, head_dim)
     share, factor = entry.get("partial_rotary_factor", 1.0), entry.get("factor", 1.0)
-    if named != "proportional" or not is_above_zero(factor) or not _is_share(share):
+    if named != "proportional" or not parts.is_above_zero(factor) or not _is_share(share):
         raise UnsupportedModelError(
             f"config.json: of rope_parameters' {kind}, rope_type must be 'default' or "
             f"'proportional' with a partial_rotary_factor from 0 to 1, got {brief(dict(entry))}"
@@ -203,14 +201,16 @@ def _rope(read: ConfigReader, kind: str, head_dim: int) -> Rope:
     base = np.float32(entry["rope_theta"])
     frequencies[: len(turned)] = np.float32(1.0) / base ** (turned / np.float32(head_dim))
     frequencies /= np.float32(factor)
-    return Rope(head_dim, lambda length: frequencies)
+    return parts.Rope(head_dim, lambda length: frequencies)
 
 
 def _is_share(share: Any) -> bool:
-    return share == 0 or (is_above_zero(share) and share <= 1)
+    return share == 0 or (parts.is_above_zero(share) and share <= 1)
 
 
-def _inputs(read: ConfigReader, dimensions: Dimensions, eps: float) -> PerLayerInputs | None:
+def _inputs(
+    read: parts.ConfigReader, dimensions: parts.Dimensions, eps: float
+) -> parts.PerLayerInputs | None:
     """What each layer is given of every token; nothing where its size is 0 or null."""
     if not read.config["hidden_size_per_layer_input"]:
         return None
@@ -221,10 +221,12 @@ def _inputs(read: ConfigReader, dimensions: Dimensions, eps: float) -> PerLayerI
             f"config.json: hidden_size_per_layer_input {size} must be even, and "
             f"vocab_size_per_layer_input {rows} not below vocab_size {dimensions.vocab_size}"
         )
-    return PerLayerInputs(dimensions.hidden_size, size, rows, ACTIVATION, eps)
+    return parts.PerLayerInputs(dimensions.hidden_size, size, rows, ACTIVATION, eps)
 
 
-def _mixture(read: ConfigReader, dimensions: Dimensions, eps: float) -> MixtureBeside | None:
+def _mixture(
+    read: parts.ConfigReader, dimensions: parts.Dimensions, eps: float
+) -> parts.MixtureBeside | None:
     """The experts beside each layer's MLP."""
     if not read.flag("enable_moe_block"):
         return None
@@ -232,7 +234,7 @@ def _mixture(read: ConfigReader, dimensions: Dimensions, eps: float) -> MixtureB
     if top > count:
         raise UnsupportedModelError(f"config.json: top_k_experts {top} exceeds num_experts {count}")
     inner = read.integer("moe_intermediate_size")
-    return MixtureBeside(dimensions.hidden_size, inner, ACTIVATION, count, top, eps)
+    return parts.MixtureBeside(dimensions.hidden_size, inner, ACTIVATION, count, top, eps)
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlora_wgpu.families import gemma4_unified_text
-from qlora_wgpu.families.gemma4 import PREFIX, text_config
-from qlora_wgpu.families.parts.config import ConfigReader
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
+from qlora_wgpu.families import gemma4_unified_text, parts
+from qlora_wgpu.families.gemma4 import PREFIX
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Modules are called as in a running model."""
-    return replace(gemma4_unified_text.compose(text_config(read, "gemma4_unified")), prefix=PREFIX)
+    return replace(gemma4_unified_text.compose(parts.text_config(read)), prefix=PREFIX)
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

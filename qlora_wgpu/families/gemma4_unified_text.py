@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.families import gemma4_text
-from qlora_wgpu.families.parts.config import ConfigReader
-from qlora_wgpu.families.parts.decoder import DecoderFamily
-from qlora_wgpu.families.parts.shared_kv import SharingDecoder
+from qlora_wgpu.families import gemma4_text, parts
 
 _LACKS = {"hidden_size_per_layer_input": None, "enable_moe_block": False}
 
 
-def compose(read: ConfigReader) -> SharingDecoder:
+def compose(read: parts.ConfigReader) -> parts.SharingDecoder:
     """Keys of what it lacks are not looked at, as in transformers."""
     config = read.with_defaults(sliding_window=1024).config
-    return gemma4_text.compose(ConfigReader({**config, **_LACKS}))
+    return gemma4_text.compose(parts.ConfigReader({**config, **_LACKS}))
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.families.parts.attention import Attention
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer, ResidualOrder
-from qlora_wgpu.families.parts.mlp import FusedGatedMLP, read_activation
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import read_rope
+from qlora_wgpu.families import parts
 
-ORDER = ResidualOrder(
+ORDER = parts.ResidualOrder(
     before_attention="input_layernorm",
     after_attention="post_self_attn_layernorm",
     before_mlp="post_attention_layernorm",
@@ -17,25 +12,25 @@ ORDER = ResidualOrder(
 )
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Half of each head is rotated; q, k and v have biases where no key says otherwise."""
     read.no_dropout("attention_dropout")
-    dimensions = Dimensions.read(read, head_dim=128)
-    attention = Attention(
+    dimensions = parts.Dimensions.read(read, head_dim=128)
+    attention = parts.Attention(
         dimensions,
-        read_rope(read.config, dimensions.head_dim, default_partial=0.5),
+        parts.read_rope(read.config, dimensions.head_dim, default_partial=0.5),
         qkv_bias=read.flag("attention_bias", True),
         interleaved=True,
     )
-    mlp = FusedGatedMLP(dimensions, read_activation(read))
-    norm = RMSNorm(read.number("rms_norm_eps", 1.5625e-7))
-    return Decoder(
+    mlp = parts.FusedGatedMLP(dimensions, parts.read_activation(read))
+    norm = parts.RMSNorm(read.number("rms_norm_eps", 1.5625e-7))
+    return parts.Decoder(
         dimensions,
         norm,
-        layers=(Layer(norm, attention, mlp, ORDER),) * dimensions.num_hidden_layers,
+        layers=(parts.Layer(norm, attention, mlp, ORDER),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
         pad_token_id=151_329,
     )
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -5,45 +5,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from qlora_wgpu.families.parts.attention import Attention, QKNorm
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.parts.moe import (
-    Experts,
-    Router,
-    Scoring,
-    SharedExpert,
-    check_expert_counts,
-    read_groups,
-    refuse_balance_loss,
-)
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import read_rope
+from qlora_wgpu.families import parts
 
 CORRECTION = "mlp.gate.e_score_correction_bias"
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """The first layers are dense; half of each head is rotated."""
     read.no_dropout("attention_dropout")
     read = read.with_defaults(num_key_value_heads=8)
-    dimensions = Dimensions.read(read)
+    dimensions = parts.Dimensions.read(read)
     eps = read.number("rms_norm_eps", 1e-5)
-    attention = Attention(
+    attention = parts.Attention(
         dimensions,
-        read_rope(read.config, dimensions.head_dim, default_partial=0.5),
+        parts.read_rope(read.config, dimensions.head_dim, default_partial=0.5),
         qkv_bias=read.flag("attention_bias"),
-        qk_norm=QKNorm(eps) if read.flag("use_qk_norm") else None,
+        qk_norm=parts.QKNorm(eps) if read.flag("use_qk_norm") else None,
     )
-    mlp = GatedMLP(dimensions, read_activation(read))
-    experts, norm = corrected_experts(read, mlp), RMSNorm(eps)
+    mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
+    experts, norm = corrected_experts(read, mlp), parts.RMSNorm(eps)
     dense = read.count("first_k_dense_replace", 1)
-    return Decoder(
+    return parts.Decoder(
         dimensions,
         norm,
         layers=tuple(
-            Layer(norm, attention, mlp if i < dense else experts)
+            parts.Layer(norm, attention, mlp if i < dense else experts)
             for i in range(dimensions.num_hidden_layers)
         ),
         tied=read.flag("tie_word_embeddings"),
@@ -51,46 +37,40 @@ def compose(read: ConfigReader) -> Decoder:
 
 
 def corrected_experts(
-    read: ConfigReader,
-    mlp: GatedMLP,
+    read: parts.ConfigReader,
+    mlp: parts.GatedMLP,
     scale: float = 1.0,
     defaults: Mapping[str, int] | None = None,
     keys: tuple[str, str] = ("n_routed_experts", "n_shared_experts"),
-) -> Experts:
-    """DeepSeek-V3's mixture: sigmoid scores, corrected for the choice, groups, shared experts.
-
-    Args:
-        read: The config.json.
-        mlp: The MLP of dense layers.
-        scale: ``routed_scaling_factor``, where no key says it.
-        defaults: Of the keys of sizes, where they are not GLM-4.5's.
-        keys: Of the numbers of experts that are chosen, and that every token meets.
-    """
+) -> parts.Experts:
+    """DeepSeek-V3's mixture: sigmoid scores, corrected for the choice, groups, shared experts."""
     chosen, met = keys
     read = read.renamed(chosen, "num_local_experts") if chosen == "n_routed_experts" else read
     sizes = {chosen: 128, "num_experts_per_tok": 8, "moe_intermediate_size": 1408}
     sizes |= defaults or {}
     num_experts, top_k, size = (read.integer(key, value) for key, value in sizes.items())
-    check_expert_counts(read, (chosen, num_experts), ("num_experts_per_tok", top_k))
-    refuse_balance_loss(read)
+    parts.check_expert_counts(read, (chosen, num_experts), ("num_experts_per_tok", top_k))
+    parts.refuse_balance_loss(read)
     inner = size * read.integer(met, 1)
     shared = replace(mlp.dimensions, intermediate_size=inner)
-    scoring = Scoring(
+    scoring = parts.Scoring(
         sigmoid=True,
         normalized=read.flag("norm_topk_prob", True),
         least=1e-20,
         scale=scale,
         pairs=True,
     )
-    return Experts(
+    return parts.Experts(
         mlp.dimensions.hidden_size,
         size,
         mlp.activation,
         num_experts,
         top_k,
-        shared=SharedExpert(replace(mlp, dimensions=shared, name="mlp.shared_experts")),
-        choice=Router(read_groups(read, num_experts, top_k, scoring), correction=CORRECTION),
+        shared=parts.SharedExpert(replace(mlp, dimensions=shared, name="mlp.shared_experts")),
+        choice=parts.Router(
+            parts.read_groups(read, num_experts, top_k, scoring), correction=CORRECTION
+        ),
     )
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.families import parts
 from qlora_wgpu.families.glm4_moe import corrected_experts
-from qlora_wgpu.families.parts.config import ConfigReader
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.latent_attention import read_latent_attention
-from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.parts.norm import RMSNorm
 
 SIZES = {"kv_lora_rank": 512, "qk_nope_head_dim": 192, "qk_rope_head_dim": 64, "v_head_dim": 256}
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """The first layer is dense, unless ``mlp_layer_types`` says otherwise."""
     read.no_dropout("attention_dropout")
     read = read.renamed("qk_rope_head_dim", "head_dim").with_defaults(num_key_value_heads=20)
-    attention = read_latent_attention(read, SIZES, q_rank=768)
+    attention = parts.read_latent_attention(read, SIZES, q_rank=768)
     dimensions = attention.dimensions
-    mlp = GatedMLP(dimensions, read_activation(read))
+    mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     defaults = {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1536}
     experts = corrected_experts(read, mlp, 1.8, defaults)
-    norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
-    return Decoder(
+    norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
+    return parts.Decoder(
         dimensions,
         norm,
         layers=tuple(
-            Layer(norm, attention, experts if sparse else mlp)
+            parts.Layer(norm, attention, experts if sparse else mlp)
             for sparse in _sparse(read, dimensions.num_hidden_layers)
         ),
         tied=read.flag("tie_word_embeddings"),
     )
 
 
-def _sparse(read: ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has experts.
-
-    Raises:
-        UnsupportedModelError: If ``mlp_layer_types`` is no list of what layers have, or
-            ``first_k_dense_replace``, which transformers leaves aside, says otherwise.
-    """
+def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
+    """Whether each layer has experts."""
     kinds, types = ("dense", "sparse"), read.config.get("mlp_layer_types")
     if types is None:
         types = ["dense"] + ["sparse"] * (layers - 1)
@@ -56,4 +47,4 @@ def _sparse(read: ConfigReader, layers: int) -> list[bool]:
     return [kind == "sparse" for kind in types]
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

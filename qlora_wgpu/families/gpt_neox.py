@@ -6,39 +6,34 @@ from dataclasses import replace
 from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.parts.attention import Attention, FusedQKV
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import PRE_NORM, Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.mlp import PlainMLP, read_activation
-from qlora_wgpu.families.parts.norm import LayerNorm
-from qlora_wgpu.families.parts.rope import Rope, read_rope
+from qlora_wgpu.families import parts
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """One half after the other, if ``use_parallel_residual`` says so."""
     dimensions = _dimensions(read)
     bias = read.flag("attention_bias", True)
-    attention = Attention(
+    attention = parts.Attention(
         dimensions,
         _rope(read, dimensions.head_dim),
         qkv_bias=bias,
         o_bias=bias,
-        fused=FusedQKV("query_key_value", by_head=True),
+        fused=parts.FusedQKV("query_key_value", by_head=True),
         name="attention",
         output="dense",
     )
-    mlp = PlainMLP(
+    mlp = parts.PlainMLP(
         dimensions,
-        read_activation(read, "gelu"),
+        parts.read_activation(read, "gelu"),
         bias=True,
         leaves=("dense_h_to_4h", "dense_4h_to_h"),
     )
-    norm = LayerNorm(read.number("layer_norm_eps", 1e-5), bias=True)
-    order = replace(PRE_NORM, parallel=read.flag("use_parallel_residual", True))
-    return Decoder(
+    norm = parts.LayerNorm(read.number("layer_norm_eps", 1e-5), bias=True)
+    order = replace(parts.PRE_NORM, parallel=read.flag("use_parallel_residual", True))
+    return parts.Decoder(
         dimensions,
         norm,
-        layers=(Layer(norm, attention, mlp, order),) * dimensions.num_hidden_layers,
+        layers=(parts.Layer(norm, attention, mlp, order),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
         prefix="gpt_neox.",
         # Files have the head's first name, by which older versions of transformers call it.
@@ -50,7 +45,7 @@ def compose(read: ConfigReader) -> Decoder:
     )
 
 
-def _dimensions(read: ConfigReader) -> Dimensions:
+def _dimensions(read: parts.ConfigReader) -> parts.Dimensions:
     """Every head has keys of its own, whatever ``num_key_value_heads`` says."""
     hidden_size, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
     if hidden_size % heads:
@@ -58,16 +53,16 @@ def _dimensions(read: ConfigReader) -> Dimensions:
             f"config.json: hidden_size {hidden_size} is no multiple of num_attention_heads {heads}"
         )
     read.choice("head_dim", (None, hidden_size // heads))
-    return Dimensions.read(ConfigReader({**read.config, "num_key_value_heads": heads}))
+    return parts.Dimensions.read(parts.ConfigReader({**read.config, "num_key_value_heads": heads}))
 
 
-def _rope(read: ConfigReader, head_dim: int) -> Rope:
+def _rope(read: parts.ConfigReader, head_dim: int) -> parts.Rope:
     """The family has names of its own for the base and the share that is rotated."""
     own: dict[str, Any] = {
         "rope_theta": read.config.get("rotary_emb_base", 10_000.0),
         "partial_rotary_factor": read.config.get("rotary_pct", 0.25),
     }
-    return read_rope({**read.config, **own}, head_dim, default_partial=0.25)
+    return parts.read_rope({**read.config, **own}, head_dim, default_partial=0.25)
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -4,17 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlora_wgpu.families.parts.attention import Attention, layer_windows
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.moe import (
-    Experts,
-    read_balance_loss,
-    read_clamped_glu,
-    read_expert_counts,
-)
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import read_rope
+from qlora_wgpu.families import parts
 
 YARN = {
     "rope_type": "yarn",
@@ -27,27 +17,27 @@ YARN = {
 """The rotation, where no key says it."""
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Every other layer slides, from the first on; a token's experts' weights sum to one."""
     read.no_dropout("attention_dropout")
     read = read.with_defaults(head_dim=64, num_key_value_heads=8, sliding_window=128)
     if read.config.get("rope_parameters") is None:
-        read = ConfigReader({**read.config, "rope_parameters": YARN})
-    dimensions = Dimensions.read(read)
+        read = parts.ConfigReader({**read.config, "rope_parameters": YARN})
+    dimensions = parts.Dimensions.read(read)
     layers = dimensions.num_hidden_layers
     bias = read.flag("attention_bias", True)
-    attention = Attention(
+    attention = parts.Attention(
         dimensions,
-        read_rope(read.config, dimensions.head_dim, default_theta=150_000.0),
+        parts.read_rope(read.config, dimensions.head_dim, default_theta=150_000.0),
         qkv_bias=bias,
         o_bias=bias,
         sinks=True,
     )
-    num_experts, num_experts_per_tok = read_expert_counts(read, 128, 4)
-    experts = Experts(
+    num_experts, num_experts_per_tok = parts.read_expert_counts(read, 128, 4)
+    experts = parts.Experts(
         dimensions.hidden_size,
         dimensions.intermediate_size,
-        read_clamped_glu(read),
+        parts.read_clamped_glu(read),
         num_experts,
         num_experts_per_tok,
         norm_topk_prob=True,
@@ -55,15 +45,17 @@ def compose(read: ConfigReader) -> Decoder:
         bias=True,
         in_turns=True,
     )
-    norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
-    windows = layer_windows(read, [i % 2 == 0 for i in range(layers)])
-    return Decoder(
+    norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
+    windows = parts.layer_windows(read, [i % 2 == 0 for i in range(layers)])
+    return parts.Decoder(
         dimensions,
         norm,
-        layers=tuple(Layer(norm, replace(attention, window=window), experts) for window in windows),
+        layers=tuple(
+            parts.Layer(norm, replace(attention, window=window), experts) for window in windows
+        ),
         tied=read.flag("tie_word_embeddings"),
-        balance=read_balance_loss(read),
+        balance=parts.read_balance_loss(read),
     )
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

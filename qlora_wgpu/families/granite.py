@@ -3,56 +3,41 @@
 from __future__ import annotations
 
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.parts.attention import Attention
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Half, Layer
-from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import Rope, read_rope
+from qlora_wgpu.families import parts
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """A gated MLP in three layers, and every layer rotates."""
-    dimensions = Dimensions.read(read)
-    mlp = GatedMLP(dimensions, read_activation(read), read.flag("mlp_bias"))
-    return compose_with(read, dimensions, mlp, read_rope(read.config, dimensions.head_dim))
+    dimensions = parts.Dimensions.read(read)
+    mlp = parts.GatedMLP(dimensions, parts.read_activation(read), read.flag("mlp_bias"))
+    return compose_with(read, dimensions, mlp, parts.read_rope(read.config, dimensions.head_dim))
 
 
 def compose_with(
-    read: ConfigReader, dimensions: Dimensions, mlp: Half, rope: Rope | None
-) -> Decoder:
-    """Logits are divided by ``logits_scaling``; the other three multiply.
-
-    Args:
-        read: The config.json.
-        dimensions: The model's sizes.
-        mlp: The second half of every layer.
-        rope: How heads are rotated, if they are.
-
-    Raises:
-        UnsupportedModelError: If a multiplier and another key do not go together.
-    """
+    read: parts.ConfigReader, dimensions: parts.Dimensions, mlp: parts.Half, rope: parts.Rope | None
+) -> parts.Decoder:
+    """Logits are divided by ``logits_scaling``; the other three multiply."""
     read.no_dropout("attention_dropout")
     bias = read.flag("attention_bias")
     divisor = read.number("logits_scaling", 1.0)
     if divisor == 0:
         raise UnsupportedModelError("config.json: logits_scaling must not be 0")
     residual_scale = read.number("residual_multiplier", 1.0)
-    if residual_scale != 1.0 and (bias or (isinstance(mlp, GatedMLP) and mlp.bias)):
+    if residual_scale != 1.0 and (bias or (isinstance(mlp, parts.GatedMLP) and mlp.bias)):
         raise UnsupportedModelError(
             "config.json: residual_multiplier together with biases is not supported"
         )
-    attention = Attention(
+    attention = parts.Attention(
         dimensions,
         rope,
         qkv_bias=bias,
         o_bias=bias,
         scale=read.number("attention_multiplier", 1.0),
     )
-    norm = RMSNorm(read.number("rms_norm_eps", 1e-6))
-    layer = Layer(norm, attention, mlp, residual_scale=residual_scale)
+    norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
+    layer = parts.Layer(norm, attention, mlp, residual_scale=residual_scale)
     multiplier = read.number("embedding_multiplier", 1.0)
-    return Decoder(
+    return parts.Decoder(
         dimensions,
         norm,
         layers=(layer,) * dimensions.num_hidden_layers,
@@ -63,4 +48,4 @@ def compose_with(
     )
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

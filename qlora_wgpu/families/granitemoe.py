@@ -4,58 +4,42 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from qlora_wgpu.families import parts
 from qlora_wgpu.families.granite import compose_with
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
-from qlora_wgpu.families.parts.mlp import FusedGatedMLP, read_activation
-from qlora_wgpu.families.parts.moe import (
-    Experts,
-    SharedExpert,
-    check_expert_counts,
-    read_balance_loss,
-)
-from qlora_wgpu.families.parts.rope import read_rope
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Every MLP is a mixture."""
-    dimensions = Dimensions.read(read)
-    rope = read_rope(read.config, dimensions.head_dim)
+    dimensions = parts.Dimensions.read(read)
+    rope = parts.read_rope(read.config, dimensions.head_dim)
     decoder = compose_with(read, dimensions, read_experts(read, dimensions), rope)
-    return replace(decoder, balance=read_balance_loss(read))
+    return replace(decoder, balance=parts.read_balance_loss(read))
 
 
 def read_experts(
-    read: ConfigReader, dimensions: Dimensions, shared: FusedGatedMLP | None = None
-) -> Experts:
-    """The mixture; a token's experts' weights sum to one.
-
-    Args:
-        read: The config.json.
-        dimensions: With the size of the experts.
-        shared: What every token meets beside its experts, if anything.
-
-    Raises:
-        UnsupportedModelError: If a token would meet more than there are.
-    """
+    read: parts.ConfigReader,
+    dimensions: parts.Dimensions,
+    shared: parts.FusedGatedMLP | None = None,
+) -> parts.Experts:
+    """The mixture; a token's experts' weights sum to one."""
     count, top = read.integer("num_local_experts", 8), read.integer("num_experts_per_tok", 2)
-    check_expert_counts(read, ("num_local_experts", count), ("num_experts_per_tok", top))
-    return Experts(
+    parts.check_expert_counts(read, ("num_local_experts", count), ("num_experts_per_tok", top))
+    return parts.Experts(
         dimensions.hidden_size,
         dimensions.intermediate_size,
-        read_activation(read),
+        parts.read_activation(read),
         count,
         top,
         name="block_sparse_moe",
         router="router.layer",
         fused=False,
-        shared=None if shared is None else SharedExpert(shared),
+        shared=None if shared is None else parts.SharedExpert(shared),
     )
 
 
-def shared_mlp(dimensions: Dimensions, size: int, activation: str) -> FusedGatedMLP:
+def shared_mlp(dimensions: parts.Dimensions, size: int, activation: str) -> parts.FusedGatedMLP:
     """The MLP beside the experts, or in their place."""
-    return FusedGatedMLP(
+    return parts.FusedGatedMLP(
         replace(dimensions, intermediate_size=size),
         activation,
         name="shared_mlp",
@@ -63,4 +47,4 @@ def shared_mlp(dimensions: Dimensions, size: int, activation: str) -> FusedGated
     )
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

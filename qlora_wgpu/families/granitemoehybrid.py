@@ -5,36 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.families import parts
 from qlora_wgpu.families.granite import compose_with
 from qlora_wgpu.families.granitemoe import read_experts, shared_mlp
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
-from qlora_wgpu.families.parts.mlp import read_activation
-from qlora_wgpu.families.parts.moe import read_balance_loss
-from qlora_wgpu.families.parts.rope import read_rope
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """An MLP, beside a mixture if there are experts; hybrids with state spaces are refused."""
     read = read.with_defaults(intermediate_size=11008)  # which is of experts
-    dimensions = Dimensions.read(read)
+    dimensions = parts.Dimensions.read(read)
     _check_attending(read, dimensions.num_hidden_layers)
     kind = read.choice("position_embedding_type", (None, "rope", "nope"))
-    rope = read_rope(read.config, dimensions.head_dim) if kind == "rope" else None
+    rope = parts.read_rope(read.config, dimensions.head_dim) if kind == "rope" else None
     size = read.integer("shared_intermediate_size", 1024)
-    mlp = shared_mlp(dimensions, size, read_activation(read))
+    mlp = shared_mlp(dimensions, size, parts.read_activation(read))
     if read.count("num_local_experts", 8) == 0:
         return compose_with(read, mlp.dimensions, mlp, rope)
     decoder = compose_with(read, dimensions, read_experts(read, dimensions, mlp), rope)
-    return replace(decoder, balance=read_balance_loss(read))
+    return replace(decoder, balance=parts.read_balance_loss(read))
 
 
-def _check_attending(read: ConfigReader, layers: int) -> None:
-    """Makes sure that all layers attend.
-
-    Raises:
-        UnsupportedModelError: If one does not.
-    """
+def _check_attending(read: parts.ConfigReader, layers: int) -> None:
+    """Makes sure that all layers attend."""
     types = read.config.get("layer_types", read.config.get("layers_block_type"))
     attending = ("attention", "full_attention")
     if (
@@ -48,4 +40,4 @@ def _check_attending(read: ConfigReader, layers: int) -> None:
         )
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -6,66 +6,57 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.families.parts.attention import Attention, QKNorm
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions, is_above_zero
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Half, Layer
-from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import Rope, read_rope
+from qlora_wgpu.families import parts
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """A gated MLP in every layer."""
-    dimensions = Dimensions.read(read)
-    mlp = GatedMLP(dimensions, read_activation(read))
+    dimensions = parts.Dimensions.read(read)
+    mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     return compose_with(read, dimensions, [mlp] * dimensions.num_hidden_layers)
 
 
-def compose_with(read: ConfigReader, dimensions: Dimensions, mlps: Sequence[Half]) -> Decoder:
-    """Rotations of type 'dynamic' with an ``alpha`` do not go by the length of a sample.
-
-    Args:
-        read: The config.json.
-        dimensions: The model's sizes.
-        mlps: The second half of each layer.
-    """
+def compose_with(
+    read: parts.ConfigReader, dimensions: parts.Dimensions, mlps: Sequence[parts.Half]
+) -> parts.Decoder:
+    """Rotations of type 'dynamic' with an ``alpha`` do not go by the length of a sample."""
     read.no_dropout("attention_dropout")
     bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-5)
-    qk_norm = QKNorm(eps, names=("query_layernorm", "key_layernorm"), after_rope=True)
-    attention = Attention(
+    qk_norm = parts.QKNorm(eps, names=("query_layernorm", "key_layernorm"), after_rope=True)
+    attention = parts.Attention(
         dimensions,
         _rope(read.config, dimensions.head_dim),
         qkv_bias=bias,
         o_bias=bias,
         qk_norm=qk_norm,
     )
-    norm = RMSNorm(eps)
-    return Decoder(
+    norm = parts.RMSNorm(eps)
+    return parts.Decoder(
         dimensions,
         norm,
-        layers=tuple(Layer(norm, attention, mlp) for mlp in mlps),
+        layers=tuple(parts.Layer(norm, attention, mlp) for mlp in mlps),
         tied=read.flag("tie_word_embeddings"),
         pad_token_id=0,
     )
 
 
-def _rope(config: Mapping[str, Any], head_dim: int) -> Rope:
+def _rope(config: Mapping[str, Any], head_dim: int) -> parts.Rope:
     """The rotation; by a base · alpha^(d / (d - 2)) where there is an ``alpha``."""
     scaling = config.get("rope_scaling") or config.get("rope_parameters")
     if not isinstance(scaling, Mapping) or not scaling.get("alpha"):
-        return read_rope(config, head_dim)
+        return parts.read_rope(config, head_dim)
     alpha, kind = scaling["alpha"], scaling.get("rope_type", scaling.get("type"))
-    if kind != "dynamic" or not is_above_zero(alpha):
+    if kind != "dynamic" or not parts.is_above_zero(alpha):
         raise UnsupportedModelError(
             f"config.json: RoPE's alpha {brief(alpha)} must be a number above zero, and its type "
             f"'dynamic', got {brief(kind)}"
         )
     thetas = (scaling.get("rope_theta"), config.get("rope_theta"), 10_000.0)
     theta = next(value for value in thetas if value is not None)
-    theta = read_rope({"rope_theta": theta}, head_dim).theta  # which refuses what is no base
+    theta = parts.read_rope({"rope_theta": theta}, head_dim).theta  # which refuses what is no base
     if head_dim <= 2:
         raise UnsupportedModelError("config.json: RoPE of type 'dynamic' needs more than one pair")
-    return read_rope({"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}, head_dim)
+    return parts.read_rope({"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}, head_dim)
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

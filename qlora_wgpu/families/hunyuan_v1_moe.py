@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
+from qlora_wgpu.families import parts
 from qlora_wgpu.families.hunyuan_v1_dense import compose_with
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
-from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.parts.moe import (
-    Experts,
-    SharedExpert,
-    check_expert_counts,
-    refuse_balance_loss,
-)
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """As the dense models, every MLP a mixture with an expert of the same size that all meet."""
     read = read.renamed("moe_topk", "num_experts_per_tok").renamed(
         "num_experts", "num_local_experts"
     )
-    dimensions, activation = Dimensions.read(read), read_activation(read)
+    dimensions, activation = parts.Dimensions.read(read), parts.read_activation(read)
     count = read.integer("num_experts", 1)
-    refuse_balance_loss(read)
-    shared = SharedExpert(GatedMLP(dimensions, activation, name="mlp.shared_mlp"))
+    parts.refuse_balance_loss(read)
+    shared = parts.SharedExpert(parts.GatedMLP(dimensions, activation, name="mlp.shared_mlp"))
     mlps = []
     for top in _chosen(read, dimensions.num_hidden_layers):
-        check_expert_counts(read, ("num_experts", count), ("moe_topk", top))
+        parts.check_expert_counts(read, ("num_experts", count), ("moe_topk", top))
         size = dimensions.intermediate_size
-        experts = Experts(
+        experts = parts.Experts(
             dimensions.hidden_size, size, activation, count, top, router="gate.wg",
             shared=shared,
         )  # fmt: skip
@@ -36,12 +28,8 @@ def compose(read: ConfigReader) -> Decoder:
     return compose_with(read, dimensions, mlps)
 
 
-def _chosen(read: ConfigReader, layers: int) -> list[int]:
-    """How many experts a token meets in each layer, by a number or a list of them.
-
-    Raises:
-        UnsupportedModelError: If the list is none of positive numbers, one for each layer.
-    """
+def _chosen(read: parts.ConfigReader, layers: int) -> list[int]:
+    """How many experts a token meets in each layer, by a number or a list of them."""
     listed = read.config.get("moe_topk")
     if not isinstance(listed, list):
         return [read.integer("moe_topk", 1)] * layers
@@ -53,4 +41,4 @@ def _chosen(read: ConfigReader, layers: int) -> list[int]:
     return listed[:layers]
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

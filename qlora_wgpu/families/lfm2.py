@@ -6,62 +6,51 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.families.parts.attention import Attention, QKNorm
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Half, Layer, ResidualOrder
-from qlora_wgpu.families.parts.mixers import ShortConv
-from qlora_wgpu.families.parts.mlp import GatedMLP
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import read_rope
+from qlora_wgpu.families import parts
 
-ORDER = ResidualOrder(before_attention="operator_norm", before_mlp="ffn_norm")
+ORDER = parts.ResidualOrder(before_attention="operator_norm", before_mlp="ffn_norm")
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """``layer_types``, or ``full_attn_idxs``, says which layers attend."""
     read = read.with_defaults(num_key_value_heads=8, intermediate_size=12288)
-    dimensions = replace(Dimensions.read(read), intermediate_size=_intermediate_size(read))
+    dimensions = replace(parts.Dimensions.read(read), intermediate_size=_intermediate_size(read))
     attends = _attending(read, dimensions.num_hidden_layers)
     return compose_with(read, dimensions, attends, [gated_mlp(dimensions)] * len(attends))
 
 
-def gated_mlp(dimensions: Dimensions) -> GatedMLP:
+def gated_mlp(dimensions: parts.Dimensions) -> parts.GatedMLP:
     """The MLP by LFM2's names."""
-    return GatedMLP(dimensions, "silu", name="feed_forward", leaves=("w1", "w3", "w2"))
+    return parts.GatedMLP(dimensions, "silu", name="feed_forward", leaves=("w1", "w3", "w2"))
 
 
 def compose_with(
-    read: ConfigReader, dimensions: Dimensions, attends: Sequence[bool], mlps: Sequence[Half]
-) -> Decoder:
-    """The decoder whose layers attend or convolve.
-
-    Args:
-        read: The config.json.
-        dimensions: The model's.
-        attends: Whether each layer attends.
-        mlps: Each layer's second half.
-
-    Raises:
-        UnsupportedModelError: If the hidden size is no multiple of eight.
-    """
+    read: parts.ConfigReader,
+    dimensions: parts.Dimensions,
+    attends: Sequence[bool],
+    mlps: Sequence[parts.Half],
+) -> parts.Decoder:
+    """The decoder whose layers attend or convolve."""
     if dimensions.hidden_size % 8:
         raise UnsupportedModelError(
             f"config.json: hidden_size {dimensions.hidden_size} of 'lfm2' is no multiple of 8"
         )
     eps = read.number("norm_eps", 1e-5)
-    attention = Attention(
+    attention = parts.Attention(
         dimensions,
-        read_rope(read.config, dimensions.head_dim, default_theta=1_000_000.0),
-        qk_norm=QKNorm(eps, names=("q_layernorm", "k_layernorm")),
+        parts.read_rope(read.config, dimensions.head_dim, default_theta=1_000_000.0),
+        qk_norm=parts.QKNorm(eps, names=("q_layernorm", "k_layernorm")),
         output="out_proj",
     )
-    convolution = ShortConv(dimensions, read.integer("conv_L_cache", 3), read.flag("conv_bias"))
-    norm = RMSNorm(eps)
-    return Decoder(
+    convolution = parts.ShortConv(
+        dimensions, read.integer("conv_L_cache", 3), read.flag("conv_bias")
+    )
+    norm = parts.RMSNorm(eps)
+    return parts.Decoder(
         dimensions,
         norm,
         layers=tuple(
-            Layer(norm, attention if own else convolution, mlp, ORDER)
+            parts.Layer(norm, attention if own else convolution, mlp, ORDER)
             for own, mlp in zip(attends, mlps, strict=True)
         ),
         tied=read.flag("tie_embedding", read.flag("tie_word_embeddings", True)),
@@ -70,7 +59,7 @@ def compose_with(
     )
 
 
-def _intermediate_size(read: ConfigReader) -> int:
+def _intermediate_size(read: parts.ConfigReader) -> int:
     """Rows of gate and up: by default two thirds of the key's number, rounded up."""
     key = "block_ff_dim" if "block_ff_dim" in read.config else "intermediate_size"
     size = read.integer(key)
@@ -81,10 +70,10 @@ def _intermediate_size(read: ConfigReader) -> int:
         size = int(read.number("block_ffn_dim_multiplier", 1.0) * size)
         multiple = read.integer("block_multiple_of", 256)
         size = -(-size // multiple) * multiple
-    return ConfigReader({key: size}).integer(key)
+    return parts.ConfigReader({key: size}).integer(key)
 
 
-def _attending(read: ConfigReader, layers: int) -> list[bool]:
+def _attending(read: parts.ConfigReader, layers: int) -> list[bool]:
     """Whether each layer attends."""
     if read.config.get("layer_types") is None:
         chosen = read.config.get("full_attn_idxs")
@@ -98,12 +87,8 @@ def _attending(read: ConfigReader, layers: int) -> list[bool]:
     return attending_types(read, layers)
 
 
-def attending_types(read: ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer attends, by ``layer_types``.
-
-    Raises:
-        UnsupportedModelError: If that is no list of what layers may be.
-    """
+def attending_types(read: parts.ConfigReader, layers: int) -> list[bool]:
+    """Whether each layer attends, by ``layer_types``."""
     types, kinds = read.config.get("layer_types"), ("conv", "full_attention")
     if (
         not isinstance(types, list)
@@ -117,4 +102,4 @@ def attending_types(read: ConfigReader, layers: int) -> list[bool]:
     return [kind == "full_attention" for kind in types]
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
+from qlora_wgpu.families import parts
 from qlora_wgpu.families.lfm2 import attending_types, compose_with, gated_mlp
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
-from qlora_wgpu.families.parts.moe import (
-    Experts,
-    Router,
-    Scoring,
-    read_expert_counts,
-    refuse_balance_loss,
-)
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """The first layers are dense; the others choose by sigmoids and a bias."""
     read = read.with_defaults(num_key_value_heads=8, intermediate_size=7168)
-    dimensions = Dimensions.read(read)
+    dimensions = parts.Dimensions.read(read)
     attends = attending_types(read, dimensions.num_hidden_layers)
     dense, mlp = read.count("num_dense_layers", 2), gated_mlp(dimensions)
-    num_experts, num_experts_per_tok = read_expert_counts(read, 32, 4)
-    refuse_balance_loss(read)
-    scoring = Scoring(
+    num_experts, num_experts_per_tok = parts.read_expert_counts(read, 32, 4)
+    parts.refuse_balance_loss(read)
+    scoring = parts.Scoring(
         sigmoid=True,
         normalized=read.flag("norm_topk_prob", True),
         least=1e-6,
         scale=read.number("routed_scaling_factor", 1.0),
     )
     corrected = read.flag("use_expert_bias", True)
-    experts = Experts(
+    experts = parts.Experts(
         dimensions.hidden_size,
         read.integer("moe_intermediate_size", 1792),
         mlp.activation,
@@ -38,10 +30,10 @@ def compose(read: ConfigReader) -> Decoder:
         name=mlp.name,
         leaves=mlp.leaves,
         fused=False,
-        choice=Router(scoring, correction="feed_forward.expert_bias" if corrected else None),
+        choice=parts.Router(scoring, correction="feed_forward.expert_bias" if corrected else None),
     )
     mlps = [mlp if i < dense else experts for i in range(len(attends))]
     return compose_with(read, dimensions, attends, mlps)
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -7,12 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.families.parts.attention import Attention
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions, is_above_zero
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import Growth, Rope, read_rope
+from qlora_wgpu.families import parts
 
 ROPE = {
     "rope_type": "yarn",
@@ -28,26 +23,26 @@ ROPE = {
 """Hugging Face's, where a config.json has none."""
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Every layer slides, if there is a window."""
     read = read.with_defaults(num_key_value_heads=8, head_dim=128)
     read.no_dropout("attention_dropout")
-    dimensions = Dimensions.read(read)
+    dimensions = parts.Dimensions.read(read)
     keys, queries = _ropes(read.config, dimensions.head_dim)
     window = read.optional_integer("sliding_window")
-    attention = Attention(dimensions, keys, window, query_rope=queries)
-    mlp = GatedMLP(dimensions, read_activation(read))
-    norm = RMSNorm(read.number("rms_norm_eps", 1e-5))
-    return Decoder(
+    attention = parts.Attention(dimensions, keys, window, query_rope=queries)
+    mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
+    norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
+    return parts.Decoder(
         dimensions,
         norm,
-        layers=(Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
+        layers=(parts.Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
         pad_token_id=11,
     )
 
 
-def _ropes(config: Mapping[str, Any], head_dim: int) -> tuple[Rope, Rope]:
+def _ropes(config: Mapping[str, Any], head_dim: int) -> tuple[parts.Rope, parts.Rope]:
     """The rotation of keys, and that of queries, which scales them as well."""
     given = config.get("rope_scaling") or config.get("rope_parameters")
     if given is not None and not isinstance(given, Mapping):
@@ -58,14 +53,16 @@ def _ropes(config: Mapping[str, Any], head_dim: int) -> tuple[Rope, Rope]:
     beta = parameters.pop("llama_4_scaling_beta", None)
     parameters.pop("max_position_embeddings", None)  # transformers ignores it here, too
     length = _original_length(config, parameters)
-    if type(beta) not in (int, float) or not 0 <= beta < 2**24 or not is_above_zero(length):
+    if type(beta) not in (int, float) or not 0 <= beta < 2**24 or not parts.is_above_zero(length):
         raise UnsupportedModelError(
             "config.json: RoPE's parameters need llama_4_scaling_beta, a number from 0 on, and "
             f"original_max_position_embeddings, one above zero; got {brief(beta)} and "
             f"{brief(length)}"
         )
-    rope = read_rope({**config, "rope_scaling": None, "rope_parameters": parameters}, head_dim)
-    return rope, replace(rope, growth=Growth(beta, length))
+    rope = parts.read_rope(
+        {**config, "rope_scaling": None, "rope_parameters": parameters}, head_dim
+    )
+    return rope, replace(rope, growth=parts.Growth(beta, length))
 
 
 def _original_length(config: Mapping[str, Any], parameters: Mapping[str, Any]) -> Any:
@@ -77,4 +74,4 @@ def _original_length(config: Mapping[str, Any], parameters: Mapping[str, Any]) -
     return config.get(key, config.get("max_position_embeddings") if length is None else length)
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

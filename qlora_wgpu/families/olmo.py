@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.families.parts.attention import Attention
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.parts.norm import LayerNorm
-from qlora_wgpu.families.parts.rope import read_rope
+from qlora_wgpu.families import parts
 
 EPS = 1e-5
 """No key says it."""
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """``clip_qkv`` is the largest magnitude of what q, k and v make."""
     read.no_dropout("attention_dropout")
-    dimensions = Dimensions.read(read)
+    dimensions = parts.Dimensions.read(read)
     bias = read.flag("attention_bias")
-    attention = Attention(
+    attention = parts.Attention(
         dimensions,
-        read_rope(read.config, dimensions.head_dim),
+        parts.read_rope(read.config, dimensions.head_dim),
         qkv_bias=bias,
         o_bias=bias,
         clip=read.softcap("clip_qkv"),
     )
-    mlp = GatedMLP(dimensions, read_activation(read))
-    norm = LayerNorm(EPS, bias=False, weight=False)
-    return Decoder(
+    mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
+    norm = parts.LayerNorm(EPS, bias=False, weight=False)
+    return parts.Decoder(
         dimensions,
         norm,
-        layers=(Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
+        layers=(parts.Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
         pad_token_id=1,
     )
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -7,41 +7,38 @@ from dataclasses import replace
 from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families.parts.attention import Attention, QKNorm, layer_windows
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import POST_NORM, Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import Rope, read_ropes_of_layers
+from qlora_wgpu.families import parts
 
 THETA = 500_000.0
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Three layers of four slide where ``layer_types`` does not say it."""
     read = read.with_defaults(sliding_window=4096)
     read.no_dropout("attention_dropout")
-    dimensions = Dimensions.read(read)
+    dimensions = parts.Dimensions.read(read)
     bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-5)
     far, near = _ropes(read, dimensions.head_dim)
-    qk_norm = QKNorm(eps, per_head=False)
-    full = Attention(dimensions, far, qkv_bias=bias, o_bias=bias, qk_norm=qk_norm)
-    mlp, norm = GatedMLP(dimensions, read_activation(read)), RMSNorm(eps)
+    qk_norm = parts.QKNorm(eps, per_head=False)
+    full = parts.Attention(dimensions, far, qkv_bias=bias, o_bias=bias, qk_norm=qk_norm)
+    mlp, norm = parts.GatedMLP(dimensions, parts.read_activation(read)), parts.RMSNorm(eps)
     slides = [(i + 1) % 4 != 0 for i in range(dimensions.num_hidden_layers)]
     attentions = [
         full if window is None else replace(full, rope=near, window=window)
-        for window in layer_windows(read, slides)
+        for window in parts.layer_windows(read, slides)
     ]
-    return Decoder(
+    return parts.Decoder(
         dimensions,
         norm,
-        layers=tuple(Layer(norm, attention, mlp, POST_NORM) for attention in attentions),
+        layers=tuple(
+            parts.Layer(norm, attention, mlp, parts.POST_NORM) for attention in attentions
+        ),
         tied=read.flag("tie_word_embeddings"),
         pad_token_id=1,
     )
 
 
-def _ropes(read: ConfigReader, head_dim: int) -> tuple[Rope, Rope]:
+def _ropes(read: parts.ConfigReader, head_dim: int) -> tuple[parts.Rope, parts.Rope]:
     """The rotation of layers that see everything, and of those that slide.
 
     Keys for both kinds are read where they say what holds without them: version 4 of transformers
@@ -59,7 +56,7 @@ def _ropes(read: ConfigReader, head_dim: int) -> tuple[Rope, Rope]:
             "are read in two ways by versions of transformers: give rope_parameters of "
             "full_attention and sliding_attention instead"
         )
-    return read_ropes_of_layers(config, head_dim, THETA, THETA)
+    return parts.read_ropes_of_layers(config, head_dim, THETA, THETA)
 
 
 def _flat(parameters: Any) -> dict[str, Any]:
@@ -71,4 +68,4 @@ def _flat(parameters: Any) -> dict[str, Any]:
     return {key: value for key, value in parameters.items() if value is not None}
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

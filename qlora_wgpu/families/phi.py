@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.families.parts.attention import Attention, QKLayerNorm
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import PARALLEL, Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.mlp import PlainMLP, read_activation
-from qlora_wgpu.families.parts.norm import LayerNorm
-from qlora_wgpu.families.parts.rope import read_rope
+from qlora_wgpu.families import parts
 
 DROPOUTS = ("attention_dropout", "embd_pdrop", "resid_pdrop")
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Phi 2 was trained with a dropout: it is left out, and a note says so."""
-    dimensions = Dimensions.read(read)
+    dimensions = parts.Dimensions.read(read)
     eps = read.number("layer_norm_eps", 1e-5)
-    of_heads = QKLayerNorm(eps, names=("q_layernorm", "k_layernorm"), shared=True)
-    attention = Attention(
+    of_heads = parts.QKLayerNorm(eps, names=("q_layernorm", "k_layernorm"), shared=True)
+    attention = parts.Attention(
         dimensions,
-        read_rope(read.config, dimensions.head_dim, default_partial=0.5),
+        parts.read_rope(read.config, dimensions.head_dim, default_partial=0.5),
         qkv_bias=True,
         o_bias=True,
         qk_norm=of_heads if read.flag("qk_layernorm") else None,
         output="dense",
     )
-    activation = read_activation(read, "gelu_new")
-    mlp = PlainMLP(dimensions, activation, bias=True, leaves=("fc1", "fc2"))
-    norm = LayerNorm(eps, bias=True)
-    return Decoder(
+    activation = parts.read_activation(read, "gelu_new")
+    mlp = parts.PlainMLP(dimensions, activation, bias=True, leaves=("fc1", "fc2"))
+    norm = parts.LayerNorm(eps, bias=True)
+    return parts.Decoder(
         dimensions,
         norm,
-        layers=(Layer(norm, attention, mlp, PARALLEL),) * dimensions.num_hidden_layers,
+        layers=(parts.Layer(norm, attention, mlp, parts.PARALLEL),) * dimensions.num_hidden_layers,
         tied=read.flag("tie_word_embeddings"),
         final_norm="final_layernorm",
         head_bias=True,
@@ -39,4 +34,4 @@ def compose(read: ConfigReader) -> Decoder:
     )
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.families import qwen3_5_moe_text
-from qlora_wgpu.families.parts.config import ConfigReader
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
-from qlora_wgpu.families.qwen3_5 import compose_text
+from qlora_wgpu.families import parts, qwen3_5_moe_text
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """The text part, whatever sees the images."""
-    return compose_text(read, "qwen3_5_moe", qwen3_5_moe_text.compose)
+    return qwen3_5_moe_text.compose(parts.text_config(read, ties=False))
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily
-from qlora_wgpu.families.parts.moe import read_balance_loss
-from qlora_wgpu.families.parts.rope import without_sections
+from qlora_wgpu.families import parts
 from qlora_wgpu.families.qwen3_5_text import STORED_PREFIXES
 from qlora_wgpu.families.qwen3_next import compose_hybrid, read_experts
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Every layer has experts, whatever ``mlp_only_layers`` and the like say."""
-    read = ConfigReader(without_sections(read.config))
+    read = parts.ConfigReader(parts.without_sections(read.config))
     # No layer has an MLP of the size that other models call so.
     read = read.with_defaults(num_key_value_heads=2, head_dim=256, intermediate_size=1)
-    dimensions = Dimensions.read(read)
+    dimensions = parts.Dimensions.read(read)
     experts = replace(read_experts(read, dimensions, (256, 8), normalized=True), fused=False)
     decoder = compose_hybrid(
         read, dimensions, [experts] * dimensions.num_hidden_layers, fused=False
     )
-    balance = read_balance_loss(read)
+    balance = parts.read_balance_loss(read)
     return replace(decoder, stored_prefixes=STORED_PREFIXES, balance=balance)
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

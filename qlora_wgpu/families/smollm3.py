@@ -5,31 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
-from qlora_wgpu.families.parts.attention import Attention, layer_windows
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
-from qlora_wgpu.families.parts.decoder import Decoder, DecoderFamily, Layer
-from qlora_wgpu.families.parts.mlp import GatedMLP, read_activation
-from qlora_wgpu.families.parts.norm import RMSNorm
-from qlora_wgpu.families.parts.rope import read_rope
+from qlora_wgpu.families import parts
 
 
-def compose(read: ConfigReader) -> Decoder:
+def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Layers differ in their rotation and in their window."""
     read.no_dropout("attention_dropout")
-    dimensions = Dimensions.read(read)
-    rope = read_rope(read.config, dimensions.head_dim, default_theta=2_000_000.0)
+    dimensions = parts.Dimensions.read(read)
+    rope = parts.read_rope(read.config, dimensions.head_dim, default_theta=2_000_000.0)
     bias = read.flag("attention_bias")
-    attention = Attention(dimensions, rope, qkv_bias=bias, o_bias=bias)
-    mlp = GatedMLP(dimensions, read_activation(read), read.flag("mlp_bias"))
-    norm = RMSNorm(read.number("rms_norm_eps", 1e-6))
+    attention = parts.Attention(dimensions, rope, qkv_bias=bias, o_bias=bias)
+    mlp = parts.GatedMLP(dimensions, parts.read_activation(read), read.flag("mlp_bias"))
+    norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
     rotated = _rotated_layers(read, dimensions.num_hidden_layers)
     slides = read.flag("use_sliding_window") and read.config.get("sliding_window") is not None
-    windows = layer_windows(read, [slides and not turns for turns in rotated])
-    return Decoder(
+    windows = parts.layer_windows(read, [slides and not turns for turns in rotated])
+    return parts.Decoder(
         dimensions,
         norm,
         layers=tuple(
-            Layer(norm, replace(attention, rope=rope if turns else None, window=window), mlp)
+            parts.Layer(norm, replace(attention, rope=rope if turns else None, window=window), mlp)
             for turns, window in zip(rotated, windows, strict=True)
         ),
         tied=read.flag("tie_word_embeddings", True),
@@ -37,7 +32,7 @@ def compose(read: ConfigReader) -> Decoder:
     )
 
 
-def _rotated_layers(read: ConfigReader, layers: int) -> list[bool]:
+def _rotated_layers(read: parts.ConfigReader, layers: int) -> list[bool]:
     """``no_rope_layers`` has, in spite of its name, 1 for the layers that do rotate."""
     rotated = read.config.get("no_rope_layers")
     if rotated is None:
@@ -55,4 +50,4 @@ def _rotated_layers(read: ConfigReader, layers: int) -> list[bool]:
     return [bool(value) for value in rotated]
 
 
-FAMILY = DecoderFamily(compose)
+FAMILY = parts.DecoderFamily(compose)

@@ -1,7 +1,7 @@
 """Whether an adapter from a file belongs to a base, and what PEFT makes of it.
 
 It makes pairs of the stacks of those of experts for some model types (``ExpertSpec.fused``), and so
-only where that is all: what else has to be written as PEFT has it (``parameters.together``).
+only where that is all: what else has to be written as PEFT has it (``expert_parameters.together``).
 """
 
 from __future__ import annotations
@@ -15,18 +15,20 @@ from pathlib import Path
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec
 from qlora_wgpu.lora.config import AdapterConfig
-from qlora_wgpu.lora.peft_files import wholes
 from qlora_wgpu.lora.peft_names import (
     EMBEDDING_A,
     EMBEDDING_B,
-    LORA_A,
-    LORA_B,
+    RANK_AXIS,
     TOKENS,
     WHOLE,
     Float32Array,
+    of_kind,
+    pair_shapes,
     parse_name,
+    parsed_names,
     tensor_name,
 )
+from qlora_wgpu.lora.trained_tokens import Vocabulary
 
 _CACHED = re.compile(r"models--(.+)/snapshots/[^/]+/?$")
 _NO_NAMES = ("", "..")  # of the working directory, as a user gives them
@@ -42,13 +44,7 @@ _told: set[tuple[str, str, str]] = set()
 def warn_of_other_name(
     path: str | PathLike[str], named: str | None, base: str | PathLike[str]
 ) -> None:
-    """Warns, once, where an adapter names another base than the one of its shapes it is opened on.
-
-    Args:
-        path: The adapter's folder.
-        named: The base that it was trained on, as it says.
-        base: The base's name or folder.
-    """
+    """Warns, once, of an adapter that names another base than the one that it is opened on."""
     told = str(path), named or "", str(base)
     if told in _told or not is_other_name(named, base):
         return
@@ -65,10 +61,6 @@ def is_other_name(named: str | None, base: str | PathLike[str]) -> bool:
 
     Folders, the hub's names and its cache are told apart by their last part, whatever case it has
     and however the weights are stored (``-bnb-4bit``, ``-Q4_K_M.gguf``).
-
-    Args:
-        named: The one that an adapter has, or nothing.
-        base: The other one.
     """
     if not named or str(base) == named or _is_same_place(Path(named), Path(base)):
         return False
@@ -106,19 +98,9 @@ def refuse_other_base(
     whole: bool = True,
     routers: Iterable[str] = (),
 ) -> None:
-    """Makes sure that an adapter was made for a base of this shape; warns of one of another name.
+    """Sees that an adapter was made for a base of this shape; warns of one of another name.
 
-    Args:
-        path: The adapter's folder.
-        stored: Its settings, which name the base that it was made for.
-        tensors: Its tensors.
-        shapes: Shapes of the tensors that the base takes, by their names.
-        base: The base's name or folder.
-        whole: Whether the adapter has to have all of them.
-        routers: Names of the matrices of the base's routers, which are not adapted here.
-
-    Raises:
-        CheckpointError: If it was not; names both bases.
+    ``shapes`` are those that it may have, of which it has to have all where it is ``whole``.
     """
     odd = _layers(tensors) - _layers(shapes)
     if odd and odd <= {name.removesuffix(".weight") for name in routers}:
@@ -141,12 +123,7 @@ def refuse_other_base(
 def rows_for(
     architecture: Architecture, stored: AdapterConfig, tensors: Mapping[str, Float32Array]
 ) -> int:
-    """Rows of the embedding that an adapter needs: the base's, and those of tokens that it added.
-
-    Raises:
-        CheckpointError: If it has trained some that do not follow on the base's, or a head of its
-            own lacks their rows.
-    """
+    """Rows of the embedding that an adapter needs: the base's, and those of tokens it added."""
     if more := _rows_of_wholes(architecture, tensors):
         return more
     rows, indices = architecture.vocab_size, stored.trainable_token_indices or []
@@ -170,7 +147,7 @@ def rows_for(
 
 def _rows_of_wholes(architecture: Architecture, tensors: Mapping[str, Float32Array]) -> int:
     """Rows of matrices that were trained whole, where they have more than the base's; else 0."""
-    rows = {module: len(matrix) for module, matrix in wholes(tensors)}
+    rows = {module: len(matrix) for module, matrix in of_kind(tensors, WHOLE).items()}
     larger = {count for count in rows.values() if count > architecture.vocab_size}
     if not larger:
         return 0
@@ -188,19 +165,15 @@ def _rows_of_wholes(architecture: Architecture, tensors: Mapping[str, Float32Arr
 def adapter_shapes(architecture: Architecture, stored: AdapterConfig) -> dict[str, tuple[int, ...]]:
     """Shapes of all that an adapter may have for a base, by PEFT's names."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for weight in (architecture.embed_name, architecture.head_name):
-        name = tensor_name(weight.removesuffix(".weight"), TOKENS)
-        shapes[name] = (architecture.vocab_size, architecture.hidden_size)
-        name = tensor_name(weight.removesuffix(".weight"), WHOLE)
-        shapes[name] = (architecture.vocab_size, architecture.hidden_size)
-    for spec in [*architecture.every_linear, architecture.head]:
-        rank = stored.rank_of(spec.name)
-        shapes[tensor_name(spec.name, LORA_A)] = (rank, spec.in_features)
-        shapes[tensor_name(spec.name, LORA_B)] = (spec.out_features, rank)
-    embedding = architecture.embed_name.removesuffix(".weight")
-    rank = stored.rank_of(embedding)
-    shapes[tensor_name(embedding, EMBEDDING_A)] = (rank, architecture.vocab_size)
-    shapes[tensor_name(embedding, EMBEDDING_B)] = (architecture.hidden_size, rank)
+    ends = Vocabulary.of(architecture)
+    for module in (ends.embedding, ends.head):
+        for leaf in (TOKENS, WHOLE):
+            shapes[tensor_name(module, leaf)] = ends.rows, ends.columns
+    for spec in [*architecture.every_linear, ends.head_layer]:
+        shapes |= pair_shapes(spec, stored.rank_of(spec.name))
+    embedding = ends.embedding_layer
+    rank = stored.rank_of(embedding.name)
+    shapes |= pair_shapes(embedding, rank, (EMBEDDING_A, EMBEDDING_B))
     return shapes
 
 
@@ -214,19 +187,17 @@ def _difference(
     if whole and (odd := sorted(ours - theirs)):
         return f"it has nothing for {odd[0]} ({len(odd)} such layers)"
     for name, tensor in tensors.items():
-        if name in shapes and name.endswith(f".{WHOLE}") and ".lora_" not in name:
-            if tensor.shape != shapes[name]:
-                return f"its {name} has shape {tensor.shape}, this model takes {shapes[name]}"
-            continue
-        # The other one is the rank, or how many rows are trained.
-        side = 1 if name.endswith((f"{LORA_A}.weight", EMBEDDING_A, TOKENS)) else 0
-        if name in shapes and tensor.shape[side] != shapes[name][side]:
-            return f"its {name} has shape {tensor.shape}, this model takes {shapes[name]}"
+        leaf = parsed[1] if (parsed := parse_name(name)) is not None else ""
+        # Of a pair one side is the rank, and of trained rows how many they are.
+        free = 0 if leaf == TOKENS else RANK_AXIS.get(leaf)
+        takes = shapes.get(name, tensor.shape)
+        if any(tensor.shape[i] != takes[i] for i in range(len(takes)) if i != free):
+            return f"its {name} has shape {tensor.shape}, this model takes {takes}"
     return ""
 
 
 def _layers(names: Iterable[str]) -> set[str]:
-    return {parsed[0] for name in names if (parsed := parse_name(name)) is not None}
+    return {module for module, _ in parsed_names(names)}
 
 
 def is_written_together(
@@ -237,11 +208,6 @@ def is_written_together(
     PEFT reads the experts' own where their model type is one that it knows, without dropout, of one
     scaling that is alpha / r, of gate, up and down or of down alone, by their last names, and where
     no other adapted layer is called so.
-
-    Args:
-        config: The adapter.
-        targets: The adapted layers.
-        experts: The model's experts.
     """
     names = {spec.name for spec in targets}
     if _dense_as_experts(names, experts):
@@ -265,13 +231,7 @@ def is_written_together(
 def peft_differences(
     config: AdapterConfig, targets: Sequence[LinearSpec], experts: Sequence[ExpertSpec]
 ) -> list[str]:
-    """A sentence for each thing that PEFT 0.21 computes otherwise.
-
-    Args:
-        config: The adapter.
-        targets: The adapted layers.
-        experts: The model's experts.
-    """
+    """A sentence for each thing that PEFT 0.21 computes otherwise."""
     dense = _dense_as_experts({spec.name for spec in targets}, experts)
     if not dense or not config.use_dora:
         return []

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from qlora_wgpu.checkpoint.json_file import read_json_object
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError, brief
-from qlora_wgpu.lora.peft_names import KINDS
+from qlora_wgpu.lora.peft_names import BIAS_KINDS
 from qlora_wgpu.sandbox.expressions import (
     ANY_PARENT,
     ExpressionError,
@@ -26,14 +26,7 @@ Number = TypeVar("Number", int, int | float)
 def value_for(patterns: Mapping[str, Number], module: str, default: Number) -> Number:
     """The value of the first pattern that fits a module, or the default.
 
-    Args:
-        patterns: Regular expressions, each for a whole name or for its last parts; one that begins
-            with ``^`` for the whole name only.
-        module: A module's full name.
-        default: The value where no pattern fits.
-
-    Raises:
-        ConfigError: If a pattern takes too long.
+    A pattern fits a whole name or its last parts, with ``^`` the whole name only.
     """
     if not patterns:
         return default
@@ -47,11 +40,7 @@ def value_for(patterns: Mapping[str, Number], module: str, default: Number) -> N
 
 
 def unfitting(patterns: Iterable[str], modules: Collection[str]) -> list[str]:
-    """The patterns that fit none of some modules.
-
-    Raises:
-        ConfigError: If a pattern takes too long.
-    """
+    """The patterns that fit none of some modules."""
     return [p for p in patterns if not any(_fits(p, module) for module in modules)]
 
 
@@ -115,42 +104,31 @@ _STARTS_THAT_KEEP_THE_BASE = (True, False, "gaussian", "eva", "orthogonal", "mic
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """The settings that an adapter was trained with, by PEFT's names.
+    """The settings that an adapter was trained with, by PEFT's names."""
 
-    Attributes:
-        r: Rank.
-        lora_alpha: Numerator of the scaling.
-        lora_dropout: Probability of dropping an input while training.
-        target_modules: Names, or last parts of names, of the adapted layers, or a pattern of names.
-        use_rslora: Whether the scaling is lora_alpha / sqrt(r) instead of lora_alpha / r.
-        base_model_name_or_path: The base model as it was named, or None.
-        rank_pattern: Ranks of modules that have another one.
-        alpha_pattern: Alphas of modules that have another one.
-        layers_to_transform: The layers that are adapted, if not all.
-        use_dora: Whether each output has a magnitude of its own.
-        target_parameters: Names, or last parts of names, of adapted parameters of experts, which
-            PEFT has instead of experts' modules.
-        trainable_token_indices: Rows of the embedding that were trained, or of matrices by name.
-        modules_to_save: Names, or last parts of names, of modules that were trained whole.
-        ensure_weight_tying: Whether such as are tied were trained as one.
-        bias: Which of the base's biases were trained beside it: "none", "lora_only" or "all".
-    """
-
-    r: int
-    lora_alpha: int | float
-    lora_dropout: float
+    r: int  # rank
+    lora_alpha: int | float  # numerator of the scaling
+    lora_dropout: float  # probability of dropping an input while training
+    # Names, or last parts of names, of the adapted layers, or a pattern of names.
     target_modules: list[str] | str
-    use_rslora: bool
-    base_model_name_or_path: str | None
+    use_rslora: bool  # whether the scaling is lora_alpha / sqrt(r) instead of lora_alpha / r
+    base_model_name_or_path: str | None  # the base model as it was named, or None
+    # Ranks of modules that have another one.
     rank_pattern: Mapping[str, int] = field(default_factory=dict)
+    # Alphas of modules that have another one.
     alpha_pattern: Mapping[str, int | float] = field(default_factory=dict)
-    layers_to_transform: list[int] | None = None
-    use_dora: bool = False
+    layers_to_transform: list[int] | None = None  # the layers that are adapted, if not all
+    use_dora: bool = False  # whether each output has a magnitude of its own
+    # Which of the base's biases were trained beside it: "none", "lora_only" or "all".
     bias: str = "none"
+    # Names, or last parts of names, of adapted parameters of experts, which PEFT has instead of
+    # experts' modules.
     target_parameters: list[str] | None = None
+    # Rows of the embedding that were trained, or of matrices by name.
     trainable_token_indices: TokenIndices | None = None
+    # Names, or last parts of names, of modules that were trained whole.
     modules_to_save: list[str] | None = None
-    ensure_weight_tying: bool = False
+    ensure_weight_tying: bool = False  # whether such as are tied were trained as one
 
     def rank_of(self, module: str) -> int:
         """A layer's rank."""
@@ -183,14 +161,7 @@ def to_json(config: AdapterConfig) -> dict[str, Any]:
 def read_adapter_config(path: Path, adapted: list[str]) -> AdapterConfig:
     """Reads adapter_config.json and refuses what would be computed wrongly.
 
-    Args:
-        path: The file.
-        adapted: The layers that have tensors, by their full names, for target_modules that are no
-            list of names.
-
-    Raises:
-        CheckpointError: If it is missing, damaged or no LoRA adapter's.
-        UnsupportedModelError: If the adapter needs what this package does not compute.
+    ``adapted`` are the layers that have tensors, for target_modules that are no list of names.
     """
     fields = read_json_object(path)
     _refuse_what_is_not_computed(path, fields)
@@ -239,9 +210,9 @@ def _refuse_what_is_not_computed(path: Path, fields: Mapping[str, Any]) -> None:
                 f"or take {key} out if it says nothing of that"
             )
     bias = fields.get("bias", "none")
-    if bias not in KINDS:
+    if bias not in BIAS_KINDS:
         raise UnsupportedModelError(
-            f"{path}: bias is {brief(bias)}, but only {', '.join(KINDS)} are read"
+            f"{path}: bias is {brief(bias)}, but only {', '.join(BIAS_KINDS)} are read"
         )
     start = fields.get("init_lora_weights")
     if start not in _STARTS_THAT_KEEP_THE_BASE:

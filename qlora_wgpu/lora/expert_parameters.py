@@ -14,93 +14,35 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.families.family import Stacking
 from qlora_wgpu.lora.config import AdapterConfig
-from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, Float32Array, is_a, parse_name, tensor_name
+from qlora_wgpu.lora.peft_names import (
+    LORA_A,
+    LORA_B,
+    RANK_AXIS,
+    Float32Array,
+    is_named,
+    parse_name,
+    parsed_names,
+    tensor_name,
+)
+
+ARRANGED = "adapted_experts"
+"""Under which a file's metadata say what of its experts has matrices of its own, and how else."""
 
 PARAMETERS = {"gate_up_proj": ("gate", "up"), "down_proj": ("down",)}
 KINDS = ("gate", "up", "down")
 
+Value = TypeVar("Value", int, int | float)
 Pair = tuple[Float32Array, Float32Array]
 """Every expert's A (experts, r, in) and B (experts, out, r)."""
-
-
-def stacked(
-    kinds: Mapping[str, Pair], scalings: Mapping[str, float], halves: int, *, in_turns: bool
-) -> Pair:
-    """The pair of a parameter, of those of its parts.
-
-    Args:
-        kinds: The pairs of those parts that have any.
-        scalings: What multiplies the product of each.
-        halves: Parts of the parameter.
-        in_turns: Whether their rows take turns.
-    """
-    a = np.concatenate([pair[0] for pair in kinds.values()], axis=1)
-    experts, out = next(iter(kinds.values()))[1].shape[:2]
-    b = np.zeros((experts, halves * out, a.shape[1]), np.float32)
-    begin, scaling = 0, next(iter(scalings.values()))
-    for name, (_, own) in kinds.items():
-        end = begin + own.shape[2]
-        factor = np.float32(scalings[name] / scaling)  # one unless their scalings differ
-        rows = _rows(name, b.shape[1], in_turns=in_turns)
-        b[:, rows, begin:end] = own if factor == 1 else factor * own
-        begin = end
-    return a, b
-
-
-def _rows(kind: str, count: int, *, in_turns: bool) -> slice:
-    """A kind's rows of a parameter's, of which there are so many."""
-    if kind == "down":
-        return slice(None)
-    place = KINDS.index(kind)
-    return (
-        slice(place, None, 2) if in_turns else slice(place * count // 2, (place + 1) * count // 2)
-    )
-
-
-def parted(parameter: str, pair: Pair, *, in_turns: bool) -> dict[str, Pair]:
-    """Each part's pair: parts of the rank where those of gate and up share none of it."""
-    a, b = pair
-    if parameter == "down_proj":
-        return {"down": pair}
-    half = a.shape[1] // 2
-    gate, up = (b[:, _rows(kind, b.shape[1], in_turns=in_turns)] for kind in ("gate", "up"))
-    if a.shape[1] % 2 == 0 and not gate[:, :, half:].any() and not up[:, :, :half].any():
-        return {"gate": (a[:, :half], gate[:, :, :half]), "up": (a[:, half:], up[:, :, half:])}
-    return {"gate": (a, gate), "up": (a, up)}
-
-
-def again(
-    pair: Pair, ranks: Mapping[str, int], factors: Mapping[str, float], *, in_turns: bool
-) -> dict[str, Pair]:
-    """What ``stacked`` put together: parts of the rank.
-
-    Args:
-        pair: A parameter's.
-        ranks: Each part's, in the order in which they were put together.
-        factors: What its B is multiplied by.
-        in_turns: Whether rows of parts take turns.
-    """
-    (a, b), begin = pair, 0
-    made: dict[str, Pair] = {}
-    for kind, rank in ranks.items():
-        end, factor = begin + rank, np.float32(factors[kind])
-        own = b[:, _rows(kind, b.shape[1], in_turns=in_turns), begin:end]
-        made[kind] = a[:, begin:end], own if math.isclose(factor, 1, rel_tol=1e-6) else own * factor
-        begin = end
-    return made
-
-
-ARRANGED = "adapted_experts"
-"""Under which a file's metadata say what of its experts has matrices of its own, and how else."""
 
 INNER = ".base_layer"
 HOLDERS = (".experts", ".experts" + INNER)
@@ -111,15 +53,10 @@ Tensors = dict[str, Float32Array]
 
 @dataclass(frozen=True)
 class Arranged:
-    """What of an adapter's experts ``together`` has put together.
+    """What of an adapter's experts ``together`` has put together."""
 
-    Attributes:
-        kinds: Those of gate, up and down that have matrices of their own.
-        stacking: How the base's experts are held.
-    """
-
-    kinds: tuple[str, ...]
-    stacking: Stacking
+    kinds: tuple[str, ...]  # those of gate, up and down that have matrices of their own
+    stacking: Stacking  # how the base's experts are held
 
     def to_text(self) -> str:
         """It as a file's metadata have it."""
@@ -127,11 +64,7 @@ class Arranged:
 
     @classmethod
     def from_text(cls, text: str) -> Arranged:
-        """It of ``to_text``'s text; without a stacking of gpt-oss, which was the first to have it.
-
-        Raises:
-            ValueError: If it is none.
-        """
+        """It of ``to_text``'s text; without a stacking gpt-oss', which was the first to have it."""
         kinds, told, stacking = text.partition(";")
         of_base = Stacking.from_json(stacking) if told else Stacking(in_turns=True)
         return cls(tuple(kinds.split()), of_base)
@@ -144,51 +77,108 @@ def together(
 
     Layers that are called as an expert's are named by their parameters, too: PEFT would take their
     modules' names for experts'.
-
-    Args:
-        tensors: A and B by PEFT's names.
-        config: Its settings.
-        stacking: How the base's experts are held.
     """
     kept, experts = _sorted_out(tensors, stacking)
+    modules = _modules_of(kept)
     ranks: dict[str, int] = {}
     alphas: dict[str, int | float] = {}
-    targets = []
-    for module in called_as_experts(kept, stacking):
-        name = f"{module}.weight"
-        targets.append(name)
-        ranks[re.escape(name)] = config.rank_of(module)
-        alphas[re.escape(name)] = config.alpha_of(module)
+    for module in modules:
+        if module.rpartition(".")[2] in stacking.leaves:
+            name = f"{module}.weight"
+            ranks[name], alphas[name] = config.rank_of(module), config.alpha_of(module)
     for at, kinds in experts.items():
+        held = stacking.in_memory(at)
         present = [p for p, parts in PARAMETERS.items() if any(k in kinds for k in parts)]
         for parameter in present:
             own = {k: kinds[k] for k in PARAMETERS[parameter] if k in kinds}
             scalings = {k: config.scaling_of(layer_name(at, 0, k, stacking)) for k in own}
             scaling = next(iter(scalings.values()))
-            a, b = stacked(own, scalings, len(PARAMETERS[parameter]), in_turns=stacking.in_turns)
-            rank = a.shape[1]
-            is_inner = parameter == "gate_up_proj" and len(present) > 1
-            held = stacking.in_memory(at)
-            module = held + INNER if is_inner else held
+            a, b = _stacked(own, scalings, len(PARAMETERS[parameter]), in_turns=stacking.in_turns)
+            module = _wrapping(held, parameter, present)
             kept[tensor_name(module, LORA_A)] = a.reshape(-1, a.shape[2])
             kept[tensor_name(module, LORA_B)] = np.moveaxis(b, 0, 2).reshape(b.shape[1], -1)
-            name = f"{held}.{parameter}"
-            targets.append(name)
-            ranks[re.escape(name)] = rank
-            alphas[re.escape(name)] = alpha_for(scaling, rank, config)
+            name, rank = f"{held}.{parameter}", a.shape[1]
+            ranks[name], alphas[name] = rank, alpha_for(scaling, rank, config)
+    # Of a pattern, the layers themselves.
+    others = [m for m in modules if m.rpartition(".")[2] not in stacking.leaves]
+    if not isinstance(names := config.target_modules, str):
+        others = [name for name in names if any(is_named(module, name) for module in others)]
     return kept, replace(
         config,
-        target_modules=_other_modules(kept, config, stacking),
-        target_parameters=targets,
-        rank_pattern={**ranks, **config.rank_pattern},  # the first that fits counts
-        alpha_pattern={**alphas, **config.alpha_pattern},
+        target_modules=others,
+        target_parameters=[*ranks],
+        rank_pattern={**_escaped(ranks), **config.rank_pattern},  # the first that fits counts
+        alpha_pattern={**_escaped(alphas), **config.alpha_pattern},
         lora_dropout=0.0,  # with which PEFT wraps no parameter, and which says how it was trained
     )
 
 
+def _escaped(values: Mapping[str, Value]) -> dict[str, Value]:
+    return {re.escape(name): value for name, value in values.items()}
+
+
+def _wrapping(held: str, parameter: str, present: Collection[str]) -> str:
+    """The module whose matrices are a parameter's, of those of its experts that are adapted."""
+    is_inner = parameter == "gate_up_proj" and len(present) > 1
+    return held + INNER if is_inner else held
+
+
+def _rows(kind: str, count: int, *, in_turns: bool) -> slice:
+    """A kind's rows of a parameter's, of which there are so many."""
+    if kind == "down":
+        return slice(None)
+    place = KINDS.index(kind)
+    return (
+        slice(place, None, 2) if in_turns else slice(place * count // 2, (place + 1) * count // 2)
+    )
+
+
+def _stacked(
+    kinds: Mapping[str, Pair], scalings: Mapping[str, float], halves: int, *, in_turns: bool
+) -> Pair:
+    """A parameter's pair, of those of its halves that have any: parts of the rank."""
+    a = np.concatenate([pair[0] for pair in kinds.values()], axis=1)
+    experts, out = next(iter(kinds.values()))[1].shape[:2]
+    b = np.zeros((experts, halves * out, a.shape[1]), np.float32)
+    begin, scaling = 0, next(iter(scalings.values()))
+    for kind, (_, own) in kinds.items():
+        end = begin + own.shape[2]
+        factor = np.float32(scalings[kind] / scaling)  # one unless their scalings differ
+        rows = _rows(kind, b.shape[1], in_turns=in_turns)
+        b[:, rows, begin:end] = own if factor == 1 else factor * own
+        begin = end
+    return a, b
+
+
+def _parted(
+    pair: Pair, ranks: Mapping[str, int], factors: Mapping[str, float], *, in_turns: bool
+) -> dict[str, Pair]:
+    """What ``_stacked`` put together, by the ranks of its parts, and what multiplies their B."""
+    (a, b), begin = pair, 0
+    made: dict[str, Pair] = {}
+    for kind, rank in ranks.items():
+        end, factor = begin + rank, np.float32(factors[kind])
+        own = b[:, _rows(kind, b.shape[1], in_turns=in_turns), begin:end]
+        made[kind] = a[:, begin:end], own if math.isclose(factor, 1, rel_tol=1e-6) else own * factor
+        begin = end
+    return made
+
+
+def _parted_by_zeros(parameter: str, pair: Pair, *, in_turns: bool) -> dict[str, Pair]:
+    """Each part's pair: parts of the rank where those of gate and up share none of it."""
+    kinds, (a, b) = PARAMETERS[parameter], pair
+    if len(kinds) == 1:
+        return {kinds[0]: pair}
+    half = a.shape[1] // 2
+    gate, up = (b[:, _rows(kind, b.shape[1], in_turns=in_turns)] for kind in kinds)
+    if a.shape[1] % 2 == 0 and not gate[:, :, half:].any() and not up[:, :, :half].any():
+        return {"gate": (a[:, :half], gate[:, :, :half]), "up": (a[:, half:], up[:, :, half:])}
+    return {"gate": (a, gate), "up": (a, up)}
+
+
 def arranged(tensors: Mapping[str, Float32Array], stacking: Stacking) -> Arranged:
     """Which of gate, up and down have matrices of their own."""
-    modules = [parsed[0] for name in tensors if (parsed := parse_name(name)) is not None]
+    modules = [module for module, _ in parsed_names(tensors)]
     pattern = _expert(stacking)
     leaves = {match[3] for module in modules if (match := pattern.fullmatch(module))}
     pairs = zip(KINDS, stacking.leaves, strict=True)
@@ -200,14 +190,9 @@ def _pair(of_experts: Mapping[int, Mapping[str, Float32Array]]) -> Pair:
     return np.stack([p[LORA_A] for p in pairs]), np.stack([p[LORA_B] for p in pairs])
 
 
-def leaf_of(kind: str, stacking: Stacking) -> str:
-    """What files call gate, up or down within an expert."""
-    return stacking.leaves[KINDS.index(kind)]
-
-
 def layer_name(at: str, expert: int, kind: str, stacking: Stacking) -> str:
     """What files call that layer of an expert."""
-    return f"{at}.{expert}.{leaf_of(kind, stacking)}"
+    return f"{at}.{expert}.{stacking.leaves[KINDS.index(kind)]}"
 
 
 def _expert(stacking: Stacking) -> re.Pattern[str]:
@@ -245,29 +230,10 @@ def alpha_for(scaling: float, rank: int, config: AdapterConfig) -> int | float:
     return next((value for value in near if math.isclose(alpha, value, rel_tol=1e-12)), alpha)
 
 
-def _other_modules(kept: Mapping[str, Any], config: AdapterConfig, stacking: Stacking) -> list[str]:
-    """The target modules that are left; of a pattern, the layers themselves."""
-    modules = [m for m in modules_of(kept) if m.rpartition(".")[2] not in stacking.leaves]
-    if isinstance(config.target_modules, str):
-        return modules
-    names = config.target_modules
-    return [n for n in names if any(is_named(m, n) for m in modules)]
-
-
-def modules_of(kept: Mapping[str, Any]) -> list[str]:
+def _modules_of(kept: Mapping[str, Any]) -> list[str]:
     """The modules beside those that hold experts."""
-    parsed = [p for name in kept if (p := parse_name(name)) is not None]
-    return sorted({m for m, leaf in parsed if is_a(leaf) and not m.endswith(HOLDERS)})
-
-
-def called_as_experts(kept: Mapping[str, Any], stacking: Stacking) -> list[str]:
-    """Those of ``modules_of`` that are called as an expert's."""
-    return [m for m in modules_of(kept) if m.rpartition(".")[2] in stacking.leaves]
-
-
-def is_named(parameter: str, target: str) -> bool:
-    """Whether a target names a parameter or a module: wholly, or by its last parts."""
-    return parameter == target or parameter.endswith(f".{target}")
+    found = {m for m, leaf in parsed_names(kept) if RANK_AXIS.get(leaf) == 0}
+    return sorted(module for module in found if not module.endswith(HOLDERS))
 
 
 def apart(
@@ -280,16 +246,8 @@ def apart(
 ) -> tuple[Tensors, AdapterConfig]:
     """An adapter with experts by themselves, of one as PEFT has it.
 
-    Args:
-        tensors: A and B by PEFT's names.
-        config: Its settings, with ``target_parameters``.
-        where: adapter_config.json, for messages.
-        told: What ``arranged`` told of an adapter that ``together`` made this one of.
-        stacking: How the base's experts are held, where that is not told.
-
-    Raises:
-        CheckpointError: If matrices do not fit the settings.
-        UnsupportedModelError: If other parameters than experts' and weights are adapted.
+    ``told`` is what ``arranged`` told of an adapter that ``together`` made this one of; where it is
+    not told, the base's experts are held as ``stacking`` says. ``where`` is adapter_config.json.
     """
     stacking = stacking if told is None else told.stacking
     made: Tensors = {}
@@ -319,11 +277,11 @@ def apart(
                     f"{where}: {full} has rank {rank}, which is not that of {', '.join(kinds)}"
                 )
             factors = {kind: scaling / config.scaling_of(name) for kind, name in modules.items()}
-            parts = again(pair, ranks_of, factors, in_turns=stacking.in_turns)
+            parts = _parted(pair, ranks_of, factors, in_turns=stacking.in_turns)
         else:
-            parts = parted(parameter, pair, in_turns=stacking.in_turns)
+            parts = _parted_by_zeros(parameter, pair, in_turns=stacking.in_turns)
         for kind, (a, b) in parts.items():
-            leaf = leaf_of(kind, stacking)
+            leaf = stacking.leaves[KINDS.index(kind)]
             stacks.append(f"{at}.{leaf}")
             own = a.shape[1]
             alpha = alpha_for(scaling, own, config)
@@ -350,11 +308,11 @@ def _named_otherwise(
 ) -> list[str]:
     """What names the layers beside experts and no expert: these are called as some layers are."""
     if isinstance(config.target_modules, str):
-        return modules_of(kept)
+        return _modules_of(kept)
     names: list[str] = []
     for name in config.target_modules:
         if name.rpartition(".")[2] in stacking.leaves:
-            names += [module for module in modules_of(kept) if is_named(module, name)]
+            names += [module for module in _modules_of(kept) if is_named(module, name)]
         elif not name.endswith(HOLDERS):
             names.append(name)
     return names
@@ -363,22 +321,15 @@ def _named_otherwise(
 def _wrapped(
     tensors: Mapping[str, Float32Array], config: AdapterConfig, where: object
 ) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """What bare parameters are adapted.
-
-    Returns:
-        By the name of a wrapped module, the module of experts and the parameter; and the linear
-        layers whose weights are named.
-    """
-    parsed = (parse_name(name) for name in tensors)
-    modules = {p[0] for p in parsed if p is not None}
+    """The adapted parameters of experts, by wrapped modules; and layers whose weights are named."""
+    modules = {module for module, _ in parsed_names(tensors)}
     names = config.target_parameters or []
     found: dict[str, tuple[str, str]] = {}
     for at in sorted({m.removesuffix(INNER) for m in modules if m.endswith(HOLDERS)}):
         own = [p for p in PARAMETERS if any(is_named(f"{at}.{p}", name) for name in names)]
         for parameter in own:
-            is_inner = parameter == "gate_up_proj" and len(own) > 1
-            found[at + INNER if is_inner else at] = at, parameter
-    every = modules_of(tensors)
+            found[_wrapping(at, parameter, own)] = at, parameter
+    every = _modules_of(tensors)
     plain = [m for m in every if any(is_named(f"{m}.weight", name) for name in names)]
     full = [f"{at}.{p}" for at, p in found.values()] + [f"{m}.weight" for m in plain]
     odd = [n for n in names if not any(is_named(parameter, n) for parameter in full)]

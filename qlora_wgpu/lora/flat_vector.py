@@ -20,18 +20,14 @@ OptimizerKind = Literal["adamw", "adamw_8bit", "lion"]
 
 @dataclass(frozen=True)
 class AdapterForms:
-    """What changes an update's numbers, and so is chosen by the user alone.
+    """What changes an update's numbers, and so is chosen by the user alone."""
 
-    Attributes:
-        optimizer: ``"adamw"``, whose moments are float32, ``"adamw_8bit"``, or ``"lion"``, which
-            has one moment, in float32.
-        gradient: What micro-batches' gradients are summed in, each of them made in float32.
-        updates: Whether there are moments: a worker of a cluster never updates.
-    """
-
+    # ``"adamw"``, whose moments are float32, ``"adamw_8bit"``, or ``"lion"``, which has one moment,
+    # in float32.
     optimizer: OptimizerKind = "adamw"
+    # What micro-batches' gradients are summed in, each of them made in float32.
     gradient: Literal["float32", "bfloat16"] = "float32"
-    updates: bool = True
+    updates: bool = True  # whether there are moments: a worker of a cluster never updates
 
     @classmethod
     def of(cls, settings: Config) -> AdapterForms:
@@ -52,17 +48,11 @@ def aligned(floats: int) -> int:
 
 @dataclass(frozen=True)
 class Place:
-    """The part of the flat vector that a tensor takes.
+    """The part of the flat vector that a tensor takes."""
 
-    Attributes:
-        offset: The tensor's first element, in floats.
-        rows: Rows of a matrix; 0 for a vector.
-        columns: Elements of a row, padding not counted.
-    """
-
-    offset: int
-    rows: int
-    columns: int
+    offset: int  # the tensor's first element, in floats
+    rows: int  # rows of a matrix; 0 for a vector
+    columns: int  # elements of a row, padding not counted
 
     @property
     def size(self) -> int:
@@ -84,28 +74,17 @@ class Place:
 
 @dataclass(frozen=True)
 class Group:
-    """Neighbours that kernels may read as one.
-
-    Attributes:
-        name: Their name.
-        always: Whether they are never cut apart; others are, where they are more than a piece.
-    """
+    """Neighbours that kernels may read as one."""
 
     name: str
+    # Whether they are never cut apart; others are, where they are more than a piece.
     always: bool = False
 
 
 def cut(sizes: Sequence[int], groups: Sequence[Group], most: int) -> list[int]:
-    """Cuts tensors that follow one another into pieces of a limited size.
+    """The tensors that pieces of a limited size begin with, but the first.
 
-    Args:
-        sizes: What each takes.
-        groups: What each belongs to.
-        most: What a piece may take; a tensor that takes more makes one by itself, and so does a
-            group that is never cut.
-
-    Returns:
-        The tensors that pieces begin with, but the first.
+    What takes more makes a piece by itself, and so does a group that is never cut.
     """
     cuts, taken = [], 0
     for group, run in groupby(range(len(sizes)), key=lambda index: groups[index]):
@@ -166,9 +145,6 @@ class FlatVector:
         Args:
             tensors: All tensors by name.
             length: Length of the vector, in floats.
-
-        Raises:
-            CheckpointError: If a tensor is missing, unknown, of another shape or not finite.
         """
         odd = sorted(set(tensors) ^ set(self._places))
         if odd:

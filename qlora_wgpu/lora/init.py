@@ -33,6 +33,7 @@ from qlora_wgpu.lora.peft_names import (
     EMBEDDING_B,
     LORA_A,
     LORA_B,
+    RANK_AXIS,
     Float32Array,
     parse_name,
     tensor_name,
@@ -52,14 +53,6 @@ def draw_start(
 
     Of an embedding A is zero and B standard normal. Each matrix has its own stream, so the start
     does not depend on what else is adapted.
-
-    Args:
-        flat: The places of all tensors.
-        values: A flat vector of zeros, which gets what is drawn.
-        targets: The adapted layers, but the embedding.
-        embedding: The embedding, if it is adapted.
-        seed: Of the streams.
-        gaussian: Whether A is normal with a standard deviation of 1/r.
     """
     for spec in targets:
         name = tensor_name(spec.name, LORA_A)
@@ -149,28 +142,20 @@ Tensors = dict[str, Float32Array]
 
 @dataclass(frozen=True)
 class Started:
-    """An adapter that began as a part of its base.
+    """An adapter that began as a part of its base."""
 
-    Attributes:
-        kind: PEFT's ``init_lora_weights``.
-        tensors: What it is, by PEFT's names.
-        start: What it was, likewise.
-        config: Its settings.
-    """
-
-    kind: str
-    tensors: Tensors
-    start: Tensors
-    config: AdapterConfig
+    kind: str  # PEFT's ``init_lora_weights``
+    tensors: Tensors  # what it is, by PEFT's names
+    start: Tensors  # what it was, likewise
+    config: AdapterConfig  # its settings
 
 
 def converted(started: Started) -> tuple[Tensors, AdapterConfig, dict[str, str]]:
     """An adapter as plain LoRA: its tensors, its settings, and metadata for its file."""
     tensors: Tensors = {}
     for name, array in started.tensors.items():
-        is_a = _leaf(name) == LORA_A
-        first = started.start[name]
-        tensors[name] = np.concatenate([array, first if is_a else -first], axis=0 if is_a else 1)
+        axis, first = RANK_AXIS[_leaf(name)], started.start[name]
+        tensors[name] = np.concatenate([array, -first if axis else first], axis)
     config = started.config
     factor = math.sqrt(2) if config.use_rslora else 2
     told = {"kind": started.kind, **{key: getattr(config, key) for key in _SETTINGS}}
@@ -187,16 +172,7 @@ def converted(started: Started) -> tuple[Tensors, AdapterConfig, dict[str, str]]
 def started_in(
     folder: str | PathLike[str], tensors: Mapping[str, Float32Array], config: AdapterConfig
 ) -> Started | None:
-    """What ``converted`` put together; None of an adapter that began otherwise.
-
-    Args:
-        folder: The adapter's folder.
-        tensors: Its tensors, without biases.
-        config: Its settings, as its file has them.
-
-    Raises:
-        CheckpointError: If they do not fit what the metadata say.
-    """
+    """What ``converted`` put together; None of an adapter that began otherwise."""
     path = Path(folder).expanduser() / WEIGHTS
     with SafetensorsFile(path) as file:
         text = file.metadata.get(STARTED)
@@ -212,13 +188,11 @@ def started_in(
     start: Tensors = {}
     for name, array in tensors.items():
         leaf = _leaf(name)
-        half = array.shape[0 if leaf == LORA_A else 1] // 2
-        parts = (
-            (array[:half], array[half:]) if leaf == LORA_A else (array[:, :half], -array[:, half:])
-        )
-        if leaf not in (LORA_A, LORA_B) or parts[0].shape != parts[1].shape:
+        axis = RANK_AXIS.get(leaf, 0)
+        if leaf not in (LORA_A, LORA_B) or array.shape[axis] % 2:
             raise CheckpointError(f"{path}: {name!r} is no pair of two halves")
-        now[name], start[name] = (np.ascontiguousarray(part) for part in parts)
+        first, second = np.split(array, 2, axis)
+        now[name], start[name] = map(np.ascontiguousarray, (first, -second if axis else second))
     return Started(kind, now, start, own)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +39,7 @@ from qlora_wgpu.lora.peft_names import (
     TOKENS,
     WHOLE,
     Float32Array,
+    pair_shapes,
     parse_name,
     tensor_name,
 )
@@ -58,74 +59,19 @@ from qlora_wgpu.ops.trained import TrainedMatrix, TrainedRows
 _VIEW_ROWS = 256  # of any width, that a view of a matrix may begin at a multiple of
 
 
-def place_all(
-    flat: FlatVector,
-    peft: AdapterConfig,
-    targets: Sequence[LinearSpec],
-    embedding: LinearSpec | None,
-    vocabulary: Vocabulary | None,
-    tokens: Mapping[str, Sequence[int]],
-    saved: Sequence[str],
-    *,
-    use_dora: bool,
-) -> int:
-    """Gives all A's their places, and trained rows and matrices; then B's and magnitudes.
-
-    LoRA+ has a rate for B's and vectors, and another one for all else, both of an embedding.
-
-    Args:
-        flat: The places, none yet.
-        peft: The adapter's ranks.
-        targets: The adapted layers, but the embedding.
-        embedding: The embedding, if it is adapted.
-        vocabulary: The matrices that may have trained rows.
-        tokens: The trained rows of each module.
-        saved: The modules that are trained whole.
-        use_dora: Whether layers have magnitudes.
-
-    Returns:
-        Where B's begin, in floats.
-    """
-    for spec in targets:
-        flat.append(tensor_name(spec.name, LORA_A), peft.rank_of(spec.name), spec.in_features)
-    if embedding is not None:
-        name, rank = embedding.name, peft.rank_of(embedding.name)
-        flat.append(tensor_name(name, EMBEDDING_A), rank, embedding.in_features)
-        flat.append(tensor_name(name, EMBEDDING_B), embedding.out_features, rank)
-    if vocabulary is not None:
-        for module, indices in tokens.items():
-            flat.append(tensor_name(module, TOKENS), len(indices), vocabulary.columns)
-        for module in saved:
-            flat.append(tensor_name(module, WHOLE), vocabulary.rows, vocabulary.columns)
-    b_begin = flat.end
-    for spec in targets:
-        flat.append(tensor_name(spec.name, LORA_B), spec.out_features, peft.rank_of(spec.name))
-    if use_dora:
-        for spec in targets:
-            flat.append(tensor_name(spec.name, MAGNITUDE), 0, spec.out_features)
-    return b_begin
-
-
-def slack_of(flat: FlatVector, stacks: Sequence[ExpertSpec]) -> int:
+def _slack_of(flat: FlatVector, stacks: Sequence[ExpertSpec]) -> int:
     """Floats at the end: bindings of experts' matrices are counted in rows, and may pass it."""
     stacked = {spec.name for stack in stacks for spec in stack.linears}
-    rows = [
-        padded(place.columns)
-        for name, place in flat.items()
-        if (parsed := parse_name(name)) is not None and parsed[0] in stacked
-    ]
+    places = ((parse_name(name), place) for name, place in flat.items())
+    rows = [padded(place.columns) for parsed, place in places if parsed and parsed[0] in stacked]
     return aligned(max(rows, default=0))
 
 
-def cuts_of(flat: FlatVector, stacks: Sequence[ExpertSpec], most: int) -> tuple[int, ...]:
+def _cuts_of(flat: FlatVector, stacks: Sequence[ExpertSpec], most: int) -> tuple[int, ...]:
     """Where the pieces of the flat vectors begin, in floats, but the first.
 
-    Kernels bind layers of one input as one, which therefore stay together if they can.
-
-    Args:
-        flat: The places.
-        stacks: The adapted experts, which are never cut apart.
-        most: Floats that a piece may take.
+    Kernels bind layers of one input as one, which therefore stay together if they can, and experts
+    of a layer always. A piece takes at most ``most`` floats.
     """
     of_stacks = {spec.name: stack.name for stack in stacks for spec in stack.linears}
     begins, sizes, groups = [], [], []
@@ -145,11 +91,6 @@ def cuts_of(flat: FlatVector, stacks: Sequence[ExpertSpec], most: int) -> tuple[
     return tuple(begins[i] for i in cut(sizes, groups, most))
 
 
-def is_within(flat: FlatVector, cut: int) -> bool:
-    """Whether a piece begins within a tensor."""
-    return any(place.offset < cut < place.offset + place.size for _, place in flat.items())
-
-
 def _row_blocks(place: Place, most: int) -> Iterator[tuple[int, int]]:
     """Blocks of rows that a matrix may be cut into, each within ``most`` floats: place and size."""
     stride = place.size // place.rows
@@ -159,145 +100,30 @@ def _row_blocks(place: Place, most: int) -> Iterator[tuple[int, int]]:
         yield place.offset + first * stride, aligned(count * stride)
 
 
-@dataclass(frozen=True)
-class AdapterTensors:
-    """Finds tensors by their places, in the pieces of both vectors.
-
-    Attributes:
-        flat: The places of all tensors.
-        peft: Ranks and scalings.
-        dropout: Of what layers read; PEFT drops nothing of what is looked up.
-        use_dora: Whether layers have magnitudes.
-        parameters: The flat vector of all A and B.
-        gradient: Their gradients.
-    """
-
-    flat: FlatVector
-    peft: AdapterConfig
-    dropout: float
-    use_dora: bool
-    parameters: Pieces
-    gradient: Pieces
-
-    def pair(self, spec: LinearSpec, stack: ExpertSpec | None = None) -> Lora:
-        """A layer's pair, or the first of a stack of experts'."""
-        return Lora(
-            r=self.peft.rank_of(spec.name),
-            scaling=self.peft.scaling_of(spec.name),
-            dropout=self.dropout,
-            key=zlib.crc32(spec.name.encode()),
-            a=self._matrix(self.parameters, spec, LORA_A, stack),
-            b=self._matrix(self.parameters, spec, LORA_B, stack),
-            grad_a=self._matrix(self.gradient, spec, LORA_A, stack),
-            grad_b=self._matrix(self.gradient, spec, LORA_B, stack),
-            a_stride=self._stride(LORA_A, stack),
-            b_stride=self._stride(LORA_B, stack),
-            magnitude=self._magnitude(self.parameters, spec),
-            grad_magnitude=self._magnitude(self.gradient, spec),
-        )
-
-    def embedding_pair(self, name: str) -> Lora:
-        """The embedding's pair."""
-        (a, b), (grad_a, grad_b) = (
-            [self._window(flat, name, leaf) for leaf in (EMBEDDING_A, EMBEDDING_B)]
-            for flat in (self.parameters, self.gradient)
-        )
-        rank, scaling = self.peft.rank_of(name), self.peft.scaling_of(name)
-        return Lora(rank, scaling, 0.0, 0, a, b, grad_a, grad_b)
-
-    def rows(self, module: str, indices: Sequence[int], vocabulary: Vocabulary) -> TrainedRows:
-        """Trained rows of the embedding or of a head."""
-        rows, gradient = (
-            self._window(flat, module, TOKENS) for flat in (self.parameters, self.gradient)
-        )
-        padding = vocabulary.padding if module == vocabulary.embedding else None
-        return TrainedRows(module, tuple(indices), rows, gradient, vocabulary.rows, padding)
-
-    def whole(self, module: str, vocabulary: Vocabulary) -> TrainedMatrix:
-        """An embedding or a head that is trained whole."""
-        rows, gradients = (
-            tuple(self._row_pieces(flat, module)) for flat in (self.parameters, self.gradient)
-        )
-        padding = vocabulary.padding if module == vocabulary.embedding else None
-        return TrainedMatrix(module, rows, gradients, padding)
-
-    def _place(self, module: str, leaf: str) -> Place:
-        return self.flat[tensor_name(module, leaf)]
-
-    def _matrix(
-        self, flat: Pieces, spec: LinearSpec, leaf: str, stack: ExpertSpec | None
-    ) -> Tensor:
-        """A or B within a flat vector, with the other experts' up to the last."""
-        place = self._place(spec.name, leaf)
-        rows = place.rows
-        if stack is not None:
-            others = (stack.experts - 1) * self._stride(leaf, stack)
-            rows += ceil_div(others, padded(place.columns))
-        return self._window(flat, spec.name, leaf, rows)
-
-    def _window(self, flat: Pieces, module: str, leaf: str, rows: int | None = None) -> Tensor:
-        """A matrix within a flat vector; with ``rows``, as many from its first on."""
-        place = self._place(module, leaf)
-        piece, first = flat.find(place.offset)
-        offset = ITEM_SIZE[flat.dtype] * first
-        name, rows = f"{module}.{leaf}", place.rows if rows is None else rows
-        return matrix(name, rows, place.columns, flat.dtype, piece.storage, offset)
-
-    def _row_pieces(self, flat: Pieces, module: str) -> Iterator[tuple[int, Tensor]]:
-        """``(first row, rows)`` of a whole matrix, which may go through several pieces."""
-        place = self._place(module, WHOLE)
-        stride = place.size // place.rows
-        for begin, piece in flat.numbered():
-            first = max(begin, place.offset)
-            count = (min(begin + piece.columns, place.offset + place.size) - first) // stride
-            if count > 0:
-                name, offset = f"{module}.{WHOLE}", ITEM_SIZE[flat.dtype] * (first - begin)
-                rows = matrix(name, count, place.columns, flat.dtype, piece.storage, offset)
-                yield (first - place.offset) // stride, rows
-
-    def _stride(self, leaf: str, stack: ExpertSpec | None) -> int:
-        """Floats from one expert's A or B to the next one's."""
-        if stack is None or stack.experts == 1:
-            return 0
-        first, second = (self._place(spec.name, leaf).offset for spec in stack.linears[:2])
-        return second - first
-
-    def _magnitude(self, flat: Pieces, spec: LinearSpec) -> Tensor | None:
-        if not self.use_dora:
-            return None
-        place = self._place(spec.name, MAGNITUDE)
-        piece, first = flat.find(place.offset)
-        name, offset = f"{spec.name}.{MAGNITUDE}", ITEM_SIZE[flat.dtype] * first
-        return row(name, place.columns, flat.dtype, piece.storage, offset)
-
-
 class Adapter:
     """The places of each A and B, and the vectors they lie in.
 
     A vector that is larger than a binding lies in pieces, all vectors in the same; places are those
     in the whole.
-
-    Attributes:
-        config: The adapter's rank, scaling, dropout and targets.
-        targets: The adapted layers, but the embedding.
-        embedding: The embedding as such a layer, if it is adapted.
-        peft_differences: A sentence for each thing that PEFT computes otherwise.
-        is_written_together: Whether files have experts' matrices as those of what holds them.
-        peft: ``config`` as PEFT writes it, without the base model's name.
-        b_begin: Where in the flat vectors, in floats, A's end and B's begin.
-        length: Length of the flat vectors, in floats.
-        cuts: Where their pieces begin, in floats, but the first.
-        loras: Each layer's A and B, by module name.
-        embedding_lora: The embedding's: A is (r, vocab_size), B (hidden_size, r).
-        expert_loras: The first expert's, by the names of ``ExpertSpec``.
-        parameters: The flat vector of all A and B.
-        gradient: Their gradients, summed.
-        forms: In which types gradient and moments are kept.
-        moments: The optimizer's moments.
-        trained_rows: The trained rows of the embedding, and of a head of its own, by their modules.
-        trained_whole: The embedding, and a head of its own, if they are trained whole, likewise.
-        start: The flat vector that it began as, where that is a part of the base and known.
     """
+
+    peft: AdapterConfig  # as PEFT writes it, without the base model's name
+    targets: list[LinearSpec]  # the adapted layers, but the embedding
+    embedding: LinearSpec | None  # as such a layer, if it is adapted
+    peft_differences: list[str]  # a sentence for each thing that PEFT computes otherwise
+    is_written_together: bool  # whether files have experts' matrices as those of what holds them
+    b_begin: int  # where in the flat vectors, in floats, A's end and B's begin
+    length: int  # of the flat vectors, in floats
+    cuts: tuple[int, ...]  # where their pieces begin, in floats, but the first
+    parameters: Pieces  # the flat vector of all A and B
+    gradient: Pieces  # their gradients, summed
+    forms: AdapterForms  # in which types gradient and moments are kept
+    loras: dict[str, Lora]  # each layer's A and B, by module name
+    embedding_lora: Lora | None  # A is (r, vocab_size), B (hidden_size, r)
+    expert_loras: dict[str, Lora]  # the first expert's, by the names of ExpertSpec
+    trained_rows: dict[str, TrainedRows]  # of the embedding and of a head of its own, by modules
+    trained_whole: dict[str, TrainedMatrix]  # these two if they are trained whole, likewise
+    start: Float32Array | None = None  # what it began as, where that is a known part of the base
 
     def __init__(
         self,
@@ -319,43 +145,36 @@ class Adapter:
             max_binding: Most bytes of a piece of a vector, where there is a limit.
             within: See ``Architecture.adapted_within``.
             vocabulary: The matrices that may have trained rows; without, none are trained.
-
-        Raises:
-            ConfigError: If the configuration does not fit the layers.
         """
         self.config = config
-        self._tokens = (
-            {} if vocabulary is None else vocabulary.trained(config.trainable_token_indices)
-        )
+        tokens: dict[str, tuple[int, ...]] = {}
+        if vocabulary is not None:
+            tokens = vocabulary.trained(config.trainable_token_indices)
         ends = () if vocabulary is None else (vocabulary.head_layer, vocabulary.embedding_layer)
         chosen = targeted(linears, config.target_modules, experts, ends)
         chosen = in_layers(chosen, config.layers_to_transform)
         check_patterns(config, chosen)
         self.embedding = next((s for s in chosen if s in ends[1:]), None)
         self.targets = [spec for spec in chosen if spec is not self.embedding]
-        self._saved = () if vocabulary is None else saved_modules(config, vocabulary)
+        saved = () if vocabulary is None else saved_modules(config, vocabulary)
         self.peft = peft_config(config, chosen, experts, within)
         adapted = {spec.name for spec in chosen}
         if vocabulary is not None:
-            check_ends(config, vocabulary, adapted, trains_rows=bool(self._tokens))
-            tokens = vocabulary.with_new(config.trainable_token_indices)
-            self.peft = replace(self.peft, trainable_token_indices=tokens)
-        check_saved(self._saved, config, adapted, forms, trains_rows=bool(self._tokens))
+            check_ends(config, vocabulary, adapted, trains_rows=bool(tokens))
+            indices = vocabulary.with_new(config.trainable_token_indices)
+            self.peft = replace(self.peft, trainable_token_indices=indices)
+        check_saved(saved, config, adapted, forms, trains_rows=bool(tokens))
         stacks = [stack for stack in experts if stack.linears[0].name in adapted]
         check_experts(self.peft, stacks)
         check_start(self.peft, config.init_lora_weights, self.targets, stacks)
-        self.start: Float32Array | None = None
         self.peft_differences = peft_differences(self.peft, self.targets, experts)
         self.is_written_together = is_written_together(self.peft, self.targets, experts)
         self._flat = FlatVector()
-        self.b_begin = place_all(
-            self._flat, self.peft, self.targets, self.embedding, vocabulary, self._tokens,
-            self._saved, use_dora=config.use_dora,
-        )  # fmt: skip
-        slack = slack_of(self._flat, stacks)
+        self._place_all(vocabulary, tokens, saved)
+        slack = _slack_of(self._flat, stacks)
         self.length = self._flat.end + slack
         self.cuts = (
-            () if max_binding is None else cuts_of(self._flat, stacks, max_binding // 4 - slack)
+            () if max_binding is None else _cuts_of(self._flat, stacks, max_binding // 4 - slack)
         )
         self.forms = forms
         self.parameters, self.gradient = (
@@ -366,26 +185,133 @@ class Adapter:
             )
         )
         self.moments = self._moments()
-        self._make_tensors(stacks, vocabulary)
-
-    def _make_tensors(self, stacks: Sequence[ExpertSpec], vocabulary: Vocabulary | None) -> None:
-        tensors = AdapterTensors(
-            self._flat, self.peft, self.config.lora_dropout, self.config.use_dora,
-            self.parameters, self.gradient,
-        )  # fmt: skip
         stacked = {spec.name for stack in stacks for spec in stack.linears}
-        self.loras = {s.name: tensors.pair(s) for s in self.targets if s.name not in stacked}
-        self.expert_loras = {stack.name: tensors.pair(stack.linears[0], stack) for stack in stacks}
-        self.embedding_lora = (
-            None if self.embedding is None else tensors.embedding_pair(self.embedding.name)
-        )
-        self.trained_rows: dict[str, TrainedRows] = {}
-        self.trained_whole: dict[str, TrainedMatrix] = {}
+        self.loras = {s.name: self._pair(s) for s in self.targets if s.name not in stacked}
+        self.expert_loras = {stack.name: self._pair(stack.linears[0], stack) for stack in stacks}
+        of = self.embedding
+        self.embedding_lora = None if of is None else self._embedding_pair(of.name)
+        self.trained_rows, self.trained_whole = {}, {}
         if vocabulary is not None:
-            self.trained_rows = {
-                name: tensors.rows(name, rows, vocabulary) for name, rows in self._tokens.items()
-            }
-            self.trained_whole = {name: tensors.whole(name, vocabulary) for name in self._saved}
+            self.trained_rows = {m: self._rows(m, rows, vocabulary) for m, rows in tokens.items()}
+            self.trained_whole = {m: self._whole(m, vocabulary) for m in saved}
+
+    def _place_all(
+        self,
+        vocabulary: Vocabulary | None,
+        tokens: Mapping[str, Sequence[int]],
+        saved: Sequence[str],
+    ) -> None:
+        """Gives all A's their places, and trained rows and matrices; then B's and magnitudes.
+
+        LoRA+ has a rate for B's and vectors, and another one for all else, both of an embedding.
+        """
+        flat, ranks = self._flat, {s.name: self.peft.rank_of(s.name) for s in self.adapted}
+        for spec in self.targets:
+            flat.append(tensor_name(spec.name, LORA_A), ranks[spec.name], spec.in_features)
+        if (of := self.embedding) is not None:
+            for name, shape in pair_shapes(of, ranks[of.name], (EMBEDDING_A, EMBEDDING_B)).items():
+                flat.append(name, *shape)
+        if vocabulary is not None:
+            for module, indices in tokens.items():
+                flat.append(tensor_name(module, TOKENS), len(indices), vocabulary.columns)
+            for module in saved:
+                flat.append(tensor_name(module, WHOLE), vocabulary.rows, vocabulary.columns)
+        self.b_begin = flat.end
+        for spec in self.targets:
+            flat.append(tensor_name(spec.name, LORA_B), spec.out_features, ranks[spec.name])
+        if self.config.use_dora:
+            for spec in self.targets:
+                flat.append(tensor_name(spec.name, MAGNITUDE), 0, spec.out_features)
+
+    # -- tensors by their places, in the pieces of both vectors ----------------------------
+
+    def _pair(self, spec: LinearSpec, stack: ExpertSpec | None = None) -> Lora:
+        """A layer's pair, or the first of a stack of experts'."""
+        return Lora(
+            r=self.peft.rank_of(spec.name),
+            scaling=self.peft.scaling_of(spec.name),
+            dropout=self.config.lora_dropout,
+            key=zlib.crc32(spec.name.encode()),
+            a=self._matrix(self.parameters, spec, LORA_A, stack),
+            b=self._matrix(self.parameters, spec, LORA_B, stack),
+            grad_a=self._matrix(self.gradient, spec, LORA_A, stack),
+            grad_b=self._matrix(self.gradient, spec, LORA_B, stack),
+            a_stride=self._stride(LORA_A, stack),
+            b_stride=self._stride(LORA_B, stack),
+            magnitude=self._magnitude(self.parameters, spec),
+            grad_magnitude=self._magnitude(self.gradient, spec),
+        )
+
+    def _embedding_pair(self, name: str) -> Lora:
+        (a, b), (grad_a, grad_b) = (
+            [self._window(flat, name, leaf) for leaf in (EMBEDDING_A, EMBEDDING_B)]
+            for flat in (self.parameters, self.gradient)
+        )
+        rank, scaling = self.peft.rank_of(name), self.peft.scaling_of(name)
+        # PEFT drops nothing of what is looked up.
+        return Lora(rank, scaling, 0.0, 0, a, b, grad_a, grad_b)
+
+    def _rows(self, module: str, indices: Sequence[int], of: Vocabulary) -> TrainedRows:
+        rows, gradient = (
+            self._window(flat, module, TOKENS) for flat in (self.parameters, self.gradient)
+        )
+        padding = of.padding if module == of.embedding else None
+        return TrainedRows(module, tuple(indices), rows, gradient, of.rows, padding)
+
+    def _whole(self, module: str, of: Vocabulary) -> TrainedMatrix:
+        rows, gradients = (
+            tuple(self._row_pieces(flat, module)) for flat in (self.parameters, self.gradient)
+        )
+        padding = of.padding if module == of.embedding else None
+        return TrainedMatrix(module, rows, gradients, padding)
+
+    def _matrix(
+        self, flat: Pieces, spec: LinearSpec, leaf: str, stack: ExpertSpec | None
+    ) -> Tensor:
+        """A or B within a flat vector, with the other experts' up to the last."""
+        place = self.place(spec.name, leaf)
+        rows = place.rows
+        if stack is not None:
+            others = (stack.experts - 1) * self._stride(leaf, stack)
+            rows += ceil_div(others, padded(place.columns))
+        return self._window(flat, spec.name, leaf, rows)
+
+    def _window(self, flat: Pieces, module: str, leaf: str, rows: int | None = None) -> Tensor:
+        """A matrix within a flat vector; with ``rows``, as many from its first on."""
+        place = self.place(module, leaf)
+        piece, first = flat.find(place.offset)
+        offset = ITEM_SIZE[flat.dtype] * first
+        name, rows = f"{module}.{leaf}", place.rows if rows is None else rows
+        return matrix(name, rows, place.columns, flat.dtype, piece.storage, offset)
+
+    def _row_pieces(self, flat: Pieces, module: str) -> Iterator[tuple[int, Tensor]]:
+        """``(first row, rows)`` of a whole matrix, which may go through several pieces."""
+        place = self.place(module, WHOLE)
+        stride = place.size // place.rows
+        for begin, piece in flat.numbered():
+            first = max(begin, place.offset)
+            count = (min(begin + piece.columns, place.offset + place.size) - first) // stride
+            if count > 0:
+                name, offset = f"{module}.{WHOLE}", ITEM_SIZE[flat.dtype] * (first - begin)
+                rows = matrix(name, count, place.columns, flat.dtype, piece.storage, offset)
+                yield (first - place.offset) // stride, rows
+
+    def _stride(self, leaf: str, stack: ExpertSpec | None) -> int:
+        """Floats from one expert's A or B to the next one's."""
+        if stack is None or stack.experts == 1:
+            return 0
+        first, second = (self.place(spec.name, leaf).offset for spec in stack.linears[:2])
+        return second - first
+
+    def _magnitude(self, flat: Pieces, spec: LinearSpec) -> Tensor | None:
+        if not self.config.use_dora:
+            return None
+        place = self.place(spec.name, MAGNITUDE)
+        piece, first = flat.find(place.offset)
+        name, offset = f"{spec.name}.{MAGNITUDE}", ITEM_SIZE[flat.dtype] * first
+        return row(name, place.columns, flat.dtype, piece.storage, offset)
+
+    # -- what it is ------------------------------------------------------------------------
 
     @property
     def first_moment(self) -> Pieces:
@@ -472,16 +398,13 @@ class Adapter:
         return self._flat.views(flat)
 
     def join(self, tensors: Mapping[str, Float32Array]) -> Float32Array:
-        """PEFT's tensors as a flat vector.
-
-        Raises:
-            CheckpointError: If a tensor is missing, unknown, of another shape or not finite.
-        """
+        """PEFT's tensors as a flat vector."""
         return self._flat.join(tensors, self.length)
 
     def _moments(self) -> Moments:
+        places = [place for _, place in self._flat.items()]
         if self.forms.optimizer == "adamw_8bit" and any(
-            is_within(self._flat, cut) for cut in self.cuts
+            place.offset < cut < place.offset + place.size for place in places for cut in self.cuts
         ):
             raise ConfigError(
                 "optim.name: adamw_8bit cannot train a matrix whole (lora.modules_to_save) that is "

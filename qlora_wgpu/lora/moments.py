@@ -22,15 +22,10 @@ _LABELS = ("exp_avg", "exp_avg_sq")
 
 
 class Moments(ABC):
-    """An optimizer's moments.
+    """An optimizer's moments."""
 
-    Attributes:
-        vectors: AdamW's m and v; Lion's m alone.
-        blocks: Where each tensor's blocks lie, in 8 bits.
-    """
-
-    vectors: tuple[Pieces, ...]
-    blocks: BlockTable | None = None
+    vectors: tuple[Pieces, ...]  # AdamW's m and v; Lion's m alone
+    blocks: BlockTable | None = None  # where each tensor's blocks lie, in 8 bits
 
     @property
     def nbytes(self) -> int:
@@ -61,11 +56,7 @@ class Moments(ABC):
 
     @abstractmethod
     def join(self, tensors: Mapping[str, Array]) -> list[Array]:
-        """What the device holds, from a checkpoint's tensors.
-
-        Raises:
-            CheckpointError: If a tensor is missing, unknown, of another shape or not finite.
-        """
+        """What the device holds, from a checkpoint's tensors."""
 
 
 class Float32Moments(Moments):

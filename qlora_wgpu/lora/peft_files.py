@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -16,182 +16,49 @@ from qlora_wgpu.checkpoint.safetensors_format import METADATA
 from qlora_wgpu.checkpoint.safetensors_writer import write_safetensors
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.families.family import PLAIN, Stacking
-from qlora_wgpu.lora.config import AdapterConfig, TokenIndices, read_adapter_config, to_json
+from qlora_wgpu.lora.config import AdapterConfig, read_adapter_config, to_json
 from qlora_wgpu.lora.expert_parameters import ARRANGED, Arranged, apart, arranged, together
 from qlora_wgpu.lora.peft_names import (
     EMBEDDING_A,
     LORA_A,
-    LORA_B,
     MAGNITUDE,
+    OTHER_OF_PAIR,
+    RANK_AXIS,
     TOKENS,
     WHOLE,
     Float32Array,
+    adapted_layers,
     bias_name,
-    is_a,
-    other_of_pair,
+    is_named,
+    of_kind,
     parse_name,
+    parsed_names,
     split_biases,
     tensor_name,
 )
 from qlora_wgpu.presence import is_dir, is_file, is_there
 
-
-@dataclass(frozen=True)
-class StoredRows:
-    """A matrix's trained rows.
-
-    Attributes:
-        module: The matrix's module.
-        indices: Which rows they take the place of.
-        rows: (indices, columns).
-    """
-
-    module: str
-    indices: Sequence[int]
-    rows: Float32Array
-
-
-def stored_rows(tensors: Mapping[str, Float32Array], config: AdapterConfig) -> Iterator[StoredRows]:
-    """The trained rows of an adapter as ``load_adapter`` reads it."""
-    for name, rows in tensors.items():
-        parsed = parse_name(name)
-        if parsed is not None and parsed[1] == TOKENS:
-            yield StoredRows(parsed[0], _indices_of(parsed[0], config), rows)
-
-
-def is_whole_matrix(name: str) -> bool:
-    """Whether a tensor is the base's matrix, which PEFT writes beside what it adapts of it.
-
-    That is so of trained rows of a resized one, and of a pair on the head or the embedding. All its
-    rows are the base's or trained, so it need not be read.
-    """
-    return name.endswith(".base_layer.weight")
-
-
-def without_copies(
-    where: Path, tensors: Mapping[str, Float32Array], indices: TokenIndices | None
-) -> dict[str, Float32Array]:
-    """An adapter's tensors without the rows that PEFT writes once more, of a head that is tied.
-
-    Raises:
-        CheckpointError: If a copy is another one.
-    """
-    kept = dict(tensors)
-    rows = [n for n in kept if (parsed := parse_name(n)) is not None and parsed[1] == TOKENS]
-    if not isinstance(indices, list) or len(rows) < 2:
-        return kept
-    own = next((name for name in rows if ".lm_head." not in name), rows[0])
-    for name in rows:
-        if name != own and not np.array_equal(kept[name], kept[own]):
-            raise CheckpointError(f"{where}: {name!r} and {own!r} are tied, but differ")
-    return {name: array for name, array in kept.items() if name == own or name not in rows}
-
-
-def check_trained_rows(
-    where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig
-) -> None:
-    """Sees that each matrix that is said to have trained rows has so many, and no other has any.
-
-    Raises:
-        CheckpointError: If that is not so, or a number is not finite.
-    """
-    indices = config.trainable_token_indices
-    every = list(stored_rows(tensors, config))
-    if indices and not every:
-        raise CheckpointError(f"{where}: trainable_token_indices is set, but it holds no rows")
-    for each in every:
-        if not each.indices:
-            raise CheckpointError(
-                f"{where}: it holds rows of {each.module}, of which trainable_token_indices says "
-                "nothing"
-            )
-        if each.rows.ndim != 2 or len(each.rows) != len(each.indices) or not each.rows.size:
-            raise CheckpointError(
-                f"{where}: the trained rows of {each.module} have shape {each.rows.shape}, but "
-                f"trainable_token_indices names {len(each.indices)} tokens"
-            )
-        if not np.isfinite(each.rows).all():
-            raise CheckpointError(f"{where}: the trained rows of {each.module} are not finite")
-
-
-def _indices_of(module: str, config: AdapterConfig) -> Sequence[int]:
-    indices = config.trainable_token_indices or []
-    if isinstance(indices, list):
-        return indices
-    named = (rows for name, rows in indices.items() if f".{module}".endswith(f".{name}"))
-    return next(named, [])
-
-
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
 _COPIES = (".modules_to_save", ".original_module")
 
 
-def is_other_copy(name: str, names: Collection[str]) -> bool:
-    """Whether a tensor is what PEFT writes beside a whole matrix where the vocabulary was resized.
+@dataclass(frozen=True)
+class StoredRows:
+    """A matrix's trained rows."""
 
-    That is the same matrix by its name in the model, and the one that it took the place of.
-    """
-    for part in _COPIES:
-        if name.endswith(f"{part}.weight"):
-            return f"{name.removesuffix(f'{part}.weight')}.weight" in names
-    return False
+    module: str
+    indices: Sequence[int]  # which rows they take the place of
+    rows: Float32Array  # (indices, columns)
 
 
-def is_saved(module: str, config: AdapterConfig) -> bool:
-    """Whether the settings say that a module was trained whole, as PEFT reads them."""
-    if module.endswith(_COPIES):  # without the matrix itself
-        return False
-    names = config.modules_to_save or []
-    # PEFT ties others to the embedding, of which its own settings then say nothing.
-    tied = bool(names) and config.ensure_weight_tying
-    return tied or any(module.endswith(name) for name in names)
-
-
-def wholes(tensors: Mapping[str, Float32Array]) -> Iterator[tuple[str, Float32Array]]:
-    """The modules of an adapter as ``load_adapter`` reads it, and their matrices."""
-    for name, array in tensors.items():
-        parsed = parse_name(name)
-        if parsed is not None and parsed[1] == WHOLE:
-            yield parsed[0], array
-
-
-def without_tied_copy(
-    tensors: Mapping[str, Float32Array], config: AdapterConfig
-) -> dict[str, Float32Array]:
-    """An adapter's tensors without a tied head, which PEFT writes beside the embedding."""
-    kept = dict(tensors)
-    found = dict(wholes(tensors)) if config.ensure_weight_tying else {}
-    heads = [module for module in found if module.rpartition(".")[2] == "lm_head"]
-    others = [array for module, array in found.items() if module not in heads]
-    for head in heads:
-        if any(np.array_equal(found[head], other) for other in others):
-            del kept[tensor_name(head, WHOLE)]
-    return kept
-
-
-def check_whole(where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig) -> None:
-    """Sees that matrices which were trained whole are there, and are finite matrices.
-
-    Raises:
-        CheckpointError: If that is not so.
-        UnsupportedModelError: If a norm was.
-    """
-    found = dict(wholes(tensors))
-    if config.modules_to_save and not found:
-        raise CheckpointError(f"{where}: modules_to_save is set, but it holds no such matrix")
-    for module, array in found.items():
-        if array.ndim == 1:
-            raise UnsupportedModelError(
-                f"{where} has a whole {module} (modules_to_save), but only embedding and head are "
-                "taken whole: merge the adapter with PEFT, or train it without"
-            )
-        if array.ndim != 2 or not array.size:
-            raise CheckpointError(f"{where}: the {module} it holds has shape {array.shape}")
-        if not (np.isfinite(array.min()) and np.isfinite(array.max())):
-            raise CheckpointError(f"{where}: the {module} it holds is not finite")
-
-
-WEIGHTS = "adapter_model.safetensors"
-CONFIG = "adapter_config.json"
+def stored_rows(tensors: Mapping[str, Float32Array], config: AdapterConfig) -> list[StoredRows]:
+    """The trained rows of an adapter as ``load_adapter`` reads it."""
+    found, indices = of_kind(tensors, TOKENS), config.trainable_token_indices or []
+    if isinstance(indices, list):
+        return [StoredRows(module, indices, rows) for module, rows in found.items()]
+    named = {m: next((i for n, i in indices.items() if is_named(m, n)), []) for m in found}
+    return [StoredRows(module, named[module], rows) for module, rows in found.items()]
 
 
 def save_adapter(
@@ -220,20 +87,28 @@ def save_adapter(
     """
     folder = Path(folder)
     own, trained = split_biases(tensors)
-    pairs = _standard_names(folder, own, config)
-    _check_pairs(folder, pairs, config)
+    own = _by_standard_names(folder, own)
+    _check(folder, own, config)
     metadata = {**METADATA, **(metadata or {})}
     if stacking is not None:
-        metadata[ARRANGED] = arranged(pairs, stacking).to_text()
-        pairs, config = together(pairs, config, stacking)
-    adapted = {module for module, _ in filter(None, map(parse_name, pairs))}
-    pairs |= {_stored_bias(m, adapted): array for m, array in trained.items()}
+        metadata[ARRANGED] = arranged(own, stacking).to_text()
+        own, config = together(own, config, stacking)
+    adapted = {module for module, _ in parsed_names(own)}
+    for module, array in trained.items():
+        own[bias_name(f"{module}.base_layer" if module in adapted else module)] = array
     text = json.dumps(to_json(config), indent=2, allow_nan=False) + "\n"
     if is_dir(folder):
-        _write(folder, pairs, text, metadata)
+        _write(folder, own, text, metadata)
     else:
         with atomic_folder(folder) as unfinished:
-            _write(unfinished, pairs, text, metadata)
+            _write(unfinished, own, text, metadata)
+
+
+def _write(
+    folder: Path, tensors: Mapping[str, Float32Array], config: str, metadata: Mapping[str, str]
+) -> None:
+    write_safetensors(folder / WEIGHTS, tensors, metadata)
+    write_file(folder / CONFIG, config.encode())
 
 
 def load_adapter(
@@ -249,60 +124,35 @@ def load_adapter(
 
     Returns:
         The float32 matrices by PEFT's names, and what the adapter was trained with. Biases are
-        called as ``biases.bias_name`` has it.
+        called as ``bias_name`` has it.
 
     Raises:
         CheckpointError: If a file is missing or damaged, or the two do not fit.
         UnsupportedModelError: If the adapter needs what this package does not compute.
     """
     folder = require_adapter_files(folder)
-    with SafetensorsFile(folder / WEIGHTS) as file:
+    where = folder / WEIGHTS
+    with SafetensorsFile(where) as file:
         config = read_adapter_config(folder / CONFIG, _adapted(folder, file.names()))
         held = set(file.names())
-        own = (n for n in file.names() if not (is_whole_matrix(n) or is_other_copy(n, held)))
-        stored = {name: file.float32(name) for name in own}
+        stored = {n: file.float32(n) for n in file.names() if not _is_copy(n, held)}
         told = _arranged(folder, file.metadata.get(ARRANGED))
-    stored = without_copies(folder / WEIGHTS, stored, config.trainable_token_indices)
-    stored = without_tied_copy(stored, config)
-    if config.target_parameters:
-        where = folder / CONFIG
-        stored, config = apart(stored, config, where, told, stacking=stacking or PLAIN)
     pairs, trained = split_biases(stored)
+    tensors = _without_tied_copies(where, _by_standard_names(where, pairs), config)
+    if config.target_parameters:
+        tensors, config = apart(tensors, config, folder / CONFIG, told, stacking=stacking or PLAIN)
     if trained and not biases:
         raise UnsupportedModelError(
             f"{folder} holds biases that were trained beside the adapter ({next(iter(trained))}), "
             "which are taken for reading and merging alone: merge it, and go on from the result"
         )
-    tensors = _standard_names(folder / WEIGHTS, pairs, config)
-    _check_pairs(folder / WEIGHTS, tensors, config)
-    _check_biases(folder / WEIGHTS, trained, config)
+    _check(where, tensors, config)
+    _check_biases(where, trained, config)
     return tensors | {bias_name(module): array for module, array in trained.items()}, config
 
 
-def _arranged(folder: Path, text: str | None) -> Arranged | None:
-    try:
-        return None if text is None else Arranged.from_text(text)
-    except ValueError as err:
-        raise CheckpointError(f"{folder / WEIGHTS}: its metadata {ARRANGED} are damaged") from err
-
-
-def _write(
-    folder: Path, tensors: Mapping[str, Float32Array], config: str, metadata: Mapping[str, str]
-) -> None:
-    write_safetensors(folder / WEIGHTS, tensors, metadata)
-    write_file(folder / CONFIG, config.encode())
-
-
-def _stored_bias(module: str, adapted: set[str]) -> str:
-    return bias_name(f"{module}.base_layer" if module in adapted else module)
-
-
 def require_adapter_files(folder: str | PathLike[str]) -> Path:
-    """The folder of an adapter.
-
-    Raises:
-        CheckpointError: If a file that an adapter has is missing in it.
-    """
+    """The folder of an adapter."""
     folder = Path(folder).expanduser()
     if not is_dir(folder):
         raise CheckpointError(f"there is no adapter folder '{folder}'")
@@ -329,22 +179,34 @@ def _adapted(folder: Path, names: list[str]) -> list[str]:
     """The full names of the layers that have a pair."""
     if not names:
         raise CheckpointError(f"{folder / WEIGHTS} holds no tensors")
-    parsed = [parse_name(name) for name in names]
-    return sorted({module for module, leaf in filter(None, parsed) if other_of_pair(leaf)})
+    return sorted({module for module, leaf in parsed_names(names) if leaf in RANK_AXIS})
 
 
-def _standard_names(
-    where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig
-) -> dict[str, Float32Array]:
+def _arranged(folder: Path, text: str | None) -> Arranged | None:
+    try:
+        return None if text is None else Arranged.from_text(text)
+    except ValueError as err:
+        raise CheckpointError(f"{folder / WEIGHTS}: its metadata {ARRANGED} are damaged") from err
+
+
+def _is_copy(name: str, names: Collection[str]) -> bool:
+    """Whether a tensor is one that PEFT writes beside what it adapts of a matrix.
+
+    That is the base's own, of trained rows of a resized one and of a pair on the head or the
+    embedding, all rows of which are the base's or trained; and beside a whole matrix it by its name
+    in the model, and the one that it took the place of.
+    """
+    if name.endswith(".base_layer.weight"):
+        return True
+    parts = [part for part in _COPIES if name.endswith(f"{part}.weight")]
+    return any(f"{name.removesuffix(f'{part}.weight')}.weight" in names for part in parts)
+
+
+def _by_standard_names(where: Path, tensors: Mapping[str, Float32Array]) -> dict[str, Float32Array]:
+    """The tensors by ``tensor_name``, magnitudes as vectors."""
     standard: dict[str, Float32Array] = {}
     for name, array in tensors.items():
         parsed = parse_name(name)
-        if parsed is not None and parsed[1] == WHOLE and not is_saved(parsed[0], config):
-            raise UnsupportedModelError(
-                f"{where} holds the whole {parsed[0]}, which adapter_config.json does not say was "
-                "trained; PEFT writes embedding and head so where the vocabulary was resized: "
-                "merge the adapter with PEFT, and go on from the result"
-            )
         if parsed is None:
             raise UnsupportedModelError(
                 f"{where}: tensor {name!r} is no LoRA matrix of a linear layer, which would be "
@@ -357,21 +219,137 @@ def _standard_names(
     return standard
 
 
-def _check_pairs(where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig) -> None:
-    """Each layer has an A and a B of its rank, and a magnitude if it is DoRA's."""
+def _without_tied_copies(
+    where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig
+) -> dict[str, Float32Array]:
+    """The tensors without those of a tied head, which PEFT writes beside the embedding's."""
+    kept = dict(tensors)
+    rows = of_kind(tensors, TOKENS)
+    if isinstance(config.trainable_token_indices, list) and len(rows) > 1:
+        own = next((module for module in rows if not _is_head(module)), next(iter(rows)))
+        for module in [module for module in rows if module != own]:
+            name = tensor_name(module, TOKENS)
+            if not np.array_equal(rows[module], rows[own]):
+                other = tensor_name(own, TOKENS)
+                raise CheckpointError(f"{where}: {name!r} and {other!r} are tied, but differ")
+            del kept[name]
+    found = of_kind(tensors, WHOLE) if config.ensure_weight_tying else {}
+    others = [array for module, array in found.items() if not _is_head(module)]
+    for module in filter(_is_head, found):
+        if any(np.array_equal(found[module], other) for other in others):
+            del kept[tensor_name(module, WHOLE)]
+    return kept
+
+
+def _is_head(module: str) -> bool:
+    return is_named(module, "lm_head")
+
+
+def _is_saved(module: str, config: AdapterConfig) -> bool:
+    """Whether the settings say that a module was trained whole, as PEFT reads them."""
+    if module.endswith(_COPIES):  # without the matrix itself
+        return False
+    names = config.modules_to_save or []
+    # PEFT ties others to the embedding, of which its own settings then say nothing.
+    tied = bool(names) and config.ensure_weight_tying
+    return tied or any(module.endswith(name) for name in names)
+
+
+def _check(where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig) -> None:
+    """Sees that tensors fit each other and the settings, and are finite."""
+    for module in of_kind(tensors, WHOLE):
+        if not _is_saved(module, config):
+            raise UnsupportedModelError(
+                f"{where} holds the whole {module}, which adapter_config.json does not say was "
+                "trained; PEFT writes embedding and head so where the vocabulary was resized: "
+                "merge the adapter with PEFT, and go on from the result"
+            )
     if not tensors:
         raise CheckpointError(f"{where}: an adapter needs at least one pair of matrices")
-    leaves = {name: parsed for name in tensors if (parsed := parse_name(name)) is not None}
-    for name, (module, leaf) in leaves.items():
-        if (other_leaf := other_of_pair(leaf)) is None:
-            continue
-        other = tensor_name(module, other_leaf)
-        if other not in tensors:
-            raise CheckpointError(f"{where}: it holds {name!r}, but not {other!r}")
-        _check_matrix(where, name, leaf, tensors[name], config.rank_of(module))
-    _check_magnitudes(where, tensors, leaves, config)
-    check_trained_rows(where, tensors, config)
-    check_whole(where, tensors, config)
+    for name, array in tensors.items():
+        module, leaf = parse_name(name) or ("", "")
+        if leaf in RANK_AXIS:
+            other = tensor_name(module, OTHER_OF_PAIR[leaf])
+            if other not in tensors:
+                raise CheckpointError(f"{where}: it holds {name!r}, but not {other!r}")
+            _check_matrix(where, name, RANK_AXIS[leaf], array, config.rank_of(module))
+    _check_magnitudes(where, tensors, config)
+    _check_rows(where, stored_rows(tensors, config), config)
+    _check_whole(where, of_kind(tensors, WHOLE), config)
+
+
+def _is_finite(array: Float32Array) -> bool:
+    return bool(np.isfinite(array.min()) and np.isfinite(array.max()))  # makes no copy
+
+
+def _check_matrix(where: Path, name: str, axis: int, array: Float32Array, r: int) -> None:
+    if array.ndim != 2 or array.shape[axis] != r or array.size == 0:
+        expected = f"(out_features, {r})" if axis else f"({r}, in_features)"
+        raise CheckpointError(
+            f"{where}: {name!r} has shape {array.shape}, but r = {r} asks for {expected}"
+        )
+    if not _is_finite(array):
+        raise CheckpointError(f"{where}: {name!r} holds NaN or infinity")
+
+
+def _check_magnitudes(
+    where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig
+) -> None:
+    """DoRA has one vector for each pair, and LoRA none."""
+    if config.use_dora and (of := [*of_kind(tensors, EMBEDDING_A)]):
+        raise UnsupportedModelError(
+            f"{where}: use_dora scales {of[0]}, an embedding, whose rows' norms are not computed "
+            "here: merge the adapter with PEFT, and go on from the result"
+        )
+    magnitudes = of_kind(tensors, MAGNITUDE)
+    outputs = {layer.module: len(layer.b) for layer in adapted_layers(tensors)}
+    needed = outputs.keys() if config.use_dora else set()
+    if odd := sorted(tensor_name(module, MAGNITUDE) for module in needed ^ magnitudes.keys()):
+        has = "holds" if odd[0] in tensors else "lacks"
+        raise CheckpointError(
+            f"{where}: use_dora is {str(config.use_dora).lower()}, but it {has} {odd[0]!r}"
+        )
+    for module, array in sorted(magnitudes.items()):
+        name, size = tensor_name(module, MAGNITUDE), outputs[module]
+        if array.shape != (size,):
+            raise CheckpointError(f"{where}: {name!r} has shape {array.shape}, not ({size},)")
+        if not np.isfinite(array).all():
+            raise CheckpointError(f"{where}: {name!r} holds NaN or infinity")
+
+
+def _check_rows(where: Path, every: Sequence[StoredRows], config: AdapterConfig) -> None:
+    """Each matrix that is said to have trained rows has so many, and no other has any."""
+    if config.trainable_token_indices and not every:
+        raise CheckpointError(f"{where}: trainable_token_indices is set, but it holds no rows")
+    for each in every:
+        if not each.indices:
+            raise CheckpointError(
+                f"{where}: it holds rows of {each.module}, of which trainable_token_indices says "
+                "nothing"
+            )
+        if each.rows.ndim != 2 or len(each.rows) != len(each.indices) or not each.rows.size:
+            raise CheckpointError(
+                f"{where}: the trained rows of {each.module} have shape {each.rows.shape}, but "
+                f"trainable_token_indices names {len(each.indices)} tokens"
+            )
+        if not _is_finite(each.rows):
+            raise CheckpointError(f"{where}: the trained rows of {each.module} are not finite")
+
+
+def _check_whole(where: Path, found: Mapping[str, Float32Array], config: AdapterConfig) -> None:
+    """Matrices that were trained whole are there, and no norm was."""
+    if config.modules_to_save and not found:
+        raise CheckpointError(f"{where}: modules_to_save is set, but it holds no such matrix")
+    for module, array in found.items():
+        if array.ndim == 1:
+            raise UnsupportedModelError(
+                f"{where} has a whole {module} (modules_to_save), but only embedding and head are "
+                "taken whole: merge the adapter with PEFT, or train it without"
+            )
+        if array.ndim != 2 or not array.size:
+            raise CheckpointError(f"{where}: the {module} it holds has shape {array.shape}")
+        if not _is_finite(array):
+            raise CheckpointError(f"{where}: the {module} it holds is not finite")
 
 
 def _check_biases(where: Path, biases: Mapping[str, Float32Array], config: AdapterConfig) -> None:
@@ -380,42 +358,3 @@ def _check_biases(where: Path, biases: Mapping[str, Float32Array], config: Adapt
             raise CheckpointError(f"{where}: bias is 'none', but it holds one of {module}")
         if array.ndim != 1 or not np.isfinite(array).all():
             raise CheckpointError(f"{where}: the bias of {module} is no vector of finite numbers")
-
-
-def _check_matrix(where: Path, name: str, leaf: str, array: Float32Array, r: int) -> None:
-    if array.ndim != 2 or array.shape[0 if is_a(leaf) else 1] != r or array.size == 0:
-        expected = f"({r}, in_features)" if is_a(leaf) else f"(out_features, {r})"
-        raise CheckpointError(
-            f"{where}: {name!r} has shape {array.shape}, but r = {r} asks for {expected}"
-        )
-    if not (np.isfinite(array.min()) and np.isfinite(array.max())):
-        raise CheckpointError(f"{where}: {name!r} holds NaN or infinity")
-
-
-def _check_magnitudes(
-    where: Path,
-    tensors: Mapping[str, Float32Array],
-    leaves: Mapping[str, tuple[str, str]],
-    config: AdapterConfig,
-) -> None:
-    """DoRA has one vector for each pair, and LoRA none."""
-    if config.use_dora and (of := [m for m, leaf in leaves.values() if leaf == EMBEDDING_A]):
-        raise UnsupportedModelError(
-            f"{where}: use_dora scales {of[0]}, an embedding, whose rows' norms are not computed "
-            "here: merge the adapter with PEFT, and go on from the result"
-        )
-    magnitudes = {name for name, (_, leaf) in leaves.items() if leaf == MAGNITUDE}
-    modules = {module for module, leaf in leaves.values() if leaf == LORA_A}
-    needed = {tensor_name(m, MAGNITUDE) for m in modules} if config.use_dora else set()
-    if odd := sorted(needed ^ magnitudes):
-        has = "lacks" if odd[0] in needed else "holds"
-        raise CheckpointError(
-            f"{where}: use_dora is {str(config.use_dora).lower()}, but it {has} {odd[0]!r}"
-        )
-    for name in sorted(magnitudes):
-        outputs = tensors[tensor_name(leaves[name][0], LORA_B)].shape[0]
-        if tensors[name].shape != (outputs,):
-            shape = tensors[name].shape
-            raise CheckpointError(f"{where}: {name!r} has shape {shape}, not ({outputs},)")
-        if not np.isfinite(tensors[name]).all():
-            raise CheckpointError(f"{where}: {name!r} holds NaN or infinity")

@@ -1,26 +1,33 @@
-"""PEFT's names of tensors, put together and taken apart: the one place that knows them.
-
-They take the place of the base's own. Nothing here trains them; they are kept as they are.
-"""
+"""PEFT's tensors of an adapter: the kinds there are, their names in files, and their shapes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.families.family import LinearSpec
+
 Float32Array = npt.NDArray[np.float32]
 
-LORA_A = "lora_A"
-LORA_B = "lora_B"
+LORA_A = "lora_A"  # (r, in_features)
+LORA_B = "lora_B"  # (out_features, r)
 EMBEDDING_A = "lora_embedding_A"  # (r, vocab_size), of an embedding
 EMBEDDING_B = "lora_embedding_B"  # (hidden_size, r)
-MAGNITUDE = "lora_magnitude_vector"  # of DoRA
+MAGNITUDE = "lora_magnitude_vector"  # (out_features), of DoRA
 WHOLE = "weight"  # an embedding or a head that is trained whole
 TOKENS = "token_adapter.trainable_tokens_delta"  # trained rows of an embedding or a head
+
+RANK_AXIS = {LORA_A: 0, LORA_B: 1, EMBEDDING_A: 0, EMBEDDING_B: 1}
+"""Where r is among a pair's sides."""
+OTHER_OF_PAIR = {
+    LORA_A: LORA_B, LORA_B: LORA_A, EMBEDDING_A: EMBEDDING_B, EMBEDDING_B: EMBEDDING_A,
+}  # fmt: skip
+BIAS_KINDS = ("none", "lora_only", "all")
+"""Which of the base's biases were trained beside it, as PEFT's ``bias`` says; nothing here does."""
 
 _PREFIX = "base_model.model."
 # PEFT leaves the adapter's own name out of files; some tools keep it: lora_A.default.weight.
@@ -30,94 +37,80 @@ _NAME = re.compile(
     rf"|(?P<embedding>{EMBEDDING_A}|{EMBEDDING_B})(?:\.[^.]+)?"
     rf"|(?P<rows>{re.escape(TOKENS)})(?:\.[^.]+)?)"
 )
-
-
 _WHOLE = re.compile(rf"{re.escape(_PREFIX)}(?P<module>(?:(?!\.lora_|\.base_layer).)+)\.{WHOLE}")
+# PEFT wraps layers that have a pair, and calls their own biases base_layer.bias.
+_BIAS = re.compile(rf"{re.escape(_PREFIX)}(?P<module>.+?)(?<!\.lora_[AB])(?:\.base_layer)?\.bias")
+# What names began with before transformers 4.52, when text parts of models were models.
 _BEFORE = {"language_model.model.": "model.language_model.", "language_model.lm_head": "lm_head"}
-_WITHOUT_SUFFIX = (EMBEDDING_A, EMBEDDING_B, MAGNITUDE, TOKENS, WHOLE)
-
-_OTHER = {LORA_A: LORA_B, LORA_B: LORA_A, EMBEDDING_A: EMBEDDING_B, EMBEDDING_B: EMBEDDING_A}
 
 
 def tensor_name(module: str, leaf: str) -> str:
     """PEFT's name in files of a module's A, B, magnitude, trained rows or whole weight."""
-    return f"{_PREFIX}{module}.{leaf}" + ("" if leaf in _WITHOUT_SUFFIX else ".weight")
+    return f"{_PREFIX}{module}.{leaf}" + (".weight" if leaf in (LORA_A, LORA_B) else "")
 
 
 def parse_name(name: str) -> tuple[str, str] | None:
     """The module and the leaf of a name, the adapter's own name in it or not; None if neither."""
     match = _NAME.fullmatch(name)
-    if match is None:
-        whole = _WHOLE.fullmatch(name)
-        return None if whole is None else (_called_now(whole["module"]), WHOLE)
-    leaf = match["matrix"] or match["vector"] or match["embedding"] or match["rows"]
-    return _called_now(match["module"]), leaf
-
-
-def _called_now(module: str) -> str:
-    """A module's name since transformers 4.52, before which text parts of models were models."""
+    if match is not None:
+        leaf = match["matrix"] or match["vector"] or match["embedding"] or match["rows"]
+    elif (match := _WHOLE.fullmatch(name)) is not None:
+        leaf = WHOLE
+    else:
+        return None
+    module = match["module"]
     for before, now in _BEFORE.items():
         if module.startswith(before):
-            return now + module.removeprefix(before)
-    return module
+            module = now + module.removeprefix(before)
+    return module, leaf
 
 
-def other_of_pair(leaf: str) -> str | None:
-    """What belongs to an A or a B; None of what is no part of a pair."""
-    return _OTHER.get(leaf)
+def parsed_names(names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """The modules and leaves of those names that have any."""
+    return filter(None, map(parse_name, names))
 
 
-def is_a(leaf: str) -> bool:
-    """Whether of a pair it is the one with r rows."""
-    return leaf in (LORA_A, EMBEDDING_A)
+def of_kind(tensors: Mapping[str, Float32Array], leaf: str) -> dict[str, Float32Array]:
+    """An adapter's tensors of one kind by their modules."""
+    parsed = ((parse_name(name), array) for name, array in tensors.items())
+    return {each[0]: array for each, array in parsed if each is not None and each[1] == leaf}
+
+
+def pair_shapes(
+    spec: LinearSpec, rank: int, leaves: tuple[str, str] = (LORA_A, LORA_B)
+) -> dict[str, tuple[int, int]]:
+    """The shapes of a layer's pair, by name."""
+    a, b = (tensor_name(spec.name, leaf) for leaf in leaves)
+    return {a: (rank, spec.in_features), b: (spec.out_features, rank)}
+
+
+def is_named(name: str, target: str) -> bool:
+    """Whether a target names a module or a parameter: its whole name or the last parts of it."""
+    return name == target or name.endswith("." + target)
 
 
 @dataclass(frozen=True)
 class AdaptedLayer:
-    """A layer's tensors: what is added to its weight as it is stored is scaling · b·a.
-
-    Attributes:
-        module: The layer's full name.
-        a: (r, in_features); of an embedding (r, hidden_size), PEFT's B transposed.
-        b: (out_features, r); of an embedding (vocab_size, r), PEFT's A transposed.
-        magnitude: DoRA's, (out_features), if it is one.
-    """
+    """A layer's tensors: what is added to its weight as it is stored is scaling · b·a."""
 
     module: str
-    a: Float32Array
-    b: Float32Array
-    magnitude: Float32Array | None
+    a: Float32Array  # (r, in_features); of an embedding (r, hidden_size), PEFT's B transposed
+    b: Float32Array  # (out_features, r); of an embedding (vocab_size, r), PEFT's A transposed
+    magnitude: Float32Array | None  # DoRA's, (out_features), if it is one
 
 
 def adapted_layers(tensors: Mapping[str, Float32Array]) -> Iterator[AdaptedLayer]:
     """The layers of an adapter as ``load_adapter`` reads it."""
-    for name, a in tensors.items():
-        parsed = parse_name(name)
-        if parsed is not None and parsed[1] == LORA_A:
-            module = parsed[0]
-            b = tensors[tensor_name(module, LORA_B)]
-            yield AdaptedLayer(module, a, b, tensors.get(tensor_name(module, MAGNITUDE)))
-        if parsed is not None and parsed[1] == EMBEDDING_A:
-            yield AdaptedLayer(parsed[0], tensors[tensor_name(parsed[0], EMBEDDING_B)].T, a.T, None)
-
-
-KINDS = ("none", "lora_only", "all")
-
-_BIAS = re.compile(rf"{re.escape(_PREFIX)}(?P<module>.+?)(?<!\.lora_[AB])(?:\.base_layer)?\.bias")
+    for module, a in of_kind(tensors, LORA_A).items():
+        b, magnitude = tensors[tensor_name(module, LORA_B)], tensor_name(module, MAGNITUDE)
+        yield AdaptedLayer(module, a, b, tensors.get(magnitude))
+    for module, a in of_kind(tensors, EMBEDDING_A).items():
+        yield AdaptedLayer(module, tensors[tensor_name(module, EMBEDDING_B)].T, a.T, None)
 
 
 def bias_name(module: str) -> str:
     """The name of a module's bias among an adapter's tensors, whether that has a pair or not."""
     return f"{_PREFIX}{module}.bias"
-
-
-def module_of(name: str) -> str | None:
-    """The module whose bias a tensor of a file is; None if it is no bias.
-
-    PEFT wraps layers that have a pair, and calls their own biases ``base_layer.bias``.
-    """
-    match = _BIAS.fullmatch(name)
-    return None if match is None else match["module"]
 
 
 def split_biases(
@@ -126,9 +119,8 @@ def split_biases(
     """An adapter's tensors without biases, and its biases by their modules."""
     pairs, biases = {}, {}
     for name, array in tensors.items():
-        module = module_of(name)
-        if module is None:
-            pairs[name] = array
+        if match := _BIAS.fullmatch(name):
+            biases[match["module"]] = array
         else:
-            biases[module] = array
+            pairs[name] = array
     return pairs, biases

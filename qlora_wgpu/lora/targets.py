@@ -11,6 +11,7 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.lora.config import AdapterConfig, unfitting
 from qlora_wgpu.lora.flat_vector import AdapterForms
+from qlora_wgpu.lora.peft_names import is_named
 from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.sandbox.expressions import ExpressionError, fits
 
@@ -27,15 +28,6 @@ def targeted(
 
     Experts get one where they are named, each or by the name of their ``ExpertSpec``, all of a
     layer's or none, and so do embedding and head.
-
-    Args:
-        linears: The model's layers.
-        target_modules: ``"all-linear"``, a pattern of whole names, or names or last parts of names.
-        experts: The model's experts.
-        ends: Embedding and head, if they may get one.
-
-    Raises:
-        ConfigError: If a name fits no layer, or some but not all of a layer's experts.
     """
     if target_modules == ALL_LINEAR:
         return list(linears)
@@ -66,13 +58,8 @@ def _fitting_pattern(linears: Sequence[LinearSpec], pattern: str) -> set[str]:
     return names
 
 
-def is_named(linear: LinearSpec, target: str) -> bool:
-    """Whether a target module names a layer: its whole name or the last parts of it."""
-    return linear.name == target or linear.name.endswith("." + target)
-
-
 def _fitting_name(linears: Sequence[LinearSpec], target: str) -> set[str]:
-    names = {s.name for s in linears if is_named(s, target)}
+    names = {s.name for s in linears if is_named(s.name, target)}
     if not names:
         leaves = sorted({s.name.rpartition(".")[2] for s in linears})
         near = difflib.get_close_matches(target, leaves, n=1)
@@ -95,24 +82,14 @@ def _check_stacks(names: set[str], experts: Sequence[ExpertSpec]) -> None:
 def known_targets(
     targets: Sequence[str], linears: Sequence[LinearSpec], experts: Sequence[ExpertSpec]
 ) -> list[str]:
-    """The names in a file that fit a layer, since PEFT passes over others; all if none does.
-
-    Args:
-        targets: Names, or last parts of names.
-        linears: All that the base can adapt, experts' and ends too.
-        experts: The base's experts.
-    """
+    """The names in a file that fit a layer, since PEFT passes over others; all if none does."""
     stacks = {stack.name for stack in experts}
-    known = [t for t in targets if t in stacks or any(is_named(spec, t) for spec in linears)]
+    known = [t for t in targets if t in stacks or any(is_named(spec.name, t) for spec in linears)]
     return known or list(targets)
 
 
 def in_layers(linears: Sequence[LinearSpec], layers: Sequence[int] | None) -> list[LinearSpec]:
-    """The linear layers of some decoder layers, numbered in their names as PEFT reads them.
-
-    Raises:
-        ConfigError: If none is left.
-    """
+    """The linear layers of some decoder layers, numbered in their names as PEFT reads them."""
     if layers is None:
         return list(linears)
     chosen = [s for s in linears if (m := _LAYER.match(s.name)) and int(m[1]) in layers]
@@ -128,9 +105,6 @@ def check_patterns(config: LoraConfig, targets: Sequence[LinearSpec]) -> None:
     """Makes sure that each pattern of ranks and alphas is for a layer that is adapted.
 
     PEFT passes over one that is not, and trains another adapter than was asked for.
-
-    Raises:
-        ConfigError: If one is for none.
     """
     names = [spec.name for spec in targets]
     for key in ("rank_pattern", "alpha_pattern"):
@@ -142,11 +116,7 @@ def check_patterns(config: LoraConfig, targets: Sequence[LinearSpec]) -> None:
 
 
 def check_experts(config: AdapterConfig, stacks: Sequence[ExpertSpec]) -> None:
-    """Makes sure that adapted experts can be computed in one go.
-
-    Raises:
-        ConfigError: If experts of a layer have unlike ranks or alphas, or magnitudes.
-    """
+    """Makes sure that adapted experts can be computed in one go."""
     for stack in stacks:
         names = [spec.name for spec in stack.linears]
         if len({(config.rank_of(name), config.alpha_of(name)) for name in names}) > 1:
@@ -167,11 +137,7 @@ def check_start(
     targets: Sequence[LinearSpec],
     stacks: Sequence[ExpertSpec],
 ) -> None:
-    """Makes sure that an adapter can begin as parts of these layers.
-
-    Raises:
-        ConfigError: If it cannot.
-    """
+    """Makes sure that an adapter can begin as parts of these layers."""
     if kind in ("default", "gaussian"):
         return
     if config.use_dora:
@@ -203,14 +169,7 @@ def peft_config(
     experts: Sequence[ExpertSpec] = (),
     within: str = "",
 ) -> AdapterConfig:
-    """The contents of adapter_config.json, the base model's name left out.
-
-    Args:
-        config: The adapter's settings.
-        targets: The adapted layers.
-        experts: The model's experts.
-        within: See ``Architecture.adapted_within``.
-    """
+    """The contents of adapter_config.json, the base model's name left out."""
     names = config.target_modules
     if names == ALL_LINEAR:
         leaves = {stack.leaf for stack in experts}
@@ -218,7 +177,7 @@ def peft_config(
         names = sorted({_shortest_name(spec, leaves) for spec in targets})
     if within and not isinstance(names, str):
         beyond = [spec.name for spec in targets if not spec.name.startswith(within)]
-        others = [n for n in names if not any(f".{b}".endswith(f".{n}") for b in beyond)]
+        others = [n for n in names if not any(is_named(b, n) for b in beyond)]
         ends = "|".join(re.escape(name.removeprefix(within)) for name in sorted(others))
         names = rf"{re.escape(within)}(?:.+\.)?(?:{ends})"
         if beyond:
@@ -250,12 +209,8 @@ def lora_config(
 ) -> LoraConfig:
     """The settings that a model is opened with to take an adapter.
 
-    Args:
-        adapter: The adapter's own.
-        adapted: The layers of which it has tensors. Where none is an expert, but the names of
-            target modules fit experts, too, these tell which layers are meant: PEFT's
-            ``all-linear`` leaves experts out.
-        experts: The model's experts.
+    Where target modules fit experts, and none of the layers that have tensors is one, these tell
+    which are meant: PEFT's ``all-linear`` leaves experts out.
     """
     targets = adapter.target_modules
     if not isinstance(targets, str) and _fit_experts_by_name_only(targets, adapted, experts):
@@ -281,19 +236,14 @@ def _fit_experts_by_name_only(
     stacked = [spec for stack in experts for spec in stack.linears]
     if any(spec.name in adapted for spec in stacked):
         return False
-    return any(is_named(spec, target) for spec in stacked for target in targets)
+    return any(is_named(spec.name, target) for spec in stacked for target in targets)
 
 
 _SETTING = "lora.modules_to_save"
 
 
 def saved_modules(config: LoraConfig, vocabulary: Vocabulary) -> tuple[str, ...]:
-    """The modules, the embedding's first; of a tied head the embedding's alone, which is both.
-
-    Raises:
-        ConfigError: If another module is named, or a tied one where weights are not to stay tied,
-            or a head with a bias.
-    """
+    """The modules, the embedding's first; of a tied head the embedding's alone, which is both."""
     names = config.modules_to_save or []
     both = (vocabulary.embedding, vocabulary.head)
     chosen = {_module(name, both) for name in names}
@@ -315,7 +265,7 @@ def saved_modules(config: LoraConfig, vocabulary: Vocabulary) -> tuple[str, ...]
 
 
 def _module(name: str, both: tuple[str, str]) -> str:
-    found = [module for module in both if f".{module}".endswith(f".{name}")]
+    found = [module for module in both if is_named(module, name)]
     if not found:
         leaf = both[0].rpartition(".")[2]
         raise ConfigError(
@@ -334,18 +284,7 @@ def check_saved(
     *,
     trains_rows: bool,
 ) -> None:
-    """Makes sure that matrices which are trained whole can be, beside all else.
-
-    Args:
-        saved: Their modules.
-        config: The adapter's settings.
-        adapted: The layers that have a pair.
-        forms: In which types gradient and moments are kept.
-        trains_rows: Whether rows of the embedding, or of the head, are trained.
-
-    Raises:
-        ConfigError: If they cannot.
-    """
+    """Makes sure that matrices which are trained whole can be, beside all else."""
     if not saved:
         return
     if twice := sorted(set(saved) & set(adapted)):

@@ -9,33 +9,25 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import Architecture, LinearSpec
 from qlora_wgpu.lora.config import TokenIndices
+from qlora_wgpu.lora.peft_names import is_named
 
 _SETTING = "lora.trainable_token_indices"
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The matrices of a model that have a row for each token.
+    """The matrices of a model that have a row for each token."""
 
-    Attributes:
-        embedding: The embedding's module.
-        head: The head's.
-        rows: Rows of each.
-        columns: Their columns.
-        tied: Whether the head is the embedding.
-        padding: The row that gets no gradient where it is looked up, if there is one.
-        new: The tokens that were added, whose rows are trained in any case.
-        bias: Whether the head has one, which PEFT leaves out where it trains rows of the head, and
-            trains where it trains the head whole.
-    """
-
-    embedding: str
+    embedding: str  # the embedding's module
     head: str
     rows: int
     columns: int
-    tied: bool
+    tied: bool  # whether the head is the embedding
+    # The row that gets no gradient where it is looked up, if there is one.
     padding: int | None = None
-    new: tuple[int, ...] = ()
+    new: tuple[int, ...] = ()  # the tokens that were added, whose rows are trained in any case
+    # Whether the head has one, which PEFT leaves out where it trains rows of the head, and trains
+    # where it trains the head whole.
     bias: bool = False
 
     @classmethod
@@ -63,12 +55,7 @@ class Vocabulary:
         return LinearSpec(self.embedding, self.columns, self.rows)
 
     def trained(self, indices: TokenIndices | None) -> dict[str, tuple[int, ...]]:
-        """The trained rows by the modules of the matrices, the embedding's first.
-
-        Raises:
-            ConfigError: If a name is none of theirs, a row is not there or there twice, or a tied
-                head is to have other rows than the embedding.
-        """
+        """The trained rows by the modules of the matrices, the embedding's first."""
         indices = self.with_new(indices)
         if not indices:
             return {}
@@ -106,7 +93,7 @@ class Vocabulary:
     def _named(self, indices: Mapping[str, Sequence[int]]) -> dict[str, Sequence[int]]:
         named: dict[str, Sequence[int]] = {}
         for name, rows in indices.items():
-            modules = [m for m in (self.embedding, self.head) if f".{m}".endswith(f".{name}")]
+            modules = [m for m in (self.embedding, self.head) if is_named(m, name)]
             if not modules:
                 leaf = self.embedding.rpartition(".")[2]
                 raise ConfigError(
@@ -138,17 +125,7 @@ def _with(rows: Sequence[int], new: Sequence[int]) -> list[int]:
 def check_ends(
     config: LoraConfig, vocabulary: Vocabulary, adapted: set[str], *, trains_rows: bool
 ) -> None:
-    """Makes sure that an embedding or a head which is adapted can be.
-
-    Args:
-        config: The adapter's settings.
-        vocabulary: The two.
-        adapted: The modules that have a pair.
-        trains_rows: Whether rows of the embedding, or of the head, are trained.
-
-    Raises:
-        ConfigError: If it cannot.
-    """
+    """Makes sure that an embedding or a head which is adapted can be."""
     ends = [name for name in (vocabulary.embedding, vocabulary.head) if name in adapted]
     if not ends:
         return

@@ -38,37 +38,25 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Parts:
-    """What n stored blocks hold.
+    """What n stored blocks hold."""
 
-    Attributes:
-        codes: (n, weights of a block), a code each.
-        scales: (n, scales of a block), or with minima (n, scales of a block, 2): float32, or uint8
-            codes of integers.
-        nested: What those are multiplied by, float32 (n, 1), or with minima (n, 2).
-    """
-
-    codes: UInt8Array
+    codes: UInt8Array  # (n, weights of a block), a code each
+    # (n, scales of a block), or with minima (n, scales of a block, 2): float32, or uint8 codes of
+    # integers.
     scales: npt.NDArray[Any]
+    # What those are multiplied by, float32 (n, 1), or with minima (n, 2).
     nested: Float32Array | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class GgmlFormat:
-    """A quantized type of ggml.
+    """A quantized type of ggml."""
 
-    Attributes:
-        block: Weights that are stored together; a row is a whole number of blocks.
-        block_bytes: Bytes of such a block.
-        form: The form in which they are kept here.
-        take_apart: Parts of uint8 (n, block_bytes).
-        scale_map: float32 (256,), what scales in 8 bits stand for.
-    """
-
-    block: int
-    block_bytes: int
-    form: WeightFormat
-    take_apart: Callable[[UInt8Array], Parts]
-    scale_map: Float32Array | None = None
+    block: int  # weights that are stored together; a row is a whole number of blocks
+    block_bytes: int  # bytes of such a block
+    form: WeightFormat  # the form in which they are kept here
+    take_apart: Callable[[UInt8Array], Parts]  # parts of uint8 (n, block_bytes)
+    scale_map: Float32Array | None = None  # float32 (256,), what scales in 8 bits stand for
 
     @property
     def name(self) -> str:
@@ -290,10 +278,6 @@ def repack_ggml(
         raw: Its bytes as stored.
         shape: (out_features, in_features): GGUF's dimensions, the last first.
         where: The file and the tensor, for messages.
-
-    Raises:
-        CheckpointError: If there are more or fewer bytes than the shape asks for, rows are no whole
-            number of blocks, or a scale is NaN or infinite.
     """
     form = GGML_FORMATS[type_name]
     rows, columns = shape

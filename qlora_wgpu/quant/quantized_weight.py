@@ -170,17 +170,12 @@ NESTED_BLOCKSIZE = 256
 
 @dataclass(frozen=True)
 class QuantizedAbsmax:
-    """Scales as bitsandbytes stores them with ``compress_statistics``.
+    """Scales as bitsandbytes stores them with ``compress_statistics``."""
 
-    Attributes:
-        codes: uint8 (n,), codes of ``dynamic_quant_map``.
-        nested_absmax: float32 (ceil(n / 256),), the scale of each block of 256 scales.
-        nested_offset: What was subtracted before: the mean of all scales.
-    """
-
-    codes: npt.NDArray[np.uint8]
+    codes: npt.NDArray[np.uint8]  # uint8 (n,), codes of ``dynamic_quant_map``
+    # float32 (ceil(n / 256),), the scale of each block of 256 scales.
     nested_absmax: npt.NDArray[np.float32]
-    nested_offset: np.float32
+    nested_offset: np.float32  # what was subtracted before: the mean of all scales
 
 
 def quantize_absmax(absmax: npt.NDArray[np.float32]) -> QuantizedAbsmax:
@@ -250,39 +245,29 @@ class QuantizedWeight:
 
     Where blocks have minima, scales and minima take turns: ``absmax`` is (nb, 2), and so is
     ``nested_absmax``.
-
-    Attributes:
-        shape: (out_features, in_features).
-        codes: uint8: two 4-bit codes a byte, the even weight in the high nibble, (ceil(n / 2),), or
-            one of 8 bits, (n,). Rows follow each other without a gap.
-        quant_map: float32 (16,) or (256,), the value of each code.
-        blocksize: Weights per block.
-        absmax: Scale of each block: float32 (nb,), or uint8 codes if doubly quantized.
-        nested_absmax: float32 (ceil(nb / nested_blocksize),), or None if not doubly quantized.
-        nested_quant_map: float32 (256,), the value of each absmax code, or None likewise.
-        nested_offset: A float32 number added to each dequantized scale, or None if there is none.
-        nested_blocksize: Scales per nested block.
-        dtype: Type of the weights before, as PyTorch calls it, for example "bfloat16".
-        name: Of the format, for messages.
-        block_rows: Rows of a tile, where blocks are tiles (``WeightFormat``).
-        factor: The last factor of each weight.
-        has_zeros: Whether scales multiply minima, too (``WeightFormat``).
     """
 
-    shape: tuple[int, int]
+    shape: tuple[int, int]  # (out_features, in_features)
+    # uint8: two 4-bit codes a byte, the even weight in the high nibble, (ceil(n / 2),), or one of 8
+    # bits, (n,). Rows follow each other without a gap.
     codes: UInt8Array
-    quant_map: Float32Array
-    blocksize: int
+    quant_map: Float32Array  # float32 (16,) or (256,), the value of each code
+    blocksize: int  # weights per block
+    # Scale of each block: float32 (nb,), or uint8 codes if doubly quantized.
     absmax: Float32Array | UInt8Array
+    # float32 (ceil(nb / nested_blocksize),), or None if not doubly quantized.
     nested_absmax: Float32Array | None = None
+    # float32 (256,), the value of each absmax code, or None likewise.
     nested_quant_map: Float32Array | None = None
+    # A float32 number added to each dequantized scale, or None if there is none.
     nested_offset: float | None = None
-    nested_blocksize: int = NESTED_BLOCKSIZE
+    nested_blocksize: int = NESTED_BLOCKSIZE  # scales per nested block
+    # Type of the weights before, as PyTorch calls it, for example "bfloat16".
     dtype: str = "float32"
-    name: str = "NF4"
-    block_rows: int | None = None
-    factor: float = 1.0
-    has_zeros: bool = False
+    name: str = "NF4"  # of the format, for messages
+    block_rows: int | None = None  # rows of a tile, where blocks are tiles (``WeightFormat``)
+    factor: float = 1.0  # the last factor of each weight
+    has_zeros: bool = False  # whether scales multiply minima, too (``WeightFormat``)
 
     @property
     def format(self) -> WeightFormat:
@@ -347,14 +332,7 @@ class QuantizedWeight:
         return weight.reshape(self.shape)
 
     def take_rows(self, order: npt.NDArray[np.integer[Any]]) -> QuantizedWeight:
-        """Some rows, in another order, of a matrix whose blocks are parts of rows.
-
-        Args:
-            order: The numbers of the rows to take.
-
-        Raises:
-            ShapeError: If a block holds weights of several rows.
-        """
+        """Some rows, in another order, of a matrix whose blocks are parts of rows."""
         columns, form = self.shape[1], self.format
         blocks = columns // self.blocksize
         nested = self.nested_absmax

@@ -39,12 +39,7 @@ INT8 = WeightFormat("LLM.int8", SIGNED, WHOLE, block_rows=1, factor=_PER_127)
 
 
 def fp8_format(stored: str, tile: tuple[int, int]) -> WeightFormat:
-    """w = q · scale of its tile.
-
-    Args:
-        stored: The type of q, a key of ``FP8_MAPS``.
-        tile: Rows and columns that share a scale; ``WHOLE`` for all.
-    """
+    """w = q · scale of its tile."""
     return WeightFormat(
         f"FP8 {stored.removeprefix('F8_')}", FP8_MAPS[stored], tile[1], block_rows=tile[0]
     )
@@ -144,14 +139,7 @@ Float32Array = npt.NDArray[np.float32]
 
 
 def group_format(name: str, bits: int, columns: int, group_size: int) -> WeightFormat:
-    """The form of a matrix.
-
-    Args:
-        name: "AWQ" or "GPTQ".
-        bits: 4 or 8.
-        columns: in_features.
-        group_size: Weights of a row that share a scale, or -1 for all.
-    """
+    """The form of a matrix."""
     group = WHOLE if group_size == -1 else group_size
     return WeightFormat(
         name,
@@ -220,12 +208,6 @@ def packed_format(
     """The form of integers of few bits, which are stored without a sign: q + 2^(bits - 1).
 
     With zeros, which are stored likewise, what is added to both cancels.
-
-    Args:
-        bits: From 1 to 8; codes have 4 or 8 on the device.
-        tile: Rows and columns of a block; ``WHOLE`` for all.
-        columns: in_features.
-        has_zeros: Whether blocks have zeros.
     """
     codes = NIBBLES if bits <= 4 else UNSIGNED
     return _form(f"INT{bits}", codes if has_zeros else _centred(bits), tile, columns, has_zeros)

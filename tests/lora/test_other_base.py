@@ -6,7 +6,7 @@ import pytest
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.lora.compatibility import refuse_other_base
 from qlora_wgpu.lora.config import AdapterConfig
-from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, tensor_name
+from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, MAGNITUDE, TOKENS, tensor_name
 
 STORED = AdapterConfig(2, 4, 0.0, ["q_proj", "gate"], False, "org/mixture")
 LAYER, ROUTER = "model.layers.0.self_attn.q_proj", "model.layers.0.mlp.gate"
@@ -46,3 +46,12 @@ def test_an_adapter_of_routers_is_named_as_such():
     assert "routers stay frozen here: merge it into its base with PEFT" in text
     text = told(own | second | pair("model.layers.0.conv", 6, 8), shapes, routers=routers)
     assert "does not fit base: it adapts model.layers.0.conv (2 such layers)" in text
+
+
+def test_ranks_and_counts_of_rows_may_be_others_and_magnitudes_not():
+    rows, size = tensor_name("lm_head", TOKENS), tensor_name(LAYER, MAGNITUDE)
+    own = {**pair(LAYER, 6, 8), rows: np.ones((3, 8)), size: np.ones(6)}
+    taken = {name: array.shape for name, array in own.items()}
+    taken |= {tensor_name(LAYER, LORA_A): (5, 8), tensor_name(LAYER, LORA_B): (6, 5), rows: (9, 8)}
+    refuse_other_base("a", STORED, own, taken, "org/mixture")
+    assert "(6,), this model takes (7,)" in told(own, {**taken, size: (7,)})

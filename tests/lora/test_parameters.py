@@ -1,15 +1,20 @@
 """PEFT's adapters on parameters that hold experts together, and ours of each expert."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+from qlora_wgpu.checkpoint.safetensors_writer import write_safetensors
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.families.family import PLAIN, Stacking
 from qlora_wgpu.lora import AdapterConfig, load_adapter, save_adapter
 from qlora_wgpu.lora.expert_parameters import Arranged, apart, arranged, together
-from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, adapted_layers, tensor_name
+from qlora_wgpu.lora.init import STARTED, started_in
+from qlora_wgpu.lora.peft_files import WEIGHTS
+from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, MAGNITUDE, adapted_layers, tensor_name
 
 AT, EXPERTS, HIDDEN, INNER = "model.layers.0.mlp.experts", 3, 5, 4
 ATTENTION = "model.layers.0.self_attn.q_proj"
@@ -207,3 +212,22 @@ def test_damaged_metadata(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"in_turns", b"in_burns"))
     with pytest.raises(CheckpointError, match="its metadata adapted_experts are damaged"):
         load_adapter(tmp_path / "adapter")
+
+
+def test_files_that_keep_the_adapters_name(tmp_path):
+    tensors = of_experts(CONFIG)
+    save_adapter(tmp_path / "it", tensors, CONFIG, stacking=PLAIN)
+    with SafetensorsFile(tmp_path / "it" / WEIGHTS) as file:
+        stored = {name: file.float32(name) for name in file.names()}
+    named = {n.replace(".weight", ".default.weight"): array for n, array in stored.items()}
+    write_safetensors(tmp_path / "it" / WEIGHTS, named)
+    loaded, _ = load_adapter(tmp_path / "it")
+    assert loaded.keys() == tensors.keys()
+
+
+def test_a_start_of_something_else_than_pairs(tmp_path):
+    magnitude = {tensor_name(ATTENTION, MAGNITUDE): random(HIDDEN)}
+    told = {"kind": "pissa", "r": 1, "lora_alpha": 3, "rank_pattern": {}, "alpha_pattern": {}}
+    write_safetensors(tmp_path / WEIGHTS, magnitude, {STARTED: json.dumps(told)})
+    with pytest.raises(CheckpointError, match="is no pair of two halves"):
+        started_in(tmp_path, magnitude, CONFIG)

@@ -18,15 +18,7 @@ Windows = tuple[int | None, ...]
 
 
 def layer_windows(read: ConfigReader, slides: Sequence[bool]) -> Windows:
-    """The windows by ``layer_types`` and ``sliding_window``.
-
-    Args:
-        read: The config.json.
-        slides: For each layer, whether it slides where ``layer_types`` does not say it.
-
-    Raises:
-        UnsupportedModelError: If a layer's type is another, or there is no width.
-    """
+    """By ``layer_types``, else as ``slides`` says of each layer, all of ``sliding_window``."""
     types = read.config.get("layer_types")
     if types is not None:
         kinds = ("full_attention", "sliding_attention")
@@ -47,16 +39,7 @@ def layer_windows(read: ConfigReader, slides: Sequence[bool]) -> Windows:
 
 
 def periodic_windows(read: ConfigReader, layers: int, every: int) -> Windows:
-    """The windows where all layers slide but each n-th, by ``sliding_window_pattern``.
-
-    Args:
-        read: The config.json.
-        layers: How many there are.
-        every: The n, where neither that key nor ``layer_types`` says it.
-
-    Raises:
-        UnsupportedModelError: As ``layer_windows`` does, or if the key is no such number.
-    """
+    """Where all layers slide but each n-th: ``sliding_window_pattern``, by default ``every``."""
     if read.config.get("layer_types") is not None:
         return layer_windows(read, [False] * layers)  # other spellings of the key do not count
     every = read.integer("sliding_window_pattern", every)
@@ -77,18 +60,13 @@ KeysValues = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class QKNorm:
-    """RMSNorm of queries and keys.
+    """RMSNorm of queries and keys."""
 
-    Attributes:
-        eps: Added under the root.
-        per_head: Whether each head is normalized for itself, by the same weight, or all at once.
-        names: The modules of queries and of keys.
-        after_rope: Whether what is normalized has been rotated; else it is rotated after it.
-    """
-
-    eps: float
+    eps: float  # added under the root
+    # Whether each head is normalized for itself, by the same weight, or all at once.
     per_head: bool = True
-    names: tuple[str, str] = ("q_norm", "k_norm")
+    names: tuple[str, str] = ("q_norm", "k_norm")  # the modules of queries and of keys
+    # Whether what is normalized has been rotated; else it is rotated after it.
     after_rope: bool = False
 
     def weights(self, at: str, dimensions: Dimensions) -> Weights:
@@ -107,16 +85,11 @@ class QKNorm:
 
 @dataclass(frozen=True)
 class QKLayerNorm:
-    """LayerNorm of each head of queries and keys, before they are rotated.
+    """LayerNorm of each head of queries and keys, before they are rotated."""
 
-    Attributes:
-        eps: Added to the variance.
-        names: The modules of queries and of keys.
-        shared: Whether all heads have one weight and one bias; else each has a weight of its own.
-    """
-
-    eps: float
-    names: tuple[str, str] = ("q_norm", "k_norm")
+    eps: float  # added to the variance
+    names: tuple[str, str] = ("q_norm", "k_norm")  # the modules of queries and of keys
+    # Whether all heads have one weight and one bias; else each has a weight of its own.
     shared: bool = False
 
     @property
@@ -150,64 +123,42 @@ class QKLayerNorm:
 
 @dataclass(frozen=True)
 class FusedQKV:
-    """q, k and v as one layer.
+    """q, k and v as one layer."""
 
-    Attributes:
-        name: The layer's name.
-        by_head: Whether each head's query, key and value are beside one another; else all queries
-            come first, then all keys.
-    """
-
-    name: str = "qkv_proj"
+    name: str = "qkv_proj"  # the layer's name
+    # Whether each head's query, key and value are beside one another; else all queries come first,
+    # then all keys.
     by_head: bool = False
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Causal attention with grouped keys and values.
+    """Causal attention with grouped keys and values."""
 
-    Attributes:
-        dimensions: The decoder's dimensions.
-        rope: How heads are rotated; None where the layer knows no positions.
-        window: How many tokens back it sees; None for all.
-        qkv_bias: Whether q, k and v have biases.
-        o_bias: Whether o has one.
-        fused: How q, k and v are one layer, if they are.
-        qk_norm: The norm of queries and keys, if any.
-        interleaved: Whether neighbours are rotated, instead of a head's halves.
-        scale: Factor of the scores; None for 1 / √head_dim.
-        softcap: Scores s become softcap · tanh(s / softcap), if given.
-        query_rope: How queries are rotated, if not as keys are.
-        output: The name of the projection of what is attended to.
-        gated: Whether q_proj makes, beside each head's query, a gate whose sigmoid its output is
-            multiplied by.
-        sinks: Whether each head has a logit of its own, ``sinks``, that has no value.
-        value_norm: Added under the root where each head's values are normalized, without a weight.
-        keys_as_values: Whether values are what k makes, too, before norm and rotation.
-        shared: Whether keys and values are those of an earlier layer: it makes queries alone.
-        clip: The largest magnitude of queries and keys before rotation, and of values, if any.
-        name: The module's name within a layer.
-    """
-
-    dimensions: Dimensions
-    rope: Rope | None
-    window: int | None = None
-    qkv_bias: bool = False
-    o_bias: bool = False
-    fused: FusedQKV | None = None
-    qk_norm: QKNorm | QKLayerNorm | None = None
-    interleaved: bool = False
-    scale: float | None = None
-    softcap: float | None = None
-    query_rope: Rope | None = None
-    output: str = "o_proj"
+    dimensions: Dimensions  # the decoder's dimensions
+    rope: Rope | None  # how heads are rotated; None where the layer knows no positions
+    window: int | None = None  # how many tokens back it sees; None for all
+    qkv_bias: bool = False  # whether q, k and v have biases
+    o_bias: bool = False  # whether o has one
+    fused: FusedQKV | None = None  # how q, k and v are one layer, if they are
+    qk_norm: QKNorm | QKLayerNorm | None = None  # the norm of queries and keys, if any
+    interleaved: bool = False  # whether neighbours are rotated, instead of a head's halves
+    scale: float | None = None  # factor of the scores; None for 1 / √head_dim
+    softcap: float | None = None  # scores s become softcap · tanh(s / softcap), if given
+    query_rope: Rope | None = None  # how queries are rotated, if not as keys are
+    output: str = "o_proj"  # the name of the projection of what is attended to
+    # Whether q_proj makes, beside each head's query, a gate whose sigmoid its output is multiplied
+    # by.
     gated: bool = False
-    sinks: bool = False
+    sinks: bool = False  # whether each head has a logit of its own, ``sinks``, that has no value
+    # Added under the root where each head's values are normalized, without a weight.
     value_norm: float | None = None
-    keys_as_values: bool = False
+    keys_as_values: bool = False  # whether values are what k makes, too, before norm and rotation
+    # Whether keys and values are those of an earlier layer: it makes queries alone.
     shared: bool = False
+    # The largest magnitude of queries and keys before rotation, and of values, if any.
     clip: float | None = None
-    name: str = "self_attn"
+    name: str = "self_attn"  # the module's name within a layer
 
     def weights(self, at: str) -> Weights:
         """The projections and norms of the layer whose names begin so."""

@@ -24,15 +24,7 @@ from qlora_wgpu.limits import (
 
 
 def check_sizes(weights: Weights, embedding: int) -> None:
-    """Refuses what is far larger than any model.
-
-    Args:
-        weights: All of a model but its embedding and head.
-        embedding: Elements of the embedding.
-
-    Raises:
-        UnsupportedModelError: If a matrix, or all of them, are too large or too many.
-    """
+    """Refuses what is far larger than any model."""
     sizes = [spec.out_features * spec.in_features for spec in weights.linears]
     stacks = {spec.name: spec.out_features * spec.in_features for spec in weights.experts}
     count = len(sizes) + sum(spec.experts for spec in weights.experts)
@@ -159,11 +151,7 @@ class ConfigReader:
         return value
 
     def renamed(self, key: str, other: str) -> ConfigReader:
-        """This file with what it calls ``other`` under ``key``.
-
-        Raises:
-            UnsupportedModelError: If it has both, and they differ.
-        """
+        """This file with what it calls ``other`` under ``key``."""
         if other not in self.config:
             return self
         if key in self.config and self.config[key] != self.config[other]:
@@ -194,11 +182,7 @@ class ConfigReader:
             self.choice(key, (0, 0.0, None))
 
     def dropped(self, dropouts: Mapping[str, float]) -> tuple[str, ...]:
-        """Notes on dropouts that training leaves out, where they are not zero.
-
-        Args:
-            dropouts: Their keys, and their values where no key says it.
-        """
+        """Notes on dropouts that training leaves out, where they are not zero."""
         values = {key: self.number(key, default) for key, default in dropouts.items()}
         return tuple(
             f"{key} = {value} of config.json is not applied in training"
@@ -207,15 +191,30 @@ class ConfigReader:
         )
 
 
+def text_config(read: ConfigReader, alone: str = "", *, ties: bool = True) -> ConfigReader:
+    """The config.json of the text part of a model that sees or hears.
+
+    ``alone`` is what such parts by themselves are called, where it is not the model's type. Without
+    ``ties`` the whole may say whether embedding and head are one, and they are two where nothing
+    does.
+    """
+    model_type, text = read.config.get("model_type"), read.config.get("text_config")
+    if not isinstance(text, Mapping):
+        alone = alone or f"'{model_type}_text'"
+        raise UnsupportedModelError(
+            f"config.json: model_type '{model_type}' needs a text_config (text alone is {alone})"
+        )
+    if ties:
+        return ConfigReader(text)
+    key = "tie_word_embeddings"
+    tied = next((c[key] for c in (text, read.config) if c.get(key) is not None), False)
+    return ConfigReader({**text, key: tied})
+
+
 def padding_idx(config: Mapping[str, Any], rows: int, default: int | None) -> int | None:
     """The row that ``pad_token_id`` names, of a model with images its text part's.
 
     One below zero counts from the end.
-
-    Args:
-        config: The contents of config.json.
-        rows: Rows of the embedding.
-        default: What Hugging Face takes where config.json does not say it.
     """
     inner = config.get("text_config")
     text = inner if isinstance(inner, Mapping) else config
@@ -228,9 +227,6 @@ def longest_text(config: Mapping[str, Any]) -> int | None:
 
     Where RoPE is stretched, by its factor: of some models ``max_position_embeddings`` is what they
     were trained on before that, of others after it.
-
-    Raises:
-        UnsupportedModelError: If what it says is no positive integer.
     """
     nested = config.get("text_config")
     text = {**config, **nested} if isinstance(nested, Mapping) else config
@@ -263,15 +259,7 @@ class Dimensions:
 
     @classmethod
     def read(cls, read: ConfigReader, head_dim: int | None = None) -> Dimensions:
-        """Reads them.
-
-        Args:
-            read: The config.json.
-            head_dim: The value where no key says it; by default the usual division.
-
-        Raises:
-            UnsupportedModelError: If they do not fit each other.
-        """
+        """Reads them."""
         hidden_size, heads = read.integer("hidden_size"), read.integer("num_attention_heads")
         dimensions = cls(
             num_key_value_heads=read.integer("num_key_value_heads", heads),

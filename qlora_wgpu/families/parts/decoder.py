@@ -2,7 +2,6 @@
 
 Each part says which weights it has and traces itself, so names and forward stand side by side. A
 family's file reads config.json into a ``Decoder``; what fits none writes its own forward.
-
 """
 
 from __future__ import annotations
@@ -25,21 +24,15 @@ from qlora_wgpu.ops.batch import BatchBuffers
 
 @dataclass(frozen=True)
 class ResidualOrder:
-    """The places of a layer's norms, by their names; None where there is none.
+    """The places of a layer's norms, by their names; None where there is none."""
 
-    Attributes:
-        before_attention: The norm of attention's input.
-        after_attention: The norm of attention's output, before it is added to the residual stream.
-        before_mlp: The norm of the MLP's input.
-        after_mlp: The norm of the MLP's output.
-        parallel: Whether both halves read the layer's input: by a norm of each, or what
-            ``before_attention`` makes where the MLP has none.
-    """
-
-    before_attention: str | None = None
+    before_attention: str | None = None  # the norm of attention's input
+    # The norm of attention's output, before it is added to the residual stream.
     after_attention: str | None = None
-    before_mlp: str | None = None
-    after_mlp: str | None = None
+    before_mlp: str | None = None  # the norm of the MLP's input
+    after_mlp: str | None = None  # the norm of the MLP's output
+    # Whether both halves read the layer's input: by a norm of each, or what ``before_attention``
+    # makes where the MLP has none.
     parallel: bool = False
 
     @property
@@ -80,21 +73,14 @@ class Half(Protocol):
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a decoder.
+    """One layer of a decoder."""
 
-    Attributes:
-        norm: The kind of all the layer's norms.
-        attention: The first half, or what stands in place of attention.
-        mlp: The second half.
-        order: The places of the norms.
-        residual_scale: Factor of what each half adds.
-    """
-
-    norm: Norm
+    norm: Norm  # the kind of all the layer's norms
+    # The first half, or what stands in place of attention.
     attention: Attention | LatentAttention | ShortConv | GatedDeltaNet
-    mlp: Half
-    order: ResidualOrder = PRE_NORM
-    residual_scale: float = 1.0
+    mlp: Half  # the second half
+    order: ResidualOrder = PRE_NORM  # the places of the norms
+    residual_scale: float = 1.0  # factor of what each half adds
 
     def weights(self, at: str) -> Weights:
         """The weights of the layer whose names begin so."""
@@ -127,48 +113,30 @@ class Layer:
 
 @dataclass(frozen=True)
 class Decoder:
-    """A whole model up to its final norm, and what its logits go through.
+    """A whole model up to its final norm, and what its logits go through."""
 
-    Attributes:
-        dimensions: The model's sizes.
-        norm: The final one.
-        layers: From the first to the last.
-        tied: Whether the head is the embedding.
-        pad_token_id: Hugging Face's default of that key, if it has one: see ``padding.py``.
-        prefix: How the names of its modules begin.
-        stored_prefixes: See ``Architecture``.
-        embedding_scale: Factor of the embedding.
-        noise_scale: Factor of NEFTune's noise, which Hugging Face adds to what the embedding's
-            module returns: the factor of that, where the model multiplies it later.
-        logit_scale: Factor of the head's product.
-        logit_softcap: Bound of the logits, if any.
-        notes: See ``Architecture``.
-        embedding: The embedding's module, within ``prefix``.
-        final_norm: The final norm's module, within ``prefix``.
-        head_bias: Whether the logits have a bias.
-        pads: Whether the embedding has a row that gets no gradient, if ``pad_token_id`` names one.
-        adapted_within: See ``Architecture``.
-        balance: See ``Architecture``.
-    """
-
-    dimensions: Dimensions
-    norm: Norm
-    layers: tuple[Layer, ...]
-    tied: bool
+    dimensions: Dimensions  # the model's sizes
+    norm: Norm  # the final one
+    layers: tuple[Layer, ...]  # from the first to the last
+    tied: bool  # whether the head is the embedding
+    # Hugging Face's default of that key, if it has one: see ``padding_idx``.
     pad_token_id: int | None = None
-    prefix: str = "model."
-    stored_prefixes: tuple[tuple[str, str], ...] = (("model.", ""),)
-    embedding_scale: float = 1.0
+    prefix: str = "model."  # how the names of its modules begin
+    stored_prefixes: tuple[tuple[str, str], ...] = (("model.", ""),)  # see ``Architecture``
+    embedding_scale: float = 1.0  # factor of the embedding
+    # Factor of NEFTune's noise, which Hugging Face adds to what the embedding's module returns: the
+    # factor of that, where the model multiplies it later.
     noise_scale: float = 1.0
-    logit_scale: float = 1.0
-    logit_softcap: float | None = None
-    notes: tuple[str, ...] = ()
-    embedding: str = "embed_tokens"
-    final_norm: str = "norm"
-    head_bias: bool = False
+    logit_scale: float = 1.0  # factor of the head's product
+    logit_softcap: float | None = None  # bound of the logits, if any
+    notes: tuple[str, ...] = ()  # see ``Architecture``
+    embedding: str = "embed_tokens"  # the embedding's module, within ``prefix``
+    final_norm: str = "norm"  # the final norm's module, within ``prefix``
+    head_bias: bool = False  # whether the logits have a bias
+    # Whether the embedding has a row that gets no gradient, if ``pad_token_id`` names one.
     pads: bool = True
-    adapted_within: str = ""
-    balance: BalanceLoss | None = None
+    adapted_within: str = ""  # see ``Architecture``
+    balance: BalanceLoss | None = None  # see ``Architecture``
 
     def weights(self) -> Weights:
         """All weights but the embedding and the head."""
@@ -217,6 +185,13 @@ class Decoder:
         h = ops.layers(h, layer, len(self.layers), checkpointing=checkpointing)
         return self.norm.trace(ops, h, f"{self.prefix}{self.final_norm}")
 
+    def within_language_model(self) -> Decoder:
+        """The same called as the text part of a running model, and so is its adapter by PEFT."""
+        named = ("model.language_model.", "lm_head.")
+        stored = ("language_model.model.", "language_model.lm_head.")
+        prefixes = tuple(zip(named, stored, strict=True))
+        return replace(self, prefix=named[0], stored_prefixes=prefixes)
+
     def alone(self, i: int) -> Decoder:
         """A decoder of one of the layers, which is what is timed in place of all."""
         return replace(self, layers=(self.layers[i],))
@@ -232,12 +207,9 @@ class Decoder:
 
 @dataclass(frozen=True)
 class DecoderFamily:
-    """A family whose models are such decoders.
+    """A family whose models are such decoders."""
 
-    Attributes:
-        compose: Reads a config.json into one, and refuses what it does not compute.
-    """
-
+    # Reads a config.json into one, and refuses what it does not compute.
     compose: Callable[[ConfigReader], Decoder]
 
     def read(self, config: Mapping[str, Any]) -> Architecture:

@@ -3,7 +3,6 @@
 A head's query and key are a part that knows no position and one that is rotated, which all keys of
 a token share. Here the rotated part comes first in both, which leaves every score as it is; keys or
 values, whichever are shorter, have zeros behind them.
-
 """
 
 from __future__ import annotations
@@ -27,31 +26,18 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class LatentAttention:
-    """Causal attention whose keys and values are made of a latent vector.
+    """Causal attention whose keys and values are made of a latent vector."""
 
-    Attributes:
-        dimensions: The decoder's dimensions.
-        rope: How the rotated part is.
-        q_rank: Elements of the queries' latent vector; None where they have none.
-        kv_rank: Elements of that of keys and values.
-        nope_dim: Elements of a head that know no position.
-        rope_dim: Elements of a head that are rotated.
-        v_dim: Elements of a head's value.
-        scale: Factor of the scores.
-        bias: Whether the latent vectors and the output have biases.
-        interleaved: Whether neighbours are rotated, instead of halves.
-    """
-
-    dimensions: Dimensions
-    rope: Rope
-    q_rank: int | None
-    kv_rank: int
-    nope_dim: int
-    rope_dim: int
-    v_dim: int
-    scale: float
-    bias: bool = False
-    interleaved: bool = True
+    dimensions: Dimensions  # the decoder's dimensions
+    rope: Rope  # how the rotated part is
+    q_rank: int | None  # elements of the queries' latent vector; None where they have none
+    kv_rank: int  # elements of that of keys and values
+    nope_dim: int  # elements of a head that know no position
+    rope_dim: int  # elements of a head that are rotated
+    v_dim: int  # elements of a head's value
+    scale: float  # factor of the scores
+    bias: bool = False  # whether the latent vectors and the output have biases
+    interleaved: bool = True  # whether neighbours are rotated, instead of halves
 
     @property
     def query_dim(self) -> int:
@@ -117,16 +103,7 @@ class LatentAttention:
 def read_latent_attention(
     read: ConfigReader, sizes: Mapping[str, int], q_rank: int
 ) -> LatentAttention:
-    """Attention by DeepSeek's keys.
-
-    Args:
-        read: The config.json.
-        sizes: What the other four sizes are where no key says it, by their keys.
-        q_rank: ``q_lora_rank`` where there is no such key; null means none.
-
-    Raises:
-        UnsupportedModelError: If heads share keys, or not all of the rotated part is rotated.
-    """
+    """Attention by DeepSeek's keys."""
     read = read.with_defaults(q_lora_rank=q_rank)
     kv_rank, nope_dim, rope_dim, v_dim = (read.integer(key, own) for key, own in sizes.items())
     read = ConfigReader({**read.config, "head_dim": rope_dim})

@@ -133,14 +133,6 @@ class LayerOps:
         """RMSNorm by the weight of that module."""
         return rms_norm(self.g, x, self._modules.norms[name + ".weight"], eps, residual)
 
-    def rms_norm_by(self, x: Tensor, name: str, eps: float) -> Tensor:
-        """RMSNorm by the vector of that name."""
-        return rms_norm(self.g, x, self._modules.norms[name], eps)
-
-    def vector(self, name: str) -> Tensor:
-        """The vector of that name."""
-        return self._modules.norms[name]
-
     def qk_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """RMSNorm of each head by the weight of that module."""
         return qk_norm(self.g, x, self._modules.norms[name + ".weight"], eps)
@@ -312,42 +304,37 @@ class LayerOps:
     def layers_jointly(
         self, state: State, layer: Callable[[State, int], State], count: int, *, checkpointing: bool
     ) -> State:
-        """``layers`` that hand on several tensors.
+        """``layers`` that hand on several tensors, by names of the family's own.
 
-        Args:
-            state: What the first layer reads, by names of the family's own. The first tensor is
-                the residual stream, which may wait in host memory.
-            layer: What the i-th layer hands on: what it was given, with some of it replaced or
-                added.
-            count: Layers.
-            checkpointing: Whether each is computed again in the backward.
+        The first is the residual stream, which may wait in host memory. A layer hands on what it
+        was given, with some of it replaced or added.
         """
-        routers = self.batch.routers
-        if routers is None:
-            return self._all_layers(state, layer, count, checkpointing=checkpointing)
+        end = 0
+        if checkpointing:
+            how = self.g.recomputation
+            end = max(count - how.kept, 0)
+            for first in range(0, end, how.together):
+                numbers = range(first, min(first + how.together, end))
+                # The last layer's input is wanted again at once.
+                parking = how.parking if numbers.stop < count else None
+                state = self._recomputed(layer, state, numbers, parking)
+        return self._without_sums(self._applied(layer, state, range(end, count)))
 
-        def summing(state: State, i: int) -> State:
-            routers.sums = state.get(_SUMS)
-            own = layer({name: x for name, x in state.items() if name != _SUMS}, i)
-            return own if routers.sums is None else {**own, _SUMS: routers.sums}
-
-        state = self._all_layers(state, summing, count, checkpointing=checkpointing)
-        routers.sums = state.get(_SUMS)
-        return {name: x for name, x in state.items() if name != _SUMS}
-
-    def _all_layers(
-        self, state: State, layer: Callable[[State, int], State], count: int, *, checkpointing: bool
+    def _applied(
+        self, layer: Callable[[State, int], State], state: State, numbers: Iterable[int]
     ) -> State:
-        if not checkpointing:
-            return _applied(layer, state, range(count))
-        how = self.g.recomputation
-        end = max(count - how.kept, 0)
-        for first in range(0, end, how.together):
-            numbers = range(first, min(first + how.together, end))
-            # The last layer's input is wanted again at once.
-            parking = how.parking if numbers.stop < count else None
-            state = self._recomputed(layer, state, numbers, parking)
-        return _applied(layer, state, range(end, count))
+        """What some layers hand on, with routers' sums beside, where the batch asks for them."""
+        for i in numbers:
+            state = layer(self._without_sums(state), i)
+            if self.batch.routers is not None and self.batch.routers.sums is not None:
+                state = {**state, _SUMS: self.batch.routers.sums}
+        return state
+
+    def _without_sums(self, state: State) -> State:
+        if self.batch.routers is None:
+            return state
+        self.batch.routers.sums = state.get(_SUMS)
+        return {name: x for name, x in state.items() if name != _SUMS}
 
     def _recomputed(
         self,
@@ -361,15 +348,9 @@ class LayerOps:
 
         def made(xs: Sequence[Tensor]) -> Sequence[Tensor]:
             given = dict(zip(state, xs, strict=True))
-            after = _applied(layer, given, numbers)
+            after = self._applied(layer, given, numbers)
             names[:] = [name for name, tensor in after.items() if tensor is not given.get(name)]
             return [after[name] for name in names]
 
         outputs = self.g.checkpoint_jointly(made, [*state.values()], parking)
         return state | dict(zip(names, outputs, strict=True))
-
-
-def _applied(layer: Callable[[State, int], State], state: State, numbers: Iterable[int]) -> State:
-    for i in numbers:
-        state = layer(state, i)
-    return state

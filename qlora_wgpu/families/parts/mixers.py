@@ -16,27 +16,16 @@ _UNIT = 8  # elements that the kernels of a delta net take at once
 
 @dataclass(frozen=True)
 class DeltaHeads:
-    """Heads of queries and keys, each of which serves as many heads of values.
+    """Heads of queries and keys, each of which serves as many heads of values."""
 
-    Attributes:
-        key_heads: Heads of queries, and of keys.
-        value_heads: Heads of values: a multiple of it.
-        key_dim: Elements of a query or key.
-        value_dim: Elements of a value.
-    """
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
+    key_heads: int  # heads of queries, and of keys
+    value_heads: int  # heads of values: a multiple of it
+    key_dim: int  # elements of a query or key
+    value_dim: int  # elements of a value
 
     @classmethod
     def read(cls, read: ConfigReader) -> DeltaHeads:
-        """Reads ``linear_num_key_heads`` and the like, with Hugging Face's defaults.
-
-        Raises:
-            UnsupportedModelError: If they do not fit each other.
-        """
+        """Reads ``linear_num_key_heads`` and the like, with Hugging Face's defaults."""
         heads = cls(
             read.integer("linear_num_key_heads", 16),
             read.integer("linear_num_value_heads", 32),
@@ -80,21 +69,14 @@ class DeltaHeads:
 
 @dataclass(frozen=True)
 class GatedDeltaNet:
-    """out_proj(norm(delta rule(silu(conv(q, k, v)), decay, beta)) · silu(z)).
+    """out_proj(norm(delta rule(silu(conv(q, k, v)), decay, beta)) · silu(z))."""
 
-    Attributes:
-        dimensions: The decoder's dimensions.
-        heads: Its own heads.
-        taps: How many tokens the convolution sees, the own one included.
-        eps: Of the norm of each head's output, added under the root.
-        fused: Whether q, k, v and z are one layer, and b and a another, in which what belongs to a
-            head of keys is together.
-    """
-
-    dimensions: Dimensions
-    heads: DeltaHeads
-    taps: int
-    eps: float
+    dimensions: Dimensions  # the decoder's dimensions
+    heads: DeltaHeads  # its own heads
+    taps: int  # how many tokens the convolution sees, the own one included
+    eps: float  # of the norm of each head's output, added under the root
+    # Whether q, k, v and z are one layer, and b and a another, in which what belongs to a head of
+    # keys is together.
     fused: bool
 
     def weights(self, at: str) -> Weights:
@@ -164,17 +146,11 @@ class GatedDeltaNet:
 
 @dataclass(frozen=True)
 class ShortConv:
-    """out_proj(C · conv(B · v)), with B, C and v of in_proj(x).
+    """out_proj(C · conv(B · v)), with B, C and v of in_proj(x)."""
 
-    Attributes:
-        dimensions: The decoder's dimensions.
-        taps: How many tokens the convolution sees, the own one included.
-        bias: Whether the convolution and both projections have biases.
-    """
-
-    dimensions: Dimensions
-    taps: int
-    bias: bool = False
+    dimensions: Dimensions  # the decoder's dimensions
+    taps: int  # how many tokens the convolution sees, the own one included
+    bias: bool = False  # whether the convolution and both projections have biases
 
     def weights(self, at: str) -> Weights:
         """The projections and the convolution of the layer whose names begin so."""

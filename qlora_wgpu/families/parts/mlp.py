@@ -19,20 +19,13 @@ def read_activation(read: ConfigReader, default: str = "silu", key: str = "hidde
 
 @dataclass(frozen=True)
 class GatedMLP:
-    """down_proj(activation(gate_proj(x)) · up_proj(x)).
+    """down_proj(activation(gate_proj(x)) · up_proj(x))."""
 
-    Attributes:
-        dimensions: The decoder's dimensions.
-        activation: The gate's activation.
-        bias: Whether all three have biases.
-        name: The module's name within a layer.
-        leaves: The names of gate, up and down.
-    """
-
-    dimensions: Dimensions
-    activation: str
-    bias: bool = False
-    name: str = "mlp"
+    dimensions: Dimensions  # the decoder's dimensions
+    activation: str  # the gate's activation
+    bias: bool = False  # whether all three have biases
+    name: str = "mlp"  # the module's name within a layer
+    # The names of gate, up and down.
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
 
     def weights(self, at: str) -> Weights:
@@ -60,18 +53,12 @@ class GatedMLP:
 
 @dataclass(frozen=True)
 class FusedGatedMLP:
-    """``GatedMLP`` with gate and up as one layer.
+    """``GatedMLP`` with gate and up as one layer."""
 
-    Attributes:
-        dimensions: The decoder's dimensions.
-        activation: The gate's activation.
-        name: The module's name within a layer.
-        leaves: The names of gate and up together, and of down.
-    """
-
-    dimensions: Dimensions
-    activation: str
-    name: str = "mlp"
+    dimensions: Dimensions  # the decoder's dimensions
+    activation: str  # the gate's activation
+    name: str = "mlp"  # the module's name within a layer
+    # The names of gate and up together, and of down.
     leaves: tuple[str, str] = ("gate_up_proj", "down_proj")
 
     def weights(self, at: str) -> Weights:
@@ -95,19 +82,12 @@ class FusedGatedMLP:
 
 @dataclass(frozen=True)
 class PlainMLP:
-    """down(activation(up(x))).
+    """down(activation(up(x)))."""
 
-    Attributes:
-        dimensions: The decoder's dimensions.
-        activation: Between the two.
-        bias: Whether both have biases.
-        leaves: The names of up and down.
-    """
-
-    dimensions: Dimensions
-    activation: str
-    bias: bool
-    leaves: tuple[str, str] = ("up_proj", "down_proj")
+    dimensions: Dimensions  # the decoder's dimensions
+    activation: str  # between the two
+    bias: bool  # whether both have biases
+    leaves: tuple[str, str] = ("up_proj", "down_proj")  # the names of up and down
 
     def weights(self, at: str) -> Weights:
         """The linear layers of the layer whose names begin so."""
@@ -127,13 +107,9 @@ class PlainMLP:
 
 @dataclass(frozen=True)
 class XIELUMLP:
-    """down_proj(xIELU(up_proj(x))), whose scalars are stored with the model.
+    """down_proj(xIELU(up_proj(x))), whose scalars are stored with the model."""
 
-    Attributes:
-        dimensions: The decoder's dimensions.
-    """
-
-    dimensions: Dimensions
+    dimensions: Dimensions  # the decoder's dimensions
 
     def weights(self, at: str) -> Weights:
         """The linear layers and the activation's scalars of the layer whose names begin so."""

@@ -21,6 +21,7 @@ from qlora_wgpu.families.parts.norm import RMSNorm
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.experts import with_factors
+from qlora_wgpu.ops.norms import rms_norm
 from qlora_wgpu.ops.pointwise import ClampedGLU
 from qlora_wgpu.ops.routing import (
     MOST_GROUPS,
@@ -37,17 +38,12 @@ __all__ = ["Router", "Scoring", "read_groups", "softmax_router"]
 
 @dataclass(frozen=True)
 class Router:
-    """The experts with the largest scores, weighted by these.
+    """The experts with the largest scores, weighted by these."""
 
-    Attributes:
-        scoring: What makes scores of logits, and weights of scores.
-        correction: The name within a layer of what is added to the scores for the choice alone.
-        correction_rows: Whether files have that as a matrix of one row.
-    """
-
-    scoring: Scoring
+    scoring: Scoring  # what makes scores of logits, and weights of scores
+    # The name within a layer of what is added to the scores for the choice alone.
     correction: str | None = None
-    correction_rows: bool = False
+    correction_rows: bool = False  # whether files have that as a matrix of one row
 
     def weights(self, at: str, num_experts: int) -> Weights:
         """The corrections of the layer whose names begin so."""
@@ -79,17 +75,7 @@ def softmax_router(*, normalized: bool) -> Router:
 
 
 def read_groups(read: ConfigReader, experts: int, top_k: int, scoring: Scoring) -> Scoring:
-    """The scoring with ``n_group`` and ``topk_group``, and ``routed_scaling_factor``.
-
-    Args:
-        read: The config.json.
-        experts: How many there are.
-        top_k: How many a token meets.
-        scoring: The rest.
-
-    Raises:
-        UnsupportedModelError: If groups do not divide the experts, or hold too few.
-    """
+    """The scoring with ``n_group`` and ``topk_group``, and ``routed_scaling_factor``."""
     groups, top_groups = read.integer("n_group", 1), read.integer("topk_group", 1)
     factor = read.number("routed_scaling_factor", scoring.scale)
     whole = replace(scoring, groups=groups, top_groups=top_groups, scale=factor)
@@ -103,15 +89,11 @@ def read_groups(read: ConfigReader, experts: int, top_k: int, scoring: Scoring) 
 
 @dataclass(frozen=True)
 class SharedExpert:
-    """sigmoid(gate(x)) · mlp(x), or mlp(x) alone.
+    """sigmoid(gate(x)) · mlp(x), or mlp(x) alone."""
 
-    Attributes:
-        mlp: The expert, by its name within a layer.
-        gate: The name within a layer of the linear layer that makes a number of each token, if
-            there is one.
-    """
-
-    mlp: GatedMLP | FusedGatedMLP
+    mlp: GatedMLP | FusedGatedMLP  # the expert, by its name within a layer
+    # The name within a layer of the linear layer that makes a number of each token, if there is
+    # one.
     gate: str | None = None
 
     def weights(self, at: str) -> Weights:
@@ -125,11 +107,7 @@ class SharedExpert:
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
-        """Adds scale times the expert's output for x to the residual; or that alone, in float32.
-
-        Raises:
-            GraphError: If what has a gate is to be multiplied, too, which is not computed.
-        """
+        """Adds scale times the expert's output for x to the residual; or that alone, in float32."""
         if self.gate is None:
             return self.mlp.trace(ops, x, at, residual, scale)
         if scale != 1.0:
@@ -140,41 +118,26 @@ class SharedExpert:
 
 @dataclass(frozen=True)
 class Experts:
-    """The mixture of a layer.
+    """The mixture of a layer."""
 
-    Attributes:
-        hidden_size: Elements of a row of the residual stream.
-        intermediate_size: Rows of an expert's gate and up.
-        activation: The activation of the experts' gates, or gpt-oss's unit in place of gate · up.
-        num_experts: Number of experts.
-        num_experts_per_tok: Number of experts that each token meets.
-        norm_topk_prob: Whether the weights of those that a token meets sum up to one, where no
-            ``choice`` says it.
-        name: The module's name within a layer.
-        leaves: An expert's names of gate, up and down.
-        router: The router's name within the module.
-        bias: Whether the router and all experts' layers have biases.
-        in_turns: See ``Stacking``.
-        held: What transformers calls the module, if otherwise.
-        fused: See ``ExpertSpec``.
-        shared: What every token meets beside its experts, if anything.
-        choice: How experts are chosen and weighted, if not by the largest logits and their softmax.
-    """
-
-    hidden_size: int
-    intermediate_size: int
+    hidden_size: int  # elements of a row of the residual stream
+    intermediate_size: int  # rows of an expert's gate and up
+    # The activation of the experts' gates, or gpt-oss's unit in place of gate · up.
     activation: str | ClampedGLU
-    num_experts: int
-    num_experts_per_tok: int
+    num_experts: int  # number of experts
+    num_experts_per_tok: int  # number of experts that each token meets
+    # Whether the weights of those that a token meets sum up to one, where no ``choice`` says it.
     norm_topk_prob: bool = True
-    name: str = "mlp"
+    name: str = "mlp"  # the module's name within a layer
+    # An expert's names of gate, up and down.
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    router: str = "gate"
-    bias: bool = False
-    in_turns: bool = False
-    held: str | None = None
-    fused: bool = True
-    shared: SharedExpert | None = None
+    router: str = "gate"  # the router's name within the module
+    bias: bool = False  # whether the router and all experts' layers have biases
+    in_turns: bool = False  # see ``Stacking``
+    held: str | None = None  # what transformers calls the module, if otherwise
+    fused: bool = True  # see ``ExpertSpec``
+    shared: SharedExpert | None = None  # what every token meets beside its experts, if anything
+    # How experts are chosen and weighted, if not by the largest logits and their softmax.
     choice: Router | None = None
 
     def weights(self, at: str) -> Weights:
@@ -229,16 +192,7 @@ def read_clamped_glu(read: ConfigReader) -> ClampedGLU:
 def read_expert_counts(
     read: ConfigReader, num_experts: int, num_experts_per_tok: int
 ) -> tuple[int, int]:
-    """The numbers of a layer's experts, by its old or its new key, and of those a token meets.
-
-    Args:
-        read: The config.json.
-        num_experts: The first, where no key says it.
-        num_experts_per_tok: The second, where no key says it.
-
-    Raises:
-        UnsupportedModelError: If a token would meet more than there are.
-    """
+    """The numbers of a layer's experts, by its old or its new key, and of those a token meets."""
     new = read.config.get("num_experts") is not None
     key = "num_experts" if new else "num_local_experts"
     count = read.integer(key, num_experts)
@@ -248,16 +202,7 @@ def read_expert_counts(
 
 
 def check_expert_counts(read: ConfigReader, experts: tuple[str, int], top: tuple[str, int]) -> None:
-    """Refuses what a mixture cannot be.
-
-    Args:
-        read: The config.json.
-        experts: The key of the number of a layer's experts, and the number.
-        top: The same of those that a token meets.
-
-    Raises:
-        UnsupportedModelError: If a token would meet more than there are.
-    """
+    """Refuses what a mixture cannot be."""
     if top[1] > experts[1]:
         raise UnsupportedModelError(
             f"config.json: {top[0]} {top[1]} exceeds {experts[0]} {experts[1]}"
@@ -265,23 +210,14 @@ def check_expert_counts(read: ConfigReader, experts: tuple[str, int], top: tuple
 
 
 def read_balance_loss(read: ConfigReader, coefficient: float = 0.001) -> BalanceLoss:
-    """The loss that balances experts, by ``output_router_logits`` and ``router_aux_loss_coef``.
-
-    Args:
-        read: The config.json.
-        coefficient: Its factor, where no key says it.
-    """
+    """The loss that balances experts, by ``output_router_logits`` and ``router_aux_loss_coef``."""
     return BalanceLoss(
         read.number("router_aux_loss_coef", coefficient), read.flag("output_router_logits")
     )
 
 
 def refuse_balance_loss(read: ConfigReader) -> None:
-    """Refuses the same of a family for which transformers computes no such loss.
-
-    Raises:
-        UnsupportedModelError: If it is asked for.
-    """
+    """Refuses the same of a family for which transformers computes no such loss."""
     if read.flag("output_router_logits"):
         raise UnsupportedModelError(
             "config.json: output_router_logits = true asks for a loss that balances the experts, "
@@ -290,15 +226,7 @@ def refuse_balance_loss(read: ConfigReader) -> None:
 
 
 def sparse_layers(read: ConfigReader, layers: int) -> list[bool]:
-    """Whether each layer has experts, by ``decoder_sparse_step`` and ``mlp_only_layers``.
-
-    Args:
-        read: The config.json.
-        layers: How many there are.
-
-    Raises:
-        UnsupportedModelError: If the second is no list of numbers.
-    """
+    """Whether each layer has experts, by ``decoder_sparse_step`` and ``mlp_only_layers``."""
     dense = read.config.get("mlp_only_layers") or []
     if not isinstance(dense, list) or not all(isinstance(i, int) for i in dense):
         raise UnsupportedModelError("config.json: mlp_only_layers must be a list of integers")
@@ -309,31 +237,19 @@ def sparse_layers(read: ConfigReader, layers: int) -> list[bool]:
 
 @dataclass(frozen=True)
 class MixtureBeside:
-    """norm(MLP) + norm(experts), where experts and router read the stream by norms of their own.
+    """norm(MLP) + norm(experts), where experts and router read the stream by norms of their own."""
 
-    Attributes:
-        hidden_size: Elements of a row of the residual stream.
-        intermediate_size: Rows of an expert's gate and up.
-        activation: The activation of the experts' gates.
-        num_experts: Number of experts.
-        top_k: Number of experts that each token meets.
-        eps: Added under the norms' roots.
-        leaves: An expert's names of gate, up and down.
-        after_mlp: The norm of what the MLP makes.
-        before: The norm of what experts read.
-        after: The norm of what they make.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    activation: str
-    num_experts: int
-    top_k: int
-    eps: float
+    hidden_size: int  # elements of a row of the residual stream
+    intermediate_size: int  # rows of an expert's gate and up
+    activation: str  # the activation of the experts' gates
+    num_experts: int  # number of experts
+    top_k: int  # number of experts that each token meets
+    eps: float  # added under the norms' roots
+    # An expert's names of gate, up and down.
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    after_mlp: str = "post_feedforward_layernorm_1"
-    before: str = "pre_feedforward_layernorm_2"
-    after: str = "post_feedforward_layernorm_2"
+    after_mlp: str = "post_feedforward_layernorm_1"  # the norm of what the MLP makes
+    before: str = "pre_feedforward_layernorm_2"  # the norm of what experts read
+    after: str = "post_feedforward_layernorm_2"  # the norm of what they make
 
     def weights(self, at: str) -> Weights:
         """The router, the experts and the norms of the layer whose names begin so."""
@@ -363,10 +279,10 @@ class MixtureBeside:
             at: How the layer's names begin.
         """
         dense = self._norm.trace(ops, made, at + self.after_mlp)
-        x = ops.rms_norm_by(h, f"{at}router.scale", self.eps)
+        x = rms_norm(ops.g, h, ops.small(f"{at}router.scale"), self.eps)
         logits = ops.router(x, f"{at}router.proj", self.hidden_size**-0.5)
         routing = route(ops.g, logits, self.top_k, normalized=True, tile=ops.expert_tile)
-        routing = with_factors(ops.g, routing, ops.vector(f"{at}router.per_expert_scale"))
+        routing = with_factors(ops.g, routing, ops.small(f"{at}router.per_expert_scale"))
         x = permute(ops.g, self._norm.trace(ops, h, at + self.before), routing)
         gate, up, down = (f"{at}experts.{leaf}" for leaf in self.leaves)
         both = ops.expert_linear(x, gate, routing), ops.expert_linear(x, up, routing)

@@ -12,15 +12,10 @@ from qlora_wgpu.graph.tensor import Tensor
 
 @dataclass(frozen=True)
 class RMSNorm:
-    """Division by the root of the mean square.
+    """Division by the root of the mean square."""
 
-    Attributes:
-        eps: Added under the root.
-        offset: Added to the stored weight: 1 where files hold weight - 1.
-    """
-
-    eps: float
-    offset: float = 0.0
+    eps: float  # added under the root
+    offset: float = 0.0  # added to the stored weight: 1 where files hold weight - 1
 
     def weights(self, name: str, size: int) -> Weights:
         """The weight of the module of that name."""
@@ -33,19 +28,12 @@ class RMSNorm:
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """Subtraction of the mean, division by the deviation.
+    """Subtraction of the mean, division by the deviation."""
 
-    Attributes:
-        eps: Added to the variance.
-        bias: Whether there is one.
-        offset: Added to the stored weight: 1 where files hold weight - 1.
-        weight: Whether there is one; without, there is no bias either.
-    """
-
-    eps: float
-    bias: bool
-    offset: float = 0.0
-    weight: bool = True
+    eps: float  # added to the variance
+    bias: bool  # whether there is one
+    offset: float = 0.0  # added to the stored weight: 1 where files hold weight - 1
+    weight: bool = True  # whether there is one; without, there is no bias either
 
     def weights(self, name: str, size: int) -> Weights:
         """The weight, and the bias, if there are any, of the module of that name."""
@@ -55,11 +43,7 @@ class LayerNorm:
         return Weights(norms={f"{name}.{leaf}": size for leaf in leaves})
 
     def trace(self, ops: LayerOps, x: Tensor, name: str, residual: Tensor | None = None) -> Tensor:
-        """Normalizes x for linear layers to read.
-
-        Raises:
-            GraphError: If it is to follow a half of a layer, which is not computed.
-        """
+        """Normalizes x for linear layers to read."""
         if residual is not None:
             raise GraphError(f"{name}: a LayerNorm cannot stand after a half of a layer")
         if not self.weight:

@@ -23,9 +23,6 @@ def without_sections(config: Mapping[str, Any]) -> dict[str, Any]:
     Each pair of a head is rotated by its frequency times one of the token's three positions, in
     time, height or width; ``mrope_section`` says by which one. A text's tokens have the same number
     in all three, so every division into sections gives plain RoPE's angles.
-
-    Raises:
-        UnsupportedModelError: If there are no sections for each of the three.
     """
     plain = dict(config)
     for key in ("rope_parameters", "rope_scaling"):
@@ -57,17 +54,11 @@ Frequencies = Callable[[int], FloatArray]
 
 @dataclass(frozen=True)
 class RopeParameters:
-    """The part of config.json that tells about a rotation.
+    """The part of config.json that tells about a rotation."""
 
-    Attributes:
-        config: The file.
-        values: The rotation's own keys in it.
-        rotary_dim: Elements of a head that are rotated.
-    """
-
-    config: Mapping[str, Any]
-    values: Mapping[str, Any]
-    rotary_dim: int
+    config: Mapping[str, Any]  # the file
+    values: Mapping[str, Any]  # the rotation's own keys in it
+    rotary_dim: int  # elements of a head that are rotated
 
     def number(self, key: str, default: float = 0.0) -> float:
         """A number among the rotation's values."""
@@ -96,19 +87,13 @@ class RopeParameters:
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of scaling.
+    """A kind of scaling."""
 
-    Attributes:
-        scale: The frequencies, and what cosines and sines are multiplied by.
-        required: Keys that must be there.
-        optional: Keys that may be.
-        by_length: Whether the frequencies depend on how long a sample is.
-    """
-
+    # The frequencies, and what cosines and sines are multiplied by.
     scale: Callable[[RopeParameters], tuple[Frequencies, float]]
-    required: frozenset[str] = frozenset()
-    optional: frozenset[str] = frozenset()
-    by_length: bool = False
+    required: frozenset[str] = frozenset()  # keys that must be there
+    optional: frozenset[str] = frozenset()  # keys that may be
+    by_length: bool = False  # whether the frequencies depend on how long a sample is
 
 
 def _above_zero(length: Any) -> float:
@@ -254,15 +239,10 @@ _NOT_NUMBERS = {"truncate", "rope_type", "type"}
 
 @dataclass(frozen=True)
 class Growth:
-    """A factor 1 + beta · ln(1 + ⌊position / length⌋): queries far into a text are scaled up.
+    """A factor 1 + beta · ln(1 + ⌊position / length⌋): queries far into a text are scaled up."""
 
-    Attributes:
-        beta: How fast it grows.
-        length: Positions that are left as they are.
-    """
-
-    beta: float
-    length: float
+    beta: float  # how fast it grows
+    length: float  # positions that are left as they are
 
     def at(self, positions: npt.NDArray[np.integer[Any]]) -> FloatArray:
         """The factor at each position, float32 as in PyTorch."""
@@ -273,25 +253,15 @@ class Growth:
 
 @dataclass(frozen=True)
 class Rope:
-    """The rotation of a model's heads.
+    """The rotation of a model's heads."""
 
-    Attributes:
-        rotary_dim: Elements of a head that are rotated.
-        frequencies: Angle per position of each pair, for samples of a length.
-        factor: Factor of cosines and sines.
-        by_length: Whether frequencies depend on the length at all.
-        growth: Another factor, by position; of heads that are rotated whole.
-        theta: The base of the frequencies before they are scaled.
-        kind: How they are scaled, by config.json's name for it.
-    """
-
-    rotary_dim: int
-    frequencies: Frequencies
-    factor: float = 1.0
-    by_length: bool = False
-    growth: Growth | None = None
-    theta: float = 10000.0
-    kind: str = "default"
+    rotary_dim: int  # elements of a head that are rotated
+    frequencies: Frequencies  # angle per position of each pair, for samples of a length
+    factor: float = 1.0  # factor of cosines and sines
+    by_length: bool = False  # whether frequencies depend on the length at all
+    growth: Growth | None = None  # another factor, by position; of heads that are rotated whole
+    theta: float = 10000.0  # the base of the frequencies before they are scaled
+    kind: str = "default"  # how they are scaled, by config.json's name for it
 
     def table(self, positions: int) -> FloatArray:
         """(positions, rotary_dim / 2, 2) of (cos, sin), of a sample of so many tokens."""
@@ -300,12 +270,7 @@ class Rope:
     def angles(
         self, positions: npt.NDArray[np.integer[Any]], lengths: npt.NDArray[np.integer[Any]]
     ) -> FloatArray:
-        """(tokens, rotary_dim / 2, 2) of (cos, sin), angles in float32 as in PyTorch.
-
-        Args:
-            positions: Where in its sample each token stands.
-            lengths: How long that sample is; one for each token, or one for all.
-        """
+        """(tokens, rotary_dim / 2, 2) of (cos, sin), angles in float32 as in PyTorch."""
         distinct, which = np.unique(lengths, return_inverse=True)
         frequencies = np.stack([self.frequencies(int(length)) for length in distinct])[which]
         angles = positions.astype(np.float32)[:, None] * frequencies
@@ -328,16 +293,7 @@ def read_rope(
 ) -> Rope:
     """Reads ``rope_parameters``, or ``rope_theta`` and ``rope_scaling``, as transformers does.
 
-    Args:
-        config: A config.json.
-        head_dim: Elements of a head.
-        default_partial: The share of a head that is rotated, where no key says it; None for
-            families that know no such share, whatever the file says.
-        default_theta: The base, where no key says it.
-
-    Raises:
-        UnsupportedModelError: If the kind of scaling or one of its keys is not known, or a value
-            is none that it can be.
+    Families without a ``default_partial`` know no share of a head, whatever the file says.
     """
     parameters = _keys(config.get("rope_scaling") or config.get("rope_parameters"))
     thetas = (parameters.get("rope_theta"), config.get("rope_theta"), default_theta)
@@ -357,17 +313,7 @@ def read_rope(
 def read_ropes_of_layers(
     config: Mapping[str, Any], head_dim: int, theta: float, sliding_theta: float
 ) -> tuple[Rope, Rope]:
-    """The rotation of layers that see everything, and of those that slide.
-
-    Args:
-        config: A config.json; its ``rope_scaling`` and ``rope_theta`` are of the first kind.
-        head_dim: Elements of a head.
-        theta: The base of the first kind, where no key says it.
-        sliding_theta: The base of the second.
-
-    Raises:
-        UnsupportedModelError: If ``rope_parameters`` has no such kinds, or as ``read_rope`` does.
-    """
+    """The rotation of layers that see everything, and of those that slide."""
     kinds = ("full_attention", "sliding_attention")
     both = config.get("rope_parameters")
     both = {} if both is None else both

@@ -16,21 +16,13 @@ from qlora_wgpu.graph.tensor import Tensor
 
 @dataclass(frozen=True)
 class PerLayerInputs:
-    """What each layer is given of every token: (norm(projection(embedding)) + row) / √2.
+    """What each layer is given of every token: (norm(projection(embedding)) + row) / √2."""
 
-    Attributes:
-        hidden_size: Elements of a row of the residual stream.
-        size: Elements that a layer is given.
-        vocab_size: Rows of the table, which the host looks up.
-        activation: Of the gate of a layer's input.
-        eps: Added under the norms' roots.
-    """
-
-    hidden_size: int
-    size: int
-    vocab_size: int
-    activation: str
-    eps: float
+    hidden_size: int  # elements of a row of the residual stream
+    size: int  # elements that a layer is given
+    vocab_size: int  # rows of the table, which the host looks up
+    activation: str  # of the gate of a layer's input
+    eps: float  # added under the norms' roots
 
     def weights(self, prefix: str, layers: int) -> Weights:
         """The table, and what is projected from the embedding, of all layers."""
@@ -81,21 +73,14 @@ _STREAM, _INPUTS = "h", "per-layer inputs"
 
 @dataclass(frozen=True)
 class SharingLayer(Layer):
-    """A layer with norms around both halves, and a factor of the residual stream after it.
+    """A layer with norms around both halves, and a factor of the residual stream after it."""
 
-    Attributes:
-        kind: Which layers' keys and values a layer that shares them reads: the last of this kind.
-        keeps: Whether its own are for later layers.
-        inputs: What it is given of every token, if anything.
-        mixture: The experts beside its MLP, if there are any.
-        scalar: The name of the factor.
-    """
-
+    # Which layers' keys and values a layer that shares them reads: the last of this kind.
     kind: str = ""
-    keeps: bool = False
-    inputs: PerLayerInputs | None = None
-    mixture: MixtureBeside | None = None
-    scalar: str = "layer_scalar"
+    keeps: bool = False  # whether its own are for later layers
+    inputs: PerLayerInputs | None = None  # what it is given of every token, if anything
+    mixture: MixtureBeside | None = None  # the experts beside its MLP, if there are any
+    scalar: str = "layer_scalar"  # the name of the factor
 
     def weights(self, at: str) -> Weights:
         """The weights of the layer whose names begin so."""
@@ -130,13 +115,9 @@ class SharingLayer(Layer):
 
 @dataclass(frozen=True)
 class SharingDecoder(Decoder):
-    """A decoder of such layers.
+    """A decoder of such layers."""
 
-    Attributes:
-        inputs: What its layers are given of every token, if anything.
-    """
-
-    inputs: PerLayerInputs | None = None
+    inputs: PerLayerInputs | None = None  # what its layers are given of every token, if anything
 
     def weights(self) -> Weights:
         """All weights but the embedding and the head."""
