@@ -182,7 +182,6 @@ class LogitsPrograms:
         mask: batch_encoding.IntArray,
         rows: npt.NDArray[np.integer[Any]],
         past: int = 0,
-        place: int = 0,
     ) -> npt.NDArray[np.float32]:
         """Logits (len(rows), vocab_size) of some of the batch's flattened positions.
 
@@ -191,10 +190,9 @@ class LogitsPrograms:
             mask: (batch, seq), checked.
             rows: The positions.
             past: Tokens that came before, kept in the batch's cache.
-            place: Which of the cache's texts it is.
         """
         with self.device.in_turn:
-            return self._run(ids, mask, rows, past, place)
+            return self._run(ids, mask, rows, past)
 
     def _run(
         self,
@@ -202,15 +200,12 @@ class LogitsPrograms:
         mask: batch_encoding.IntArray,
         rows: npt.NDArray[np.integer[Any]],
         past: int,
-        place: int,
     ) -> npt.NDArray[np.float32]:
         count = self.logits.rows
         out = np.empty((len(rows), self.logits.columns), np.float32)
         for first in range(0, len(rows), count):
             part = rows[first : first + count]
-            batch_encoding.write_batch(
-                self.device, self.batch, ids, mask, rows=part, past=past, places=place
-            )
+            batch_encoding.write_batch(self.device, self.batch, ids, mask, rows=part, past=past)
             if first == 0:
                 self.hidden.run()
             self.head.run()
