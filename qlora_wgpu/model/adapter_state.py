@@ -15,7 +15,7 @@ import numpy.typing as npt
 from qlora_wgpu.config import LoraConfig, QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.families.family import Architecture, stored_parts
+from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import UPLOAD_CHUNK, Device
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.program import allocate
@@ -38,8 +38,10 @@ from qlora_wgpu.lora.targets import known_targets, lora_config
 from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.programs import Programs
+from qlora_wgpu.model.weight_placement import Held
 from qlora_wgpu.ops import dora
-from qlora_wgpu.ops.modules import ExpertMatrix, HostMatrix, Matrix, StreamedMatrix
+from qlora_wgpu.ops.modules import DenseMatrix, HostMatrix, StreamedMatrix
+from qlora_wgpu.ops.quantized import QuantizedMatrix
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -382,73 +384,42 @@ def base_state_dict(
     layout: ModelLayout, programs: Programs, device: Device
 ) -> dict[str, FloatArray]:
     """Every weight by Hugging Face's name, float32."""
-    return _BaseState(layout, programs, device).read()
+    state: dict[str, FloatArray] = {}
+    for weight in layout.table:
+        whole = _values(weight.held, layout, programs, device) - np.float32(weight.offset)
+        arrays = np.split(whole, len(weight.parts))
+        for (name, shape), array in zip(weight.parts, arrays, strict=True):
+            state[name] = array.reshape(shape)
+    for module, trained in layout.adapter.trained_rows.items():
+        state[f"{module}.weight"][list(trained.indices)] = trained.originals
+    for module, matrix in layout.adapter.trained_whole.items():
+        assert matrix.originals is not None
+        state[f"{module}.weight"] = matrix.originals()
+    return state
 
 
-class _BaseState:
-    def __init__(self, layout: ModelLayout, programs: Programs, device: Device) -> None:
-        self._layout = layout
-        self._programs = programs
-        self._device = device
-
-    def read(self) -> dict[str, FloatArray]:
-        modules, architecture = self._layout.network.modules, self._layout.pretrained.architecture
-        state = {architecture.embed_name: self._matrix(modules.embedding)}
-        if not architecture.tied:
-            state[architecture.head_name] = self._matrix(modules.head)
-        for name, layer in modules.linears.items():
-            state[f"{name}.weight"] = self._matrix(layer.weight)
-            if layer.bias is not None:
-                whole = read_vector(self._device, layer.bias)
-                state[f"{name}.bias"] = whole[: layer.bias.columns]
-        for stack in architecture.experts:
-            linear = modules.experts[stack.name]
-            for spec, array in zip(stack.linears, self._experts(linear.weight), strict=True):
-                state[f"{spec.name}.weight"] = array
-            if (bias := linear.bias) is not None:
-                rows = read_vector(self._device, bias).reshape(bias.rows, bias.stride)
-                for spec, array in zip(stack.linears, rows, strict=True):
-                    state[f"{spec.name}.bias"] = array[: bias.columns]
-        for name, router in modules.routers.items():
-            state[name] = self._matrix(router)
-        for name, table in modules.tables.items():
-            state[name] = self._matrix(table)
-        for name, shape in architecture.norm_shapes.items():
-            norm = modules.norms[name]
-            rows = read_vector(self._device, norm).reshape(norm.rows, norm.stride)
-            offset = np.float32(architecture.offset_of(name))
-            whole = rows[:, : norm.columns] - offset
-            parts = stored_parts(name, shape)
-            for (part, own), array in zip(parts, np.split(whole, len(parts)), strict=True):
-                state[part] = array.reshape(own)
-        for module, trained in self._layout.adapter.trained_rows.items():
-            state[f"{module}.weight"][list(trained.indices)] = trained.originals
-        for module, matrix in self._layout.adapter.trained_whole.items():
-            assert matrix.originals is not None
-            state[f"{module}.weight"] = matrix.originals()
-        return state
-
-    def _matrix(self, weight: Matrix | HostMatrix) -> FloatArray:
-        if isinstance(weight, StreamedMatrix):
-            weight = weight.host
-        if isinstance(weight, HostMatrix):
-            rows = weight.taken(np.arange(weight.rows))
-            return stored_floats(rows.data.cast("B"), weight.dtype).reshape(rows.shape)[
-                :, : weight.columns
-            ]
-        graph = self._layout.new_graph()
-        return self._shards(graph, [shard for _, shard in weight.shards(graph)])
-
-    def _experts(self, weight: ExpertMatrix) -> FloatArray:
-        graph = self._layout.new_graph()
-        shards = [shard for _, _, shard in weight.expert_shards(graph)]
-        whole = self._shards(graph, shards)
-        return whole.reshape(weight.experts, weight.rows, weight.columns)
-
-    def _shards(self, graph: Graph, shards: list[Tensor]) -> FloatArray:
-        program = self._programs.from_graph(graph, tuple(shards))
-        program.run()
-        return np.concatenate([_rows(shard, program.read(shard)) for shard in shards])
+def _values(
+    held: Held,
+    layout: ModelLayout, programs: Programs, device: Device,
+) -> FloatArray:  # fmt: skip
+    """What is stored, (rows, columns), of experts one below the other."""
+    if isinstance(held, Tensor):
+        return read_vector(device, held).reshape(held.rows, -1)[:, : held.columns]
+    if isinstance(held, StreamedMatrix):
+        held = held.host
+    if isinstance(held, HostMatrix):
+        rows = held.taken(np.arange(held.rows))
+        values = stored_floats(rows.data.cast("B"), held.dtype).reshape(rows.shape)
+        return values[:, : held.columns]
+    graph = layout.new_graph()
+    shards: list[Tensor]
+    if isinstance(held, DenseMatrix) or (isinstance(held, QuantizedMatrix) and held.experts == 1):
+        shards = [shard for _, shard in held.shards(graph)]
+    else:
+        shards = [shard for _, _, shard in held.expert_shards(graph)]
+    program = programs.from_graph(graph, tuple(shards))
+    program.run()
+    return np.concatenate([_rows(shard, program.read(shard)) for shard in shards])
 
 
 def _rows(shard: Tensor, raw: memoryview) -> FloatArray:

@@ -127,34 +127,22 @@ class Requantization:
 FloatArray = npt.NDArray[np.float32]
 
 
-class WeightSource:
-    """The files of a model, or none for a plan.
-
-    Attributes:
-        folder: The files; None for a plan.
-        prefixes: What names begin with in the files, in place of what modules are named.
-        stored_rows: Rows that the files have of matrices that get more, which are their mean.
-        requantization: How far weights moved that had to be quantized anew.
-        changed: The names of the weights of which an adapter takes a part.
-    """
+class CheckpointReader:
+    """The files of a model, or none for a plan."""
 
     def __init__(self, folder: ModelFolder | None, quant: QuantConfig) -> None:
-        """Reads nothing yet.
-
-        Args:
-            folder: The files; None for a plan.
-            quant: How layers are quantized that are not so in the files.
-        """
+        """Reads nothing yet; ``quant`` is for layers that are not quantized in the files."""
         self.folder = folder
-        self.prefixes: tuple[tuple[str, str], ...] = ()
+        self.prefixes: tuple[tuple[str, str], ...] = ()  # of names here, and in the files
+        # Rows that the files have of matrices that get more, which are their mean.
         self.stored_rows: dict[str, int] = {}
         self.requantization = Requantization()
         self._quant = quant
-        self.changed: frozenset[str] = frozenset()
+        self.changed: frozenset[str] = frozenset()  # weights of which an adapter takes a part
         self._parts: dict[str, tuple[FloatArray, FloatArray, float]] = {}
         self._parts_hash = ""
 
-    def subtract(self, adapter: Adapter) -> None:
+    def remove_initial_adapter(self, adapter: Adapter) -> None:
         """From now on weights are what the start of an adapter leaves of them."""
         assert adapter.start is not None
         for spec in adapter.targets:
@@ -177,17 +165,16 @@ class WeightSource:
         Raises:
             CheckpointError: If it is missing, damaged or of another shape.
         """
-        stored_rows = self.stored_rows.get(name)
-        if stored_rows is not None and stored_rows < shape[0]:
-            own = self._read(name, (stored_rows, *shape[1:]))
-            return np.concatenate([own, np.tile(mean_row(own), (shape[0] - stored_rows, 1))])
-        return self._read(name, shape)
-
-    def _read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
-        folder, name = self._folder, self.stored(name)
-        array = folder.dequantized(name) if len(shape) == 2 else folder.float32(name)
-        _check_shape(folder, name, array.shape, shape)
-        return rest_of(array, *self._parts[name]) if name in self._parts else array
+        folder, stored, rows = self._folder, self.stored(name), self.stored_rows.get(name)
+        missing = 0 if rows is None else max(shape[0] - rows, 0)
+        own = (shape[0] - missing, *shape[1:]) if missing else shape
+        array = folder.dequantized(stored) if len(shape) == 2 else folder.float32(stored)
+        _check_shape(folder, stored, array.shape, own)
+        if stored in self._parts:
+            array = rest_of(array, *self._parts[stored])
+        if missing:
+            array = np.concatenate([array, np.tile(mean_row(array), (missing, 1))])
+        return array
 
     def is_as_stored(self, name: str, columns: int, dtype: str) -> bool:
         """Whether a file holds a matrix as the device takes it."""

@@ -24,7 +24,7 @@ KIND = "dequantized weights"
 
 
 @dataclass(frozen=True)
-class KeptWeights:
+class DequantizedWeights:
     """How they are kept.
 
     Attributes:

@@ -26,6 +26,7 @@ from qlora_wgpu.model.derived_weights import CopySizes, copy_sizes, kept_bytes
 from qlora_wgpu.model.offload_plan import RESIDENT, Residency
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import Network, PlannedStep, StepOptions, make_sums, trace_step
+from qlora_wgpu.model.weight_placement import Weight
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops import moments as host_moments
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
@@ -36,159 +37,16 @@ from qlora_wgpu.ops.sampling import Choices, choose, make_choices
 from qlora_wgpu.ops.tensor import copied
 
 
-class LayoutMemory:
-    """The part of a ``ModelLayout`` that knows sizes; its attributes are described there."""
-
-    pretrained: Pretrained
-    compute_dtype: str
-    profile: Profile
-    residency: Residency
-    adapter: Adapter
-    network: Network
-    _weights: WeightLayout
-
-    @property
-    def num_layers(self) -> int:
-        """Layers of the model."""
-        return self.pretrained.architecture.num_layers
-
-    @property
-    def num_tensors(self) -> int:
-        """Number of tensors that ``load`` reads."""
-        return self._weights.places.num_tensors
-
-    @property
-    def section_bytes(self) -> list[int]:
-        """Bytes of the weights of each layer that comes and goes."""
-        return self._weights.places.section_bytes
-
-    @property
-    def layer_bytes(self) -> list[int]:
-        """Bytes on the device of what of each layer could come and go, and stays."""
-        return self._weights.places.layer_bytes
-
-    @property
-    def head_block_bytes(self) -> list[int]:
-        """Bytes of each block of the head that comes and goes."""
-        return self._weights.places.head_block_bytes
-
-    @property
-    def head_ways(self) -> tuple[bool, ...]:
-        """Whether the head may stay on the device, and whether it may wait in host memory.
-
-        One that is trained whole stays.
-        """
-        of = self.pretrained.architecture
-        module = (of.embed_name if of.tied else of.head_name).removesuffix(".weight")
-        return (False,) if module in self.adapter.trained_whole else (False, True)
-
-    @property
-    def tied(self) -> bool:
-        """Whether the head is the embedding."""
-        return self.pretrained.architecture.tied
-
-    @property
-    def embedding_bytes(self) -> int:
-        """Bytes of the input embedding, if it may wait in host memory by itself; else 0."""
-        of = self.pretrained.architecture
-        stays = self.tied or of.embed_name.removesuffix(".weight") in self.adapter.trained_whole
-        return 0 if stays else of.vocab_size * self.embedded_row_bytes
-
-    @property
-    def embedded_row_bytes(self) -> int:
-        """Bytes of a row of it."""
-        return matrix("", 1, self.pretrained.architecture.hidden_size, self.compute_dtype).nbytes
-
-    @property
-    def moments_passing(self) -> int:
-        """Bytes on the device that moments pass through, if they wait in host memory."""
-        moments = self.adapter.moments
-        return host_moments.passing_bytes(moments.piece_lengths, len(moments.vectors))
-
-    @property
-    def weight_dtype(self) -> str:
-        """Element type of frozen weights that products read."""
-        return self.profile.weight_dtype(self.compute_dtype)
-
-    def sizes_of_copies(self) -> CopySizes:
-        """Those for new tokens: of all linear layers, without experts, and of the head."""
-        of = self.pretrained.architecture
-        weights = sum(spec.out_features * spec.in_features for spec in of.linears)
-        head = of.vocab_size * self.embedded_row_bytes
-        return copy_sizes(head, weights, ITEM_SIZE[self.weight_dtype])
-
-    @property
-    def dequantized_bytes(self) -> int:
-        """Bytes, more or less, that quantized matrices take more where they are kept dequantized.
-
-        What comes and goes is not, nor is what is so already.
-        """
-        if self.residency.dequantized:
-            return 0
-        return kept_bytes(self.network.modules, self.weight_dtype)
-
-    @property
-    def loading_bytes(self) -> int:
-        """Bytes of host memory that are taken for a moment while weights are read."""
-        return self._weights.places.loading_bytes
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Bytes of weights that are read from files whenever a step needs them."""
-        return self._weights.places.mapped_bytes
-
-    def weights_on_host(self) -> Counter[str]:
-        """Bytes of host memory by kind that weights take, and what they pass through."""
-        memory = self._weights.places.host_bytes()
-        memory["transfers"] = self._weights.places.transfer_bytes
-        return +memory
-
-    def device_memory(self, plan: Plan) -> Counter[str]:
-        """Bytes on the device by kind while a plan trains."""
-        memory = plan.bytes_by_kind()
-        memory["uniforms"] = plan.uniform_bytes
-        if not self.adapter.forms.updates:
-            return memory
-        moments = self.adapter.moments
-        memory["optimizer"] = moments.nbytes_beside
-        if self.residency.host_moments:
-            memory["staging"] += self.moments_passing
-        else:
-            memory["optimizer"] += moments.nbytes
-        return memory
-
-    def waiting_memory(self, plan: Plan) -> Counter[str]:
-        """Bytes of host memory by kind that wait while it does."""
-        memory = self._weights.places.host_bytes()
-        memory["layer inputs"] = plan.parked_bytes
-        memory["transfers"] = transfer_bytes(plan)
-        if self.residency.host_moments:
-            moments = self.adapter.moments
-            memory["optimizer"] = moments.nbytes
-            count = len(moments.vectors)
-            memory["transfers"] += host_moments.transfer_bytes(moments.piece_lengths, count)
-        return +memory
-
-
 @dataclass(frozen=True)
 class TokenGraphs:
-    """What chooses the next tokens of texts.
+    """What chooses the next tokens of texts."""
 
-    Attributes:
-        batch: The inputs of the hidden states.
-        next: What the choice reads of each text.
-        choices: What tokens are chosen by, and the tokens.
-        hidden: Computes the hidden states.
-        head: The logits and the choice.
-        kept: A copy of the logits, where they are told.
-    """
-
-    batch: BatchBuffers
-    next: BatchBuffers
-    choices: Choices
+    batch: BatchBuffers  # the inputs of the hidden states
+    next: BatchBuffers  # what the choice reads of each text
+    choices: Choices  # what tokens are chosen by, and the tokens
     hidden: Graph
-    head: Graph
-    kept: Tensor | None
+    head: Graph  # the logits and the choice
+    kept: Tensor | None  # a copy of the logits, where they are told
 
     @property
     def apart(self) -> bool:
@@ -197,28 +55,11 @@ class TokenGraphs:
         return self.batch.decodes and cache is not None and cache.texts > 1
 
 
-class ModelLayout(LayoutMemory):
+class ModelLayout:
     """Weights, adapter and sums of a model as kernels see them, cut for one device profile.
 
     Steps are traced once for their options, before or after the weights are read; the model that
     is loaded from a layout replays the very plans whose memory was told.
-
-    Attributes:
-        pretrained: The base.
-        quant: How its linear layers are stored.
-        compute_dtype: Element type of matmul operands.
-        profile: How kernels are cut.
-        max_binding: Largest number of bytes that one binding may show.
-        residency: What waits in host memory.
-        keep: Whether layers that come and go, and are quantized here, are kept on disk.
-        adapter: The layout of the adapter's parameters.
-        network: The network that is traced.
-        stats: Sums of loss and tokens, gradient norm, update factor.
-        saturated: Behind them, how many values were held at the end of their type, where kernels
-            have such a type.
-        strips: Copies of the weights that new tokens read, where their cache asks for it.
-        copy_sizes: What they take, once all are made.
-        began: How the adapter's start was found in the base, if it was.
     """
 
     def __init__(
@@ -258,7 +99,7 @@ class ModelLayout(LayoutMemory):
         self.profile = profile
         self.max_binding = max_binding
         self.residency = residency
-        self.keep = keep
+        self.keep = keep  # on disk, of layers that come and go
         self._parking = Parking()
         architecture = pretrained.architecture
         if architecture.vocab_size > VOCABULARY_TRACED:
@@ -281,8 +122,11 @@ class ModelLayout(LayoutMemory):
         )
         modules = self._weights.lay_out(architecture, self.adapter)
         self.network = Network(pretrained.family, architecture, modules)
+        # Loss, tokens, gradient norm and update factor; and how many values were held at the end
+        # of their type, where kernels have such a type.
         self.stats, self.saturated = make_sums(counts=profile.counts_saturated)
-        self.began = ""
+        self.began = ""  # how the adapter's start was found in the base, if it was
+        # Copies of the weights that new tokens read, where their cache asks for it.
         self.copy_sizes = self.sizes_of_copies()
         self.strips = StripStore(dense=self.copy_sizes.dense)
         self._steps: dict[StepOptions, PlannedStep] = {}
@@ -457,9 +301,14 @@ class ModelLayout(LayoutMemory):
         return make_plan(graph) if graph.launches else None
 
     @property
+    def table(self) -> list[Weight]:
+        """The base's weights."""
+        return self._weights.table
+
+    @property
     def problem(self) -> str:
         """Why layers are not kept on disk, where they should be; else empty."""
-        return self._weights.places.problem
+        return self._weights.placement.problem
 
     def make_room_for_counts(self) -> None:
         """Gives the sums room for what other devices count, whose kernels have such a type."""
@@ -486,3 +335,127 @@ class ModelLayout(LayoutMemory):
         if self.adapter.config.changes_base:
             self.began = self._weights.begin(self.adapter, seed, progress)
         self._weights.load(device, progress)
+
+    # -- sizes ------------------------------------------------------------------------------
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return self.pretrained.architecture.num_layers
+
+    @property
+    def num_tensors(self) -> int:
+        """Number of tensors that ``load`` reads."""
+        return self._weights.num_tensors
+
+    @property
+    def section_bytes(self) -> list[int]:
+        """Bytes of the weights of each layer that comes and goes."""
+        return self._weights.placement.section_bytes
+
+    @property
+    def layer_bytes(self) -> list[int]:
+        """Bytes on the device of what of each layer could come and go, and stays."""
+        return self._weights.placement.layer_bytes
+
+    @property
+    def head_block_bytes(self) -> list[int]:
+        """Bytes of each block of the head that comes and goes."""
+        return self._weights.placement.head_block_bytes
+
+    @property
+    def head_ways(self) -> tuple[bool, ...]:
+        """Whether the head may stay on the device, and whether it may wait in host memory.
+
+        One that is trained whole stays.
+        """
+        of = self.pretrained.architecture
+        module = (of.embed_name if of.tied else of.head_name).removesuffix(".weight")
+        return (False,) if module in self.adapter.trained_whole else (False, True)
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return self.pretrained.architecture.tied
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of the input embedding, if it may wait in host memory by itself; else 0."""
+        of = self.pretrained.architecture
+        stays = self.tied or of.embed_name.removesuffix(".weight") in self.adapter.trained_whole
+        return 0 if stays else of.vocab_size * self.embedded_row_bytes
+
+    @property
+    def embedded_row_bytes(self) -> int:
+        """Bytes of a row of it."""
+        return matrix("", 1, self.pretrained.architecture.hidden_size, self.compute_dtype).nbytes
+
+    @property
+    def moments_passing(self) -> int:
+        """Bytes on the device that moments pass through, if they wait in host memory."""
+        moments = self.adapter.moments
+        return host_moments.passing_bytes(moments.piece_lengths, len(moments.vectors))
+
+    @property
+    def weight_dtype(self) -> str:
+        """Element type of frozen weights that products read."""
+        return self.profile.weight_dtype(self.compute_dtype)
+
+    def sizes_of_copies(self) -> CopySizes:
+        """Those for new tokens: of all linear layers, without experts, and of the head."""
+        of = self.pretrained.architecture
+        weights = sum(spec.out_features * spec.in_features for spec in of.linears)
+        head = of.vocab_size * self.embedded_row_bytes
+        return copy_sizes(head, weights, ITEM_SIZE[self.weight_dtype])
+
+    @property
+    def dequantized_bytes(self) -> int:
+        """Bytes, more or less, that quantized matrices take more where they are kept dequantized.
+
+        What comes and goes is not, nor is what is so already.
+        """
+        if self.residency.dequantized:
+            return 0
+        return kept_bytes(self.network.modules, self.weight_dtype)
+
+    @property
+    def loading_bytes(self) -> int:
+        """Bytes of host memory that are taken for a moment while weights are read."""
+        return self._weights.placement.loading_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of weights that are read from files whenever a step needs them."""
+        return self._weights.placement.mapped_bytes
+
+    def weights_on_host(self) -> Counter[str]:
+        """Bytes of host memory by kind that weights take, and what they pass through."""
+        memory = self._weights.placement.host_bytes()
+        memory["transfers"] = self._weights.placement.stream.device_bytes
+        return +memory
+
+    def device_memory(self, plan: Plan) -> Counter[str]:
+        """Bytes on the device by kind while a plan trains."""
+        memory = plan.bytes_by_kind()
+        memory["uniforms"] = plan.uniform_bytes
+        if not self.adapter.forms.updates:
+            return memory
+        moments = self.adapter.moments
+        memory["optimizer"] = moments.nbytes_beside
+        if self.residency.host_moments:
+            memory["staging"] += self.moments_passing
+        else:
+            memory["optimizer"] += moments.nbytes
+        return memory
+
+    def waiting_memory(self, plan: Plan) -> Counter[str]:
+        """Bytes of host memory by kind that wait while it does."""
+        memory = self._weights.placement.host_bytes()
+        memory["layer inputs"] = plan.parked_bytes
+        memory["transfers"] = transfer_bytes(plan)
+        if self.residency.host_moments:
+            moments = self.adapter.moments
+            memory["optimizer"] = moments.nbytes
+            count = len(moments.vectors)
+            memory["transfers"] += host_moments.transfer_bytes(moments.piece_lengths, count)
+        return +memory

@@ -87,7 +87,7 @@ def _shapes(
             yield f"{spec.name}.bias", (spec.out_features,)
 
 
-class StorageForms:
+class QuantizationPolicy:
     """Chooses between quantized forms and floats, layer by layer.
 
     A folder that is quantized decides for each of its layers: what it keeps in 16 bits was kept so

@@ -14,7 +14,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export import merge
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.model.pretrained import StorageForms
+from qlora_wgpu.model.pretrained import QuantizationPolicy
 
 CONFIG = {
     "model_type": "gpt_oss", "vocab_size": 331, "hidden_size": 64, "intermediate_size": 32,
@@ -139,8 +139,8 @@ def test_a_text_goes_on_as_the_whole_does(device, folders):
 def test_what_the_config_alone_tells_of_forms(folders):
     """Attention, router and head stay in 16 bits; experts are in MXFP4."""
     folder = ModelFolder.open(folders[0])
-    with_files = StorageForms(QuantConfig(), folder)
-    planned = StorageForms(QuantConfig(), None, folder.config)
+    with_files = QuantizationPolicy(QuantConfig(), folder)
+    planned = QuantizationPolicy(QuantConfig(), None, folder.config)
     names = ("self_attn.q_proj", "self_attn.o_proj", "mlp.experts.1.up_proj")
     for name in (f"model.layers.1.{name}.weight" for name in names):
         form, expected = planned.of([name], 64), with_files.of([name], 64)

@@ -148,7 +148,7 @@ class Plans(Observer):
 @pytest.mark.parametrize("keep", [False, True])
 def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_path, keep):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("qlora_wgpu.model.weight_loader._LEAST_KEPT", 1)
+    monkeypatch.setattr("qlora_wgpu.model.weight_placement._LEAST_KEPT", 1)
     layout = device_layout(
         Pretrained.open(place / "model"), LoraConfig(r=4), QuantConfig(), "bfloat16", device,
         Residency(streamed_layers=6), keep=keep,

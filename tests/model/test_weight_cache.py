@@ -42,8 +42,8 @@ def four_bit(folder):
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("qlora_wgpu.model.weight_loader._LEFT_FREE", 0)
-    monkeypatch.setattr("qlora_wgpu.model.weight_loader._LEAST_KEPT", 1)
+    monkeypatch.setattr("qlora_wgpu.model.weight_cache._LEFT_FREE", 0)
+    monkeypatch.setattr("qlora_wgpu.model.weight_placement._LEAST_KEPT", 1)
     return cache_path("weights")
 
 
@@ -82,7 +82,7 @@ def loaded(layout, device):
 
 
 def pieces(layout):
-    sections = layout._weights.places.stream.sections
+    sections = layout._weights.placement.stream.sections
     return [piece for section in sections for piece in section.pieces.values()]
 
 
@@ -248,7 +248,7 @@ def test_layers_of_a_gguf_file_are_made_once(gguf_file, device, cache, repacked)
 
 
 def test_models_that_were_used_long_ago_give_way(folder, device, cache, monkeypatch):
-    monkeypatch.setattr("qlora_wgpu.model.weight_loader._KEPT", 2)
+    monkeypatch.setattr("qlora_wgpu.model.weight_cache._KEPT", 2)
     for age in (3, 2, 1):
         (cache / str(age)).mkdir(parents=True)
         os.utime(cache / str(age), (age, 10 - age))
