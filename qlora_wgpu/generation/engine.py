@@ -218,11 +218,7 @@ class Engine:
         return not all(r.is_same(text.length, text.rotated_length) for r in rotations)
 
     def _read_prompts(self, seconds: float) -> list[Text]:
-        """Computes the texts that wait for it, all of each, and chooses the tokens after them.
-
-        Args:
-            seconds: How long at most: others wait, and it goes on in the next turn.
-        """
+        """Computes the texts that wait for it, all of each, and chooses the tokens after them."""
         done: list[Text] = []
         end = time.perf_counter() + seconds
         while self._unread:

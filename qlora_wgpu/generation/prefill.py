@@ -30,12 +30,7 @@ class Reading:
     """
 
     def __init__(self, program: TokenPrograms, texts: Sequence[Text]) -> None:
-        """Computes nothing yet.
-
-        Args:
-            program: Of as many prompts, long enough for each.
-            texts: Whose they are, each with a place.
-        """
+        """Computes nothing yet."""
         self.texts = list(texts)
         self._program = program
         self._prompts = [text.all_ids for text in texts]
@@ -83,10 +78,6 @@ def together(texts: Sequence[Text], capacity: int) -> list[Text]:
 
     Their number is a power of two, and all are padded to the first's length, none to more than
     twice its own.
-
-    Args:
-        texts: What waits, at least one.
-        capacity: Most tokens of a text.
     """
     first = texts[0]
     length = prompt_length(first.length, capacity)
@@ -101,13 +92,7 @@ def together(texts: Sequence[Text], capacity: int) -> list[Text]:
 
 
 def largest_batch(longest: int, capacity: int, texts: int) -> tuple[int, int]:
-    """Prompts and tokens of the largest batch of prompts, for a plan of its memory.
-
-    Args:
-        longest: Tokens of the longest prompt.
-        capacity: Most tokens of a text.
-        texts: How many texts grow at a time.
-    """
+    """Prompts and tokens of the largest batch of prompts, for a plan of its memory."""
     ends = {prompt_length(tokens, capacity) for tokens in range(1, longest + 1)}
     shapes = [(most_together(length, texts), length) for length in ends]
     return max(shapes, key=lambda shape: (shape[0] * shape[1], shape[0]))

@@ -54,12 +54,6 @@ def as_begun(
 ) -> tuple[LoraConfig, Mapping[str, FloatArray], AdapterConfig, Mapping[str, FloatArray] | None]:
     """How a base is laid out to take an adapter of a file as it was trained.
 
-    Args:
-        folder: The adapter's folder.
-        stored: Its settings, as ``load_adapter`` gives them.
-        tensors: Its tensors, likewise.
-        architecture: The base's.
-
     Returns:
         The settings for the layout, tensors and settings of the adapter, and the start that is
         taken from the base, if it is one.
@@ -76,13 +70,7 @@ def as_begun(
 def config_of(
     stored: AdapterConfig, tensors: Mapping[str, FloatArray], architecture: Architecture
 ) -> LoraConfig:
-    """The settings that a base is laid out with to take an adapter of a file.
-
-    Args:
-        stored: The adapter's own settings.
-        tensors: Its tensors.
-        architecture: The base's.
-    """
+    """The settings that a base is laid out with to take an adapter of a file."""
     adapted = {layer.module for layer in adapted_layers(tensors)}
     config = lora_config(stored, adapted, architecture.experts)
     idle = {  # which PEFT passes over
@@ -198,17 +186,8 @@ def read_fitting(
 ) -> tuple[Mapping[str, FloatArray], Mapping[str, FloatArray]]:
     """An adapter's file for an adapter that is laid out; no weight of the base is needed.
 
-    Args:
-        folder: The folder of the file.
-        adapter: What takes it.
-        architecture: The base's.
-        base: The base's name or folder.
-
     Returns:
         The flat vector's tensors, and the biases by their modules.
-
-    Raises:
-        CheckpointError: If it is damaged or does not fit.
     """
     read, config = load_adapter(Path(folder), biases=True, stacking=architecture.stacking)
     tensors, stored = read_started(folder, read, config, adapter)
@@ -220,11 +199,7 @@ def read_fitting(
 
 
 def check_scaling(stored: AdapterConfig, adapter: Adapter, path: str | PathLike[str]) -> None:
-    """Refuses an adapter that would be scaled otherwise than it was trained.
-
-    Raises:
-        CheckpointError: If its rank or scaling is not the model's.
-    """
+    """Refuses an adapter that would be scaled otherwise than it was trained."""
     own = adapter.peft
     keys = ("r", "lora_alpha", "use_rslora", "use_dora", "trainable_token_indices")
     if other := [key for key in keys if getattr(stored, key) != getattr(own, key)]:
@@ -250,17 +225,7 @@ def read_started(
     stored: AdapterConfig,
     adapter: Adapter,
 ) -> tuple[Mapping[str, FloatArray], AdapterConfig]:
-    """An adapter's file for an adapter that may have begun as a part of its base.
-
-    Args:
-        folder: Its folder.
-        tensors: Its tensors.
-        stored: Its settings.
-        adapter: What takes it.
-
-    Raises:
-        CheckpointError: If the base was changed for another start.
-    """
+    """An adapter's file for an adapter that may have begun as a part of its base."""
     if adapter.start is None:
         return tensors, stored
     pairs, _ = split_biases(tensors)
@@ -327,11 +292,7 @@ class AdapterBiases:
         return self._taken
 
     def check(self, biases: Mapping[str, FloatArray]) -> None:
-        """Makes sure that the base has biases of these layers and sizes.
-
-        Raises:
-            CheckpointError: If it has not.
-        """
+        """Makes sure that the base has biases of these layers and sizes."""
         for name, array in biases.items():
             self._place(name, array)
 
@@ -340,14 +301,7 @@ class AdapterBiases:
         return {bias_name(module): array for module, array in self._taken.items()}
 
     def take(self, biases: Mapping[str, FloatArray]) -> None:
-        """Puts an adapter's biases in the base's place; those of the adapter before go.
-
-        Args:
-            biases: By the names of their layers; none to have the base's own again.
-
-        Raises:
-            CheckpointError: If the base has no such bias; nothing is changed then.
-        """
+        """Puts an adapter's biases in the base's place; those of the adapter before go."""
         places = {name: self._place(name, array) for name, array in biases.items()}
         for name, own in self._base.items():
             write_vector(self._device, self._place(name, own), own)

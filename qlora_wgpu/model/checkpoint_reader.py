@@ -46,11 +46,7 @@ def with_prefixes(folder: ModelFolder, prefixes: Sequence[tuple[str, str]], name
 
 
 def stored_embedding(folder: ModelFolder | None, architecture: Architecture) -> str:
-    """The embedding's tensor: a tied matrix may be stored as the head, another may not.
-
-    Raises:
-        CheckpointError: If there is one of the two only, and config.json does not tie them.
-    """
+    """The embedding's tensor: a tied matrix may be stored as the head, another may not."""
     name, head_name = architecture.embed_name, architecture.head_name
     if folder is None:
         return name
@@ -74,17 +70,11 @@ def stored_embedding(folder: ModelFolder | None, architecture: Architecture) -> 
 
 @dataclass
 class Requantization:
-    """Quantizes weights to NF4 and measures how far they move.
+    """Quantizes weights to NF4 and measures how far they move."""
 
-    Attributes:
-        count: Number of weights so far.
-        moved: Sum of the squares of their movements.
-        whole: Sum of their own squares.
-    """
-
-    count: int = 0
-    moved: float = 0.0
-    whole: float = 0.0
+    count: int = 0  # number of weights so far
+    moved: float = 0.0  # sum of the squares of their movements
+    whole: float = 0.0  # sum of their own squares
 
     def since(self, before: Requantization) -> Requantization:
         """What was added to what there was."""
@@ -160,11 +150,7 @@ class CheckpointReader:
         return self.folder is not None and self.folder.has(self.stored(name))
 
     def read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
-        """A tensor of a shape, in float32.
-
-        Raises:
-            CheckpointError: If it is missing, damaged or of another shape.
-        """
+        """A tensor of a shape, in float32."""
         folder, stored, rows = self._folder, self.stored(name), self.stored_rows.get(name)
         missing = 0 if rows is None else max(shape[0] - rows, 0)
         own = (shape[0] - missing, *shape[1:]) if missing else shape
@@ -198,11 +184,7 @@ class CheckpointReader:
         return read + max(0 if taken_as_read else nbytes, more)
 
     def read_bits(self, name: str, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
-        """A matrix as the device takes it: as its file holds it, if that is so.
-
-        Raises:
-            CheckpointError: If it is missing, damaged, of another shape or beyond its type.
-        """
+        """A matrix as the device takes it: as its file holds it, if that is so."""
         if self.is_as_stored(name, shape[1], dtype):
             bits = self._folder.bfloat16(self.stored(name))
             _check_shape(self._folder, name, bits.shape, shape)
@@ -210,11 +192,7 @@ class CheckpointReader:
         return bits_of(name, self.read(name, shape), dtype)
 
     def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight:
-        """A matrix in few bits: as its file holds it, or quantized here.
-
-        Raises:
-            CheckpointError: If it is missing, damaged or of another shape.
-        """
+        """A matrix in few bits: as its file holds it, or quantized here."""
         folder, name = self._folder, self.stored(name)
         stored = folder.quantized(name, mapped=True)
         if stored is not None:
@@ -226,11 +204,7 @@ class CheckpointReader:
         return quantize_nf4(weight, self._quant.blocksize, self._quant.double_quant)
 
     def refuse_bias(self, layer: str) -> None:
-        """Sees that the files have no bias of a layer that is to have none.
-
-        Raises:
-            CheckpointError: If they have.
-        """
+        """Sees that the files have no bias of a layer that is to have none."""
         if self.folder is not None and self.has(f"{layer}.bias"):
             raise CheckpointError(
                 f"{self.folder.path}: the weights hold {layer}.bias, but config.json says that "
@@ -258,11 +232,7 @@ def mean_row(matrix: FloatArray) -> FloatArray:
 
 
 def bits_of(name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
-    """A matrix in a type, its rows padded.
-
-    Raises:
-        CheckpointError: If it holds values that the type has not.
-    """
+    """A matrix in a type, its rows padded."""
     if dtype == "float16" and (np.isfinite(array) & (np.abs(array) > LARGEST_FLOAT16)).any():
         raise CheckpointError(
             f"{name} holds weights that are larger than matrix units take "
@@ -275,14 +245,7 @@ def bits_of(name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
 def keep_originals(
     trained: TrainedRows | None, bits: npt.NDArray[Any], columns: int, dtype: str
 ) -> None:
-    """Notes what a matrix holds in place of its trained rows, if it has any: where these begin.
-
-    Args:
-        trained: The trained rows.
-        bits: The matrix as the device takes it.
-        columns: Its columns, padding not counted.
-        dtype: Its element type.
-    """
+    """Notes what a matrix holds in place of its trained rows, if it has any: where these begin."""
     if trained is not None:
         own = np.ascontiguousarray(bits[list(trained.indices)])
         floats = stored_floats(own.data.cast("B"), dtype).reshape(len(own), -1)

@@ -75,24 +75,7 @@ class ModelLayout:
         forms: AdapterForms = FLOAT32,
         keep: bool = False,
     ) -> None:
-        """Lays everything out; no weight is read.
-
-        Args:
-            pretrained: The base.
-            lora: The adapter.
-            quant: How the base's linear layers are stored.
-            compute_dtype: ``"bfloat16"`` or ``"float32"``.
-            profile: How kernels are cut for the device.
-            max_binding: The device's limit.
-            residency: What waits in host memory.
-            forms: In which types the adapter's gradient and moments are kept.
-            keep: Whether layers that come and go, and are quantized here, are kept on disk.
-
-        Raises:
-            CheckpointError: If the files lack a tensor or hold one that config.json denies.
-            ConfigError: If the adapter does not fit the model.
-            OutOfMemoryError: If the vocabulary is far larger than any.
-        """
+        """Lays everything out; no weight is read."""
         self.pretrained = pretrained
         self.quant = quant
         self.compute_dtype = compute_dtype
@@ -167,11 +150,7 @@ class ModelLayout:
         return Adapter(lora, of.linears, of.experts, forms, self.max_binding, within, tokens)
 
     def with_adapter(self, lora: LoraConfig) -> ModelLayout:
-        """The same weights, loaded or not, with another adapter; steps are traced anew.
-
-        Raises:
-            ConfigError: If the adapter does not fit the model.
-        """
+        """The same weights, loaded or not, with another adapter; steps are traced anew."""
         other = copy(self)
         if self.adapter.trained_rows or lora.trainable_token_indices:
             raise ConfigError(
@@ -193,14 +172,9 @@ class ModelLayout:
         return other
 
     def new_graph(self, *, sized: bool = False, kept: bool = False) -> Graph:
-        """An empty graph for this element type and profile.
-
-        Args:
-            sized: As for ``Graph``.
-            kept: Whether it is of a step that keeps layers for the backward. Of those that are
-                recomputed what is made again would save next to nothing.
-        """
+        """An empty graph for this element type and profile."""
         parking = self._parking if self.residency.parked_inputs else None
+        # Of layers that are recomputed, what is made again would save next to nothing.
         remakes = self.residency.remakes or (kept and self.profile.remakes)
         recomputation = Recomputation(
             self.residency.layers_together, self.residency.kept_layers, parking, remakes
@@ -214,11 +188,7 @@ class ModelLayout:
         )  # fmt: skip
 
     def step(self, options: StepOptions) -> PlannedStep:
-        """A step's plan, traced the first time that its options are asked for.
-
-        Raises:
-            OutOfMemoryError: If a tensor has more elements than kernels can count.
-        """
+        """A step's plan, traced the first time that its options are asked for."""
         if options not in self._steps:
             self._steps[options] = self._traced(options)
         return self._steps[options]
@@ -228,9 +198,6 @@ class ModelLayout:
 
         It may not run. Steps that do share what layers' inputs pass through, which has the size of
         the largest.
-
-        Raises:
-            OutOfMemoryError: If a tensor has more elements than kernels can count.
         """
         if options in self._steps and not self.residency.parked_inputs:
             return self._steps[options]
@@ -321,17 +288,7 @@ class ModelLayout:
         *,
         seed: int = 0,
     ) -> None:
-        """Reads the weights and uploads them, one after another; to be called once.
-
-        Args:
-            device: One with this profile.
-            progress: Called with each tensor's name before it is read.
-            seed: Of the start of an adapter that is a part of the base, where it has none yet.
-
-        Raises:
-            CheckpointError: If a tensor is missing, damaged or of another shape.
-            OutOfMemoryError: If the device has no room.
-        """
+        """Reads the weights and uploads them, one after another; to be called once."""
         if self.adapter.config.changes_base:
             self.began = self._weights.begin(self.adapter, seed, progress)
         self._weights.load(device, progress)

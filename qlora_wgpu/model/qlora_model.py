@@ -490,12 +490,7 @@ def device_layout(
     *,
     keep: bool = False,
 ) -> ModelLayout:
-    """A model laid out for an open device; ``keep`` as for ``ModelLayout``.
-
-    Raises:
-        ConfigError: If ``compute_dtype`` is none, or the adapter does not fit the model.
-        CheckpointError: If the files lack a tensor or hold one that config.json denies.
-    """
+    """A model laid out for an open device; ``keep`` as for ``ModelLayout``."""
     if compute_dtype not in ("bfloat16", "float32"):
         raise ConfigError(f"compute_dtype must be 'bfloat16' or 'float32', got {compute_dtype!r}")
     return ModelLayout(
@@ -512,11 +507,7 @@ def device_layout(
 
 
 def _check_settings(lora: object, quant: object) -> None:
-    """Refuses settings of another kind, such as PEFT's.
-
-    Raises:
-        ConfigError: If they are.
-    """
+    """Refuses settings of another kind, such as PEFT's."""
     for name, value, kind in (("lora", lora, LoraConfig), ("quant", quant, QuantConfig)):
         if value is not None and not isinstance(value, kind):
             theirs = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix(

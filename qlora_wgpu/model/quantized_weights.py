@@ -36,14 +36,6 @@ def lay_out(
 ) -> tuple[QuantizedMatrix, dict[str, Storage]]:
     """A matrix, or those of several experts one below the other, without bytes.
 
-    Args:
-        name: The matrix.
-        shape: Rows and columns of one.
-        form: How it is stored.
-        experts: How many there are.
-        keep: Makes the storage of a label and a number of bytes.
-        codebook: The values of pairs of codes, where kernels read those.
-
     Returns:
         The matrix, and the storages that are to be filled with ``device_arrays`` of its parts.
     """
@@ -133,11 +125,7 @@ def device_arrays(quantized: QuantizedWeight) -> dict[str, npt.NDArray[Any]]:
 def stacked_arrays(
     stored: Sequence[QuantizedWeight], name: str, folder: object
 ) -> dict[str, npt.NDArray[Any]]:
-    """The arrays that are uploaded of one matrix, or of several one below the other.
-
-    Raises:
-        CheckpointError: If they differ in how they are quantized.
-    """
+    """The arrays that are uploaded of one matrix, or of several one below the other."""
     if len(stored) == 1:
         return device_arrays(stored[0])
     if len({q.format.key for q in stored}) > 1:

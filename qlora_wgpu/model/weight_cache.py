@@ -215,11 +215,7 @@ class WeightCache:
 
 
 def _content(start: bytes) -> bytes:
-    """The header's JSON.
-
-    Raises:
-        ValueError: If it is none.
-    """
+    """The header's JSON."""
     length = int.from_bytes(start[8:16], "little")
     if start[:8] != _MAGIC or length > len(start) - 16:
         raise ValueError

@@ -56,14 +56,7 @@ class WeightPlacement:
     def __init__(
         self, reader: CheckpointReader, kept_as: str, *, textures: bool, first_streamed: int
     ) -> None:
-        """Has nothing yet.
-
-        Args:
-            reader: The files.
-            kept_as: Element type of the layers that are kept on disk; empty where none are.
-            textures: Whether matrices that are not quantized are kept in textures.
-            first_streamed: Number of the first layer that comes and goes.
-        """
+        """Has nothing yet."""
         self.stream = Stream()  # what sections of weights come with
         self.waiting: dict[str, HostMatrix] = {}  # matrices in host memory, by kind
         self._reader = reader

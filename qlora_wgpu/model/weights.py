@@ -86,21 +86,7 @@ class WeightLayout:
         residency: Residency = RESIDENT,
         keep: bool = False,
     ) -> None:
-        """Without a folder, shapes and bytes only.
-
-        Args:
-            quant: How linear layers are stored.
-            dtype: Element type of matmul operands.
-            max_binding: Largest number of bytes that one binding may show.
-            folder: The weights.
-            weight_dtype: Of frozen weights that products read; the operands' by default.
-            textures: Whether matrices that are not quantized are kept in textures, and pairs of
-                codes read by a code book in one.
-            head_block: Rows of a block of the head.
-            config: The config.json, for plans without a folder.
-            residency: What waits in host memory.
-            keep: Whether layers that come and go, and are quantized here, are kept on disk.
-        """
+        """Without a folder, shapes and bytes only."""
         self.table: list[Weight] = []
         self._policy = QuantizationPolicy(quant, folder, config)
         self._dtype, self._weight_dtype = dtype, weight_dtype or dtype
@@ -110,11 +96,7 @@ class WeightLayout:
         self._codebooks: dict[bytes, Tensor] = {}
 
     def lay_out(self, architecture: Architecture, adapter: Adapter) -> Modules:
-        """The modules without their bytes, whose layers get the adapter's pairs.
-
-        Raises:
-            CheckpointError: If the files lack a tensor or hold one that config.json denies.
-        """
+        """The modules without their bytes, whose layers get the adapter's pairs."""
         of = architecture
         if adapter.config.changes_base:
             self._reader.changed = frozenset(f"{spec.name}.weight" for spec in adapter.targets)
@@ -160,10 +142,6 @@ class WeightLayout:
         """Takes the adapter's start from the weights, before they are loaded; what that took.
 
         A start that the adapter has already is taken as it is.
-
-        Raises:
-            CheckpointError: If a tensor is missing, damaged or of another shape.
-            UnsupportedModelError: If the files hold one in few bits.
         """
         told = ""
         if adapter.start is None:
@@ -177,12 +155,7 @@ class WeightLayout:
         return 0 if self._reader.folder is None else len(self.table)
 
     def load(self, device: Device, progress: Progress = lambda name: None) -> None:
-        """Reads and uploads everything that was laid out.
-
-        Raises:
-            CheckpointError: If a tensor is missing, damaged or of another shape.
-            OutOfMemoryError: If the device has no room.
-        """
+        """Reads and uploads everything that was laid out."""
         self.placement.load(self.table, device, progress)
         self._reader.requantization.warn()
 
