@@ -22,7 +22,7 @@ _MOST_TOKENS = 512  # of prompts that are computed together, padding included
 _MOST_PROMPTS = 8
 
 
-class Reading:
+class Prefill:
     """Prompts that are being computed, piece by piece.
 
     Attributes:
@@ -37,7 +37,7 @@ class Reading:
         self._places = [text.place for text in texts]
         for text in texts:
             text.rotated_length = text.length
-        program.begin_prompts(self._prompts, self._places)
+        program.write_prefill_inputs(self._prompts, self._places)
         self._pieces: Iterator[None] | None = None
 
     def go_on(self, seconds: float) -> bool:
@@ -73,7 +73,7 @@ def most_together(length: int, texts: int) -> int:
     return 1 << max(most, 1).bit_length() - 1
 
 
-def together(texts: Sequence[Text], capacity: int) -> list[Text]:
+def prefill_batch(texts: Sequence[Text], capacity: int) -> list[Text]:
     """The text that waits for longest, and others whose prompts are computed with it.
 
     Their number is a power of two, and all are padded to the first's length, none to more than

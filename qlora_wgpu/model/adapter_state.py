@@ -339,7 +339,7 @@ def base_state_dict(
 ) -> dict[str, FloatArray]:
     """Every weight by Hugging Face's name, float32."""
     state: dict[str, FloatArray] = {}
-    for weight in layout.table:
+    for weight in layout.weights.table:
         whole = _values(weight.held, layout, programs, device) - np.float32(weight.offset)
         arrays = np.split(whole, len(weight.parts))
         for (name, shape), array in zip(weight.parts, arrays, strict=True):

@@ -26,7 +26,6 @@ from qlora_wgpu.model.derived_weights import CopySizes, copy_sizes, kept_bytes
 from qlora_wgpu.model.offload_plan import RESIDENT, Residency
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import Network, PlannedStep, StepOptions, make_sums, trace_step
-from qlora_wgpu.model.weight_placement import Weight
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops import moments as host_moments
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
@@ -91,7 +90,7 @@ class ModelLayout:
                 f"planned, only of {VOCABULARY_TRACED:,}"
             )
         self.adapter = self._laid_out(lora, forms)
-        self._weights = WeightLayout(
+        self.weights = WeightLayout(
             quant,
             compute_dtype,
             max_binding,
@@ -103,7 +102,8 @@ class ModelLayout:
             residency=residency,
             keep=keep,
         )
-        modules = self._weights.lay_out(architecture, self.adapter)
+        modules = self.weights.lay_out(architecture, self.adapter)
+        self.placement = self.weights.placement
         self.network = Network(pretrained.family, architecture, modules)
         # Loss, tokens, gradient norm and update factor; and how many values were held at the end
         # of their type, where kernels have such a type.
@@ -267,16 +267,6 @@ class ModelLayout:
         derived_weights.fill(graph, self.network.modules)
         return make_plan(graph) if graph.launches else None
 
-    @property
-    def table(self) -> list[Weight]:
-        """The base's weights."""
-        return self._weights.table
-
-    @property
-    def problem(self) -> str:
-        """Why layers are not kept on disk, where they should be; else empty."""
-        return self._weights.placement.problem
-
     def make_room_for_counts(self) -> None:
         """Gives the sums room for what other devices count, whose kernels have such a type."""
         self.stats, self.saturated = make_sums(counts=True)
@@ -290,8 +280,8 @@ class ModelLayout:
     ) -> None:
         """Reads the weights and uploads them, one after another; to be called once."""
         if self.adapter.config.changes_base:
-            self.began = self._weights.begin(self.adapter, seed, progress)
-        self._weights.load(device, progress)
+            self.began = self.weights.begin(self.adapter, seed, progress)
+        self.weights.load(device, progress)
 
     # -- sizes ------------------------------------------------------------------------------
 
@@ -299,26 +289,6 @@ class ModelLayout:
     def num_layers(self) -> int:
         """Layers of the model."""
         return self.pretrained.architecture.num_layers
-
-    @property
-    def num_tensors(self) -> int:
-        """Number of tensors that ``load`` reads."""
-        return self._weights.num_tensors
-
-    @property
-    def section_bytes(self) -> list[int]:
-        """Bytes of the weights of each layer that comes and goes."""
-        return self._weights.placement.section_bytes
-
-    @property
-    def layer_bytes(self) -> list[int]:
-        """Bytes on the device of what of each layer could come and go, and stays."""
-        return self._weights.placement.layer_bytes
-
-    @property
-    def head_block_bytes(self) -> list[int]:
-        """Bytes of each block of the head that comes and goes."""
-        return self._weights.placement.head_block_bytes
 
     @property
     def head_ways(self) -> tuple[bool, ...]:
@@ -375,20 +345,10 @@ class ModelLayout:
             return 0
         return kept_bytes(self.network.modules, self.weight_dtype)
 
-    @property
-    def loading_bytes(self) -> int:
-        """Bytes of host memory that are taken for a moment while weights are read."""
-        return self._weights.placement.loading_bytes
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Bytes of weights that are read from files whenever a step needs them."""
-        return self._weights.placement.mapped_bytes
-
     def weights_on_host(self) -> Counter[str]:
         """Bytes of host memory by kind that weights take, and what they pass through."""
-        memory = self._weights.placement.host_bytes()
-        memory["transfers"] = self._weights.placement.stream.device_bytes
+        memory = self.placement.host_bytes()
+        memory["transfers"] = self.placement.stream.device_bytes
         return +memory
 
     def device_memory(self, plan: Plan) -> Counter[str]:
@@ -407,7 +367,7 @@ class ModelLayout:
 
     def waiting_memory(self, plan: Plan) -> Counter[str]:
         """Bytes of host memory by kind that wait while it does."""
-        memory = self._weights.placement.host_bytes()
+        memory = self.placement.host_bytes()
         memory["layer inputs"] = plan.parked_bytes
         memory["transfers"] = transfer_bytes(plan)
         if self.residency.host_moments:

@@ -79,11 +79,11 @@ class TokenPrograms:
         """
         first = past.reshape(-1)
         self._write(self.batch, ids, np.ones_like(ids), np.arange(len(ids)), past, places)
-        self._settle(settings, seeds, (np.asarray(steps) - first).tolist())
+        self._write_sampling_params(settings, seeds, (np.asarray(steps) - first).tolist())
         run_in_turn(self.device, [self.hidden, self.head] * count)
         return self._chosen((first[:, None] + np.arange(count)) % MOST_AHEAD)
 
-    def begin_prompts(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> None:
+    def write_prefill_inputs(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> None:
         """Writes prompts for ``hidden``, which keeps their keys and values."""
         count, length = self.batch.batch, self.batch.seq
         ids, mask = np.zeros((2, count, length), np.int64)
@@ -105,7 +105,7 @@ class TokenPrograms:
         none = np.zeros((len(prompts), 1), np.int64)
         at = np.array(places)[:, None]
         self._write(self.next, none, np.ones_like(none), np.arange(len(prompts)), none, at)
-        self._settle(settings, seeds, steps)
+        self._write_sampling_params(settings, seeds, steps)
         for place, prompt, own in zip(places, prompts, settings, strict=True):
             self._note_seen(place, prompt, own)
         self.head.run()
@@ -124,7 +124,7 @@ class TokenPrograms:
             self.device, batch, ids, mask, rows=rows, past=past, places=places
         )
 
-    def _settle(
+    def _write_sampling_params(
         self, settings: Sequence[Settings], seeds: Sequence[int], steps: Sequence[int]
     ) -> None:
         """Writes what tokens are chosen by."""
@@ -168,26 +168,18 @@ class LogitsPrograms:
             rows: The positions.
             past: Tokens that came before, kept in the batch's cache.
         """
-        with self.device.in_turn:
-            return self._run(ids, mask, rows, past)
-
-    def _run(
-        self,
-        ids: batch_encoding.IntArray,
-        mask: batch_encoding.IntArray,
-        rows: npt.NDArray[np.integer[Any]],
-        past: int,
-    ) -> npt.NDArray[np.float32]:
         count = self.logits.rows
         out = np.empty((len(rows), self.logits.columns), np.float32)
-        for first in range(0, len(rows), count):
-            part = rows[first : first + count]
-            batch_encoding.write_batch(self.device, self.batch, ids, mask, rows=part, past=past)
-            if first == 0:
-                self.hidden.run()
-            self.head.run()
-            values = np.frombuffer(self.head.read(self.logits), np.float32).reshape(count, -1)
-            out[first : first + len(part)] = values[: len(part), : out.shape[1]]
+        with self.device.in_turn:
+            for first in range(0, len(rows), count):
+                part = rows[first : first + count]
+                batch_encoding.write_batch(self.device, self.batch, ids, mask, rows=part, past=past)
+                if first == 0:
+                    self.hidden.run()
+                self.head.run()
+                values = np.frombuffer(self.head.read(self.logits), np.float32)
+                values = values.reshape(count, -1)[: len(part), : out.shape[1]]
+                out[first : first + len(part)] = values
         return out
 
 

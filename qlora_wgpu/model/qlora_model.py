@@ -206,22 +206,19 @@ class QLoRAModel(AdapterModel):
             ShapeError: If shapes or values do not fit.
         """
         with self.device.in_turn:
-            return self._summed_loss(batches)
-
-    def _summed_loss(self, batches: Iterable[tuple[Any, Any, Any]]) -> LossSums:
-        self.zero_stats()
-        for index, (input_ids, labels, attention_mask) in enumerate(batches):
-            if index % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
-                self.read_stats()  # waits, so that the queue stays short
-            ids, targets, mask = self.checked(input_ids, labels, attention_mask)
-            batch, program = self._step("loss", *ids.shape)
-            batch_encoding.write_batch(self.device, batch, ids, mask, targets)
-            program.run()
-        stats = self.read_stats()
-        loss, tokens, correct = (stats[i] for i in (STATS_LOSS, STATS_TOKENS, STATS_CORRECT))
-        sums = LossSums(float(loss), int(tokens), int(correct))
-        self.zero_stats()
-        return sums
+            self.zero_stats()
+            for index, (input_ids, labels, attention_mask) in enumerate(batches):
+                if index % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
+                    self.read_stats()  # waits, so that the queue stays short
+                ids, targets, mask = self.checked(input_ids, labels, attention_mask)
+                batch, program = self._step("loss", *ids.shape)
+                batch_encoding.write_batch(self.device, batch, ids, mask, targets)
+                program.run()
+            stats = self.read_stats()
+            loss, tokens, correct = (stats[i] for i in (STATS_LOSS, STATS_TOKENS, STATS_CORRECT))
+            sums = LossSums(float(loss), int(tokens), int(correct))
+            self.zero_stats()
+            return sums
 
     # -- a step's parts, for the trainer ---------------------------------------------------
 

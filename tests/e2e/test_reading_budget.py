@@ -159,9 +159,9 @@ def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_pa
     monkeypatch.setattr(host_room, "available_bytes", lambda: free + 4 * MIB)  # it goes on growing
     host_room.require_host_room(layout, waiting, device, 1000, told, plans, trains=False)
     ((memory, mapped),) = told.host
-    assert mapped == layout.mapped_bytes and waiting.items() <= memory.items()
+    assert mapped == layout.placement.mapped_bytes and waiting.items() <= memory.items()
     assert {"process", "kernels", "adapter", "work"} <= memory.keys()
-    assert (layout.mapped_bytes > 0) is keep
+    assert (layout.placement.mapped_bytes > 0) is keep
     remedy = "raise device.memory" if keep else "model.cache"
     with pytest.raises(OutOfMemoryError, match=rf"host memory.*MiB too few: .*{remedy}"):
         host_room.require_host_room(
