@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import lt
 from os import PathLike
@@ -56,8 +56,9 @@ def check_stored_shapes(folder: ModelFolder, architecture: Architecture) -> None
 
     Smaller shapes are left to those who read the tensors, and so are quantized ones.
     """
-    for name, expected in _shapes(folder, architecture):
-        stored = stored_name(folder, architecture, name)
+    embedding = {architecture.embed_name: stored_embedding(folder, architecture)}
+    for name, expected in tensor_shapes(architecture).items():
+        stored = stored_name(folder, architecture, embedding.get(name, name))
         shape = folder.shape(stored)
         is_packed = folder.holds_quantized(stored) or folder.dtype(stored) not in FLOATS
         if is_packed and not folder.tells_shapes:
@@ -68,20 +69,20 @@ def check_stored_shapes(folder: ModelFolder, architecture: Architecture) -> None
             )
 
 
-def _shapes(
-    folder: ModelFolder, architecture: Architecture
-) -> Iterator[tuple[str, tuple[int, ...]]]:
+def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a base by Hugging Face's name, with its shape in files."""
     size = (architecture.vocab_size, architecture.hidden_size)
-    yield stored_embedding(folder, architecture), size
+    shapes: dict[str, tuple[int, ...]] = {architecture.embed_name: size}
     if not architecture.tied:
-        yield architecture.head_name, size
-    yield from architecture.stored_norms.items()
-    yield from architecture.routers.items()
-    yield from architecture.tables.items()
+        shapes[architecture.head_name] = size
+    shapes |= architecture.stored_norms
+    shapes |= architecture.routers
+    shapes |= architecture.tables
     for spec in architecture.every_linear:
-        yield f"{spec.name}.weight", (spec.out_features, spec.in_features)
+        shapes[f"{spec.name}.weight"] = spec.out_features, spec.in_features
         if spec.bias:
-            yield f"{spec.name}.bias", (spec.out_features,)
+            shapes[f"{spec.name}.bias"] = (spec.out_features,)
+    return shapes
 
 
 class QuantizationPolicy:
