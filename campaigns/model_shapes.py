@@ -42,7 +42,7 @@ from campaigns.support import Tally, campaign
 from campaigns.torch_models import TorchModel, as_stacks
 from qlora_wgpu import QLoRAModel
 from qlora_wgpu.errors import QLoRAError
-from qlora_wgpu.generation import Decoder, Engine
+from qlora_wgpu.generation import Engine
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile
 
@@ -257,12 +257,15 @@ def grown(rng: random.Random, model: QLoRAModel, theirs: TorchModel, vocab: int)
             likely = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
             found.logits = _worst(found.logits, abs(told.logprob - likely[token]) / largest)
             found.behind = _worst(found.behind, (logits.max() - logits[token]) / largest)
-    decoder = Decoder(model, capacity)
     text = rng.choice(texts)
     rows = exact[texts.index(text)]
-    steps = [decoder.start(text.prompt_ids), *(decoder.step(token) for token in text.ids[:-1])]
-    for ours, logits in zip(steps, rows, strict=True):
-        found.logits = _worst(found.logits, np.abs(ours - logits).max() / np.abs(logits).max())
+    alone = Engine(model, 1, capacity).add(text.prompt_ids, max_new_tokens=ADDED, logprobs=vocab)
+    assert list(alone) == text.ids
+    for told, logits in zip(alone.told, rows, strict=True):
+        likely = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        ids, ours = (np.array(each) for each in zip(*told.top, strict=True))
+        apart = np.abs(ours - likely[ids]).max()
+        found.logits = _worst(found.logits, apart / np.abs(logits).max())
     whole = model.logits(np.array([text.all_ids[:-1]]))[0, -1]
     found.whole = _worst(0.0, np.abs(whole - rows[-1]).max() / np.abs(rows[-1]).max())
     return found

@@ -25,6 +25,7 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import available_bytes as _available_bytes
 from qlora_wgpu.limits import RANK
 from qlora_wgpu.model.memory_plan import plan_training_memory
+from qlora_wgpu.model.pretrained import tensor_shapes
 from qlora_wgpu.presence import exists, is_dir, is_file
 from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 
@@ -56,20 +57,10 @@ class RandomFolder(ModelFolder):
         super().__init__(Path("random weights"), dict(config), {})
         if architecture is None:
             architecture = find_family(config).read(config)
-        size = (architecture.vocab_size, architecture.hidden_size)
         self._norms = set(architecture.stored_norms)
         self._form = quant if quant is not None and quant.scheme == "nf4" else None
         self._linears = {f"{spec.name}.weight" for spec in architecture.every_linear}
-        self._shapes: dict[str, tuple[int, ...]] = {architecture.embed_name: size}
-        if not architecture.tied:
-            self._shapes[architecture.head_name] = size
-        for spec in architecture.every_linear:
-            self._shapes[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
-            if spec.bias:
-                self._shapes[f"{spec.name}.bias"] = (spec.out_features,)
-        self._shapes |= architecture.routers
-        self._shapes |= architecture.tables
-        self._shapes |= architecture.stored_norms
+        self._shapes = tensor_shapes(architecture)
 
     @property
     def num_parameters(self) -> int:

@@ -17,7 +17,7 @@ from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import DataError, QLoRAError
 from qlora_wgpu.generation import QLoRAModel, generate
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.several_adapters import LoadedAdapter
+from qlora_wgpu.model.adapter_set import LoadedAdapter
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.locating import adapter_in
 from qlora_wgpu.runs.reading import Texts

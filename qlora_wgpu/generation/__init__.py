@@ -1,10 +1,9 @@
 """Generating text."""
 
-from qlora_wgpu.generation.decoder import Decoder
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.generate import generate
 from qlora_wgpu.generation.model import QLoRAModel
 from qlora_wgpu.generation.sequence import Text
 from qlora_wgpu.generation.text import continuation
 
-__all__ = ["Decoder", "Engine", "QLoRAModel", "Text", "continuation", "generate"]
+__all__ = ["Engine", "QLoRAModel", "Text", "continuation", "generate"]

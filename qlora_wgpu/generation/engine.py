@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError, DataError
-from qlora_wgpu.generation.prefill import Reading, prompt_length, together
+from qlora_wgpu.generation.prefill import Prefill, prefill_batch, prompt_length
 from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.generation.sequence import Text
 from qlora_wgpu.model import batch_encoding
@@ -64,8 +64,8 @@ class Engine:
         self._waiting: list[Text] = []  # in the order of their turns
         self._turn = 0  # of the text that began last
         self._growing: list[Text] = []
-        self._unread: list[Text] = []  # those among them that are to be computed, or anew
-        self._reading: Reading | None = None  # of some of these, if it pauses
+        self._to_prefill: list[Text] = []  # those among them that are to be computed, or anew
+        self._prefill: Prefill | None = None  # of some of these, if it pauses
         self._free = list(range(texts))[::-1]
         self._seconds = math.inf  # that a turn takes
         self._version = model.parameters_version
@@ -158,15 +158,15 @@ class Engine:
         self._find_stale()
         if any(text.ahead for text in self._growing):  # as many of each
             going = self._going()
-            self._take(going, [text.ahead.popleft() for text in going], None)
+            self._append_tokens(going, [text.ahead.popleft() for text in going], None)
             return going
-        self._unread += [text for text in self._going() if self._turns(text)]
+        self._to_prefill += [text for text in self._going() if self._rope_changes(text)]
         going = self._going()
         if going:
             tokens, logits = self._next_tokens(going)
             for text, chosen in zip(going, tokens, strict=True):
                 text.ahead.extend(chosen)
-            self._take(going, [text.ahead.popleft() for text in going], logits)
+            self._append_tokens(going, [text.ahead.popleft() for text in going], logits)
         if any(text.ahead for text in self._growing):
             return going
         while self._waiting and self._free:
@@ -175,12 +175,12 @@ class Engine:
             if text.finish_reason is None:
                 text.place = self._free.pop()
                 self._growing.append(text)
-                self._unread.append(text)
-        return going + self._read_prompts(_PROMPT_SECONDS if going else math.inf)
+                self._to_prefill.append(text)
+        return going + self._prefill_prompts(_PROMPT_SECONDS if going else math.inf)
 
     def _going(self) -> list[Text]:
         """Texts whose prompts are computed."""
-        return [text for text in self._growing if text not in self._unread]
+        return [text for text in self._growing if text not in self._to_prefill]
 
     def _find_stale(self) -> None:
         """Where another adapter computes now, all texts are computed anew."""
@@ -189,9 +189,9 @@ class Engine:
         self._version = self._model.parameters_version
         for text in self._growing:
             text.ahead.clear()
-        self._unread, self._reading = list(self._growing), None
+        self._to_prefill, self._prefill = list(self._growing), None
 
-    def _take(self, texts: Sequence[Text], tokens: Sequence[int], logits: Logits) -> None:
+    def _append_tokens(self, texts: Sequence[Text], tokens: Sequence[int], logits: Logits) -> None:
         for row, (text, token) in enumerate(zip(texts, tokens, strict=True)):
             if token == NONE:
                 text.cancel()
@@ -207,37 +207,33 @@ class Engine:
     def _leave(self, text: Text) -> None:
         text.ahead.clear()
         self._growing.remove(text)
-        if text in self._unread:
-            self._unread.remove(text)
+        if text in self._to_prefill:
+            self._to_prefill.remove(text)
         self._free.append(text.place)
 
-    def _turns(self, text: Text) -> bool:
+    def _rope_changes(self, text: Text) -> bool:
         """Whether its next token changes how its earlier ones are rotated."""
         made = [program for each in self._programs.values() for program in each.values()]
         rotations = {r for program in made for r in program.batch.angles}
         return not all(r.is_same(text.length, text.rotated_length) for r in rotations)
 
-    def _read_prompts(self, seconds: float) -> list[Text]:
-        """Computes the texts that wait for it, all of each, and chooses the tokens after them.
-
-        Args:
-            seconds: How long at most: others wait, and it goes on in the next turn.
-        """
+    def _prefill_prompts(self, seconds: float) -> list[Text]:
+        """Computes the texts that wait for it, all of each, and chooses the tokens after them."""
         done: list[Text] = []
         end = time.perf_counter() + seconds
-        while self._unread:
-            if self._reading is None or not set(self._reading.texts) & set(self._unread):
-                self._reading = self._begin_reading()
-            reading, self._reading = self._reading, None
-            if not reading.go_on(end - time.perf_counter() if self._pauses else math.inf):
-                self._reading = reading
+        while self._to_prefill:
+            if self._prefill is None or not set(self._prefill.texts) & set(self._to_prefill):
+                self._prefill = self._begin_prefill()
+            prefill, self._prefill = self._prefill, None
+            if not prefill.go_on(end - time.perf_counter() if self._pauses else math.inf):
+                self._prefill = prefill
                 break
-            tokens, logits = reading.end()
+            tokens, logits = prefill.end()
             # Who was cancelled meanwhile has left.
-            rows = [row for row, text in enumerate(reading.texts) if text in self._unread]
-            texts = [reading.texts[row] for row in rows]
-            self._unread = [text for text in self._unread if text not in texts]
-            self._take(
+            rows = [row for row, text in enumerate(prefill.texts) if text in self._to_prefill]
+            texts = [prefill.texts[row] for row in rows]
+            self._to_prefill = [text for text in self._to_prefill if text not in texts]
+            self._append_tokens(
                 texts, [tokens[row] for row in rows], None if logits is None else logits[rows]
             )
             done += texts
@@ -255,11 +251,13 @@ class Engine:
         """Whether prompts may be computed together: states are kept of one text at a time."""
         return bool(self._cache.layers) and not self._cache.states
 
-    def _begin_reading(self) -> Reading:
-        texts = together(self._unread, self.capacity) if self._beside else self._unread[:1]
+    def _begin_prefill(self) -> Prefill:
+        texts = (
+            prefill_batch(self._to_prefill, self.capacity) if self._beside else self._to_prefill[:1]
+        )
         length = prompt_length(max(text.length for text in texts), self.capacity)
         told = texts[0].logprobs is not None
-        return Reading(self._program(len(texts), length, told=told), texts)
+        return Prefill(self._program(len(texts), length, told=told), texts)
 
     def _next_tokens(self, texts: Sequence[Text]) -> tuple[list[list[int]], Logits]:
         """Computes a token of each text, and chooses the one after it; perhaps more of them.
@@ -269,7 +267,7 @@ class Engine:
         rows = next(size for size in self.sizes if size >= len(texts))
         extra = rows - len(texts)
         # Rows that no text has write at a place of which nothing is kept.
-        spares = [*self._free, *(text.place for text in self._unread)]
+        spares = [*self._free, *(text.place for text in self._to_prefill)]
         ids = [text.all_ids[-1] for text in texts] + [0] * extra
         past = [text.length - 1 for text in texts] + [self.capacity] * extra
         places = [text.place for text in texts] + spares[:1] * extra
@@ -277,7 +275,7 @@ class Engine:
         samplings = [text.sampling for text in texts] + [Sampling()] * extra
         told = any(text.logprobs is not None for text in texts)
         program = self._program(rows, 1, told=told)
-        alone = told or self._unread or (self._waiting and self._free)
+        alone = told or self._to_prefill or (self._waiting and self._free)
         count = 1 if alone else min(self._turns_at_once(texts), program.most_ahead)
         begin = time.perf_counter()
         tokens = program.run(

@@ -77,11 +77,7 @@ def generate(
 
 
 def token_ids(prompt: Iterable[Any]) -> list[int]:
-    """A prompt's tokens as plain integers.
-
-    Raises:
-        ConfigError: If it is none of token ids, such as a text.
-    """
+    """A prompt's tokens as plain integers."""
     try:
         return [operator.index(token) for token in prompt]
     except TypeError:
@@ -93,34 +89,23 @@ def token_ids(prompt: Iterable[Any]) -> list[int]:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is completed.
+    """What is completed."""
 
-    Attributes:
-        ids: Its tokens.
-        stop_ids: Tokens that end the completion.
-        stop: Strings that end it.
-        is_text: Whether the completion goes on with it as one text, instead of answering.
-    """
-
-    ids: Sequence[int]
-    stop_ids: Collection[int] = ()
-    stop: Collection[str] = ()
+    ids: Sequence[int]  # its tokens
+    stop_ids: Collection[int] = ()  # tokens that end the completion
+    stop: Collection[str] = ()  # strings that end it
+    # Whether the completion goes on with it as one text, instead of answering.
     is_text: bool = False
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What a prompt was completed with.
+    """What a prompt was completed with."""
 
-    Attributes:
-        text: Without what ended it.
-        finish_reason: Why it ended: a stop token or string came, or it is as long as it may be.
-        tokens: How many there are, those of a stop string included.
-    """
-
-    text: str
+    text: str  # without what ended it
+    # Why it ended: a stop token or string came, or it is as long as it may be.
     finish_reason: FinishReason
-    tokens: int
+    tokens: int  # how many there are, those of a stop string included
 
 
 def complete(
@@ -133,22 +118,7 @@ def complete(
     sampling: Sampling | None = None,
     max_length: int | None = None,
 ) -> Iterator[Completion]:
-    """Yields completions in the order of the prompts; each is as if it were computed alone.
-
-    Args:
-        model: Base and adapter.
-        tokenizer: The model's.
-        prompts: What is completed.
-        max_new_tokens: Most tokens of each.
-        batch: How many are computed at a time.
-        sampling: How tokens are chosen, each prompt with a seed of its own: this one's and the
-            prompt's number from 0 on. By default the likeliest.
-        max_length: Longest text that the model was made for.
-
-    Raises:
-        DataError: If a prompt is empty or longer than the model takes.
-        CheckpointError: If logits are not finite.
-    """
+    """Yields completions in the order of the prompts; each is as if it were computed alone."""
     if not prompts:
         return
     longest = max(len(prompt.ids) for prompt in prompts)

@@ -130,11 +130,7 @@ class QLoRAModel(qlora_model.QLoRAModel):
         return self._text(tokens, written.stop_text, ids if is_text else ())
 
     def _written(self, chat_template: str | None) -> PromptFormat:
-        """How messages are written.
-
-        Raises:
-            TokenizerError: If nothing says it.
-        """
+        """How messages are written."""
         prompts = self.prompts
         if chat_template is not None:
             template = find_chat_template(chat_template, prompts.tokenizer)

@@ -22,7 +22,7 @@ _MOST_TOKENS = 512  # of prompts that are computed together, padding included
 _MOST_PROMPTS = 8
 
 
-class Reading:
+class Prefill:
     """Prompts that are being computed, piece by piece.
 
     Attributes:
@@ -30,19 +30,14 @@ class Reading:
     """
 
     def __init__(self, program: TokenPrograms, texts: Sequence[Text]) -> None:
-        """Computes nothing yet.
-
-        Args:
-            program: Of as many prompts, long enough for each.
-            texts: Whose they are, each with a place.
-        """
+        """Computes nothing yet."""
         self.texts = list(texts)
         self._program = program
         self._prompts = [text.all_ids for text in texts]
         self._places = [text.place for text in texts]
         for text in texts:
             text.rotated_length = text.length
-        program.begin_prompts(self._prompts, self._places)
+        program.write_prefill_inputs(self._prompts, self._places)
         self._pieces: Iterator[None] | None = None
 
     def go_on(self, seconds: float) -> bool:
@@ -78,15 +73,11 @@ def most_together(length: int, texts: int) -> int:
     return 1 << max(most, 1).bit_length() - 1
 
 
-def together(texts: Sequence[Text], capacity: int) -> list[Text]:
+def prefill_batch(texts: Sequence[Text], capacity: int) -> list[Text]:
     """The text that waits for longest, and others whose prompts are computed with it.
 
     Their number is a power of two, and all are padded to the first's length, none to more than
     twice its own.
-
-    Args:
-        texts: What waits, at least one.
-        capacity: Most tokens of a text.
     """
     first = texts[0]
     length = prompt_length(first.length, capacity)
@@ -101,13 +92,7 @@ def together(texts: Sequence[Text], capacity: int) -> list[Text]:
 
 
 def largest_batch(longest: int, capacity: int, texts: int) -> tuple[int, int]:
-    """Prompts and tokens of the largest batch of prompts, for a plan of its memory.
-
-    Args:
-        longest: Tokens of the longest prompt.
-        capacity: Most tokens of a text.
-        texts: How many texts grow at a time.
-    """
+    """Prompts and tokens of the largest batch of prompts, for a plan of its memory."""
     ends = {prompt_length(tokens, capacity) for tokens in range(1, longest + 1)}
     shapes = [(most_together(length, texts), length) for length in ends]
     return max(shapes, key=lambda shape: (shape[0] * shape[1], shape[0]))

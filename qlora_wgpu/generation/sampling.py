@@ -41,11 +41,7 @@ class Sampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        """Refuses what is out of its range.
-
-        Raises:
-            ConfigError: If a setting is.
-        """
+        """Refuses what is out of its range."""
         check_count("top_k", self.top_k)
         if self.seed is not None:
             check_count("seed", self.seed)
@@ -75,11 +71,7 @@ class Sampling:
 
 
 def check_count(name: str, value: object) -> int:
-    """A whole number from 0 on, NumPy's too, as Python's own.
-
-    Raises:
-        ConfigError: If it is none.
-    """
+    """A whole number from 0 on, NumPy's too, as Python's own."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
         raise _wrong(name, "a whole number from 0 on", value)
     return int(value)

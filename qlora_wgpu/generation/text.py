@@ -146,14 +146,7 @@ class TextStream:
         context: Sequence[int] = (),
         shown: Mapping[int, str] | None = None,
     ) -> None:
-        """Begins with no token.
-
-        Args:
-            tokenizer: The model's tokenizer.
-            stop: Strings that end the text, which are no part of it; empty ones end nothing.
-            context: Tokens of the text that they go on with.
-            shown: Special tokens that are part of the text, and what they are there.
-        """
+        """Begins with no token."""
         self.stopped = False
         self.count = 0
         self._tokenizer = tokenizer

@@ -13,24 +13,13 @@ from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.init import pair_of
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, Float32Array
-from qlora_wgpu.model.checkpoint_reader import WeightSource
+from qlora_wgpu.model.checkpoint_reader import CheckpointReader
 
 
 def start_of_files(
-    adapter: Adapter, source: WeightSource, seed: int, progress: Callable[[str], None]
+    adapter: Adapter, source: CheckpointReader, seed: int, progress: Callable[[str], None]
 ) -> tuple[Float32Array, str]:
-    """The flat adapter that a base gives, and a sentence about what it took.
-
-    Args:
-        adapter: The adapter's layout.
-        source: The base's files.
-        seed: Of the random numbers.
-        progress: Called with each tensor's name before it is read.
-
-    Raises:
-        CheckpointError: If a tensor is missing, damaged or of another shape.
-        UnsupportedModelError: If the files hold one in few bits.
-    """
+    """The flat adapter that a base gives, and a sentence about what it took."""
     assert source.folder is not None
     kind = adapter.config.init_lora_weights
     began, most = time.monotonic(), 0

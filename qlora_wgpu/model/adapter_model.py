@@ -26,64 +26,15 @@ from qlora_wgpu.lora.peft_names import WHOLE, split_biases, tensor_name
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_state import (
     AdapterBiases,
-    neutral_parameters,
     read_fitting,
     read_flat,
     warn_if_trained_otherwise,
     write_flat,
 )
 from qlora_wgpu.model.model_plan import ModelLayout
-from qlora_wgpu.model.programs import LogitsPrograms, Programs
-from qlora_wgpu.model.steps import TrainingOptions
-from qlora_wgpu.ops.batch import make_batch_buffers
+from qlora_wgpu.model.programs import Programs
+from qlora_wgpu.model.steps import Network, TrainingOptions
 from qlora_wgpu.ops.optimizers import SATURATED_OFFSET, STATS_LENGTH
-
-
-class AdapterShape:
-    """A base whose weights are on a device, laid out with adapters of one shape.
-
-    One of them is on the device at a time. The weights and the memory of intermediates belong to
-    all shapes of a model together.
-
-    Attributes:
-        layout: The base with such an adapter.
-        programs: What was traced with it.
-        neutral: A flat adapter that does nothing.
-    """
-
-    def __init__(self, layout: ModelLayout, programs: Programs, device: Device) -> None:
-        """Leaves ``neutral`` on the device where that has to be computed.
-
-        Args:
-            layout: The base with such an adapter, loaded.
-            programs: Those of the layout.
-            device: Where they run.
-        """
-        self.layout = layout
-        self.programs = programs
-        self.neutral = neutral_parameters(layout, programs, device)
-        self._logits: dict[tuple[int, int], LogitsPrograms] = {}
-
-    @property
-    def adapter(self) -> Adapter:
-        """The layout of the parameters."""
-        return self.layout.adapter
-
-    def logits(self, batch: int, seq: int) -> LogitsPrograms:
-        """The programs of batches of this shape, made the first time."""
-        if (batch, seq) not in self._logits:
-            self._logits[batch, seq] = self.programs.logits(make_batch_buffers(batch, seq))
-        return self._logits[batch, seq]
-
-    def beside(self, layout: ModelLayout, device: Device) -> AdapterShape:
-        """Another shape of the same base."""
-        return AdapterShape(layout, Programs(layout, device, self.programs), device)
-
-    def is_of(self, adapter: Adapter) -> bool:
-        """Whether an adapter has this shape."""
-        own: npt.NDArray[Any] | tuple[Any, ...] = self.adapter.shape
-        return own == adapter.shape
-
 
 FloatArray = npt.NDArray[np.float32]
 ComputeDtype = Literal["bfloat16", "float32"]
@@ -96,38 +47,15 @@ class AdapterModel:
     """An adapter's vectors on a device, and what is computed of them alone: no base weights.
 
     It is all that an optimizer step needs once the gradient is there, wherever that was computed.
-
-    Attributes:
-        device: The device that holds it.
-        layout: The modules, the adapter, and the plans of the steps.
-        adapter: The layout of the adapter's parameters.
-        architecture: The architecture by config.json.
-        options: How training steps are computed; replaced as a whole.
-        biases: What an adapter of a file put into the place of the base's biases.
-        prompt_folder: The folder that says how prompts are written: the base's, or the adapter's.
-        active_adapter: The adapter's name.
-        parameters_version: Another number for every time that the adapter on the device may have
-            changed.
-        kept_saturated: Weights here that are kept dequantized, held at the end of their type.
     """
 
-    active_adapter = DEFAULT
-    parameters_version = 0
-    kept_saturated = 0
+    parameters_version = 0  # another number for every time that the adapter may have changed
+    kept_saturated = 0  # weights that are kept dequantized, held at the end of their type
 
     def __init__(
         self, layout: ModelLayout, device: Device, *, options: TrainingOptions | None = None
     ) -> None:
-        """Allocates nothing yet.
-
-        Args:
-            layout: The model, laid out for the device's profile.
-            device: The device that will hold the adapter.
-            options: How training steps are computed.
-
-        Raises:
-            CheckpointError: If the layout's base has no files.
-        """
+        """Allocates nothing yet; a ``CheckpointError`` if the layout's base has no files."""
         if layout.pretrained.folder is None:
             raise CheckpointError(
                 f"{layout.pretrained.name_or_path} has a config.json, but no weights: name a "
@@ -141,10 +69,8 @@ class AdapterModel:
         self.compute_dtype = layout.compute_dtype
         self.name_or_path = layout.pretrained.name_or_path
         self.architecture = layout.pretrained.architecture
-        self.adapter = layout.adapter
-        self.network = layout.network
         self.stats = layout.stats
-        self.options = options or TrainingOptions()
+        self.options = options or TrainingOptions()  # of training steps; replaced as a whole
         self.programs = Programs(layout, device)
         self.biases = AdapterBiases(layout, device)
         self.parameters_changed = False
@@ -198,6 +124,21 @@ class AdapterModel:
             f"{lora.num_parameters:,} parameters; {self.device.memory.total / 2**20:,.1f} MiB on "
             f"{self.device.name})"
         )
+
+    @property
+    def active_adapter(self) -> str:
+        """The adapter's name."""
+        return DEFAULT
+
+    @property
+    def adapter(self) -> Adapter:
+        """The layout of the adapter's parameters."""
+        return self.layout.adapter
+
+    @property
+    def network(self) -> Network:
+        """The network that is traced."""
+        return self.layout.network
 
     @property
     def is_random(self) -> bool:
@@ -262,10 +203,7 @@ class AdapterModel:
     def write_stats(self, sums: FloatArray, saturated: int = 0) -> None:
         """Overwrites the sums, and what kernels have counted.
 
-        Args:
-            sums: (STATS_LENGTH,), in the order of ``stats``.
-            saturated: Values that were held at the end of their type; left out where no kernel
-                has such a type.
+        Of those there is a counter where a kernel has such a type.
         """
         assert self.stats.storage is not None
         whole = np.zeros(self.stats.storage.nbytes // 4, np.float32)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from qlora_wgpu.config import LoraConfig, QuantConfig, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, ConfigError
-from qlora_wgpu.families.family import Architecture, stored_parts
+from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import UPLOAD_CHUNK, Device
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.program import allocate
@@ -38,8 +38,10 @@ from qlora_wgpu.lora.targets import known_targets, lora_config
 from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.programs import Programs
+from qlora_wgpu.model.weight_placement import Held
 from qlora_wgpu.ops import dora
-from qlora_wgpu.ops.modules import ExpertMatrix, HostMatrix, Matrix, StreamedMatrix
+from qlora_wgpu.ops.modules import DenseMatrix, HostMatrix, StreamedMatrix
+from qlora_wgpu.ops.quantized import QuantizedMatrix
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -51,12 +53,6 @@ def as_begun(
     architecture: Architecture,
 ) -> tuple[LoraConfig, Mapping[str, FloatArray], AdapterConfig, Mapping[str, FloatArray] | None]:
     """How a base is laid out to take an adapter of a file as it was trained.
-
-    Args:
-        folder: The adapter's folder.
-        stored: Its settings, as ``load_adapter`` gives them.
-        tensors: Its tensors, likewise.
-        architecture: The base's.
 
     Returns:
         The settings for the layout, tensors and settings of the adapter, and the start that is
@@ -74,13 +70,7 @@ def as_begun(
 def config_of(
     stored: AdapterConfig, tensors: Mapping[str, FloatArray], architecture: Architecture
 ) -> LoraConfig:
-    """The settings that a base is laid out with to take an adapter of a file.
-
-    Args:
-        stored: The adapter's own settings.
-        tensors: Its tensors.
-        architecture: The base's.
-    """
+    """The settings that a base is laid out with to take an adapter of a file."""
     adapted = {layer.module for layer in adapted_layers(tensors)}
     config = lora_config(stored, adapted, architecture.experts)
     idle = {  # which PEFT passes over
@@ -196,17 +186,8 @@ def read_fitting(
 ) -> tuple[Mapping[str, FloatArray], Mapping[str, FloatArray]]:
     """An adapter's file for an adapter that is laid out; no weight of the base is needed.
 
-    Args:
-        folder: The folder of the file.
-        adapter: What takes it.
-        architecture: The base's.
-        base: The base's name or folder.
-
     Returns:
         The flat vector's tensors, and the biases by their modules.
-
-    Raises:
-        CheckpointError: If it is damaged or does not fit.
     """
     read, config = load_adapter(Path(folder), biases=True, stacking=architecture.stacking)
     tensors, stored = read_started(folder, read, config, adapter)
@@ -218,11 +199,7 @@ def read_fitting(
 
 
 def check_scaling(stored: AdapterConfig, adapter: Adapter, path: str | PathLike[str]) -> None:
-    """Refuses an adapter that would be scaled otherwise than it was trained.
-
-    Raises:
-        CheckpointError: If its rank or scaling is not the model's.
-    """
+    """Refuses an adapter that would be scaled otherwise than it was trained."""
     own = adapter.peft
     keys = ("r", "lora_alpha", "use_rslora", "use_dora", "trainable_token_indices")
     if other := [key for key in keys if getattr(stored, key) != getattr(own, key)]:
@@ -248,17 +225,7 @@ def read_started(
     stored: AdapterConfig,
     adapter: Adapter,
 ) -> tuple[Mapping[str, FloatArray], AdapterConfig]:
-    """An adapter's file for an adapter that may have begun as a part of its base.
-
-    Args:
-        folder: Its folder.
-        tensors: Its tensors.
-        stored: Its settings.
-        adapter: What takes it.
-
-    Raises:
-        CheckpointError: If the base was changed for another start.
-    """
+    """An adapter's file for an adapter that may have begun as a part of its base."""
     if adapter.start is None:
         return tensors, stored
     pairs, _ = split_biases(tensors)
@@ -325,11 +292,7 @@ class AdapterBiases:
         return self._taken
 
     def check(self, biases: Mapping[str, FloatArray]) -> None:
-        """Makes sure that the base has biases of these layers and sizes.
-
-        Raises:
-            CheckpointError: If it has not.
-        """
+        """Makes sure that the base has biases of these layers and sizes."""
         for name, array in biases.items():
             self._place(name, array)
 
@@ -338,14 +301,7 @@ class AdapterBiases:
         return {bias_name(module): array for module, array in self._taken.items()}
 
     def take(self, biases: Mapping[str, FloatArray]) -> None:
-        """Puts an adapter's biases in the base's place; those of the adapter before go.
-
-        Args:
-            biases: By the names of their layers; none to have the base's own again.
-
-        Raises:
-            CheckpointError: If the base has no such bias; nothing is changed then.
-        """
+        """Puts an adapter's biases in the base's place; those of the adapter before go."""
         places = {name: self._place(name, array) for name, array in biases.items()}
         for name, own in self._base.items():
             write_vector(self._device, self._place(name, own), own)
@@ -382,73 +338,42 @@ def base_state_dict(
     layout: ModelLayout, programs: Programs, device: Device
 ) -> dict[str, FloatArray]:
     """Every weight by Hugging Face's name, float32."""
-    return _BaseState(layout, programs, device).read()
+    state: dict[str, FloatArray] = {}
+    for weight in layout.weights.table:
+        whole = _values(weight.held, layout, programs, device) - np.float32(weight.offset)
+        arrays = np.split(whole, len(weight.parts))
+        for (name, shape), array in zip(weight.parts, arrays, strict=True):
+            state[name] = array.reshape(shape)
+    for module, trained in layout.adapter.trained_rows.items():
+        state[f"{module}.weight"][list(trained.indices)] = trained.originals
+    for module, matrix in layout.adapter.trained_whole.items():
+        assert matrix.originals is not None
+        state[f"{module}.weight"] = matrix.originals()
+    return state
 
 
-class _BaseState:
-    def __init__(self, layout: ModelLayout, programs: Programs, device: Device) -> None:
-        self._layout = layout
-        self._programs = programs
-        self._device = device
-
-    def read(self) -> dict[str, FloatArray]:
-        modules, architecture = self._layout.network.modules, self._layout.pretrained.architecture
-        state = {architecture.embed_name: self._matrix(modules.embedding)}
-        if not architecture.tied:
-            state[architecture.head_name] = self._matrix(modules.head)
-        for name, layer in modules.linears.items():
-            state[f"{name}.weight"] = self._matrix(layer.weight)
-            if layer.bias is not None:
-                whole = read_vector(self._device, layer.bias)
-                state[f"{name}.bias"] = whole[: layer.bias.columns]
-        for stack in architecture.experts:
-            linear = modules.experts[stack.name]
-            for spec, array in zip(stack.linears, self._experts(linear.weight), strict=True):
-                state[f"{spec.name}.weight"] = array
-            if (bias := linear.bias) is not None:
-                rows = read_vector(self._device, bias).reshape(bias.rows, bias.stride)
-                for spec, array in zip(stack.linears, rows, strict=True):
-                    state[f"{spec.name}.bias"] = array[: bias.columns]
-        for name, router in modules.routers.items():
-            state[name] = self._matrix(router)
-        for name, table in modules.tables.items():
-            state[name] = self._matrix(table)
-        for name, shape in architecture.norm_shapes.items():
-            norm = modules.norms[name]
-            rows = read_vector(self._device, norm).reshape(norm.rows, norm.stride)
-            offset = np.float32(architecture.offset_of(name))
-            whole = rows[:, : norm.columns] - offset
-            parts = stored_parts(name, shape)
-            for (part, own), array in zip(parts, np.split(whole, len(parts)), strict=True):
-                state[part] = array.reshape(own)
-        for module, trained in self._layout.adapter.trained_rows.items():
-            state[f"{module}.weight"][list(trained.indices)] = trained.originals
-        for module, matrix in self._layout.adapter.trained_whole.items():
-            assert matrix.originals is not None
-            state[f"{module}.weight"] = matrix.originals()
-        return state
-
-    def _matrix(self, weight: Matrix | HostMatrix) -> FloatArray:
-        if isinstance(weight, StreamedMatrix):
-            weight = weight.host
-        if isinstance(weight, HostMatrix):
-            rows = weight.taken(np.arange(weight.rows))
-            return stored_floats(rows.data.cast("B"), weight.dtype).reshape(rows.shape)[
-                :, : weight.columns
-            ]
-        graph = self._layout.new_graph()
-        return self._shards(graph, [shard for _, shard in weight.shards(graph)])
-
-    def _experts(self, weight: ExpertMatrix) -> FloatArray:
-        graph = self._layout.new_graph()
-        shards = [shard for _, _, shard in weight.expert_shards(graph)]
-        whole = self._shards(graph, shards)
-        return whole.reshape(weight.experts, weight.rows, weight.columns)
-
-    def _shards(self, graph: Graph, shards: list[Tensor]) -> FloatArray:
-        program = self._programs.from_graph(graph, tuple(shards))
-        program.run()
-        return np.concatenate([_rows(shard, program.read(shard)) for shard in shards])
+def _values(
+    held: Held,
+    layout: ModelLayout, programs: Programs, device: Device,
+) -> FloatArray:  # fmt: skip
+    """What is stored, (rows, columns), of experts one below the other."""
+    if isinstance(held, Tensor):
+        return read_vector(device, held).reshape(held.rows, -1)[:, : held.columns]
+    if isinstance(held, StreamedMatrix):
+        held = held.host
+    if isinstance(held, HostMatrix):
+        rows = held.taken(np.arange(held.rows))
+        values = stored_floats(rows.data.cast("B"), held.dtype).reshape(rows.shape)
+        return values[:, : held.columns]
+    graph = layout.new_graph()
+    shards: list[Tensor]
+    if isinstance(held, DenseMatrix) or (isinstance(held, QuantizedMatrix) and held.experts == 1):
+        shards = [shard for _, shard in held.shards(graph)]
+    else:
+        shards = [shard for _, _, shard in held.expert_shards(graph)]
+    program = programs.from_graph(graph, tuple(shards))
+    program.run()
+    return np.concatenate([_rows(shard, program.read(shard)) for shard in shards])
 
 
 def _rows(shard: Tensor, raw: memoryview) -> FloatArray:

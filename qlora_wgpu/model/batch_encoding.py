@@ -26,11 +26,7 @@ IntArray = npt.NDArray[np.int64]
 def checked_batch(
     input_ids: Any, labels: Any, attention_mask: Any, vocab_size: int
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Token ids, shifted targets and mask of a micro-batch, each (batch, seq).
-
-    Raises:
-        ShapeError: If shapes or values do not fit.
-    """
+    """Token ids, shifted targets and mask of a micro-batch, each (batch, seq)."""
     ids = checked_ids(input_ids, vocab_size)
     mask = checked_mask(attention_mask, ids.shape)
     targets = shifted_targets(checked_labels(labels, ids.shape, vocab_size), mask)
@@ -38,11 +34,7 @@ def checked_batch(
 
 
 def checked_ids(input_ids: Any, vocab_size: int) -> IntArray:
-    """Token ids as an int64 array (batch, seq).
-
-    Raises:
-        ShapeError: If they are no such array, or an id is outside the vocabulary.
-    """
+    """Token ids as an int64 array (batch, seq)."""
     ids = _integers("input_ids", input_ids)
     if ids.ndim != 2 or not ids.size:
         raise ShapeError(f"input_ids must have shape (batch, seq), got {ids.shape}")
@@ -55,11 +47,7 @@ def checked_ids(input_ids: Any, vocab_size: int) -> IntArray:
 
 
 def checked_labels(labels: Any, shape: tuple[int, ...], vocab_size: int) -> IntArray:
-    """Labels as an int64 array of the ids' shape.
-
-    Raises:
-        ShapeError: If they have another, or one is neither -100 nor a token.
-    """
+    """Labels as an int64 array of the ids' shape."""
     array = _integers("labels", labels)
     if array.shape != shape:
         raise ShapeError(f"labels must have input_ids' shape {shape}, got {array.shape}")
@@ -76,10 +64,6 @@ def checked_mask(attention_mask: Any, shape: tuple[int, ...]) -> IntArray:
     """The mask as an int64 array of the ids' shape, all ones where there is none.
 
     Samples that are packed into one row are numbered in it from 1 on.
-
-    Raises:
-        ShapeError: If it has another shape, a negative number, or a sample that is not in one
-            piece.
     """
     if attention_mask is None:
         return np.ones(shape, np.int64)
@@ -97,11 +81,7 @@ def checked_mask(attention_mask: Any, shape: tuple[int, ...]) -> IntArray:
 
 
 def checked_weights(weights: Any, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    """Weights of targets in the loss as a float32 array of the ids' shape.
-
-    Raises:
-        ShapeError: If they have another, or one is negative or no finite number.
-    """
+    """Weights of targets in the loss as a float32 array of the ids' shape."""
     array = np.asarray(weights, np.float32)
     if array.shape != shape:
         raise ShapeError(f"weights must have input_ids' shape {shape}, got {array.shape}")

@@ -30,21 +30,14 @@ _ALONE = {"the input embedding", "lm_head"}  # of which one thing alone is said
 
 @dataclass(frozen=True)
 class Fit:
-    """A step within a budget.
+    """A step within a budget."""
 
-    Attributes:
-        layout: The model, laid out so.
-        options: The step's; layers may be recomputed that were not to be.
-        memory: Bytes on the device by kind.
-        host_memory: Bytes of host memory that wait, by kind.
-        moved: Bytes that pass between host and device in an optimizer step.
-    """
-
-    layout: ModelLayout
-    options: StepOptions
-    memory: Counter[str]
-    host_memory: Counter[str]
-    moved: int
+    layout: ModelLayout  # the model, laid out so
+    options: StepOptions  # the step's; layers may be recomputed that were not to be
+    memory: Counter[str]  # bytes on the device by kind
+    host_memory: Counter[str]  # bytes of host memory that wait, by kind
+    moved: int  # bytes that pass between host and device in an optimizer step
+    work: tuple[int, int]  # operations of a micro-batch, and bytes of memory that they pass
 
     @property
     def residency(self) -> Residency:
@@ -67,7 +60,7 @@ class Fit:
         words = waiting_in_words(self.residency, self.layout.num_layers)
         if not words:
             return again or "nothing is recomputed, and nothing waits in host memory"
-        waiting, mapped = sum(self.host_memory.values()), self.layout.mapped_bytes
+        waiting, mapped = sum(self.host_memory.values()), self.layout.placement.mapped_bytes
         on_disk = f", {mapped / MIB:,.0f} MiB on disk" if mapped else ""
         return (
             f"{words} in host memory ({waiting / MIB:,.0f} MiB{on_disk}); {self.moved / 1e9:,.2g} "
@@ -113,14 +106,18 @@ def planned(
     if layout.residency.host_moments:
         moved += 2 * layout.adapter.moments.nbytes  # there and back
     memory, on_host = (of(options, step.plan) for of in (layout.memory, layout.host_memory))
-    return Fit(layout, options, memory, on_host, moved)
+    work = step.plan.flops, step.plan.passed_bytes
+    return Fit(layout, options, memory, on_host, moved, work)
 
 
 Beside = Callable[[ModelLayout, StepOptions], int]
 
 
+Kind = tuple[Residency, StepOptions]
+
+
 @dataclass(frozen=True)
-class Way:
+class Candidate:
     """A way that is considered, with what it is reckoned to cost and to take."""
 
     residency: Residency
@@ -128,64 +125,51 @@ class Way:
     seconds: float
     total: int
 
+    @property
+    def cost(self) -> tuple[float, int]:
+        """By which ways are compared."""
+        return self.seconds, self.total
 
-Count = Callable[[Way, list[int]], int]
+    @property
+    def kind(self) -> Kind:
+        """Of one are ways that differ alone in how many layers they stream, or keep if any."""
+        kept = min(self.residency.kept_layers, 1)
+        return replace(self.residency, streamed_layers=0, kept_layers=kept), self.options
 
 
-def cost(way: Way) -> tuple[float, int]:
-    """By which ways are compared."""
-    return way.seconds, way.total
-
-
-class More:
+class Overhead:
     """What a run takes beside its step: exactly where a way was planned, reckoned elsewhere."""
 
     def __init__(self, beside: Beside | None, plain: Fit) -> None:
         self._beside = beside
-        self._taken: dict[int, tuple[Fit, int]] = {}
-        self._noted: dict[tuple[Residency, StepOptions], int] = {}
+        self._exact: dict[Kind, int] = {}
+        self._noted: dict[Kind, int] = {}
         self._plain = self.taken(plain) - plain.total
 
     def taken(self, found: Fit) -> int:
         """Bytes of all of a run."""
-        if id(found) not in self._taken:
-            more = 0 if self._beside is None else self._beside(found.layout, found.options)
-            self._taken[id(found)] = found, found.total + more
-        return self._taken[id(found)][1]
+        if self._beside is None:
+            return found.total
+        key = found.residency, found.options
+        if key not in self._exact:
+            self._exact[key] = self._beside(found.layout, found.options)
+        return found.total + self._exact[key]
 
-    def note(self, way: Way, found: Fit) -> None:
+    def note(self, way: Candidate, found: Fit) -> None:
         """Learns how far a way was reckoned wrong: the most of any of its kind."""
-        before = self._noted.get(_kind(way))
-        taken = self.taken(found) - way.total
-        self._noted[_kind(way)] = taken if before is None else max(taken, before)
+        wrong = self.taken(found) - way.total
+        self._noted[way.kind] = max(wrong, self._noted.get(way.kind, wrong))
 
-    def beside(self, way: Way) -> int:
-        """Bytes that are reckoned beside a way's step."""
-        return self._noted.get(_kind(way), self._plain)
-
-    def reckoned(self, way: Way) -> int:
+    def reckoned(self, way: Candidate) -> int:
         """Bytes that are reckoned of all of a run."""
-        return way.total + self.beside(way)
-
-
-def _kind(way: Way) -> tuple[Residency, StepOptions]:
-    """Ways that differ alone in how many layers they stream, or keep if they keep any."""
-    kept = min(way.residency.kept_layers, 1)
-    return replace(way.residency, streamed_layers=0, kept_layers=kept), way.options
-
-
-def least_count(way: Way, totals: list[int]) -> int:
-    """How many layers come and go where the device shall hold least."""
-    return min(range(len(totals)), key=totals.__getitem__)
+        return way.total + self._noted.get(way.kind, self._plain)
 
 
 def streaming(layers: list[int], staying: list[int], blocks: list[int]) -> list[int]:
     """What the device holds more, or less, when the last 0, 1, 2, … layers come and go.
 
-    Args:
-        layers: Bytes of each where it comes and goes.
-        staying: The same where it stays.
-        blocks: Those of a streamed head, which take turns in the same places as layers.
+    ``layers`` are bytes of each where it comes and goes, ``staying`` where it stays, ``blocks``
+    those of a streamed head, which take turns in the same places as layers.
     """
     without, saved, more = _places(blocks), 0, [0]
     for number in reversed(range(len(layers))):
@@ -225,9 +209,6 @@ def fit(
         flops_per_second: About how fast the device is, to weigh recomputation against traffic.
         bytes_per_second: About how fast it reads and writes its memory, likewise.
         beside: Bytes that the run takes beside a step that is planned so.
-
-    Raises:
-        OutOfMemoryError: If no way keeps the budget; says by how much.
     """
     rates = flops_per_second, bytes_per_second
     return Search(layout, options, accumulation, rates).within(budget, beside)
@@ -239,14 +220,7 @@ def _mib(nbytes: int) -> str:
 
 
 class Search:
-    """The ways of keeping budgets; each is planned once.
-
-    Args:
-        layout: The model with everything on the device.
-        options: The longest training step.
-        accumulation: Micro-batches of an optimizer step.
-        rates: About how many operations, and bytes of its memory, the device makes in a second.
-    """
+    """The ways of keeping budgets; each is planned once."""
 
     def __init__(
         self,
@@ -255,38 +229,24 @@ class Search:
         accumulation: int = 1,
         rates: tuple[float, float] = (1e13, 5e11),
     ) -> None:
+        """Plans the longest step of a model that is all on the device.
+
+        Of ``rates``, operations and bytes of its memory, the device makes so many in a second.
+        """
         self._layout, self._options = layout, options
         self._accumulation, self._rates = accumulation, rates
-        self._known: dict[tuple[Residency, StepOptions], Way] = {}
-        step = layout.sized(options)
-        self._asked = step.plan
-        self._plain = planned(layout, options, accumulation, step)
-        self._fits = {(layout.residency, options): self._plain}
-
-    @property
-    def _in_buffers(self) -> bool:
-        """Textures are the first that is given up, wherever there are any."""
-        return self._layout.profile.in_textures
-
-    @property
-    def _kept(self) -> tuple[tuple[int, bool], ...]:
-        """How layers are kept: with cheap outputs made again, where that is no matter of course."""
-        return _KEPT[:1] if self._layout.profile.remakes else _KEPT
+        self._fits: dict[Kind, Fit] = {}
+        self._plain = self._planned(layout.residency, options)
+        # Textures are the first that is given up, wherever there are any.
+        self._in_buffers = layout.profile.in_textures
 
     @cached_property
-    def _streamed(self) -> ModelLayout:
-        layers = self._layout.num_layers
-        return self._layout.waiting(
-            Residency(streamed_layers=layers, streamed_head=self._layout.head_ways[-1])
-        )
-
-    @cached_property
-    def _layers(self) -> list[int]:
-        return self._streamed.section_bytes
-
-    @cached_property
-    def _blocks(self) -> list[int]:
-        return self._streamed.head_block_bytes
+    def _streamed(self) -> tuple[list[int], list[int]]:
+        """Bytes of each layer that comes and goes, and of each block of the head."""
+        head = self._layout.head_ways[-1]
+        every = Residency(streamed_layers=self._layout.num_layers, streamed_head=head)
+        layout = self._layout.waiting(every)
+        return layout.placement.section_bytes, layout.placement.head_block_bytes
 
     def within(self, budget: int | None, beside: Beside | None = None) -> Fit:
         """The cheapest way that keeps a budget.
@@ -294,14 +254,11 @@ class Search:
         Args:
             budget: Bytes of device memory; None for as much as it takes.
             beside: Bytes that the run takes beside a step that is planned so.
-
-        Raises:
-            OutOfMemoryError: If no way keeps the budget; says by how much.
         """
         plain = self._plain
         if budget is None:
             return plain
-        more = More(beside, plain)
+        more = Overhead(beside, plain)
         if more.taken(plain) <= budget:
             return plain
         while way := self._cheapest(budget, more):
@@ -325,15 +282,14 @@ class Search:
 
         Ways are planned in the order of what they are reckoned to take, until none that is left
         is reckoned to take less than one that is planned.
-
-        Args:
-            beside: Bytes that the run takes beside a step that is planned so.
         """
-        more = More(beside, self._plain)
-        heads = self._layout.head_ways
-        bases = (base for streamed in heads for base in self._bases(streamed=streamed))
-        traced = [self._traced(*base) for base in bases]
-        ways = [way for each in traced for way in self._with_weights(each, least_count)]
+        more = Overhead(beside, self._plain)
+        ways = [
+            min(ways, key=lambda way: way.total)
+            for streamed in self._layout.head_ways
+            for base in self._bases(streamed=streamed)
+            for ways in self._with_weights(self._traced(*base))
+        ]
         least: Fit = self._plain
         for way in sorted(ways, key=more.reckoned):
             if more.reckoned(way) >= more.taken(least):
@@ -344,27 +300,26 @@ class Search:
     def _planned(self, residency: Residency, options: StepOptions) -> Fit:
         key = residency, options
         if key not in self._fits:
-            layout = self._layout.waiting(residency)
+            layout = self._layout
+            if residency != layout.residency:
+                layout = layout.waiting(residency)
             step = layout.sized(options)
             self._fits[key] = planned(layout, options, self._accumulation, step)
         return self._fits[key]
 
-    def _cheapest(self, budget: int, more: More) -> Way | None:
+    def _cheapest(self, budget: int, more: Overhead) -> Candidate | None:
         """The cheapest way that is reckoned to keep a budget, with as few streamed layers as do."""
-        best: Way | None = None
-
-        def count(way: Way, totals: list[int]) -> int:
-            room = budget - more.beside(way)
-            return next((n for n, total in enumerate(totals) if total <= room), 0)
-
+        best: Candidate | None = None
         for streamed in self._layout.head_ways:
             for base in self._bases(streamed=streamed):
                 if best is not None and self._least_seconds(*base) >= best.seconds:
                     continue
-                for plain in self._with_weights(self._traced(*base), count):
+                for ways in self._with_weights(self._traced(*base)):
+                    fitting = (way for way in ways if more.reckoned(way) <= budget)
+                    plain = next(fitting, ways[0])
                     for way in (plain, self._keeping(plain, base, budget, more)):
                         fits = more.reckoned(way) <= budget
-                        if fits and (best is None or cost(way) < cost(best)):
+                        if fits and (best is None or way.cost < best.cost):
                             best = way
         return best
 
@@ -373,19 +328,11 @@ class Search:
         asked = options.checkpointing and not self._options.checkpointing
         return asked and residency.layers_together == 1 and not residency.parked_inputs
 
-    def _keeping(
-        self, way: Way, base: tuple[Residency, StepOptions], budget: int, more: More
-    ) -> Way:
+    def _keeping(self, way: Candidate, base: Kind, budget: int, more: Overhead) -> Candidate:
         """A way with as many layers kept as have room.
 
         The first is reckoned to take nothing, since it is there while no other is recomputed, and
         each further one as much.
-
-        Args:
-            way: With all of them recomputed.
-            base: What was traced of it.
-            budget: Bytes that there are.
-            more: What a run takes beside.
         """
         layers = self._layout.num_layers
         if layers == 1 or not self._may_keep(*base):
@@ -397,14 +344,14 @@ class Search:
         if nbytes <= 0 or room < 0:
             return way
         kept = min(1 + room // nbytes, layers - 1)
-        return Way(
+        return Candidate(
             replace(way.residency, kept_layers=kept),
             way.options,
             way.seconds - kept * (none.seconds - all_of_them.seconds) / layers,
             way.total + (kept - 1) * nbytes,
         )
 
-    def _grown(self, found: Fit, budget: int, more: More) -> Fit:
+    def _grown(self, found: Fit, budget: int, more: Overhead) -> Fit:
         """The same with layers kept that have room after all."""
         residency, options = found.residency, found.options
         while self._may_keep(residency, options) and (
@@ -417,15 +364,17 @@ class Search:
             found = larger
         return found
 
-    def _bases(self, *, streamed: bool) -> Iterator[tuple[Residency, StepOptions]]:
+    def _bases(self, *, streamed: bool) -> Iterator[Kind]:
         """Every combination of what has to be traced; those that cost less come first."""
         embedding = streamed and self._layout.tied
+        # Cheap outputs are made again on GPUs as a matter of course, where layers are kept.
+        plain = _KEPT[:1] if self._layout.profile.remakes else _KEPT
         for parked in (False, True):
             for checkpointing in dict.fromkeys((self._options.checkpointing, True)):
                 if parked and not checkpointing:
                     continue
                 options = replace(self._options, checkpointing=checkpointing)
-                for together, remakes in _RECOMPUTED if checkpointing else self._kept:
+                for together, remakes in _RECOMPUTED if checkpointing else plain:
                     base = Residency(
                         embedding, parked, together, streamed_head=streamed, remakes=remakes,
                         in_buffers=self._in_buffers,
@@ -435,8 +384,8 @@ class Search:
     def _least_seconds(self, residency: Residency, options: StepOptions) -> float:
         """What a way costs at least, by what is known without planning it."""
         without = replace(residency, parked_inputs=False)
-        if residency.parked_inputs and (without, options) in self._known:
-            return self._known[without, options].seconds
+        if residency.parked_inputs and (without, options) in self._fits:
+            return self._traced(without, options).seconds
         if residency.streamed_head:
             by_itself = Residency(
                 self._layout.tied, streamed_head=True, in_buffers=self._in_buffers
@@ -444,32 +393,26 @@ class Search:
             return self._traced(by_itself, self._options).seconds
         return 0.0
 
-    def _traced(self, residency: Residency, options: StepOptions) -> Way:
+    def _traced(self, residency: Residency, options: StepOptions) -> Candidate:
         """A way that is planned; it costs its traffic, and what it computes more than was asked."""
-        if (residency, options) in self._known:
-            return self._known[residency, options]
-        layout = self._layout.waiting(residency)
-        step = layout.sized(options)
-        found = planned(layout, options, self._accumulation, step)
-        asked, plan = self._asked, step.plan
-        flops, nbytes = plan.flops - asked.flops, plan.passed_bytes - asked.passed_bytes
-        computing = max(flops, 0) / self._rates[0] + max(nbytes, 0) / self._rates[1]
+        found = self._planned(residency, options)
+        more = zip(found.work, self._plain.work, self._rates, strict=True)
+        computing = sum(max(own - asked, 0) / rate for own, asked, rate in more)
         seconds = found.seconds + self._accumulation * computing
-        way = self._known[residency, options] = Way(residency, options, seconds, found.total)
-        return way
+        return Candidate(residency, options, seconds, found.total)
 
-    def _with_weights(self, way: Way, count: Count) -> Iterator[Way]:
-        """A way, and the same with the embedding, the moments and layers in host memory.
+    def _with_weights(self, way: Candidate) -> Iterator[list[Candidate]]:
+        """A way with the embedding and the moments on the device or the host.
 
-        Args:
-            way: With all of these on the device.
-            count: Says how many layers come and go, by what each number of them takes.
+        Of each, the same with the last 0, 1, 2, … layers in host memory.
         """
-        layout, layers = self._layout, self._layers
+        layout, (layers, blocks) = self._layout, self._streamed
         rows = way.options.batch * way.options.seq
         moments = layout.adapter.moments.nbytes
-        blocks = self._blocks if way.residency.streamed_head else []
-        changes = streaming(layers, layout.layer_bytes, blocks)
+        changes = streaming(
+            layers, layout.placement.layer_bytes, blocks if way.residency.streamed_head else []
+        )
+        brought = [sum(layers[len(layers) - count :]) for count in range(len(changes))]
         for embedding in (False, True) if layout.embedding_bytes else (False,):
             for on_host in (False, True) if layout.adapter.forms.updates else (False,):
                 passing = rows * layout.embedded_row_bytes if embedding else 0
@@ -485,13 +428,15 @@ class Search:
                     host_embedding=embedding or way.residency.host_embedding,
                     host_moments=on_host,
                 )
-                without = replace(way, residency=residency, total=way.total - saved)
-                totals = [without.total + change for change in changes]
-                streamed = count(without, totals)
-                moved += self._accumulation * 2 * sum(layers[len(layers) - streamed :])
-                residency = replace(residency, streamed_layers=streamed)
-                seconds = way.seconds + moved / LINK
-                yield Way(residency, way.options, seconds, totals[streamed])
+                yield [
+                    Candidate(
+                        replace(residency, streamed_layers=count),
+                        way.options,
+                        way.seconds + (moved + self._accumulation * 2 * brought[count]) / LINK,
+                        way.total - saved + change,
+                    )
+                    for count, change in enumerate(changes)
+                ]
 
 
 PlansOf = Callable[[ModelLayout], Sequence[Plan]]
@@ -503,14 +448,6 @@ def fit_reading(layout: ModelLayout, plans_of: PlansOf, budget: int) -> ModelLay
     Nothing waits in host memory as long as it need not, for which textures are given up; then
     the input embedding, whose rows are few; then the weights of as few layers as will do; then the
     head.
-
-    Args:
-        layout: The model with everything on the device.
-        plans_of: All that will be computed of a layout.
-        budget: Bytes of device memory.
-
-    Raises:
-        OutOfMemoryError: If no way keeps it; says by how much.
     """
     if (least := _total(layout, plans_of)) <= budget:
         return layout
@@ -521,7 +458,7 @@ def fit_reading(layout: ModelLayout, plans_of: PlansOf, budget: int) -> ModelLay
         way = replace(base, streamed_layers=layout.num_layers, streamed_head=head)
         waiting = layout.waiting(way)
         all_streamed = _total(waiting, plans_of)
-        count = _fewest(waiting.section_bytes, all_streamed, budget)
+        count = _fewest(waiting.placement.section_bytes, all_streamed, budget)
         least = min(least, all_streamed)
         ways.append(replace(way, streamed_layers=count))
     for way in dict.fromkeys(ways):
@@ -538,12 +475,7 @@ def fit_reading(layout: ModelLayout, plans_of: PlansOf, budget: int) -> ModelLay
 
 
 def reading_memory(plans: Sequence[Plan], layout: ModelLayout | None = None) -> Counter[str]:
-    """Bytes on the device by kind of programs that share slots and run in turn.
-
-    Args:
-        plans: Theirs.
-        layout: The model, where what is kept dequantized is made before them.
-    """
+    """Bytes on the device by kind of programs that share slots and run in turn."""
     if layout is not None and layout.filling is not None:
         whole = reading_memory([layout.filling, *plans])
         whole["uniforms"] -= layout.filling.uniform_bytes  # which do not stay

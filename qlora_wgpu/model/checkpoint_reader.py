@@ -46,11 +46,7 @@ def with_prefixes(folder: ModelFolder, prefixes: Sequence[tuple[str, str]], name
 
 
 def stored_embedding(folder: ModelFolder | None, architecture: Architecture) -> str:
-    """The embedding's tensor: a tied matrix may be stored as the head, another may not.
-
-    Raises:
-        CheckpointError: If there is one of the two only, and config.json does not tie them.
-    """
+    """The embedding's tensor: a tied matrix may be stored as the head, another may not."""
     name, head_name = architecture.embed_name, architecture.head_name
     if folder is None:
         return name
@@ -74,17 +70,11 @@ def stored_embedding(folder: ModelFolder | None, architecture: Architecture) -> 
 
 @dataclass
 class Requantization:
-    """Quantizes weights to NF4 and measures how far they move.
+    """Quantizes weights to NF4 and measures how far they move."""
 
-    Attributes:
-        count: Number of weights so far.
-        moved: Sum of the squares of their movements.
-        whole: Sum of their own squares.
-    """
-
-    count: int = 0
-    moved: float = 0.0
-    whole: float = 0.0
+    count: int = 0  # number of weights so far
+    moved: float = 0.0  # sum of the squares of their movements
+    whole: float = 0.0  # sum of their own squares
 
     def since(self, before: Requantization) -> Requantization:
         """What was added to what there was."""
@@ -127,34 +117,22 @@ class Requantization:
 FloatArray = npt.NDArray[np.float32]
 
 
-class WeightSource:
-    """The files of a model, or none for a plan.
-
-    Attributes:
-        folder: The files; None for a plan.
-        prefixes: What names begin with in the files, in place of what modules are named.
-        stored_rows: Rows that the files have of matrices that get more, which are their mean.
-        requantization: How far weights moved that had to be quantized anew.
-        changed: The names of the weights of which an adapter takes a part.
-    """
+class CheckpointReader:
+    """The files of a model, or none for a plan."""
 
     def __init__(self, folder: ModelFolder | None, quant: QuantConfig) -> None:
-        """Reads nothing yet.
-
-        Args:
-            folder: The files; None for a plan.
-            quant: How layers are quantized that are not so in the files.
-        """
+        """Reads nothing yet; ``quant`` is for layers that are not quantized in the files."""
         self.folder = folder
-        self.prefixes: tuple[tuple[str, str], ...] = ()
+        self.prefixes: tuple[tuple[str, str], ...] = ()  # of names here, and in the files
+        # Rows that the files have of matrices that get more, which are their mean.
         self.stored_rows: dict[str, int] = {}
         self.requantization = Requantization()
         self._quant = quant
-        self.changed: frozenset[str] = frozenset()
+        self.changed: frozenset[str] = frozenset()  # weights of which an adapter takes a part
         self._parts: dict[str, tuple[FloatArray, FloatArray, float]] = {}
         self._parts_hash = ""
 
-    def subtract(self, adapter: Adapter) -> None:
+    def remove_initial_adapter(self, adapter: Adapter) -> None:
         """From now on weights are what the start of an adapter leaves of them."""
         assert adapter.start is not None
         for spec in adapter.targets:
@@ -172,22 +150,17 @@ class WeightSource:
         return self.folder is not None and self.folder.has(self.stored(name))
 
     def read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
-        """A tensor of a shape, in float32.
-
-        Raises:
-            CheckpointError: If it is missing, damaged or of another shape.
-        """
-        stored_rows = self.stored_rows.get(name)
-        if stored_rows is not None and stored_rows < shape[0]:
-            own = self._read(name, (stored_rows, *shape[1:]))
-            return np.concatenate([own, np.tile(mean_row(own), (shape[0] - stored_rows, 1))])
-        return self._read(name, shape)
-
-    def _read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
-        folder, name = self._folder, self.stored(name)
-        array = folder.dequantized(name) if len(shape) == 2 else folder.float32(name)
-        _check_shape(folder, name, array.shape, shape)
-        return rest_of(array, *self._parts[name]) if name in self._parts else array
+        """A tensor of a shape, in float32."""
+        folder, stored, rows = self._folder, self.stored(name), self.stored_rows.get(name)
+        missing = 0 if rows is None else max(shape[0] - rows, 0)
+        own = (shape[0] - missing, *shape[1:]) if missing else shape
+        array = folder.dequantized(stored) if len(shape) == 2 else folder.float32(stored)
+        _check_shape(folder, stored, array.shape, own)
+        if stored in self._parts:
+            array = rest_of(array, *self._parts[stored])
+        if missing:
+            array = np.concatenate([array, np.tile(mean_row(array), (missing, 1))])
+        return array
 
     def is_as_stored(self, name: str, columns: int, dtype: str) -> bool:
         """Whether a file holds a matrix as the device takes it."""
@@ -211,11 +184,7 @@ class WeightSource:
         return read + max(0 if taken_as_read else nbytes, more)
 
     def read_bits(self, name: str, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
-        """A matrix as the device takes it: as its file holds it, if that is so.
-
-        Raises:
-            CheckpointError: If it is missing, damaged, of another shape or beyond its type.
-        """
+        """A matrix as the device takes it: as its file holds it, if that is so."""
         if self.is_as_stored(name, shape[1], dtype):
             bits = self._folder.bfloat16(self.stored(name))
             _check_shape(self._folder, name, bits.shape, shape)
@@ -223,11 +192,7 @@ class WeightSource:
         return bits_of(name, self.read(name, shape), dtype)
 
     def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight:
-        """A matrix in few bits: as its file holds it, or quantized here.
-
-        Raises:
-            CheckpointError: If it is missing, damaged or of another shape.
-        """
+        """A matrix in few bits: as its file holds it, or quantized here."""
         folder, name = self._folder, self.stored(name)
         stored = folder.quantized(name, mapped=True)
         if stored is not None:
@@ -239,11 +204,7 @@ class WeightSource:
         return quantize_nf4(weight, self._quant.blocksize, self._quant.double_quant)
 
     def refuse_bias(self, layer: str) -> None:
-        """Sees that the files have no bias of a layer that is to have none.
-
-        Raises:
-            CheckpointError: If they have.
-        """
+        """Sees that the files have no bias of a layer that is to have none."""
         if self.folder is not None and self.has(f"{layer}.bias"):
             raise CheckpointError(
                 f"{self.folder.path}: the weights hold {layer}.bias, but config.json says that "
@@ -271,11 +232,7 @@ def mean_row(matrix: FloatArray) -> FloatArray:
 
 
 def bits_of(name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
-    """A matrix in a type, its rows padded.
-
-    Raises:
-        CheckpointError: If it holds values that the type has not.
-    """
+    """A matrix in a type, its rows padded."""
     if dtype == "float16" and (np.isfinite(array) & (np.abs(array) > LARGEST_FLOAT16)).any():
         raise CheckpointError(
             f"{name} holds weights that are larger than matrix units take "
@@ -288,14 +245,7 @@ def bits_of(name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
 def keep_originals(
     trained: TrainedRows | None, bits: npt.NDArray[Any], columns: int, dtype: str
 ) -> None:
-    """Notes what a matrix holds in place of its trained rows, if it has any: where these begin.
-
-    Args:
-        trained: The trained rows.
-        bits: The matrix as the device takes it.
-        columns: Its columns, padding not counted.
-        dtype: Its element type.
-    """
+    """Notes what a matrix holds in place of its trained rows, if it has any: where these begin."""
     if trained is not None:
         own = np.ascontiguousarray(bits[list(trained.indices)])
         floats = stored_floats(own.data.cast("B"), dtype).reshape(len(own), -1)

@@ -24,26 +24,15 @@ KIND = "dequantized weights"
 
 
 @dataclass(frozen=True)
-class KeptWeights:
-    """How they are kept.
+class DequantizedWeights:
+    """How they are kept."""
 
-    Attributes:
-        dtype: Element type of the operands.
-        max_binding: Largest number of bytes that one binding may show.
-        textures: Whether they lie in textures.
-    """
-
-    dtype: str
-    max_binding: int
-    textures: bool
+    dtype: str  # element type of the operands
+    max_binding: int  # largest number of bytes that one binding may show
+    textures: bool  # whether they lie in textures
 
     def within(self, modules: Modules, groups: Iterable[Sequence[str]]) -> Modules:
-        """The same modules, with memory for the operands of what does not come and go.
-
-        Args:
-            modules: A model's.
-            groups: Names of its linear layers, those of one input together.
-        """
+        """The same modules, with memory for the operands of what does not come and go."""
         linears, experts = dict(modules.linears), dict(modules.experts)
         for names in groups:
             staying = [name for name in names if stays(linears[name].weight)]
@@ -114,27 +103,15 @@ _CODE_BYTES = 0.625  # of a weight as codes, with its part of a float32 scale
 
 @dataclass(frozen=True)
 class CopySizes:
-    """Copies as they would be.
+    """Copies as they would be."""
 
-    Attributes:
-        dense: Whether quantized weights are kept dequantized, which is faster.
-        nbytes: Bytes of all, more or less.
-        fits: Whether the machine has room for them.
-    """
-
-    dense: bool
-    nbytes: int
-    fits: bool
+    dense: bool  # whether quantized weights are kept dequantized, which is faster
+    nbytes: int  # bytes of all, more or less
+    fits: bool  # whether the machine has room for them
 
 
 def copy_sizes(head: int, weights: int, item_size: int) -> CopySizes:
-    """Dequantized where there is room for that, else as codes.
-
-    Args:
-        head: Bytes of the matrix that logits are made with.
-        weights: Weights of all linear layers.
-        item_size: Bytes of one of them, dequantized.
-    """
+    """Dequantized where there is room for that, else as codes."""
     most = (machine_bytes() or 0) // SPARE_SHARE
     numbers, codes = item_size * weights, int(_CODE_BYTES * weights)
     dense = numbers <= _MOST_DENSE and head + numbers <= most

@@ -42,13 +42,6 @@ def laid_out_for(
 
     ``"auto"`` asks for them on a software GPU whose memory has no bound: there main memory is
     plentiful, and what dequantizing takes was measured.
-
-    Args:
-        layout: The model, of which nothing is loaded yet.
-        asked: Whether they are kept.
-        is_cpu: Whether it is for a software GPU.
-        budget: Bytes of ``device.memory``.
-        beside: Bytes that the model may take for copies that texts read, which come first.
     """
     nbytes = layout.dequantized_bytes
     if asked is True:
@@ -65,23 +58,14 @@ def has_room(nbytes: int) -> bool:
 
 
 def copied_bytes(layout: ModelLayout, budget: int | None) -> int:
-    """Bytes, more or less, of the copies that texts of a model get; 0 where they get none.
-
-    Args:
-        layout: The model.
-        budget: Bytes of ``device.memory``; texts that have to keep one do without copies.
-    """
+    """Bytes, more or less, of the copies that texts of a model get; 0 where they get none."""
     if budget is not None or not layout.profile.textures:
         return 0
     return layout.copy_sizes.nbytes if layout.copy_sizes.fits else 0
 
 
 def are_copied(layout: ModelLayout, budget: int | None) -> bool:
-    """Whether they get any; what is not made yet has room.
-
-    Raises:
-        OutOfMemoryError: If it has none now.
-    """
+    """Whether they get any; what is not made yet has room."""
     wanted, free = copied_bytes(layout, budget), available_bytes()
     missing = wanted - layout.strips.nbytes
     if wanted and free is not None and missing > free:
@@ -112,23 +96,6 @@ def plan_training_memory(
 
     It is the sum of the very plan that training runs, so the two cannot disagree but for what
     shorter batches and sample texts add (a few per cent).
-
-    Args:
-        config: A config.json.
-        lora: The adapter.
-        quant: How the frozen linear layers are stored.
-        compute_dtype: ``"bfloat16"`` or ``"float32"``.
-        batch_size: Sequences of a micro-batch.
-        seq: Tokens of each, padded.
-        gradient_checkpointing: Whether layers are recomputed in the backward.
-        max_binding: The GPU's largest binding.
-        profile: How kernels are cut for the GPU.
-        keep_dequantized: Whether quantized weights are kept dequantized, too; ``"auto"`` as on a
-            device without a budget.
-        is_cpu: Whether it is a software GPU, which ``"auto"`` asks for.
-
-    Raises:
-        UnsupportedModelError: If the model asks for something that is not computed here.
     """
     layout = ModelLayout(
         Pretrained.from_config(config),

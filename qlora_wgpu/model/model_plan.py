@@ -36,159 +36,16 @@ from qlora_wgpu.ops.sampling import Choices, choose, make_choices
 from qlora_wgpu.ops.tensor import copied
 
 
-class LayoutMemory:
-    """The part of a ``ModelLayout`` that knows sizes; its attributes are described there."""
-
-    pretrained: Pretrained
-    compute_dtype: str
-    profile: Profile
-    residency: Residency
-    adapter: Adapter
-    network: Network
-    _weights: WeightLayout
-
-    @property
-    def num_layers(self) -> int:
-        """Layers of the model."""
-        return self.pretrained.architecture.num_layers
-
-    @property
-    def num_tensors(self) -> int:
-        """Number of tensors that ``load`` reads."""
-        return self._weights.places.num_tensors
-
-    @property
-    def section_bytes(self) -> list[int]:
-        """Bytes of the weights of each layer that comes and goes."""
-        return self._weights.places.section_bytes
-
-    @property
-    def layer_bytes(self) -> list[int]:
-        """Bytes on the device of what of each layer could come and go, and stays."""
-        return self._weights.places.layer_bytes
-
-    @property
-    def head_block_bytes(self) -> list[int]:
-        """Bytes of each block of the head that comes and goes."""
-        return self._weights.places.head_block_bytes
-
-    @property
-    def head_ways(self) -> tuple[bool, ...]:
-        """Whether the head may stay on the device, and whether it may wait in host memory.
-
-        One that is trained whole stays.
-        """
-        of = self.pretrained.architecture
-        module = (of.embed_name if of.tied else of.head_name).removesuffix(".weight")
-        return (False,) if module in self.adapter.trained_whole else (False, True)
-
-    @property
-    def tied(self) -> bool:
-        """Whether the head is the embedding."""
-        return self.pretrained.architecture.tied
-
-    @property
-    def embedding_bytes(self) -> int:
-        """Bytes of the input embedding, if it may wait in host memory by itself; else 0."""
-        of = self.pretrained.architecture
-        stays = self.tied or of.embed_name.removesuffix(".weight") in self.adapter.trained_whole
-        return 0 if stays else of.vocab_size * self.embedded_row_bytes
-
-    @property
-    def embedded_row_bytes(self) -> int:
-        """Bytes of a row of it."""
-        return matrix("", 1, self.pretrained.architecture.hidden_size, self.compute_dtype).nbytes
-
-    @property
-    def moments_passing(self) -> int:
-        """Bytes on the device that moments pass through, if they wait in host memory."""
-        moments = self.adapter.moments
-        return host_moments.passing_bytes(moments.piece_lengths, len(moments.vectors))
-
-    @property
-    def weight_dtype(self) -> str:
-        """Element type of frozen weights that products read."""
-        return self.profile.weight_dtype(self.compute_dtype)
-
-    def sizes_of_copies(self) -> CopySizes:
-        """Those for new tokens: of all linear layers, without experts, and of the head."""
-        of = self.pretrained.architecture
-        weights = sum(spec.out_features * spec.in_features for spec in of.linears)
-        head = of.vocab_size * self.embedded_row_bytes
-        return copy_sizes(head, weights, ITEM_SIZE[self.weight_dtype])
-
-    @property
-    def dequantized_bytes(self) -> int:
-        """Bytes, more or less, that quantized matrices take more where they are kept dequantized.
-
-        What comes and goes is not, nor is what is so already.
-        """
-        if self.residency.dequantized:
-            return 0
-        return kept_bytes(self.network.modules, self.weight_dtype)
-
-    @property
-    def loading_bytes(self) -> int:
-        """Bytes of host memory that are taken for a moment while weights are read."""
-        return self._weights.places.loading_bytes
-
-    @property
-    def mapped_bytes(self) -> int:
-        """Bytes of weights that are read from files whenever a step needs them."""
-        return self._weights.places.mapped_bytes
-
-    def weights_on_host(self) -> Counter[str]:
-        """Bytes of host memory by kind that weights take, and what they pass through."""
-        memory = self._weights.places.host_bytes()
-        memory["transfers"] = self._weights.places.transfer_bytes
-        return +memory
-
-    def device_memory(self, plan: Plan) -> Counter[str]:
-        """Bytes on the device by kind while a plan trains."""
-        memory = plan.bytes_by_kind()
-        memory["uniforms"] = plan.uniform_bytes
-        if not self.adapter.forms.updates:
-            return memory
-        moments = self.adapter.moments
-        memory["optimizer"] = moments.nbytes_beside
-        if self.residency.host_moments:
-            memory["staging"] += self.moments_passing
-        else:
-            memory["optimizer"] += moments.nbytes
-        return memory
-
-    def waiting_memory(self, plan: Plan) -> Counter[str]:
-        """Bytes of host memory by kind that wait while it does."""
-        memory = self._weights.places.host_bytes()
-        memory["layer inputs"] = plan.parked_bytes
-        memory["transfers"] = transfer_bytes(plan)
-        if self.residency.host_moments:
-            moments = self.adapter.moments
-            memory["optimizer"] = moments.nbytes
-            count = len(moments.vectors)
-            memory["transfers"] += host_moments.transfer_bytes(moments.piece_lengths, count)
-        return +memory
-
-
 @dataclass(frozen=True)
 class TokenGraphs:
-    """What chooses the next tokens of texts.
+    """What chooses the next tokens of texts."""
 
-    Attributes:
-        batch: The inputs of the hidden states.
-        next: What the choice reads of each text.
-        choices: What tokens are chosen by, and the tokens.
-        hidden: Computes the hidden states.
-        head: The logits and the choice.
-        kept: A copy of the logits, where they are told.
-    """
-
-    batch: BatchBuffers
-    next: BatchBuffers
-    choices: Choices
+    batch: BatchBuffers  # the inputs of the hidden states
+    next: BatchBuffers  # what the choice reads of each text
+    choices: Choices  # what tokens are chosen by, and the tokens
     hidden: Graph
-    head: Graph
-    kept: Tensor | None
+    head: Graph  # the logits and the choice
+    kept: Tensor | None  # a copy of the logits, where they are told
 
     @property
     def apart(self) -> bool:
@@ -197,28 +54,11 @@ class TokenGraphs:
         return self.batch.decodes and cache is not None and cache.texts > 1
 
 
-class ModelLayout(LayoutMemory):
+class ModelLayout:
     """Weights, adapter and sums of a model as kernels see them, cut for one device profile.
 
     Steps are traced once for their options, before or after the weights are read; the model that
     is loaded from a layout replays the very plans whose memory was told.
-
-    Attributes:
-        pretrained: The base.
-        quant: How its linear layers are stored.
-        compute_dtype: Element type of matmul operands.
-        profile: How kernels are cut.
-        max_binding: Largest number of bytes that one binding may show.
-        residency: What waits in host memory.
-        keep: Whether layers that come and go, and are quantized here, are kept on disk.
-        adapter: The layout of the adapter's parameters.
-        network: The network that is traced.
-        stats: Sums of loss and tokens, gradient norm, update factor.
-        saturated: Behind them, how many values were held at the end of their type, where kernels
-            have such a type.
-        strips: Copies of the weights that new tokens read, where their cache asks for it.
-        copy_sizes: What they take, once all are made.
-        began: How the adapter's start was found in the base, if it was.
     """
 
     def __init__(
@@ -234,31 +74,14 @@ class ModelLayout(LayoutMemory):
         forms: AdapterForms = FLOAT32,
         keep: bool = False,
     ) -> None:
-        """Lays everything out; no weight is read.
-
-        Args:
-            pretrained: The base.
-            lora: The adapter.
-            quant: How the base's linear layers are stored.
-            compute_dtype: ``"bfloat16"`` or ``"float32"``.
-            profile: How kernels are cut for the device.
-            max_binding: The device's limit.
-            residency: What waits in host memory.
-            forms: In which types the adapter's gradient and moments are kept.
-            keep: Whether layers that come and go, and are quantized here, are kept on disk.
-
-        Raises:
-            CheckpointError: If the files lack a tensor or hold one that config.json denies.
-            ConfigError: If the adapter does not fit the model.
-            OutOfMemoryError: If the vocabulary is far larger than any.
-        """
+        """Lays everything out; no weight is read."""
         self.pretrained = pretrained
         self.quant = quant
         self.compute_dtype = compute_dtype
         self.profile = profile
         self.max_binding = max_binding
         self.residency = residency
-        self.keep = keep
+        self.keep = keep  # on disk, of layers that come and go
         self._parking = Parking()
         architecture = pretrained.architecture
         if architecture.vocab_size > VOCABULARY_TRACED:
@@ -267,7 +90,7 @@ class ModelLayout(LayoutMemory):
                 f"planned, only of {VOCABULARY_TRACED:,}"
             )
         self.adapter = self._laid_out(lora, forms)
-        self._weights = WeightLayout(
+        self.weights = WeightLayout(
             quant,
             compute_dtype,
             max_binding,
@@ -279,10 +102,14 @@ class ModelLayout(LayoutMemory):
             residency=residency,
             keep=keep,
         )
-        modules = self._weights.lay_out(architecture, self.adapter)
+        modules = self.weights.lay_out(architecture, self.adapter)
+        self.placement = self.weights.placement
         self.network = Network(pretrained.family, architecture, modules)
+        # Loss, tokens, gradient norm and update factor; and how many values were held at the end
+        # of their type, where kernels have such a type.
         self.stats, self.saturated = make_sums(counts=profile.counts_saturated)
-        self.began = ""
+        self.began = ""  # how the adapter's start was found in the base, if it was
+        # Copies of the weights that new tokens read, where their cache asks for it.
         self.copy_sizes = self.sizes_of_copies()
         self.strips = StripStore(dense=self.copy_sizes.dense)
         self._steps: dict[StepOptions, PlannedStep] = {}
@@ -323,11 +150,7 @@ class ModelLayout(LayoutMemory):
         return Adapter(lora, of.linears, of.experts, forms, self.max_binding, within, tokens)
 
     def with_adapter(self, lora: LoraConfig) -> ModelLayout:
-        """The same weights, loaded or not, with another adapter; steps are traced anew.
-
-        Raises:
-            ConfigError: If the adapter does not fit the model.
-        """
+        """The same weights, loaded or not, with another adapter; steps are traced anew."""
         other = copy(self)
         if self.adapter.trained_rows or lora.trainable_token_indices:
             raise ConfigError(
@@ -349,14 +172,9 @@ class ModelLayout(LayoutMemory):
         return other
 
     def new_graph(self, *, sized: bool = False, kept: bool = False) -> Graph:
-        """An empty graph for this element type and profile.
-
-        Args:
-            sized: As for ``Graph``.
-            kept: Whether it is of a step that keeps layers for the backward. Of those that are
-                recomputed what is made again would save next to nothing.
-        """
+        """An empty graph for this element type and profile."""
         parking = self._parking if self.residency.parked_inputs else None
+        # Of layers that are recomputed, what is made again would save next to nothing.
         remakes = self.residency.remakes or (kept and self.profile.remakes)
         recomputation = Recomputation(
             self.residency.layers_together, self.residency.kept_layers, parking, remakes
@@ -370,11 +188,7 @@ class ModelLayout(LayoutMemory):
         )  # fmt: skip
 
     def step(self, options: StepOptions) -> PlannedStep:
-        """A step's plan, traced the first time that its options are asked for.
-
-        Raises:
-            OutOfMemoryError: If a tensor has more elements than kernels can count.
-        """
+        """A step's plan, traced the first time that its options are asked for."""
         if options not in self._steps:
             self._steps[options] = self._traced(options)
         return self._steps[options]
@@ -384,9 +198,6 @@ class ModelLayout(LayoutMemory):
 
         It may not run. Steps that do share what layers' inputs pass through, which has the size of
         the largest.
-
-        Raises:
-            OutOfMemoryError: If a tensor has more elements than kernels can count.
         """
         if options in self._steps and not self.residency.parked_inputs:
             return self._steps[options]
@@ -456,11 +267,6 @@ class ModelLayout(LayoutMemory):
         derived_weights.fill(graph, self.network.modules)
         return make_plan(graph) if graph.launches else None
 
-    @property
-    def problem(self) -> str:
-        """Why layers are not kept on disk, where they should be; else empty."""
-        return self._weights.places.problem
-
     def make_room_for_counts(self) -> None:
         """Gives the sums room for what other devices count, whose kernels have such a type."""
         self.stats, self.saturated = make_sums(counts=True)
@@ -472,17 +278,101 @@ class ModelLayout(LayoutMemory):
         *,
         seed: int = 0,
     ) -> None:
-        """Reads the weights and uploads them, one after another; to be called once.
-
-        Args:
-            device: One with this profile.
-            progress: Called with each tensor's name before it is read.
-            seed: Of the start of an adapter that is a part of the base, where it has none yet.
-
-        Raises:
-            CheckpointError: If a tensor is missing, damaged or of another shape.
-            OutOfMemoryError: If the device has no room.
-        """
+        """Reads the weights and uploads them, one after another; to be called once."""
         if self.adapter.config.changes_base:
-            self.began = self._weights.begin(self.adapter, seed, progress)
-        self._weights.load(device, progress)
+            self.began = self.weights.begin(self.adapter, seed, progress)
+        self.weights.load(device, progress)
+
+    # -- sizes ------------------------------------------------------------------------------
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return self.pretrained.architecture.num_layers
+
+    @property
+    def head_ways(self) -> tuple[bool, ...]:
+        """Whether the head may stay on the device, and whether it may wait in host memory.
+
+        One that is trained whole stays.
+        """
+        of = self.pretrained.architecture
+        module = (of.embed_name if of.tied else of.head_name).removesuffix(".weight")
+        return (False,) if module in self.adapter.trained_whole else (False, True)
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return self.pretrained.architecture.tied
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of the input embedding, if it may wait in host memory by itself; else 0."""
+        of = self.pretrained.architecture
+        stays = self.tied or of.embed_name.removesuffix(".weight") in self.adapter.trained_whole
+        return 0 if stays else of.vocab_size * self.embedded_row_bytes
+
+    @property
+    def embedded_row_bytes(self) -> int:
+        """Bytes of a row of it."""
+        return matrix("", 1, self.pretrained.architecture.hidden_size, self.compute_dtype).nbytes
+
+    @property
+    def moments_passing(self) -> int:
+        """Bytes on the device that moments pass through, if they wait in host memory."""
+        moments = self.adapter.moments
+        return host_moments.passing_bytes(moments.piece_lengths, len(moments.vectors))
+
+    @property
+    def weight_dtype(self) -> str:
+        """Element type of frozen weights that products read."""
+        return self.profile.weight_dtype(self.compute_dtype)
+
+    def sizes_of_copies(self) -> CopySizes:
+        """Those for new tokens: of all linear layers, without experts, and of the head."""
+        of = self.pretrained.architecture
+        weights = sum(spec.out_features * spec.in_features for spec in of.linears)
+        head = of.vocab_size * self.embedded_row_bytes
+        return copy_sizes(head, weights, ITEM_SIZE[self.weight_dtype])
+
+    @property
+    def dequantized_bytes(self) -> int:
+        """Bytes, more or less, that quantized matrices take more where they are kept dequantized.
+
+        What comes and goes is not, nor is what is so already.
+        """
+        if self.residency.dequantized:
+            return 0
+        return kept_bytes(self.network.modules, self.weight_dtype)
+
+    def weights_on_host(self) -> Counter[str]:
+        """Bytes of host memory by kind that weights take, and what they pass through."""
+        memory = self.placement.host_bytes()
+        memory["transfers"] = self.placement.stream.device_bytes
+        return +memory
+
+    def device_memory(self, plan: Plan) -> Counter[str]:
+        """Bytes on the device by kind while a plan trains."""
+        memory = plan.bytes_by_kind()
+        memory["uniforms"] = plan.uniform_bytes
+        if not self.adapter.forms.updates:
+            return memory
+        moments = self.adapter.moments
+        memory["optimizer"] = moments.nbytes_beside
+        if self.residency.host_moments:
+            memory["staging"] += self.moments_passing
+        else:
+            memory["optimizer"] += moments.nbytes
+        return memory
+
+    def waiting_memory(self, plan: Plan) -> Counter[str]:
+        """Bytes of host memory by kind that wait while it does."""
+        memory = self.placement.host_bytes()
+        memory["layer inputs"] = plan.parked_bytes
+        memory["transfers"] = transfer_bytes(plan)
+        if self.residency.host_moments:
+            moments = self.adapter.moments
+            memory["optimizer"] = moments.nbytes
+            count = len(moments.vectors)
+            memory["transfers"] += host_moments.transfer_bytes(moments.piece_lengths, count)
+        return +memory

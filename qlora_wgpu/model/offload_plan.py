@@ -7,41 +7,35 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Residency:
-    """What is kept where: measures that change memory and speed, and nothing that is computed.
+    """What is kept where: measures that change memory and speed, and nothing that is computed."""
 
-    Attributes:
-        host_embedding: Whether the host looks up the input embedding, and writes its rows with each
-            micro-batch. An embedding that is the head does so where the head is streamed.
-        parked_inputs: Whether the layers' inputs, which checkpointing keeps for the backward, wait
-            in host memory.
-        layers_together: How many layers are recomputed at once, of which one input is kept.
-        host_moments: Whether the optimizer's moments are in host memory, and pass through the
-            device in each step's update.
-        streamed_layers: How many layers, the last, have their linear weights in host memory and
-            bring them for their launches.
-        streamed_head: Whether ``lm_head`` is in host memory and comes in blocks of the vocabulary,
-            so that neither it nor logits of all tokens are on the device.
-        remakes: Whether what norms, gated units and activations make is not kept for the backward,
-            which makes it again from what is kept. On GPUs (``Profile.remakes``) that is so anyway
-            where layers are not recomputed.
-        dequantized: Whether quantized matrices that stay on the device are kept dequantized beside
-            their codes, which takes memory instead of saving it: no step dequantizes them anew.
-        in_buffers: Whether intermediates that would all lie in textures (``Profile.in_textures``)
-            lie in buffers if a binding shows them, where sums take one place instead of two; so
-            they do where anything else saves memory.
-        kept_layers: How many layers, the last, are kept for the backward where the others are
-            recomputed.
-    """
-
+    # Whether the host looks up the input embedding, and writes its rows with each micro-batch. An
+    # embedding that is the head does so where the head is streamed.
     host_embedding: bool = False
+    # Whether the layers' inputs, which checkpointing keeps for the backward, wait in host memory.
     parked_inputs: bool = False
-    layers_together: int = 1
+    layers_together: int = 1  # how many layers are recomputed at once, of which one input is kept
+    # Whether the optimizer's moments are in host memory, and pass through the device in each step's
+    # update.
     host_moments: bool = False
+    # How many layers, the last, have their linear weights in host memory and bring them for their
+    # launches.
     streamed_layers: int = 0
+    # Whether ``lm_head`` is in host memory and comes in blocks of the vocabulary, so that neither
+    # it nor logits of all tokens are on the device.
     streamed_head: bool = False
+    # Whether what norms, gated units and activations make is not kept for the backward, which makes
+    # it again from what is kept. On GPUs (``Profile.remakes``) that is so anyway where layers are
+    # not recomputed.
     remakes: bool = False
+    # Whether quantized matrices that stay on the device are kept dequantized beside their codes,
+    # which takes memory instead of saving it: no step dequantizes them anew.
     dequantized: bool = False
+    # Whether intermediates that would all lie in textures (``Profile.in_textures``) lie in buffers
+    # if a binding shows them, where sums take one place instead of two; so they do where anything
+    # else saves memory.
     in_buffers: bool = False
+    # How many layers, the last, are kept for the backward where the others are recomputed.
     kept_layers: int = 0
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import lt
 from os import PathLike
@@ -55,12 +55,10 @@ def check_stored_shapes(folder: ModelFolder, architecture: Architecture) -> None
     """Refuses a config.json that asks for more than there is in the files, by their headers.
 
     Smaller shapes are left to those who read the tensors, and so are quantized ones.
-
-    Raises:
-        CheckpointError: If a tensor is missing or smaller than config.json says.
     """
-    for name, expected in _shapes(folder, architecture):
-        stored = stored_name(folder, architecture, name)
+    embedding = {architecture.embed_name: stored_embedding(folder, architecture)}
+    for name, expected in tensor_shapes(architecture).items():
+        stored = stored_name(folder, architecture, embedding.get(name, name))
         shape = folder.shape(stored)
         is_packed = folder.holds_quantized(stored) or folder.dtype(stored) not in FLOATS
         if is_packed and not folder.tells_shapes:
@@ -71,23 +69,23 @@ def check_stored_shapes(folder: ModelFolder, architecture: Architecture) -> None
             )
 
 
-def _shapes(
-    folder: ModelFolder, architecture: Architecture
-) -> Iterator[tuple[str, tuple[int, ...]]]:
+def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Every tensor of a base by Hugging Face's name, with its shape in files."""
     size = (architecture.vocab_size, architecture.hidden_size)
-    yield stored_embedding(folder, architecture), size
+    shapes: dict[str, tuple[int, ...]] = {architecture.embed_name: size}
     if not architecture.tied:
-        yield architecture.head_name, size
-    yield from architecture.stored_norms.items()
-    yield from architecture.routers.items()
-    yield from architecture.tables.items()
+        shapes[architecture.head_name] = size
+    shapes |= architecture.stored_norms
+    shapes |= architecture.routers
+    shapes |= architecture.tables
     for spec in architecture.every_linear:
-        yield f"{spec.name}.weight", (spec.out_features, spec.in_features)
+        shapes[f"{spec.name}.weight"] = spec.out_features, spec.in_features
         if spec.bias:
-            yield f"{spec.name}.bias", (spec.out_features,)
+            shapes[f"{spec.name}.bias"] = (spec.out_features,)
+    return shapes
 
 
-class StorageForms:
+class QuantizationPolicy:
     """Chooses between quantized forms and floats, layer by layer.
 
     A folder that is quantized decides for each of its layers: what it keeps in 16 bits was kept so
@@ -100,29 +98,14 @@ class StorageForms:
         folder: ModelFolder | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        """Looks at what the folder holds.
-
-        Args:
-            quant: The scheme.
-            folder: The weights, if they are there.
-            config: A config.json, which tells what is known of a folder without its weights.
-        """
+        """Looks at what the folder holds."""
         self._quant = quant
         self._folder = folder if folder is not None and folder.is_quantized else None
         plan = None if folder is not None or config is None else config.get("quantization_config")
         self._planned = PlannedFormats(plan) if isinstance(plan, Mapping) else None
 
     def of(self, names: Sequence[str], columns: int) -> WeightFormat | None:
-        """The quantized format of a layer, or of the layers of several experts; None for floats.
-
-        Args:
-            names: The tensors as the files call them. Where some are quantized and others are not,
-                all are floats.
-            columns: Their in_features.
-
-        Raises:
-            CheckpointError: If what a file says of its format is damaged.
-        """
+        """The quantized format of a layer, or of the layers of several experts; None for floats."""
         if self._quant.scheme == "none":
             return None
         if self._planned is not None:
@@ -178,35 +161,22 @@ def kept_in_floats(folder: ModelFolder, architecture: Architecture) -> list[str]
 
 @dataclass(frozen=True)
 class Pretrained:
-    """A base model before anything of it is on a device.
+    """A base model before anything of it is on a device."""
 
-    Attributes:
-        name_or_path: How it was named.
-        config: The contents of config.json.
-        family: The code that computes it.
-        architecture: The architecture that the family reads in config.json.
-        folder: The open files; None where only config.json is known.
-        notes: What the files hold otherwise than one might think, for the user to know.
-        stored_as: The formats in which linear layers are quantized already, "Q4_K, Q6_K"; empty of
-            a base in floats.
-    """
-
-    name_or_path: str
-    config: Mapping[str, Any]
-    family: Family
-    architecture: Architecture
-    folder: ModelFolder | None = None
+    name_or_path: str  # how it was named
+    config: Mapping[str, Any]  # the contents of config.json
+    family: Family  # the code that computes it
+    architecture: Architecture  # the architecture that the family reads in config.json
+    folder: ModelFolder | None = None  # the open files; None where only config.json is known
+    # What the files hold otherwise than one might think, for the user to know.
     notes: tuple[str, ...] = ()
+    # The formats in which linear layers are quantized already, "Q4_K, Q6_K"; empty of a base in
+    # floats.
     stored_as: str = ""
 
     @classmethod
     def open(cls, path: str | PathLike[str]) -> Pretrained:
-        """Opens a Hugging Face folder or a model of the hub.
-
-        Raises:
-            CheckpointError: If there is no such model, or a file of it is missing or damaged.
-            UnsupportedModelError: If it asks for something that is not computed here.
-        """
+        """Opens a Hugging Face folder or a model of the hub."""
         folder = ModelFolder.open(str(path))
         pretrained = cls.from_folder(folder, str(path))
         check_stored_shapes(folder, pretrained.architecture)
@@ -214,12 +184,7 @@ class Pretrained:
 
     @classmethod
     def from_folder(cls, folder: ModelFolder, name_or_path: str) -> Pretrained:
-        """A folder that is open already.
-
-        Raises:
-            CheckpointError: If a file of it is damaged.
-            UnsupportedModelError: If it asks for something that is not computed here.
-        """
+        """A folder that is open already."""
         family = find_family(folder.config)
         architecture = family.read(folder.config)
         notes = list(folder.notes)
@@ -249,11 +214,7 @@ class Pretrained:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], name: str = "") -> Pretrained:
-        """A model of which only config.json is there, for plans.
-
-        Raises:
-            UnsupportedModelError: If it asks for something that is not computed here.
-        """
+        """A model of which only config.json is there, for plans."""
         family = find_family(config)
         architecture = family.read(config)
         stored_as = ", ".join(planned_formats(config, architecture))
@@ -268,11 +229,7 @@ class Pretrained:
         return replace(self, architecture=replace(self.architecture, new_tokens=()))
 
     def for_adapter(self, stored: AdapterConfig, tensors: Mapping[str, Float32Array]) -> Pretrained:
-        """The same base with the tokens that an adapter of a file has added to its own.
-
-        Raises:
-            CheckpointError: If it has trained some that do not follow on the base's.
-        """
+        """The same base with the tokens that an adapter of a file has added to its own."""
         rows = rows_for(self.architecture, stored, tensors)
         return self if rows == self.architecture.vocab_size else self.resized(rows)
 

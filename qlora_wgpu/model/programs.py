@@ -25,27 +25,17 @@ from qlora_wgpu.ops.sampling import MOST_AHEAD, Choices, Settings, encode_choice
 
 @dataclass(frozen=True)
 class TokenPrograms:
-    """Hidden states of a batch with a cache, and from them each text's next token.
+    """Hidden states of a batch with a cache, and from them each text's next token."""
 
-    Attributes:
-        device: Where they run.
-        batch: Their inputs.
-        next: What the choice reads of each text, a token of each; of new tokens it is ``batch``.
-        hidden: The hidden states.
-        head: Logits and the choice.
-        choices: What tokens are chosen by, and the tokens.
-        vocab: Tokens that there are.
-        kept: The logits that tokens are chosen by, where they are told.
-    """
-
-    device: Device
-    batch: BatchBuffers
+    device: Device  # where they run
+    batch: BatchBuffers  # their inputs
+    # What the choice reads of each text, a token of each; of new tokens it is ``batch``.
     next: BatchBuffers
-    hidden: Program
-    head: Program
-    choices: Choices
-    vocab: int
-    kept: Tensor | None = None
+    hidden: Program  # the hidden states
+    head: Program  # logits and the choice
+    choices: Choices  # what tokens are chosen by, and the tokens
+    vocab: int  # tokens that there are
+    kept: Tensor | None = None  # the logits that tokens are chosen by, where they are told
 
     def logits(self) -> npt.NDArray[np.float32]:
         """(rows, vocab_size) of the last run, of programs that tell them."""
@@ -89,17 +79,12 @@ class TokenPrograms:
         """
         first = past.reshape(-1)
         self._write(self.batch, ids, np.ones_like(ids), np.arange(len(ids)), past, places)
-        self._settle(settings, seeds, (np.asarray(steps) - first).tolist())
+        self._write_sampling_params(settings, seeds, (np.asarray(steps) - first).tolist())
         run_in_turn(self.device, [self.hidden, self.head] * count)
         return self._chosen((first[:, None] + np.arange(count)) % MOST_AHEAD)
 
-    def begin_prompts(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> None:
-        """Writes prompts for ``hidden``, which keeps their keys and values.
-
-        Args:
-            prompts: As many as the batch has rows, checked, none longer than a row.
-            places: Which of the cache's texts they are of.
-        """
+    def write_prefill_inputs(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> None:
+        """Writes prompts for ``hidden``, which keeps their keys and values."""
         count, length = self.batch.batch, self.batch.seq
         ids, mask = np.zeros((2, count, length), np.int64)
         for row, prompt in enumerate(prompts):
@@ -116,19 +101,11 @@ class TokenPrograms:
         seeds: Sequence[int],
         steps: Sequence[int],
     ) -> list[int]:
-        """The tokens after prompts that were computed; ``NONE`` as of ``run``.
-
-        Args:
-            prompts: Those prompts.
-            places: Which of the cache's texts they are of.
-            settings: How each text's tokens are chosen.
-            seeds: Each text's.
-            steps: Tokens of each prompt that were chosen before.
-        """
+        """The tokens after prompts that were computed; ``NONE`` as of ``run``."""
         none = np.zeros((len(prompts), 1), np.int64)
         at = np.array(places)[:, None]
         self._write(self.next, none, np.ones_like(none), np.arange(len(prompts)), none, at)
-        self._settle(settings, seeds, steps)
+        self._write_sampling_params(settings, seeds, steps)
         for place, prompt, own in zip(places, prompts, settings, strict=True):
             self._note_seen(place, prompt, own)
         self.head.run()
@@ -147,7 +124,7 @@ class TokenPrograms:
             self.device, batch, ids, mask, rows=rows, past=past, places=places
         )
 
-    def _settle(
+    def _write_sampling_params(
         self, settings: Sequence[Settings], seeds: Sequence[int], steps: Sequence[int]
     ) -> None:
         """Writes what tokens are chosen by."""
@@ -182,7 +159,6 @@ class LogitsPrograms:
         mask: batch_encoding.IntArray,
         rows: npt.NDArray[np.integer[Any]],
         past: int = 0,
-        place: int = 0,
     ) -> npt.NDArray[np.float32]:
         """Logits (len(rows), vocab_size) of some of the batch's flattened positions.
 
@@ -191,31 +167,19 @@ class LogitsPrograms:
             mask: (batch, seq), checked.
             rows: The positions.
             past: Tokens that came before, kept in the batch's cache.
-            place: Which of the cache's texts it is.
         """
-        with self.device.in_turn:
-            return self._run(ids, mask, rows, past, place)
-
-    def _run(
-        self,
-        ids: batch_encoding.IntArray,
-        mask: batch_encoding.IntArray,
-        rows: npt.NDArray[np.integer[Any]],
-        past: int,
-        place: int,
-    ) -> npt.NDArray[np.float32]:
         count = self.logits.rows
         out = np.empty((len(rows), self.logits.columns), np.float32)
-        for first in range(0, len(rows), count):
-            part = rows[first : first + count]
-            batch_encoding.write_batch(
-                self.device, self.batch, ids, mask, rows=part, past=past, places=place
-            )
-            if first == 0:
-                self.hidden.run()
-            self.head.run()
-            values = np.frombuffer(self.head.read(self.logits), np.float32).reshape(count, -1)
-            out[first : first + len(part)] = values[: len(part), : out.shape[1]]
+        with self.device.in_turn:
+            for first in range(0, len(rows), count):
+                part = rows[first : first + count]
+                batch_encoding.write_batch(self.device, self.batch, ids, mask, rows=part, past=past)
+                if first == 0:
+                    self.hidden.run()
+                self.head.run()
+                values = np.frombuffer(self.head.read(self.logits), np.float32)
+                values = values.reshape(count, -1)[: len(part), : out.shape[1]]
+                out[first : first + len(part)] = values
         return out
 
 
@@ -223,13 +187,7 @@ class Programs:
     """A model's programs; they share the memory of intermediates, since one runs at a time."""
 
     def __init__(self, layout: ModelLayout, device: Device, beside: Programs | None = None) -> None:
-        """Makes none yet.
-
-        Args:
-            layout: What is traced.
-            device: Where it will run.
-            beside: Others of the same base, with which the memory of intermediates is shared.
-        """
+        """Makes none yet."""
         self._layout = layout
         self._device = device
         self._pool: SlotPool = SlotPool(device) if beside is None else beside._pool
@@ -265,15 +223,7 @@ class Programs:
     def tokens(
         self, texts: int, length: int, cache: KVCache, seen: Tensor, *, told: bool = False
     ) -> TokenPrograms:
-        """New programs for so many tokens of some of a cache's texts, which choose the next ones.
-
-        Args:
-            texts: How many texts.
-            length: Tokens of each: one that is new, or a prompt's.
-            cache: Keys, values and states.
-            seen: The bits of all texts' tokens.
-            told: Whether the logits can be read as well.
-        """
+        """New programs for so many tokens of some of a cache's texts, which choose the next."""
         with self._device.in_turn:
             graphs = self._layout.token_graphs(texts, length, cache, seen, told=told)
             self._fill_strips()

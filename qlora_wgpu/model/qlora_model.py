@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -11,20 +13,24 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.tokenizer_files import tokenizer_folder
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.graph.program import Program
+from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterForms
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.adapter_model import ComputeDtype, FloatArray, Progress
+from qlora_wgpu.model.adapter_model import AdapterModel, ComputeDtype, FloatArray, Progress
+from qlora_wgpu.model.adapter_set import AdapterSet, AdapterSignature, HeldAdapter, LoadedAdapter
 from qlora_wgpu.model.adapter_state import as_begun, base_state_dict
 from qlora_wgpu.model.memory_plan import KeepDequantized, copied_bytes, laid_out_for
 from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.offload_plan import RESIDENT, Residency
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.several_adapters import SeveralAdapters
-from qlora_wgpu.model.steps import LossSums, TrainingOptions
+from qlora_wgpu.model.steps import LossSums, Samples, StepKind, TrainingOptions
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.optimizers import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 
 __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
@@ -32,16 +38,45 @@ __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
 _QUEUED_BATCHES = 16
 
 
-class QLoRAModel(SeveralAdapters):
-    """A frozen base with an adapter.
+class QLoRAModel(AdapterModel):
+    """A frozen base on a device, its adapters, and the programs that they replay.
 
-    Attributes:
-        device: The device that holds it.
-        layout: The modules, the adapter, and the plans of the steps.
-        adapter: The layout of the adapter's parameters.
-        architecture: The architecture by config.json.
-        options: How training steps are computed; replaced as a whole.
+    Several adapters may be there by their names: one is active, others wait in host memory.
     """
+
+    def __init__(
+        self,
+        layout: ModelLayout,
+        device: Device,
+        *,
+        seed: int = 0,
+        options: TrainingOptions | None = None,
+        progress: Progress = lambda name: None,
+    ) -> None:
+        """Loads a layout's weights onto a device; ``from_pretrained`` is the usual way in.
+
+        Args:
+            layout: The model, laid out for the device's profile; it is used up.
+            device: The device that will hold the model.
+            seed: Seed of the adapter's start.
+            options: How training steps are computed.
+            progress: Called with each tensor's name before it is read.
+
+        Raises:
+            CheckpointError: If a tensor is missing, damaged or of another shape.
+            OutOfMemoryError: If the device has no room.
+        """
+        super().__init__(layout, device, options=options)
+        layout.load(device, progress, seed=seed)
+        self.programs.fill_kept()
+        if layout.filling is not None:  # which no step repeats, so that its count is kept here
+            self.kept_saturated = self.count_saturated()
+            self.zero_stats()
+        signature = AdapterSignature(layout, self.programs, device)
+        self.write_parameters(self.adapter.initial(seed) + signature.neutral)
+        held = HeldAdapter(signature, None, self.prompt_folder)
+        self._adapters = AdapterSet(held, device, self.biases)
+        self._is_off = False
 
     @classmethod
     def from_pretrained(
@@ -157,7 +192,8 @@ class QLoRAModel(SeveralAdapters):
             flat: FloatArray = self.read_flat(self.adapter.gradient)
             self.zero_gradient()
         count = max(tokens, 1)
-        loss = float(stats[STATS_LOSS]) + self.router_aux_loss_coef * float(stats[STATS_BALANCE])
+        balance = self.architecture.balance_coefficient(self.options.router_aux_loss_coef)
+        loss = float(stats[STATS_LOSS]) + balance * float(stats[STATS_BALANCE])
         return loss / count, self.adapter.split(flat / np.float32(count))
 
     def summed_loss(self, batches: Iterable[tuple[Any, Any, Any]]) -> LossSums:
@@ -170,22 +206,124 @@ class QLoRAModel(SeveralAdapters):
             ShapeError: If shapes or values do not fit.
         """
         with self.device.in_turn:
-            return self._summed_loss(batches)
+            self.zero_stats()
+            for index, (input_ids, labels, attention_mask) in enumerate(batches):
+                if index % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
+                    self.read_stats()  # waits, so that the queue stays short
+                ids, targets, mask = self.checked(input_ids, labels, attention_mask)
+                batch, program = self._step("loss", *ids.shape)
+                batch_encoding.write_batch(self.device, batch, ids, mask, targets)
+                program.run()
+            stats = self.read_stats()
+            loss, tokens, correct = (stats[i] for i in (STATS_LOSS, STATS_TOKENS, STATS_CORRECT))
+            sums = LossSums(float(loss), int(tokens), int(correct))
+            self.zero_stats()
+            return sums
 
-    def _summed_loss(self, batches: Iterable[tuple[Any, Any, Any]]) -> LossSums:
-        self.zero_stats()
-        for index, (input_ids, labels, attention_mask) in enumerate(batches):
-            if index % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
-                self.read_stats()  # waits, so that the queue stays short
-            ids, targets, mask = self.checked(input_ids, labels, attention_mask)
-            batch, program = self._step("loss", *ids.shape)
-            batch_encoding.write_batch(self.device, batch, ids, mask, targets)
+    # -- a step's parts, for the trainer ---------------------------------------------------
+
+    def accumulate(
+        self,
+        ids: batch_encoding.IntArray,
+        targets: batch_encoding.IntArray,
+        mask: batch_encoding.IntArray,
+        dropout_key: int | None = None,
+        weights: FloatArray | None = None,
+        samples: Samples | None = None,
+    ) -> int:
+        """Adds a micro-batch's summed loss and gradient on the device; does not wait.
+
+        Args:
+            ids: (batch, seq), checked.
+            targets: (batch, seq), what each position predicts.
+            mask: (batch, seq), checked.
+            dropout_key: Turns dropout on, with this micro-batch's key.
+            weights: (batch, seq) float32, of each target in the loss, which is divided by their sum
+                in the end. Options that say ``weighted`` are computed with ones without any.
+            samples: What an objective over answers knows of them (``options.objective.preference``,
+                whose loss is divided by the number of pairs, or of answers).
+
+        Returns:
+            Its number of label tokens.
+
+        Raises:
+            ShapeError: If the weights have another shape, or one is negative or not finite; if
+                samples are missing, or others than those that have a label.
+        """
+        options = self.options.step("train", *ids.shape)
+        if weights is not None:
+            weights = batch_encoding.checked_weights(weights, ids.shape)
+            options = replace(options, objective=replace(options.objective, weighted=True))
+        batch, program = self.programs.step(options)
+        with self.device.in_turn:
+            batch_encoding.write_batch(
+                self.device, batch, ids, mask, targets, dropout_key=dropout_key, weights=weights,
+                samples=samples,
+            )  # fmt: skip
             program.run()
-        stats = self.read_stats()
-        loss, tokens, correct = (stats[i] for i in (STATS_LOSS, STATS_TOKENS, STATS_CORRECT))
-        sums = LossSums(float(loss), int(tokens), int(correct))
-        self.zero_stats()
-        return sums
+        return int((targets != IGNORE_INDEX).sum())
+
+    def measure(
+        self,
+        kind: Literal["loss", "divergence"],
+        ids: batch_encoding.IntArray,
+        targets: batch_encoding.IntArray,
+        mask: batch_encoding.IntArray,
+        samples: Samples | None = None,
+    ) -> None:
+        """Adds a micro-batch's loss, or divergence from the reference, to ``stats``: no gradient.
+
+        Args:
+            kind: What is measured; arguments beside it as for ``accumulate``.
+            ids: (batch, seq).
+            targets: (batch, seq).
+            mask: (batch, seq).
+            samples: What is known of the samples.
+
+        Raises:
+            ShapeError: If samples are missing, or others than those that have a label.
+        """
+        batch, program = self._step(kind, *ids.shape)
+        with self.device.in_turn:
+            batch_encoding.write_batch(self.device, batch, ids, mask, targets, samples=samples)
+            program.run()
+
+    def answer_logps(
+        self,
+        ids: batch_encoding.IntArray,
+        targets: batch_encoding.IntArray,
+        mask: batch_encoding.IntArray,
+        count: int,
+    ) -> FloatArray:
+        """The summed log probability of each sample's labels, float32 (count); waits.
+
+        Args:
+            ids: (batch, seq), checked.
+            targets: (batch, seq), what each position predicts.
+            mask: (batch, seq), checked.
+            count: Samples that have a label.
+        """
+        options = self.options.step("sums", *ids.shape)
+        batch, program = self.programs.step(options)
+        sums = self.layout.step(options).sums
+        assert sums is not None
+        samples = Samples.plain(count)
+        with self.device.in_turn:
+            batch_encoding.write_batch(self.device, batch, ids, mask, targets, samples=samples)
+            program.run()
+            values = np.frombuffer(program.read(sums), np.float32)
+        return values.reshape(-1, 4)[:count, 0].copy()
+
+    def prepare(self, batch: int, seq: int) -> None:
+        """Compiles and allocates what training on this shape needs."""
+        self._step("train", batch, seq)
+
+    def program(self, kind: StepKind, batch: int, seq: int) -> Program:
+        """The program of a ``"train"`` or ``"loss"`` micro-batch of this shape."""
+        return self._step(kind, batch, seq)[1]
+
+    def _step(self, kind: StepKind, batch: int, seq: int) -> tuple[BatchBuffers, Program]:
+        return self.programs.step(self.options.step(kind, batch, seq))
 
     def logits(self, input_ids: Any, attention_mask: Any = None) -> FloatArray:
         """float32 logits (batch, seq, vocab_size), without dropout.
@@ -203,7 +341,110 @@ class QLoRAModel(SeveralAdapters):
         """float32 logits (len(rows), vocab_size) of some of the batch's flattened positions."""
         ids = batch_encoding.checked_ids(input_ids, self.architecture.vocab_size)
         mask = batch_encoding.checked_mask(attention_mask, ids.shape)
-        return self._logits_of(*ids.shape).run(ids, mask, rows)
+        return self._adapters.active.signature.logits(*ids.shape).run(ids, mask, rows)
+
+    # -- adapters -------------------------------------------------------------------------
+
+    @property
+    def neutral(self) -> FloatArray:
+        """A flat adapter that does nothing."""
+        return self._adapters.active.signature.neutral
+
+    @property
+    def active_adapter(self) -> str:
+        """The name of the adapter that computes."""
+        return self._adapters.active_name
+
+    @property
+    def adapters(self) -> dict[str, LoadedAdapter]:
+        """All adapters by their names, in the order in which they came."""
+        return self._adapters.told()
+
+    def load_adapter(
+        self,
+        adapter: str | PathLike[str] | Mapping[str, FloatArray],
+        name: str | None = None,
+    ) -> None:
+        """Replaces the active adapter, or with a name, puts another one beside those there are.
+
+        One with a name may have another rank, other targets and biases; the base is not read
+        again. It waits until ``set_adapter`` names it. Warns where the run of a folder quantized
+        the base otherwise than this model does.
+
+        Args:
+            adapter: Folder of a PEFT adapter, or without a name, its tensors by PEFT's names.
+            name: What it shall be called.
+
+        Raises:
+            CheckpointError: If it is damaged or does not fit this model; without a name, also if
+                it does not fit the active adapter's LoraConfig.
+            ConfigError: If there is one of that name already, or tensors are given a name.
+            OutOfMemoryError: If the device has no room for the first of its shape.
+        """
+        if name is None:
+            super().load_adapter(adapter)
+            if not isinstance(adapter, Mapping):
+                self.name_folder(adapter)
+            return
+        if isinstance(adapter, Mapping):
+            raise ConfigError(
+                f"adapter {name!r}: only a folder, which says rank and targets, can be loaded "
+                "under a name"
+            )
+        self._adapters.require_new(name)
+        with self.device.in_turn:
+            self._require_on("load_adapter")
+            self._adapters.read(adapter, name)
+
+    def name_folder(self, path: str | PathLike[str]) -> None:
+        """Tells which folder the active adapter, of which tensors were given, was read from."""
+        self._adapters.active.path = str(path)
+        self.prompt_folder = tokenizer_folder(path) or self.folder.text_folder
+
+    def set_adapter(self, name: str) -> None:
+        """Makes another adapter the active one; waits for the device if that was trained.
+
+        Raises:
+            ConfigError: If there is none of that name, or the adapter is off.
+        """
+        with self.device.in_turn:
+            self._require_on("set_adapter")
+            if self._adapters.named(name) is (active := self._adapters.active):
+                return
+            active.prompt_folder = self.prompt_folder
+            self._adapters.activate(name, changed=self.parameters_changed)
+            chosen = self._adapters.active
+            self.parameters_changed, self.prompt_folder = False, chosen.prompt_folder
+            self.layout, self.programs = chosen.signature.layout, chosen.signature.programs
+
+    def delete_adapter(self, name: str) -> None:
+        """Frees an adapter, and with the last of its shape what was made for that.
+
+        Raises:
+            ConfigError: If there is none of that name, or it is active.
+        """
+        with self.device.in_turn:
+            self._adapters.delete(name)
+
+    @contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """While it is entered, the model is the base alone, with its own biases."""
+        with self.device.in_turn, self.biases.off():
+            before = self._is_off, self.parameters_changed
+            kept = self.read_flat(self.adapter.parameters).copy()
+            self.write_parameters(self.neutral)
+            self._is_off = True
+            try:
+                yield
+            finally:
+                self.write_parameters(kept)
+                self._is_off, self.parameters_changed = before
+
+    adapter_off = disable_adapter
+
+    def _require_on(self, what: str) -> None:
+        if self._is_off:
+            raise ConfigError(f"{what} within disable_adapter: leave that first")
 
     # -- files -----------------------------------------------------------------------------
 
@@ -246,12 +487,7 @@ def device_layout(
     *,
     keep: bool = False,
 ) -> ModelLayout:
-    """A model laid out for an open device; ``keep`` as for ``ModelLayout``.
-
-    Raises:
-        ConfigError: If ``compute_dtype`` is none, or the adapter does not fit the model.
-        CheckpointError: If the files lack a tensor or hold one that config.json denies.
-    """
+    """A model laid out for an open device; ``keep`` as for ``ModelLayout``."""
     if compute_dtype not in ("bfloat16", "float32"):
         raise ConfigError(f"compute_dtype must be 'bfloat16' or 'float32', got {compute_dtype!r}")
     return ModelLayout(
@@ -268,11 +504,7 @@ def device_layout(
 
 
 def _check_settings(lora: object, quant: object) -> None:
-    """Refuses settings of another kind, such as PEFT's.
-
-    Raises:
-        ConfigError: If they are.
-    """
+    """Refuses settings of another kind, such as PEFT's."""
     for name, value, kind in (("lora", lora, LoraConfig), ("quant", quant, QuantConfig)):
         if value is not None and not isinstance(value, kind):
             theirs = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix(

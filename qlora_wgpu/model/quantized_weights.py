@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.graph.tensor import Storage, Tensor, ceil_div, round_up, vector
 from qlora_wgpu.kernels.dequantize import fits_words
-from qlora_wgpu.model.checkpoint_reader import WeightSource
-from qlora_wgpu.model.weight_placement import WeightPlaces
 from qlora_wgpu.ops.quantized import EXPERT_WORDS, QuantizedMatrix, pair_values
 from qlora_wgpu.quant import NESTED_BLOCKSIZE, NF4_QUANT_MAP, QuantizedWeight, WeightFormat
 
@@ -38,14 +35,6 @@ def lay_out(
     codebook: Tensor | None,
 ) -> tuple[QuantizedMatrix, dict[str, Storage]]:
     """A matrix, or those of several experts one below the other, without bytes.
-
-    Args:
-        name: The matrix.
-        shape: Rows and columns of one.
-        form: How it is stored.
-        experts: How many there are.
-        keep: Makes the storage of a label and a number of bytes.
-        codebook: The values of pairs of codes, where kernels read those.
 
     Returns:
         The matrix, and the storages that are to be filled with ``device_arrays`` of its parts.
@@ -136,11 +125,7 @@ def device_arrays(quantized: QuantizedWeight) -> dict[str, npt.NDArray[Any]]:
 def stacked_arrays(
     stored: Sequence[QuantizedWeight], name: str, folder: object
 ) -> dict[str, npt.NDArray[Any]]:
-    """The arrays that are uploaded of one matrix, or of several one below the other.
-
-    Raises:
-        CheckpointError: If they differ in how they are quantized.
-    """
+    """The arrays that are uploaded of one matrix, or of several one below the other."""
     if len(stored) == 1:
         return device_arrays(stored[0])
     if len({q.format.key for q in stored}) > 1:
@@ -160,80 +145,3 @@ def _whole_windows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Padded so that what follows may be bound by itself."""
     flat = array.reshape(-1)
     return np.pad(flat, (0, -flat.nbytes % (4 * EXPERT_WORDS) // flat.itemsize))
-
-
-_COPIED = ("maps", "nested_absmax")  # what of a matrix is never a file's own bytes
-
-
-class QuantizedLayout:
-    """Lays out the quantized matrices of a model, which share their code books."""
-
-    def __init__(
-        self, source: WeightSource, places: WeightPlaces, max_binding: int, *, textures: bool
-    ) -> None:
-        """Has no matrix yet.
-
-        Args:
-            source: The files.
-            places: Where weights are kept.
-            max_binding: Largest number of bytes that one binding may show.
-            textures: Whether kernels read pairs of codes by a code book in a texture.
-        """
-        self._source, self._places = source, places
-        self._max_binding, self._textures = max_binding, textures
-        self._codebooks: dict[bytes, Tensor] = {}
-
-    def matrix(
-        self, name: str, shape: tuple[int, int], form: WeightFormat, parts: list[str]
-    ) -> QuantizedMatrix:
-        """One matrix, or the matrices of all ``parts`` one below the other.
-
-        Args:
-            name: What it is called.
-            shape: Rows and columns of each part.
-            form: How it is stored on the device.
-            parts: The weights' names: its own, or those of experts.
-        """
-        in_words = self._textures and fits_words(form, shape[1])
-        matrix, storages = lay_out(
-            name,
-            shape,
-            form,
-            len(parts),
-            partial(self._places.storage, name, most=self._max_binding),
-            self._codebook(form) if in_words else None,
-        )
-        self._expect(name, shape, parts, storages)
-        load = partial(self._load, name, shape, parts, storages)
-        self._places.when_loading(name, load, self._places.image_of(name))
-        return matrix
-
-    def _expect(
-        self, name: str, shape: tuple[int, int], parts: list[str], storages: dict[str, Storage]
-    ) -> None:
-        """Counts what a matrix takes of the host, and whether its layer is as its files have it."""
-        folder, image = self._source.folder, self._places.image_of(name)
-        stored = [self._source.stored(part) for part in parts]
-        mapped = folder is not None and len(parts) == 1 and folder.is_mapped(stored[0])
-        if not mapped:
-            quantized = sum(storage.nbytes for storage in storages.values())
-            self._places.expect_load(4 * shape[0] * shape[1] + min(len(parts), 2) * quantized)
-        if image is not None:
-            image.as_stored &= mapped
-            image.copied += sum(storages[leaf].nbytes for leaf in storages if leaf in _COPIED)
-
-    def _load(
-        self, name: str, shape: tuple[int, int], parts: list[str], storages: dict[str, Storage]
-    ) -> None:
-        assert self._source.folder is not None
-        quantized = [self._source.quantized(part, shape) for part in parts]
-        arrays = stacked_arrays(quantized, name, self._source.folder.path)
-        for leaf, storage in storages.items():
-            self._places.fill(storage, arrays[leaf])
-
-    def _codebook(self, form: WeightFormat) -> Tensor:
-        """The values of pairs of codes, shared by all matrices with the same map."""
-        key = form.quant_map.tobytes()
-        if key not in self._codebooks:
-            self._codebooks[key] = codebook_tensor(form, Storage)
-        return self._codebooks[key]

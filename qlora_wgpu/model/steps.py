@@ -28,27 +28,18 @@ StepKind = Literal["train", "loss", "sums", "divergence"]
 
 @dataclass(frozen=True)
 class StepOptions:
-    """One step's shape and what is computed; equal options make equal programs.
+    """One step's shape and what is computed; equal options make equal programs."""
 
-    Attributes:
-        kind: ``"train"`` for loss and gradient, ``"loss"`` for the loss alone, ``"sums"`` for what
-            the model says of each sample's answer, ``"divergence"`` for how far that is from what
-            the reference says.
-        batch: Sequences.
-        seq: Tokens of each, padding included.
-        checkpointing: Whether layers are recomputed in the backward.
-        objective: The loss that is minimized.
-        noise: NEFTune's α.
-        router_aux_loss_coef: Factor of the loss that balances experts; None leaves it to
-            config.json.
-    """
-
+    # ``"train"`` for loss and gradient, ``"loss"`` for the loss alone, ``"sums"`` for what the
+    # model says of each sample's answer, ``"divergence"`` for how far that is from what the
+    # reference says.
     kind: StepKind
-    batch: int
-    seq: int
-    checkpointing: bool = False
-    objective: Objective = PLAIN
-    noise: float = 0.0
+    batch: int  # sequences
+    seq: int  # tokens of each, padding included
+    checkpointing: bool = False  # whether layers are recomputed in the backward
+    objective: Objective = PLAIN  # the loss that is minimized
+    noise: float = 0.0  # NEFTune's α
+    # Factor of the loss that balances experts; None leaves it to config.json.
     router_aux_loss_coef: float | None = 0.0
 
     @property
@@ -59,19 +50,12 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """Options of a model's training steps, whatever their shape.
+    """Options of a model's training steps, whatever their shape."""
 
-    Attributes:
-        checkpointing: Whether layers are recomputed in the backward.
-        objective: The loss that is minimized.
-        noise: NEFTune's α.
-        router_aux_loss_coef: As in ``StepOptions``.
-    """
-
-    checkpointing: bool = False
-    objective: Objective = PLAIN
-    noise: float = 0.0
-    router_aux_loss_coef: float | None = None
+    checkpointing: bool = False  # whether layers are recomputed in the backward
+    objective: Objective = PLAIN  # the loss that is minimized
+    noise: float = 0.0  # NEFTune's α
+    router_aux_loss_coef: float | None = None  # as in ``StepOptions``
 
     def train(self, batch: int, seq: int) -> StepOptions:
         """A training step of this shape."""
@@ -103,17 +87,14 @@ class Samples:
     """What is known of a micro-batch's samples besides their tokens, in the order of their rows.
 
     Pairs are neighbours, chosen before rejected, and every sample has a label.
-
-    Attributes:
-        references: float32, the reference's summed log probability of each answer.
-        numbers: float32, of each what its objective reads: with DPO 1 where the answer's first
-            token is not predicted, since no prompt is before it; with ORPO what the losses of the
-            chosen answer and its prompt are multiplied by, with KTO 1 where it is desirable.
-        prompts: (batch, seq), the targets that are not the answer's but have a loss; None for none.
     """
 
-    references: FloatArray
+    references: FloatArray  # float32, the reference's summed log probability of each answer
+    # Float32, of each what its objective reads: with DPO 1 where the answer's first token is not
+    # predicted, since no prompt is before it; with ORPO what the losses of the chosen answer and
+    # its prompt are multiplied by, with KTO 1 where it is desirable.
     numbers: FloatArray
+    # (batch, seq), the targets that are not the answer's but have a loss; None for none.
     prompts: npt.NDArray[np.bool_] | None = None
 
     @classmethod
@@ -135,9 +116,6 @@ def encode_samples(
     Returns:
         For each label row twice its sample's number, one more where it is the prompt's; and the
         table (samples, 4) of ``SampleBuffers``.
-
-    Raises:
-        ShapeError: If there are not as many samples with a label as are told of.
     """
     seq = segments.shape[1]
     places = rows // seq * (seq + 1) + segments.reshape(-1)[rows]
@@ -157,17 +135,11 @@ def encode_samples(
 
 
 class LossSums(NamedTuple):
-    """Sums over the label tokens of some batches.
+    """Sums over the label tokens of some batches."""
 
-    Attributes:
-        loss: The loss, in nats.
-        tokens: The label tokens.
-        correct: Those whose logit is the largest, or as large as it.
-    """
-
-    loss: float
-    tokens: int
-    correct: int
+    loss: float  # the loss, in nats
+    tokens: int  # the label tokens
+    correct: int  # those whose logit is the largest, or as large as it
 
 
 @dataclass(frozen=True)
@@ -258,28 +230,15 @@ class Network:
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """A traced step.
+    """A traced step."""
 
-    Attributes:
-        batch: Where its inputs are written.
-        plan: What runs.
-        sums: What can be read of it, of the kind ``sums``.
-    """
-
-    batch: BatchBuffers
-    plan: Plan
-    sums: Tensor | None = None
+    batch: BatchBuffers  # where its inputs are written
+    plan: Plan  # what runs
+    sums: Tensor | None = None  # what can be read of it, of the kind ``sums``
 
 
 def trace_step(graph: Graph, network: Network, options: StepOptions, stats: Tensor) -> PlannedStep:
-    """Traces a step.
-
-    Args:
-        graph: An empty graph.
-        network: The network.
-        options: What the step is.
-        stats: What its loss, tokens and norm are summed into.
-    """
+    """Traces a step."""
     trains = options.kind == "train"
     coefficient = network.architecture.balance_coefficient(options.router_aux_loss_coef)
     batch = make_batch_buffers(
@@ -310,11 +269,7 @@ def trace_step(graph: Graph, network: Network, options: StepOptions, stats: Tens
 
 
 def make_sums(*, counts: bool) -> tuple[Tensor, Tensor | None]:
-    """What micro-batches are summed into, and what kernels count in, read back as one.
-
-    Args:
-        counts: Whether kernels have a type whose ends values may be held at.
-    """
+    """What micro-batches are summed into, and what kernels count in, read back as one."""
     nbytes = SATURATED_OFFSET + 16 if counts else 4 * STATS_LENGTH
     storage = Storage("stats", "inputs", nbytes)
     saturated = vector("saturated", 4, "uint32", storage, SATURATED_OFFSET) if counts else None

@@ -1,109 +1,92 @@
-"""Where weights are: on the device, coming and going with their layer, or in host memory."""
+"""Where weights are: on the device, coming and going with their layer, or in host memory.
+
+They are read in the order of layers, one after another, so that host memory stays near one tensor;
+layers that are quantized here are kept on disk where they come and go.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.graph.offload import Stream
+from qlora_wgpu.gpu.memory import available_bytes
+from qlora_wgpu.graph.offload import Section, Stream
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix
-from qlora_wgpu.model.checkpoint_reader import Requantization, WeightSource, keep_originals
-from qlora_wgpu.model.weight_loader import LayerImage, Load, Progress, WeightLoading
+from qlora_wgpu.limits import MIB
+from qlora_wgpu.model.checkpoint_reader import CheckpointReader
+from qlora_wgpu.model.weight_cache import FlatLayer, KeptLayer, WeightCache
 from qlora_wgpu.ops.logits import block_rows
-from qlora_wgpu.ops.modules import HostMatrix, StreamedMatrix
-from qlora_wgpu.ops.trained import TrainedRows
+from qlora_wgpu.ops.modules import DenseExperts, DenseMatrix, HostMatrix, StreamedMatrix
+from qlora_wgpu.ops.quantized import QuantizedMatrix
+
+_LEAST_KEPT = 64 * MIB  # less is quantized in a second
+
+Progress = Callable[[str], None]
+Held = Tensor | HostMatrix | StreamedMatrix | DenseMatrix | DenseExperts | QuantizedMatrix
+Filled = tuple[Storage, npt.NDArray[Any]]
 
 
-class WeightPlaces:
-    """Memory for weights, and the order in which it is filled.
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A row of a model's table: a tensor of the base, or several that are one on the device."""
 
-    Attributes:
-        device: The device that gets them; None where bytes are kept for one.
-        first_streamed: Number of the first layer that comes and goes.
-        waiting: Matrices in host memory, by kind.
-        is_deferred: Whether weights are read later, in ``run``.
-    """
+    name: str  # told before it is read
+    parts: Sequence[tuple[str, tuple[int, ...]]]  # the tensors by Hugging Face's names, and shapes
+    held: Held
+    read: Callable[[CheckpointReader], Iterable[Filled]]
+    layer: FlatLayer | None = None  # that it comes with
+    offset: float = 0.0  # added to what the files hold
+
+
+class WeightPlacement:
+    """Memory for weights, and the order in which it is filled."""
 
     def __init__(
-        self, device: Device | None, made_from: Callable[[], Any],
-        requantization: Requantization, *, textures: bool, reads: bool,
-    ) -> None:  # fmt: skip
-        """Has nothing yet.
-
-        Args:
-            device: The device that gets the weights; None where bytes are kept for one.
-            made_from: Tells what decides the layers' bytes, for a cache; None where there is none.
-            requantization: Counts the weights that are quantized anew.
-            textures: Whether matrices that are not quantized are kept in textures.
-            reads: Whether there are weights to be read.
-        """
-        self.device = device
-        self.first_streamed = 0
-        self.waiting: dict[str, HostMatrix] = {}
-        self.is_deferred = False
-        self._loading = WeightLoading(made_from, requantization)
-        self._textures, self._reads = textures, reads
+        self, reader: CheckpointReader, kept_as: str, *, textures: bool, first_streamed: int
+    ) -> None:
+        """Has nothing yet."""
+        self.stream = Stream()  # what sections of weights come with
+        self.waiting: dict[str, HostMatrix] = {}  # matrices in host memory, by kind
+        self._reader = reader
+        self._kept_as = kept_as
+        self._textures, self._first_streamed = textures, first_streamed
+        self._layers: dict[int, FlatLayer] = {}
         self._largest_load = 0
+        self._device: Device | None = None
+        self._being_made: tuple[FlatLayer, npt.NDArray[np.uint8]] | None = None
 
-    @property
-    def stream(self) -> Stream:
-        """What sections of weights come with."""
-        return self._loading.images.stream
-
-    @property
-    def num_tensors(self) -> int:
-        """Number of names that ``progress`` will be called with."""
-        return len(self._loading)
-
-    def when_loading(self, name: str, load: Load, image: LayerImage | None = None) -> None:
-        """Does it now, or where a layout comes first, later."""
-        if not self._reads:
-            return
-        if self.is_deferred:
-            self._loading.add(name, load, image)
-        else:
-            load()
-
-    def run(self, progress: Progress) -> None:
-        """Reads all that was deferred; ``progress`` gets each tensor's name before."""
-        self._loading.run(self.fill, progress)
-
-    def fill(self, storage: Storage, data: npt.NDArray[Any] | None) -> None:
-        """Gives a storage its bytes, on the device if there is one."""
-        if data is not None and self._loading.put(storage, data):
-            return
-        storage.data = data
-        if self.device is not None:
-            allocate(self.device, storage)
-            storage.data = None
-
-    def image_of(self, module: str) -> LayerImage | None:
+    def layer_of(self, module: str) -> FlatLayer | None:
         """The layer that a module belongs to; None outside of layers."""
         number = layer_number(module)
         if number is None:
             return None
-        return self._loading.images.of(number, streamed=number >= self.first_streamed)
+        if number not in self._layers:
+            streamed = number >= self._first_streamed
+            section = self.stream.new_section(f"layer {number}") if streamed else None
+            self._layers[number] = FlatLayer(number, section)
+        return self._layers[number]
 
     def storage(self, module: str, label: str, nbytes: int, most: int = 0) -> Storage:
         """Memory for a part of a module, which may come and go with its layer of the model.
 
-        Args:
-            module: Whose it is.
-            label: For messages.
-            nbytes: Its size.
-            most: Bytes that it and its neighbours in the layer may take to lie together.
+        It and its neighbours in the layer may take ``most`` bytes to lie together.
         """
-        image = self.image_of(module)
-        if image is None:
+        layer = self.layer_of(module)
+        if layer is None:
             return Storage(label, "base", nbytes)
-        return image.storage(label, nbytes, most)
+        return layer.storage(label, nbytes, most)
 
     def dense_storage(self, name: str, nbytes: int) -> Storage:
         """Memory for a matrix that is not quantized."""
@@ -111,59 +94,163 @@ class WeightPlaces:
             return Storage(name, "base", nbytes, texture=True)
         return self.storage(name, name, nbytes)
 
-    def dense_image_of(self, name: str) -> LayerImage | None:
+    def dense_layer_of(self, name: str) -> FlatLayer | None:
         """The layer that a matrix which is not quantized comes with."""
-        return None if self._textures else self.image_of(name)
+        return None if self._textures else self.layer_of(name)
 
     def expect_load(self, nbytes: int) -> None:
         """Counts what reading one thing takes for a moment."""
         self._largest_load = max(self._largest_load, nbytes)
 
+    # -- reading -------------------------------------------------------------------------------
+
+    def load(self, table: Iterable[Weight], device: Device, progress: Progress) -> None:
+        """Reads and uploads all weights; an ``OutOfMemoryError`` if something has no room."""
+        self._device = device
+        # Layer by layer, so that what a file is to hold is complete before the next one begins.
+        rows = sorted(table, key=lambda each: -1 if each.layer is None else each.layer.number)
+        for layer, group in groupby(rows, lambda each: each.layer):
+            if layer is None or layer.as_stored or self._cache is None:
+                self._read(group, progress)
+            else:
+                self._load_layer(layer, list(group), self._cache, progress)
+
+    def _read(self, group: Iterable[Weight], progress: Progress) -> None:
+        for weight in group:
+            progress(weight.name)
+            for storage, data in weight.read(self._reader):
+                self._fill(storage, data)
+
+    def _fill(self, storage: Storage, data: npt.NDArray[Any]) -> None:
+        """Gives a storage its bytes: on the device, in its section, or in what is to be kept."""
+        if self._being_made is not None:
+            layer, made = self._being_made
+            if (begin := layer.begins.get(storage)) is not None:
+                raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+                made[begin : begin + raw.size] = raw
+        elif storage.section is not None:
+            storage.section.put(storage, data)
+        if storage.section is None:
+            self._upload(storage, data)
+
+    def _upload(self, storage: Storage, data: npt.NDArray[Any]) -> None:
+        assert self._device is not None
+        storage.data = data
+        allocate(self._device, storage)
+        storage.data = None
+
+    def _load_layer(
+        self, layer: FlatLayer, group: list[Weight], cache: WeightCache, progress: Progress
+    ) -> None:
+        """Takes a layer from the disk, or makes it and keeps it there."""
+        moved = self._reader.requantization
+        kept = cache.read(layer)
+        if kept is not None:
+            for each in group:
+                progress(each.name)
+            moved.add(kept.requantized)
+            layer.fill(kept.data, self._upload)
+            return
+        if not self._is_kept:
+            self._read(group, progress)
+            return
+        made = np.zeros(layer.nbytes, np.uint8)
+        self._being_made, before = (layer, made), copy(moved)
+        self._read(group, progress)
+        self._being_made = None
+        mapped = cache.write(layer, KeptLayer(made, moved.since(before)))
+        if layer.section is None:
+            return
+        if mapped is None:
+            self._require_room(layer, cache)
+        layer.fill(made if mapped is None else mapped, self._upload)
+
+    def _require_room(self, first: FlatLayer, cache: WeightCache) -> None:
+        """Ends where layers that have no room on the disk have none in host memory, either."""
+        rest = [layer for layer in self._made_here if layer.number > first.number]
+        needed, room = sum(layer.host_bytes for layer in rest), available_bytes()
+        if room is not None and needed > room:
+            raise OutOfMemoryError(
+                f"{cache.problem}; for that, too, {needed / MIB:,.0f} MiB of host memory are "
+                f"needed, and {room / MIB:,.0f} MiB are free"
+            )
+
+    @property
+    def _made_here(self) -> list[FlatLayer]:
+        """Layers of which files are made, since the model's own have them otherwise."""
+        return [layer for layer in self._layers.values() if not layer.as_stored]
+
+    @cached_property
+    def _cache(self) -> WeightCache | None:
+        """Where layers are kept that are quantized here; None where none are."""
+        if sum(layer.nbytes for layer in self._made_here) < _LEAST_KEPT:
+            return None
+        made_from = self._reader.made_from(self._kept_as) if self._kept_as else None
+        if made_from is None:
+            return None
+        cache = WeightCache(made_from, self._layers.values())
+        return cache if self._sections or cache.is_there else None
+
+    @cached_property
+    def _is_kept(self) -> bool:
+        """Whether layers that are quantized here have room on the disk, where some come and go."""
+        if self._cache is None or not self._sections:
+            return False
+        return self._cache.make_room(self._made_here)
+
     # -- what they take ------------------------------------------------------------------------
+
+    @property
+    def _sections(self) -> list[Section]:
+        sections = (layer.section for layer in self._layers.values())
+        return [section for section in sections if section is not None]
 
     @property
     def section_bytes(self) -> list[int]:
         """Bytes of each layer's part that comes and goes."""
-        return [section.nbytes for section in self._loading.images.sections]
+        return [section.nbytes for section in self._sections]
 
     @property
     def layer_bytes(self) -> list[int]:
         """Bytes on the device of what of each layer could come and go, and stays."""
-        return [image.device_bytes for image in self._loading.images.layers.values()]
+        return [layer.device_bytes for layer in self._layers.values()]
 
     @property
     def head_block_bytes(self) -> list[int]:
         """Bytes of each block of a streamed head."""
-        layers = self._loading.images.sections
+        layers = self._sections
         return [each.nbytes for each in self.stream.sections if each not in layers]
 
     @property
     def problem(self) -> str:
         """Why layers are not kept on disk, where they should be; else empty."""
-        return self._loading.problem
-
-    @property
-    def transfer_bytes(self) -> int:
-        """Bytes of host memory that layers pass through on their way."""
-        return self.stream.device_bytes
+        return "" if self._cache is None else self._cache.problem
 
     @property
     def loading_bytes(self) -> int:
         """Bytes of host memory that are taken for a moment while weights are read."""
-        return self._largest_load + (self._loading.largest_kept if self._loading.is_kept else 0)
+        if not self._is_kept:
+            return self._largest_load
+        return self._largest_load + max((each.nbytes for each in self._made_here), default=0)
 
     def host_bytes(self) -> Counter[str]:
         """Bytes by kind of the weights that stay in host memory."""
         waiting = self.waiting.items()
         memory = Counter({kind: each.nbytes for kind, each in waiting if not each.as_stored})
-        memory["streamed weights"] = self._loading.host_bytes()
+        memory["streamed weights"] = self._streamed_bytes
         return memory
+
+    @property
+    def _streamed_bytes(self) -> int:
+        """Bytes of host memory that the layers take which come and go."""
+        layers = (i for i in self._layers.values() if i.as_stored or not self._is_kept)
+        return sum(layer.host_bytes for layer in layers)
 
     @property
     def mapped_bytes(self) -> int:
         """Bytes of the weights that are read from files whenever they are needed."""
         mapped = sum(each.nbytes for each in self.waiting.values() if each.as_stored)
-        return mapped + self._loading.mapped_bytes()
+        return mapped + sum(self.section_bytes) - self._streamed_bytes
 
 
 def layer_number(module: str) -> int | None:
@@ -181,14 +268,9 @@ def row_pieces(rows: int, most: int) -> Iterator[tuple[int, int]]:
 def streamed_matrix(
     name: str, host: HostMatrix, stream: Stream, max_binding: int, block: int
 ) -> StreamedMatrix:
-    """A matrix whose blocks are sections of a stream.
+    """A matrix whose blocks, of so many rows at most, are sections of a stream.
 
-    Args:
-        name: For messages.
-        host: The matrix, not read yet.
-        stream: What it comes with; its last section should not be in use with the first block.
-        max_binding: Largest number of bytes that one binding may show.
-        block: Most rows of a block.
+    The stream's last section should not be in use with the first block.
     """
     row_bytes = matrix("", 1, host.columns, host.dtype).nbytes
     blocks: list[tuple[int, Tensor]] = []
@@ -200,86 +282,8 @@ def streamed_matrix(
 
 
 def fill(streamed: StreamedMatrix, values: npt.NDArray[Any]) -> None:
-    """Gives a streamed matrix its rows, of which its sections keep windows.
-
-    Args:
-        streamed: The matrix.
-        values: (rows, padded columns) as stored.
-    """
+    """Gives a streamed matrix its stored rows (rows, padded columns), windows of which it keeps."""
     streamed.host.values = values
     for row0, block in streamed.blocks:
         assert block.storage is not None and block.storage.section is not None
         block.storage.section.show(values[row0 : row0 + block.rows])
-
-
-@dataclass(frozen=True)
-class HostWeights:
-    """Lays out matrices that the device never has as a whole.
-
-    Attributes:
-        source: The files.
-        places: Where weights are kept.
-    """
-
-    source: WeightSource
-    places: WeightPlaces
-
-    def embedding(
-        self, name: str, rows: int, columns: int, dtype: str, trained: TrainedRows | None
-    ) -> HostMatrix:
-        """The input embedding in a type, perhaps with trained rows."""
-        return self._looked_up("embedding", name, rows, columns, dtype, trained)
-
-    def table(self, name: str, rows: int, columns: int, dtype: str) -> HostMatrix:
-        """A further table in a type; one that its file has in bfloat16 stays so."""
-        stays = self.source.is_as_stored(name, columns, "bfloat16")
-        return self._looked_up(name, name, rows, columns, "bfloat16" if stays else dtype, None)
-
-    def _looked_up(
-        self,
-        kind: str,
-        name: str,
-        rows: int,
-        columns: int,
-        dtype: str,
-        trained: TrainedRows | None,
-    ) -> HostMatrix:
-        matrix = self.places.waiting[kind] = HostMatrix(rows, columns, dtype, trained=trained)
-        self._expect(name, matrix)
-
-        def load() -> None:
-            matrix.values = self.source.read_bits(name, (rows, columns), dtype)
-            keep_originals(trained, matrix.values, columns, dtype)
-
-        self.places.when_loading(name, load)
-        return matrix
-
-    def streamed_head(
-        self, name: str, host: HostMatrix, max_binding: int, block: int
-    ) -> StreamedMatrix:
-        """A head whose blocks come and go.
-
-        Args:
-            name: The weight's.
-            host: The matrix, not read yet.
-            max_binding: Largest number of bytes that one binding may show.
-            block: Most rows of a block.
-        """
-        self.places.waiting["lm_head"] = host
-        head = streamed_matrix(name, host, self.places.stream, max_binding, block)
-        self._expect(name, host)
-
-        def load() -> None:
-            bits = self.source.read_bits(name, (host.rows, host.columns), host.dtype)
-            keep_originals(host.trained, bits, host.columns, host.dtype)
-            fill(head, bits)
-
-        self.places.when_loading(name, load)
-        return head
-
-    def _expect(self, name: str, matrix: HostMatrix) -> None:
-        """Counts what reading takes beside the matrix's own bytes, which wait."""
-        matrix.as_stored = self.source.is_as_stored(name, matrix.columns, matrix.dtype)
-        if not matrix.as_stored:
-            taken = self.source.loading_bytes(name, matrix.rows, matrix.columns, matrix.dtype)
-            self.places.expect_load(taken - matrix.nbytes)

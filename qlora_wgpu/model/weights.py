@@ -1,35 +1,59 @@
-"""Frozen weights on the device: which form each takes, its bytes, and its upload.
+"""A base's weights as one table: what each is on the device, where it lies, and how it is read.
 
-The same code lays out a model whose weights are still to be seen (for a plan) and one that is
-loaded. Each tensor is read, quantized, uploaded and forgotten before the next, so host memory
-stays near one tensor.
+The same table lays out a model whose weights are still to be seen (for a plan) and one that is
+loaded; loading, memory and the state dict are loops over it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, Modules
+from qlora_wgpu.families.family import (
+    Architecture,
+    ExpertSpec,
+    LinearSpec,
+    Modules,
+    stored_parts,
+)
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.gpu.limits import ALIGNMENT
+from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, pad_rows, padded, round_up, row
+from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.adapter_init import start_of_files
-from qlora_wgpu.model.checkpoint_reader import WeightSource, stored_embedding
-from qlora_wgpu.model.dense_weights import DenseWeights, with_one_input
-from qlora_wgpu.model.derived_weights import KeptWeights
+from qlora_wgpu.model.checkpoint_reader import (
+    CheckpointReader,
+    bits_of,
+    keep_originals,
+    stored_embedding,
+)
+from qlora_wgpu.model.derived_weights import DequantizedWeights
 from qlora_wgpu.model.offload_plan import RESIDENT, Residency
-from qlora_wgpu.model.pretrained import StorageForms
-from qlora_wgpu.model.quantized_weights import QuantizedLayout
-from qlora_wgpu.model.weight_loader import Progress
-from qlora_wgpu.model.weight_placement import HostWeights, WeightPlaces
+from qlora_wgpu.model.pretrained import QuantizationPolicy
+from qlora_wgpu.model.quantized_weights import codebook_tensor, lay_out, stacked_arrays
+from qlora_wgpu.model.weight_placement import (
+    Filled,
+    Progress,
+    Weight,
+    WeightPlacement,
+    fill,
+    row_pieces,
+    streamed_matrix,
+)
+from qlora_wgpu.ops.logits import shard_rows
 from qlora_wgpu.ops.modules import (
+    DenseExperts,
+    DenseMatrix,
     ExpertLinear,
     ExpertMatrix,
     HostMatrix,
@@ -37,10 +61,16 @@ from qlora_wgpu.ops.modules import (
     Matrix,
     StreamedMatrix,
 )
+from qlora_wgpu.ops.quantized import QuantizedMatrix
+from qlora_wgpu.ops.trained import TrainedMatrix, TrainedRows
+from qlora_wgpu.quant import WeightFormat
+
+Shape = tuple[int, int]
+_COPIED = ("maps", "nested_absmax")  # what of a quantized matrix is never a file's own bytes
 
 
 class WeightLayout:
-    """Builds a model's modules."""
+    """Builds the table, and of it a model's modules."""
 
     def __init__(
         self,
@@ -48,7 +78,6 @@ class WeightLayout:
         dtype: str,
         max_binding: int,
         folder: ModelFolder | None = None,
-        device: Device | None = None,
         *,
         weight_dtype: str = "",
         textures: bool = False,
@@ -57,144 +86,92 @@ class WeightLayout:
         residency: Residency = RESIDENT,
         keep: bool = False,
     ) -> None:
-        """Without a folder, shapes and bytes only; without a device, data is kept for one.
-
-        Args:
-            quant: How linear layers are stored.
-            dtype: Element type of matmul operands.
-            weight_dtype: Of frozen weights that products read; the operands' by default.
-            max_binding: Largest number of bytes that one binding may show.
-            folder: The weights.
-            device: The device that gets them.
-            textures: Whether matrices that are not quantized are kept in textures.
-            head_block: Rows of a block of the head.
-            config: The config.json, for plans without a folder.
-            residency: What waits in host memory.
-            keep: Whether layers that come and go, and are quantized here, are kept on disk.
-        """
-        self._forms = StorageForms(quant, folder, config)
-        self._dtype = dtype
-        self._weight_dtype = weight_dtype or dtype
-        self._max_binding = max_binding
-        self._head_block = head_block
-        self._residency = residency
-        self._kept = KeptWeights(self._weight_dtype, max_binding, textures)
-        self._source = WeightSource(folder, quant)
-        made_from = partial(self._source.made_from, self._weight_dtype) if keep else _nothing
-        self.places = WeightPlaces(
-            device, made_from, self._source.requantization,
-            textures=textures, reads=folder is not None,
-        )  # fmt: skip
-        self._dense = DenseWeights(
-            self._source, self.places, self._weight_dtype, max_binding, head_block
-        )
-        self._host = HostWeights(self._source, self.places)
-        self._quantized = QuantizedLayout(self._source, self.places, max_binding, textures=textures)
-
-    def modules(
-        self,
-        architecture: Architecture,
-        adapter: Adapter,
-        progress: Progress = lambda name: None,
-    ) -> Modules:
-        """Lays out every weight, and reads it at once if there is a folder.
-
-        Args:
-            architecture: The model's layers and norms.
-            adapter: The adapter, whose pairs the layers get.
-            progress: Called with each tensor's name before it is read.
-
-        Raises:
-            CheckpointError: If a tensor is missing, damaged or of another shape.
-            OutOfMemoryError: If the device has no room.
-        """
-        modules = self.lay_out(architecture, adapter)
-        self._load(progress)
-        return modules
+        """Without a folder, shapes and bytes only."""
+        self.table: list[Weight] = []
+        self._policy = QuantizationPolicy(quant, folder, config)
+        self._dtype, self._weight_dtype = dtype, weight_dtype or dtype
+        self._max_binding, self._head_block = max_binding, head_block
+        self._textures, self._residency, self._keep = textures, residency, keep
+        self._reader = CheckpointReader(folder, quant)
+        self._codebooks: dict[bytes, Tensor] = {}
 
     def lay_out(self, architecture: Architecture, adapter: Adapter) -> Modules:
-        """The modules without their bytes, which ``load`` brings; arguments as for ``modules``.
-
-        Raises:
-            CheckpointError: If the files lack a tensor or hold one that config.json denies.
-        """
-        self.places.is_deferred = True
+        """The modules without their bytes, whose layers get the adapter's pairs."""
+        of = architecture
         if adapter.config.changes_base:
-            self._source.changed = frozenset(f"{spec.name}.weight" for spec in adapter.targets)
-        self._source.prefixes = architecture.stored_prefixes
-        self.places.first_streamed = architecture.num_layers - self._residency.streamed_layers
-        embedding, head = self._ends(architecture, adapter)
-        biases = self._dense.biases(architecture.linears)
-        linears = {
-            spec.name: self._linear(spec, adapter, biases.get(spec.name))
-            for spec in architecture.linears
-        }
-        norms = {
-            n: self._dense.norm(n, shape, np.float32(architecture.offset_of(n)))
-            for n, shape in architecture.norm_shapes.items()
-        }
-        experts = {stack.name: self._experts(stack, adapter) for stack in architecture.experts}
-        routers = {n: self._dense.dense(n, *shape) for n, shape in architecture.routers.items()}
-        tables = {
-            n: self._host.table(n, *shape, self._dtype) for n, shape in architecture.tables.items()
-        }
-        head_lora = adapter.loras.get(architecture.head.name)
+            self._reader.changed = frozenset(f"{spec.name}.weight" for spec in adapter.targets)
+        self._reader.prefixes = of.stored_prefixes
+        self.placement = WeightPlacement(
+            self._reader,
+            self._weight_dtype if self._keep else "",
+            textures=self._textures,
+            first_streamed=of.num_layers - self._residency.streamed_layers,
+        )
+        embedding, head = self._ends(of, adapter)
+        groups = list(with_one_input(of.linears))
+        biases: dict[str, Tensor] = {}
+        for specs in groups:
+            biases |= self._biases([spec for spec in specs if spec.bias])
+        linears = {}
+        for spec in of.linears:
+            name, bias = f"{spec.name}.weight", biases.get(spec.name)
+            shape = spec.out_features, spec.in_features
+            form = self._form([name], spec.in_features)
+            weight: Matrix = (
+                self._dense(name, *shape)
+                if form is None
+                else self._quantized(name, shape, form, [name])
+            )
+            if bias is None:
+                self._reader.refuse_bias(spec.name)
+            linears[spec.name] = Linear(spec.name, weight, bias, adapter.loras.get(spec.name))
+        norms = {n: self._norm(n, shape, of.offset_of(n)) for n, shape in of.norm_shapes.items()}
+        experts = {stack.name: self._experts(stack, adapter) for stack in of.experts}
+        routers = {n: self._dense(n, *shape) for n, shape in of.routers.items()}
+        tables = {n: self._host_table(n, *shape) for n, shape in of.tables.items()}
         modules = Modules(
-            embedding, head, linears, norms, experts, routers, tables, head_lora,
-            adapter.embedding_lora, architecture.padding_idx,
+            embedding, head, linears, norms, experts, routers, tables,
+            adapter.loras.get(of.head.name), adapter.embedding_lora, of.padding_idx,
         )  # fmt: skip
         if not self._residency.dequantized:
             return modules
-        groups = with_one_input(architecture.linears)
-        return self._kept.within(modules, ([spec.name for spec in specs] for specs in groups))
+        kept = DequantizedWeights(self._weight_dtype, self._max_binding, self._textures)
+        return kept.within(modules, ([spec.name for spec in specs] for specs in groups))
 
     def begin(self, adapter: Adapter, seed: int, progress: Progress) -> str:
         """Takes the adapter's start from the weights, before they are loaded; what that took.
 
         A start that the adapter has already is taken as it is.
-
-        Raises:
-            CheckpointError: If a tensor is missing, damaged or of another shape.
-            UnsupportedModelError: If the files hold one in few bits.
         """
         told = ""
         if adapter.start is None:
-            adapter.start, told = start_of_files(adapter, self._source, seed, progress)
-        self._source.subtract(adapter)
+            adapter.start, told = start_of_files(adapter, self._reader, seed, progress)
+        self._reader.remove_initial_adapter(adapter)
         return told
 
+    @property
+    def num_tensors(self) -> int:
+        """Number of names that ``progress`` will be called with."""
+        return 0 if self._reader.folder is None else len(self.table)
+
     def load(self, device: Device, progress: Progress = lambda name: None) -> None:
-        """Reads and uploads everything that was laid out.
+        """Reads and uploads everything that was laid out."""
+        self.placement.load(self.table, device, progress)
+        self._reader.requantization.warn()
 
-        Args:
-            device: The device that gets it.
-            progress: Called with each tensor's name before it is read.
+    # -- rows of the table -----------------------------------------------------------------------
 
-        Raises:
-            CheckpointError: If a tensor is missing, damaged or of another shape.
-            OutOfMemoryError: If the device has no room.
-        """
-        self.places.device, self.places.is_deferred = device, False
-        self._load(progress)
-
-    def _load(self, progress: Progress) -> None:
-        self.places.run(progress)
-        self._source.requantization.warn()
-
-    # -- layers ------------------------------------------------------------------------------
-
-    def _ends(
-        self, architecture: Architecture, adapter: Adapter
-    ) -> tuple[Matrix | HostMatrix, Matrix]:
+    def _ends(self, of: Architecture, adapter: Adapter) -> tuple[Matrix | HostMatrix, Matrix]:
         """The embedding and the head, which may be one matrix."""
-        vocab, hidden = architecture.vocab_size, architecture.hidden_size
-        name, tied = stored_embedding(self._source.folder, architecture), architecture.tied
-        head_name = name if tied else architecture.head_name
-        if architecture.stored_rows is not None:
-            self._source.stored_rows = dict.fromkeys((name, head_name), architecture.stored_rows)
-        embed_module = architecture.embed_name.removesuffix(".weight")
-        head_module = embed_module if tied else architecture.head.name
-        trained, whole = adapter.trained_rows, adapter.trained_whole
+        vocab, hidden, tied = of.vocab_size, of.hidden_size, of.tied
+        name = stored_embedding(self._reader.folder, of)
+        head_name = name if tied else of.head_name
+        if of.stored_rows is not None:
+            self._reader.stored_rows = dict.fromkeys((name, head_name), of.stored_rows)
+        embed_module = of.embed_name.removesuffix(".weight")
+        head_module = embed_module if tied else of.head.name
+        rows, whole = adapter.trained_rows, adapter.trained_whole
+        as_head = of.embed_name if tied else of.head_name
         head: Matrix
         if self._residency.streamed_head:
             if head_module in whole:
@@ -202,47 +179,223 @@ class WeightLayout:
                     f"lora.modules_to_save trains {head_name} whole, which cannot wait in host "
                     "memory: leave it out, or raise device.memory"
                 )
-            host = HostMatrix(vocab, hidden, self._weight_dtype, trained=trained.get(head_module))
-            head = self._host.streamed_head(head_name, host, self._max_binding, self._head_block)
+            host = HostMatrix(vocab, hidden, self._weight_dtype, trained=rows.get(head_module))
+            head = self._streamed_head(head_name, as_head, host)
         else:
-            head = self._dense.dense(
-                head_name, vocab, hidden, "", trained.get(head_module), whole.get(head_module)
-            )
+            head = self._dense(
+                head_name, vocab, hidden, "", rows.get(head_module), whole.get(head_module),
+                called=as_head,
+            )  # fmt: skip
         if tied:
             return head.host if isinstance(head, StreamedMatrix) else head, head
-        rows, matrix = trained.get(embed_module), whole.get(embed_module)
+        own, matrix = rows.get(embed_module), whole.get(embed_module)
         if self._residency.host_embedding and matrix is None:
-            return self._host.embedding(name, vocab, hidden, self._dtype, rows), head
-        return self._dense.dense(name, vocab, hidden, self._dtype, rows, matrix), head
+            table = HostMatrix(vocab, hidden, self._dtype, trained=own)
+            return self._host("embedding", name, of.embed_name, table), head
+        return self._dense(
+            name, vocab, hidden, self._dtype, own, matrix, called=of.embed_name
+        ), head
 
-    def _linear(self, spec: LinearSpec, adapter: Adapter, bias: Tensor | None) -> Linear:
-        name = f"{spec.name}.weight"
-        shape = spec.out_features, spec.in_features
-        form = self._forms.of([self._source.stored(name)], spec.in_features)
-        weight: Matrix = (
-            self._dense.dense(name, *shape)
-            if form is None
-            else self._quantized.matrix(name, shape, form, [name])
-        )
-        if bias is None:
-            self._source.refuse_bias(spec.name)
-        return Linear(spec.name, weight, bias, adapter.loras.get(spec.name))
+    def _form(self, names: Sequence[str], columns: int) -> WeightFormat | None:
+        """The quantized format of some tensors that are one matrix; None for floats."""
+        return self._policy.of([self._reader.stored(name) for name in names], columns)
 
     def _experts(self, stack: ExpertSpec, adapter: Adapter) -> ExpertLinear:
         names = [f"{spec.name}.weight" for spec in stack.linears]
         shape = stack.out_features, stack.in_features
-        form = self._forms.of([self._source.stored(name) for name in names], stack.in_features)
+        form = self._form(names, stack.in_features)
         weight: ExpertMatrix = (
-            self._dense.experts(stack.name, *shape, names)
+            self._dense_experts(stack.name, shape, names)
             if form is None
-            else self._quantized.matrix(f"{stack.name}.weight", shape, form, names)
+            else self._quantized(f"{stack.name}.weight", shape, form, names)
         )
         bias = None
         if stack.bias:
             every = f"{stack.at}.*.{stack.leaf}.bias"
-            bias = self._dense.norm(every, (stack.experts, stack.out_features))
+            bias = self._norm(every, (stack.experts, stack.out_features))
         return ExpertLinear(stack.name, weight, adapter.expert_loras.get(stack.name), bias)
 
+    def _norm(self, name: str, shape: tuple[int, ...], offset: float = 0.0) -> Tensor:
+        """A norm: a row, or a matrix of one for each head; or a number. All in whole units."""
+        parts = stored_parts(name, shape)
+        rows, columns = math.prod(shape[:-1]), shape[-1] if shape else 1
+        storage = Storage(name, "norms", 4 * rows * padded(columns))
+        held = row(name, columns, "float32", storage)
+        if len(shape) > 1:
+            held = matrix(name, rows, columns, "float32", storage)
 
-def _nothing() -> None:
-    """Says that nothing is kept."""
+        def read(reader: CheckpointReader) -> Iterator[Filled]:
+            array = np.stack([reader.read(*part) for part in parts]).reshape(rows, columns)
+            yield storage, pad_rows(array + np.float32(offset))
+
+        self.table.append(Weight(name, parts, held, read, offset=offset))
+        return held
+
+    def _biases(self, specs: list[LinearSpec]) -> dict[str, Tensor]:
+        """Biases of layers of one input, in one storage, each where a binding may begin."""
+        begins = [0]
+        for spec in specs:
+            begins.append(begins[-1] + round_up(padded(spec.out_features), ALIGNMENT // 4))
+        storage = Storage("biases", "norms", 4 * begins[-1])
+        arrays: list[npt.NDArray[np.float32]] = []
+
+        def read(name: str, shape: tuple[int, ...], reader: CheckpointReader) -> Iterator[Filled]:
+            arrays.append(reader.read(name, shape))
+            if len(arrays) == len(specs):
+                whole = np.zeros(storage.nbytes // 4, np.float32)
+                for begin, array in zip(begins, arrays, strict=False):
+                    whole[begin : begin + array.size] = array
+                arrays.clear()
+                yield storage, whole
+
+        biases = {}
+        for spec, begin in zip(specs, begins, strict=False):
+            name, shape = f"{spec.name}.bias", (spec.out_features,)
+            bias = biases[spec.name] = row(name, *shape, "float32", storage, 4 * begin)
+            self.table.append(Weight(name, [(name, shape)], bias, partial(read, name, shape)))
+        return biases
+
+    def _dense(
+        self,
+        name: str,
+        rows: int,
+        columns: int,
+        dtype: str = "",
+        trained: TrainedRows | None = None,
+        whole: TrainedMatrix | None = None,
+        called: str = "",
+    ) -> DenseMatrix:
+        """A matrix that stays, or comes with its layer, in as many pieces as bindings ask for.
+
+        ``trained`` and ``whole`` get to know what they are trained in place of.
+        """
+        dtype = dtype or self._weight_dtype
+        row_bytes = matrix("", 1, columns, dtype).nbytes
+        most = shard_rows(row_bytes, self._max_binding, self._head_block)
+        pieces: list[tuple[int, Tensor]] = []
+        for row0, count in row_pieces(rows, most):
+            storage = self.placement.dense_storage(name, count * row_bytes)
+            pieces.append((row0, matrix(name, count, columns, dtype, storage)))
+        layer = self.placement.dense_layer_of(name)
+        self.placement.expect_load(self._reader.loading_bytes(name, rows, columns, dtype))
+        if layer is not None:
+            layer.as_stored &= self._reader.is_as_stored(name, columns, dtype)
+
+        def read(reader: CheckpointReader) -> Iterator[Filled]:
+            bits = reader.read_bits(name, (rows, columns), dtype)
+            keep_originals(trained, bits, columns, dtype)
+            for row0, piece in pieces:
+                assert piece.storage is not None
+                yield piece.storage, bits[row0 : row0 + piece.rows]
+
+        held = DenseMatrix(rows, columns, tuple(pieces), trained, whole)
+        parts = [(called or name, (rows, columns))]
+        self.table.append(Weight(name, parts, held, read, layer))
+        if whole is not None:
+            whole.originals = partial(self._reader.read, name, (rows, columns))
+        return held
+
+    def _dense_experts(self, name: str, shape: Shape, names: list[str]) -> DenseExperts:
+        """The matrices of all experts, as many together as a binding shows."""
+        dtype, (rows, columns) = self._weight_dtype, shape
+        one = matrix("", rows, columns, dtype).nbytes
+        most = max(self._max_binding // one, 1)
+        pieces: list[tuple[int, int, Tensor]] = []
+        for first, count in row_pieces(len(names), most):
+            storage = self.placement.dense_storage(name, count * one)
+            self.placement.expect_load(3 * count * 4 * rows * columns)
+            pieces.append((first, count, matrix(name, count * rows, columns, dtype, storage)))
+        layer = self.placement.dense_layer_of(name)
+        if layer is not None:
+            layer.as_stored = False
+
+        def read(reader: CheckpointReader) -> Iterator[Filled]:
+            for first, count, piece in pieces:
+                group = names[first : first + count]
+                array = np.concatenate([reader.read(each, shape) for each in group])
+                assert piece.storage is not None
+                yield piece.storage, bits_of(group[0], array, dtype)
+
+        held = DenseExperts(len(names), rows, columns, tuple(pieces))
+        self.table.append(Weight(name, [(each, shape) for each in names], held, read, layer))
+        return held
+
+    def _quantized(
+        self, name: str, shape: Shape, form: WeightFormat, names: Sequence[str]
+    ) -> QuantizedMatrix:
+        """One matrix, or the matrices of all ``names`` one below the other."""
+        codebook, key = None, form.quant_map.tobytes()
+        if self._textures and fits_words(form, shape[1]):
+            if key not in self._codebooks:
+                self._codebooks[key] = codebook_tensor(form, Storage)
+            codebook = self._codebooks[key]
+        keep = partial(self.placement.storage, name, most=self._max_binding)
+        held, storages = lay_out(name, shape, form, len(names), keep, codebook)
+        folder, layer = self._reader.folder, self.placement.layer_of(name)
+        is_mapped = (
+            folder is not None and len(names) == 1 and folder.is_mapped(self._reader.stored(*names))
+        )
+        if not is_mapped:
+            quantized = sum(storage.nbytes for storage in storages.values())
+            self.placement.expect_load(4 * math.prod(shape) + min(len(names), 2) * quantized)
+        if layer is not None:
+            layer.as_stored &= is_mapped
+            layer.copied += sum(storages[leaf].nbytes for leaf in storages if leaf in _COPIED)
+
+        def read(reader: CheckpointReader) -> Iterator[Filled]:
+            assert reader.folder is not None
+            quantized = [reader.quantized(each, shape) for each in names]
+            arrays = stacked_arrays(quantized, name, reader.folder.path)
+            for leaf, storage in storages.items():
+                yield storage, arrays[leaf]
+
+        self.table.append(Weight(name, [(each, shape) for each in names], held, read, layer))
+        return held
+
+    def _host_table(self, name: str, rows: int, columns: int) -> HostMatrix:
+        """A further table; one that its file has in bfloat16 stays so."""
+        stays = self._reader.is_as_stored(name, columns, "bfloat16")
+        held = HostMatrix(rows, columns, "bfloat16" if stays else self._dtype)
+        return self._host(name, name, name, held)
+
+    def _host(self, kind: str, name: str, called: str, held: HostMatrix) -> HostMatrix:
+        """A matrix of which the host looks rows up."""
+
+        def read(reader: CheckpointReader) -> Iterator[Filled]:
+            held.values = reader.read_bits(name, (held.rows, held.columns), held.dtype)
+            keep_originals(held.trained, held.values, held.columns, held.dtype)
+            yield from ()
+
+        self._wait(kind, name, held)
+        self.table.append(Weight(name, [(called, (held.rows, held.columns))], held, read))
+        return held
+
+    def _streamed_head(self, name: str, called: str, host: HostMatrix) -> StreamedMatrix:
+        """A head whose blocks come and go."""
+        held = streamed_matrix(
+            name, host, self.placement.stream, self._max_binding, self._head_block
+        )
+
+        def read(reader: CheckpointReader) -> Iterator[Filled]:
+            bits = reader.read_bits(name, (host.rows, host.columns), host.dtype)
+            keep_originals(host.trained, bits, host.columns, host.dtype)
+            fill(held, bits)
+            yield from ()
+
+        self._wait("lm_head", name, host)
+        self.table.append(Weight(name, [(called, (host.rows, host.columns))], held, read))
+        return held
+
+    def _wait(self, kind: str, name: str, held: HostMatrix) -> None:
+        """Counts what reading takes beside a matrix's own bytes, which wait."""
+        self.placement.waiting[kind] = held
+        held.as_stored = self._reader.is_as_stored(name, held.columns, held.dtype)
+        if not held.as_stored:
+            taken = self._reader.loading_bytes(name, held.rows, held.columns, held.dtype)
+            self.placement.expect_load(taken - held.nbytes)
+
+
+def with_one_input(specs: Iterable[LinearSpec]) -> Iterator[list[LinearSpec]]:
+    """Neighbours of one module and as many inputs, as q, k and v are."""
+    for _, some in groupby(specs, lambda s: (s.name.rpartition(".")[0], s.in_features)):
+        yield list(some)

@@ -47,7 +47,7 @@ def host_memory(
         work=_WORK,
     )
     # Weights are read before anything is compiled.
-    memory["loading"] = max(layout.loading_bytes - memory["kernels"] - memory["work"], 0)
+    memory["loading"] = max(layout.placement.loading_bytes - memory["kernels"] - memory["work"], 0)
     return +(memory + waiting)
 
 

@@ -43,8 +43,8 @@ def require_host_room(
         OutOfMemoryError: If there is too little; says by how much.
     """
     memory = host_memory(layout, waiting, plans, trains=trains)
-    if trains or waiting or layout.mapped_bytes:
-        observer.planned_on_host(memory, layout.mapped_bytes)
+    if trains or waiting or layout.placement.mapped_bytes:
+        observer.planned_on_host(memory, layout.placement.mapped_bytes)
     needed = sum(memory.values()) - memory["process"]  # which is there
     shared = on_device if device.is_cpu else 0
     free = _free_bytes()
@@ -69,8 +69,8 @@ def _remedy(layout: ModelLayout, waiting: Counter[str]) -> str:
     """What to change."""
     if waiting["streamed weights"] and not layout.keep:
         return "set model.cache to true, so that layers wait on disk, or end other programs"
-    if layout.problem:
-        return layout.problem
+    if layout.placement.problem:
+        return layout.placement.problem
     if waiting:
         return "raise device.memory, lower data.max_seq_length or lora.r, or end other programs"
     return "lower data.max_seq_length or lora.r, or end other programs"

@@ -153,7 +153,7 @@ def load_model(
         CheckpointError: If a tensor is missing, damaged or of another shape.
         OutOfMemoryError: If the device has no room.
     """
-    total, done = layout.num_tensors, 0
+    total, done = layout.weights.num_tensors, 0
 
     def progress(name: str) -> None:
         nonlocal done
@@ -162,8 +162,8 @@ def load_model(
 
     model = QLoRAModel(layout, device, seed=seed, options=options, progress=progress)
     observer.loading("", total, total)
-    if layout.problem:
-        observer.warning(layout.problem)
+    if layout.placement.problem:
+        observer.warning(layout.placement.problem)
     if layout.began:
         observer.note(layout.began)
     return model

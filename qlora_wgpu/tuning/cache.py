@@ -30,18 +30,7 @@ def tuned(
     open_device: Callable[[], Device],
     progress: Callable[[str], None] = lambda text: None,
 ) -> Choice:
-    """Gives a device the profile that was, or now is, found to be the fastest for a task.
-
-    Args:
-        device: The device, whose profile is set.
-        task: The training to time kernels for.
-        open_device: Opens the same GPU once more, to try things on.
-        progress: Called with what is going on.
-
-    Raises:
-        OutOfMemoryError: If the device has no room for one layer.
-        DeviceError: If it refuses something else.
-    """
+    """Gives a device the profile that was, or now is, found to be the fastest for a task."""
     key = key_of(device, task)
     entries = _read()
     problem = ""

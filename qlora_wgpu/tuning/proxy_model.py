@@ -18,29 +18,16 @@ _MOST_VOCABULARY = 16_384  # rows of the head that are timed
 
 @dataclass(frozen=True)
 class OneLayer:
-    """A model of one layer.
+    """A model of one layer."""
 
-    Attributes:
-        config: The config.json of the whole model, or of this one where it follows from that alone.
-        architecture: Its architecture.
-        lora: The adapter of its layer.
-    """
-
+    # The config.json of the whole model, or of this one where it follows from that alone.
     config: Mapping[str, Any]
-    architecture: Architecture
-    lora: LoraConfig
+    architecture: Architecture  # its architecture
+    lora: LoraConfig  # the adapter of its layer
 
     @classmethod
     def of(cls, config: Mapping[str, Any], lora: LoraConfig) -> OneLayer:
-        """A model's first adapted layer of the kind that most adapted layers are.
-
-        Args:
-            config: The model's config.json.
-            lora: The model's adapter.
-
-        Raises:
-            ConfigError: If the adapter does not fit the model.
-        """
+        """A model's first adapted layer of the kind that most adapted layers are."""
         architecture = find_family(config).read(config)
         decoder = architecture.config
         if not isinstance(decoder, Decoder):

@@ -77,17 +77,11 @@ _NOISE = 0.98  # what saves less than this leaves is the clock's own scatter
 
 @dataclass(frozen=True)
 class Times:
-    """What a way of cutting kernels takes for a layer, forward and backward.
+    """What a way of cutting kernels takes for a layer, forward and backward."""
 
-    Attributes:
-        total: Seconds of all launches.
-        families: Of the families of kernels, by the names of their tunables.
-        products: Of products, by the class of their sizes.
-    """
-
-    total: float
-    families: Mapping[str, float]
-    products: Mapping[str, float]
+    total: float  # seconds of all launches
+    families: Mapping[str, float]  # of the families of kernels, by the names of their tunables
+    products: Mapping[str, float]  # of products, by the class of their sizes
 
     def at_pace(self, now: Times, then: Times) -> Times:
         """What these would have been then, by what other kernels took now and took then.
@@ -125,23 +119,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Task:
-    """The training that kernels are timed for.
+    """The training that kernels are timed for."""
 
-    Attributes:
-        config: The model's config.json.
-        lora: The adapter.
-        quant: How the frozen layers are stored.
-        compute_dtype: Type of matmul operands.
-        batch: Rows of a micro-batch.
-        seq: Tokens of a row.
-    """
-
-    config: Mapping[str, Any]
-    lora: LoraConfig
-    quant: QuantConfig
-    compute_dtype: ComputeDtype
-    batch: int
-    seq: int
+    config: Mapping[str, Any]  # the model's config.json
+    lora: LoraConfig  # the adapter
+    quant: QuantConfig  # how the frozen layers are stored
+    compute_dtype: ComputeDtype  # type of matmul operands
+    batch: int  # rows of a micro-batch
+    seq: int  # tokens of a row
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -158,30 +143,16 @@ class Task:
 
 @dataclass(frozen=True)
 class Choice:
-    """The profile that a tuner chose.
+    """The profile that a tuner chose."""
 
-    Attributes:
-        profile: The fastest.
-        notes: For each family of kernels, what was chosen and what it saves.
-    """
-
-    profile: Profile
-    notes: tuple[str, ...]
+    profile: Profile  # the fastest
+    notes: tuple[str, ...]  # for each family of kernels, what was chosen and what it saves
 
 
 def tune(device: Device, task: Task, progress: Callable[[str], None] = lambda text: None) -> Choice:
     """Times the candidates whose gradients are those of the plainest kernels.
 
     What a driver does not compile, has no memory for or computes wrongly is left out.
-
-    Args:
-        device: One that is used for nothing else, whose profile is changed.
-        task: The training to time kernels for.
-        progress: Called with what is going on.
-
-    Raises:
-        OutOfMemoryError: If the device has no room for one layer.
-        DeviceError: If it refuses something else.
     """
     default = device.profile
     if not has_timestamps(device):

@@ -1,13 +1,12 @@
 """New tokens are of the adapter as it is, also where something of it is kept for a whole text."""
 
-import numpy as np
 import pytest
 from support.recorded_models import recorded_base, start
 
 from e2e.test_generation import opened
 from e2e.test_trained_heads import FOLDER, PLAIN, lora
 from qlora_wgpu import QLoRAModel
-from qlora_wgpu.generation import Decoder, Engine
+from qlora_wgpu.generation import Engine
 
 PROMPT = [5, 6, 7]
 
@@ -45,14 +44,9 @@ def test_a_text_goes_on_with_the_adapter_that_there_is(model):
     texts = [engine.add(ids, max_new_tokens=12) for ids in (PROMPT, [8, 1])]
     for _ in range(5):
         engine.step()
-    decoder = Decoder(model, 40)
-    decoder.start(PROMPT)
     change(model)
     before = [list(text.ids) for text in texts]
     assert all(len(ids) == 5 for ids in before)
-    logits = decoder.step(9)
-    scale = np.abs(logits).max()
-    assert np.abs(logits - model.logits([[*PROMPT, 9]])[0, -1]).max() <= 1e-5 * scale
     while not engine.is_idle:
         engine.step()
     for text, ids in zip(texts, before, strict=True):

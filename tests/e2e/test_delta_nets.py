@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from references.seeded import VOCAB, adapter, batch, weights
 from safetensors.numpy import save_file
+from support.grown_texts import grown, log_probabilities
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
-from qlora_wgpu.generation import Decoder
 from qlora_wgpu.model.pretrained import Pretrained
 
 FOLDER = Path(__file__).parents[1] / "references"
@@ -65,12 +65,11 @@ def test_packed_samples_are_apart(device, tmp_path, case):
 
 def test_a_text_grows_beyond_a_chunk(device, tmp_path):
     model = opened("qwen3_5", tmp_path, device)
-    ids = np.random.default_rng(4).integers(0, VOCAB, 75)
-    decoder = Decoder(model, 96)
-    steps = [decoder.start(ids[:61]), *(decoder.step(int(token)) for token in ids[61:])]
-    expected = model.logits(ids[None])[0, 60:]
-    for ours, theirs in zip(steps, expected, strict=True):
-        assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(expected).max()
+    prompt = np.random.default_rng(4).integers(0, VOCAB, 61).tolist()
+    ids, steps = grown(model, prompt, 15, 96)
+    expected = model.logits([prompt + ids])[0, 60:-1]
+    apart = np.abs(steps - log_probabilities(expected)).max()
+    assert apart <= 1e-5 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize(

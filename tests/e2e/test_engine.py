@@ -5,7 +5,7 @@ import pytest
 
 from e2e.test_generation import opened
 from qlora_wgpu.errors import CheckpointError, DataError, OutOfMemoryError, ShapeError
-from qlora_wgpu.generation import Decoder, Engine, generate
+from qlora_wgpu.generation import Engine, generate
 from qlora_wgpu.generation import engine as engine_module
 from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.sampling import Sampling
@@ -148,13 +148,11 @@ def test_logits_that_are_none_end_a_text(device, tmp_path):
     assert len(list(engine.add([1, 2], max_new_tokens=3))) == 3
 
 
-def test_a_token_is_of_the_logits_that_the_decoder_gives(device, tmp_path):
+def test_a_token_is_of_the_logits_that_are_told(device, tmp_path):
     model = opened("qwen2", tmp_path, device, "bfloat16", "nf4")
-    decoder = Decoder(model, 30)
-    logits = decoder.start(PROMPTS[1])
-    for token in generate(model, PROMPTS[1], max_new_tokens=12):
-        assert token == logits.argmax()
-        logits = decoder.step(token)
+    text = Engine(model, 1, 30).add(PROMPTS[1], max_new_tokens=12, logprobs=1)
+    assert list(text) == list(generate(model, PROMPTS[1], max_new_tokens=12))
+    assert text.ids == [told.top[0][0] for told in text.told]
 
 
 def test_sizes_of_batches():

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from references.seeded import VOCAB, adapter, weights
 from safetensors.numpy import save_file
+from support.grown_texts import grown, log_probabilities, written
 from support.processes import PATIENCE
 
 from e2e.test_family_references import FORWARDS, lora
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError, DataError, DeviceError, ShapeError
-from qlora_wgpu.generation import Decoder, generate
+from qlora_wgpu.generation import Engine, generate
 from qlora_wgpu.gpu.device import Device
 
 FOLDER = Path(__file__).parents[1] / "references"
@@ -50,35 +51,34 @@ def opened(case, path, device, dtype="float32", scheme="none"):
 @pytest.mark.parametrize("case", [*FORWARDS, "llama-yarn", *sorted(BY_LENGTH)])
 def test_every_family(device, tmp_path, case):
     model = opened(case, tmp_path, device)
-    ids = np.random.default_rng(0).integers(0, VOCAB, 21)
-    decoder = Decoder(model, 40)
-    steps = [decoder.start(ids[:9]), *(decoder.step(int(token)) for token in ids[9:])]
-    expected = model.logits(ids[None])[0, 8:]
+    prompt = np.random.default_rng(0).integers(0, VOCAB, 9).tolist()
+    engine = Engine(model, 1, 40)
+    ids, steps = written(engine, model, prompt, 13)
+    whole = np.array(prompt + ids[:-1])
+    expected = model.logits(whole[None])[0, 8:]
     if case in BY_LENGTH:
-        rows, mask = np.tile(ids, (13, 1)), np.tri(13, 21, 8, dtype=np.int64)
+        rows, mask = np.tile(whole, (13, 1)), np.tri(13, 21, 8, dtype=np.int64)
         expected = model.logits(rows, mask)[np.arange(13), np.arange(8, 21)]
-    for ours, theirs in zip(steps, expected, strict=True):
-        assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(expected).max()
-    again = decoder.start(ids[:9])
-    assert np.array_equal(again, steps[0])
+    apart = np.abs(steps - log_probabilities(expected)).max()
+    assert apart <= 1e-5 * np.abs(expected).max()
+    again = written(engine, model, prompt, 13)
+    assert again[0] == ids and np.array_equal(again[1], steps)
 
 
 def test_shared_keys_and_values_are_kept_once(device, tmp_path):
     """Of five layers of Gemma 4 the last three attend to what the first two have stored."""
-    decoder = Decoder(opened("gemma4", tmp_path, device), 16)
-    decoder.start([5, 6, 7])
-    decoder.step(8)
-    assert [keys.columns for keys, _ in decoder._cache.layers] == [2 * 20, 2 * 28]
+    engine = Engine(opened("gemma4", tmp_path, device), 1, 16)
+    assert len(list(engine.add([5, 6, 7], max_new_tokens=2))) == 2
+    assert [keys.columns for keys, _ in engine._cache.layers] == [2 * 20, 2 * 28]
 
 
 @pytest.mark.parametrize("scheme", ["none", "nf4"])
 def test_bfloat16(device, tmp_path, scheme):
     model = opened("llama", tmp_path, device, "bfloat16", scheme)
-    ids = np.random.default_rng(0).integers(0, VOCAB, 21)
-    decoder = Decoder(model, 64)
-    steps = [decoder.start(ids[:1]), *(decoder.step(int(token)) for token in ids[1:])]
-    expected = model.logits(ids[None])[0]
-    apart = np.abs(np.array(steps) - expected).max() / np.abs(expected).max()
+    prompt = np.random.default_rng(0).integers(0, VOCAB, 1).tolist()
+    ids, steps = grown(model, prompt, 21)
+    expected = model.logits([prompt + ids])[0, :-1]
+    apart = np.abs(steps - log_probabilities(expected)).max() / np.abs(expected).max()
     assert apart <= 0.05  # roundings of another order
 
 
@@ -117,11 +117,6 @@ def test_what_cannot_be_generated(device, tmp_path):
     ):
         with pytest.raises(error):
             list(generate(model, **arguments))
-    decoder = Decoder(model, 2)
-    decoder.start([1])
-    decoder.step(2)
-    with pytest.raises(ShapeError, match="full"):
-        decoder.step(3)
     flat = model.read_flat(model.adapter.parameters).copy()
     model.write_parameters(np.full_like(flat, np.nan))
     with pytest.raises(CheckpointError, match="not finite"):

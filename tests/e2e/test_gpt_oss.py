@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from references.seeded import adapter, batch, weights
 from safetensors.numpy import save_file
+from support.grown_texts import grown, log_probabilities
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export import merge
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.generation.decoder import Decoder
-from qlora_wgpu.model.pretrained import StorageForms
+from qlora_wgpu.model.pretrained import QuantizationPolicy
 
 CONFIG = {
     "model_type": "gpt_oss", "vocab_size": 331, "hidden_size": 64, "intermediate_size": 32,
@@ -129,20 +129,18 @@ def test_merged(device, folders, tmp_path, kind):
 def test_a_text_goes_on_as_the_whole_does(device, folders):
     """Past the window, token by token: sinks, biases and experts beside a cache."""
     model = opened(folders[0], device, "float32", "nf4")
-    ids = np.random.default_rng(3).integers(0, 331, (1, 19))
-    whole = model.logits(ids)[0]
-    decoder = Decoder(model, 19)
-    rows = [decoder.start(ids[0, :12].tolist())]
-    rows += [decoder.step(int(token)) for token in ids[0, 12:]]
-    for row, expected in zip(rows, whole[11:], strict=True):
-        assert np.abs(row - expected).max() <= 2e-5 * np.abs(expected).max()
+    prompt = np.random.default_rng(3).integers(0, 331, 12).tolist()
+    ids, rows = grown(model, prompt, 7, 19)
+    whole = model.logits([prompt + ids])[0, 11:-1]
+    for row, expected, logits in zip(rows, log_probabilities(whole), whole, strict=True):
+        assert np.abs(row - expected).max() <= 2e-5 * np.abs(logits).max()
 
 
 def test_what_the_config_alone_tells_of_forms(folders):
     """Attention, router and head stay in 16 bits; experts are in MXFP4."""
     folder = ModelFolder.open(folders[0])
-    with_files = StorageForms(QuantConfig(), folder)
-    planned = StorageForms(QuantConfig(), None, folder.config)
+    with_files = QuantizationPolicy(QuantConfig(), folder)
+    planned = QuantizationPolicy(QuantConfig(), None, folder.config)
     names = ("self_attn.q_proj", "self_attn.o_proj", "mlp.experts.1.up_proj")
     for name in (f"model.layers.1.{name}.weight" for name in names):
         form, expected = planned.of([name], 64), with_files.of([name], 64)

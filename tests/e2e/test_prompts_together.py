@@ -9,7 +9,7 @@ from e2e.test_generation import opened
 from e2e.tiny import write_model
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.generation import Engine
-from qlora_wgpu.generation.prefill import largest_batch, most_together, prompt_length, together
+from qlora_wgpu.generation.prefill import largest_batch, most_together, prefill_batch, prompt_length
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.generation.sequence import Text
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
@@ -90,7 +90,7 @@ def waiting(*lengths, logprobs=None):
 
 def test_who_is_computed_with_whom():
     def lengths(texts, capacity=2048):
-        return [text.length for text in together(texts, capacity)]
+        return [text.length for text in prefill_batch(texts, capacity)]
 
     assert lengths(waiting(3, 30, 60, 12)) == [3, 30]
     assert lengths(waiting(60, 30, 40, 64, 50, 3)) == [60, 40, 64, 50][:4]

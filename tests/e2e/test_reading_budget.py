@@ -148,7 +148,7 @@ class Plans(Observer):
 @pytest.mark.parametrize("keep", [False, True])
 def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_path, keep):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("qlora_wgpu.model.weight_loader._LEAST_KEPT", 1)
+    monkeypatch.setattr("qlora_wgpu.model.weight_placement._LEAST_KEPT", 1)
     layout = device_layout(
         Pretrained.open(place / "model"), LoraConfig(r=4), QuantConfig(), "bfloat16", device,
         Residency(streamed_layers=6), keep=keep,
@@ -159,9 +159,9 @@ def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_pa
     monkeypatch.setattr(host_room, "available_bytes", lambda: free + 4 * MIB)  # it goes on growing
     host_room.require_host_room(layout, waiting, device, 1000, told, plans, trains=False)
     ((memory, mapped),) = told.host
-    assert mapped == layout.mapped_bytes and waiting.items() <= memory.items()
+    assert mapped == layout.placement.mapped_bytes and waiting.items() <= memory.items()
     assert {"process", "kernels", "adapter", "work"} <= memory.keys()
-    assert (layout.mapped_bytes > 0) is keep
+    assert (layout.placement.mapped_bytes > 0) is keep
     remedy = "raise device.memory" if keep else "model.cache"
     with pytest.raises(OutOfMemoryError, match=rf"host memory.*MiB too few: .*{remedy}"):
         host_room.require_host_room(

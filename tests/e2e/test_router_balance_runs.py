@@ -1,6 +1,7 @@
 """The loss that balances a mixture's experts, from its setting to the log."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,11 +36,11 @@ def model(folder, device):
 
 
 def with_factor(model, factor, ids, labels, mask):
-    model.router_aux_loss_coef = factor
+    model.options = replace(model.options, router_aux_loss_coef=factor)
     try:
         return model.loss_and_grads(ids, labels, mask)
     finally:
-        model.router_aux_loss_coef = None
+        model.options = replace(model.options, router_aux_loss_coef=None)
 
 
 def test_it_is_off_unless_it_is_asked_for(model):

@@ -8,12 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from references.seeded import adapter
+from support.grown_texts import written
 from support.harness import PROFILES, Bench, assert_close
 
 from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, generate
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError, OutOfMemoryError
+from qlora_wgpu.generation import Engine
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.lora import load_adapter, save_adapter
 from qlora_wgpu.training.optimizer import Optimizer
@@ -141,17 +143,15 @@ def test_swapping_takes_no_memory(base, folders):
 
 
 def test_a_text_goes_on_with_another(base, folders, device):
-    """A decoder has programs for each shape, over one cache."""
-    from qlora_wgpu.generation import Decoder
-
+    """An engine has programs for each shape, over one cache."""
     model = QLoRAModel.from_pretrained(base, adapter=folders["first"], device=device)
     model.load_adapter(folders["second"], "second")
-    decoder = Decoder(model, 8)
-    one = decoder.start([5, 6, 7])
-    model.set_adapter("second")
-    other = decoder.start([5, 6, 7])
-    model.set_adapter("default")
-    assert np.array_equal(decoder.start([5, 6, 7]), one) and not np.array_equal(one, other)
+    engine, rows = Engine(model, 1, 8), []
+    for name in ("default", "second", "default"):
+        model.set_adapter(name)
+        rows.append(written(engine, model, [5, 6, 7], 2)[1])
+    one, other, again = rows
+    assert np.array_equal(again, one) and not np.array_equal(one, other)
 
 
 def test_one_in_training_keeps_its_values(base, folders, device, tmp_path):

@@ -56,7 +56,7 @@ def start(family, config):
     architecture = family.read(config)
     adapter = Adapter(LoraConfig(r=2), architecture.linears, architecture.experts)
     layout = WeightLayout(QuantConfig(scheme="none"), "float32", 1 << 27, textures=False)
-    modules = layout.modules(architecture, adapter)
+    modules = layout.lay_out(architecture, adapter)
     return Graph("float32", CPU_PROFILE), architecture, modules, make_batch_buffers(2, 8)
 
 

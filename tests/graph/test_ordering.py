@@ -107,7 +107,7 @@ def test_weights_are_dequantized_right_before_their_product(checkpointing):
     adapter = Adapter(LoraConfig(r=8, lora_alpha=8), architecture.linears)
     modules = WeightLayout(
         QuantConfig(), "bfloat16", 1 << 27, weight_dtype=ON_UNITS.weight_dtype("bfloat16")
-    ).modules(architecture, adapter)
+    ).lay_out(architecture, adapter)
     counted = vector("saturated", 1, "uint32", Storage("saturated", "test", 4))
     graph = Graph("bfloat16", ON_UNITS, saturated=counted)
     stats = vector("stats", 4, "float32", Storage("stats", "inputs", 16))

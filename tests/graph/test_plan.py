@@ -34,7 +34,7 @@ def traced(checkpointing, profile=CPU_PROFILE, dtype="bfloat16", dropout=0.1):
     family = find_family(CONFIG)
     architecture = family.read(CONFIG)
     adapter = Adapter(LoraConfig(r=5, lora_alpha=8, lora_dropout=dropout), architecture.linears)
-    modules = WeightLayout(QuantConfig(), dtype, 1 << 27).modules(architecture, adapter)
+    modules = WeightLayout(QuantConfig(), dtype, 1 << 27).lay_out(architecture, adapter)
     graph = Graph(dtype, profile)
     stats = vector("stats", 4, "float32", Storage("stats", "inputs", 16))
     Network(family, architecture, modules).trace_loss(

@@ -13,16 +13,29 @@ from qlora_wgpu.gpu.limits import ALIGNMENT
 from qlora_wgpu.graph.tensor import ROW_UNIT, padded
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.targets import targeted
+from qlora_wgpu.model.weight_placement import WeightPlacement
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.quant import quantize_nf4
 
 LARGE = 1 << 27
 
 
+@pytest.fixture(autouse=True)
+def no_device(monkeypatch):
+    """What is uploaded stays in its storage."""
+    monkeypatch.setattr(
+        WeightPlacement, "_upload", lambda self, storage, data: setattr(storage, "data", data)
+    )
+
+
 def modules_of(config, quant, dtype="float32", max_binding=LARGE, folder=None, lora=None):
     architecture = find_family(config).read(config)
     adapter = Adapter(lora or LoraConfig(r=5, lora_alpha=5), architecture.linears)
-    return WeightLayout(quant, dtype, max_binding, folder).modules(architecture, adapter)
+    layout = WeightLayout(quant, dtype, max_binding, folder)
+    modules = layout.lay_out(architecture, adapter)
+    if folder is not None:
+        layout.load(None)
+    return modules
 
 
 def storages(modules):

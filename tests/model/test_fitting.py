@@ -127,7 +127,7 @@ def test_an_embedding_is_the_first_to_wait(layout):
 def test_traffic_is_that_of_a_run(layout):
     """Each layer is brought twice, but those that stay where a pass turns round."""
     waiting = layout.waiting(Residency(streamed_layers=8))
-    (layer,) = set(waiting.section_bytes)
+    (layer,) = set(waiting.placement.section_bytes)
     assert waiting.step(STEP).plan.moved_bytes == 2 * (8 - 2) * layer
     parked = layout.waiting(Residency(parked_inputs=True)).step(STEP).plan
     assert parked.moved_bytes == 2 * parked.parked_bytes == 2 * 7 * 512 * 256 * 4
@@ -213,7 +213,7 @@ def test_too_little_is_said_by_how_much(layout):
 @pytest.mark.slow
 def test_a_head_is_streamed_where_nothing_else_is_enough(wide):
     head = Residency(host_embedding=True, streamed_head=True)
-    blocks = wide.waiting(head).head_block_bytes
+    blocks = wide.waiting(head).placement.head_block_bytes
     assert blocks == [8192 * 512] * 4 + [7232 * 512]
     plan = wide.waiting(head).step(STEP).plan
     # Each twice, but for the two that stay where a pass turns round, at either end.
@@ -235,7 +235,9 @@ def test_layers_take_turns_in_the_places_of_a_heads_blocks(wide):
     head = Residency(host_embedding=True, streamed_head=True)
     both = replace(head, streamed_layers=2)
     saved = total(wide, head) - total(wide, both)
-    assert saved > 0.98 * sum(wide.waiting(both).section_bytes)  # windows begin at whole 256 bytes
+    assert saved > 0.98 * sum(
+        wide.waiting(both).placement.section_bytes
+    )  # windows begin at whole 256 bytes
     assert wide.waiting(both).memory(STEP)["staging"] == wide.waiting(head).memory(STEP)["staging"]
 
 

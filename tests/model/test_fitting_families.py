@@ -17,7 +17,7 @@ from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.budget import More, Search, fit
+from qlora_wgpu.model.budget import Overhead, Search, fit
 from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.offload_plan import Residency
 from qlora_wgpu.model.pretrained import Pretrained
@@ -53,7 +53,7 @@ def test_a_way_takes_what_it_is_reckoned_to_and_the_least_is_the_least(family):
     step = TrainingOptions(checkpointing=family != "llama").train(1, chance.choice((64, 320)))
     search = Search(layout, step)
     whole, least = search.within(None), search.least().total
-    nothing = More(None, whole)
+    nothing = Overhead(None, whole)
     for budget in (least, *(chance.randint(least, whole.total - 1) for _ in range(3))):
         way = search._cheapest(budget, nothing)
         found = search.within(budget)

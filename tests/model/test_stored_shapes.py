@@ -5,9 +5,14 @@ from pathlib import Path
 
 import pytest
 from e2e.tiny import CONFIG, write_model
+from references.sized import traced_configs
 
+from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.families.family import find_family
+from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.model.pretrained import Pretrained, tensor_shapes
+from qlora_wgpu.model.weights import WeightLayout
 
 
 @pytest.fixture
@@ -40,3 +45,16 @@ def test_a_quantization_that_is_no_object(folder: Path, quantization: object) ->
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="quantization_config must be an object"):
         Pretrained.open(folder)
+
+
+@pytest.mark.parametrize("scheme", ["nf4", "none"])
+def test_the_table_has_every_tensor_of_every_family_once(scheme: str) -> None:
+    for family, config in traced_configs().items():
+        architecture = find_family(config).read(config)
+        layout = WeightLayout(QuantConfig(scheme=scheme), "float32", 1 << 27)
+        layout.lay_out(
+            architecture, Adapter(LoraConfig(), architecture.linears, architecture.experts)
+        )
+        parts = [part for weight in layout.table for part in weight.parts]
+        assert len(parts) == len(dict(parts)), family
+        assert dict(parts) == tensor_shapes(architecture), family

@@ -42,8 +42,8 @@ def four_bit(folder):
 @pytest.fixture
 def cache(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("qlora_wgpu.model.weight_loader._LEFT_FREE", 0)
-    monkeypatch.setattr("qlora_wgpu.model.weight_loader._LEAST_KEPT", 1)
+    monkeypatch.setattr("qlora_wgpu.model.weight_cache._LEFT_FREE", 0)
+    monkeypatch.setattr("qlora_wgpu.model.weight_placement._LEAST_KEPT", 1)
     return cache_path("weights")
 
 
@@ -82,7 +82,7 @@ def loaded(layout, device):
 
 
 def pieces(layout):
-    sections = layout._weights.places.stream.sections
+    sections = layout.placement.stream.sections
     return [piece for section in sections for piece in section.pieces.values()]
 
 
@@ -95,12 +95,12 @@ def expected(folder, device):
 def test_layers_are_quantized_once(folder, device, cache, quantized, expected):
     layout = laid_out(folder, device)
     assert "streamed weights" not in layout.weights_on_host()
-    assert layout.mapped_bytes == sum(layout.section_bytes) + 83 * 64 * 2
+    assert layout.placement.mapped_bytes == sum(layout.placement.section_bytes) + 83 * 64 * 2
     first, _ = computed(layout, device)
     assert len(quantized) == 7 * LAYERS and all(map(is_mapped, pieces(layout)))
     quantized.clear()
     second, layout = computed(laid_out(folder, device), device)
-    assert not quantized and layout.problem == ""
+    assert not quantized and layout.placement.problem == ""
     # Another budget, or none, takes the same files.
     with_head = Residency(streamed_layers=LAYERS, streamed_head=True)
     for residency in (with_head, Residency()):
@@ -173,11 +173,14 @@ def test_without_a_disk_layers_wait_in_memory(
     layout = laid_out(folder, device)
     got, _ = computed(layout, device)
     np.testing.assert_array_equal(got, expected)
-    assert "are not kept in" in layout.problem and "make room there" in layout.problem
+    assert (
+        "are not kept in" in layout.placement.problem
+        and "make room there" in layout.placement.problem
+    )
     assert not all(map(is_mapped, pieces(layout)))
     if failing == "no room":
-        assert layout.weights_on_host()["streamed weights"] == sum(layout.section_bytes)
-        assert layout.mapped_bytes == 83 * 64 * 2  # the embedding is as its file has it
+        assert layout.weights_on_host()["streamed weights"] == sum(layout.placement.section_bytes)
+        assert layout.placement.mapped_bytes == 83 * 64 * 2  # the embedding is as its file has it
 
 
 def test_a_4_bit_folder_serves_its_own_bytes(four_bit, device, cache, quantized, expected):
@@ -186,7 +189,11 @@ def test_a_4_bit_folder_serves_its_own_bytes(four_bit, device, cache, quantized,
     np.testing.assert_array_equal(got, expected)
     assert not quantized and not cache.exists()
     in_memory = sum(piece.nbytes for piece in pieces(layout) if not is_mapped(piece))
-    assert in_memory <= layout.weights_on_host()["streamed weights"] < sum(layout.section_bytes) / 2
+    assert (
+        in_memory
+        <= layout.weights_on_host()["streamed weights"]
+        < sum(layout.placement.section_bytes) / 2
+    )
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +255,7 @@ def test_layers_of_a_gguf_file_are_made_once(gguf_file, device, cache, repacked)
 
 
 def test_models_that_were_used_long_ago_give_way(folder, device, cache, monkeypatch):
-    monkeypatch.setattr("qlora_wgpu.model.weight_loader._KEPT", 2)
+    monkeypatch.setattr("qlora_wgpu.model.weight_cache._KEPT", 2)
     for age in (3, 2, 1):
         (cache / str(age)).mkdir(parents=True)
         os.utime(cache / str(age), (age, 10 - age))

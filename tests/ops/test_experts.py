@@ -6,6 +6,7 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.families.family import ExpertSpec
 from qlora_wgpu.graph.tensor import matrix
 from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.model.weight_placement import WeightPlacement
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.experts import expert_linear, with_factors
 from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear
@@ -232,9 +233,11 @@ def test_quantized_experts(device, monkeypatch, profile, dtype, double_quant, sh
     stack = ExpertSpec("mlp.experts", "up_proj", experts, *shape)
     quant = QuantConfig(double_quant=double_quant)
     layout = WeightLayout(
-        quant, dtype, device.max_binding, Folder(), device, textures=bench.profile.textures
+        quant, dtype, device.max_binding, Folder(), textures=bench.profile.textures
     )
+    layout.placement = WeightPlacement(layout._reader, "", textures=False, first_streamed=1)
     layer = layout._experts(stack, Adapter(LoraConfig(target_modules=["up_proj"]), [], [stack]))
+    layout.load(device)
     monkeypatch.setattr("qlora_wgpu.ops.quantized._EXPERT_BYTES", 2 * w[0].nbytes)  # about two
     shards = list(layer.weight.expert_shards(bench.graph))
     assert len(shards) > 1 and sum(count for _, count, _ in shards) == experts

@@ -1,0 +1,243 @@
+"""A layer's weights as one run of bytes, and a cache of files that hold such runs.
+
+A model has a folder under a hash of what its weights were made from and how they are laid out, and
+a layer a file in it: a header, then the layer's image. A file counts where its hash is right; else
+the layer is quantized again and its file replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import astuple, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.cache_folder import cache_path, is_own, make_cache_folder
+from qlora_wgpu.files import open_file
+from qlora_wgpu.gpu.limits import buffer_bytes
+from qlora_wgpu.graph.offload import Section
+from qlora_wgpu.graph.tensor import WINDOW, Storage
+from qlora_wgpu.limits import MIB
+from qlora_wgpu.mapped_files import let_go, map_file
+from qlora_wgpu.model.checkpoint_reader import Requantization
+from qlora_wgpu.presence import exists, is_dir
+from qlora_wgpu.version import __version__
+
+Fill = Callable[[Storage, npt.NDArray[Any]], None]
+
+
+@dataclass(eq=False)
+class FlatLayer:
+    """A layer's storages, one behind the other."""
+
+    number: int
+    section: Section | None  # what they come and go with; None where they stay on the device
+    parts: list[tuple[int, Storage]] = field(default_factory=list)  # and where they begin
+    together: Storage | None = None  # what those lie in that stay and may be bound at once
+    nbytes: int = 0  # of all, gaps included
+    copied: int = 0  # of what is in host memory where the rest is the model's own files'
+    as_stored: bool = True  # whether the files hold nearly all of it as the device takes it
+
+    def storage(self, label: str, nbytes: int, most: int = 0) -> Storage:
+        """A storage at its end, in a larger one of ``most`` bytes together with its neighbours."""
+        begin = self.nbytes
+        if self.section is not None:
+            storage = self.section.storage(label, nbytes)
+        elif nbytes > most:
+            storage = Storage(label, "base", nbytes)
+        else:
+            storage = self._together(nbytes, most).part(label, nbytes)
+        self.parts.append((begin, storage))
+        self.nbytes += -(-nbytes // WINDOW) * WINDOW
+        return storage
+
+    def _together(self, nbytes: int, most: int) -> Storage:
+        """A storage with room for so many bytes more."""
+        if self.together is None or self.together.nbytes + nbytes > most:
+            self.together = Storage(f"layer {self.number}", "base", 0)
+        return self.together
+
+    @cached_property
+    def begins(self) -> dict[Storage, int]:
+        """Where each storage begins, once all are there."""
+        return {storage: begin for begin, storage in self.parts}
+
+    @property
+    def table(self) -> list[tuple[int, str, int]]:
+        """Where what begins, and how long it is."""
+        return [(begin, storage.label, storage.nbytes) for begin, storage in self.parts]
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes on the device of what stays there."""
+        if self.section is not None:
+            return 0
+        wholes = dict.fromkeys(storage.whole for _, storage in self.parts)
+        return sum(buffer_bytes(whole.nbytes) for whole in wholes)
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory that it takes without a file of its own."""
+        if self.section is None:
+            return 0
+        return self.copied if self.as_stored else self.nbytes
+
+    def fill(self, image: npt.NDArray[np.uint8], fill: Fill) -> None:
+        """Takes its bytes from an image, mapped or in memory; ``fill`` takes those that stay."""
+        if self.section is not None:
+            self.section.pieces = {0: image}
+            return
+        for begin, storage in self.parts:
+            fill(storage, image[begin : begin + storage.nbytes])
+
+
+VERSION = 3  # of the files
+_MAGIC = b"qlorawgp"
+_HEADER = 4096  # bytes before an image, so that it begins with a page
+_KEPT = 4  # models
+_LEFT_FREE = 1024 * MIB  # of the disk
+_TEMPORARY = ".tmp-"
+_STALE_SECONDS = 3600
+_PIECE = 1 << 24  # bytes that are hashed at a time
+
+
+@dataclass(frozen=True)
+class KeptLayer:
+    """A layer as a file has it."""
+
+    data: npt.NDArray[np.uint8]  # its image
+    requantized: Requantization  # how far its weights moved that were quantized anew
+
+
+class WeightCache:
+    """A model's folder in the cache."""
+
+    def __init__(self, made_from: Any, images: Iterable[FlatLayer]) -> None:
+        """Looks at nothing yet; ``made_from`` decides the bytes of all layers, as JSON takes it."""
+        tables = [(image.number, image.table) for image in images]
+        about = json.dumps([VERSION, __version__, made_from, tables], sort_keys=True)
+        self.folder = cache_path("weights", hashlib.sha256(about.encode()).hexdigest()[:32])
+        self.problem = ""  # why nothing more is written to it
+
+    @property
+    def is_there(self) -> bool:
+        """Whether anything is kept."""
+        return is_own(self.folder)
+
+    def make_room(self, images: Iterable[FlatLayer]) -> bool:
+        """Whether those of these layers that are not there will find room on the disk.
+
+        Models that were used longest ago give way. ``problem`` says where there is none.
+        """
+        missing = [i for i in images if not exists(self._path(i))]
+        needed = sum(_HEADER + image.nbytes for image in missing)
+        try:
+            make_cache_folder(self.folder)
+            os.utime(self.folder)  # used just now
+            _forget_oldest(self.folder.parent)
+            free = shutil.disk_usage(self.folder).free
+        except OSError as err:
+            self._fail(err.strerror or str(err))
+            return False
+        if missing and needed + _LEFT_FREE > free:
+            self._fail(
+                f"they take {needed / MIB:,.0f} MiB, and {free / MIB:,.0f} MiB are free, of which "
+                f"{_LEFT_FREE / MIB:,.0f} stay free"
+            )
+        return not self.problem
+
+    def read(self, image: FlatLayer) -> KeptLayer | None:
+        """A layer, mapped; None where it is not there, damaged or another one."""
+        path = self._path(image)
+        if not is_own(path):
+            return None
+        try:
+            with open_file(path) as file:
+                header = json.loads(_content(file.read(_HEADER)))
+                if header["of"] != self._name(image):
+                    return None
+                moved = Requantization(*header["requantized"])
+                if os.fstat(file.fileno()).st_size != _HEADER + image.nbytes:
+                    return None
+                mapped = map_file(path, file, _HEADER)
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            return None
+        return KeptLayer(mapped, moved) if header.get("sha256") == _hash(mapped) else None
+
+    def write(self, image: FlatLayer, layer: KeptLayer) -> npt.NDArray[np.uint8] | None:
+        """Keeps a layer and maps its bytes; None where that fails, and ``problem`` says why."""
+        if self.problem:
+            return None
+        about = {"version": VERSION, "of": self._name(image), "sha256": _hash(layer.data)}
+        header = json.dumps(about | {"requantized": astuple(layer.requantized)}).encode()
+        start = _MAGIC + len(header).to_bytes(8, "little") + header
+        temporary = self.folder / f"{_TEMPORARY}{secrets.token_hex(6)}"
+        try:
+            make_cache_folder(self.folder)
+            with temporary.open("xb") as file:
+                file.write(start.ljust(_HEADER, b"\0"))
+                file.write(layer.data.data)
+            temporary.replace(self._path(image))
+        except OSError as err:
+            self._fail(err.strerror or str(err))
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            return None
+        path = self._path(image)
+        with suppress(OSError), open_file(path) as file:
+            return map_file(path, file, _HEADER)
+        return None
+
+    def _path(self, image: FlatLayer) -> Path:
+        return self.folder / f"layer-{image.number:04}.bin"
+
+    def _name(self, image: FlatLayer) -> str:
+        """What a layer's file says that it is of, wherever it lies."""
+        return f"{self.folder.name}/{image.number}"
+
+    def _fail(self, reason: str) -> None:
+        self.problem = (
+            f"the weights that are quantized here are not kept in {self.folder.parent} ({reason}), "
+            "so they wait in host memory and the next run quantizes them again: make room there, "
+            "or name another folder in XDG_CACHE_HOME"
+        )
+
+
+def _content(start: bytes) -> bytes:
+    """The header's JSON."""
+    length = int.from_bytes(start[8:16], "little")
+    if start[:8] != _MAGIC or length > len(start) - 16:
+        raise ValueError
+    return start[16 : 16 + length]
+
+
+def _hash(data: npt.NDArray[np.uint8]) -> str:
+    digest = hashlib.sha256()
+    for begin in range(0, data.size, _PIECE):
+        piece = data[begin : begin + _PIECE]
+        view: Any = piece.data
+        digest.update(view)
+        let_go(piece)
+    return digest.hexdigest()
+
+
+def _forget_oldest(cache: Path) -> None:
+    """Of all models, those used last are kept; what killed writers left goes, too."""
+    folders = [path for path in cache.iterdir() if is_dir(path)]
+    for folder in sorted(folders, key=lambda p: p.stat().st_mtime)[:-_KEPT]:
+        shutil.rmtree(folder, ignore_errors=True)
+    for path in cache.glob(f"*/{_TEMPORARY}*"):
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _STALE_SECONDS:
+                path.unlink()
