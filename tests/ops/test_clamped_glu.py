@@ -3,7 +3,8 @@ import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.ops.pointwise import ClampedGLU, clamped_glu
-from qlora_wgpu.reference import clamped_glu as reference
+from qlora_wgpu.reference import pointwise as reference
+from qlora_wgpu.reference.tape import grads
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
@@ -18,8 +19,8 @@ def test_clamped_glu(device, profile, dtype, shape):
     got = bench.run(y, *bench.gradients(y, bench.given(dy), tg, tu))
     gate, up, dy = rounded(gate, dtype), rounded(up, dtype), rounded(dy, "float32")
     expected = [
-        reference.forward(gate, up, 7.0, 1.702),
-        *reference.backward(dy, gate, up, 7.0, 1.702),
+        reference.clamped_glu(gate, up, 7.0, 1.702),
+        *grads(reference.clamped_glu, dy, gate, up, 7.0, 1.702, of=2),
     ]
     for value, exact in zip(got, expected, strict=True):
         assert_close(value, exact, tolerance(dtype), "exp is good to 1e-6, one rounding")

@@ -3,7 +3,8 @@ import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.ops.columns import HeadPart, head_parts
-from qlora_wgpu.reference import head_parts as reference
+from qlora_wgpu.reference import attention as reference
+from qlora_wgpu.reference.tape import grads
 
 ROWS, HEADS, HEAD_DIM = 23, 3, 18
 OWN, COMMON = (HEADS * 14, 14, 3, 9), (29, 0, 22, 7)
@@ -23,8 +24,13 @@ def test_heads_of_parts(device, profile, dtype, kind, sources):
     y = head_parts(bench.graph, parts, HEADS, HEAD_DIM)
     got_y, *got = bench.run(y, *bench.gradients(y, bench.given(dy, kind), *xs))
     held = [(rounded(a, dtype), *rest) for a, (_, *rest) in zip(arrays, sources, strict=True)]
-    assert_close(got_y, reference.forward(held, HEADS, HEAD_DIM), 0.0, "copied")
-    gradients = reference.backward(rounded(dy, kind), held, HEADS, HEAD_DIM)
+    assert_close(got_y, reference.head_parts(held, HEADS, HEAD_DIM), 0.0, "copied")
+
+    def made(*xs):
+        own = [(x, *rest) for x, (_, *rest) in zip(xs, sources, strict=True)]
+        return reference.head_parts(own, HEADS, HEAD_DIM)
+
+    gradients = grads(made, rounded(dy, kind), *(a for a, *_ in held), of=len(held))
     for dx, expected in zip(got, gradients, strict=True):
         assert_close(dx, expected, tolerance("float32", HEADS), "sums over heads")
 

@@ -3,7 +3,8 @@ import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.ops.pointwise import qk_layer_norm
-from qlora_wgpu.reference import qk_layer_norm as reference
+from qlora_wgpu.reference import norms as reference
+from qlora_wgpu.reference.tape import grad
 
 EPS = 0.3  # so much that it counts beside variances of order 1
 
@@ -24,5 +25,5 @@ def test_qk_layer_norm(device, profile, dtype, rows, heads, head_dim, dy_dtype, 
     x, dy, weight = rounded(x, dtype), rounded(dy, dy_dtype), rounded(weight, "float32")
     bound, why = tolerance(dtype, head_dim), "sums over a head, one rounding"
     bias = rounded(bias, "float32") if shared else None
-    assert_close(got_y, reference.forward(x, weight, EPS, bias), bound, why)
-    assert_close(got_dx, reference.backward(dy, x, weight, EPS), bound, why)
+    assert_close(got_y, reference.qk_layer_norm(x, weight, EPS, bias), bound, why)
+    assert_close(got_dx, grad(reference.qk_layer_norm, dy, x, weight, EPS), bound, why)

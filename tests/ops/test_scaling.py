@@ -3,7 +3,7 @@ import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.ops.pointwise import scaled, weighted_sum
-from qlora_wgpu.reference import scaling as reference
+from qlora_wgpu.reference import pointwise as reference
 
 WHY = "one product, one rounding"
 

@@ -3,7 +3,8 @@ import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.ops.delta_net import short_conv
-from qlora_wgpu.reference import short_conv as reference
+from qlora_wgpu.reference import delta_net as reference
+from qlora_wgpu.reference.tape import grad
 
 # A whole row, and samples that are packed, of which the first has the number of the one before it.
 SEGMENTS = np.array([[1] * 19, [1] * 5 + [0] + [7] * 2 + [9] * 7 + [0] * 4])
@@ -22,5 +23,5 @@ def test_short_conv(device, profile, dtype, hidden, taps, has_bias):
     got_y, got_dx = bench.run(y, *bench.gradients(y, bench.given(dy), tx))
     x, dy, weight, bias = rounded(x, dtype), *(rounded(a, "float32") for a in (dy, weight, bias))
     bound, why = tolerance(dtype, taps), "sums of a few products, one rounding"
-    assert_close(got_y, reference.forward(x, weight, bias, SEGMENTS), bound, why)
-    assert_close(got_dx, reference.backward(dy, x, weight, bias, SEGMENTS), bound, why)
+    assert_close(got_y, reference.short_conv(x, weight, bias, SEGMENTS), bound, why)
+    assert_close(got_dx, grad(reference.short_conv, dy, x, weight, bias, SEGMENTS), bound, why)

@@ -14,9 +14,8 @@ from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.pointwise import qk_layer_norm, qk_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.reference import attention as attention_reference
-from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
-from qlora_wgpu.reference import rms_norm as rms_norm_reference
-from qlora_wgpu.reference import rope as rope_reference
+from qlora_wgpu.reference import norms as norms_reference
+from qlora_wgpu.reference.tape import grad, grads
 from qlora_wgpu.selfcheck.cases.common import each, no_ties, normal, of_halves, uneven
 from qlora_wgpu.selfcheck.runner import SUMS, Runner, new_counts
 
@@ -71,9 +70,11 @@ def check_attention(
     do = do if exact_gradient else run.rounded(do)
     q, k, v = (run.rounded(a) for a in (q, k, v))
     options = window, softcap, sinks
-    exact = attention_reference.forward(q, k, v, samples, head_dim, scale, *options)
+    exact = attention_reference.attention(q, k, v, samples, head_dim, scale, *options)
     run.compare(got_o, exact, o.dtype, inner=inner)
-    expected = attention_reference.backward(do, q, k, v, samples, head_dim, scale, got_o, *options)
+    expected = grads(
+        attention_reference.attention, do, q, k, v, samples, head_dim, scale, *options, got_o, of=3
+    )
     for value, exact, gradient in zip(got, expected, gradients, strict=True):
         run.compare(value, exact, gradient.dtype, inner=inner)
 
@@ -172,10 +173,10 @@ def check_rope(run: Runner, head_dim: int, rotary_dim: int, interleaved: bool) -
     got = run.run(*ys, *dxs)
     shape = (positions(_SAMPLES).ravel(), table, head_dim, rotary_dim)
     for x, y, value in zip(xs, ys, got[:3], strict=True):
-        exact = rope_reference.forward(run.rounded(x), *shape, interleaved=interleaved)
+        exact = attention_reference.rope(run.rounded(x), *shape, interleaved=interleaved)
         run.compare(value, exact, y.dtype)
-    for dy, dx, value in zip(dys, dxs, got[3:], strict=True):
-        exact = rope_reference.backward(dy, *shape, interleaved=interleaved)
+    for x, dy, dx, value in zip(xs, dys, dxs, got[3:], strict=True):
+        exact = grad(attention_reference.rope, dy, x, *shape, interleaved=interleaved)
         run.compare(value, exact, dx.dtype)
 
 
@@ -196,7 +197,7 @@ def check_rope_of_few_rows(run: Runner, head_dim: int, rotary_dim: int) -> None:
     ]
     shape = (positions(samples).ravel(), table, head_dim, rotary_dim)
     for x, y, value in zip(xs, ys, run.run(*ys), strict=True):
-        exact = rope_reference.forward(run.rounded(x), *shape, interleaved=False)
+        exact = attention_reference.rope(run.rounded(x), *shape, interleaved=False)
         run.compare(value, exact, y.dtype)
 
 
@@ -211,9 +212,9 @@ def check_qk_norm(run: Runner, heads: int, head_dim: int, exact_gradient: bool) 
     got_y, got_dx = run.run(y, dx)
     dy = dy if exact_gradient else run.rounded(dy)
     x, dy = (a.reshape(-1, head_dim) for a in (run.rounded(x), dy))
-    exact = rms_norm_reference.forward(x, weight, 1e-5)
+    exact = norms_reference.rms_norm(x, weight, 1e-5)
     run.compare(got_y, exact.reshape(got_y.shape), y.dtype, by_row=True)
-    exact = rms_norm_reference.backward(dy, x, weight, 1e-5)
+    exact = grad(norms_reference.rms_norm, dy, x, weight, 1e-5)
     run.compare(got_dx, exact.reshape(got_dx.shape), dx.dtype, by_row=True)
 
 
@@ -235,6 +236,6 @@ def check_qk_layer_norm(
     (dx,) = run.gradients(y, run.float32(dy) if exact_gradient else run.operand(dy), tx)
     got_y, got_dx = run.run(y, dx)
     x, dy = run.rounded(x), dy if exact_gradient else run.rounded(dy)
-    run.compare(got_y, qk_layer_norm_reference.forward(x, weight, 1e-5, bias), y.dtype, by_row=True)
-    exact = qk_layer_norm_reference.backward(dy, x, weight, 1e-5)
+    run.compare(got_y, norms_reference.qk_layer_norm(x, weight, 1e-5, bias), y.dtype, by_row=True)
+    exact = grad(norms_reference.qk_layer_norm, dy, x, weight, 1e-5)
     run.compare(got_dx, exact, dx.dtype, by_row=True)

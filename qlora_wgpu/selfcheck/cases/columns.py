@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from qlora_wgpu.ops.columns import group_columns
-from qlora_wgpu.reference import group_columns as reference
+from qlora_wgpu.reference import attention as attention_reference
+from qlora_wgpu.reference.tape import grad
 from qlora_wgpu.selfcheck.cases.common import ROWS, each, normal
 from qlora_wgpu.selfcheck.runner import Runner
 
@@ -34,6 +35,6 @@ def check_group_columns(run: Runner, rounded_first: bool) -> None:
     dys[rounded] = run.rounded(dys[rounded])
     exact = np.zeros_like(x)
     for y, dy, part in zip(got, dys, parts, strict=True):
-        exact += reference.backward(dy, x.shape[1], groups, group, *part)
-        run.compare_exactly(y, reference.forward(x, groups, group, *part))
+        exact += grad(attention_reference.group_columns, dy, x, groups, group, *part)
+        run.compare_exactly(y, attention_reference.group_columns(x, groups, group, *part))
     run.compare(got_dx, exact)

@@ -12,9 +12,8 @@ from qlora_wgpu.ops import dora
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.ops.pointwise import dropout_parts
-from qlora_wgpu.reference import dora as dora_reference
-from qlora_wgpu.reference import dropout as dropout_reference
 from qlora_wgpu.reference import linear as linear_reference
+from qlora_wgpu.reference.tape import grad, grads
 from qlora_wgpu.selfcheck.cases.common import (
     KEY,
     ROWS,
@@ -65,16 +64,18 @@ def check_dora(run: Runner, has_bias: bool, output: str, dropout: float = 0.0) -
         if dropout:
             key = adapter.loras[name].key
             mask = linear_reference.dropout_mask(rows, padded(inner), inner, dropout, KEY, key)
-        kept, rest = (run.rounded(part) for part in dropout_reference.parts(x, mask))
-        norms, ones = dora_reference.norm(w, a, b, 2.0), np.ones_like(x)
-        z = linear_reference.forward(kept, w, np.zeros(outer), a, b, 2.0, ones)
-        scaled = dora_reference.forward(z, m, norms)
+        kept, rest = (run.rounded(part) for part in linear_reference.dropout_parts(x, mask))
+        norms, ones = linear_reference.dora_norm(w, a, b, 2.0), np.ones_like(x)
+        z = linear_reference.linear(kept, w, a, b, 2.0, ones)
+        scaled = linear_reference.dora(z, m, norms)
         exact = scaled + rest @ w.T + bias + (skip if residual else 0.0)
         # What is scaled is an operand.
         run.compare(value, exact, y.dtype, inner=ROUNDING[run.dtype] * np.abs(scaled))
-        dz, dm = dora_reference.backward(dy, z, m, norms)
-        d_kept, da, db = linear_reference.backward(run.rounded(dz), kept, w, a, b, 2.0, ones)
-        total += dropout_reference.backward(d_kept, run.rounded(dy) @ w, mask)
+        dz, dm = grads(linear_reference.dora, dy, z, m, norms, of=2)
+        d_kept, da, db = grads(
+            linear_reference.linear, run.rounded(dz), kept, w, a, b, 2.0, ones, of=(0, 2, 3)
+        )
+        total += grad(linear_reference.dropout_parts, (d_kept, run.rounded(dy) @ w), x, mask)
         gradients |= dict(zip(names, (da, db, dm), strict=True))
     rounding = ROUNDING[run.dtype] / 2  # of sums
     run.compare(got_x, total, inner=rounding)
@@ -94,7 +95,7 @@ def check_dora_norms(run: Runner, plain: bool) -> None:
         dora.norm(run.graph, block, adapter.loras[name], out, first, 2.0, plain=plain)
     a, b, _ = parts.values()
     (got,) = run.run(out)
-    exact = dora_reference.norm(run.rounded_weight(w), a, b, 2.0)
+    exact = linear_reference.dora_norm(run.rounded_weight(w), a, b, 2.0)
     run.compare(got[0], exact if plain else 1 / exact)
 
 
@@ -111,8 +112,8 @@ def check_dropout_parts(run: Runner, in_operands: bool) -> None:
     g.add_gradient(kept, given(dkept))
     (dx,) = run.gradients(rest, given(drest), tx)
     mask = linear_reference.dropout_mask(ROWS, padded(75), 75, 0.3, KEY, 7)
-    exact = dropout_reference.backward(rounded(dkept), rounded(drest), mask)
+    exact = grad(linear_reference.dropout_parts, (rounded(dkept), rounded(drest)), x, mask)
     for got, expected in zip(
-        run.run(kept, rest, dx), (*dropout_reference.parts(x, mask), exact), strict=True
+        run.run(kept, rest, dx), (*linear_reference.dropout_parts(x, mask), exact), strict=True
     ):
         run.compare(got, expected, run.dtype)

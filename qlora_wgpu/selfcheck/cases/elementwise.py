@@ -22,15 +22,10 @@ from qlora_wgpu.ops.pointwise import (
     xielu,
 )
 from qlora_wgpu.ops.tensor import as_float32, as_operand, cast
-from qlora_wgpu.reference import activation as activation_reference
-from qlora_wgpu.reference import clip as clip_reference
-from qlora_wgpu.reference import glu as glu_reference
-from qlora_wgpu.reference import layer_norm as layer_norm_reference
-from qlora_wgpu.reference import rms_norm as rms_norm_reference
-from qlora_wgpu.reference import row_gate as row_gate_reference
-from qlora_wgpu.reference import scaling as scaling_reference
-from qlora_wgpu.reference import short_conv as short_conv_reference
-from qlora_wgpu.reference import xielu as xielu_reference
+from qlora_wgpu.reference import delta_net as delta_net_reference
+from qlora_wgpu.reference import norms as norms_reference
+from qlora_wgpu.reference import pointwise as pointwise_reference
+from qlora_wgpu.reference.tape import grad, grads
 from qlora_wgpu.selfcheck.cases.common import ROWS, SAMPLES, each, normal, uneven
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
@@ -68,12 +63,12 @@ def check_rms_norm(run: Runner, rounded_first: bool, columns: int) -> None:
     run.compare_exactly(got_again, got_y)
     dy, dz = (dy, run.rounded(dz)) if rounded_first else (run.rounded(dy), dz)
     x = np.asarray(x, np.float32).astype(np.float64)
-    exact = rms_norm_reference.forward(x, weight, 1e-5)
+    exact = norms_reference.rms_norm(x, weight, 1e-5)
     run.compare(got_y, exact, y.dtype, by_row=True)
     skip = run.rounded(skip) if rounded_first else skip
     run.compare(got_z, exact + skip, z.dtype, by_row=True)
     run.compare(got_skip, dz, dskip.dtype)
-    run.compare(got_dx, rms_norm_reference.backward(dy + dz, x, weight, 1e-5), by_row=True)
+    run.compare(got_dx, grad(norms_reference.rms_norm, dy + dz, x, weight, 1e-5), by_row=True)
 
 
 def check_only_norm(run: Runner) -> None:
@@ -86,7 +81,7 @@ def check_only_norm(run: Runner) -> None:
     (dx,) = run.gradients(y, run.float32(dy), tx)
     got, got_y, got_again = run.run(dx, y, again)
     run.compare_exactly(got_again, got_y)
-    exact = rms_norm_reference.backward(dy, run.rounded(x), weight, 1e-5)
+    exact = grad(norms_reference.rms_norm, dy, run.rounded(x), weight, 1e-5)
     run.compare(got, exact, dx.dtype, by_row=True)
 
 
@@ -107,9 +102,9 @@ def check_layer_norm(run: Runner, has_bias: bool, rounded_first: bool) -> None:
     run.compare_exactly(got_rounded, run.rounded(got_dx))
     dy, dz = (dy, run.rounded(dz)) if rounded_first else (run.rounded(dy), dz)
     x = np.asarray(x, np.float32).astype(np.float64)
-    exact = layer_norm_reference.forward(x, weight, bias * has_bias, 1e-5)
+    exact = norms_reference.layer_norm(x, weight, 1e-5, bias * has_bias)
     run.compare(got_y, exact, y.dtype, by_row=True)
-    run.compare(got_dx, layer_norm_reference.backward(dy + dz, x, weight, 1e-5), by_row=True)
+    run.compare(got_dx, grad(norms_reference.layer_norm, dy + dz, x, weight, 1e-5), by_row=True)
 
 
 def _slopes(name: str) -> Array:
@@ -133,8 +128,8 @@ def check_glu(run: Runner, name: str, exact_gradient: bool) -> None:
     got = run.run(y, *gradients)
     dy = dy if exact_gradient else run.rounded(dy)
     gate, up = run.rounded(gate), run.rounded(up)
-    run.compare(got[0], glu_reference.forward(gate, up, name), y.dtype)
-    expected = glu_reference.backward(dy, gate, up, name)
+    run.compare(got[0], pointwise_reference.glu(gate, up, name), y.dtype)
+    expected = grads(pointwise_reference.glu, dy, gate, up, name, of=2)
     for value, exact, gradient in zip(got[1:], expected, gradients, strict=True):
         run.compare(value, exact, gradient.dtype)
 
@@ -150,8 +145,8 @@ def check_activation(run: Runner, name: str, exact_gradient: bool) -> None:
     got_y, got_dx = run.run(y, dx)
     x = run.rounded(x)
     dy = dy if exact_gradient else run.rounded(dy)
-    run.compare(got_y, activation_reference.forward(x, name), y.dtype)
-    run.compare(got_dx, dy * activation_reference.slope(x, name), dx.dtype)
+    run.compare(got_y, pointwise_reference.activation(x, name), y.dtype)
+    run.compare(got_dx, grad(pointwise_reference.activation, dy, x, name), dx.dtype)
 
 
 @each((True,), (False,))
@@ -165,8 +160,8 @@ def check_clip(run: Runner, exact_gradient: bool) -> None:
     got_y, got_dx = run.run(y, dx)
     x = run.rounded(x)
     dy = dy if exact_gradient else run.rounded(dy)
-    run.compare(got_y, clip_reference.forward(x, 0.75), y.dtype)
-    run.compare(got_dx, clip_reference.backward(dy, x, 0.75), dx.dtype)
+    run.compare(got_y, pointwise_reference.clip(x, 0.75), y.dtype)
+    run.compare(got_dx, grad(pointwise_reference.clip, dy, x, 0.75), dx.dtype)
 
 
 @each((True,), (False,))
@@ -180,8 +175,8 @@ def check_xielu(run: Runner, exact_gradient: bool) -> None:
     (dx,) = run.gradients(y, cotangent, tx)
     got_y, got_dx = run.run(y, dx)
     x, dy = run.rounded(x), dy if exact_gradient else run.rounded(dy)
-    run.compare(got_y, xielu_reference.forward(x, scalars), y.dtype)
-    run.compare(got_dx, dy * xielu_reference.slope(x, scalars), dx.dtype)
+    run.compare(got_y, pointwise_reference.xielu(x, scalars), y.dtype)
+    run.compare(got_dx, grad(pointwise_reference.xielu, dy, x, scalars), dx.dtype)
 
 
 def check_xielu_near_zero(run: Runner) -> None:
@@ -192,8 +187,8 @@ def check_xielu_near_zero(run: Runner) -> None:
     y = xielu(run.graph, tx, XIELUScalars(*(run.float32(np.array([s])) for s in scalars)))
     got_y, got_dx = run.run(y, *run.gradients(y, run.float32(np.ones_like(x)), tx))
     x = run.rounded(x)
-    run.compare(got_y, xielu_reference.forward(x, scalars), y.dtype, by_row=True)
-    run.compare(got_dx, xielu_reference.slope(x, scalars), y.dtype, by_row=True)
+    run.compare(got_y, pointwise_reference.xielu(x, scalars), y.dtype, by_row=True)
+    run.compare(got_dx, grad(pointwise_reference.xielu, 1.0, x, scalars), y.dtype, by_row=True)
 
 
 @each((True,), (False,))
@@ -209,10 +204,10 @@ def check_scaling(run: Runner, exact_gradient: bool) -> None:
     got = run.run(*outputs)
     z, dy = (run.rounded(z), dy) if exact_gradient else (z, run.rounded(dy))
     exact = [
-        scaling_reference.scaled(np.asarray(x, np.float32), float(np.float32(-0.37))),
-        scaling_reference.weighted_sum(run.rounded(x), z, 0.7, -3.0),
-        scaling_reference.scaled(dy, float(np.float32(-0.37))),
-        scaling_reference.scaled(dy, 0.7),
+        pointwise_reference.scaled(np.asarray(x, np.float32), float(np.float32(-0.37))),
+        pointwise_reference.weighted_sum(run.rounded(x), z, 0.7, -3.0),
+        pointwise_reference.scaled(dy, float(np.float32(-0.37))),
+        pointwise_reference.scaled(dy, 0.7),
     ]
     for found, expected, tensor in zip(got, exact, outputs, strict=True):
         run.compare(found, expected, tensor.dtype)
@@ -231,8 +226,10 @@ def check_short_conv(run: Runner, has_bias: bool, exact_gradient: bool) -> None:
     got_y, got_dx = run.run(y, *run.gradients(y, cotangent, tx))
     x, dy = run.rounded(x), dy if exact_gradient else run.rounded(dy)
     bias = bias * has_bias
-    run.compare(got_y, short_conv_reference.forward(x, weight, bias, segments), y.dtype)
-    run.compare(got_dx, short_conv_reference.backward(dy, x, weight, bias, segments), y.dtype)
+    run.compare(got_y, delta_net_reference.short_conv(x, weight, bias, segments), y.dtype)
+    run.compare(
+        got_dx, grad(delta_net_reference.short_conv, dy, x, weight, bias, segments), y.dtype
+    )
 
 
 @each((True,), (False,))
@@ -248,8 +245,8 @@ def check_row_gate(run: Runner, rounded_first: bool) -> None:
     got_y, got_dx, got_gate = run.run(y, *run.gradients(y, given, tx, tgate))
     if rounded_first:
         x, dy = run.rounded(x), run.rounded(dy)
-    dx, dgate = row_gate_reference.backward(dy, x, gate)
-    expected = row_gate_reference.forward(x, gate) + (0.0 if rounded_first else skip)
+    dx, dgate = grads(pointwise_reference.row_gate, dy, x, gate, of=2)
+    expected = pointwise_reference.row_gate(x, gate) + (0.0 if rounded_first else skip)
     run.compare(got_y, expected)
     run.compare(got_dx, dx, run.dtype if rounded_first else "float32")
     run.compare(got_gate, dgate, inner=2e-6)

@@ -17,7 +17,8 @@ from qlora_wgpu.ops.routing import (
     route,
     route_by_scores,
 )
-from qlora_wgpu.reference import expert_scores, experts, router_balance
+from qlora_wgpu.reference import experts as experts_reference
+from qlora_wgpu.reference.tape import grad
 from qlora_wgpu.selfcheck.cases.common import each, normal
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
@@ -45,7 +46,7 @@ def _logits() -> Array:
 def check_expert_scores(run: Runner, scoring: Scoring) -> None:
     """Slots, weights and the gradient of the logits; with corrections and without."""
     sigmoid, has_bias = scoring.sigmoid, scoring.normalized
-    rule = expert_scores.Rule(**asdict(scoring))
+    rule = experts_reference.Rule(**asdict(scoring))
     logits, dweights = _logits(), normal("dweights", _ROWS, _TOP_K)
     bias = (0.3 * normal("bias", _EXPERTS)).astype(np.float32).astype(np.float64) * has_bias
     tlogits = run.float32(logits, grad=True)
@@ -55,11 +56,11 @@ def check_expert_scores(run: Runner, scoring: Scoring) -> None:
     gradients = run.gradients(routing.weights, given, tlogits)
     got_slots, got_weights, got = run.run(routing.slots, routing.weights, *gradients)
     dweights = dweights if sigmoid else run.rounded(dweights)
-    ids, weights = expert_scores.route(logits, bias, _TOP_K, rule)
-    slots, _ = experts.slots_of(ids, _EXPERTS, EXPERT_TILE)
+    ids, weights = experts_reference.route_by_scores(logits, bias, _TOP_K, rule)
+    slots, _ = experts_reference.slots_of(ids, _EXPERTS, EXPERT_TILE)
     run.compare_exactly(got_slots, slots.astype(np.float64))
     run.compare(got_weights, weights, inner=_INNER)
-    exact = expert_scores.route_backward(dweights, logits, ids, rule)
+    exact = grad(experts_reference.weights_of, dweights, logits, ids, rule)
     run.compare(got, exact, inner=_INNER)
 
 
@@ -71,9 +72,11 @@ def check_scaled_weights(run: Runner, normalized: bool) -> None:
     routing = route(run.graph, tlogits, _TOP_K, normalized=normalized, scale=scale)
     gradients = run.gradients(routing.weights, run.float32(dweights), tlogits)
     got_weights, got = run.run(routing.weights, *gradients)
-    ids, weights = experts.route(logits, _TOP_K, normalized=normalized)
+    ids, weights = experts_reference.route(logits, _TOP_K, normalized=normalized)
     run.compare(got_weights, scale * weights, inner=_INNER)
-    exact = experts.route_backward(scale * dweights, logits, ids, normalized=normalized)
+    exact = grad(
+        experts_reference.softmax_weights, scale * dweights, logits, ids, normalized=normalized
+    )
     run.compare(got, exact, inner=_INNER)
 
 
@@ -98,7 +101,9 @@ def check_balance_of_experts(run: Runner, weighted: bool) -> None:
     got_stats, *got = run.run(stats, *(g.gradient_of(logits) for logits in given))
     mask = (segments > 0).astype(np.float64).ravel()
     expected = np.ones((1, STATS_LENGTH))
-    expected[0, STATS_BALANCE] += labels * router_balance.loss(layers, _TOP_K, mask)
+    expected[0, STATS_BALANCE] += labels * experts_reference.balance_loss(layers, _TOP_K, mask)
     run.compare(got_stats, expected, inner=_INNER)
-    for ours, exact in zip(got, router_balance.backward(layers, _TOP_K, mask), strict=True):
+    for ours, exact in zip(
+        got, grad(experts_reference.balance_loss, 1.0, layers, _TOP_K, mask), strict=True
+    ):
         run.compare(ours, labels * coefficient * exact, inner=_INNER)

@@ -14,7 +14,7 @@ from qlora_wgpu.model.quantized_weights import device_arrays, lay_out, words
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear, ExpertMatrix
 from qlora_wgpu.ops.routing import combine, permute, route
-from qlora_wgpu.reference import experts as reference
+from qlora_wgpu.reference import experts as experts_reference
 from qlora_wgpu.selfcheck.cases.common import each, filled_adapter, normal
 from qlora_wgpu.selfcheck.cases.few_rows import new_tokens, stored_weight
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
@@ -67,7 +67,9 @@ def check_experts_of_new_tokens(
     layer = replace(layer, bias=run.float32(bias) if has_bias else None)
     y = expert_linear(g, permute(g, run.operand(x), routing), layer, routing, new_tokens(rows))
     (got,) = run.run(combine(g, y, routing, run.float32(skip)))
-    ids, weights = reference.route(logits, _TOP_K, normalized=True)
+    ids, weights = experts_reference.route(logits, _TOP_K, normalized=True)
     full = held + 2.0 * (r > 0) * (b @ a)
-    exact = skip + reference.mix(run.rounded(x), ids, weights, full, bias if has_bias else None)
+    exact = skip + experts_reference.mix(
+        run.rounded(x), ids, weights, full, bias if has_bias else None
+    )
     run.compare(got, exact, inner=ROUNDING[run.dtype])

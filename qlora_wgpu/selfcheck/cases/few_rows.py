@@ -19,8 +19,8 @@ from qlora_wgpu.ops.modules import DenseMatrix, Head, Linear
 from qlora_wgpu.ops.norms import rms_norm
 from qlora_wgpu.ops.quantized import QuantizedMatrix
 from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
-from qlora_wgpu.reference import linear as reference
-from qlora_wgpu.reference import rms_norm as rms_norm_reference
+from qlora_wgpu.reference import linear as linear_reference
+from qlora_wgpu.reference import norms as norms_reference
 from qlora_wgpu.selfcheck.cases.common import each, filled_adapter, normal, uneven
 from qlora_wgpu.selfcheck.cases.formats import FORMS, random_weight
 from qlora_wgpu.selfcheck.cases.groups import in_one_storage
@@ -97,7 +97,7 @@ def check_few_rows(run: Runner, form: str, inner: int, rows: int, r: int, is_who
     y = linear(run.graph, run.operand(x), layer, new_tokens(rows), given)
     (got,) = run.run(y)
     x = run.rounded(x)
-    exact = reference.forward(x, w, bias, a, b, 2.0, np.ones_like(x)) + residual
+    exact = linear_reference.linear(x, w, a, b, 2.0, np.ones_like(x), bias) + residual
     run.compare(got, exact, y.dtype)
 
 
@@ -126,7 +126,7 @@ def check_few_rows_of_a_group(
     for index, (name, weight) in enumerate(zip(names, stored, strict=True)):
         a, b = (parts[n] * (r > 0) for n in parts if name in n)
         w = weight.dequantize().astype(np.float64)
-        exact = reference.forward(x, w, biases[index], a, b, 2.0, np.ones_like(x))
+        exact = linear_reference.linear(x, w, a, b, 2.0, np.ones_like(x), biases[index])
         run.compare(got[index], exact, ys[index].dtype)
 
 
@@ -144,10 +144,10 @@ def check_norm_and_down(run: Runner, inner: int, rows: int, r: int, of_operand: 
     layer = Linear(spec.name, matrix, None, adapter.loras[spec.name])
     y = linear(run.graph, x, layer, new_tokens(rows), float32=True)
     got_x, got_y = run.run(x, y)
-    normed = rms_norm_reference.forward(rounded(h, "float32"), weight, 1e-5)
+    normed = norms_reference.rms_norm(rounded(h, "float32"), weight, 1e-5)
     run.compare(got_x, normed, x.dtype, by_row=True)
     a, b = parts.values()
-    exact = reference.forward(got_x, w, np.zeros(outer), a, b, 2.0, np.ones_like(got_x))
+    exact = linear_reference.linear(got_x, w, a, b, 2.0, np.ones_like(got_x))
     run.compare(got_y, exact)
 
 

@@ -6,11 +6,10 @@ import numpy as np
 
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta_rule
 from qlora_wgpu.ops.pointwise import gated_rms_norm, sigmoid_gate
-from qlora_wgpu.reference import causal_conv as conv_reference
-from qlora_wgpu.reference import gated_delta as reference
-from qlora_wgpu.reference import gated_delta_gates as gates_reference
-from qlora_wgpu.reference import gated_rms_norm as norm_reference
-from qlora_wgpu.reference import glu as glu_reference
+from qlora_wgpu.reference import delta_net as delta_net_reference
+from qlora_wgpu.reference import norms as norms_reference
+from qlora_wgpu.reference import pointwise as pointwise_reference
+from qlora_wgpu.reference.tape import grad, grads
 from qlora_wgpu.selfcheck.cases.common import ROWS, SAMPLES, each, normal
 from qlora_wgpu.selfcheck.runner import Runner
 
@@ -27,8 +26,10 @@ def check_causal_conv(run: Runner, has_bias: bool, exact_gradient: bool) -> None
     got_y, got_dx = run.run(y, *run.gradients(y, cotangent, tx))
     x, dy = run.rounded(x), dy if exact_gradient else run.rounded(dy)
     bias = bias * has_bias
-    run.compare(got_y, conv_reference.forward(x, weight, bias, segments), y.dtype)
-    run.compare(got_dx, conv_reference.backward(dy, x, weight, bias, segments), y.dtype)
+    run.compare(got_y, delta_net_reference.causal_conv(x, weight, bias, segments), y.dtype)
+    run.compare(
+        got_dx, grad(delta_net_reference.causal_conv, dy, x, weight, bias, segments), y.dtype
+    )
 
 
 @each((True,), (False,))
@@ -44,8 +45,8 @@ def check_gated_rms_norm(run: Runner, exact_gradient: bool) -> None:
     dx, dz = run.gradients(y, cotangent, tx, tz)
     got_y, got_dx, got_dz = run.run(y, dx, dz)
     x, z, dy = run.rounded(x), run.rounded(z), dy if exact_gradient else run.rounded(dy)
-    run.compare(got_y, norm_reference.forward(x, z, weight, 1e-5), y.dtype)
-    exact = norm_reference.backward(dy, x, z, weight, 1e-5)
+    run.compare(got_y, norms_reference.gated_rms_norm(x, z, weight, 1e-5), y.dtype)
+    exact = grads(norms_reference.gated_rms_norm, dy, x, z, weight, 1e-5, of=2)
     own = np.arange(x.shape[1]) // head_dim == np.arange(heads)[:, None]
     for columns in own:  # each size by its own largest value
         run.compare(got_dx[:, columns], exact[0][:, columns], dx.dtype)
@@ -64,8 +65,8 @@ def check_sigmoid_gate(run: Runner, exact_gradient: bool) -> None:
     got_y, got_dx, got_dgate = run.run(y, dx, dgate)
     x, gate = run.rounded(x), run.rounded(gate)
     dy = dy if exact_gradient else run.rounded(dy)
-    run.compare(got_y, glu_reference.forward(gate, x, "sigmoid"), y.dtype)
-    exact_dgate, exact_dx = glu_reference.backward(dy, gate, x, "sigmoid")
+    run.compare(got_y, pointwise_reference.glu(gate, x, "sigmoid"), y.dtype)
+    exact_dgate, exact_dx = grads(pointwise_reference.glu, dy, gate, x, "sigmoid", of=2)
     run.compare(got_dx, exact_dx, dx.dtype)
     run.compare(got_dgate, exact_dgate, dgate.dtype)
 
@@ -89,13 +90,15 @@ def check_gated_delta_gates(run: Runner, wants_decay: bool, wants_beta: bool) ->
     da, db = run.graph.gradient_of(ta), run.graph.gradient_of(tb)
     got_decay, got_beta, got_da, got_db = run.run(decay, beta, da, db)
     a, b = (a, b) if exact else (run.rounded(a), run.rounded(b))
-    exact_decay, exact_beta = gates_reference.forward(a, b, a_log, dt_bias)
+    exact_decay, exact_beta = delta_net_reference.gated_delta_gates(a, b, a_log, dt_bias)
     run.compare(got_decay, exact_decay)
     run.compare(np.log(-got_decay + 1e-30), np.log(-exact_decay + 1e-30))  # the small ones, too
     run.compare(got_beta, exact_beta)
     dbeta = dbeta if exact else run.rounded(dbeta)
     ddecay, dbeta = ddecay * wants_decay, dbeta * wants_beta
-    exact_da, exact_db = gates_reference.backward(ddecay, dbeta, a, b, a_log, dt_bias)
+    exact_da, exact_db = grads(
+        delta_net_reference.gated_delta_gates, (ddecay, dbeta), a, b, a_log, dt_bias, of=2
+    )
     run.compare(got_da, exact_da, da.dtype)
     run.compare(got_db, exact_db, db.dtype)
 
@@ -107,7 +110,7 @@ def check_gated_delta_rule(run: Runner, exact_gradient: bool) -> None:
     The middle chunk begins with a state and hands on its gradient; every other head forgets so
     little that what is left of the one counts in the other.
     """
-    rows, heads = 135, reference.Heads(keys=2, values=6, key_dim=24, value_dim=40)
+    rows, heads = 135, delta_net_reference.Heads(keys=2, values=6, key_dim=24, value_dim=40)
     q, k = (3 * normal(name, rows, 48) for name in ("q", "k"))
     v, do = normal("v", rows, 240), normal("do", rows, 240)
     decay = -np.exp(normal("decay", rows, 6) - 1)
@@ -124,6 +127,9 @@ def check_gated_delta_rule(run: Runner, exact_gradient: bool) -> None:
     do = do if exact_gradient else run.rounded(do)
     decay, beta = (np.asarray(x, np.float32).astype(np.float64) for x in (decay, beta))
     inputs = q, k, v, decay, beta, segments, heads
-    exact = reference.forward(*inputs), *reference.backward(do, *inputs)
+    exact = (
+        delta_net_reference.gated_delta_rule(*inputs),
+        *grads(delta_net_reference.gated_delta_rule, do, *inputs, of=5),
+    )
     for value, expected, tensor in zip(got, exact, (o, *gradients), strict=True):
         run.compare(value, expected, tensor.dtype)

@@ -12,12 +12,9 @@ from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_rule, short_conv
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.pointwise import qk_norm
 from qlora_wgpu.ops.rope import rope
-from qlora_wgpu.reference import attention as reference
-from qlora_wgpu.reference import causal_conv as reference_causal
-from qlora_wgpu.reference import gated_delta as reference_delta
-from qlora_wgpu.reference import rms_norm as rms_norm_reference
-from qlora_wgpu.reference import rope as rope_reference
-from qlora_wgpu.reference import short_conv as reference_conv
+from qlora_wgpu.reference import attention as attention_reference
+from qlora_wgpu.reference import delta_net as delta_net_reference
+from qlora_wgpu.reference import norms as norms_reference
 from qlora_wgpu.selfcheck.cases.common import each, normal, of_halves, uneven
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner, rounded
 
@@ -43,7 +40,7 @@ def check_short_conv_step(run: Runner, has_bias: bool, prompt: int) -> None:
         batch = _batch(cache, last - first, first, len(padding))
         outputs.append(short_conv(run.graph, tx, run.float32(weight), given, batch))
     got = run.run(*outputs)
-    exact = reference_conv.forward(
+    exact = delta_net_reference.short_conv(
         run.rounded(x), weight, bias * has_bias, np.ones((1, prompt + 2), np.int64)
     )
     run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
@@ -63,7 +60,7 @@ def check_causal_conv_step(run: Runner, has_bias: bool, prompt: int) -> None:
         batch = _batch(cache, last - first, first, len(padding))
         outputs.append(causal_conv(run.graph, tx, run.float32(weight), given, batch))
     got = run.run(*outputs)
-    exact = reference_causal.forward(
+    exact = delta_net_reference.causal_conv(
         run.rounded(x), weight, bias * has_bias, np.ones((1, prompt + 2), np.int64)
     )
     run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
@@ -73,7 +70,7 @@ def check_causal_conv_step(run: Runner, has_bias: bool, prompt: int) -> None:
 def check_gated_delta_step(run: Runner, key_dim: int, value_dim: int) -> None:
     """A prompt with padding behind it, then two tokens after it."""
     prompt, total, cache = 66, 68, KVCache(70)
-    heads = reference_delta.Heads(1, 2, key_dim, value_dim)
+    heads = delta_net_reference.Heads(1, 2, key_dim, value_dim)
     q, k = normal("q", total, key_dim), normal("k", total, key_dim)
     v, decay = normal("v", total, 2 * value_dim), -np.exp(normal("decay", total, 2) - 2)
     beta = 1 / (1 + np.exp(-normal("beta", total, 2)))
@@ -89,7 +86,7 @@ def check_gated_delta_step(run: Runner, key_dim: int, value_dim: int) -> None:
     got = run.run(*outputs)
     q, k, v = (run.rounded(x) for x in (q, k, v))
     mask = np.ones((1, total), np.int64)
-    exact = reference_delta.forward(q, k, v, decay, beta, mask, heads)
+    exact = delta_net_reference.gated_delta_rule(q, k, v, decay, beta, mask, heads)
     run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
 
 
@@ -123,7 +120,7 @@ def check_cached_attention(
     got = np.concatenate(run.run(*outputs))
     q, k, v = (run.rounded(a) for a in (q, k, v))
     mask = np.ones((1, total), np.int64)
-    exact = reference.forward(q, k, v, mask, head_dim, scale, window, softcap, sinks)
+    exact = attention_reference.attention(q, k, v, mask, head_dim, scale, window, softcap, sinks)
     run.compare(got, exact, outputs[0].dtype, inner=of_halves(run))
 
 
@@ -173,7 +170,7 @@ def check_rotated_append(
     if has_norms:
         normed = [_normed(x, weight) for x, weight in zip(xs, weights, strict=True)]
         xs = [run.rounded(x) for x in normed]
-    turned = [rope_reference.forward(x, rows, table, head_dim, rotary_dim) for x in xs]
+    turned = [attention_reference.rope(x, rows, table, head_dim, rotary_dim) for x in xs]
     # A norm that is off by float32's sums may be rounded to its neighbour.
     neighbour = ROUNDING[run.dtype] * 2.0 * has_norms
     run.compare(got_q, turned[0], run.dtype, by_row=True, inner=neighbour)
@@ -188,4 +185,4 @@ def check_rotated_append(
 def _normed(x: Array, weight: Array) -> Array:
     """RMSNorm of each head."""
     heads = x.reshape(-1, len(weight))
-    return rms_norm_reference.forward(heads, weight, 1e-5).reshape(x.shape)
+    return norms_reference.rms_norm(heads, weight, 1e-5).reshape(x.shape)

@@ -14,7 +14,8 @@ from qlora_wgpu.model.quantized_weights import quantized_matrix
 from qlora_wgpu.ops.linear import linear_group, most_layers
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.quant import quantize_nf4
-from qlora_wgpu.reference import linear as reference
+from qlora_wgpu.reference import linear as linear_reference
+from qlora_wgpu.reference.tape import grads
 from qlora_wgpu.selfcheck.cases.common import (
     ROWS,
     each,
@@ -95,9 +96,11 @@ def check_linear_group(
         own = [n for n in parts if name in n]
         a, b = (parts[n] * (r > 0) for n in own)
         mask = np.ones_like(x)
-        exact = reference.forward(x, w, biases[index], a, b, 2.0, mask)
+        exact = linear_reference.linear(x, w, a, b, 2.0, mask, biases[index])
         run.compare(got[index], exact, ys[index].dtype)
-        dx, da, db = reference.backward(run.rounded(dy), x, w, a, b, 2.0, mask)
+        dx, da, db = grads(
+            linear_reference.linear, run.rounded(dy), x, w, a, b, 2.0, mask, of=(0, 2, 3)
+        )
         total += dx
         gradients |= dict(zip(own, (da, db), strict=True))
     run.compare(got_x, total, gradient.dtype)

@@ -14,9 +14,9 @@ from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.loss import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
-from qlora_wgpu.reference import cross_entropy as cross_entropy_reference
-from qlora_wgpu.reference import head_pair as reference
 from qlora_wgpu.reference import linear as linear_reference
+from qlora_wgpu.reference import loss as loss_reference
+from qlora_wgpu.reference.tape import grads
 from qlora_wgpu.selfcheck.cases.common import (
     KEY,
     each,
@@ -70,19 +70,21 @@ def check_head_pair(run: Runner, dropout: float, weighted: bool) -> None:
         mask = linear_reference.dropout_mask(*drawn)
     labels = targets.ravel()
     factors = given.astype(np.float32).ravel()[labels != IGNORE_INDEX] if weighted else None
-    wide = reference.widened(hidden, head, a, b, _SCALING, mask)
-    losses = cross_entropy_reference.losses(*wide, labels, _SCALE, _SOFTCAP)
+    wide = loss_reference.with_pair(hidden, head, a, b, _SCALING, mask)
+    losses = loss_reference.losses(*wide, labels, _SCALE, _SOFTCAP)
     loss = losses.sum() if factors is None else factors @ losses
     run.compare(got_stats[0, 0], np.array(loss))
-    plain = reference.widened(hidden, head, a, b, _SCALING, np.ones_like(hidden))
+    plain = loss_reference.with_pair(hidden, head, a, b, _SCALING, np.ones_like(hidden))
     rows_seen = np.flatnonzero(labels != IGNORE_INDEX)[2:18]
     exact = _SCALE * plain[0][rows_seen] @ plain[1].T
     run.compare(got_logits, _SOFTCAP * np.tanh(exact / _SOFTCAP))
-    dlogits: Array = cross_entropy_reference.logits_gradient(
-        *wide, labels, _SCALE, _SOFTCAP, factors=factors
-    )
-    pair = a, b, _SCALING, mask
-    dhidden, da, db = reference.backward(dlogits, hidden, head, *pair, _SCALE)
+
+    def of_rows(hidden: Array, a: Array, b: Array) -> Array:
+        wide = loss_reference.with_pair(hidden, head, a, b, _SCALING, mask)
+        return loss_reference.losses(*wide, labels, _SCALE, _SOFTCAP)
+
+    dy = 1.0 if factors is None else factors
+    dhidden, da, db = grads(of_rows, dy, hidden, a, b, of=3)
     inner = ROUNDING[run.dtype]
     run.compare(got, dhidden, inner=inner)
     gradients = dict(zip(parts, (da, db), strict=True))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.columns import HeadPart, head_parts
-from qlora_wgpu.reference import head_parts as reference
+from qlora_wgpu.reference import attention as attention_reference
+from qlora_wgpu.reference.tape import grads
 from qlora_wgpu.selfcheck.cases.common import ROWS, each, normal
-from qlora_wgpu.selfcheck.runner import Runner
+from qlora_wgpu.selfcheck.runner import Array, Runner
 
 _HEADS, _GROUP, _HEAD_DIM = 5, 27, 21
 
@@ -31,13 +32,15 @@ def check_head_parts(run: Runner, rounded_first: bool) -> None:
     *got, got_own, got_common = run.run(*ys, *gradients)
     if rounded_first:
         dys = [run.rounded(dy) for dy in dys]
-    held = {town: run.rounded(own), tshared: run.rounded(common)}
-    exact = {x: 0.0 * array for x, array in held.items()}
-    for y, dy, parts in zip(got, dys, places, strict=True):
-        plain = [(held[x], group, first, width) for x, group, first, width in parts]
-        run.compare_exactly(y, reference.forward(plain, _HEADS, _HEAD_DIM))
-        back = reference.backward(dy, plain, _HEADS, _HEAD_DIM)
-        for (x, *_), gradient in zip(parts, back, strict=True):
-            exact[x] = exact[x] + gradient
-    run.compare(got_own, exact[town])
-    run.compare(got_common, exact[tshared])
+
+    def made(own: Array, common: Array) -> tuple[Array, ...]:
+        held = {town: own, tshared: common}
+        plain = [[(held[x], *place) for x, *place in parts] for parts in places]
+        return tuple(attention_reference.head_parts(p, _HEADS, _HEAD_DIM) for p in plain)  # type: ignore[arg-type]
+
+    own, common = run.rounded(own), run.rounded(common)
+    for y, exact in zip(got, made(own, common), strict=True):
+        run.compare_exactly(y, exact)
+    exact_own, exact_common = grads(made, dys, own, common, of=2)
+    run.compare(got_own, exact_own)
+    run.compare(got_common, exact_common)

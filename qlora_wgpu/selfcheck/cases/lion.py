@@ -8,7 +8,7 @@ import numpy as np
 
 from qlora_wgpu.graph.tensor import Storage, Tensor, stored_bits, vector
 from qlora_wgpu.ops.optimizers import LionConfig, LionState, lion
-from qlora_wgpu.reference import lion as reference
+from qlora_wgpu.reference import optimizers as optimizers_reference
 from qlora_wgpu.selfcheck.cases.common import each, normal
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
@@ -29,7 +29,7 @@ def _halves(values: Array) -> Array:
 def check_lion(run: Runner, dtype: str, max_norm: float, factor: float) -> None:
     """Two steps: clipped or not, from a gradient of either type, and refused for their norm."""
     length, split, tokens = 1216, 500, 17
-    state = reference.State(normal("p", length), 0.1 * normal("m", length))
+    state = optimizers_reference.Lion(normal("p", length), 0.1 * normal("m", length))
     config = LionConfig(weight_decay=0.1, max_grad_norm=max_norm)
     for t in (1, 2):
         gradient = _halves(3 * normal(f"gradient {t}", length))
@@ -48,7 +48,7 @@ def check_lion(run: Runner, dtype: str, max_norm: float, factor: float) -> None:
             continue
         parts = [replace(state), replace(state)]
         for part, rate in zip(parts, (1e-2, 3e-2), strict=True):
-            _, between = reference.step(
+            _, between = optimizers_reference.lion(
                 part, gradient, tokens, lr=rate, beta1=0.9, beta2=0.99, weight_decay=0.1,
                 max_norm=max_norm,
             )  # fmt: skip
@@ -59,4 +59,4 @@ def check_lion(run: Runner, dtype: str, max_norm: float, factor: float) -> None:
         run.compare(got_m, parts[0].m)
         moved = got_p - state.p.astype(np.float32)
         run.compare(moved[certain], (exact - state.p)[certain], inner=1e-4)
-        state = reference.State(got_p.astype(np.float64), got_m.astype(np.float64))
+        state = optimizers_reference.Lion(got_p.astype(np.float64), got_m.astype(np.float64))

@@ -23,8 +23,9 @@ from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear, ExpertMatrix
 from qlora_wgpu.ops.pointwise import ClampedGLU, clamped_glu
 from qlora_wgpu.ops.routing import combine, permute, route
 from qlora_wgpu.quant import quantize_nf4
-from qlora_wgpu.reference import clamped_glu as clamped_reference
-from qlora_wgpu.reference import experts as reference
+from qlora_wgpu.reference import experts as experts_reference
+from qlora_wgpu.reference import pointwise as pointwise_reference
+from qlora_wgpu.reference.tape import grad, grads
 from qlora_wgpu.selfcheck.cases.common import (
     each,
     filled_adapter,
@@ -154,16 +155,16 @@ def check_experts(
         *places, y, *gradients, *flat
     )
     x = run.rounded(x)
-    ids, weights = reference.route(logits, _TOP_K, normalized=normalized)
+    ids, weights = experts_reference.route(logits, _TOP_K, normalized=normalized)
     # Slots past an expert's own may be harmless in one memory and not in another.
-    slots, ends = reference.slots_of(ids, _EXPERTS, EXPERT_TILE)
+    slots, ends = experts_reference.slots_of(ids, _EXPERTS, EXPERT_TILE)
     run.compare_exactly(got_slots, slots.astype(np.float64))
     run.compare_exactly(got_rows, ends.ravel().astype(np.float64))
     total, dtotal, dweights = skip, np.zeros_like(x), np.zeros_like(weights)
     by_name: dict[str, Array] = {}
     for w, bias, (names, a, b) in zip(full, biases, factors, strict=True):
-        total = total + reference.mix(x, ids, weights, w, bias)
-        dx, dw_part, dw = reference.mix_backward(dy, x, ids, weights, w, bias)
+        total = total + experts_reference.mix(x, ids, weights, w, bias)
+        dx, dw_part, dw = grads(experts_reference.mix, dy, x, ids, weights, w, bias, of=(0, 2, 3))
         dtotal, dweights = dtotal + dx, dweights + dw_part
         both = (("lora_A", np.swapaxes(b, 1, 2) @ dw), ("lora_B", dw @ np.swapaxes(a, 1, 2)))
         for leaf, exact in both:
@@ -171,7 +172,7 @@ def check_experts(
     # What experts make, and what comes back to them, are operands.
     run.compare(got_y, total, inner=ROUNDING[run.dtype])
     run.compare(got_x, dtotal, inner=ROUNDING[run.dtype])
-    exact = reference.route_backward(dweights, logits, ids, normalized=normalized)
+    exact = grad(experts_reference.softmax_weights, dweights, logits, ids, normalized=normalized)
     run.compare(got_logits, exact, inner=ROUNDING[run.dtype])
     for values in got_flat:
         run.compare(values, joined(adapter, by_name), inner=ROUNDING[run.dtype])
@@ -188,10 +189,10 @@ def check_factors(run: Runner, exact_gradient: bool) -> None:
     (dlogits,) = run.gradients(y, cotangent, tlogits)
     got_y, got_dlogits = run.run(y, dlogits)
     dy = dy if exact_gradient else run.rounded(dy)
-    ids, weights = reference.route(logits, _TOP_K, normalized=True)
-    run.compare(got_y, reference.with_factors(weights, ids, factors))
-    dweights = reference.with_factors(dy, ids, factors)
-    exact = reference.route_backward(dweights, logits, ids, normalized=True)
+    ids, weights = experts_reference.route(logits, _TOP_K, normalized=True)
+    run.compare(got_y, experts_reference.with_factors(weights, ids, factors))
+    dweights = experts_reference.with_factors(dy, ids, factors)
+    exact = grad(experts_reference.softmax_weights, dweights, logits, ids, normalized=True)
     run.compare(got_dlogits, exact)
 
 
@@ -210,7 +211,7 @@ def check_clamped_glu(run: Runner, exact_gradient: bool) -> None:
     got = run.run(y, *gradients)
     dy = dy if exact_gradient else run.rounded(dy)
     gate, up = run.rounded(gate), run.rounded(up)
-    run.compare(got[0], clamped_reference.forward(gate, up, 2.0, 1.5), y.dtype)
-    expected = clamped_reference.backward(dy, gate, up, 2.0, 1.5)
+    run.compare(got[0], pointwise_reference.clamped_glu(gate, up, 2.0, 1.5), y.dtype)
+    expected = grads(pointwise_reference.clamped_glu, dy, gate, up, 2.0, 1.5, of=2)
     for value, exact, gradient in zip(got[1:], expected, gradients, strict=True):
         run.compare(value, exact, gradient.dtype)

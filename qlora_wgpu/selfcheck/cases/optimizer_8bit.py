@@ -11,8 +11,7 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.lora.moments import MOMENT_VALUES
 from qlora_wgpu.ops.moments import BlockTable, Span, TensorMoments
 from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw_8bit
-from qlora_wgpu.reference import adamw as reference
-from qlora_wgpu.reference.adamw_8bit import Quantized
+from qlora_wgpu.reference import optimizers as optimizers_reference
 from qlora_wgpu.selfcheck.cases.common import normal
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
@@ -66,15 +65,19 @@ def _compare_8bit(
         [_moment(tensor.split(words, number), number) for number, words in enumerate(both, 1)]
         for both in (before, after)
     )
-    exact = reference.State(p, *old)
-    reference.step(
+    exact = optimizers_reference.AdamW(p, *old)
+    optimizers_reference.adamw(
         exact, gradient, 7, t, lr=lr, beta1=0.9, beta2=0.999, epsilon=1e-3, weight_decay=0.1,
         max_norm=0.0,
     )  # fmt: skip
     run.compare(got, exact.p)
     run.compare(got - p.astype(np.float32), exact.p - p, inner=1e-4)
     for value, x, signed in ((new[0], exact.m, True), (new[1], exact.v, False)):
-        nearest = Quantized.of(x, signed=signed).values(signed=signed) if in_codes else x
+        nearest = (
+            optimizers_reference.Quantized.of(x, signed=signed).values(signed=signed)
+            if in_codes
+            else x
+        )
         run.compare(value, nearest, inner=1e-6 * np.abs(nearest) + 2.0 * np.abs(nearest - x))
 
 
@@ -82,7 +85,7 @@ def _moment(parts: Mapping[str, npt.NDArray[np.generic]], number: int) -> Array:
     state = parts[f"state{number}"]
     if (scales := parts.get(f"absmax{number}")) is None:
         return state.astype(np.float64)
-    codes = Quantized(state.astype(np.uint8), scales.astype(np.float64))
+    codes = optimizers_reference.Quantized(state.astype(np.uint8), scales.astype(np.float64))
     return codes.values(signed=number == 1)
 
 

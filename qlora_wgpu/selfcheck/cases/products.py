@@ -17,7 +17,8 @@ from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.ops.norms import rms_norm
 from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.reference import linear as linear_reference
-from qlora_wgpu.reference import rms_norm as rms_norm_reference
+from qlora_wgpu.reference import norms as norms_reference
+from qlora_wgpu.reference.tape import grad, grads
 from qlora_wgpu.selfcheck.cases.common import (
     KEY,
     ROWS,
@@ -237,8 +238,10 @@ def _two_layers(
         if options.dropout and name == _NAMES[0]:
             drawn = (s.rows, padded(s.inner), s.inner, options.dropout, KEY, key)
             mask = linear_reference.dropout_mask(*drawn)
-        ys.append(linear_reference.forward(x, w, bias, a, b, 2.0, mask))
-        dx, da, db = linear_reference.backward(run.rounded(dy), x, w, a, b, 2.0, mask)
+        ys.append(linear_reference.linear(x, w, a, b, 2.0, mask, bias))
+        dx, da, db = grads(
+            linear_reference.linear, run.rounded(dy), x, w, a, b, 2.0, mask, of=(0, 2, 3)
+        )
         total += dx
         gradients |= dict(zip(names, (da, db), strict=True))
     return _Expected(ys, total, gradients)
@@ -279,7 +282,9 @@ def check_only_use(run: Runner, s: _Sizes, dropout: float, adapted: bool) -> Non
         drawn = (s.rows, padded(s.inner), s.inner, dropout, KEY, lora.key)
         mask = linear_reference.dropout_mask(*drawn)
     a, b = (part * adapted for part in parts.values())
-    exact_x, da, db = linear_reference.backward(dy, x, run.rounded_weight(w), a, b, 2.0, mask)
+    exact_x, da, db = grads(
+        linear_reference.linear, dy, x, run.rounded_weight(w), a, b, 2.0, mask, of=(0, 2, 3)
+    )
     run.compare(got_x, exact_x, dx.dtype)
     if adapted:
         run.compare(got[0], joined(adapter, dict(zip(parts, (da, db), strict=True))))
@@ -321,7 +326,7 @@ def check_norm_between_long_products(run: Runner, has_residual: bool) -> None:
     got_h, got_y, got_dh = run.run(h, y, dh)
     exact = run.rounded(x) @ run.rounded_weight(first).T + skip
     run.compare(got_h, exact)
-    run.compare(got_y, rms_norm_reference.forward(exact, weight, 1e-5), y.dtype, by_row=True)
+    run.compare(got_y, norms_reference.rms_norm(exact, weight, 1e-5), y.dtype, by_row=True)
     dy = run.rounded(dz) @ run.rounded_weight(second)
-    dh_exact = rms_norm_reference.backward(dy, exact, weight, 1e-5)
+    dh_exact = grad(norms_reference.rms_norm, dy, exact, weight, 1e-5)
     run.compare(got_dh, dh_exact, inner=ROUNDING[run.dtype])  # of dy, where it comes as a whole

@@ -15,8 +15,8 @@ from qlora_wgpu.ops.linear import linear_group
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.quantized import StripStore
 from qlora_wgpu.ops.rope import rope
-from qlora_wgpu.reference import linear as reference
-from qlora_wgpu.reference import rope as rope_reference
+from qlora_wgpu.reference import attention as attention_reference
+from qlora_wgpu.reference import linear as linear_reference
 from qlora_wgpu.selfcheck.cases.common import each, filled_adapter, normal
 from qlora_wgpu.selfcheck.cases.few_rows import in_one_range, stored_weight
 from qlora_wgpu.selfcheck.cases.groups import in_one_storage
@@ -91,15 +91,15 @@ def check_rotated_product(
     for name, weight, bias in zip(names, stored, biases, strict=True):
         a, b = (parts[n] * (r > 0) for n in parts if name in n)
         w = multiplied(run, weight, dense=dense)
-        made.append(reference.forward(x, w, bias, a, b, 1.0, np.ones_like(x)))
+        made.append(linear_reference.linear(x, w, a, b, 1.0, np.ones_like(x), bias))
     # What is rounded may be the neighbour of what exact sums are rounded to: of both of a pair.
     off = [2.0 * ROUNDING[run.dtype] * np.abs(each) for each in made]
     turned = [run.rounded(y) for y in made]
     for n in range(2):
-        turned[n] = rope_reference.forward(turned[n], rows, table, head_dim, head_dim)
+        turned[n] = attention_reference.rope(turned[n], rows, table, head_dim, head_dim)
         both = [
-            rope_reference.forward(off[n], rows, np.abs(table), head_dim, head_dim, sign)
-            for sign in (1.0, -1.0)
+            attention_reference.rope(off[n], rows, np.abs(table) * signs, head_dim, head_dim)
+            for signs in ([1.0, 1.0], [1.0, -1.0])
         ]
         off[n] = np.maximum(*both)
     run.compare(got_q, turned[0], run.dtype, inner=off[0])

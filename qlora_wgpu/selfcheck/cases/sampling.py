@@ -19,7 +19,7 @@ from qlora_wgpu.ops.sampling import (
     make_seen,
     seen_words,
 )
-from qlora_wgpu.reference import sampling as reference
+from qlora_wgpu.reference import sampling as sampling_reference
 from qlora_wgpu.selfcheck.cases.common import each, normal
 from qlora_wgpu.selfcheck.cases.few_rows import new_tokens
 from qlora_wgpu.selfcheck.runner import Runner
@@ -93,7 +93,7 @@ def check_choice(run: Runner, vocab: int) -> None:
     run.compare_exactly(positions, np.full(count, past + 1.0))
     run.compare_exactly(got[[0, -1]], np.array([_FIRST, NONE], np.float64))
     for row, (settings, token) in enumerate(zip(ROWS[:-1], got.astype(int), strict=False)):
-        scores = reference.scores(
+        scores = sampling_reference.scores(
             logits[row].astype(np.float64), seen[row], biases=settings.logit_bias,
             temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p,
             min_p=settings.min_p, penalty=settings.repetition_penalty, seed=seeds[row],
@@ -125,7 +125,7 @@ def check_choice_after_a_prompt(run: Runner, settings: Row) -> None:
     made, kept = run.run(choices.chosen, batch.input_ids)
     run.compare_exactly(kept, np.zeros(2))  # the batch stays the prompt's
     token = int(made.reshape(-1)[0])
-    scores = reference.scores(
+    scores = sampling_reference.scores(
         logits[0].astype(np.float64), seen, biases={}, temperature=settings.temperature,
         top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p,
         penalty=settings.repetition_penalty, seed=seed, step=step,

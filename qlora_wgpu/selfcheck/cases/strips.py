@@ -14,8 +14,9 @@ from qlora_wgpu.ops.modules import DenseMatrix, Head, Linear
 from qlora_wgpu.ops.pointwise import glu
 from qlora_wgpu.ops.quantized import StripStore
 from qlora_wgpu.quant import QuantizedWeight
-from qlora_wgpu.reference import glu as glu_reference
-from qlora_wgpu.reference import linear as reference
+from qlora_wgpu.reference import linear as linear_reference
+from qlora_wgpu.reference import pointwise as pointwise_reference
+from qlora_wgpu.reference.tape import grads
 from qlora_wgpu.selfcheck.cases.common import each, filled_adapter, normal
 from qlora_wgpu.selfcheck.cases.few_rows import in_one_range, new_tokens, stored_weight
 from qlora_wgpu.selfcheck.cases.groups import in_one_storage
@@ -58,7 +59,7 @@ def check_strips(run: Runner, form: str, inner: int, rows: int, r: int, dense: b
     y = linear(run.graph, run.operand(x), layer, reading_strips(rows, store), given)
     (got,) = run.run(y)
     w, x = multiplied(run, stored, dense=dense), run.rounded(x)
-    exact = reference.forward(x, w, bias, a, b, 2.0, np.ones_like(x)) + residual
+    exact = linear_reference.linear(x, w, a, b, 2.0, np.ones_like(x), bias) + residual
     run.compare(got, exact, y.dtype)
 
 
@@ -101,7 +102,7 @@ def check_strips_of_a_group(
     for index, (name, weight) in enumerate(zip(names, stored, strict=True)):
         a, b = (parts[n] * (r > 0) for n in parts if name in n)
         w = multiplied(run, weight, dense=dense)
-        exact = reference.forward(x, w, biases[index], a, b, 2.0, np.ones_like(x))
+        exact = linear_reference.linear(x, w, a, b, 2.0, np.ones_like(x), biases[index])
         run.compare(got[index], exact, ys[index].dtype)
 
 
@@ -135,12 +136,12 @@ def check_glu_of_strips(
     for name, weight in zip(names, stored, strict=True):
         a, b = (parts[n] * (r > 0) for n in parts if name in n)
         w = multiplied(run, weight, dense=dense)
-        exact.append(reference.forward(x, w, np.zeros(outer), a, b, 1.0, np.ones_like(x)))
+        exact.append(linear_reference.linear(x, w, a, b, 1.0, np.ones_like(x)))
     gates, ups = exact
     # Sums of float32 may be rounded to the neighbours of what exact ones are.
-    dgates, dups = glu_reference.backward(np.ones_like(got), gates, ups, activation)
+    dgates, dups = grads(pointwise_reference.glu, np.ones_like(got), gates, ups, activation, of=2)
     off = np.abs(dgates * gates) + np.abs(dups * ups)
-    expected = glu_reference.forward(run.rounded(gates), run.rounded(ups), activation)
+    expected = pointwise_reference.glu(run.rounded(gates), run.rounded(ups), activation)
     run.compare(got, expected, y.dtype, inner=2.0 * ROUNDING[y.dtype] * off)
 
 

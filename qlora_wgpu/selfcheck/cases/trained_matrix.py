@@ -13,8 +13,8 @@ from qlora_wgpu.ops.lora_ends import embedding
 from qlora_wgpu.ops.loss import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.ops.trained import TrainedMatrix, write_whole
-from qlora_wgpu.reference import cross_entropy as cross_entropy_reference
-from qlora_wgpu.reference import trained_matrix as reference
+from qlora_wgpu.reference import loss as loss_reference
+from qlora_wgpu.reference.tape import grad, grads
 from qlora_wgpu.selfcheck.cases.common import each, no_ties, normal
 from qlora_wgpu.selfcheck.runner import ROUNDING, Runner
 
@@ -65,14 +65,11 @@ def check_trained_matrix(run: Runner, confidence: bool) -> None:
     own = run.rounded_weight(rows)
     run.compare(got, _SCALE * own[ids.ravel()])
     factors = run.rounded(hidden), own, targets.ravel(), _HEAD_SCALE, _SOFTCAP
-    weights = None
-    if confidence:
-        weights = np.exp(-cross_entropy_reference.losses(*factors))
-    dlogits = cross_entropy_reference.logits_gradient(*factors, factors=weights)
+    weights = np.exp(-loss_reference.losses(*factors)) if confidence else 1.0
+    exact_hidden, exact = grads(loss_reference.losses, weights, *factors, of=2)
+    exact += grad(loss_reference.lookup, dy, own, ids.ravel(), _SCALE, _PADDING)
     inner = ROUNDING[run.dtype]
-    run.compare(got_dhidden, _HEAD_SCALE * dlogits @ own, inner=inner)
-    exact = reference.head_gradient(dlogits, factors[0], _HEAD_SCALE)
-    exact += reference.lookup_gradient(dy, ids.ravel(), _VOCAB, _SCALE, _PADDING)
+    run.compare(got_dhidden, exact_hidden, inner=inner)
     run.compare(got_gradient, 1.0 + exact, inner=inner)
 
 

@@ -14,8 +14,8 @@ from qlora_wgpu.ops.loss import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head, HostMatrix
 from qlora_wgpu.ops.trained import TrainedRows, overwrite
 from qlora_wgpu.ops.trained_gradients import sum_up
-from qlora_wgpu.reference import cross_entropy as cross_entropy_reference
-from qlora_wgpu.reference import trained_rows as reference
+from qlora_wgpu.reference import loss as loss_reference
+from qlora_wgpu.reference.tape import grad, grads
 from qlora_wgpu.selfcheck.cases.common import each, no_ties, normal
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 from qlora_wgpu.selfcheck.runner import rounded as rounded_to
@@ -70,26 +70,24 @@ def check_trained_rows(run: Runner, confidence: bool) -> None:
     sum_up(g, trained)
     got, dhidden, drows = run.run(y, g.gradient_of(th), trained.gradient)
 
-    held = reference.overwritten(run.rounded_weight(weight), _TOKENS, run.rounded_weight(rows))
-    run.compare(got, _SCALE * held[ids.ravel()])
-    factors = run.rounded(hidden), held, targets.ravel(), _HEAD_SCALE, _SOFTCAP
-    dlogits = cross_entropy_reference.logits_gradient(*factors)
-    if confidence:
-        dlogits *= _confidence(*factors)[:, None]
-    run.compare(dhidden, _HEAD_SCALE * dlogits @ held, inner=ROUNDING[run.dtype])
-    exact = reference.head_gradient(dlogits, factors[0], _TOKENS, _HEAD_SCALE)
-    exact += reference.lookup_gradient(dy, ids.ravel(), _TOKENS, _SCALE, _PADDING)
+    weight, own = run.rounded_weight(weight), run.rounded_weight(rows)
+    labels = targets.ravel(), _HEAD_SCALE, _SOFTCAP
+
+    def of_rows(hidden: Array, rows: Array) -> Array:
+        return loss_reference.losses(
+            hidden, loss_reference.overwritten(weight, _TOKENS, rows), *labels
+        )
+
+    def looked_up(rows: Array) -> Array:
+        held = loss_reference.overwritten(weight, _TOKENS, rows)
+        return loss_reference.lookup(held, ids.ravel(), _SCALE, _PADDING)
+
+    run.compare(got, looked_up(own))
+    weights = np.exp(-of_rows(run.rounded(hidden), own)) if confidence else 1.0
+    exact_hidden, exact = grads(of_rows, weights, run.rounded(hidden), own, of=2)
+    run.compare(dhidden, exact_hidden, inner=ROUNDING[run.dtype])
+    exact += grad(looked_up, dy, own)
     run.compare(drows, 1.0 + exact, inner=ROUNDING[run.dtype])
-
-
-def _confidence(
-    hidden: Array, head: Array, targets: np.ndarray, scale: float, softcap: float
-) -> Array:
-    """The probability of each row's label, as if it had one."""
-    logits = softcap * np.tanh(scale * hidden @ head.T / softcap)
-    e = np.exp(logits - logits.max(axis=1, keepdims=True))
-    share: Array = e[np.arange(len(e)), targets] / e.sum(axis=1)
-    return share
 
 
 def check_trained_rows_of_an_embedding(run: Runner) -> None:
@@ -100,7 +98,7 @@ def check_trained_rows_of_an_embedding(run: Runner) -> None:
     overwrite(g, trained, pieces)
     batch = run.batch(np.ones(_BATCH, np.int64), ids)
     (got,) = run.run(embedding(g, DenseMatrix(_VOCAB, _COLUMNS, pieces), batch, _SCALE))
-    held = reference.overwritten(run.rounded(weight), _TOKENS, run.rounded(rows))
+    held = loss_reference.overwritten(run.rounded(weight), _TOKENS, run.rounded(rows))
     run.compare(got, _SCALE * held[ids.ravel()])
 
 
@@ -122,8 +120,11 @@ def check_trained_rows_looked_up(run: Runner, rounded: bool, is_head: bool) -> N
     run.gradients(y, cotangent, trained.rows)
     sum_up(g, trained)
     got, drows = run.run(y, trained.gradient)
-    held = reference.overwritten(rounded_to(weight, dtype), _TOKENS, rounded_to(rows, dtype))
-    run.compare(got, _SCALE * held[ids.ravel()])
-    dy = run.rounded(dy) if rounded else dy
-    exact = reference.lookup_gradient(dy, ids.ravel(), _TOKENS, _SCALE, _PADDING)
-    run.compare(drows, 1.0 + exact)
+    weight, rows = rounded_to(weight, dtype), rounded_to(rows, dtype)
+
+    def looked_up(rows: Array) -> Array:
+        held = loss_reference.overwritten(weight, _TOKENS, rows)
+        return loss_reference.lookup(held, ids.ravel(), _SCALE, _PADDING)
+
+    run.compare(got, looked_up(rows))
+    run.compare(drows, 1.0 + grad(looked_up, run.rounded(dy) if rounded else dy, rows))

@@ -1,4 +1,4 @@
-"""AdamW with blockwise 8-bit moments, on the elements of one tensor."""
+"""Clipping by the global norm, then AdamW, AdamW with 8-bit moments, or Lion, on a flat vector."""
 
 from __future__ import annotations
 
@@ -8,10 +8,49 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.quant.quantized_weight import dynamic_quant_map
-from qlora_wgpu.reference import adamw
 
 Array = npt.NDArray[np.float64]
 BLOCK = 256
+
+
+def clipped(gradient: Array, tokens: int, max_norm: float) -> tuple[Array, float]:
+    """The mean of a summed gradient, no longer than that, and its norm before."""
+    g = gradient / tokens
+    norm = float(np.sqrt(np.sum(g * g)))
+    return (g * min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else g), norm
+
+
+@dataclass
+class AdamW:
+    """The parameters and AdamW's moments."""
+
+    p: Array
+    m: Array
+    v: Array
+
+
+def adamw(
+    state: AdamW,
+    gradient: Array,
+    tokens: int,
+    t: int,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    epsilon: float,
+    weight_decay: float,
+    max_norm: float,
+) -> float:
+    """One step from a summed gradient; returns the norm of the mean gradient."""
+    if not tokens:
+        return 0.0
+    g, norm = clipped(gradient, tokens, max_norm)
+    state.m = beta1 * state.m + (1 - beta1) * g
+    state.v = beta2 * state.v + (1 - beta2) * g * g
+    hat_m, hat_v = state.m / (1 - beta1**t), state.v / (1 - beta2**t)
+    state.p = state.p - lr * weight_decay * state.p - lr * hat_m / (np.sqrt(hat_v) + epsilon)
+    return norm
 
 
 @dataclass
@@ -55,7 +94,7 @@ def normalized(x: Array, absmax: Array) -> Array:
 
 
 @dataclass
-class State:
+class AdamW8Bit:
     """The parameters (n,) and both moments."""
 
     p: Array
@@ -63,8 +102,8 @@ class State:
     v: Quantized
 
 
-def step(
-    state: State,
+def adamw_8bit(
+    state: AdamW8Bit,
     gradient: Array,
     tokens: int,
     t: int,
@@ -75,11 +114,11 @@ def step(
     epsilon: float,
     weight_decay: float,
     max_norm: float,
-) -> adamw.State:
+) -> AdamW:
     """One step from a summed gradient; returns parameters and moments before these are rounded."""
     m, v = state.m.values(signed=True), state.v.values(signed=False)
-    exact = adamw.State(state.p, m, v)
-    adamw.step(
+    exact = AdamW(state.p, m, v)
+    adamw(
         exact, gradient, tokens, t, lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon,
         weight_decay=weight_decay, max_norm=max_norm,
     )  # fmt: skip
@@ -88,3 +127,36 @@ def step(
         state.m = Quantized.of(exact.m, signed=True)
         state.v = Quantized.of(exact.v, signed=False)
     return exact
+
+
+@dataclass
+class Lion:
+    """The parameters and Lion's moment."""
+
+    p: Array
+    m: Array
+
+
+def lion(
+    state: Lion,
+    gradient: Array,
+    tokens: int,
+    *,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    max_norm: float,
+) -> tuple[float, Array]:
+    """One step from a summed gradient.
+
+    Returns:
+        The norm of the mean gradient, and what each update took its sign from.
+    """
+    if not tokens:
+        return 0.0, np.zeros_like(state.p)
+    g, norm = clipped(gradient, tokens, max_norm)
+    between = beta1 * state.m + (1 - beta1) * g
+    state.p = state.p * (1 - lr * weight_decay) - lr * np.sign(between)
+    state.m = beta2 * state.m + (1 - beta2) * g
+    return norm, between
