@@ -1,8 +1,9 @@
-"""A mixture of experts: routing, the experts' layers, and what comes back."""
+"""Mixtures of experts: their layers, the choice of experts, and few tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from functools import partial
 
 import numpy as np
@@ -10,8 +11,9 @@ import numpy as np
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec
 from qlora_wgpu.graph.tensor import Storage
-from qlora_wgpu.kernels.common import EXPERT_TILE
+from qlora_wgpu.kernels.common import EXPERT_TILE, NEW_TOKENS_TILE
 from qlora_wgpu.kernels.dequantize import fits_words
+from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.quantized_weights import (
     codebook_tensor,
     device_arrays,
@@ -20,11 +22,19 @@ from qlora_wgpu.model.quantized_weights import (
 )
 from qlora_wgpu.ops.experts import expert_linear, with_factors
 from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear, ExpertMatrix
-from qlora_wgpu.ops.pointwise import ClampedGLU, clamped_glu
-from qlora_wgpu.ops.routing import combine, permute, route
+from qlora_wgpu.ops.optimizers import STATS_BALANCE, STATS_LENGTH
+from qlora_wgpu.ops.routing import (
+    Scoring,
+    balance_loss,
+    balance_sums,
+    combine,
+    largest,
+    permute,
+    route,
+    route_by_scores,
+)
 from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.reference import experts as experts_reference
-from qlora_wgpu.reference import pointwise as pointwise_reference
 from qlora_wgpu.reference.tape import grad, grads
 from qlora_wgpu.selfcheck.cases.common import (
     each,
@@ -33,6 +43,7 @@ from qlora_wgpu.selfcheck.cases.common import (
     normal,
     whole_gradient,
 )
+from qlora_wgpu.selfcheck.cases.new_tokens import new_tokens, stored_weight
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
 _MANY, _EXPERTS, _TOP_K = 150, 6, 2
@@ -196,22 +207,148 @@ def check_factors(run: Runner, exact_gradient: bool) -> None:
     run.compare(got_dlogits, exact)
 
 
+_ROWS, _EXPERTS_SCORES, _TOP_K_SCORES = 150, 12, 3
+_INNER = 4e-6  # exp is good to 1e-6
+
+
+def _logits_scores() -> Array:
+    """Router's outputs, far enough apart for float32; some are equal, some are far from zero."""
+    order = np.argsort(normal("order", _ROWS, _EXPERTS_SCORES), axis=1)
+    logits = 0.4 * order + 0.03 * normal("logits", _ROWS, _EXPERTS_SCORES) - 2.0
+    logits[1::5, 7] = logits[1::5, 3]
+    logits[::7] *= 6.0
+    exact: Array = logits.astype(np.float32).astype(np.float64)
+    return exact
+
+
+@each(
+    (Scoring(True, True, least=1e-20, scale=1.7, pairs=True, groups=4, top_groups=2),),
+    (Scoring(True, True, least=0.4),),
+    (Scoring(True, False, scale=0.5),),
+    (Scoring(False, True, least=0.35, at_least=True),),
+    (Scoring(False, False, groups=3, top_groups=1, scale=2.0),),
+)
+def check_expert_scores(run: Runner, scoring: Scoring) -> None:
+    """Slots, weights and the gradient of the logits; with corrections and without."""
+    sigmoid, has_bias = scoring.sigmoid, scoring.normalized
+    rule = experts_reference.Rule(**asdict(scoring))
+    logits, dweights = _logits_scores(), normal("dweights", _ROWS, _TOP_K_SCORES)
+    bias = (0.3 * normal("bias", _EXPERTS_SCORES)).astype(np.float32).astype(np.float64) * has_bias
+    tlogits = run.float32(logits, grad=True)
+    tbias = run.float32(bias) if has_bias else None
+    routing = route_by_scores(run.graph, tlogits, tbias, _TOP_K_SCORES, scoring)
+    given = (run.float32 if sigmoid else run.operand)(dweights)
+    gradients = run.gradients(routing.weights, given, tlogits)
+    got_slots, got_weights, got = run.run(routing.slots, routing.weights, *gradients)
+    dweights = dweights if sigmoid else run.rounded(dweights)
+    ids, weights = experts_reference.route_by_scores(logits, bias, _TOP_K_SCORES, rule)
+    slots, _ = experts_reference.slots_of(ids, _EXPERTS_SCORES, EXPERT_TILE)
+    run.compare_exactly(got_slots, slots.astype(np.float64))
+    run.compare(got_weights, weights, inner=_INNER)
+    exact = grad(experts_reference.weights_of, dweights, logits, ids, rule)
+    run.compare(got, exact, inner=_INNER)
+
+
 @each((True,), (False,))
-def check_clamped_glu(run: Runner, exact_gradient: bool) -> None:
-    """gpt-oss's gated unit, within its limits and beyond, with a gradient of each type."""
-    scalars = ClampedGLU(swiglu_limit=2.0, swiglu_alpha=1.5)
-    gate, up, dy = (normal(name, 70, 52) for name in ("gate", "up", "dy"))
-    gate, up = 2 * gate, 2 * up
-    gate[:, ::5] = np.linspace(-60, 60, gate[:, ::5].size).reshape(70, -1)
-    gate[:3, 1], up[:3, 1], up[3:6, 1] = 2.0, 2.0, -2.0  # at the limits themselves
-    tensors = [run.operand(gate, grad=True), run.operand(up, grad=True)]
-    y = clamped_glu(run.graph, tensors[0], tensors[1], scalars)
-    cotangent = run.float32(dy) if exact_gradient else run.operand(dy)
-    gradients = run.gradients(y, cotangent, *tensors)
-    got = run.run(y, *gradients)
-    dy = dy if exact_gradient else run.rounded(dy)
-    gate, up = run.rounded(gate), run.rounded(up)
-    run.compare(got[0], pointwise_reference.clamped_glu(gate, up, 2.0, 1.5), y.dtype)
-    expected = grads(pointwise_reference.clamped_glu, dy, gate, up, 2.0, 1.5, of=2)
-    for value, exact, gradient in zip(got[1:], expected, gradients, strict=True):
-        run.compare(value, exact, gradient.dtype)
+def check_scaled_weights(run: Runner, normalized: bool) -> None:
+    """The weights of the largest logits times a factor, and the gradient of the logits."""
+    logits, dweights, scale = _logits_scores(), normal("dweights", _ROWS, _TOP_K_SCORES), 0.3
+    tlogits = run.float32(logits, grad=True)
+    routing = route(run.graph, tlogits, _TOP_K_SCORES, normalized=normalized, scale=scale)
+    gradients = run.gradients(routing.weights, run.float32(dweights), tlogits)
+    got_weights, got = run.run(routing.weights, *gradients)
+    ids, weights = experts_reference.route(logits, _TOP_K_SCORES, normalized=normalized)
+    run.compare(got_weights, scale * weights, inner=_INNER)
+    exact = grad(
+        experts_reference.softmax_weights, scale * dweights, logits, ids, normalized=normalized
+    )
+    run.compare(got, exact, inner=_INNER)
+
+
+@each((True,), (False,))
+def check_balance_of_experts(run: Runner, weighted: bool) -> None:
+    """The loss of two layers' choices, some rows of padding, and the gradients of their logits."""
+    g, coefficient, count = run.graph, 0.4, 9
+    weights = np.abs(normal("weights", 1, _ROWS)).astype(np.float32) if weighted else None
+    labels = float(count) if weights is None else float(weights[0, :count].sum())
+    segments = np.repeat([[1, 30, 0]], [29, _ROWS - 36, 7], axis=1)
+    targets = np.where(np.arange(_ROWS) < count, 1, IGNORE_INDEX)[None]
+    batch, layers = (
+        run.batch(segments, targets=targets, weights=weights),
+        [_logits_scores(), _logits_scores()[::-1]],
+    )
+    given = [run.float32(logits, grad=True) for logits in layers]
+    stats = run.float32(np.ones((1, STATS_LENGTH)))
+    sums = balance_sums(g, given[0], largest(g, given[0], _TOP_K_SCORES), batch)
+    sums = balance_sums(g, given[1], largest(g, given[1], _TOP_K_SCORES), batch, sums)
+    balance_loss(g, sums, _TOP_K_SCORES, batch, stats, coefficient)
+    g.backward()
+    got_stats, *got = run.run(stats, *(g.gradient_of(logits) for logits in given))
+    mask = (segments > 0).astype(np.float64).ravel()
+    expected = np.ones((1, STATS_LENGTH))
+    expected[0, STATS_BALANCE] += labels * experts_reference.balance_loss(
+        layers, _TOP_K_SCORES, mask
+    )
+    run.compare(got_stats, expected, inner=_INNER)
+    for ours, exact in zip(
+        got, grad(experts_reference.balance_loss, 1.0, layers, _TOP_K_SCORES, mask), strict=True
+    ):
+        run.compare(ours, labels * coefficient * exact, inner=_INNER)
+
+
+_EXPERTS_FEW, _TOP_K_FEW = 6, 3
+
+
+def _experts(run: Runner, form: str, outer: int, inner: int) -> tuple[ExpertMatrix, Array]:
+    """Experts of a form, or operands in two shards, and their weights as they are held."""
+    if form == "dense":
+        w = normal("w", _EXPERTS_FEW, outer, inner)
+        pieces = tuple(
+            (first, count, run.weight(w[first : first + count].reshape(-1, inner)))
+            for first, count in ((0, 2), (2, 4))
+        )
+        return DenseExperts(_EXPERTS_FEW, outer, inner, pieces), run.rounded_weight(w)
+    stored = [stored_weight(form, outer, inner, number) for number in range(_EXPERTS_FEW)]
+    whole = Storage("experts", "check", 256)
+    matrix, storages = lay_out(
+        "w", (outer, inner), stored[0].format, _EXPERTS_FEW, whole.part, None
+    )
+    for leaf, storage in storages.items():
+        each_one = [words(device_arrays(weight)[leaf]) for weight in stored]
+        size = storage.nbytes // 4 // _EXPERTS_FEW
+        storage.data = np.stack([np.pad(a, (0, size - a.size)) for a in each_one])
+    return matrix, np.stack([weight.dequantize().astype(np.float64) for weight in stored])
+
+
+@each(
+    ("double", 64, 3, 8, True),
+    ("NF4", 72, 9, 5, False),
+    ("Q5_K", 256, 1, 0, True),
+    ("dense", 36, 2, 3, True),
+    ("dense", 40, 1, 0, False),
+)
+def check_experts_of_new_tokens(
+    run: Runner, form: str, inner: int, rows: int, r: int, has_bias: bool
+) -> None:
+    """Some tokens meet three of six experts each; which there are of a form is in one range."""
+    outer, g = 44, run.graph
+    stack = ExpertSpec("mlp.experts", "up_proj", _EXPERTS_FEW, outer, inner)
+    config = LoraConfig(r=max(r, 1), lora_alpha=2 * max(r, 1), target_modules=["up_proj"])
+    adapter, parts = filled_adapter(config, [], [stack])
+    names = sorted(parts)
+    a, b = (np.stack([parts[n] for n in names if leaf in n]) for leaf in ("lora_A", "lora_B"))
+    weight, held = _experts(run, form, outer, inner)
+    x, logits = normal("x", rows, inner), normal("logits", rows, _EXPERTS_FEW)
+    skip, bias = normal("skip", rows, outer), normal("bias", _EXPERTS_FEW, outer)
+    logits = logits.astype(np.float32).astype(np.float64)
+    routing = route(g, run.float32(logits), _TOP_K_FEW, normalized=True, tile=NEW_TOKENS_TILE)
+    layer = ExpertLinear("up", weight, adapter.expert_loras[stack.name] if r else None)
+    layer = replace(layer, bias=run.float32(bias) if has_bias else None)
+    y = expert_linear(g, permute(g, run.operand(x), routing), layer, routing, new_tokens(rows))
+    (got,) = run.run(combine(g, y, routing, run.float32(skip)))
+    ids, weights = experts_reference.route(logits, _TOP_K_FEW, normalized=True)
+    full = held + 2.0 * (r > 0) * (b @ a)
+    exact = skip + experts_reference.mix(
+        run.rounded(x), ids, weights, full, bias if has_bias else None
+    )
+    run.compare(got, exact, inner=ROUNDING[run.dtype])

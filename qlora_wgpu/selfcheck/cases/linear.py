@@ -1,20 +1,32 @@
-"""Linear layers with their adapters, and the weights that they decode."""
+"""Products and layers: alone, of one input, with LoRA, DoRA and dropout."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.graph.tensor import LARGEST_FLOAT16, Tensor, padded
+from qlora_wgpu.gpu.limits import ALIGNMENT
+from qlora_wgpu.graph.tensor import (
+    LARGEST_FLOAT16,
+    Storage,
+    Tensor,
+    padded,
+    round_up,
+    row_blocks,
+    vector,
+)
+from qlora_wgpu.kernels.common import DropoutMask
 from qlora_wgpu.kernels.gemm import Gemm, factors_of
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.quantized_weights import quantized_matrix
-from qlora_wgpu.ops.linear import linear
+from qlora_wgpu.ops import dora
+from qlora_wgpu.ops.linear import linear, linear_group, most_layers
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.ops.norms import rms_norm
+from qlora_wgpu.ops.pointwise import dropout_parts
 from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.reference import linear as linear_reference
 from qlora_wgpu.reference import norms as norms_reference
@@ -330,3 +342,187 @@ def check_norm_between_long_products(run: Runner, has_residual: bool) -> None:
     dy = run.rounded(dz) @ run.rounded_weight(second)
     dh_exact = grad(norms_reference.rms_norm, dy, exact, weight, 1e-5)
     run.compare(got_dh, dh_exact, inner=ROUNDING[run.dtype])  # of dy, where it comes as a whole
+
+
+@each(
+    ((136, 24, 40), 72, 8, 0, False),
+    ((144, 136), 72, 16, 1, False),
+    ((144, 136), 72, 16, 2, False),
+    ((8, 16), 64, 8, 2, True),
+    ((8, 16, 24), 64, 8, 0, True),
+    ((24, 8, 40), 136, 0, 0, False),
+    ((1024, 72, 8), 128, 24, 0, False),
+    ((136, 24, 40), 72, 8, 0, True),
+    ((40, 8, 24), 24, 8, 0, False, 690),
+    ((40, 24), 24, 16, 0, False, 150),
+)
+def check_linear_group(
+    run: Runner,
+    outer: tuple[int, ...],
+    inner: int,
+    r: int,
+    float32: int,
+    has_bias: bool,
+    rows: int = ROWS,
+) -> None:
+    """Layers of one input: every y, the sum of dx, and the gradients of all A and B.
+
+    Args:
+        run: Where it runs.
+        outer: Columns of the results.
+        inner: Columns of the input.
+        r: The rank of each adapter; 0 for none.
+        float32: How many results are float32.
+        has_bias: Whether there are biases.
+        rows: Rows of the input; with many a workgroup makes more of the adapters' thin products.
+    """
+    g = run.graph
+    g.profile = replace(g.profile, fused_linears=True)
+    outer = outer[: most_layers(g, with_bias=has_bias, with_lora=r > 0)]
+    names = [f"model.layers.0.{name}_proj" for name in "qkv"[: len(outer)]]
+    specs = [LinearSpec(n, columns, inner) for n, columns in zip(names, outer, strict=True)]
+    adapter, parts = filled_adapter(LoraConfig(r=max(r, 1), lora_alpha=2 * max(r, 1)), specs)
+    layers, weights = [], []
+    for index, spec in enumerate(specs):
+        stored = quantize_nf4(
+            normal(f"w of {spec.name}", spec.out_features, inner).astype(np.float32), 64, index != 1
+        )
+        lora = adapter.loras[spec.name] if r else None
+        weight = quantized_matrix(spec.name, stored, textures=g.profile.textures)
+        layers.append(Linear(spec.name, weight, None, lora))
+        weights.append(run.rounded_weight(stored.dequantize().astype(np.float64)))
+    biases = [normal(f"bias of {name}", n) * has_bias for name, n in zip(names, outer, strict=True)]
+    if has_bias:
+        tensors = in_one_storage(biases)
+        pairs = zip(layers, tensors, strict=True)
+        layers = [replace(layer, bias=bias) for layer, bias in pairs]
+    x, batch = normal("x", rows, inner), run.batch(np.ones((1, rows), np.int64))
+    tx = run.operand(x, grad=True)
+    flags = [index < float32 for index in range(len(outer))]
+    ys = linear_group(g, tx, layers, batch, flags)
+    dys = [normal(f"dy of {name}", rows, y.columns) for name, y in zip(names, ys, strict=True)]
+    for y, dy in zip(ys, dys, strict=True):
+        g.add_gradient(y, run.float32(dy))
+    g.backward()
+    flat = [whole_gradient(adapter)] if r else []
+    gradient = g.gradient_of(tx)
+    got_x, *got = run.run(gradient, *ys, *flat)
+    x, total = run.rounded(x), np.zeros_like(x)
+    gradients: dict[str, Array] = {}
+    for index, (name, w, dy) in enumerate(zip(names, weights, dys, strict=True)):
+        own = [n for n in parts if name in n]
+        a, b = (parts[n] * (r > 0) for n in own)
+        mask = np.ones_like(x)
+        exact = linear_reference.linear(x, w, a, b, 2.0, mask, biases[index])
+        run.compare(got[index], exact, ys[index].dtype)
+        dx, da, db = grads(
+            linear_reference.linear, run.rounded(dy), x, w, a, b, 2.0, mask, of=(0, 2, 3)
+        )
+        total += dx
+        gradients |= dict(zip(own, (da, db), strict=True))
+    run.compare(got_x, total, gradient.dtype)
+    if r:
+        run.compare(got[-1], joined(adapter, gradients))
+
+
+def in_one_storage(arrays: list[Array]) -> list[Tensor]:
+    """Vectors, each where a binding may begin."""
+    begins = np.cumsum([0, *(round_up(len(array), ALIGNMENT // 4) for array in arrays)])
+    data = np.zeros(begins[-1], np.float32)
+    storage = Storage("biases", "check", data.nbytes, data)
+    tensors = []
+    for array, begin in zip(arrays, begins.tolist(), strict=False):
+        data[begin : begin + len(array)] = array
+        tensors.append(vector("bias", len(array), "float32", storage, 4 * begin))
+    return tensors
+
+
+@each((True, "residual"), (False, "operand"), (True, "operand"), (False, "residual"),
+      (False, "float32"), (True, "float32"), (True, "residual", 0.3),
+      (False, "operand", 0.3))  # fmt: skip
+def check_dora(run: Runner, has_bias: bool, output: str, dropout: float = 0.0) -> None:
+    """Two layers of one input: y, the sum of dx, and the gradients of A, B and the magnitudes.
+
+    The input is small, so that roundings of the sums are, too, and hide no summand.
+    """
+    rows, inner, outer, g = ROWS, 530, 83, run.graph
+    specs = [LinearSpec(name, outer, inner) for name in _NAMES]
+    lora = LoraConfig(r=3, lora_alpha=6, use_dora=True, lora_dropout=dropout)
+    adapter, parts = filled_adapter(lora, specs)
+    x, skip = 0.05 * normal("x", rows, inner), normal("skip", rows, outer)
+    bias, tx = normal("bias", outer) * has_bias, run.operand(x, grad=True)
+    tbias = run.float32(bias) if has_bias else None
+    residual = run.float32(skip) if output == "residual" else None
+    batch = run.batch(np.ones((1, rows), np.int64), dropout_key=KEY if dropout else None)
+    ys = []
+    for name in _NAMES:
+        w = normal(f"w of {name}", outer, inner)
+        pieces = tuple((i, run.weight(w[i : i + 48])) for i in range(0, outer, 48))
+        layer = Linear(name, DenseMatrix(outer, inner, pieces), tbias, adapter.loras[name])
+        ys.append(linear(g, tx, layer, batch, residual, float32=output == "float32"))
+    dys = [normal(f"dy of {name}", rows, outer) for name in _NAMES]
+    g.add_gradient(ys[1], run.operand(dys[1]))
+    (dx,) = run.gradients(ys[0], run.float32(dys[0]), tx)
+    *got, got_x, got_flat = run.run(*ys, dx, whole_gradient(adapter))
+    x, total = run.rounded(x), np.zeros_like(x)
+    gradients: dict[str, Array] = {}
+    for name, y, value, dy in zip(_NAMES, ys, got, (dys[0], run.rounded(dys[1])), strict=True):
+        names = [n for n in parts if name in n]
+        a, b, m = (parts[n] for n in names)
+        w, mask = run.rounded_weight(normal(f"w of {name}", outer, inner)), np.ones_like(x)
+        if dropout:
+            key = adapter.loras[name].key
+            mask = linear_reference.dropout_mask(rows, padded(inner), inner, dropout, KEY, key)
+        kept, rest = (run.rounded(part) for part in linear_reference.dropout_parts(x, mask))
+        norms, ones = linear_reference.dora_norm(w, a, b, 2.0), np.ones_like(x)
+        z = linear_reference.linear(kept, w, a, b, 2.0, ones)
+        scaled = linear_reference.dora(z, m, norms)
+        exact = scaled + rest @ w.T + bias + (skip if residual else 0.0)
+        # What is scaled is an operand.
+        run.compare(value, exact, y.dtype, inner=ROUNDING[run.dtype] * np.abs(scaled))
+        dz, dm = grads(linear_reference.dora, dy, z, m, norms, of=2)
+        d_kept, da, db = grads(
+            linear_reference.linear, run.rounded(dz), kept, w, a, b, 2.0, ones, of=(0, 2, 3)
+        )
+        total += grad(linear_reference.dropout_parts, (d_kept, run.rounded(dy) @ w), x, mask)
+        gradients |= dict(zip(names, (da, db, dm), strict=True))
+    rounding = ROUNDING[run.dtype] / 2  # of sums
+    run.compare(got_x, total, inner=rounding)
+    run.compare(got_flat, joined(adapter, gradients), inner=rounding)
+
+
+@each((True,), (False,))
+def check_dora_norms(run: Runner, plain: bool) -> None:
+    """Norms of shards of rows, or one by them; of a row of zeros that is zero."""
+    rows, inner, name = 300, 530, _NAMES[0]
+    w = normal("w", rows, inner)
+    adapter, parts = filled_adapter(
+        LoraConfig(r=3, lora_alpha=6, use_dora=True), [LinearSpec(name, rows, inner)]
+    )
+    out = run.graph.float_vector("norms", rows)
+    for first, block in row_blocks(run.weight(w), 256):
+        dora.norm(run.graph, block, adapter.loras[name], out, first, 2.0, plain=plain)
+    a, b, _ = parts.values()
+    (got,) = run.run(out)
+    exact = linear_reference.dora_norm(run.rounded_weight(w), a, b, 2.0)
+    run.compare(got[0], exact if plain else 1 / exact)
+
+
+@each((True,), (False,))
+def check_dropout_parts(run: Runner, in_operands: bool) -> None:
+    """An input in two, and the gradients of both in one."""
+    shape, g = (ROWS, 75), run.graph
+    given = run.operand if in_operands else run.float32
+    rounded = run.rounded if in_operands else np.asarray
+    x, tx = run.rounded(normal("x", *shape)), run.operand(normal("x", *shape), grad=True)
+    batch = run.batch(np.ones((1, ROWS), np.int64), dropout_key=KEY)
+    kept, rest = dropout_parts(g, tx, DropoutMask(0.3, 7), batch)
+    dkept, drest = normal("dkept", *shape), normal("drest", *shape)
+    g.add_gradient(kept, given(dkept))
+    (dx,) = run.gradients(rest, given(drest), tx)
+    mask = linear_reference.dropout_mask(ROWS, padded(75), 75, 0.3, KEY, 7)
+    exact = grad(linear_reference.dropout_parts, (rounded(dkept), rounded(drest)), x, mask)
+    for got, expected in zip(
+        run.run(kept, rest, dx), (*linear_reference.dropout_parts(x, mask), exact), strict=True
+    ):
+        run.compare(got, expected, run.dtype)
