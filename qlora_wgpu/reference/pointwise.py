@@ -68,7 +68,8 @@ def xielu(x: Array, scalars: Scalars) -> Array:
     """
     alpha_p, alpha_n, beta, eps = scalars
     p, n = float(np.logaddexp(0, alpha_p)), float(beta + np.logaddexp(0, alpha_n))
-    y: Array = np.where(x > 0, p * x * x, n * (np.expm1(np.minimum(x, eps)) - x)) + beta * x
+    below = np.where(x < eps, np.expm1(np.minimum(x, eps)), np.expm1(eps)) - x
+    y: Array = np.where(x > 0, p * x * x, n * below) + beta * x
     return y
 
 
