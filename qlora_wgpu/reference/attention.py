@@ -1,11 +1,18 @@
-"""Causal attention with grouped keys and segments, scores in full."""
+"""Causal attention with its scores in full, its rotation, and what its heads are made of."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.reference.tape import constant
+
 Array = npt.NDArray[np.float64]
+Part = tuple[Array, int, int, int]
+"""A matrix, its columns for each head (0: all heads have the same), the first taken, how many."""
 
 
 def visible(segments: npt.NDArray[np.integer], window: int | None = None) -> npt.NDArray[np.bool_]:
@@ -18,7 +25,7 @@ def visible(segments: npt.NDArray[np.integer], window: int | None = None) -> npt
     return seen
 
 
-def forward(
+def attention(
     q: Array,
     k: Array,
     v: Array,
@@ -28,76 +35,74 @@ def forward(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Array | None = None,
+    stored: Array | None = None,
 ) -> Array:
     """q (batch · seq, heads · head_dim), k and v (batch · seq, kv_heads · head_dim).
 
     ``sinks`` (heads) are logits beside the keys' that have no value: softmax's sums contain them.
+    Softmax's gradient subtracts do·o: that of ``stored``, the output as it was rounded, if given.
     """
-    p, _, _, vh, _ = _parts(q, k, v, segments, head_dim, scale, window, softcap, sinks)
-    return _rows(np.einsum("bhqk,bhkd->bhqd", p, vh))
-
-
-def backward(
-    do: Array,
-    q: Array,
-    k: Array,
-    v: Array,
-    segments: npt.NDArray[np.integer],
-    head_dim: int,
-    scale: float,
-    o: Array | None = None,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Array | None = None,
-) -> tuple[Array, Array, Array]:
-    """Returns dq, dk, dv; those of a key are summed over the heads that share it.
-
-    Softmax's gradient subtracts do·o; ``o`` is the output as it was stored, if it was rounded.
-    """
-    p, qh, kh, vh, slope = _parts(q, k, v, segments, head_dim, scale, window, softcap, sinks)
-    doh = _heads(do, segments.shape, head_dim)
-    dp = np.einsum("bhqd,bhkd->bhqk", doh, vh)
-    if o is None:
-        delta = np.sum(p * dp, axis=-1, keepdims=True)
-    else:
-        delta = np.sum(doh * _heads(o, segments.shape, head_dim), axis=-1, keepdims=True)
-    ds = p * (dp - delta) * slope * scale
-    dq = np.einsum("bhqk,bhkd->bhqd", ds, kh)
-    dk = _ungroup(np.einsum("bhqk,bhqd->bhkd", ds, qh), k.shape[1] // head_dim)
-    dv = _ungroup(np.einsum("bhqk,bhqd->bhkd", p, doh), v.shape[1] // head_dim)
-    return _rows(dq), _rows(dk), _rows(dv)
-
-
-def _parts(
-    q: Array,
-    k: Array,
-    v: Array,
-    segments: npt.NDArray[np.integer],
-    head_dim: int,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks: Array | None,
-) -> tuple[Array, Array, Array, Array, Array]:
-    qh = _heads(q, segments.shape, head_dim)
     group = q.shape[1] // k.shape[1]
+    qh = _heads(q, segments.shape, head_dim)
     kh = np.repeat(_heads(k, segments.shape, head_dim), group, axis=1)
     vh = np.repeat(_heads(v, segments.shape, head_dim), group, axis=1)
-    seen = visible(segments, window)[:, None]
     scores = np.einsum("bhqd,bhkd->bhqk", qh, kh) * scale
-    slope = np.ones_like(scores)
     if softcap is not None:
-        bent = np.tanh(scores / softcap)
-        scores, slope = softcap * bent, 1 - bent**2
-    scores = np.where(seen, scores, -np.inf)
+        scores = softcap * np.tanh(scores / softcap)
+    scores = np.where(visible(segments, window)[:, None], scores, -np.inf)
     sink = np.full((1, 1, 1, 1), -np.inf) if sinks is None else sinks[None, :, None, None]
     top = np.maximum(np.max(scores, axis=-1, keepdims=True), sink)
     top = np.where(np.isfinite(top), top, 0.0)
-    e = np.where(seen, np.exp(scores - top), 0.0)
-    total = e.sum(-1, keepdims=True) + np.exp(sink - top)
-    # A query that sees nothing gets zeros.
-    p = np.divide(e, total, out=np.zeros_like(e), where=total > 0)
-    return p, qh, kh, vh, slope
+    e = np.exp(scores - top)
+    total = np.sum(e, axis=-1, keepdims=True) + np.exp(sink - top)
+    total = np.where(total > 0, total, 1.0)  # a query that sees nothing gets zeros
+    sums = np.einsum("bhqk,bhkd->bhqd", e, vh)
+    if stored is None:
+        return _rows(sums / total)
+    one = total / constant(total)
+    return _rows(sums / constant(total) - _heads(stored, segments.shape, head_dim) * (one - 1))
+
+
+def rope(
+    x: Array,
+    positions: npt.NDArray[np.integer],
+    table: Array,
+    head_dim: int,
+    rotary_dim: int,
+    interleaved: bool = False,
+) -> Array:
+    """Rotation of halves as in Llama, or interleaved.
+
+    x (rows, heads · head_dim), table (positions, rotary_dim / 2, 2) of (cos, sin).
+    """
+    heads = x.reshape(len(x), -1, head_dim)
+    cos, sin = table[positions, None, :, 0], table[positions, None, :, 1]
+    order = np.arange(rotary_dim).reshape((-1, 2) if interleaved else (2, -1))
+    low, high = order.T if interleaved else order
+    first, second = heads[..., low], heads[..., high]
+    turned = [first * cos - second * sin, second * cos + first * sin, heads[..., rotary_dim:]]
+    back = np.argsort(np.concatenate([low, high, np.arange(rotary_dim, head_dim)]))
+    return np.concatenate(turned, axis=2)[..., back].reshape(x.shape)
+
+
+def group_columns(x: Array, groups: int, group: int, first: int, widths: Sequence[int]) -> Array:
+    """Parts of every group of columns of (rows, groups · group), like parts together."""
+    own = np.arange(groups * group).reshape(groups, group)
+    ends = first + np.cumsum([0, *widths])
+    return x[:, np.concatenate([own[:, a:b].reshape(-1) for a, b in pairwise(ends)])]
+
+
+def head_parts(parts: Sequence[Part], heads: int, head_dim: int) -> Array:
+    """y (rows, heads · head_dim), zero behind the parts of each head."""
+    rows = len(parts[0][0])
+    taken = [
+        x.reshape(rows, heads, group)[:, :, first : first + width]
+        if group
+        else np.repeat(x.reshape(rows, 1, -1)[:, :, first : first + width], heads, axis=1)
+        for x, group, first, width in parts
+    ]
+    rest = np.zeros((rows, heads, head_dim - sum(width for *_, width in parts)))
+    return np.concatenate([*taken, rest], axis=2).reshape(rows, heads * head_dim)
 
 
 def _heads(x: Array, shape: tuple[int, ...], head_dim: int) -> Array:
@@ -107,9 +112,3 @@ def _heads(x: Array, shape: tuple[int, ...], head_dim: int) -> Array:
 def _rows(x: Array) -> Array:
     batch, heads, seq, head_dim = x.shape
     return x.transpose(0, 2, 1, 3).reshape(batch * seq, heads * head_dim)
-
-
-def _ungroup(x: Array, kv_heads: int) -> Array:
-    batch, heads, seq, head_dim = x.shape
-    summed: Array = x.reshape(batch, kv_heads, heads // kv_heads, seq, head_dim).sum(axis=2)
-    return summed

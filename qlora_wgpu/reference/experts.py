@@ -1,24 +1,68 @@
-"""A mixture of experts: y = Σ_j w[j] · (W·x + b)[e(j)] over the top experts of each row."""
+"""Mixtures of experts: the choice of experts, what balances it, and what they make."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
+
+from qlora_wgpu.reference.pointwise import sigmoid
+from qlora_wgpu.reference.tape import constant
 
 Array = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True)
+class Rule:
+    """What makes weights of scores: the fields of ``ops.routing.Scoring``."""
+
+    sigmoid: bool
+    normalized: bool
+    least: float = 0.0
+    at_least: bool = False
+    scale: float = 1.0
+    groups: int = 1
+    top_groups: int = 1
+    pairs: bool = False
+
+
 def route(logits: Array, top: int, *, normalized: bool) -> tuple[Ids, Array]:
     """Ids (rows, top) of the largest logits, and their softmax over all or over the chosen."""
-    ids = np.argsort(-logits, axis=1, kind="stable")[:, :top]
-    e = np.exp(logits - logits.max(1, keepdims=True))
-    chosen = np.take_along_axis(e, ids, 1)
-    return ids, chosen / (chosen if normalized else e).sum(1, keepdims=True)
+    ids = _largest(logits, top)
+    return ids, softmax_weights(logits, ids, normalized=normalized)
+
+
+def softmax_weights(logits: Array, ids: Ids, *, normalized: bool) -> Array:
+    """The weights (rows, top) that ``route`` gives to chosen experts."""
+    return weights_of(logits, ids, Rule(sigmoid=False, normalized=normalized))
+
+
+def route_by_scores(logits: Array, bias: Array, top: int, rule: Rule) -> tuple[Ids, Array]:
+    """Ids (rows, top) of the chosen experts, the best first, and their weights."""
+    preference = scores_of(logits, sigmoids=rule.sigmoid) + bias
+    grouped = preference.reshape(len(logits), rule.groups, -1)
+    best = -np.sort(-grouped, axis=2)[:, :, : 1 + rule.pairs].sum(2)
+    masked = grouped.copy()
+    np.put_along_axis(masked, _largest(best, rule.groups)[:, rule.top_groups :, None], -np.inf, 1)
+    ids = _largest(masked.reshape(preference.shape), top)
+    return ids, weights_of(logits, ids, rule)
+
+
+def weights_of(logits: Array, ids: Ids, rule: Rule) -> Array:
+    """The weights (rows, top) of chosen experts."""
+    chosen = np.take_along_axis(scores_of(logits, sigmoids=rule.sigmoid), ids, 1)
+    if not rule.normalized:
+        return rule.scale * chosen
+    total: Array = np.sum(chosen, axis=1, keepdims=True)
+    total = np.maximum(total, rule.least) if rule.at_least else total + rule.least
+    return rule.scale * chosen / total
 
 
 def with_factors(weights: Array, ids: Ids, factors: Array) -> Array:
-    """(rows, top) times the factor (experts) of each; what it makes of dy is d weights, too."""
+    """(rows, top) times the factor (experts) of each."""
     return weights * factors[ids]
 
 
@@ -36,34 +80,37 @@ def slots_of(ids: Ids, experts: int, tile: int) -> tuple[Ids, Ids]:
     return slots, np.stack([first, first + counts], 1)
 
 
-def route_backward(dw: Array, logits: Array, ids: Ids, *, normalized: bool) -> Array:
-    """d logits (rows, experts) from the gradient (rows, top) of the weights."""
-    dlogits = np.zeros_like(logits)
-    for t, chosen in enumerate(ids):
-        among = chosen if normalized else np.arange(logits.shape[1])
-        p = np.exp(logits[t, among] - logits[t].max())
-        p /= p.sum()
-        d = np.zeros(logits.shape[1])
-        d[chosen] = dw[t]
-        dlogits[t, among] = p * (d[among] - p @ d[among])
-    return dlogits
-
-
 def mix(x: Array, ids: Ids, weights: Array, w: Array, bias: Array | None = None) -> Array:
-    """y (rows, out); w (experts, out, in), bias (experts, out)."""
+    """y (rows, out); x (rows, in), weights (rows, top), w (experts, out, in)."""
     y: Array = np.einsum("tj,tjoi,ti->to", weights, w[ids], x)
     return y if bias is None else y + np.einsum("tj,tjo->to", weights, bias[ids])
 
 
-def mix_backward(
-    dy: Array, x: Array, ids: Ids, weights: Array, w: Array, bias: Array | None = None
-) -> tuple[Array, Array, Array]:
-    """Returns dx (rows, in), dweights (rows, top), dw (experts, out, in)."""
-    dx = np.einsum("tj,tjoi,to->ti", weights, w[ids], dy)
-    dweights = np.einsum("to,tjoi,ti->tj", dy, w[ids], x)
-    if bias is not None:
-        dweights += np.einsum("to,tjo->tj", dy, bias[ids])
-    dw = np.zeros_like(w)
-    for t, j in np.ndindex(ids.shape):
-        dw[ids[t, j]] += weights[t, j] * np.outer(dy[t], x[t])
-    return dx, dweights, dw
+def balance_sums(logits: Array, top_k: int, mask: Array) -> Array:
+    """(2, experts): how often each is chosen, and its probabilities, over rows whose mask is 1."""
+    chosen = np.zeros(logits.shape)
+    np.put_along_axis(chosen, _largest(constant(logits), top_k), 1.0, 1)
+    shares = mask[:, None] * scores_of(logits, sigmoids=False)
+    return np.stack([mask @ chosen, np.sum(shares, axis=0)])
+
+
+def balance_loss(layers: Any, top_k: int, mask: Array) -> Array:
+    """experts · Σ_e f[e] · P[e] over the rows of all layers, each (rows, experts)."""
+    total: Any = sum(balance_sums(logits, top_k, mask) for logits in layers)
+    chosen, probability = total
+    rows = len(layers) * mask.sum()
+    loss: Array = layers[0].shape[1] * np.sum((chosen / rows) * (probability / rows))
+    return loss
+
+
+def _largest(x: Array, count: int) -> Ids:
+    return np.argsort(-x, axis=1, kind="stable")[:, :count]
+
+
+def scores_of(logits: Array, *, sigmoids: bool) -> Array:
+    """Scores (rows, experts): sigmoids, or a softmax."""
+    if sigmoids:
+        return sigmoid(logits)
+    e = np.exp(logits - np.max(logits, axis=1, keepdims=True))
+    shares: Array = e / np.sum(e, axis=1, keepdims=True)
+    return shares

@@ -1,4 +1,4 @@
-"""A frozen linear layer with LoRA and dropout: y = x·Wᵀ + bias + s·(mask∘x)·Aᵀ·Bᵀ."""
+"""Linear layers with LoRA, dropout and DoRA, and the device's random bits."""
 
 from __future__ import annotations
 
@@ -6,20 +6,33 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[np.float64]
+Bits = npt.NDArray[np.uint32]
 
 
-def forward(x: Array, w: Array, bias: Array, a: Array, b: Array, s: float, mask: Array) -> Array:
-    """x (rows, in), w (out, in), bias (out), a (r, in), b (out, r), mask (rows, in)."""
+def linear(
+    x: Array, w: Array, a: Array, b: Array, s: float, mask: Array, bias: Array | float = 0.0
+) -> Array:
+    """x·Wᵀ + bias + s·(mask∘x)·Aᵀ·Bᵀ.
+
+    x and mask (rows, in), w (out, in), a (r, in), b (out, r), bias (out).
+    """
     return x @ w.T + bias + s * ((mask * x) @ a.T) @ b.T
 
 
-def backward(
-    dy: Array, x: Array, w: Array, a: Array, b: Array, s: float, mask: Array
-) -> tuple[Array, Array, Array]:
-    """Returns dx (rows, in), dA (r, in), dB (out, r)."""
-    u = s * ((mask * x) @ a.T)
-    du = s * (dy @ b)
-    return dy @ w + mask * (du @ a), du.T @ (mask * x), dy.T @ u
+def dora_norm(w: Array, a: Array, b: Array, s: float) -> Array:
+    """‖w + s·b·a‖ of each row: w (out, in), a (r, in), b (out, r)."""
+    lengths: Array = np.sqrt(np.sum((w + s * (b @ a)) ** 2, axis=1))
+    return lengths
+
+
+def dora(z: Array, m: Array, norms: Array) -> Array:
+    """z (rows, out) scaled by m / norms (out); the norms are constants."""
+    return z * (m / norms)
+
+
+def dropout_parts(x: Array, mask: Array) -> tuple[Array, Array]:
+    """mask ⊙ x and (1 - mask) ⊙ x, of x and mask (rows, columns)."""
+    return mask * x, (1 - mask) * x
 
 
 def dropout_mask(
@@ -32,20 +45,28 @@ def dropout_mask(
     return mask
 
 
+def embedding_noise(
+    rows: int, stride: int, columns: int, most: float, batch_key: int, module_key: int
+) -> Array:
+    """What NEFTune adds to (rows, columns): uniform in ±most, bit for bit the device's draws."""
+    bits = random_bits(rows, stride, columns, batch_key, module_key)
+    share = (bits >> np.uint32(8)).astype(np.float64) * (2.0 / 2**24)
+    drawn: Array = most * (share - 1.0)
+    return drawn
+
+
 def random_bits(
     rows: int, stride: int, columns: int, batch_key: int, module_key: int
 ) -> npt.NDArray[np.uint32]:
-    """Random bits of each element, (rows, columns).
-
-    Element (row, column) has the index row · stride + column.
-    """
+    """Of each element of (rows, columns); the index of (row, column) is row · stride + column."""
     row, column = np.arange(rows, dtype=np.uint32), np.arange(columns, dtype=np.uint32)
-    index: npt.NDArray[np.uint32] = row[:, None] * np.uint32(stride) + column
-    return _mix(_mix(index + np.uint32(batch_key)) ^ np.uint32(module_key))
+    index: Bits = row[:, None] * np.uint32(stride) + column
+    return mixed(mixed(index + np.uint32(batch_key)) ^ np.uint32(module_key))
 
 
-def _mix(v: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+def mixed(v: Bits) -> Bits:
+    """The device's hash of numbers."""
     v = (v ^ (v >> np.uint32(16))) * np.uint32(0x7FEB352D)
     v = (v ^ (v >> np.uint32(15))) * np.uint32(0x846CA68B)
-    mixed: npt.NDArray[np.uint32] = v ^ (v >> np.uint32(16))
-    return mixed
+    result: Bits = v ^ (v >> np.uint32(16))
+    return result

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.reference.linear import mixed
+
 Array = npt.NDArray[np.float64]
 
 
@@ -60,15 +62,8 @@ def exponentials(vocab: int, seed: int, step: int) -> Array:
     """A number for each token, of an exponential distribution."""
     low, high = (np.array([part & 0xFFFFFFFF], np.uint32) for part in (seed, seed >> 32))
     with np.errstate(over="ignore"):
-        text = _mix(_mix(low ^ _mix(high)) + np.uint32(step))
+        text = mixed(mixed(low ^ mixed(high)) + np.uint32(step))
         tokens = np.arange(vocab, dtype=np.uint32) * np.uint32(0x9E3779B9)
-        bits = _mix(text ^ _mix(tokens)).astype(np.float64)
+        bits = mixed(text ^ mixed(tokens)).astype(np.float64)
     noise: Array = np.minimum(-np.log1p(-(bits + 0.5) / 2**32), 25 * np.log(2))
     return noise
-
-
-def _mix(v: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    v = (v ^ (v >> np.uint32(16))) * np.uint32(0x7FEB352D)
-    v = (v ^ (v >> np.uint32(15))) * np.uint32(0x846CA68B)
-    mixed: npt.NDArray[np.uint32] = v ^ (v >> np.uint32(16))
-    return mixed

@@ -5,7 +5,7 @@ from support.harness import PROFILES, Bench, assert_close
 from qlora_wgpu.graph.sharded_vector import Pieces
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw, gradient_norm
-from qlora_wgpu.reference import adamw as reference
+from qlora_wgpu.reference import optimizers as reference
 
 LENGTH = 1216
 
@@ -36,10 +36,10 @@ def test_steps(device, max_norm, weight_decay):
     rng = np.random.default_rng(12)
     config = AdamWConfig(weight_decay=weight_decay, max_grad_norm=max_norm)
     p, m, v = rng.standard_normal(LENGTH), np.zeros(LENGTH), np.zeros(LENGTH)
-    state = reference.State(p.copy(), m.copy(), v.copy())
+    state = reference.AdamW(p.copy(), m.copy(), v.copy())
     for t in range(1, 5):
         g = rng.standard_normal(LENGTH) * 3
-        norm = reference.step(
+        norm = reference.adamw(
             state, g, 17, t, lr=1e-2, beta1=0.9, beta2=0.999, epsilon=1e-8,
             weight_decay=weight_decay, max_norm=max_norm,
         )  # fmt: skip
@@ -79,8 +79,8 @@ def test_two_rates(device, split, cuts):
     adamw(bench.graph, state, AdamWConfig(weight_decay=0.1))
     got = [np.concatenate([row[0] for row in bench.run(*vectors[0].pieces)])]
     for rate, part in ((1e-2, slice(split)), (0.16, slice(split, None))):
-        expected = reference.State(p.copy(), m.copy(), v.copy())
-        reference.step(
+        expected = reference.AdamW(p.copy(), m.copy(), v.copy())
+        reference.adamw(
             expected, g, 5, 3, lr=rate, beta1=0.9, beta2=0.999, epsilon=1e-8, weight_decay=0.1,
             max_norm=1.0,
         )  # fmt: skip

@@ -13,8 +13,7 @@ from qlora_wgpu.lora.moments import MOMENT_VALUES
 from qlora_wgpu.ops.moments import BlockTable, Span
 from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw_8bit
 from qlora_wgpu.quant.quantized_weight import dynamic_quant_map
-from qlora_wgpu.reference import adamw
-from qlora_wgpu.reference import adamw_8bit as reference
+from qlora_wgpu.reference import optimizers as reference
 
 CONSTANTS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.1}
 STRIDES = {"odd": 136, "even": 264, "small": 88}
@@ -40,9 +39,9 @@ def test_reference_is_bitsandbytes(file, name):
     n = start.size
     p, m, v = start.reshape(-1), reference.Quantized.zeros(n), reference.Quantized.zeros(n)
     for t, gradient in enumerate(gradients, start=1):
-        state = reference.State(p.astype(np.float64), m, v)
+        state = reference.AdamW8Bit(p.astype(np.float64), m, v)
         g = gradient.reshape(-1).astype(np.float64)
-        exact = reference.step(state, g, 1, t, lr=recorded.LR, max_norm=0, **CONSTANTS)
+        exact = reference.adamw_8bit(state, g, 1, t, lr=recorded.LR, max_norm=0, **CONSTANTS)
         p = file[f"{name}.p.{t}"]
         assert_close(p, exact.p, 1e-6, "float32 arithmetic")
         for number, (own, x) in enumerate(((state.m, exact.m), (state.v, exact.v)), start=1):
@@ -64,10 +63,10 @@ def test_reference_is_bitsandbytes(file, name):
 def test_small_tensors_stay_in_float32(file):
     start, gradients = recorded.eight_bit_case("small")
     zeros = np.zeros(start.size)
-    state = adamw.State(start.reshape(-1).astype(np.float64), zeros, zeros)
+    state = reference.AdamW(start.reshape(-1).astype(np.float64), zeros, zeros)
     for t, gradient in enumerate(gradients, start=1):
         g = gradient.reshape(-1).astype(np.float64)
-        adamw.step(state, g, 1, t, lr=recorded.LR, max_norm=0, **CONSTANTS)
+        reference.adamw(state, g, 1, t, lr=recorded.LR, max_norm=0, **CONSTANTS)
         for key, value in (("p", state.p), ("state1", state.m), ("state2", state.v)):
             assert_close(file[f"small.{key}.{t}"], value, 1e-6, "float32 arithmetic")
     assert "small.absmax1.1" not in file
@@ -150,17 +149,17 @@ def test_steps(device, profile):
         assert not zeroed.any()
         for name in ("odd", "even"):
             start = adapter.view(before, name).astype(np.float64).reshape(-1)
-            state = reference.State(start, *given[name])
+            state = reference.AdamW8Bit(start, *given[name])
             rate = recorded.LR * (1 if name == "odd" else 3)
             g = adapter.view(clipped, name).reshape(-1)
-            exact = reference.step(state, g, 1, t, lr=rate, max_norm=0, **CONSTANTS)
+            exact = reference.adamw_8bit(state, g, 1, t, lr=rate, max_norm=0, **CONSTANTS)
             assert_close(adapter.view(adapter.p, name).reshape(-1), exact.p, 2e-6, "float32")
             for number, (own, x) in enumerate(((state.m, exact.m), (state.v, exact.v)), start=1):
                 _same_codes(adapter.quantized(name, number), own, x, signed=number == 1)
         start = adapter.view(before, "small").astype(np.float64).reshape(-1)
-        expected = adamw.State(start, *small)
+        expected = reference.AdamW(start, *small)
         g = adapter.view(clipped, "small").reshape(-1)
-        adamw.step(expected, g, 1, t, lr=3 * recorded.LR, max_norm=0, **CONSTANTS)
+        reference.adamw(expected, g, 1, t, lr=3 * recorded.LR, max_norm=0, **CONSTANTS)
         small = [adapter.parts("small", k)[f"state{k}"].astype(np.float64) for k in (1, 2)]
         assert_close(small[0], expected.m, 2e-6, "float32")
         assert_close(small[1], expected.v, 2e-6, "float32")

@@ -12,6 +12,7 @@ from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.reference import attention as reference
+from qlora_wgpu.reference.tape import grads
 
 HOISTING = gpu_profile(None, hoists_loads=True)
 PADDED = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2, 3, 0]])
@@ -38,8 +39,20 @@ def check(
     q, k, v = (rounded(a, dtype) for a in (q, k, v))
     do = rounded(do, do_dtype)
     expected = [
-        reference.forward(q, k, v, segments, head_dim, scale, **options),
-        *reference.backward(do, q, k, v, segments, head_dim, scale, o=got[0], **options),
+        reference.attention(q, k, v, segments, head_dim, scale, **options),
+        *grads(
+            reference.attention,
+            do,
+            q,
+            k,
+            v,
+            segments,
+            head_dim,
+            scale,
+            stored=got[0],
+            **options,
+            of=3,
+        ),
     ]
     bound = tolerance(dtype, seq * head_dim)
     for name, actual, exact in zip(("o", "dq", "dk", "dv"), got, expected, strict=True):
@@ -272,7 +285,9 @@ def test_keys_that_are_values_get_both_gradients(device, profile, dtype, head_di
     got_o, got_dq, got_dk = bench.run(o, *bench.gradients(o, bench.given(do), tq, tk))
     q, k = (rounded(a, dtype) for a in (q, k))
     do = rounded(do, "float32")
-    dq, dk, dv = reference.backward(do, q, k, k, PADDED, head_dim, scale, o=got_o)
+    dq, dk, dv = grads(
+        reference.attention, do, q, k, k, PADDED, head_dim, scale, stored=got_o, of=3
+    )
     bound = tolerance(dtype, PADDED.shape[1] * head_dim)
     why = "sums over keys and heads of terms of order 1, each gradient rounded"
     assert_close(got_dq, dq, bound, why, terms=1.0)
@@ -288,7 +303,7 @@ def test_large_scores_do_not_overflow(device, profile):
     o = attention(bench.graph, *(bench.operand(a) for a in (q, k, v)), bench.batch_of(1, 9), 8, 1.0)
     (got,) = bench.run(o)
     exact = [rounded(a, "float32") for a in (q, k, v)]
-    expected = reference.forward(*exact, np.ones((1, 9), int), 8, 1.0)
+    expected = reference.attention(*exact, np.ones((1, 9), int), 8, 1.0)
     # Scores near 1e5 carry float32's 1e-2 into exp.
     assert_close(got, expected, 2e-2, "rounding of scores of 1e5")
 
@@ -337,6 +352,6 @@ def test_a_token_after_a_prompt(device, profile, dtype, given, head_dim, options
     # The prompt attends to keys as they are, the token to what the cache holds of them.
     for rows, kept in ((slice(0, 9), given), (slice(9, 10), dtype)):
         exact = (q, rounded(k, kept), rounded(v, kept), np.ones((1, 10), int))
-        expected = reference.forward(*exact, head_dim, scale, **options)
+        expected = reference.attention(*exact, head_dim, scale, **options)
         bound = tolerance(dtype, 10 * head_dim)
         assert_close(np.concatenate(got)[rows], expected[rows], bound, "sums over keys and heads")

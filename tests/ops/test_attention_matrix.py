@@ -17,6 +17,7 @@ from qlora_wgpu.kernels.attention.matrix_units import matrix_cut
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.reference import attention as reference
+from qlora_wgpu.reference.tape import grads
 
 NVIDIA = MatrixShape(16, 16, 16, 32)
 LARGE = Limits(1024, 49_152)
@@ -67,8 +68,20 @@ def normal(segments, heads, kv_heads, head_dim):
 def expect(got, given, segments, head_dim, **options):
     q, k, v, do = given
     return (
-        reference.forward(q, k, v, segments, head_dim, 0.3, **options),
-        *reference.backward(do, q, k, v, segments, head_dim, 0.3, o=got[0], **options),
+        reference.attention(q, k, v, segments, head_dim, 0.3, **options),
+        *grads(
+            reference.attention,
+            do,
+            q,
+            k,
+            v,
+            segments,
+            head_dim,
+            0.3,
+            stored=got[0],
+            **options,
+            of=3,
+        ),
     )
 
 

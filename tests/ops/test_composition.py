@@ -34,24 +34,12 @@ from qlora_wgpu.ops.pointwise import (
 )
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.tensor import as_float32, cast
-from qlora_wgpu.reference import activation as activation_reference
 from qlora_wgpu.reference import attention as attention_reference
-from qlora_wgpu.reference import causal_conv as causal_conv_reference
-from qlora_wgpu.reference import clamped_glu as clamped_glu_reference
-from qlora_wgpu.reference import clip as clip_reference
-from qlora_wgpu.reference import dropout as dropout_reference
-from qlora_wgpu.reference import gated_delta as gated_delta_reference
-from qlora_wgpu.reference import gated_rms_norm as gated_rms_norm_reference
-from qlora_wgpu.reference import glu as glu_reference
-from qlora_wgpu.reference import group_columns as group_columns_reference
-from qlora_wgpu.reference import layer_norm as layer_norm_reference
+from qlora_wgpu.reference import delta_net as delta_net_reference
 from qlora_wgpu.reference import linear as linear_reference
-from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
-from qlora_wgpu.reference import rms_norm as rms_norm_reference
-from qlora_wgpu.reference import rope as rope_reference
-from qlora_wgpu.reference import row_gate as row_gate_reference
-from qlora_wgpu.reference import short_conv as short_conv_reference
-from qlora_wgpu.reference import xielu as xielu_reference
+from qlora_wgpu.reference import norms as norms_reference
+from qlora_wgpu.reference import pointwise as pointwise_reference
+from qlora_wgpu.reference.tape import grad
 
 ROWS, HEADS, HEAD_DIM = 9, 2, 16
 COLUMNS = HEADS * HEAD_DIM
@@ -68,20 +56,15 @@ HALVES = (HEAD_DIM // 2, HEAD_DIM // 2)
 
 @dataclass(frozen=True)
 class Op:
-    """A function of one (ROWS, COLUMNS) matrix, traced and in float64, and its VJP.
+    """A function of one (ROWS, COLUMNS) matrix, traced and in float64.
 
-    Where its slope has steps, rounding before it may take an element over one: such a VJP is
+    Where its slope has steps, rounding before it may take an element over one: its gradient is
     compared at the very numbers that it has read.
     """
 
     traced: Callable
-    forward: Callable
-    backward: Callable
+    formula: Callable
     has_steps: bool = False
-
-
-def _heads(function, *arrays):
-    return function(*(a.reshape(-1, HEAD_DIM) for a in arrays)).reshape(ROWS, COLUMNS)
 
 
 def _roped(bench, x):
@@ -116,7 +99,7 @@ def _attention(bench, x):
     return attention(bench.graph, x, k, v, batch, HEAD_DIM, SCALE)
 
 
-DELTA_HEADS = gated_delta_reference.Heads(HEADS, HEADS, HEAD_DIM, HEAD_DIM)
+DELTA_HEADS = delta_net_reference.Heads(HEADS, HEADS, HEAD_DIM, HEAD_DIM)
 GATES = -_RANDOM.random((ROWS, HEADS)), _RANDOM.random((ROWS, HEADS))
 
 
@@ -124,10 +107,6 @@ def _gated_delta(bench, x):
     k, v, batch = bench.operand(KEYS), bench.operand(VALUES), bench.batch_of(1, ROWS)
     gates, sizes = (bench.given(a) for a in GATES), (HEADS, HEADS, HEAD_DIM, HEAD_DIM)
     return gated_delta_rule(bench.graph, x, k, v, *gates, batch, *sizes, chunk=16)
-
-
-def _shape(x):
-    return (SAMPLE, HEAD_DIM, SCALE)
 
 
 def _sliced(bench, x):
@@ -143,136 +122,99 @@ DROPPED = linear_reference.dropout_mask(ROWS, COLUMNS, COLUMNS, 0.3, 5, 6)
 OPS = {
     "rms_norm": Op(
         lambda b, x: rms_norm(b.graph, x, b.given(WEIGHT), 1e-5),
-        lambda x: rms_norm_reference.forward(x, WEIGHT, 1e-5),
-        lambda dy, x: rms_norm_reference.backward(dy, x, WEIGHT, 1e-5),
+        lambda x: norms_reference.rms_norm(x, WEIGHT, 1e-5),
     ),
     "layer_norm": Op(
         lambda b, x: layer_norm(b.graph, x, b.given(WEIGHT), b.given(BIAS), 1e-5),
-        lambda x: layer_norm_reference.forward(x, WEIGHT, BIAS, 1e-5),
-        lambda dy, x: layer_norm_reference.backward(dy, x, WEIGHT, 1e-5),
+        lambda x: norms_reference.layer_norm(x, WEIGHT, 1e-5, BIAS),
     ),
     "qk_norm": Op(
         lambda b, x: qk_norm(b.graph, x, b.given(HEAD_WEIGHT), 1e-5),
-        lambda x: _heads(lambda a: rms_norm_reference.forward(a, HEAD_WEIGHT, 1e-5), x),
-        lambda dy, x: _heads(
-            lambda d, a: rms_norm_reference.backward(d, a, HEAD_WEIGHT, 1e-5), dy, x
-        ),
+        lambda x: norms_reference.qk_norm(x, HEAD_WEIGHT, 1e-5),
     ),
     "qk_layer_norm": Op(
         lambda b, x: qk_layer_norm(b.graph, x, b.given(HEAD_WEIGHTS), 1e-5),
-        lambda x: qk_layer_norm_reference.forward(x, HEAD_WEIGHTS, 1e-5),
-        lambda dy, x: qk_layer_norm_reference.backward(dy, x, HEAD_WEIGHTS, 1e-5),
+        lambda x: norms_reference.qk_layer_norm(x, HEAD_WEIGHTS, 1e-5),
     ),
-    "rope": Op(
-        _roped,
-        lambda x: rope_reference.forward(x, POSITIONS, TABLE, HEAD_DIM, HEAD_DIM),
-        lambda dy, x: rope_reference.backward(dy, POSITIONS, TABLE, HEAD_DIM, HEAD_DIM),
-    ),
+    "rope": Op(_roped, lambda x: attention_reference.rope(x, POSITIONS, TABLE, HEAD_DIM, HEAD_DIM)),
     "activation": Op(
         lambda b, x: activation(b.graph, x, "gelu"),
-        lambda x: activation_reference.forward(x, "gelu"),
-        lambda dy, x: dy * activation_reference.slope(x, "gelu"),
+        lambda x: pointwise_reference.activation(x, "gelu"),
     ),
     "clip": Op(
         lambda b, x: clip(b.graph, x, 0.75),
-        lambda x: clip_reference.forward(x, 0.75),
-        lambda dy, x: clip_reference.backward(dy, x, 0.75),
+        lambda x: pointwise_reference.clip(x, 0.75),
         has_steps=True,
     ),
     "xielu": Op(
         lambda b, x: xielu(b.graph, x, XIELUScalars(*(b.given(np.array([s])) for s in BENDS))),
-        lambda x: xielu_reference.forward(x, BENDS),
-        lambda dy, x: dy * xielu_reference.slope(x, BENDS),
+        lambda x: pointwise_reference.xielu(x, BENDS),
     ),
     "parts of a dropout": Op(
         _dropped,
-        lambda x: glu_reference.forward(*dropout_reference.parts(x, DROPPED), "silu"),
-        lambda dy, x: dropout_reference.backward(
-            *glu_reference.backward(dy, *dropout_reference.parts(x, DROPPED), "silu"), DROPPED
-        ),
+        lambda x: pointwise_reference.glu(*linear_reference.dropout_parts(x, DROPPED), "silu"),
     ),
-    "scaled": Op(
-        lambda b, x: scaled(b.graph, x, b.given(np.array([-0.5]))),
-        lambda x: -0.5 * x,
-        lambda dy, x: -0.5 * dy,
-    ),
+    "scaled": Op(lambda b, x: scaled(b.graph, x, b.given(np.array([-0.5]))), lambda x: -0.5 * x),
     "weighted sum": Op(
         lambda b, x: weighted_sum(b.graph, x, b.operand(OTHER), 0.5, 2.0),
         lambda x: 0.5 * x + 2 * OTHER,
-        lambda dy, x: 0.5 * dy,
     ),
     "gate": Op(
         lambda b, x: glu(b.graph, x, b.operand(OTHER)),
-        lambda x: glu_reference.forward(x, OTHER, "silu"),
-        lambda dy, x: glu_reference.backward(dy, x, OTHER, "silu")[0],
+        lambda x: pointwise_reference.glu(x, OTHER, "silu"),
     ),
     "clamped gate": Op(  # at none of the values: rounded ones may be on its other side
         lambda b, x: clamped_glu(b.graph, x, b.operand(OTHER), ClampedGLU(1000.0)),
-        lambda x: clamped_glu_reference.forward(x, OTHER, 1000.0, 1.702),
-        lambda dy, x: clamped_glu_reference.backward(dy, x, OTHER, 1000.0, 1.702)[0],
+        lambda x: pointwise_reference.clamped_glu(x, OTHER, 1000.0, 1.702),
     ),
     "gate and up": Op(
-        lambda b, x: glu(b.graph, x, x),
-        lambda x: glu_reference.forward(x, x, "silu"),
-        lambda dy, x: sum(glu_reference.backward(dy, x, x, "silu")),
+        lambda b, x: glu(b.graph, x, x), lambda x: pointwise_reference.glu(x, x, "silu")
     ),
     "head_parts": Op(
         lambda b, x: head_parts(
             b.graph, [HeadPart(x, HEAD_DIM, 6, 10), HeadPart(x, HEAD_DIM, 0, 6)], HEADS, HEAD_DIM
         ),
-        lambda x: _heads(lambda a: np.roll(a, -6, 1), x),
-        lambda dy, x: _heads(lambda d: np.roll(d, 6, 1), dy),
+        lambda x: attention_reference.head_parts(
+            [(x, HEAD_DIM, 6, 10), (x, HEAD_DIM, 0, 6)], HEADS, HEAD_DIM
+        ),
     ),
     "row_gate": Op(
         lambda b, x: cast(b.graph, row_gate(b.graph, x, b.given(GATE))),
-        lambda x: row_gate_reference.forward(x, GATE),
-        lambda dy, x: row_gate_reference.backward(dy, x, GATE)[0],
+        lambda x: pointwise_reference.row_gate(x, GATE),
     ),
-    "slices": Op(
-        _sliced,
-        lambda x: glu_reference.forward(x, x, "silu"),
-        lambda dy, x: sum(glu_reference.backward(dy, x, x, "silu")),
-    ),
+    "slices": Op(_sliced, lambda x: pointwise_reference.glu(x, x, "silu")),
     "regrouped": Op(  # (head, half, element) to (half, head, element)
         lambda b, x: group_columns(b.graph, x, HEADS, HEAD_DIM, 0, HALVES),
-        lambda x: group_columns_reference.forward(x, HEADS, HEAD_DIM, 0, HALVES),
-        lambda dy, x: group_columns_reference.backward(dy, COLUMNS, HEADS, HEAD_DIM, 0, HALVES),
+        lambda x: attention_reference.group_columns(x, HEADS, HEAD_DIM, 0, HALVES),
     ),
-    "linear": Op(_linear, lambda x: x @ MATRIX.T, lambda dy, x: dy @ MATRIX),
+    "linear": Op(_linear, lambda x: x @ MATRIX.T),
     "short_conv": Op(
-        _short_conv,
-        lambda x: short_conv_reference.forward(x @ THREE.T, TAPS, 0.0, SAMPLE),
-        lambda dy, x: short_conv_reference.backward(dy, x @ THREE.T, TAPS, 0.0, SAMPLE) @ THREE,
+        _short_conv, lambda x: delta_net_reference.short_conv(x @ THREE.T, TAPS, 0.0, SAMPLE)
     ),
     "causal_conv": Op(
         lambda b, x: causal_conv(b.graph, x, b.given(TAPS), None, b.batch_of(1, ROWS)),
-        lambda x: causal_conv_reference.forward(x, TAPS, 0.0, SAMPLE),
-        lambda dy, x: causal_conv_reference.backward(dy, x, TAPS, 0.0, SAMPLE),
+        lambda x: delta_net_reference.causal_conv(x, TAPS, 0.0, SAMPLE),
     ),
     "norm and its gate": Op(
         lambda b, x: gated_rms_norm(b.graph, x, x, b.given(HEAD_WEIGHT), 1e-5),
-        lambda x: gated_rms_norm_reference.forward(x, x, HEAD_WEIGHT, 1e-5),
-        lambda dy, x: sum(gated_rms_norm_reference.backward(dy, x, x, HEAD_WEIGHT, 1e-5)),
+        lambda x: norms_reference.gated_rms_norm(x, x, HEAD_WEIGHT, 1e-5),
     ),
     "sigmoid_gate": Op(
         lambda b, x: sigmoid_gate(b.graph, x, b.operand(OTHER)),
-        lambda x: glu_reference.forward(OTHER, x, "sigmoid"),
-        lambda dy, x: glu_reference.backward(dy, OTHER, x, "sigmoid")[1],
+        lambda x: pointwise_reference.glu(OTHER, x, "sigmoid"),
     ),
     "gated_delta_rule": Op(
         _gated_delta,
-        lambda x: gated_delta_reference.forward(x, KEYS, VALUES, *GATES, SAMPLE, DELTA_HEADS),
-        lambda dy, x: gated_delta_reference.backward(
-            dy, x, KEYS, VALUES, *GATES, SAMPLE, DELTA_HEADS
-        )[0],
+        lambda x: delta_net_reference.gated_delta_rule(
+            x, KEYS, VALUES, *GATES, SAMPLE, DELTA_HEADS
+        ),
     ),
     "attention": Op(
         _attention,
-        lambda x: attention_reference.forward(x, KEYS, VALUES, *_shape(x)),
-        lambda dy, x: attention_reference.backward(dy, x, KEYS, VALUES, *_shape(x))[0],
+        lambda x: attention_reference.attention(x, KEYS, VALUES, SAMPLE, HEAD_DIM, SCALE),
     ),
-    "to float32": Op(lambda b, x: as_float32(b.graph, x), lambda x: x, lambda dy, x: dy),
-    "to operand": Op(lambda b, x: cast(b.graph, x), lambda x: x, lambda dy, x: dy),
+    "to float32": Op(lambda b, x: as_float32(b.graph, x), lambda x: x),
+    "to operand": Op(lambda b, x: cast(b.graph, x), lambda x: x),
 }
 # Sums in float32; a few roundings of operands and gradients on the way.
 BOUNDS = {"float32": 2e-5, "bfloat16": 3e-2}
@@ -298,9 +240,9 @@ def test_every_op_behind_every_other(device, profile, dtype, second):
         (dx,) = bench.gradients(y, bench.given(dy, arriving), tx)
         got_y, got_dx, *read = bench.run(y, dx, *([th] if consumer.has_steps else []))
         exact_x, exact_dy = rounded(x, given), rounded(dy, arriving)
-        h = producer.forward(exact_x)
+        h = producer.formula(exact_x)
         at = read[0] if consumer.has_steps else h
-        exact_dx = producer.backward(consumer.backward(exact_dy, at), exact_x)
+        exact_dx = grad(producer.formula, grad(consumer.formula, exact_dy, at), exact_x)
         where = f"{first}, then {second}, {given} in, {arriving} back"
-        assert _off(got_y, consumer.forward(h)) <= BOUNDS[dtype], where
+        assert _off(got_y, consumer.formula(h)) <= BOUNDS[dtype], where
         assert _off(got_dx, exact_dx) <= BOUNDS[dtype], where

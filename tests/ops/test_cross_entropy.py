@@ -7,7 +7,8 @@ from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rou
 from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.ops.loss import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
-from qlora_wgpu.reference import cross_entropy as reference
+from qlora_wgpu.reference import loss as reference
+from qlora_wgpu.reference.tape import grad
 
 LABELS = {"none": 0.0, "few": 0.1, "all": 1.0}
 
@@ -69,7 +70,7 @@ def run(
     hits = reference.hits(hidden, head, targets, **shown)
     assert_close(got_stats[0, 4:], np.array([4 + weights @ hits]), 4e-6, "float32 sums")
     if gradient:
-        expected = reference.backward(hidden, head, targets, **head_options, factors=factors)
+        expected = grad(reference.losses, factors, hidden, head, targets, **head_options)
         expected += other is not None
         # d logits are operands: one rounding before the sum over the vocabulary.
         assert_close(got[0], expected, 4 * tolerance(dtype, vocab), "sums over the vocabulary")
@@ -195,7 +196,7 @@ def test_a_bias_of_the_head(device, profile, dtype, shard):
     hidden, head = rounded(hidden, dtype), rounded(head, dtype)
     wide = np.c_[hidden, np.ones(rows)], np.c_[head, rounded(bias, "float32") / 0.5]
     assert_close(
-        got_stats[0, 0], np.array(reference.forward(*wide, targets, 0.5)), 4e-6, "float32 sums"
+        got_stats[0, 0], np.array(reference.losses(*wide, targets, 0.5).sum()), 4e-6, "float32 sums"
     )
-    expected = reference.backward(*wide, targets, 0.5)[:, :columns]
+    expected = grad(reference.losses, 1.0, *wide, targets, 0.5)[:, :columns]
     assert_close(got, expected, 4 * tolerance(dtype, vocab), "sums over the vocabulary")

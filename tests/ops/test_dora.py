@@ -12,9 +12,8 @@ from qlora_wgpu.lora.flat_vector import AdapterForms
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
-from qlora_wgpu.reference import dora as reference
-from qlora_wgpu.reference import dropout as dropout_reference
-from qlora_wgpu.reference import linear as linear_reference
+from qlora_wgpu.reference import linear as reference
+from qlora_wgpu.reference.tape import grad, grads
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
@@ -51,17 +50,17 @@ def test_a_layer(device, profile, dtype, residual, kind, rows, inner, outer, r, 
 
     a, b, m = (rounded(v, "float32") for v in values.values())
     x, w, dy = rounded(x, dtype), rounded(w, dtype), rounded(dy, kind)
-    norms = reference.norm(w, a, b, 2.0)
+    norms = reference.dora_norm(w, a, b, 2.0)
     mask = np.ones_like(x)
     if dropout:
         key = adapter.loras[spec.name].key
-        mask = linear_reference.dropout_mask(rows, padded(inner), inner, dropout, 77, key)
-    kept, rest = dropout_reference.parts(x, mask)
-    z = linear_reference.forward(kept, w, np.zeros(outer), a, b, 2.0, np.ones_like(x))
-    expected = reference.forward(z, m, norms) + rest @ w.T + bias + (skip if residual else 0)
-    dz, dm = reference.backward(dy, z, m, norms)
-    edx, da, db = linear_reference.backward(dz, kept, w, a, b, 2.0, np.ones_like(x))
-    edx = dropout_reference.backward(edx, dy @ w, mask)
+        mask = reference.dropout_mask(rows, padded(inner), inner, dropout, 77, key)
+    kept, rest = reference.dropout_parts(x, mask)
+    z = reference.linear(kept, w, a, b, 2.0, np.ones_like(x))
+    expected = reference.dora(z, m, norms) + rest @ w.T + bias + (skip if residual else 0)
+    dz, dm = grads(reference.dora, dy, z, m, norms, of=2)
+    edx, da, db = grads(reference.linear, dz, kept, w, a, b, 2.0, np.ones_like(x), of=(0, 2, 3))
+    edx = grad(reference.dropout_parts, (edx, dy @ w), x, mask)
     # z and dz are operands: each is rounded once on its way.
     near = 2 * tolerance(dtype, max(inner, outer))
     assert_close(got_y, expected, near, "sums over K", terms=np.abs(z).max())

@@ -4,7 +4,7 @@ import pytest
 from support.harness import PROFILES, VARIANTS, Bench
 
 from qlora_wgpu.selfcheck.cases.common import arguments_of
-from qlora_wgpu.selfcheck.cases.expert_tokens import check_experts_of_new_tokens
+from qlora_wgpu.selfcheck.cases.experts import check_experts_of_new_tokens
 
 
 @pytest.mark.parametrize("arguments", arguments_of(check_experts_of_new_tokens))

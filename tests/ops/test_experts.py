@@ -13,6 +13,7 @@ from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear
 from qlora_wgpu.ops.routing import combine, most_rows, permute, route
 from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.reference import experts as reference
+from qlora_wgpu.reference.tape import grad, grads
 
 
 def lora_of(bench, adapter, stack, values):
@@ -71,8 +72,8 @@ def test_a_mixture(
     x, logits, dy = rounded(x, dtype), rounded(logits, "float32"), rounded(dy, "float32")
     ids, weights = reference.route(logits, top_k, normalized=normalized)
     expected = reference.mix(x, ids, weights, full) + skip
-    ex, eweights, ew = reference.mix_backward(dy, x, ids, weights, full)
-    elogits = reference.route_backward(eweights, logits, ids, normalized=normalized)
+    ex, eweights, ew = grads(reference.mix, dy, x, ids, weights, full, of=(0, 2, 3))
+    elogits = grad(reference.softmax_weights, eweights, logits, ids, normalized=normalized)
     # Results pass through an operand on their way, and so do gradients.
     near = tolerance(dtype, max(inner, outer, rows))
     assert_close(got_y, expected, near, "sums over K")
@@ -112,7 +113,7 @@ def test_rows_go_and_come_back(device, profile, dtype, kind, normalized):
     logits, skip = rounded(logits, "float32"), rounded(skip, "float32")
     ids, weights = reference.route(logits, top_k, normalized=normalized)
     dweights = np.repeat((dy * x).sum(1)[:, None], top_k, axis=1)
-    elogits = reference.route_backward(dweights, logits, ids, normalized=normalized)
+    elogits = grad(reference.softmax_weights, dweights, logits, ids, normalized=normalized)
     total = weights.sum(1)[:, None]
     near = tolerance(dtype, columns)
     assert_close(got[0], total * x + skip, tolerance("float32", top_k), "one sum")
@@ -139,7 +140,7 @@ def test_factors(device, profile, dtype, kind):
     near = tolerance("float32")
     assert_close(got, reference.with_factors(weights, ids, factors), near, "float32 arithmetic")
     dweights = reference.with_factors(dy, ids, factors)
-    expected = reference.route_backward(dweights, logits, ids, normalized=True)
+    expected = grad(reference.softmax_weights, dweights, logits, ids, normalized=True)
     assert_close(got_dx, expected, near, "float32 arithmetic")
 
 
@@ -154,7 +155,9 @@ def test_weights_gradient_of_either_type(device, kind, normalized):
     (got,) = bench.run(*bench.gradients(routing.weights, bench.given(dweights, kind), tlogits))
     logits = rounded(logits, "float32")
     ids, _ = reference.route(logits, 3, normalized=normalized)
-    expected = reference.route_backward(rounded(dweights, kind), logits, ids, normalized=normalized)
+    expected = grad(
+        reference.softmax_weights, rounded(dweights, kind), logits, ids, normalized=normalized
+    )
     assert_close(got, expected, tolerance("float32"), "float32 arithmetic")
 
 
@@ -187,7 +190,7 @@ def test_two_layers_of_the_same_rows(device, profile, dtype, pieces):
     expected = np.zeros_like(x)
     for a, b in zip(w, dy, strict=True):
         a, b = rounded(a, dtype), rounded(b, "float32")
-        expected += reference.mix_backward(b, rounded(x, dtype), ids, weights, a)[0]
+        expected += grads(reference.mix, b, rounded(x, dtype), ids, weights, a, of=(0, 2, 3))[0]
     assert_close(got, expected, tolerance(dtype, outer), "sums over N")
 
 

@@ -12,7 +12,7 @@ from qlora_wgpu.kernels.matvec import FEW_ROWS, FewRows
 from qlora_wgpu.ops.linear import linear, readable
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.ops.norms import rms_norm
-from qlora_wgpu.selfcheck.cases import few_rows as cases
+from qlora_wgpu.selfcheck.cases import new_tokens as cases
 from qlora_wgpu.selfcheck.cases.common import arguments_of
 
 CASES = [

@@ -7,8 +7,8 @@ from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.delta_net import gated_delta_rule
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
-from qlora_wgpu.reference import gated_delta as reference
-from qlora_wgpu.reference.gated_delta import Heads
+from qlora_wgpu.reference import delta_net as reference
+from qlora_wgpu.reference.tape import grads
 
 # float32 sums over states that hold a whole sample; and one rounding of o and the gradients.
 BOUNDS = {"float32": 2e-5, "bfloat16": 2**-8 + 2e-5}
@@ -37,7 +37,10 @@ def compare(device, profile, dtype, heads, segments, chunk, seed=3, decay=None, 
     got = bench.run(o, *bench.gradients(o, bench.operand(do), *given))
     q, k, v, do = (rounded(x, dtype) for x in (q, k, v, do))
     inputs = q, k, v, rounded(decay, "float32"), rounded(beta, "float32"), segments, heads
-    expected = reference.forward(*inputs), *reference.backward(do, *inputs)
+    expected = (
+        reference.gated_delta_rule(*inputs),
+        *grads(reference.gated_delta_rule, do, *inputs, of=5),
+    )
     for name, actual, exact in zip(NAMES, got, expected, strict=True):
         bound = BOUNDS["float32"] if name in ("ddecay", "dbeta") else BOUNDS[dtype]
         assert_close(actual, exact, bound, f"{name}: sums over a sample")
@@ -54,7 +57,7 @@ PACKED = np.array(
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_packed_samples(device, profile, dtype):
-    compare(device, profile, dtype, Heads(2, 4, 24, 40), PACKED, 16)
+    compare(device, profile, dtype, reference.Heads(2, 4, 24, 40), PACKED, 16)
 
 
 @pytest.mark.cover(beyond=[1, None], chunk=[16, 64])
@@ -62,7 +65,9 @@ def test_packed_samples(device, profile, dtype):
 @pytest.mark.parametrize("beyond", [-1, 0, 1, None])
 def test_every_length(device, chunk, beyond):
     length = 1 if beyond is None else chunk + beyond
-    compare(device, "gpu", "float32", Heads(1, 3, 8, 16), np.ones((1, length), int), chunk)
+    compare(
+        device, "gpu", "float32", reference.Heads(1, 3, 8, 16), np.ones((1, length), int), chunk
+    )
 
 
 DECAYS = {
@@ -76,7 +81,9 @@ DECAYS = {
 @pytest.mark.parametrize("decay", DECAYS)
 def test_decays(device, decay):
     segments = np.ones((1, 150), int)
-    compare(device, "gpu", "float32", Heads(1, 3, 8, 16), segments, 64, decay=DECAYS[decay])
+    compare(
+        device, "gpu", "float32", reference.Heads(1, 3, 8, 16), segments, 64, decay=DECAYS[decay]
+    )
 
 
 BETAS = {
@@ -89,20 +96,20 @@ BETAS = {
 @pytest.mark.parametrize("beta", BETAS)
 def test_betas(device, beta):
     segments = np.ones((1, 150), int)
-    compare(device, "gpu", "float32", Heads(1, 3, 8, 16), segments, 64, beta=BETAS[beta])
+    compare(device, "gpu", "float32", reference.Heads(1, 3, 8, 16), segments, 64, beta=BETAS[beta])
 
 
 @pytest.mark.full
 def test_heads_of_odd_sizes(device):
     """A state in several parts, of which the last is not whole; more key rows than columns."""
-    compare(device, "gpu", "float32", Heads(2, 2, 40, 24), np.ones((2, 33), int), 32)
-    compare(device, "gpu", "bfloat16", Heads(1, 1, 136, 8), np.ones((1, 20), int), 16)
+    compare(device, "gpu", "float32", reference.Heads(2, 2, 40, 24), np.ones((2, 33), int), 32)
+    compare(device, "gpu", "bfloat16", reference.Heads(1, 1, 136, 8), np.ones((1, 20), int), 16)
 
 
 def test_heads_in_blocks(device, monkeypatch):
     """Heads whose intermediates are too much for one binding are launched one after the other."""
     monkeypatch.setattr(kernels, "_BLOCK_BYTES", 1)
-    compare(device, "gpu", "float32", Heads(2, 4, 8, 16), PACKED, 16)
+    compare(device, "gpu", "float32", reference.Heads(2, 4, 8, 16), PACKED, 16)
 
 
 def test_a_sample_is_the_same_wherever_it_lies(device):
@@ -136,7 +143,7 @@ def test_a_sample_is_the_same_wherever_it_lies(device):
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_new_tokens_after_a_prompt(device, profile, dtype):
     """A prompt with padding behind it, two tokens by themselves, and the state that they leave."""
-    heads, prompt, total, cache = Heads(2, 4, 24, 40), 19, 21, KVCache(24)
+    heads, prompt, total, cache = reference.Heads(2, 4, 24, 40), 19, 21, KVCache(24)
     rng = np.random.default_rng(4)
     q, k = rng.standard_normal((2, total, 48))
     v, beta = rng.standard_normal((total, 160)), rng.random((total, 4))
@@ -153,6 +160,8 @@ def test_new_tokens_after_a_prompt(device, profile, dtype):
     q, k, v = (rounded(a, dtype) for a in (q, k, v))
     inputs = rounded(decay, "float32"), rounded(beta, "float32"), np.ones((1, total), int), heads
     o = np.concatenate([got[0][:prompt], *got[1:]])
-    assert_close(o, reference.forward(q, k, v, *inputs), BOUNDS[dtype], "sums over a sample")
+    assert_close(
+        o, reference.gated_delta_rule(q, k, v, *inputs), BOUNDS[dtype], "sums over a sample"
+    )
     left = reference.last_state(k, v, *inputs).reshape(-1, 40)
     assert_close(state, left, BOUNDS["float32"], "sums over a sample")

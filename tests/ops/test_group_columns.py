@@ -3,7 +3,8 @@ import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded
 
 from qlora_wgpu.ops.columns import group_columns
-from qlora_wgpu.reference import group_columns as reference
+from qlora_wgpu.reference import attention as reference
+from qlora_wgpu.reference.tape import grad
 
 # Queries, keys and values of each of three heads, then what gates them; and two halves of each.
 PARTS = [(3, 15, 0, (5, 5, 3)), (3, 15, 13, (2,))]
@@ -24,11 +25,11 @@ def test_parts_of_groups(device, profile, dtype, kind, parts):
     for y, part in zip(outputs, parts, strict=True):
         dy = rng.standard_normal((37, y.columns))
         bench.graph.add_gradient(y, bench.given(dy, kind))
-        exact += reference.backward(rounded(dy, kind), 45, *part)
+        exact += grad(reference.group_columns, rounded(dy, kind), x, *part)
     bench.graph.backward()
     *got, got_dx = bench.run(*outputs, bench.graph.gradient_of(tx))
     for y, part in zip(got, parts, strict=True):
-        assert_close(y, reference.forward(rounded(x, dtype), *part), 0.0, "copied")
+        assert_close(y, reference.group_columns(rounded(x, dtype), *part), 0.0, "copied")
     assert_close(got_dx, exact, 0.0, "copied")
     writers = [launch.path for launch in bench.graph.launches if "backward" in launch.path]
     assert len(writers) == len(parts), "added in place"
@@ -44,8 +45,13 @@ def test_float32_beside_operands(device, profile):
     dy = bench.given(np.ones((9, 22)))
     got, dx = bench.run(y, *bench.gradients(y, dy, tx))
     assert y.dtype == "float32"
-    assert_close(got, reference.forward(rounded(x, "float32"), 11, 4, 2, (2,)), 0.0, "copied")
-    assert_close(dx, reference.backward(np.ones((9, 22)), 44, 11, 4, 2, (2,)), 0.0, "copied")
+    assert_close(got, reference.group_columns(rounded(x, "float32"), 11, 4, 2, (2,)), 0.0, "copied")
+    assert_close(
+        dx,
+        grad(reference.group_columns, 1.0, x, 11, 4, 2, (2,)),
+        0.0,
+        "copied",
+    )
 
 
 def test_the_order_of_the_parts():
@@ -53,4 +59,4 @@ def test_the_order_of_the_parts():
     x = np.arange(2 * 12.0).reshape(2, 12)
     heads = x.reshape(2, 3, 4)
     expected = np.concatenate([heads[:, :, :1].reshape(2, -1), heads[:, :, 1:3].reshape(2, -1)], 1)
-    np.testing.assert_array_equal(reference.forward(x, 3, 4, 0, (1, 2)), expected)
+    np.testing.assert_array_equal(reference.group_columns(x, 3, 4, 0, (1, 2)), expected)

@@ -1,32 +1,9 @@
 import numpy as np
-import pytest
-from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from support.harness import PROFILES, Bench, assert_close, rounded
 
 from qlora_wgpu.ops.columns import HeadPart, head_parts
-from qlora_wgpu.reference import head_parts as reference
 
 ROWS, HEADS, HEAD_DIM = 23, 3, 18
-OWN, COMMON = (HEADS * 14, 14, 3, 9), (29, 0, 22, 7)
-"""Columns, a head's columns, the first taken, how many."""
-
-
-@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
-@pytest.mark.parametrize("kind", DTYPES)
-@pytest.mark.parametrize("sources", [(OWN,), (OWN, COMMON), (COMMON, OWN), (COMMON,)])
-def test_heads_of_parts(device, profile, dtype, kind, sources):
-    rng = np.random.default_rng(3)
-    bench = Bench(device, dtype, PROFILES[profile])
-    arrays = [rng.standard_normal((ROWS, columns)) for columns, *_ in sources]
-    xs = [bench.operand(array, grad=True) for array in arrays]
-    parts = [HeadPart(x, *rest) for x, (_, *rest) in zip(xs, sources, strict=True)]
-    dy = rng.standard_normal((ROWS, HEADS * HEAD_DIM))
-    y = head_parts(bench.graph, parts, HEADS, HEAD_DIM)
-    got_y, *got = bench.run(y, *bench.gradients(y, bench.given(dy, kind), *xs))
-    held = [(rounded(a, dtype), *rest) for a, (_, *rest) in zip(arrays, sources, strict=True)]
-    assert_close(got_y, reference.forward(held, HEADS, HEAD_DIM), 0.0, "copied")
-    gradients = reference.backward(rounded(dy, kind), held, HEADS, HEAD_DIM)
-    for dx, expected in zip(got, gradients, strict=True):
-        assert_close(dx, expected, tolerance("float32", HEADS), "sums over heads")
 
 
 def test_two_parts_of_one_matrix(device):

@@ -8,7 +8,7 @@ from support.harness import PROFILES, Bench, assert_close
 from qlora_wgpu.graph.sharded_vector import Pieces
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.ops.optimizers import LionConfig, LionState, lion
-from qlora_wgpu.reference import lion as reference
+from qlora_wgpu.reference import optimizers as reference
 
 LENGTH = recorded.ELEMENTS
 BETAS = {"beta1": 0.9, "beta2": 0.99}
@@ -47,10 +47,10 @@ def assert_updated(got, state, between, before_m, g, tokens, norm, max_norm):
 
 def test_the_reference_is_bitsandbytes():
     p, gradients = recorded.lion_case()
-    state = reference.State(p.astype(np.float64), np.zeros(LENGTH))
+    state = reference.Lion(p.astype(np.float64), np.zeros(LENGTH))
     with np.load(recorded.FILE) as file:
         for t, g in enumerate(gradients, start=1):
-            reference.step(
+            reference.lion(
                 state, g.astype(np.float64), 1, lr=recorded.LR, beta1=recorded.BETAS[0],
                 beta2=recorded.BETAS[1], weight_decay=recorded.DECAY, max_norm=0,
             )  # fmt: skip
@@ -78,8 +78,8 @@ def test_steps(device, max_norm, weight_decay):
     for _ in range(4):
         g = rng.standard_normal(LENGTH) * 3
         g[:64] = 0
-        state = reference.State(p.astype(np.float64), m.astype(np.float64))
-        norm, between = reference.step(
+        state = reference.Lion(p.astype(np.float64), m.astype(np.float64))
+        norm, between = reference.lion(
             state, g, 17, lr=1e-2, weight_decay=weight_decay, max_norm=max_norm, **BETAS
         )
         got = one_step(device, p, g, m, 17, (1e-2, 1e-2), config)
@@ -111,8 +111,8 @@ def test_two_rates(device, split, cuts):
     config = LionConfig(weight_decay=0.1)
     got = one_step(device, p, g, m, 5, (1e-2, 0.16), config, cuts=cuts, split=split)
     for rate, part in ((1e-2, slice(split)), (0.16, slice(split, None))):
-        expected = reference.State(p.copy(), m.copy())
-        reference.step(expected, g, 5, lr=rate, weight_decay=0.1, max_norm=1.0, **BETAS)
+        expected = reference.Lion(p.copy(), m.copy())
+        reference.lion(expected, g, 5, lr=rate, weight_decay=0.1, max_norm=1.0, **BETAS)
         assert_close(got[0][part], expected.p[part], 2e-6, "float32 arithmetic")
 
 

@@ -12,8 +12,9 @@ from qlora_wgpu.ops.loss import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.ops.optimizers import STATS_LENGTH
 from qlora_wgpu.ops.preference import Preference
-from qlora_wgpu.reference import cross_entropy as head_reference
-from qlora_wgpu.reference import preference as reference
+from qlora_wgpu.reference import loss as loss_reference
+from qlora_wgpu.reference import preference as preference_reference
+from qlora_wgpu.reference.tape import grad, grads
 
 BETA, VOCAB, COLUMNS = 0.3, 83, 20
 LENGTHS = ((9, 6, 12, 4), (3, 3, 14, 10))
@@ -48,12 +49,12 @@ def run(device, profile, dtype, given, numbers, slopes_of):
     cross_entropy(bench.graph, th, Head(matrix), batch, stats, gradient=True, objective=objective)
     got_stats, got = bench.run(stats, bench.graph.gradient_of(th))
     hidden, head = rounded(hidden, dtype), rounded(head, dtype)
-    losses = head_reference.losses(hidden, head, targets)
+    losses = loss_reference.losses(hidden, head, targets)
     logps = -np.add.reduceat(losses, np.cumsum([0, *counts[:-1]]))
     loss, slopes = slopes_of(logps, logps - references, counts)
     assert_close(got_stats[0, 0], np.array(loss), 1e-5, "sums of float32 losses")
     factors = np.repeat(-slopes, counts)
-    expected = head_reference.backward(hidden, head, targets, factors=factors)
+    expected = grad(loss_reference.losses, factors, hidden, head, targets)
     # Sums of rows' losses are off by some 1e-6 of themselves, which slopes pass on.
     assert_close(got, expected, 4 * tolerance(dtype, VOCAB) + 2e-5, "sums over the vocabulary")
 
@@ -62,9 +63,9 @@ def run(device, profile, dtype, given, numbers, slopes_of):
 @pytest.mark.parametrize("loss_type", ["sigmoid", "ipo"])
 def test_pairs(device, profile, dtype, loss_type):
     def slopes_of(_, ratios, counts):
-        given = (ratios[::2], ratios[1::2], (counts[::2], counts[1::2]), BETA)
-        made = reference.pairs(loss_type, *given)
-        return made.losses.sum(), np.stack([made.chosen, made.rejected], axis=1).ravel()
+        given = (ratios[::2], ratios[1::2], loss_type, (counts[::2], counts[1::2]), BETA)
+        slopes = grads(preference_reference.pairs, 1.0, *given, of=2)
+        return preference_reference.pairs(*given).sum(), np.stack(slopes, axis=1).ravel()
 
     run(device, profile, dtype, Preference("dpo", loss_type, BETA), np.zeros(8), slopes_of)
 
@@ -74,9 +75,10 @@ def test_odds(device, profile, dtype):
     numbers = np.tile([0.25, 0.0], 4)
 
     def slopes_of(logps, _, counts):
-        made = reference.odds(*(logps / counts).reshape(-1, 2).T, BETA)
-        slopes = np.stack([made.chosen, made.rejected], axis=1).ravel() / counts
-        return made.losses.sum() - numbers @ logps, slopes - numbers
+        given = (*(logps / counts).reshape(-1, 2).T, BETA)
+        slopes = np.stack(grads(preference_reference.odds, 1.0, *given, of=2), axis=1).ravel()
+        loss = preference_reference.odds(*given).sum()
+        return loss - numbers @ logps, slopes / counts - numbers
 
     run(device, profile, dtype, Preference("orpo", "orpo", BETA), numbers, slopes_of)
 
@@ -86,8 +88,9 @@ def test_single_answers(device, profile, dtype):
     is_good = np.arange(8) % 3 > 0
 
     def slopes_of(_, ratios, counts):
-        losses, slopes = reference.singles(ratios, is_good, BETA, 0.0, (1.0, 2.0))
-        return losses.sum(), slopes
+        given = ratios, is_good, BETA, 0.0, (1.0, 2.0)
+        slopes = grad(preference_reference.singles, 1.0, *given)
+        return preference_reference.singles(*given).sum(), slopes
 
     given = Preference("kto", "kto", BETA, 0.0, 1.0, 2.0)
     run(device, profile, dtype, given, is_good.astype(float), slopes_of)

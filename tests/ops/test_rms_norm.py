@@ -1,11 +1,10 @@
 import numpy as np
 import pytest
-from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.ops.norms import layer_norm, rms_norm
-from qlora_wgpu.ops.pointwise import qk_norm
-from qlora_wgpu.reference import layer_norm as layer_reference
-from qlora_wgpu.reference import rms_norm as reference
+from qlora_wgpu.reference import norms as reference
+from qlora_wgpu.reference.tape import grad
 
 EPS = 0.3  # so much that it counts beside squares of numbers of order 1
 
@@ -25,8 +24,8 @@ def test_rms_norm(device, profile, dtype, shape, accumulate):
     (dx,) = bench.gradients(y, bench.given(dy), tx)
     got_y, got_dx = bench.run(y, dx)
     x, dy, weight = (rounded(a, "float32") for a in (x, dy, weight))
-    assert_close(got_y, reference.forward(x, weight, EPS), tolerance(dtype), "one rounding of y")
-    expected = reference.backward(dy, x, weight, EPS) + (before if accumulate else 0)
+    assert_close(got_y, reference.rms_norm(x, weight, EPS), tolerance(dtype), "one rounding of y")
+    expected = grad(reference.rms_norm, dy, x, weight, EPS) + (before if accumulate else 0)
     assert_close(got_dx, expected, tolerance("float32", shape[1]), "sums over a row")
 
 
@@ -41,30 +40,10 @@ def test_a_residual_is_added_in_float32(device, profile, dtype):
     assert y.dtype == "float32"
     got = bench.run(y, *bench.gradients(y, bench.given(dy), tx, tskip))
     x, dy, skip, weight = (rounded(a, "float32") for a in (x, dy, skip, weight))
-    expected = reference.forward(x, weight, EPS) + skip
+    expected = reference.rms_norm(x, weight, EPS) + skip
     assert_close(got[0], expected, tolerance("float32", 20), "sums over a row")
-    assert_close(got[1], reference.backward(dy, x, weight, EPS), 4e-6, "sums over a row")
+    assert_close(got[1], grad(reference.rms_norm, dy, x, weight, EPS), 4e-6, "sums over a row")
     assert_close(got[2], dy, 0.0, "handed on")
-
-
-@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
-@pytest.mark.parametrize(("rows", "heads", "head_dim"), [(37, 6, 20), (1, 3, 6), (5, 2, 64)])
-@pytest.mark.parametrize("dy_dtype", DTYPES)
-def test_qk_norm(device, profile, dtype, rows, heads, head_dim, dy_dtype):
-    rng = np.random.default_rng(3)
-    shape = (rows, heads * head_dim)
-    x, dy, weight = rng.standard_normal(shape), rng.standard_normal(shape), rng.random(head_dim)
-    bench = Bench(device, dtype, PROFILES[profile])
-    tx = bench.operand(x, grad=True)
-    y = qk_norm(bench.graph, tx, bench.given(weight), EPS)
-    got_y, got_dx = bench.run(y, *bench.gradients(y, bench.given(dy, dy_dtype), tx))
-    x = rounded(x, dtype).reshape(-1, head_dim)
-    dy = rounded(dy, dy_dtype).reshape(-1, head_dim)
-    weight = rounded(weight, "float32")
-    expected = reference.forward(x, weight, EPS).reshape(shape)
-    assert_close(got_y, expected, tolerance(dtype, head_dim), "sums over a head, one rounding")
-    expected = reference.backward(dy, x, weight, EPS).reshape(shape)
-    assert_close(got_dx, expected, tolerance(dtype, head_dim), "sums over a head, one rounding")
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
@@ -85,7 +64,7 @@ def test_layer_norm(device, profile, dtype, shape, with_bias, accumulate):
     (dx,) = bench.gradients(y, bench.given(dy), tx)
     got_y, got_dx = bench.run(y, dx)
     x, dy, weight, bias = (rounded(a, "float32") for a in (x, dy, weight, bias))
-    expected = layer_reference.forward(x, weight, bias, EPS)
+    expected = reference.layer_norm(x, weight, EPS, bias)
     assert_close(got_y, expected, tolerance(dtype, shape[1]), "one rounding of y")
-    expected = layer_reference.backward(dy, x, weight, EPS) + (before if accumulate else 0)
+    expected = grad(reference.layer_norm, dy, x, weight, EPS) + (before if accumulate else 0)
     assert_close(got_dx, expected, tolerance("float32", shape[1]), "sums over a row")

@@ -14,18 +14,18 @@ from qlora_wgpu.ops.linear import linear_group
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.quantized import StripStore
 from qlora_wgpu.ops.rope import rope
-from qlora_wgpu.selfcheck.cases import few_rows, generation, rotated_product
+from qlora_wgpu.selfcheck.cases import new_tokens, texts
 from qlora_wgpu.selfcheck.cases.common import arguments_of
 
 TOGETHER = "kv_cache/append_rotated.wgsl"
 IN_PRODUCT = "few_rows/strips_rotated.wgsl"
 
 
-@pytest.mark.parametrize("arguments", arguments_of(generation.check_rotated_append))
+@pytest.mark.parametrize("arguments", arguments_of(texts.check_rotated_append))
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_norms_rotation_and_keys_that_are_kept(device, profile, dtype, arguments):
     bench = Bench(device, dtype, PROFILES[profile])
-    generation.check_rotated_append(bench, *arguments)
+    texts.check_rotated_append(bench, *arguments)
     assert bench.excess <= 1.0
     _, _, has_norms, by_rows, alone = arguments
     # Where keys are kept in buffers, there are too many of them to bind some more.
@@ -65,11 +65,11 @@ def test_attention_has_the_bits_that_it_has_of_several_launches(
     assert np.array_equal(got, exact)
 
 
-@pytest.mark.parametrize("arguments", arguments_of(rotated_product.check_rotated_product))
+@pytest.mark.parametrize("arguments", arguments_of(new_tokens.check_rotated_product))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_that_rotate(device, dtype, arguments):
     bench = Bench(device, dtype, PROFILES["texture"])
-    rotated_product.check_rotated_product(bench, *arguments)
+    new_tokens.check_rotated_product(bench, *arguments)
     assert bench.excess <= 1.0
     fits = 4 * bench.graph.profile.subgroup_size % arguments[0] == 0
     assert (IN_PRODUCT in bench.shaders) == fits
@@ -81,7 +81,8 @@ def traced(device, rotary_dim, head_dim, dense=True, texts=3, dtype="bfloat16", 
     random = np.random.default_rng(8)
     heads = {"q": 4, "k": 2, "v": 2}
     stored = [
-        few_rows.stored_weight("double", n * head_dim, 64, i) for i, n in enumerate(heads.values())
+        new_tokens.stored_weight("double", n * head_dim, 64, i)
+        for i, n in enumerate(heads.values())
     ]
     xs, table = (
         random.standard_normal((2, texts, 64)),
@@ -89,7 +90,7 @@ def traced(device, rotary_dim, head_dim, dense=True, texts=3, dtype="bfloat16", 
     )
     bench, cache, outputs = Bench(device, dtype, PROFILES["texture"]), KVCache(3, texts), []
     bench.graph.rules = rules
-    matrices = few_rows.in_one_range(stored, Storage("group", "test", 256))
+    matrices = new_tokens.in_one_range(stored, Storage("group", "test", 256))
     store = StripStore(dense=dense)
     store.of_quantized(bench.graph, matrices)
     store.fill(bench.graph)

@@ -6,8 +6,8 @@ from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.ops.routing import balance_loss, balance_sums, largest, route
-from qlora_wgpu.reference import experts as experts_reference
-from qlora_wgpu.reference import router_balance as reference
+from qlora_wgpu.reference import experts as reference
+from qlora_wgpu.reference.tape import grad
 
 ROWS, EXPERTS, TOP_K, LABELS, COEFFICIENT = 42, 11, 3, 5, 0.3
 
@@ -44,12 +44,14 @@ def test_the_loss_and_its_gradient(device, profile, dtype):
     g.backward()
     got = bench.run(sums, stats, *(g.gradient_of(each) for each in given))
     exact = [rounded(each, "float32") for each in logits]
-    expected = sum(reference.sums(each, TOP_K, MASK) for each in exact)
+    expected = sum(reference.balance_sums(each, TOP_K, MASK) for each in exact)
     assert np.array_equal(got[0][0], expected[0])  # whole numbers
     assert_close(got[0][1], expected[1], tolerance("float32", ROWS), "float32 sums")
-    loss = LABELS * reference.loss(exact, TOP_K, MASK)
+    loss = LABELS * reference.balance_loss(exact, TOP_K, MASK)
     assert_close(got[1][0], np.array([1, 2, 3, 4, 5, 6 + loss]), 4e-6, "float32 sums")
-    for ours, theirs in zip(got[2:], reference.backward(exact, TOP_K, MASK), strict=True):
+    for ours, theirs in zip(
+        got[2:], grad(reference.balance_loss, 1.0, exact, TOP_K, MASK), strict=True
+    ):
         theirs = LABELS * COEFFICIENT * theirs
         assert_close(ours, theirs, tolerance("float32", EXPERTS), "float32 arithmetic")
 
@@ -80,9 +82,11 @@ def test_beside_a_choice_and_behind_a_router(device, profile, dtype, again):
     (got,) = bench.run(g.gradient_of(tx))
     x, w, dweights = rounded(x, dtype), rounded(w, dtype), rounded(dweights, "float32")
     logits = x @ w.T
-    ids, _ = experts_reference.route(logits, TOP_K, normalized=True)
-    dlogits = experts_reference.route_backward(dweights, logits, ids, normalized=True)
-    dlogits += LABELS * COEFFICIENT * sum(reference.backward([logits] * 2, TOP_K, MASK))
+    ids, _ = reference.route(logits, TOP_K, normalized=True)
+    dlogits = grad(reference.softmax_weights, dweights, logits, ids, normalized=True)
+    dlogits += (
+        LABELS * COEFFICIENT * sum(grad(reference.balance_loss, 1.0, [logits] * 2, TOP_K, MASK))
+    )
     # Gradients of bfloat16 operands are rounded between the products that add up.
     bound = tolerance(dtype, EXPERTS) * (3 if dtype == "bfloat16" else 1)
     assert_close(got, dlogits @ w, bound, "rounded operands")
@@ -99,8 +103,8 @@ def test_weights_of_labels_weigh_the_batch(device):
     g.backward()
     got_stats, got = bench.run(stats, g.gradient_of(given))
     weight, exact = weights[0, :LABELS].sum(), [rounded(logits, "float32")]
-    assert abs(got_stats[0, 5] / (weight * reference.loss(exact, TOP_K, MASK)) - 1) <= 1e-5
-    (expected,) = reference.backward(exact, TOP_K, MASK)
+    assert abs(got_stats[0, 5] / (weight * reference.balance_loss(exact, TOP_K, MASK)) - 1) <= 1e-5
+    (expected,) = grad(reference.balance_loss, 1.0, exact, TOP_K, MASK)
     assert_close(got, weight * COEFFICIENT * expected, 4e-6, "float32 arithmetic")
 
 

@@ -5,8 +5,8 @@ import pytest
 from support.harness import PROFILES, Bench
 
 from qlora_wgpu.ops import sampling
-from qlora_wgpu.selfcheck.cases.few_rows import new_tokens
-from qlora_wgpu.selfcheck.cases.sampling import Row, check_choice
+from qlora_wgpu.selfcheck.cases.new_tokens import new_tokens
+from qlora_wgpu.selfcheck.cases.texts import Row, check_choice
 
 VOCAB = 50
 

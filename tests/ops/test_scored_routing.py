@@ -5,8 +5,8 @@ import pytest
 from support.harness import PROFILES, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.ops.routing import Scoring, route, route_by_scores
-from qlora_wgpu.reference import expert_scores
 from qlora_wgpu.reference import experts as reference
+from qlora_wgpu.reference.tape import grad
 
 ROWS, EXPERTS, TOP_K = 41, 12, 3
 GROUPS = {"groups": 4, "top_groups": 2}
@@ -38,20 +38,20 @@ def test_scores_choose_and_weigh(device, profile, name, corrected):
     gradients = bench.gradients(routing.weights, bench.given(dweights), tlogits)
     got_slots, got_weights, got = bench.run(routing.slots, routing.weights, *gradients)
     logits, dweights = rounded(logits, "float32"), rounded(dweights, "float32")
-    bias, rule = corrected * rounded(bias, "float32"), expert_scores.Rule(**asdict(scoring))
-    ids, weights = expert_scores.route(logits, bias, TOP_K, rule)
+    bias, rule = corrected * rounded(bias, "float32"), reference.Rule(**asdict(scoring))
+    ids, weights = reference.route_by_scores(logits, bias, TOP_K, rule)
     assert np.array_equal(got_slots.ravel(), reference.slots_of(ids, EXPERTS, 64)[0])
     assert_close(got_weights, weights, tolerance("float32"), "exp is good to 1e-6")
-    expected = expert_scores.route_backward(dweights, logits, ids, rule)
+    expected = grad(reference.weights_of, dweights, logits, ids, rule)
     assert_close(got, expected, tolerance("float32"), "float32 arithmetic")
 
 
 def test_a_sum_at_its_least_does_not_grow(device):
     """The weights of ERNIE's rule in rows whose chosen experts' shares are below the least."""
     logits, bias, _ = inputs()
-    rule = expert_scores.Rule(False, True, least=0.6, at_least=True)
-    scores = expert_scores.scores_of(logits, sigmoid=False)
-    ids = expert_scores.route(logits, bias, TOP_K, rule)[0]
+    rule = reference.Rule(False, True, least=0.6, at_least=True)
+    scores = reference.scores_of(logits, sigmoids=False)
+    ids = reference.route_by_scores(logits, bias, TOP_K, rule)[0]
     below = np.take_along_axis(scores, ids, 1).sum(1) < 0.6
     assert 5 < below.sum() < ROWS - 5
 
@@ -68,7 +68,7 @@ def test_weights_of_logits_are_scaled(device, normalized, scale):
     logits, dweights = rounded(logits, "float32"), rounded(dweights, "float32")
     ids, weights = reference.route(logits, TOP_K, normalized=normalized)
     assert_close(got_weights, scale * weights, tolerance("float32"), "float32 arithmetic")
-    expected = reference.route_backward(scale * dweights, logits, ids, normalized=normalized)
+    expected = grad(reference.softmax_weights, scale * dweights, logits, ids, normalized=normalized)
     assert_close(got, expected, tolerance("float32"), "float32 arithmetic")
 
 

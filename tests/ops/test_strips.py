@@ -12,13 +12,13 @@ from qlora_wgpu.ops.linear import linear, linear_group
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.pointwise import glu
 from qlora_wgpu.ops.quantized import StripStore
-from qlora_wgpu.selfcheck.cases import few_rows, strips
+from qlora_wgpu.selfcheck.cases import new_tokens as cases
 from qlora_wgpu.selfcheck.cases.common import arguments_of
 
 TEXTURES = [variant for variant in VARIANTS if "texture" in variant[0]]
-CHECKS = (strips.check_strips, strips.check_strips_of_a_group, strips.check_logits_of_strips)
+CHECKS = (cases.check_strips, cases.check_strips_of_a_group, cases.check_logits_of_strips)
 CASES = [(check, arguments) for check in CHECKS for arguments in arguments_of(check)] + [
-    (strips.check_strips, each)
+    (cases.check_strips, each)
     for each in (
         ("Q4_1", 96, 2, 0, False),
         ("IQ4_NL", 64, 1, 8, False),
@@ -41,11 +41,11 @@ def test_all_forms(device, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", arguments_of(strips.check_glu_of_strips))
+@pytest.mark.parametrize("arguments", arguments_of(cases.check_glu_of_strips))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gated_units(device, dtype, arguments):
     bench = Bench(device, dtype, PROFILES["texture"])
-    strips.check_glu_of_strips(bench, *arguments)
+    cases.check_glu_of_strips(bench, *arguments)
     assert bench.excess <= 1.0
     assert "few_rows/strips_glu.wgsl" in bench.shaders
     assert not {"glu/forward.wgsl", "few_rows/strips.wgsl"} & bench.shaders
@@ -57,16 +57,16 @@ def test_gated_units(device, dtype, arguments):
 @pytest.mark.parametrize("rows", [1, 3, 8])
 def test_gated_units_have_the_bits_of_two_launches(device, dense, rows):
     x = np.random.default_rng(6).standard_normal((rows, 64))
-    stored = [few_rows.stored_weight("double", 200, 64, n) for n in range(2)]
+    stored = [cases.stored_weight("double", 200, 64, n) for n in range(2)]
 
     def made(rules):
         bench, store = Bench(device, "bfloat16", PROFILES["texture"]), StripStore(dense=dense)
         bench.graph.rules = rules
-        matrices = few_rows.in_one_range(stored, Storage("group", "test", 256))
+        matrices = cases.in_one_range(stored, Storage("group", "test", 256))
         store.of_quantized(bench.graph, matrices)
         store.fill(bench.graph)
         layers = [Linear(name, m, None, None) for name, m in zip("ab", matrices, strict=True)]
-        batch = strips.reading_strips(rows, store)
+        batch = cases.reading_strips(rows, store)
         y = glu(bench.graph, *linear_group(bench.graph, bench.operand(x), layers, batch))
         return bench.run_bits(y)[0]
 
@@ -75,7 +75,7 @@ def test_gated_units_have_the_bits_of_two_launches(device, dense, rows):
 
 def test_other_profiles_have_none(device):
     bench = Bench(device, "float32", PROFILES["gpu"])
-    strips.check_strips(bench, "double", 64, 3, 8, False)
+    cases.check_strips(bench, "double", 64, 3, 8, False)
     assert bench.excess <= 1.0
     assert not any("strip" in path for path in bench.shaders)
 
@@ -85,16 +85,16 @@ def test_other_profiles_have_none(device):
 @pytest.mark.parametrize("dense", [False, True])
 def test_a_row_has_the_same_bits_beside_any_others(device, dense):
     x = np.random.default_rng(3).standard_normal((19, 256))
-    stored = few_rows.stored_weight("double", 264, 256)
+    stored = cases.stored_weight("double", 264, 256)
 
     def made(rows):
         bench = Bench(device, "bfloat16", PROFILES[TEXTURES[0][0]])
-        (matrix,) = few_rows.in_one_range([stored], Storage("group", "test", 256))
+        (matrix,) = cases.in_one_range([stored], Storage("group", "test", 256))
         store = StripStore(dense=dense)
         store.of_quantized(bench.graph, [matrix])
         store.fill(bench.graph)
         assert not store.waits
-        batch = strips.reading_strips(len(rows), store)
+        batch = cases.reading_strips(len(rows), store)
         y = linear(bench.graph, bench.operand(x[rows]), Linear("layer", matrix, None, None), batch)
         return bench.run_bits(y)[0]
 
@@ -108,8 +108,8 @@ def test_a_row_has_the_same_bits_beside_any_others(device, dense):
 def test_new_tokens_multiply_with_the_numbers_of_a_prompt(device, form, dtype):
     """Dequantized strips have every rounding that the weights of other forwards have."""
     bench = Bench(device, dtype, PROFILES["texture"])
-    (matrix,) = few_rows.in_one_range(
-        [few_rows.stored_weight(form, 141, 256)], Storage("group", "test", 256)
+    (matrix,) = cases.in_one_range(
+        [cases.stored_weight(form, 141, 256)], Storage("group", "test", 256)
     )
     rng = np.random.default_rng(5)
     x = bench.operand(rng.standard_normal((3, 256)))
@@ -120,7 +120,7 @@ def test_new_tokens_multiply_with_the_numbers_of_a_prompt(device, form, dtype):
     layer = Linear("layer", matrix, None, None)
     new, old = (
         linear(bench.graph, x, layer, batch, residual)
-        for batch in (strips.reading_strips(3, store), bench.batch_of(1, 3))
+        for batch in (cases.reading_strips(3, store), bench.batch_of(1, 3))
     )
     got, expected = bench.run(new, old)
     assert "few_rows/strips.wgsl" in bench.shaders

@@ -13,23 +13,7 @@ from qlora_wgpu.families.family import find_family
 from qlora_wgpu.families.parts.layer_ops import LayerOps
 from qlora_wgpu.families.parts.moe import Experts, softmax_router
 from qlora_wgpu.ops.pointwise import ACTIVATIONS, ClampedGLU
-from qlora_wgpu.reference import (
-    activation,
-    attention,
-    causal_conv,
-    clamped_glu,
-    clip,
-    expert_scores,
-    gated_delta,
-    gated_delta_gates,
-    gated_rms_norm,
-    group_columns,
-    head_parts,
-    rope,
-    row_gate,
-    short_conv,
-    xielu,
-)
+from qlora_wgpu.reference import attention, delta_net, experts, norms, pointwise
 
 
 def logits(config, arrays, ids):
@@ -123,7 +107,7 @@ class NumpyOps(LayerOps):
         positions = np.arange(len(x))
         table = rotation.angles(positions, np.full(len(x), len(x))).astype(np.float64)
         dim = rotation.rotary_dim
-        return rope.forward(x, positions, table, head_dim, dim, interleaved=interleaved)
+        return attention.rope(x, positions, table, head_dim, dim, interleaved=interleaved)
 
     def ropes(self, xs, rotation, head_dim, *, interleaved=False):
         return [self.rope(x, rotation, head_dim, interleaved=interleaved) for x in xs]
@@ -131,29 +115,29 @@ class NumpyOps(LayerOps):
     def attention(self, q, k, v, head_dim, scale, window=None, softcap=None, sinks=None):
         segments = np.ones((1, len(q)), np.int64)
         sinks = None if sinks is None else self.array(sinks)
-        return attention.forward(q, k, v, segments, head_dim, scale, window, softcap, sinks)
+        return attention.attention(q, k, v, segments, head_dim, scale, window, softcap, sinks)
 
     def glu(self, gate, up, name):
         return self.activation(gate, name) * up
 
     def clamped_glu(self, gate, up, scalars):
-        return clamped_glu.forward(gate, up, scalars.swiglu_limit, scalars.swiglu_alpha)
+        return pointwise.clamped_glu(gate, up, scalars.swiglu_limit, scalars.swiglu_alpha)
 
     def row_gate(self, x, gate, residual=None):
-        y = row_gate.forward(x, gate)
+        y = pointwise.row_gate(x, gate)
         return y if residual is None else residual + y
 
     def activation(self, x, name):
         kinds = ("silu", "gelu", "relu", "relu2", "quick_gelu", "gelu_new")
         alike = [kind for kind in kinds if ACTIVATIONS[kind] == ACTIVATIONS[name]]
-        return activation.forward(x, alike[0])
+        return pointwise.activation(x, alike[0])
 
     def clip(self, x, limit):
-        return clip.forward(x, limit)
+        return pointwise.clip(x, limit)
 
     def xielu(self, x, name):
         leaves = ("alpha_p", "alpha_n", "beta", "eps")
-        return xielu.forward(x, tuple(self.array(f"{name}.{leaf}").item() for leaf in leaves))
+        return pointwise.xielu(x, tuple(self.array(f"{name}.{leaf}").item() for leaf in leaves))
 
     def scaled(self, x, name):
         return self.array(name).item() * x
@@ -164,38 +148,38 @@ class NumpyOps(LayerOps):
     def short_conv(self, x, name):
         weight = self.array(f"{name}.weight")[:, 0]
         bias = self.array(f"{name}.bias") if f"{name}.bias" in self._arrays else 0.0
-        return short_conv.forward(x, weight, bias, np.ones((1, len(x)), np.int64))
+        return delta_net.short_conv(x, weight, bias, np.ones((1, len(x)), np.int64))
 
     def columns(self, x, first, count):
         return x[:, first : first + count]
 
     def head_parts(self, parts, heads, head_dim):
         plain = [(part.x, part.group, part.first, part.width) for part in parts]
-        return head_parts.forward(plain, heads, head_dim)
+        return attention.head_parts(plain, heads, head_dim)
 
     def operand(self, x):
         return x
 
     def group_columns(self, x, groups, group, first, widths, *, float32=False):
-        return group_columns.forward(x, groups, group, first, widths)
+        return attention.group_columns(x, groups, group, first, widths)
 
     def sigmoid_gate(self, x, gate):
-        return x * activation.forward(gate, "sigmoid")
+        return x * pointwise.activation(gate, "sigmoid")
 
     def causal_conv(self, x, name):
         weight = self.array(f"{name}.weight")[:, 0]
-        return causal_conv.forward(x, weight, 0.0, np.ones((1, len(x)), np.int64))
+        return delta_net.causal_conv(x, weight, 0.0, np.ones((1, len(x)), np.int64))
 
     def gated_delta_gates(self, a, b, at):
         scalars = (self.array(f"{at}{name}") for name in ("A_log", "dt_bias"))
-        return gated_delta_gates.forward(a, b, *scalars)
+        return delta_net.gated_delta_gates(a, b, *scalars)
 
     def gated_delta_rule(self, q, k, v, decay, beta, *sizes):
         segments = np.ones((1, len(q)), np.int64)
-        return gated_delta.forward(q, k, v, decay, beta, segments, gated_delta.Heads(*sizes))
+        return delta_net.gated_delta_rule(q, k, v, decay, beta, segments, delta_net.Heads(*sizes))
 
     def gated_rms_norm(self, x, z, name, eps):
-        return gated_rms_norm.forward(x, z, self._weight(name), eps)
+        return norms.gated_rms_norm(x, z, self._weight(name), eps)
 
     def _weight(self, name):
         name = f"{name}.weight"
@@ -216,8 +200,8 @@ class _Experts:
         scoring = replace(router.scoring, scale=scale * router.scoring.scale)
         named = router.correction is not None
         bias = ops.array(f"{layer}{router.correction}").ravel() if named else 0.0
-        rule, scores = expert_scores.Rule(**asdict(scoring)), ops.router(x, f"{at}{of.router}")
-        ids, weights = expert_scores.route(scores, bias, of.num_experts_per_tok, rule)
+        rule, scores = experts.Rule(**asdict(scoring)), ops.router(x, f"{at}{of.router}")
+        ids, weights = experts.route_by_scores(scores, bias, of.num_experts_per_tok, rule)
         p = np.zeros((len(x), of.num_experts))
         np.put_along_axis(p, ids, weights, 1)
         for i in range(of.num_experts):

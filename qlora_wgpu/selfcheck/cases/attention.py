@@ -6,19 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from qlora_wgpu.graph.tensor import LARGEST_FLOAT16
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import LARGEST_FLOAT16, Tensor
 from qlora_wgpu.kernels.attention import SIZED_ROWS, Attention, delta_and_sizes
 from qlora_wgpu.kernels.attention.matrix_units import keys_and_values, queries_and_gradients
 from qlora_wgpu.model.batch_encoding import positions
 from qlora_wgpu.ops.attention import attention
-from qlora_wgpu.ops.pointwise import qk_layer_norm, qk_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.reference import attention as attention_reference
-from qlora_wgpu.reference import qk_layer_norm as qk_layer_norm_reference
-from qlora_wgpu.reference import rms_norm as rms_norm_reference
-from qlora_wgpu.reference import rope as rope_reference
-from qlora_wgpu.selfcheck.cases.common import each, no_ties, normal, of_halves, uneven
-from qlora_wgpu.selfcheck.runner import SUMS, Runner, new_counts
+from qlora_wgpu.reference.tape import grad
+from qlora_wgpu.selfcheck.cases.common import compare_op, each, no_ties, normal
+from qlora_wgpu.selfcheck.runner import SUMS, Array, Runner, new_counts
 
 # Rows of a batch: two samples and padding; padding in front; one sample and no padding.
 _SAMPLES = np.array([[1] * 9 + [2] * 40 + [0] * 8, [0] * 5 + [1] * 52, [1] * 57])
@@ -54,28 +52,22 @@ def check_attention(
     samples = _SAMPLES if short else _LONG
     if not short:  # as if there were many, which need no workgroups for each head that shares keys
         run.graph.profile = replace(run.graph.profile, least_workgroups=0)
-    rows = samples.size
+    rows, scale = samples.size, 1 / np.sqrt(head_dim)
     heads = 6 if head_dim % 4 else 4  # of 22 elements, neither 6 nor 2 are whole units of eight
     q, do = 2 * normal("q", rows, heads * head_dim), normal("do", rows, heads * head_dim)
     k, v = normal("k", rows, 2 * head_dim), normal("v", rows, 2 * head_dim)
-    scale = 1 / np.sqrt(head_dim)
-    tq, tk, tv = (run.operand(a, grad=True) for a in (q, k, v))
-    batch = run.batch(samples)
-    sinks = 2 * normal("sinks", heads).astype(np.float32).astype(np.float64) if has_sinks else None
-    given = None if sinks is None else run.float32(sinks)
-    o = attention(run.graph, tq, tk, tv, batch, head_dim, scale, window, softcap, given)
-    cotangent = run.float32(do) if exact_gradient else run.operand(do)
-    gradients = run.gradients(o, cotangent, tq, tk, tv)
-    inner = of_halves(run)
-    got_o, *got = run.run(o, *gradients)
-    do = do if exact_gradient else run.rounded(do)
-    q, k, v = (run.rounded(a) for a in (q, k, v))
-    options = window, softcap, sinks
-    exact = attention_reference.forward(q, k, v, samples, head_dim, scale, *options)
-    run.compare(got_o, exact, o.dtype, inner=inner)
-    expected = attention_reference.backward(do, q, k, v, samples, head_dim, scale, got_o, *options)
-    for value, exact, gradient in zip(got, expected, gradients, strict=True):
-        run.compare(value, exact, gradient.dtype, inner=inner)
+    sinks, batch = [2 * normal("sinks", heads)] * has_sinks, run.batch(samples)
+
+    def op(g: Graph, q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> Tensor:
+        return attention(g, q, k, v, batch, head_dim, scale, window, softcap, *sinks)
+
+    def formula(q: Array, k: Array, v: Array, *sinks: Array, **stored: Array) -> Array:
+        options = dict(zip(("sinks",), sinks, strict=False))
+        return attention_reference.attention(
+            q, k, v, samples, head_dim, scale, window, softcap, **options, **stored
+        )
+
+    compare_op(run, op, formula, [q, k, v], *sinks, exact=exact_gradient, dy=do, stores=True)
 
 
 @each((8, False), (24, True))
@@ -172,10 +164,10 @@ def check_rope(run: Runner, head_dim: int, rotary_dim: int, interleaved: bool) -
     got = run.run(*ys, *dxs)
     shape = (positions(_SAMPLES).ravel(), table, head_dim, rotary_dim)
     for x, y, value in zip(xs, ys, got[:3], strict=True):
-        exact = rope_reference.forward(run.rounded(x), *shape, interleaved=interleaved)
+        exact = attention_reference.rope(run.rounded(x), *shape, interleaved=interleaved)
         run.compare(value, exact, y.dtype)
-    for dy, dx, value in zip(dys, dxs, got[3:], strict=True):
-        exact = rope_reference.backward(dy, *shape, interleaved=interleaved)
+    for x, dy, dx, value in zip(xs, dys, dxs, got[3:], strict=True):
+        exact = grad(attention_reference.rope, dy, x, *shape, interleaved=interleaved)
         run.compare(value, exact, dx.dtype)
 
 
@@ -196,45 +188,5 @@ def check_rope_of_few_rows(run: Runner, head_dim: int, rotary_dim: int) -> None:
     ]
     shape = (positions(samples).ravel(), table, head_dim, rotary_dim)
     for x, y, value in zip(xs, ys, run.run(*ys), strict=True):
-        exact = rope_reference.forward(run.rounded(x), *shape, interleaved=False)
+        exact = attention_reference.rope(run.rounded(x), *shape, interleaved=False)
         run.compare(value, exact, y.dtype)
-
-
-@each((4, 24, True), (3, 22, True), (4, 24, False), (3, 22, False))
-def check_qk_norm(run: Runner, heads: int, head_dim: int, exact_gradient: bool) -> None:
-    """y and dx of each head."""
-    x, dy = uneven("x", _ROWS, heads * head_dim), normal("dy", _ROWS, heads * head_dim)
-    weight = normal("weight", head_dim)
-    tx = run.operand(x, grad=True)
-    y = qk_norm(run.graph, tx, run.float32(weight), 1e-5)
-    (dx,) = run.gradients(y, run.float32(dy) if exact_gradient else run.operand(dy), tx)
-    got_y, got_dx = run.run(y, dx)
-    dy = dy if exact_gradient else run.rounded(dy)
-    x, dy = (a.reshape(-1, head_dim) for a in (run.rounded(x), dy))
-    exact = rms_norm_reference.forward(x, weight, 1e-5)
-    run.compare(got_y, exact.reshape(got_y.shape), y.dtype, by_row=True)
-    exact = rms_norm_reference.backward(dy, x, weight, 1e-5)
-    run.compare(got_dx, exact.reshape(got_dx.shape), dx.dtype, by_row=True)
-
-
-@each(
-    (4, 24, True), (3, 22, True), (4, 24, False), (3, 22, False), (4, 24, True, 1),
-    (3, 22, False, 1), (3, 22, True, 3),
-)  # fmt: skip
-def check_qk_layer_norm(
-    run: Runner, heads: int, head_dim: int, exact_gradient: bool, biases: int = 0
-) -> None:
-    """y and dx of heads with weights of their own, or with one weight and one bias."""
-    x, dy = uneven("x", _ROWS, heads * head_dim), normal("dy", _ROWS, heads * head_dim)
-    x += 0.5 * np.abs(x).max(axis=1, keepdims=True)  # a mean to be taken away
-    weight = normal("weight", biases or heads, head_dim)
-    bias = normal("bias", biases, head_dim) if biases else None
-    tx = run.operand(x, grad=True)
-    added = None if bias is None else run.float32(bias)
-    y = qk_layer_norm(run.graph, tx, run.float32(weight), 1e-5, added)
-    (dx,) = run.gradients(y, run.float32(dy) if exact_gradient else run.operand(dy), tx)
-    got_y, got_dx = run.run(y, dx)
-    x, dy = run.rounded(x), dy if exact_gradient else run.rounded(dy)
-    run.compare(got_y, qk_layer_norm_reference.forward(x, weight, 1e-5, bias), y.dtype, by_row=True)
-    exact = qk_layer_norm_reference.backward(dy, x, weight, 1e-5)
-    run.compare(got_dx, exact, dx.dtype, by_row=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.lora.trained_tokens import Vocabulary
-from qlora_wgpu.selfcheck.runner import Array, Runner
+from qlora_wgpu.reference.tape import grads
+from qlora_wgpu.selfcheck.runner import Array, Runner, rounded
 
 CheckT = TypeVar("CheckT", bound=Callable[..., None])
 
@@ -94,3 +95,60 @@ def of_halves(run: Runner) -> float:
     """
     halved = any(launch.constants.get("HALF") is True for launch in run.graph.launches)
     return 2.0**-10 * halved
+
+
+def of_types(
+    run: Runner, rounded_first: bool
+) -> tuple[Callable[[Array], Tensor], Callable[[Array], Tensor]]:
+    """What makes the first gradient, and the second one."""
+    return (run.operand, run.float32) if rounded_first else (run.float32, run.operand)
+
+
+class Exact(NamedTuple):
+    """An input of float32, not an operand."""
+
+    array: Array
+
+
+def compare_op(
+    run: Runner,
+    op: Callable[..., Tensor],
+    formula: Callable[..., Array],
+    inputs: Sequence[Array | Exact],
+    *rest: object,
+    exact: bool,
+    dy: Array | None = None,
+    by_row: bool = False,
+    stores: bool = False,
+) -> None:
+    """Compares an op and the gradients of its inputs with a formula and its own.
+
+    Args:
+        run: Where it runs.
+        op: Takes the graph, the inputs, which are operands, and the rest.
+        formula: Takes the same arrays, without a graph.
+        inputs: What gets gradients.
+        *rest: What gets none: arrays are of float32, other things are as they are.
+        exact: Whether the gradient of the result is float32, not an operand.
+        dy: That gradient; normal numbers by default.
+        by_row: Whether each row is measured by its own largest value.
+        stores: Whether gradients follow from the result as it was stored.
+    """
+    given = [array.array if isinstance(array, Exact) else array for array in inputs]
+    tensors = [
+        (run.float32 if isinstance(kind, Exact) else run.operand)(array, grad=True)
+        for kind, array in zip(inputs, given, strict=True)
+    ]
+    frozen = [run.float32(x) if isinstance(x, np.ndarray) else x for x in rest]
+    y = op(run.graph, *tensors, *frozen)
+    dy = normal("dy", y.rows, y.columns) if dy is None else dy
+    gradients = run.gradients(y, (run.float32 if exact else run.operand)(dy), *tensors)
+    inner = of_halves(run)
+    got_y, *got = run.run(y, *gradients)
+    held = [rounded(array, t.dtype) for array, t in zip(given, tensors, strict=True)]
+    run.compare(got_y, formula(*held, *rest), y.dtype, by_row=by_row, inner=inner)
+    dy = rounded(dy, "float32" if exact else run.dtype)
+    kept = {"stored": got_y} if stores else {}
+    expected = grads(formula, dy, *held, *rest, of=len(held), **kept)
+    for value, dx, gradient in zip(got, expected, gradients, strict=True):
+        run.compare(value, dx, gradient.dtype, by_row=by_row, inner=inner)

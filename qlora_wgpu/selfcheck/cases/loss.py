@@ -16,9 +16,10 @@ from qlora_wgpu.ops.loss import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw
 from qlora_wgpu.ops.tensor import softcap_in_place
-from qlora_wgpu.reference import adamw as adamw_reference
-from qlora_wgpu.reference import cross_entropy as cross_entropy_reference
-from qlora_wgpu.reference import embedding as embedding_reference
+from qlora_wgpu.reference import linear as linear_reference
+from qlora_wgpu.reference import loss as loss_reference
+from qlora_wgpu.reference import optimizers as optimizers_reference
+from qlora_wgpu.reference.tape import grad
 from qlora_wgpu.selfcheck.cases.common import KEY, ONES, ROWS, each, normal
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
@@ -71,13 +72,13 @@ def check_cross_entropy(
         hidden, head = np.c_[hidden, np.ones(rows)], np.c_[head, bias / 0.7]
     options = (0.7, softcap, smoothing, z_loss)
     flat = targets.ravel()
-    loss = cross_entropy_reference.forward(hidden, head, flat, *options)
+    loss = loss_reference.losses(hidden, head, flat, *options).sum()
     labels = np.sum(flat != IGNORE_INDEX)
-    hits = cross_entropy_reference.correct(hidden, head, flat, 0.7, softcap)
+    hits = loss_reference.hits(hidden, head, flat, 0.7, softcap).sum()
     sums = (1000.0 + loss, 7.0 + labels, 3.0, 4.0, 5.0 + hits)
     for value, exact in zip(got_stats[0], sums, strict=True):
         run.compare(value, np.array(exact))
-    exact = cross_entropy_reference.backward(hidden, head, flat, *options)[:, :_COLUMNS]
+    exact = grad(loss_reference.losses, 1.0, hidden, head, flat, *options)[:, :_COLUMNS]
     # The logits' gradient is an operand.
     run.compare(got, exact, inner=ROUNDING[run.dtype])
 
@@ -100,14 +101,14 @@ def check_weighted_loss(run: Runner, weighted: bool, confidence: bool) -> None:
     )
     got_stats, got = run.run(stats, run.graph.gradient_of(th))
     hidden, head, flat = run.rounded(hidden), run.rounded_weight(head), targets.ravel()
-    losses = cross_entropy_reference.losses(hidden, head, flat, 0.7)
+    losses = loss_reference.losses(hidden, head, flat, 0.7)
     weights = given.ravel()[flat != IGNORE_INDEX] if weighted else np.ones(len(losses))
     factors = weights * (np.exp(-losses) if confidence else 1.0)
-    hits = cross_entropy_reference.hits(hidden, head, flat, 0.7)
+    hits = loss_reference.hits(hidden, head, flat, 0.7)
     sums = 10.0 + factors @ losses, 7.0 + weights.sum(), 3.0, 4.0, 5.0 + weights @ hits
     for value, exact in zip(got_stats[0], sums, strict=True):
         run.compare(value, np.array(exact))
-    exact = cross_entropy_reference.backward(hidden, head, flat, 0.7, factors=factors)
+    exact = grad(loss_reference.losses, factors, hidden, head, flat, 0.7)
     run.compare(got, exact, inner=ROUNDING[run.dtype])
 
 
@@ -136,7 +137,7 @@ def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
     run.compare(got[: len(rows) - first], exact[rows[first:]], by_row=True)
     if labels:
         factors = run.rounded(hidden), run.rounded_weight(head)
-        loss = cross_entropy_reference.forward(*factors, targets[0], 0.7, softcap, 0.0, 0.0)
+        loss = loss_reference.losses(*factors, targets[0], 0.7, softcap).sum()
         sums = (0.5 + loss, 7.0 + len(rows), 3.0, 4.0, float(len(rows)))
         for value, sum_ in zip(got_stats[0], sums, strict=True):
             run.compare(value, np.array(sum_))
@@ -168,7 +169,7 @@ def check_embedding(run: Runner, noise: float, key: int | None, tied: bool = Fal
     if key is not None:
         most = noise / math.sqrt(rows * columns)
         module = zlib.crc32(b"neftune")
-        exact += embedding_reference.noise(rows, y.stride, columns, most, key, module)
+        exact += linear_reference.embedding_noise(rows, y.stride, columns, most, key, module)
     run.compare(got, exact)
 
 
@@ -182,7 +183,7 @@ def _flat(values: Array) -> Tensor:
 def check_optimizer(run: Runner, max_norm: float, tokens: float, factor: float) -> None:
     """Two steps of AdamW: clipped or not, without labels, and refused for their norm."""
     length, split = 1216, 500
-    state = adamw_reference.State(
+    state = optimizers_reference.AdamW(
         normal("p", length), 0.1 * normal("m", length), 0.1 * normal("v", length) ** 2
     )
     config = AdamWConfig(weight_decay=0.1, max_grad_norm=max_norm, adam_epsilon=1e-3)
@@ -208,7 +209,7 @@ def check_optimizer(run: Runner, max_norm: float, tokens: float, factor: float) 
         parts, norm = [], 0.0
         for rate in (info[0], info[3]):
             part = replace(state)
-            norm = adamw_reference.step(
+            norm = optimizers_reference.adamw(
                 part, gradient, int(tokens), t, lr=rate, beta1=0.9, beta2=0.999, epsilon=1e-3,
                 weight_decay=0.1, max_norm=max_norm,
             )  # fmt: skip

@@ -9,7 +9,8 @@ from qlora_wgpu.model.steps import Samples
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.optimizers import STATS_LENGTH
 from qlora_wgpu.ops.preference import PAIR_LOSSES, Preference, divergence, preference
-from qlora_wgpu.reference import preference as reference
+from qlora_wgpu.reference import preference as preference_reference
+from qlora_wgpu.reference.tape import grad, grads
 from qlora_wgpu.selfcheck.cases.common import each
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
@@ -89,10 +90,11 @@ def check_pairs(run: Runner, loss_type: str) -> None:
     given = Preference("dpo", loss_type, _BETA, _SMOOTHING)
     a, b, counts = answers.ratios[::2], answers.ratios[1::2], answers.counts
     counts = counts + answers.numbers  # of those without a prompt one token has no label
-    made = reference.pairs(loss_type, a, b, (counts[::2], counts[1::2]), _BETA, _SMOOTHING)
-    slopes = np.stack([made.chosen, made.rejected], axis=1).ravel()
+    given_pairs = a, b, loss_type, (counts[::2], counts[1::2]), _BETA, _SMOOTHING
+    losses = preference_reference.pairs(*given_pairs)
+    slopes = np.stack(grads(preference_reference.pairs, 1.0, *given_pairs, of=2), axis=1).ravel()
     sums = np.zeros(STATS_LENGTH)
-    sums[[0, 1, 12, 13]] = made.losses.sum(), *3 * [len(a)]
+    sums[[0, 1, 12, 13]] = losses.sum(), *3 * [len(a)]
     sums[8:12] = (
         _BETA * a.sum(),
         _BETA * b.sum(),
@@ -108,12 +110,13 @@ def check_odds(run: Runner) -> None:
     answers = _Answers(run, prompts=True)
     means = answers.logps / answers.counts
     a, b = means[::2], means[1::2]
-    made = reference.odds(a, b, _BETA)
-    slopes = np.stack([made.chosen, made.rejected], axis=1).ravel() / answers.counts
+    losses = preference_reference.odds(a, b, _BETA)
+    slopes = np.stack(grads(preference_reference.odds, 1.0, a, b, _BETA, of=2), axis=1).ravel()
+    slopes = slopes / answers.counts
     likelihood = answers.numbers[answers.of_rows]
-    odds, nll = reference.log_odds(a, b), float(likelihood @ answers.losses)
+    odds, nll = preference_reference.log_odds(a, b), float(likelihood @ answers.losses)
     sums = np.zeros(STATS_LENGTH)
-    sums[[0, 1, 12, 13]] = made.losses.sum() + nll, *3 * [len(a)]
+    sums[[0, 1, 12, 13]] = losses.sum() + nll, *3 * [len(a)]
     sums[8:12] = _BETA * a.sum(), _BETA * b.sum(), a.sum(), b.sum()
     sums[14:18] = (a > b).sum(), nll, -np.logaddexp(0, -odds).sum(), odds.sum()
     sums[20:] = answers.of_chosen
@@ -129,7 +132,9 @@ def check_singles(run: Runner, loss_type: str) -> None:
     given = Preference("kto", loss_type, _BETA, 0.0, *weights)
     is_good = answers.numbers > 0
     from_where = float(_START[18] / _START[19]) if loss_type == "kto" else 0.0
-    losses, slopes = reference.singles(answers.ratios, is_good, _BETA, from_where, weights)
+    singles = answers.ratios, is_good, _BETA, from_where, weights
+    losses = preference_reference.singles(*singles)
+    slopes = grad(preference_reference.singles, 1.0, *singles)
     sums = np.zeros(STATS_LENGTH)
     sums[:2] = losses.sum(), len(losses)
     for at, chosen in ((0, is_good), (1, ~is_good)):

@@ -1,0 +1,162 @@
+"""Gates, activations, and whatever takes elements or rows by themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.pointwise import (
+    ClampedGLU,
+    XIELUScalars,
+    activation,
+    clamped_glu,
+    clip,
+    glu,
+    row_gate,
+    scaled,
+    sigmoid_gate,
+    weighted_sum,
+    xielu,
+)
+from qlora_wgpu.reference import pointwise as formulas
+from qlora_wgpu.reference.tape import grads
+from qlora_wgpu.selfcheck.cases.common import (
+    ROWS,
+    compare_op,
+    each,
+    normal,
+    of_types,
+)
+from qlora_wgpu.selfcheck.runner import Array, Runner
+
+_WIDE = 2100  # more than any subgroup holds, and than a row's threads take at once
+_ACTIVATIONS = ("gelu", "silu", "gelu_pytorch_tanh", "quick_gelu", "relu", "relu2")
+
+
+def _slopes(name: str) -> Array:
+    """Inputs of an activation: normal ones, and those from where it is flat on both sides."""
+    x = 3 * normal(name, ROWS, 52)
+    x[:, ::5] = np.linspace(-30, 30, x[:, ::5].size).reshape(ROWS, -1)
+    x.flat[:6] = (
+        -90.0,
+        90.0,
+        0.0,
+        -0.0,
+        2.83,
+        -2.82,
+    )  # where exp overflows, and two forms of erf meet
+    return x
+
+
+@each(*((name, exact) for name in _ACTIVATIONS[:-1] for exact in (True, False)))
+def check_glu(run: Runner, name: str, exact_gradient: bool) -> None:
+    """SwiGLU and GeGLU with their gradients, given one of each type."""
+    inputs = [_slopes("gate"), normal("up", ROWS, 52)]
+    compare_op(run, glu, formulas.glu, inputs, name, exact=exact_gradient)
+
+
+@each(*((name, exact) for name in _ACTIVATIONS for exact in (True, False)))
+def check_activation(run: Runner, name: str, exact_gradient: bool) -> None:
+    """y and dx, with a gradient of each type."""
+    compare_op(run, activation, formulas.activation, [_slopes("x")], name, exact=exact_gradient)
+
+
+@each((True,), (False,))
+def check_clip(run: Runner, exact_gradient: bool) -> None:
+    """y and dx, with a gradient of each type; the limit is a number of either type, and met."""
+    x = normal("x", ROWS, 52)
+    near = 0.75 * np.linspace(0.99, 1.01, 26)  # bfloat16 has five numbers in it
+    x[0], x[1] = np.concatenate([near, -near]), np.tile([0.75, -0.75, 0.0, 90.0], 13)
+    compare_op(run, clip, formulas.clip, [x], 0.75, exact=exact_gradient)
+
+
+@each((True,), (False,))
+def check_xielu(run: Runner, exact_gradient: bool) -> None:
+    """y and dx, with a gradient of each type; ε is large, so that it shows."""
+    x, scalars = _slopes("x"), np.array([[0.7], [-0.4], [0.45], [-0.03]])
+    x[:, 1::5] = np.linspace(-1.5, 0.1, x[:, 1::5].size).reshape(ROWS, -1)
+    compare_op(run, _xielu, _xielu_formula, [x], *scalars, exact=exact_gradient)
+
+
+def _xielu(g: Graph, x: Tensor, *scalars: Tensor) -> Tensor:
+    return xielu(g, x, XIELUScalars(*scalars))
+
+
+def _xielu_formula(x: Array, p: Array, n: Array, beta: Array, eps: Array) -> Array:
+    return formulas.xielu(x, (p.item(), n.item(), beta.item(), eps.item()))
+
+
+def check_xielu_near_zero(run: Runner) -> None:
+    """Where exp(x) - 1 - x is of the size of x², row by row, without the slope that hides it."""
+    x = -np.geomspace(1e-4, 1.0, ROWS)[:, None] * np.linspace(0.5, 1.0, 16)
+    scalars, ones = np.array([[0.7], [30.0], [0.0], [-1e-6]]), np.ones_like(x)
+    compare_op(run, _xielu, _xielu_formula, [x], *scalars, exact=True, dy=ones, by_row=True)
+
+
+@each((True,), (False,))
+def check_clamped_glu(run: Runner, exact_gradient: bool) -> None:
+    """gpt-oss's gated unit, within its limits and beyond, with a gradient of each type."""
+    gate, up = 2 * normal("gate", 70, 52), 2 * normal("up", 70, 52)
+    gate[:, ::5] = np.linspace(-90, 90, gate[:, ::5].size).reshape(70, -1)
+    gate[:3, 1], up[:3, 1], up[3:6, 1] = 2.0, 2.0, -2.0  # at the limits themselves
+
+    def op(g: Graph, gate: Tensor, up: Tensor, limit: float, alpha: float) -> Tensor:
+        return clamped_glu(g, gate, up, ClampedGLU(swiglu_limit=limit, swiglu_alpha=alpha))
+
+    compare_op(run, op, formulas.clamped_glu, [gate, up], 2.0, 1.5, exact=exact_gradient)
+
+
+@each((True,), (False,))
+def check_sigmoid_gate(run: Runner, exact_gradient: bool) -> None:
+    """y, dx and dgate, with a gradient of each type."""
+    x, gate = normal("x", ROWS, 52), normal("gate", ROWS, 52)
+    gate.flat[:4] = -90.0, 90.0, 0.0, -0.0
+
+    def formula(x: Array, gate: Array) -> Array:
+        return formulas.glu(gate, x, "sigmoid")
+
+    compare_op(run, sigmoid_gate, formula, [x, gate], exact=exact_gradient)
+
+
+@each((True,), (False,))
+def check_row_gate(run: Runner, rounded_first: bool) -> None:
+    """y, and the gradients of x, of its gate and of what it is added to."""
+    x, dy, skip = (normal(name, ROWS, _WIDE) for name in ("x", "dy", "skip"))
+    gate = 4.0 * normal("gate", ROWS, 1)
+    gate[:2] = [[-95.0], [95.0]]  # where exp is far from one
+    make = of_types(run, rounded_first)[0]
+    tx, tgate, tskip = make(x), run.float32(gate, grad=True), run.float32(skip)
+    tx.requires_grad = True
+    y = row_gate(run.graph, tx, tgate, None if rounded_first else tskip)
+    given = make(dy)
+    got_y, got_dx, got_gate = run.run(y, *run.gradients(y, given, tx, tgate))
+    if rounded_first:
+        x, dy = run.rounded(x), run.rounded(dy)
+    dx, dgate = grads(formulas.row_gate, dy, x, gate, of=2)
+    expected = formulas.row_gate(x, gate) + (0.0 if rounded_first else skip)
+    run.compare(got_y, expected)
+    run.compare(got_dx, dx, run.dtype if rounded_first else "float32")
+    run.compare(got_gate, dgate, inner=2e-6)
+
+
+@each((True,), (False,))
+def check_scaling(run: Runner, exact_gradient: bool) -> None:
+    """A matrix of each type times a stored number, and a sum; with gradients of each type."""
+    x, z, dy = (normal(name, ROWS, 52) for name in ("x", "z", "dy"))
+    make, other = of_types(run, exact_gradient)
+    tx, tz = run.float32(x, grad=True), run.operand(x, grad=True)
+    y = scaled(run.graph, tx, run.float32(np.array([-0.37])))
+    (dx,) = run.gradients(y, other(dy), tx)
+    total = weighted_sum(run.graph, tz, make(z), 0.7, -3.0)
+    outputs = [y, total, dx, *run.gradients(total, other(dy), tz)]
+    got = run.run(*outputs)
+    z, dy = (run.rounded(z), dy) if exact_gradient else (z, run.rounded(dy))
+    exact = [
+        formulas.scaled(np.asarray(x, np.float32), float(np.float32(-0.37))),
+        formulas.weighted_sum(run.rounded(x), z, 0.7, -3.0),
+        formulas.scaled(dy, float(np.float32(-0.37))),
+        formulas.scaled(dy, 0.7),
+    ]
+    for found, expected, tensor in zip(got, exact, outputs, strict=True):
+        run.compare(found, expected, tensor.dtype)

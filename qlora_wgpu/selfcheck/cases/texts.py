@@ -1,0 +1,311 @@
+"""New tokens behind those that a cache keeps, and the choice of the next."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.model.batch_encoding import encode_batch
+from qlora_wgpu.ops.attention import append, attention
+from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_rule, short_conv
+from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.ops.pointwise import qk_norm
+from qlora_wgpu.ops.rope import rope
+from qlora_wgpu.ops.sampling import (
+    MOST_AHEAD,
+    NONE,
+    choose,
+    encode_choices,
+    make_choices,
+    make_seen,
+    seen_words,
+)
+from qlora_wgpu.reference import attention as attention_reference
+from qlora_wgpu.reference import delta_net as delta_net_reference
+from qlora_wgpu.reference import norms as norms_reference
+from qlora_wgpu.reference import sampling as sampling_reference
+from qlora_wgpu.selfcheck.cases.common import each, normal, of_halves, uneven
+from qlora_wgpu.selfcheck.cases.new_tokens import new_tokens
+from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner, rounded
+
+
+def _batch(cache: KVCache, tokens: int, past: int, padding: int = 0) -> BatchBuffers:
+    batch = make_batch_buffers(1, tokens + padding, CacheView(cache))
+    mask = np.pad(np.ones((1, tokens), np.int64), ((0, 0), (0, padding)))
+    batch.storage.data = encode_batch(batch, np.zeros_like(mask), mask, past=past)
+    return batch
+
+
+@each((True, 6), (False, 2))
+def check_short_conv_step(run: Runner, has_bias: bool, prompt: int) -> None:
+    """A prompt of more or fewer tokens than taps, padding behind it, then two tokens after it."""
+    hidden, taps, cache = 16, 4, KVCache(9)
+    x, weight = normal("x", prompt + 2, 3 * hidden), normal("weight", hidden, taps)
+    bias = normal("bias", hidden)
+    given = run.float32(bias) if has_bias else None
+    outputs = []
+    for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, prompt + 2)):
+        padding = np.zeros((3 if first == 0 else 0, 3 * hidden))
+        tx = run.operand(np.concatenate([x[first:last], padding]))
+        batch = _batch(cache, last - first, first, len(padding))
+        outputs.append(short_conv(run.graph, tx, run.float32(weight), given, batch))
+    got = run.run(*outputs)
+    exact = delta_net_reference.short_conv(
+        run.rounded(x), weight, bias * has_bias, np.ones((1, prompt + 2), np.int64)
+    )
+    run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
+
+
+@each((True, 6), (False, 2))
+def check_causal_conv_step(run: Runner, has_bias: bool, prompt: int) -> None:
+    """A prompt of more or fewer tokens than taps, padding behind it, then two tokens after it."""
+    channels, taps, cache = 16, 4, KVCache(9)
+    x, weight = normal("x", prompt + 2, channels), normal("weight", channels, taps)
+    bias = normal("bias", channels)
+    given = run.float32(bias) if has_bias else None
+    outputs = []
+    for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, prompt + 2)):
+        padding = np.zeros((3 if first == 0 else 0, channels))
+        tx = run.operand(np.concatenate([x[first:last], padding]))
+        batch = _batch(cache, last - first, first, len(padding))
+        outputs.append(causal_conv(run.graph, tx, run.float32(weight), given, batch))
+    got = run.run(*outputs)
+    exact = delta_net_reference.causal_conv(
+        run.rounded(x), weight, bias * has_bias, np.ones((1, prompt + 2), np.int64)
+    )
+    run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
+
+
+@each((24, 40), (8, 8))
+def check_gated_delta_step(run: Runner, key_dim: int, value_dim: int) -> None:
+    """A prompt with padding behind it, then two tokens after it."""
+    prompt, total, cache = 66, 68, KVCache(70)
+    heads = delta_net_reference.Heads(1, 2, key_dim, value_dim)
+    q, k = normal("q", total, key_dim), normal("k", total, key_dim)
+    v, decay = normal("v", total, 2 * value_dim), -np.exp(normal("decay", total, 2) - 2)
+    beta = 1 / (1 + np.exp(-normal("beta", total, 2)))
+    outputs = []
+    for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, total)):
+        padding = 3 if first == 0 else 0
+        rows = [np.pad(x[first:last], ((0, padding), (0, 0))) for x in (q, k, v, decay, beta)]
+        tq, tk, tv = map(run.operand, rows[:3])
+        gates = run.float32(rows[3]), run.float32(rows[4])
+        batch = _batch(cache, last - first, first, padding)
+        sizes = 1, 2, key_dim, value_dim
+        outputs.append(gated_delta_rule(run.graph, tq, tk, tv, *gates, batch, *sizes))
+    got = run.run(*outputs)
+    q, k, v = (run.rounded(x) for x in (q, k, v))
+    mask = np.ones((1, total), np.int64)
+    exact = delta_net_reference.gated_delta_rule(q, k, v, decay, beta, mask, heads)
+    run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
+
+
+@each(
+    (20, 13, None, None, False),
+    (64, 150, 7, None, True),
+    (22, 13, 5, 3.0, False),
+    (64, 13, None, 3.0, False),
+)
+def check_cached_attention(
+    run: Runner,
+    head_dim: int,
+    prompt: int,
+    window: int | None,
+    softcap: float | None,
+    has_sinks: bool,
+) -> None:
+    """A prompt, then two tokens after it: with a window, a softcap, sinks and grouped heads."""
+    total, cache, scale = prompt + 2, KVCache(prompt + 5), 1 / np.sqrt(head_dim)
+    q = 2 * normal("q", total, 4 * head_dim)
+    k, v = normal("k", total, 2 * head_dim), normal("v", total, 2 * head_dim)
+    sinks = 2 * normal("sinks", 4).astype(np.float32).astype(np.float64) if has_sinks else None
+    given = None if sinks is None else run.float32(sinks)
+    outputs = []
+    for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, total)):
+        tq, tk, tv = (run.operand(a[first:last]) for a in (q, k, v))
+        batch = _batch(cache, last - first, first)
+        outputs.append(
+            attention(run.graph, tq, tk, tv, batch, head_dim, scale, window, softcap, given)
+        )
+    got = np.concatenate(run.run(*outputs))
+    q, k, v = (run.rounded(a) for a in (q, k, v))
+    mask = np.ones((1, total), np.int64)
+    exact = attention_reference.attention(q, k, v, mask, head_dim, scale, window, softcap, sinks)
+    run.compare(got, exact, outputs[0].dtype, inner=of_halves(run))
+
+
+@each(
+    (64, 64, True, False, False),
+    (40, 16, False, False, True),
+    (24, 16, True, True, False),
+    (16, 16, False, True, True),
+    (40, 32, True, False, True),
+)
+def check_rotated_append(
+    run: Runner, head_dim: int, rotary_dim: int, has_norms: bool, by_rows: bool, alone: bool
+) -> None:
+    """Queries and keys of three texts at unlike places, rotated, and what is kept of them.
+
+    Args:
+        run: Where it runs.
+        head_dim: Elements of a head.
+        rotary_dim: How many of them are rotated.
+        has_norms: Whether heads are normalized before.
+        by_rows: Whether the rows of the table are told.
+        alone: Whether keys are rotated apart from queries.
+    """
+    g, capacity, past, places = run.graph, 5, np.array([[3], [0], [4]]), np.array([[1], [3], [0]])
+    batch = make_batch_buffers(3, 1, CacheView(cache := KVCache(capacity, 4)))
+    ids = np.zeros((3, 1), np.int64)
+    batch.storage.data = encode_batch(batch, ids, ids + 1, past=past, places=places)
+    table = normal("table", capacity, rotary_dim // 2, 2)
+    rows = np.array([2, 2, 1]) if by_rows else past.ravel()
+    numbers = Storage("rows", "check", 12, rows.astype(np.uint32))
+    told = vector("rows", 3, "uint32", numbers) if by_rows else None
+    q, k = uneven("q", 3, 6 * head_dim), uneven("k", 3, 2 * head_dim)
+    v = normal("v", 3, 2 * head_dim)
+    weights = [rounded(normal(f"{name} weight", head_dim), "float32") for name in "qk"]
+    given, ys = [run.operand(q), run.operand(k)], []
+    if has_norms:
+        pairs = zip(given, weights, strict=True)
+        given = [qk_norm(g, x, run.float32(weight), 1e-5) for x, weight in pairs]
+    constant = g.constant("table", table.astype(np.float32))
+    for some in (given[:1], given[1:]) if alone else (given,):
+        ys += rope(g, some, constant, batch, head_dim, rotary_dim, rows=told)
+    assert batch.cache is not None
+    layer = batch.cache.next_layer(run.dtype, v.shape[1], g.max_binding * g.profile.textures)
+    append(g, (ys[1], run.operand(v)), layer, batch)
+    got_q, *kept = run.run(ys[0], *cache.layers[0])
+    xs = [run.rounded(q), run.rounded(k)]
+    if has_norms:
+        normed = [_normed(x, weight) for x, weight in zip(xs, weights, strict=True)]
+        xs = [run.rounded(x) for x in normed]
+    turned = [attention_reference.rope(x, rows, table, head_dim, rotary_dim) for x in xs]
+    # A norm that is off by float32's sums may be rounded to its neighbour.
+    neighbour = ROUNDING[run.dtype] * 2.0 * has_norms
+    run.compare(got_q, turned[0], run.dtype, by_row=True, inner=neighbour)
+    at = (places * capacity + past).ravel()
+    for got, exact, inner in zip(kept, (turned[1], run.rounded(v)), (neighbour, 0.0), strict=True):
+        expected = np.zeros_like(got)
+        expected[at] = exact
+        run.compare(got[at], exact, run.dtype, by_row=True, inner=inner)
+        run.compare_exactly(got[expected == 0], expected[expected == 0])
+
+
+def _normed(x: Array, weight: Array) -> Array:
+    """RMSNorm of each head."""
+    heads = x.reshape(-1, len(weight))
+    return norms_reference.rms_norm(heads, weight, 1e-5).reshape(x.shape)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A text's settings."""
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+
+
+# Neighbours among them, more of some invocations than of others.
+_BIASES = {token: (-1.0) ** token * (token % 7) for token in (*range(1, 1000, 13), 0, 2, 3, 999)}
+ROWS = (
+    Row(0.0),
+    Row(),
+    Row(0.7, top_k=5),
+    Row(1.3, top_p=0.6),
+    Row(0.9, top_k=40, top_p=0.8, min_p=0.1, repetition_penalty=1.3),
+    Row(0.0, repetition_penalty=5.0),
+    Row(2.0, min_p=0.2),
+    Row(1e-9),
+    Row(0.0, repetition_penalty=1.5, logit_bias=_BIASES),
+    Row(1.1, top_p=0.9, logit_bias=_BIASES),
+    Row(1.0, logit_bias={3: 1.0}),
+)
+# Of tokens as likely the first is taken; others are the same invocation's, or of one before it.
+_FIRST, _AS_LIKELY = 300, (301, 300 + 256, 300 + 512, 255 + 256, 255 + 512)
+
+
+@each((1000,), (49_155,))
+def check_choice(run: Runner, vocab: int) -> None:
+    """Rows with settings of all kinds, the last with a logit that is none.
+
+    They are the last tokens that there is room for; the batch becomes that of the next ones.
+    """
+    count, past = len(ROWS), 3
+    logits = 3 * normal("logits", count, vocab).astype(np.float32)
+    logits[0, [_FIRST, *_AS_LIKELY]] = 20.0
+    logits[-1, vocab // 2] = np.nan
+    for row, settings in enumerate(ROWS):
+        logits[row, list(settings.logit_bias)] += 12.0  # what is biased is among the likeliest
+    seen = normal("seen", count, vocab) > 0.5
+    seeds = [index * 0x1234567890 for index in range(count)]
+    steps = [7 * index for index in range(count)]
+    bits = make_seen(count, vocab)
+    assert bits.storage is not None
+    bits.storage.data = np.concatenate(
+        [
+            seen_words(np.flatnonzero(row).tolist(), vocab, settings.logit_bias)
+            for row, settings in zip(seen, ROWS, strict=True)
+        ]
+    )
+    choices = make_choices(count, bits)
+    assert choices.settings.storage is not None
+    choices.settings.storage.data = encode_choices(
+        ROWS, seeds, [step - past for step in steps]
+    ).view(np.float32)
+    batch = new_tokens(count, past)
+    choose(run.graph, run.float32(logits.astype(np.float64)), batch, choices)
+    made, ids, positions = run.run(choices.chosen, batch.input_ids, batch.positions)
+    got = made.reshape(MOST_AHEAD, count)[past]
+    run.compare_exactly(ids, np.minimum(ids, vocab - 1))
+    run.compare_exactly(ids[:-1], got[:-1])
+    run.compare_exactly(positions, np.full(count, past + 1.0))
+    run.compare_exactly(got[[0, -1]], np.array([_FIRST, NONE], np.float64))
+    for row, (settings, token) in enumerate(zip(ROWS[:-1], got.astype(int), strict=False)):
+        scores = sampling_reference.scores(
+            logits[row].astype(np.float64), seen[row], biases=settings.logit_bias,
+            temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p,
+            min_p=settings.min_p, penalty=settings.repetition_penalty, seed=seeds[row],
+            step=steps[row],
+        )  # fmt: skip
+        chosen = scores[token] if 0 <= token < vocab else np.inf
+        run.compare(np.array([chosen]), np.array([scores.max()]))
+
+
+@each((Row(0.0),), (Row(0.9, top_k=40, top_p=0.8, min_p=0.1, repetition_penalty=1.3),))
+def check_choice_after_a_prompt(run: Runner, settings: Row) -> None:
+    """The first token of the second of two texts, whose prompt has two tokens."""
+    vocab, seed, step, place = 1000, 0x1234567890, 7, 1
+    logits = 3 * normal("logits", 1, vocab).astype(np.float32)
+    seen = normal("seen", vocab) > 0.5
+    bits = make_seen(2, vocab)
+    assert bits.storage is not None
+    own, other = (seen_words(np.flatnonzero(row).tolist(), vocab) for row in (seen, ~seen))
+    bits.storage.data = np.concatenate([other, own])
+    choices = make_choices(1, bits)
+    assert choices.settings.storage is not None
+    choices.settings.storage.data = encode_choices([settings], [seed], [step]).view(np.float32)
+    batch = make_batch_buffers(1, 2, CacheView(KVCache(4, 2)))
+    ids = np.zeros((1, 2), np.int64)
+    batch.storage.data = encode_batch(
+        batch, ids, ids + 1, rows=np.array([1]), places=np.array([[place]])
+    )
+    choose(run.graph, run.float32(logits.astype(np.float64)), batch, choices)
+    made, kept = run.run(choices.chosen, batch.input_ids)
+    run.compare_exactly(kept, np.zeros(2))  # the batch stays the prompt's
+    token = int(made.reshape(-1)[0])
+    scores = sampling_reference.scores(
+        logits[0].astype(np.float64), seen, biases={}, temperature=settings.temperature,
+        top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p,
+        penalty=settings.repetition_penalty, seed=seed, step=step,
+    )  # fmt: skip
+    chosen = scores[token] if 0 <= token < vocab else np.inf
+    run.compare(np.array([chosen]), np.array([scores.max()]))

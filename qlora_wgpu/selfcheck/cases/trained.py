@@ -1,0 +1,313 @@
+"""Ends of a model that are trained: whole matrices, rows of tokens, and LoRA on both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from qlora_wgpu.config import LoraConfig
+from qlora_wgpu.families.family import LinearSpec
+from qlora_wgpu.graph.tensor import Tensor, pad_rows, padded, rows_from, stored_bits
+from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.lora.trained_tokens import Vocabulary
+from qlora_wgpu.ops.logits import logits_of_rows
+from qlora_wgpu.ops.lora_ends import embedding
+from qlora_wgpu.ops.loss import Objective, cross_entropy
+from qlora_wgpu.ops.modules import DenseMatrix, Head, HostMatrix
+from qlora_wgpu.ops.trained import TrainedMatrix, TrainedRows, overwrite, write_whole
+from qlora_wgpu.ops.trained_gradients import sum_up
+from qlora_wgpu.reference import linear as linear_reference
+from qlora_wgpu.reference import loss as loss_reference
+from qlora_wgpu.reference.tape import grad, grads
+from qlora_wgpu.selfcheck.cases.common import (
+    KEY,
+    each,
+    filled_adapter,
+    joined,
+    no_ties,
+    normal,
+    whole_gradient,
+)
+from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
+from qlora_wgpu.selfcheck.runner import rounded as rounded_to
+
+_VOCAB, _COLUMNS, _CUT = 1101, 68, 768
+_BATCH, _PADDING, _UNSEEN = (3, 37), 5, 700
+_SCALE, _HEAD_SCALE, _SOFTCAP, _SCALING = 2.0, 0.7, 5.0, 2.0
+
+
+def _ids() -> np.ndarray:
+    """Tokens at both ends, of which some come several times."""
+    random = np.random.default_rng(3)
+    ids = random.integers(0, _VOCAB, _BATCH)
+    some = np.array([17, 0, _VOCAB - 1, _PADDING, _CUT - 1, _CUT])
+    ids[:, ::3] = random.permuted(np.resize(some, (3, 13)), axis=1)
+    return ids
+
+
+def _parts(whole: Tensor) -> tuple[tuple[int, Tensor], ...]:
+    """Two parts, which are cut elsewhere than the matrix's own pieces."""
+    first, rest = rows_from(whole, 0, _CUT), rows_from(whole, _CUT, _VOCAB - _CUT)
+    return (0, first), (_CUT, rest)
+
+
+@each((False,), (True,))
+def check_trained_matrix(run: Runner, confidence: bool) -> None:
+    """Lookups, the hidden states' gradient and the matrix's own, which was one before."""
+    g, ids = run.graph, _ids()
+    g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 48, head_block=256)
+    rows, hidden = no_ties("rows", _VOCAB, _COLUMNS), normal("hidden", 111, _COLUMNS)
+    dy = normal("dy", math.prod(_BATCH), _COLUMNS)
+    targets = np.roll(ids, -1, axis=1)
+    targets[:, ::4] = IGNORE_INDEX
+    batch = run.batch(np.ones(_BATCH, np.int64), ids, targets)
+    held, gradient = run.float32(rows), run.float32(np.ones_like(rows))
+    trained = TrainedMatrix("embed", _parts(held), _parts(gradient), _PADDING)
+    pieces = tuple((i, run.weight(np.zeros((n, _COLUMNS)))) for i, n in ((0, 512), (512, 589)))
+    shared = DenseMatrix(_VOCAB, _COLUMNS, pieces, whole=trained)
+    write_whole(g, trained, pieces)
+    y, th = embedding(g, shared, batch, _SCALE), run.operand(hidden, grad=True)
+    stats, head = run.float32(np.zeros((1, 5))), Head(shared, _HEAD_SCALE, _SOFTCAP)
+    objective = Objective(confidence=confidence)
+    cross_entropy(g, th, head, batch, stats, gradient=True, objective=objective)
+    dhidden = g.gradient_of(th)
+    g.add_gradient(y, run.float32(dy))
+    g.backward()
+    got, got_dhidden, got_gradient = run.run(y, dhidden, gradient)
+
+    own = run.rounded_weight(rows)
+    run.compare(got, _SCALE * own[ids.ravel()])
+    factors = run.rounded(hidden), own, targets.ravel(), _HEAD_SCALE, _SOFTCAP
+    weights = np.exp(-loss_reference.losses(*factors)) if confidence else 1.0
+    exact_hidden, exact = grads(loss_reference.losses, weights, *factors, of=2)
+    exact += grad(loss_reference.lookup, dy, own, ids.ravel(), _SCALE, _PADDING)
+    inner = ROUNDING[run.dtype]
+    run.compare(got_dhidden, exact_hidden, inner=inner)
+    run.compare(got_gradient, 1.0 + exact, inner=inner)
+
+
+def check_trained_matrix_alone(run: Runner) -> None:
+    """An embedding that is no head is written as operands have it, not as weights."""
+    rows = no_ties("rows", _VOCAB, _COLUMNS)
+    trained = TrainedMatrix("embed", _parts(run.float32(rows)), (), _PADDING)
+    piece = run.operand(np.zeros_like(rows))
+    write_whole(run.graph, trained, ((0, piece),))
+    (got,) = run.run(piece)
+    run.compare_exactly(got, run.rounded(rows))
+
+
+_COLUMNS_TOKENS = 21  # no whole unit
+# Both ends of the vocabulary, and of its shards; a token that never comes, and that of padding.
+_TOKENS = np.array([17, 0, _VOCAB - 1, _UNSEEN, _PADDING, 511, 512])
+
+
+def _ids_tokens() -> np.ndarray:
+    """Tokens of which every third is trained, so that each comes several times."""
+    random = np.random.default_rng(3)
+    ids = random.integers(0, _VOCAB, _BATCH)
+    ids[ids == _UNSEEN] = _UNSEEN + 1
+    ids[:, ::3] = random.permuted(np.resize(_TOKENS[_TOKENS != _UNSEEN], (3, 13)), axis=1)
+    return ids
+
+
+def _trained(run: Runner, rows: Array) -> TrainedRows:
+    """The rows, with a gradient that was one before."""
+    gradient = run.float32(np.ones_like(rows))
+    names = tuple(map(int, _TOKENS))
+    return TrainedRows("embed", names, run.float32(rows), gradient, _VOCAB, _PADDING)
+
+
+def _pieces(run: Runner, weight: Array) -> DenseMatrix:
+    pieces = tuple((i, run.weight(weight[i : i + 512])) for i in (0, 512, 1024))
+    return DenseMatrix(_VOCAB, _COLUMNS_TOKENS, pieces)
+
+
+@each((False,), (True,))
+def check_trained_rows(run: Runner, confidence: bool) -> None:
+    """Rows that both ends share: lookups, the hidden states' gradient, and the rows' own."""
+    g, ids, rows = run.graph, _ids_tokens(), no_ties("rows", len(_TOKENS), _COLUMNS_TOKENS)
+    g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 48, head_block=256)
+    weight, hidden = (
+        normal("weight", _VOCAB, _COLUMNS_TOKENS),
+        normal("hidden", 111, _COLUMNS_TOKENS),
+    )
+    dy = normal("dy", math.prod(_BATCH), _COLUMNS_TOKENS)
+    targets = np.roll(ids, -1, axis=1)
+    targets[:, ::4] = IGNORE_INDEX
+    batch = run.batch(np.ones(_BATCH, np.int64), ids, targets)
+    trained = _trained(run, rows)
+    shared = replace(_pieces(run, weight), trained=trained)
+    overwrite(g, trained, shared.pieces)
+    y, th = embedding(g, shared, batch, _SCALE), run.operand(hidden, grad=True)
+    stats, head = run.float32(np.zeros((1, 5))), Head(shared, _HEAD_SCALE, _SOFTCAP)
+    objective = Objective(confidence=confidence)
+    cross_entropy(g, th, head, batch, stats, gradient=True, objective=objective)
+    run.gradients(y, run.float32(dy), trained.rows)
+    sum_up(g, trained)
+    got, dhidden, drows = run.run(y, g.gradient_of(th), trained.gradient)
+
+    weight, own = run.rounded_weight(weight), run.rounded_weight(rows)
+    labels = targets.ravel(), _HEAD_SCALE, _SOFTCAP
+
+    def of_rows(hidden: Array, rows: Array) -> Array:
+        return loss_reference.losses(
+            hidden, loss_reference.overwritten(weight, _TOKENS, rows), *labels
+        )
+
+    def looked_up(rows: Array) -> Array:
+        held = loss_reference.overwritten(weight, _TOKENS, rows)
+        return loss_reference.lookup(held, ids.ravel(), _SCALE, _PADDING)
+
+    run.compare(got, looked_up(own))
+    weights = np.exp(-of_rows(run.rounded(hidden), own)) if confidence else 1.0
+    exact_hidden, exact = grads(of_rows, weights, run.rounded(hidden), own, of=2)
+    run.compare(dhidden, exact_hidden, inner=ROUNDING[run.dtype])
+    exact += grad(looked_up, dy, own)
+    run.compare(drows, 1.0 + exact, inner=ROUNDING[run.dtype])
+
+
+def check_trained_rows_of_an_embedding(run: Runner) -> None:
+    """Rows of a matrix that no product reads, which is of the operands' type."""
+    g, ids, rows = run.graph, _ids_tokens(), normal("rows", len(_TOKENS), _COLUMNS_TOKENS)
+    weight, trained = normal("weight", _VOCAB, _COLUMNS_TOKENS), _trained(run, rows)
+    pieces = tuple((i, run.operand(weight[i : i + 512])) for i in (0, 512, 1024))
+    overwrite(g, trained, pieces)
+    batch = run.batch(np.ones(_BATCH, np.int64), ids)
+    (got,) = run.run(embedding(g, DenseMatrix(_VOCAB, _COLUMNS_TOKENS, pieces), batch, _SCALE))
+    held = loss_reference.overwritten(run.rounded(weight), _TOKENS, run.rounded(rows))
+    run.compare(got, _SCALE * held[ids.ravel()])
+
+
+@each((False, False), (True, True))
+def check_trained_rows_looked_up(run: Runner, rounded: bool, is_head: bool) -> None:
+    """Rows of a matrix in host memory, the head's if tied, and the gradient of an embedding."""
+    g, ids, rows = run.graph, _ids_tokens(), normal("rows", len(_TOKENS), _COLUMNS_TOKENS)
+    weight, dy = (
+        normal("weight", _VOCAB, _COLUMNS_TOKENS),
+        normal("dy", ids.size, _COLUMNS_TOKENS),
+    )
+    trained = _trained(run, rows)
+    dtype = g.weight_dtype if is_head else run.dtype
+    host = HostMatrix(_VOCAB, _COLUMNS_TOKENS, dtype, trained=trained)
+    batch = run.batch(np.ones(_BATCH, np.int64), ids)
+    table = batch.rows_of(host).table
+    held = stored_bits(pad_rows(weight[ids.ravel()].astype(np.float32)), dtype)
+    assert table.storage is not None
+    table.storage.data = held
+    y = embedding(g, host, batch, _SCALE)
+    cotangent = (run.operand if rounded else run.float32)(dy)
+    run.gradients(y, cotangent, trained.rows)
+    sum_up(g, trained)
+    got, drows = run.run(y, trained.gradient)
+    weight, rows = rounded_to(weight, dtype), rounded_to(rows, dtype)
+
+    def looked_up(rows: Array) -> Array:
+        held = loss_reference.overwritten(weight, _TOKENS, rows)
+        return loss_reference.lookup(held, ids.ravel(), _SCALE, _PADDING)
+
+    run.compare(got, looked_up(rows))
+    run.compare(drows, 1.0 + grad(looked_up, run.rounded(dy) if rounded else dy, rows))
+
+
+_SCALE_EMBEDDING = 3.0
+
+
+def _ids_embedding() -> np.ndarray:
+    """Both ends of the vocabulary and of its shards, each several times; padding; once a token."""
+    random = np.random.default_rng(3)
+    ids = random.integers(0, _VOCAB, _BATCH)
+    ids[ids == _UNSEEN] = _UNSEEN + 1
+    ids[:, ::3] = random.permuted(np.resize([0, _VOCAB - 1, _PADDING, 511, 512], (3, 13)), axis=1)
+    return ids
+
+
+@each((5, None, False), (5, _PADDING, True), (80, _PADDING, False))
+def check_embedding_pair(run: Runner, r: int, padding: int | None, rounded: bool) -> None:
+    """Ranks beside units and workgroups, gradients of either type added to what was there."""
+    g, ids = run.graph, _ids_embedding()
+    config = LoraConfig(r=r, lora_alpha=_SCALING * r, target_modules=["embed"])
+    ends = Vocabulary("embed", "head", _VOCAB, _COLUMNS, tied=True)
+    adapter, parts = filled_adapter(config, [], vocabulary=ends)
+    weight, dy = (
+        normal("weight", _VOCAB, _COLUMNS),
+        normal("dy", ids.size, _COLUMNS),
+    )
+    pieces = tuple((i, run.weight(weight[i : i + 512])) for i in (0, 512, 1024))
+    batch, matrix = (
+        run.batch(np.ones(_BATCH, np.int64), ids),
+        DenseMatrix(_VOCAB, _COLUMNS, pieces),
+    )
+    y = embedding(g, matrix, batch, _SCALE_EMBEDDING, lora=adapter.embedding_lora, padding=padding)
+    run.gradients(y, (run.operand if rounded else run.float32)(dy))
+    got, flat = run.run(y, whole_gradient(adapter))
+
+    a, b = parts.values()
+    dy = run.rounded(dy) if rounded else dy
+    exact = run.rounded_weight(weight), ids.ravel(), a, b, _SCALING, _SCALE_EMBEDDING, padding
+    run.compare(got, loss_reference.lookup_with_pair(*exact))
+    gradients = grads(loss_reference.lookup_with_pair, dy, *exact, of=(2, 3))
+    run.compare(flat, joined(adapter, dict(zip(parts, gradients, strict=True))))
+
+
+_NAME, _R = "lm_head", 5
+
+
+def _targets() -> np.ndarray:
+    targets = np.random.default_rng(1).integers(0, _VOCAB, _BATCH)
+    targets[:, ::3] = IGNORE_INDEX
+    targets[:, 1], targets[:, 2] = 0, _VOCAB - 1
+    return targets
+
+
+@each((0.0, False), (0.3, False), (0.3, True))
+def check_head_pair(run: Runner, dropout: float, weighted: bool) -> None:
+    """In several chunks of rows and blocks of the vocabulary; rows with weights are known late."""
+    g, rows = run.graph, math.prod(_BATCH)
+    g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 48, head_block=256)
+    hidden, head = normal("hidden", rows, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
+    config = LoraConfig(r=_R, lora_alpha=_SCALING * _R, lora_dropout=dropout)
+    adapter, parts = filled_adapter(config, [LinearSpec(_NAME, _VOCAB, _COLUMNS)])
+    a, b = parts.values()
+    lora = adapter.loras[_NAME]
+    pieces = tuple((i, run.weight(head[i : i + 512])) for i in (0, 512, 1024))
+    module = Head(DenseMatrix(_VOCAB, _COLUMNS, pieces), _HEAD_SCALE, _SOFTCAP, lora)
+    targets, given = _targets(), np.random.default_rng(3).uniform(0.0, 2.0, _BATCH)
+    batch = run.batch(
+        np.ones(_BATCH, np.int64), targets=targets, dropout_key=KEY,
+        weights=given.astype(np.float32) if weighted else None,
+    )  # fmt: skip
+    stats, th = run.float32(np.zeros((1, 5))), run.operand(hidden, grad=True)
+    objective = Objective(weighted=weighted)
+    cross_entropy(g, th, module, batch, stats, gradient=True, objective=objective)
+    logits = logits_of_rows(g, th, module, batch, 2, 16)
+    outputs = stats, g.gradient_of(th), logits, whole_gradient(adapter)
+    got_stats, got, got_logits, flat = run.run(*outputs)
+
+    hidden, head = run.rounded(hidden), run.rounded_weight(head)
+    mask = np.ones_like(hidden)
+    if dropout:
+        drawn = (rows, padded(_COLUMNS), _COLUMNS, dropout, KEY, lora.key)
+        mask = linear_reference.dropout_mask(*drawn)
+    labels = targets.ravel()
+    factors = given.astype(np.float32).ravel()[labels != IGNORE_INDEX] if weighted else None
+    wide = loss_reference.with_pair(hidden, head, a, b, _SCALING, mask)
+    losses = loss_reference.losses(*wide, labels, _HEAD_SCALE, _SOFTCAP)
+    loss = losses.sum() if factors is None else factors @ losses
+    run.compare(got_stats[0, 0], np.array(loss))
+    plain = loss_reference.with_pair(hidden, head, a, b, _SCALING, np.ones_like(hidden))
+    rows_seen = np.flatnonzero(labels != IGNORE_INDEX)[2:18]
+    exact = _HEAD_SCALE * plain[0][rows_seen] @ plain[1].T
+    run.compare(got_logits, _SOFTCAP * np.tanh(exact / _SOFTCAP))
+
+    def of_rows(hidden: Array, a: Array, b: Array) -> Array:
+        wide = loss_reference.with_pair(hidden, head, a, b, _SCALING, mask)
+        return loss_reference.losses(*wide, labels, _HEAD_SCALE, _SOFTCAP)
+
+    dy = 1.0 if factors is None else factors
+    dhidden, da, db = grads(of_rows, dy, hidden, a, b, of=3)
+    inner = ROUNDING[run.dtype]
+    run.compare(got, dhidden, inner=inner)
+    gradients = dict(zip(parts, (da, db), strict=True))
+    run.compare(flat, joined(adapter, gradients), inner=inner)
