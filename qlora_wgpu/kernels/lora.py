@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, Profile
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.limits import MOST_STORAGE_BUFFERS
 from qlora_wgpu.gpu.wgsl import Constant, Workgroups
 from qlora_wgpu.graph.graph import Graph, GraphError
@@ -314,7 +314,7 @@ def _change(threads: int, rows: int, grad_group: tuple[int, int], grad_ranks: in
 
 
 def _changes(profile: Profile) -> tuple[Change, ...]:
-    if profile.textures or profile.name == CPU_PROFILE.name:
+    if profile.is_software:
         return ()
     return (
         _change(128, 8, (16, 16), 4),

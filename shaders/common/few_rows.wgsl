@@ -7,7 +7,7 @@
 // of its expert. An invocation has four neighbouring columns, all of one layer. A row's sums are made
 // in one order whatever rows are beside it: a text's tokens do not depend on its neighbours. What KEEPS
 // keys and values knows how many tokens of a text there is room for, its capacity.
-// Launcher: kernels/matvec.py.
+// Launcher: kernels/gemm/few_rows.py.
 struct Params {
     rows: u32,
     columns: u32,
