@@ -16,13 +16,14 @@ from qlora_wgpu.gpu.wgsl import (
     Bindings,
     Constant,
     Constants,
+    Measure,
     Shader,
     Workgroups,
     is_within_limits,
     load_shader,
 )
 from qlora_wgpu.graph.offload import Parked
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor, ceil_div
 
 
 class GraphError(Exception):
@@ -71,7 +72,18 @@ class Launch:
                 f"{self.label} has more elements than kernels can count: lower the batch size or "
                 "data.max_seq_length"
             )
-        self.specialize()
+        self.shader = self._shader()
+        self.values = {**self._measured(), **self.values}
+        self._check()
+        self._pack()
+
+    def _measured(self) -> dict[str, int]:
+        """Fields of ``Params`` that sizes of what is bound are; zeros of what is not."""
+        return {
+            name: measured(self.tensors.get(measure.binding), measure)
+            for name, measure in self.shader.measures.items()
+            if name not in self.values
+        }
 
     @property
     def kernel(self) -> str:
@@ -186,6 +198,17 @@ class Launch:
             if tensor.dtype not in allowed:
                 shown = " or ".join(sorted(allowed))
                 raise GraphError(f"{self.shader.label}: {name} = {tensor} is not {shown}")
+
+
+def measured(tensor: Tensor | None, measure: Measure) -> int:
+    """A tensor's size as a shader counts it; zero without one."""
+    if tensor is None:
+        return 0
+    plain = {"rows": tensor.rows, "columns": tensor.columns, "elements": tensor.stride}
+    if measure.what in plain:
+        return plain[measure.what]
+    unit = measure.width * ITEM_SIZE[tensor.dtype] or TEXEL
+    return ceil_div(tensor.nbytes, unit if measure.what == "units" else unit * tensor.rows)
 
 
 @lru_cache(maxsize=1 << 14)

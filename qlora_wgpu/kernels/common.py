@@ -239,9 +239,6 @@ def sum_parts(
         {
             "units": units,
             "parts": parts,
-            "columns": x.columns,
-            "x_stride": x.units(4),
-            "y_stride": y.units(4),
             "y_unit0": column0 // 4,
         },
         {"ACCUMULATE": accumulate},

@@ -39,7 +39,7 @@ def with_factors(g: Graph, routing: Routing, factors: Tensor) -> Routing:
     count = routing.tiles.count
     if factors.shape != (1, count):
         raise GraphError(f"with_factors: {factors} is not a number for each of {count} experts")
-    params = {"rows": weights.rows, "top_k": routing.top_k, "stride": weights.stride}
+    params = {"top_k": routing.top_k}
     shared = {
         "slots": routing.slots,
         "tile_experts": routing.tiles.experts,

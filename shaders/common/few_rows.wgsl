@@ -9,9 +9,9 @@
 // keys and values knows how many tokens of a text there is room for, its capacity.
 // Launcher: kernels/gemm/few_rows.py.
 struct Params {
-    rows: u32,
+    rows: u32, //= x.rows
     columns: u32,
-    units: u32,
+    units: u32, //= x.stride
     x_stride: u32,
     w_stride: u32,
     w_expert: u32,
@@ -20,7 +20,7 @@ struct Params {
     y_unit0: u32,
     scale: f32,
     r: u32,
-    r_stride: u32,
+    r_stride: u32, //= u.elements
     b_stride: u32,
     begin1: u32,
     begin2: u32,

@@ -39,7 +39,6 @@ def launch_few(
         of_all.tensors,
         {
             **of_all.params,
-            "units": gemm.x.units(8),
             "scale_stride": 0,
             **(_strip_strides(w, g.profile) if isinstance(w, Strips) else {}),
             **format_begins(w if isinstance(w, QuantizedRows) else None),

@@ -64,16 +64,12 @@ def bound(
     bias1, bias2 = (*(begin // 4 for begin in gemm.bias_begins), 0, 0)[:2]
     w_stride = w.units(8) if isinstance(w, Tensor) else 0
     params: dict[str, int | float] = {
-        "rows": gemm.x.rows,
         "columns": gemm.columns,
-        "x_stride": gemm.x.units(8),
-        "w_stride": w_stride,
         "w_expert": gemm.expert_stride // 8 or gemm.own_rows * w_stride,
         "y_stride": y.units(4),
         "y_unit0": gemm.row0 // 4 if gemm.with_rows and whole else 0,
         "scale": gemm.scale,
         "r": lora.rank(with_rows=gemm.with_rows) if lora is not None else 0,
-        "r_stride": lora.u.stride if lora is not None else 0,
         "b_stride": lora.factor.stride if lora is not None else 0,
         **expert_params(gemm.experts, lora.stride // 4 if lora is not None else 0),
         **layers,
@@ -211,12 +207,10 @@ def factors_of(g: Graph, gemm: Gemm, tile_rows: int) -> Factors:
     count = gemm.batch_info if gemm.first_row is not None else None
     tensors: dict[str, Tensor | None] = {"x": x, **others, "batch_info": count}
     params = {
-        "rows": x.rows,
         "units": units,
         "part": part,
         "blocks": blocks,
         "chunks": chunks,
-        "x_stride": x.units(8),
         "x_unit0": 0 if gemm.with_rows else gemm.row0 // 8,
         "first_row": gemm.first_row or 0,
         "begin1": 0,
