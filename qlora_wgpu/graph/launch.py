@@ -72,18 +72,7 @@ class Launch:
                 f"{self.label} has more elements than kernels can count: lower the batch size or "
                 "data.max_seq_length"
             )
-        self.shader = self._shader()
-        self.values = {**self._measured(), **self.values}
-        self._check()
-        self._pack()
-
-    def _measured(self) -> dict[str, int]:
-        """Fields of ``Params`` that sizes of what is bound are; zeros of what is not."""
-        return {
-            name: measured(self.tensors.get(measure.binding), measure)
-            for name, measure in self.shader.measures.items()
-            if name not in self.values
-        }
+        self.specialize()
 
     @property
     def kernel(self) -> str:
@@ -97,7 +86,14 @@ class Launch:
             GraphError: If a binding is missing or unknown, or a tensor's type does not fit.
             OutOfMemoryError: If a tensor has more elements than kernels count.
         """
-        self.shader = self._shader()
+        bound = tuple([(n, t.dtype, t.texture) for n, t in self.tensors.items()])
+        self.shader = load_shader(self.path, *_sorted(tuple(self.constants.items()), bound))
+        sizes = {
+            name: measured(self.tensors.get(measure.binding), measure)
+            for name, measure in self.shader.measures.items()
+            if name not in self.values
+        }
+        self.values = {**sizes, **self.values}
         self._check()
         self._pack()
 
@@ -180,10 +176,6 @@ class Launch:
     def written(self) -> list[Tensor]:
         """The tensors this launch may write."""
         return [t for n, t in self.tensors.items() if self.shader.bindings[n].writable]
-
-    def _shader(self) -> Shader:
-        bound = tuple([(n, t.dtype, t.texture) for n, t in self.tensors.items()])
-        return load_shader(self.path, *_sorted(tuple(self.constants.items()), bound))
 
     def _check(self) -> None:
         bindings, required = self.shader.bindings, self.shader.required
