@@ -3,8 +3,9 @@
 usage: PYTHONPATH=tests python -m tools.launch_digests [FAMILY ...]    compares
        PYTHONPATH=tests python -m tools.launch_digests --record [FAMILY ...]
 
-A launch is its shader's code, parameters, grid, and what is bound where. No device is needed. A
-change that means to launch something else records anew, and its message says what is other now.
+A launch is its shader's code without comments, parameters, grid, and what is bound where. No device
+is needed. A change that means to launch something else records anew, and its message says what is
+other now.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.matrix import MatrixShape
+from qlora_wgpu.gpu.preprocessor import without_comments
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.offload_plan import Residency
@@ -132,6 +135,12 @@ def _of_variant(
         yield name, f"{_digest(make_plan(graphs.hidden))} {_digest(make_plan(graphs.head))}"
 
 
+@cache
+def _compiled(code: str) -> str:
+    lines = without_comments(code).splitlines()
+    return "\n".join(line.rstrip() for line in lines if line.strip())
+
+
 def _digest(plan: Plan) -> str:
     """How many launches a plan has, and a hash of all that decides what they do."""
     digest = hashlib.sha256()
@@ -141,7 +150,8 @@ def _digest(plan: Plan) -> str:
              plan.slot_of.get(t, -1), t.storage.label if t.storage else "")
             for name, t in sorted(launch.tensors.items())
         ]  # fmt: skip
-        what = (launch.path, launch.shader.code, launch.params, launch.workgroups, launch.flops)
+        code = _compiled(launch.shader.code)
+        what = (launch.path, code, launch.params, launch.workgroups, launch.flops)
         digest.update(repr((*what, bound)).encode())
     digest.update(repr((plan.slots, plan.textures)).encode())
     return f"{len(plan.launches)}:{digest.hexdigest()[:16]}"

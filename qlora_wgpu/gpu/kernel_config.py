@@ -184,6 +184,11 @@ class Profile:
         return self.subgroup_size > 0
 
     @property
+    def is_software(self) -> bool:
+        """Whether it is of GPUs that are software."""
+        return self.name == CPU_PROFILE.name
+
+    @property
     def saturates(self) -> bool:
         """Whether products hold their factors in a type that ends at 65,504."""
         return self.gemm_kind == "matrix" and self.matrix_element == "f16"

@@ -44,6 +44,11 @@ class ShaderSourceError(Exception):
     """A shader file of this package is wrong: a programming error, not a user's."""
 
 
+_MEASURE = re.compile(
+    r"^(\s*(\w+)\s*:\s*u32\s*,?)\s*//=\s*(\w+)\.(rows|columns|stride|units|elements)\s*$"
+)
+
+
 def without_comments(code: str) -> str:
     """WGSL with a space for each comment; lines keep their numbers.
 
@@ -74,6 +79,7 @@ class Source:
         names: Every name that a binding could have, live or not.
         included: Files that have been included.
         conditions: Names of bindings that were asked for, and where.
+        measures: Fields of ``Params`` and the binding, and the size, that they are.
     """
 
     read: Callable[[str], str]
@@ -83,6 +89,7 @@ class Source:
     names: set[str] = field(default_factory=set)
     included: set[str] = field(default_factory=set)
     conditions: dict[str, str] = field(default_factory=dict)
+    measures: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def expand(self, path: str) -> str:
         """A file's code, its includes and its operands' functions behind it."""
@@ -163,6 +170,8 @@ class Source:
                 tail.append(self._include(text[11:].strip(), where))
             elif text.startswith(("//#input ", "//#output ")):
                 line = self._operand(text, where)
+            elif "//=" in line:
+                line = self._measure(line, where)
             lines.append(line)
         if len(live) != 1:
             raise ShaderSourceError(f"{path}: //#if without //#endif")
@@ -183,6 +192,14 @@ class Source:
         if bound is None and not operand.optional:
             bound = Bound("float32", operand.memory == "texture")  # the launcher refuses it
         return operand.code(bound, accumulate=False)[0]
+
+    def _measure(self, line: str, where: str) -> str:
+        match = _MEASURE.match(line)
+        if match is None:
+            raise ShaderSourceError(f"{where}: expected 'name: u32, //= binding.size'")
+        self.measures[match[2]] = (match[3], match[4])
+        self.conditions[match[3]] = where
+        return match[1]
 
     def _condition(self, text: str, where: str) -> bool:
         name = text.removeprefix("!")

@@ -11,7 +11,7 @@ import math
 import re
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
@@ -115,6 +115,7 @@ class Binding:
         optional: Whether it need not be bound.
         sums: Whether the kernel can add to what is there.
         table: Whether the kernel reaches only some of its rows.
+        width: Elements that the kernel counts in; 0 where it counts 16 bytes.
     """
 
     index: int
@@ -127,6 +128,21 @@ class Binding:
     optional: bool = False
     sums: bool = False
     table: bool = False
+    width: int = 1
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A field of ``Params`` that a tensor's size is, so that a launcher need not give it.
+
+    It is its rows or columns, its stride or all of it in units of the width that it is declared
+    with, or its stride in elements. A field is one by its name (``x_stride`` for a binding x), or
+    by what stands behind it: ``rows: u32, //= x.rows``.
+    """
+
+    binding: str
+    what: str
+    width: int
 
 
 @dataclass(frozen=True)
@@ -141,6 +157,7 @@ class Shader:
         params: ``(name, struct format)`` of each field of ``Params``, in order.
         workgroup_size: Invocations along x, y, z.
         subgroup_size: The size that it counts on by its constant SUBGROUP_SIZE; 0 if none.
+        measures: The fields of ``Params`` that tensors' sizes are.
     """
 
     label: str
@@ -150,6 +167,7 @@ class Shader:
     params: tuple[tuple[str, str], ...]
     workgroup_size: tuple[int, int, int]
     subgroup_size: int = 0
+    measures: Mapping[str, Measure] = field(default_factory=dict)
 
     def pack_params(self, values: Mapping[str, int | float]) -> bytes:
         """Returns the bytes of the uniform ``Params``; every field must be given, and no other."""
@@ -207,7 +225,8 @@ def load_shader(path: str, constants: Constants = (), bound: Bindings = ()) -> S
         for operand in source.operands
     }
     shader = _reflect(f"{path}({', '.join(shown)})", path, code, source.operands, memories)
-    return replace(shader, subgroup_size=int(dict(constants).get("SUBGROUP_SIZE", 0)))
+    size = int(dict(constants).get("SUBGROUP_SIZE", 0))
+    return replace(shader, subgroup_size=size, measures=_measures(shader, source))
 
 
 @cache
@@ -233,7 +252,10 @@ def _reflect(
     bindings: dict[str, Binding] = {}
     for index, space, access, name, element in _BINDING.findall(bare):
         uniform, writable = space == "uniform", access == "read_write"
-        bindings[name] = Binding(int(index), name, uniform, writable, dtypes=_dtypes(element))
+        width = int(element[3]) if element.startswith("vec") else 1
+        bindings[name] = Binding(
+            int(index), name, uniform, writable, dtypes=_dtypes(element), width=width
+        )
     for index, name, access in _TEXTURE.findall(bare):
         bindings[name] = Binding(int(index), name, False, access == "write", True, "texture")
     for operand in operands:
@@ -249,6 +271,7 @@ def _reflect(
             operand.optional,
             operand.sums,
             operand.table,
+            0 if operand.width == "words" else int(operand.width),
         )
     if len({b.index for b in bindings.values()}) != len(bindings):
         raise ShaderSourceError(f"{label}: two bindings share a number")
@@ -265,6 +288,18 @@ def _reflect(
     numbers += [1] * (3 - len(numbers))
     code = _TAKEN_NAME.sub("x_gradient", code)
     return Shader(label, path, code, bindings, fields, (numbers[0], numbers[1], numbers[2]))
+
+
+def _measures(shader: Shader, source: Source) -> dict[str, Measure]:
+    """Fields that sizes are: of what is not bound here, too, which has none."""
+    ends = [(name, name.removesuffix("_stride")) for name, _ in shader.params]
+    named = {name: (start, "stride") for name, start in ends if start in source.names - {name}}
+    return {
+        name: Measure(binding, what, shader.bindings[binding].width)
+        if binding in shader.bindings
+        else Measure(binding, what, 1)
+        for name, (binding, what) in (named | source.measures).items()
+    }
 
 
 def _check_once(label: str, operand: Operand, operands: list[Operand]) -> None:

@@ -326,7 +326,7 @@ class Graph:
 
     def _copy(self, x: Tensor, y: Tensor) -> None:
         units = ceil_div(x.nbytes, TEXEL)
-        self.launch("tensor/copy.wgsl", units, {"x": x, "y": y}, {"units": units})
+        self.launch("tensor/copy.wgsl", units, {"x": x, "y": y})
 
     def end(self) -> None:
         """Lets go of the tape, which would keep graph and memory until Python looks for cycles."""
@@ -336,4 +336,4 @@ class Graph:
         units = total.rows * total.units(8)
         constants = {"ACCUMULATE": a is None}
         tensors = {"y": total, "a": a, "b": b}
-        self.launch("tensor/add.wgsl", units, tensors, {"units": units}, constants)
+        self.launch("tensor/add.wgsl", units, tensors, constants=constants)

@@ -16,13 +16,14 @@ from qlora_wgpu.gpu.wgsl import (
     Bindings,
     Constant,
     Constants,
+    Measure,
     Shader,
     Workgroups,
     is_within_limits,
     load_shader,
 )
 from qlora_wgpu.graph.offload import Parked
-from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor, ceil_div
 
 
 class GraphError(Exception):
@@ -85,7 +86,14 @@ class Launch:
             GraphError: If a binding is missing or unknown, or a tensor's type does not fit.
             OutOfMemoryError: If a tensor has more elements than kernels count.
         """
-        self.shader = self._shader()
+        bound = tuple([(n, t.dtype, t.texture) for n, t in self.tensors.items()])
+        self.shader = load_shader(self.path, *_sorted(tuple(self.constants.items()), bound))
+        sizes = {
+            name: measured(self.tensors.get(measure.binding), measure)
+            for name, measure in self.shader.measures.items()
+            if name not in self.values
+        }
+        self.values = {**sizes, **self.values}
         self._check()
         self._pack()
 
@@ -169,10 +177,6 @@ class Launch:
         """The tensors this launch may write."""
         return [t for n, t in self.tensors.items() if self.shader.bindings[n].writable]
 
-    def _shader(self) -> Shader:
-        bound = tuple([(n, t.dtype, t.texture) for n, t in self.tensors.items()])
-        return load_shader(self.path, *_sorted(tuple(self.constants.items()), bound))
-
     def _check(self) -> None:
         bindings, required = self.shader.bindings, self.shader.required
         given = self.tensors.keys()
@@ -186,6 +190,17 @@ class Launch:
             if tensor.dtype not in allowed:
                 shown = " or ".join(sorted(allowed))
                 raise GraphError(f"{self.shader.label}: {name} = {tensor} is not {shown}")
+
+
+def measured(tensor: Tensor | None, measure: Measure) -> int:
+    """A tensor's size as a shader counts it; zero without one."""
+    if tensor is None:
+        return 0
+    plain = {"rows": tensor.rows, "columns": tensor.columns, "elements": tensor.stride}
+    if measure.what in plain:
+        return plain[measure.what]
+    unit = measure.width * ITEM_SIZE[tensor.dtype] or TEXEL
+    return ceil_div(tensor.nbytes, unit if measure.what == "units" else unit * tensor.rows)
 
 
 @lru_cache(maxsize=1 << 14)

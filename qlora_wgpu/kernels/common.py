@@ -112,7 +112,7 @@ def row_workgroups(g: Graph, rows: int, each: Constant = 1) -> Workgroups:
 
 
 def _changes(profile: Profile) -> tuple[Change, ...]:
-    if profile.textures or profile.name == "cpu":
+    if profile.is_software:
         return ()
     return tuple({"threads_per_row": threads} for threads in (32, 64, 256))
 
@@ -239,9 +239,6 @@ def sum_parts(
         {
             "units": units,
             "parts": parts,
-            "columns": x.columns,
-            "x_stride": x.units(4),
-            "y_stride": y.units(4),
             "y_unit0": column0 // 4,
         },
         {"ACCUMULATE": accumulate},

@@ -111,7 +111,6 @@ class GroupDequantization:
             w.rows * units,
             self._bound(g),
             {
-                "rows": w.rows,
                 "stride": units,
                 "unit1": self._first_units()[1],
                 "unit2": self._first_units()[2] if len(self.rows) > 2 else _BEYOND,
@@ -259,7 +258,6 @@ class Units:
             {
                 "rows": rows,
                 "in_features": w.columns,
-                "stride": w.units(8),
                 "row0": problem.row0,
                 "expert_rows": problem.expert_rows,
                 "w_unit0": (problem.among or 0) * w.units(8),

@@ -304,7 +304,7 @@ def _backward(g: Graph, block: _Block, gradients: Gradients) -> None:
             "dq": gradients.dq,
             "dk": gradients.dk,
         },
-        {"rows": p.rows, **{name: params[name] for name in fields}},
+        {name: params[name] for name in fields},
     )
 
 
@@ -330,8 +330,6 @@ def step(g: Graph, problem: GatedDelta, state: Tensor, places: Tensor, o: Tensor
             "key_units": p.key_dim // 4,
             "value_units": units,
             "heads": p.value_heads,
-            "key_stride": p.k.units(4),
-            "gate_stride": p.decay.stride,
         },
         {"LANES": _LANES, "PARTS": _STEP_PARTS, "THREADS": _LANES * _STEP_PARTS},
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, Profile
+from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.limits import MOST_STORAGE_BUFFERS
 from qlora_wgpu.gpu.wgsl import Constant, Workgroups
 from qlora_wgpu.graph.graph import Graph, GraphError
@@ -106,11 +106,7 @@ class Down:
             workgroups,
             tensors,
             {
-                "rows": self.x.rows,
                 "r": self.lora.r,
-                "x_stride": self.x.units(unit),
-                "a_stride": self.lora.a.units(unit),
-                "u_stride": self.u.stride,
                 "scale": self.lora.scaling,
                 **dropout_params(self.lora.mask),
                 **expert_params(self.experts, self.lora.a_stride // unit),
@@ -209,12 +205,8 @@ class UpGrad:
             workgroups,
             tensors,
             {
-                "rows": self.dy.rows,
                 "r": self.lora.r,
                 "n": self.dy.columns,
-                "dy_stride": self.dy.units(unit),
-                "b_stride": self.lora.b.units(b_unit),
-                "du_stride": self.du.stride,
                 "scale": self.lora.scaling,
                 **expert_params(self.experts, self.lora.b_stride // b_unit),
                 "layer_r": self.lora.b.columns,
@@ -314,7 +306,7 @@ def _change(threads: int, rows: int, grad_group: tuple[int, int], grad_ranks: in
 
 
 def _changes(profile: Profile) -> tuple[Change, ...]:
-    if profile.textures or profile.name == CPU_PROFILE.name:
+    if profile.is_software:
         return ()
     return (
         _change(128, 8, (16, 16), 4),
@@ -411,9 +403,7 @@ class FactorGrad:
             "expert_rows": self.expert_rows,
         }
         return tensors, {
-            "rows": self.x.rows,
             "x_columns": self.columns,
-            "x_stride": self.x.units(unit),
             "r": self.r,
             "r_stride": self.u.units(4),
             "g_stride": self.gradient.units(4),
@@ -495,7 +485,6 @@ class BothShared:
                 "down_b": down_b,
                 "down_a": down_a,
                 "xa_columns": a.columns,
-                "xa_stride": a.x.units(4),
                 "ra": a.r,
                 "ga_stride": a.gradient.units(4),
                 "lora_expert_a": a.expert_stride // 4,

@@ -121,8 +121,6 @@ class Pairs:
             x.rows * (stride + stride1) // 2,
             problem.tensors,
             {
-                "rows": x.rows,
-                "columns": x.columns,
                 "stride": stride,
                 "columns1": x1.columns if x1 is not None else 0,
                 "stride1": stride1,

@@ -34,7 +34,7 @@ def append(
         "kv_cache/append.wgsl",
         k.rows * words,
         {"k": k, "v": v, **_texts(batch), "keys": keys, "values": values},
-        {"rows": k.rows, "capacity": cache.capacity, "stride": words},
+        {"capacity": cache.capacity},
     )
 
 
@@ -98,12 +98,9 @@ def attend(
         row_workgroups(g, q.rows * heads),
         {"q": q, "keys": keys, "values": values, "o": o, **_texts(batch), "sinks": sinks},
         {
-            "rows": q.rows,
             "heads": heads,
             "group": q.columns // keys.columns,
             "capacity": capacity,
-            "q_stride": q.units(unit),
-            "kv_stride": keys.units(unit),
             "window": min(window or capacity, capacity),
             "scale": scale,
             "softcap": softcap or 1.0,

@@ -32,11 +32,8 @@ def columns(g: Graph, x: Tensor, first: int, count: int) -> Tensor:
         raise GraphError(f"columns: {x} has no columns {first} to {first + count}")
     y = g.operand(f"{x.name}[{first}:]", x.rows, count)
     params = {
-        "rows": x.rows,
         "first": first,
         "columns": count,
-        "x_stride": x.stride,
-        "y_stride": y.stride,
     }
     g.launch("columns/forward.wgsl", x.rows * y.units(8), {"x": x, "y": y}, params)
 
@@ -96,14 +93,10 @@ def group_columns(
     y = make(f"{x.name}[{first}:]", x.rows, groups * count)
     sizes = [*widths, *[0] * (_MOST - len(widths))]
     params = {
-        "rows": x.rows,
-        "columns": y.columns,
         "groups": groups,
         "group": group,
         "first": first,
         **{f"width{i}": size for i, size in enumerate(sizes)},
-        "x_stride": x.stride,
-        "y_stride": y.stride,
     }
     g.launch("group_columns/forward.wgsl", x.rows * y.units(8), {"x": x, "y": y}, params)
 
@@ -163,7 +156,7 @@ def head_parts(g: Graph, parts: Sequence[HeadPart], heads: int, head_dim: int) -
     rows = parts[0].x.rows
     y = g.operand(f"heads of {parts[0].x.name}", rows, heads * head_dim)
     second = parts[1] if len(parts) > 1 else None
-    params = {"rows": rows, "columns": y.columns, "head_dim": head_dim, "y_stride": y.stride}
+    params = {"rows": rows, "head_dim": head_dim}
     for i, part in enumerate((parts[0], second)):
         params |= {
             f"x{i}_stride": part.x.stride if part else 0,
@@ -189,11 +182,8 @@ def _give_back(g: Graph, dy: Tensor, part: HeadPart, heads: int, head_dim: int, 
     x = part.x
     dx = g.float32(f"d {x.name}", x.rows, x.columns)
     params = {
-        "rows": x.rows,
         "heads": heads,
         "head_dim": head_dim,
-        "y_stride": dy.stride,
-        "x_stride": x.stride,
         "group": part.group,
         "first": part.first,
         "width": part.width,

@@ -129,7 +129,7 @@ def gated_delta_gates(
     decay, beta = (g.float32(name, *a.shape) for name in ("decay", "beta"))
     inputs = {"a": a, "b": b, "a_log": a_log, "dt_bias": dt_bias}
     units = a.rows * a.units(8)
-    params = {"units": units, "stride": a.units(8), "heads": a.columns}
+    params = {"units": units, "heads": a.columns}
     outputs = {"decay": decay, "beta": beta}
     g.launch("gated_delta/gates.wgsl", units, {**inputs, **outputs}, params)
 
@@ -202,9 +202,7 @@ def convolve(
     tensors = {"x": x, "weight": weight, "bias": bias}
     shape = {
         "hidden": channels // 8,
-        "stride": x.units(8),
         "taps": taps,
-        "weight_stride": weight.stride,
     }
     if batch.cache is not None:
         state = batch.cache.next_state(taps, channels)
@@ -213,10 +211,10 @@ def convolve(
             # Without gates all that is read of x is in the state.
             read = tensors if constants["GATED"] else {**tensors, "x": None}
             step = {**read, "y": y, "state": state, **_texts(batch)}
-            sizes = {"rows": x.rows, **shape}
+            sizes = {**shape, "stride": x.units(8)}  # of x that is not read, too
             g.launch("short_conv/step.wgsl", x.rows * channels // 8, step, sizes, constants)
             return
-    units, params = x.rows * channels // 8, {"rows": x.rows, "seq": batch.seq, **shape}
+    units, params = x.rows * channels // 8, {"seq": batch.seq, **shape}
     inputs = {"segments": batch.segments, **tensors}
     g.launch("short_conv/forward.wgsl", units, {**inputs, "y": y}, params, constants)
 
@@ -238,10 +236,9 @@ def _keep(
 ) -> None:
     """Keeps what the tokens to come need of the last ones."""
     tensors = {"segments": batch.segments, **_texts(batch), "x": x, "state": state}
-    params = {name: shape[name] for name in ("hidden", "stride", "taps")}
     units = x.rows * shape["hidden"]
     g.launch(
-        "short_conv/keep.wgsl", units, tensors, {"rows": x.rows, **params},
+        "short_conv/keep.wgsl", units, tensors, shape,
         {**constants, "APART": batch.decodes},
     )  # fmt: skip
 

@@ -38,11 +38,8 @@ def norm(
         row_workgroups(g, w.rows),
         {"w": w, "a": lora.a, "b": lora.b, "inverse": out},
         {
-            "rows": w.rows,
             "row0": row0,
-            "stride": w.units(4),
             "r": lora.r,
-            "r_stride": lora.b.stride,
             "scale": scaling,
         },
         {"PLAIN": plain, **row_constants(g)},
@@ -83,11 +80,10 @@ def apply(
         raise GraphError(f"dora: {z}, {magnitude} and {residual} do not fit")
     make = g.float32 if float32 else g.operand
     y = make(f"dora({z.name})", z.rows, z.columns)
-    params = {"rows": z.rows, "columns": z.columns, "stride": z.units(8)}
     units = z.rows * z.units(8)
     factors = {"magnitude": magnitude, "inverse": inverse}
     added = {"bias": bias, "residual": residual}
-    g.launch("dora/apply.wgsl", units, {"z": z, "y": y, **factors, **added}, params)
+    g.launch("dora/apply.wgsl", units, {"z": z, "y": y, **factors, **added})
 
     def vjp(dy: Tensor) -> None:
         with summed(g, gradient) as total:
@@ -95,11 +91,10 @@ def apply(
                 "dora/magnitude_grad.wgsl",
                 z.columns,
                 {"dy": dy, "z": z, "inverse": inverse, "g": total},
-                {**params, "stride": z.stride},
                 turns=ceil_div(z.rows, 8),
             )
         dz = g.operand(f"d {z.name}", z.rows, z.columns)
-        g.launch("dora/backward.wgsl", units, {"dy": dy, "dz": dz, **factors}, params)
+        g.launch("dora/backward.wgsl", units, {"dy": dy, "dz": dz, **factors})
         g.add_gradient(z, dz)
         if residual is not None:
             g.add_gradient(residual, dy)

@@ -6,13 +6,13 @@ expert's gradients are sums over its rows.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.common import ExpertTiles
-from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.kernels.matvec import FEW_ROWS, FewRows
+from qlora_wgpu.kernels.gemm import GEMM, Gemm, QuantizedRows
 from qlora_wgpu.ops import linear
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import ExpertLinear
@@ -39,7 +39,7 @@ def with_factors(g: Graph, routing: Routing, factors: Tensor) -> Routing:
     count = routing.tiles.count
     if factors.shape != (1, count):
         raise GraphError(f"with_factors: {factors} is not a number for each of {count} experts")
-    params = {"rows": weights.rows, "top_k": routing.top_k, "stride": weights.stride}
+    params = {"top_k": routing.top_k}
     shared = {
         "slots": routing.slots,
         "tile_experts": routing.tiles.experts,
@@ -88,28 +88,28 @@ def expert_linear(
         )
     if layer.bias is not None and layer.bias.shape != (weight.experts, weight.rows):
         raise GraphError(f"expert_linear: {layer.bias} is not the bias of {layer.name}'s experts")
-    y = g.operand(layer.name, x.rows, weight.rows)
-    if batch.decodes:
-        _product_of_few(g, x, layer, tiles, y)
-        return y
-    u = None if lora is None else linear.down(g, x, lora, batch, tiles)
-    for first, count, w in weight.expert_shards(g):
-        here = replace(tiles, first=first, count=count)
+    y, few, u = g.operand(layer.name, x.rows, weight.rows), batch.decodes, None
+    if few:
+        term = linear.few_rows_term(g, x, lora, tiles)
+    else:
+        u = None if lora is None else linear.down(g, x, lora, batch, tiles)
         term = lora.forward_term(u) if lora is not None and u is not None else None
-        product = Gemm(
-            x, w, y, True, lora=term, bias=layer.bias, experts=here, label="gemm/forward"
-        )
+    label = "few_rows/forward" if few else "gemm/forward"
+    for first, count, w in _pieces(g, layer, tiles) if few else weight.expert_shards(g):
+        here = replace(tiles, first=first, count=count)
+        product = Gemm(x, w, y, lora=term, bias=layer.bias, experts=here, few=few, label=label)
         GEMM.launch(g, product)
+    if few:
+        return y
 
     def vjp(dy: Tensor) -> None:
-        operand, du = as_operand(g, dy), None
+        operand, term = as_operand(g, dy), None
         if lora is not None and u is not None:
-            du = linear.backward(g, x, u, operand, lora, batch, tiles)
+            term = lora.backward_term(linear.backward(g, x, u, operand, lora, batch, tiles))
         if x.requires_grad:
             dx = g.float32(f"d {x.name}", x.rows, x.columns)
             for first, count, w in weight.expert_shards(g):
                 here = replace(tiles, first=first, count=count)
-                term = lora.backward_term(du) if lora is not None and du is not None else None
                 product = Gemm(
                     operand, w, dx, False, lora=term, batch_info=batch.info, experts=here,
                     label="gemm/backward",
@@ -121,20 +121,13 @@ def expert_linear(
     return y
 
 
-def _product_of_few(
-    g: Graph, x: Tensor, layer: ExpertLinear, tiles: ExpertTiles, y: Tensor
-) -> None:
-    """The same for new tokens, of the chosen experts alone: decoded on the way where it can be."""
-    weight, lora, term = layer.weight, layer.lora, None
-    if lora is not None:
-        u = g.float32("lora u", x.rows, lora.r)
-        down = FewRows(
-            x, lora.a, (u,), scale=lora.scaling, experts=tiles, columns_each=lora.r,
-            apart=lora.a_stride, label="lora/down",
-        )  # fmt: skip
-        FEW_ROWS.launch(g, down)
-        term = lora.forward_term(u)
+def _pieces(
+    g: Graph, layer: ExpertLinear, tiles: ExpertTiles
+) -> Iterator[tuple[int, int, Tensor | QuantizedRows]]:
+    """``(first expert, count, matrices)`` of new tokens: decoded on the way where they can be."""
+    weight = layer.weight
     whole = rows_of(g, [weight]) if isinstance(weight, QuantizedMatrix) else None
-    for first, count, w in weight.expert_shards(g) if whole is None else [(0, tiles.count, whole)]:
-        here = replace(tiles, first=first, count=count)
-        FEW_ROWS.launch(g, FewRows(x, w, (y,), lora=term, bias=layer.bias, experts=here))
+    if whole is None:
+        yield from weight.expert_shards(g)
+    else:
+        yield 0, tiles.count, whole

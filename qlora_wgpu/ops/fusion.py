@@ -86,10 +86,6 @@ def _norm_and_down(g: Graph, uses: Uses) -> None:
         (ceil_div(a.rows, _RANKS), x.rows, 1),
         {"x": norm.tensors["x"], "weight": norm.tensors["weight"], "y": x, "a": a, "u": u},
         {
-            "columns": x.columns,
-            "stride": x.units(8),
-            "a_stride": a.units(8),
-            "u_stride": u.units(4),
             "ranks": a.rows,
             "eps": norm.values["eps"],
             "scale": down.values["scale"],
@@ -170,7 +166,6 @@ def _kept_as_rotated(g: Graph, uses: Uses) -> None:
         k.rows * ((heads + kv_heads) * (head - half) + kv_heads * head),
         tensors,
         {
-            "rows": k.rows,
             "capacity": append.values["capacity"],
             "positions_at": positions.offset // 4,
             "places_at": places.offset // 4,

@@ -32,7 +32,7 @@ def scatter(g: Graph, x: Tensor, y: Tensor, first: int, batch: BatchBuffers) -> 
         "rows/scatter.wgsl",
         x.rows * x.units(4),
         {"x": x, "rows": batch.label_rows, "batch_info": batch.info, "y": y},
-        {"count": x.rows, "first": first, "stride": x.units(4)},
+        {"first": first},
     )
 
 
@@ -64,11 +64,7 @@ def transposed(
         y.rows * y.units(8),
         {"x": x, "batch_info": batch.info, "factors": factors, "y": y},
         {
-            "count": x.rows,
             "first": first,
-            "columns": y.rows,
-            "x_stride": x.stride,
-            "y_stride": y.units(8),
             "column0": column0,
         },
     )
@@ -133,5 +129,4 @@ def scale_label_rows(g: Graph, x: Tensor, factors: Tensor, batch: BatchBuffers) 
         "rows/scale.wgsl",
         batch.rows * x.units(4),
         {"rows": batch.label_rows, "batch_info": batch.info, "factors": factors, "y": x},
-        {"count": batch.rows, "stride": x.units(4)},
     )

@@ -7,11 +7,9 @@ from dataclasses import replace
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import ROW_UNIT, Tensor, row, row_blocks, rows_from
-from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm, LoraTerm
+from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm, LoraTerm, QuantizedRows, Strips
 from qlora_wgpu.kernels.lora import Lora
-from qlora_wgpu.kernels.matvec import FEW_ROWS, FewRows, QuantizedRows, Strips
 from qlora_wgpu.ops import linear
-from qlora_wgpu.ops import linear as lora_ops
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.label_rows import gather
 from qlora_wgpu.ops.modules import Head, Matrix, StreamedMatrix
@@ -61,7 +59,7 @@ def logits_of_rows(
 def _shards(g: Graph, matrix: Matrix, batch: BatchBuffers) -> Iterator[Shard]:
     if batch.cache is None:
         return matrix.shards(g)
-    return linear.pieces(g, matrix, batch.strips)
+    return linear.pieces(g, [matrix], batch.strips)
 
 
 def logits_of_block(
@@ -105,18 +103,10 @@ def _logits(
     few = batch.cache is not None
     term = _term(g, chunk, head.pair, batch, first, u)
     for row0, w in shards:
-        if few:
-            problem = FewRows(
-                chunk, w, (logits,), row0=row0, scale=head.scale, lora=term, bias=head.bias,
-                label="lm_head/forward",
-            )  # fmt: skip
-            FEW_ROWS.launch(g, problem)
-            continue
-        assert isinstance(w, Tensor)
         product = Gemm(
-            chunk, w, logits, True, row0=row0, scale=head.scale, lora=term, batch_info=batch.info,
-            bias=head.bias, first_row=first, whole_columns=head.matrix.rows,
-            label="lm_head/forward",
+            chunk, w, logits, row0=row0, scale=head.scale, lora=term, batch_info=batch.info,
+            bias=head.bias, first_row=None if few else first, whole_columns=head.matrix.rows,
+            few=few, label="lm_head/forward",
         )  # fmt: skip
         GEMM.launch(g, product)
     if head.softcap is not None:
@@ -131,9 +121,9 @@ def _term(
     if lora is None:
         return None
     if batch.cache is not None:
-        return linear.lora_term(g, chunk, lora)
+        return linear.few_rows_term(g, chunk, lora)
     if u is None:
-        return lora.forward_term(lora_ops.down(g, chunk, replace(lora, dropout=0.0), batch))
+        return lora.forward_term(linear.down(g, chunk, replace(lora, dropout=0.0), batch))
     return lora.forward_term(gather(g, u, chunk.rows, first, batch))
 
 

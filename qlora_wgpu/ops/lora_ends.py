@@ -61,8 +61,6 @@ class EmbeddingPair:
             {
                 "rows": rows,
                 "columns": lora.r,
-                "stride": u.units(4),
-                "a_stride": lora.a.stride,
                 "scale": lora.scaling,
             },
         )
@@ -80,7 +78,7 @@ class EmbeddingPair:
             "embedding_pair/up.wgsl",
             y.rows * y.units(4),
             {"u": u, "b": b, "y": y},
-            {"rows": y.rows, "columns": y.columns, "stride": y.units(4), "u_stride": u.units(4)},
+            {},
             {"ACCUMULATE": True},
             flops=2 * y.rows * y.columns * u.columns,
         )
@@ -99,7 +97,7 @@ class EmbeddingPair:
                 "embedding_pair/gradient.wgsl",
                 (u.rows, ceil_div(lora.r, threads), 1),
                 {"ids": self._ids, "following": following, "du": du, "gradient": grad_a},
-                {"rows": u.rows, "r": lora.r, "du_stride": du.stride, "stride": grad_a.stride},
+                {"r": lora.r},
                 {"THREADS": threads},
             )
 
@@ -147,12 +145,9 @@ def embedding(
             y.rows * y.units(4),
             {"ids": ids, "weight": shard, "y": y, "batch_info": info},
             {
-                "rows": y.rows,
-                "stride": y.units(4),
                 "row0": row0,
                 "shard_rows": shard.rows,
                 "scale": scale,
-                "columns": y.columns,
                 "noise": noise_scale * batch.noise / math.sqrt(batch.seq * y.columns),
                 **dropout_params(None),
                 "module_key": _NOISE_KEY,

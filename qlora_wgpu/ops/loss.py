@@ -327,9 +327,7 @@ class _Loss:
             (across, count, 1),
             {"logits": logits, **self._labels(), "partials": self._partials},
             {
-                "count": logits.rows,
                 "first": first,
-                "stride": logits.units(4),
                 "block_rows": self._block_rows,
                 "block": number,
                 "blocks": self._blocks,
@@ -379,13 +377,9 @@ class _Loss:
             (logits.rows, 1, 1) if by_row else logits.rows * dlogits.units(8),
             {"logits": logits, **self._labels(), "softmax": self._softmax, "dlogits": dlogits},
             {
-                "count": logits.rows,
                 "first": first,
-                "columns": w.rows,
-                "stride": logits.units(4),
                 "unit0": column // 4,
                 "token0": row0,
-                "units": dlogits.units(8),
                 "vocab": head.matrix.rows,
                 "softcap": head.softcap or 1.0,
                 "smoothing": self._objective.label_smoothing,

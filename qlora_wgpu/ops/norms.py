@@ -30,13 +30,12 @@ def rms_norm(
     make = g.operand if residual is None else g.float32
     y = make(f"norm({x.name})", x.rows, x.columns)
     rstd = g.float_vector("rstd", x.rows)
-    shape = {"rows": x.rows, "columns": x.columns, "stride": x.units(8)}
     held = held_row(g, x.units(8))
     g.launch(
         "rms_norm/forward.wgsl",
         row_workgroups(g, x.rows, held["EACH"]),
         {"x": x, "weight": weight, "y": y, "rstd": rstd, "residual": residual},
-        {**shape, "parts": 0, "eps": eps},
+        {"parts": 0, "eps": eps},
         {**row_constants(g), **held},
     )
 
@@ -44,8 +43,7 @@ def rms_norm(
         same = g.operand(y.name, y.rows, y.columns)
         units = y.rows * y.units(8)
         tensors = {"x": x, "weight": weight, "rstd": rstd, "y": same}
-        params = {"units": units, "stride": y.units(8)}
-        g.launch("rms_norm/again.wgsl", units, tensors, params)
+        g.launch("rms_norm/again.wgsl", units, tensors)
         return same
 
     def vjp(dy: Tensor) -> None:
@@ -54,7 +52,7 @@ def rms_norm(
             "rms_norm/backward.wgsl",
             row_workgroups(g, x.rows, held["EACH"]),
             {"dy": dy, "x": x, "weight": weight, "rstd": rstd, "dx": dx},
-            {**shape, "parts": 0},
+            {"parts": 0},
             {"ACCUMULATE": False, **row_constants(g), **held},
         )
         g.add_gradient(x, dx)
@@ -84,7 +82,6 @@ def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
     """
     if x.columns != weight.columns or (bias is not None and bias.columns != x.columns):
         raise GraphError(f"layer_norm: {x}, {weight} and {bias} do not fit")
-    shape = {"rows": x.rows, "columns": x.columns}
 
     def made(stats: Tensor) -> Tensor:
         y = g.operand(f"norm({x.name})", x.rows, x.columns)
@@ -92,7 +89,7 @@ def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
             "layer_norm/forward.wgsl",
             row_workgroups(g, x.rows),
             {"x": x, "weight": weight, "y": y, "stats": stats, "bias": bias},
-            {**shape, "stride": x.units(8), "eps": eps},
+            {"eps": eps},
             row_constants(g),
         )
         return y
@@ -109,7 +106,7 @@ def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
             "layer_norm/backward.wgsl",
             row_workgroups(g, x.rows),
             {"dy": dy, "x": x, "weight": weight, "stats": stats, "dx": dx},
-            {**shape, "stride": x.units(8)},
+            {},
             {"ACCUMULATE": False, **row_constants(g)},
         )
         g.add_gradient(x, dx)

@@ -78,7 +78,7 @@ def gradient_norm(g: Graph, gradient: Tensor | Pieces, stats: Tensor, max_grad_n
             "adamw/norm_partial.wgsl",
             row_workgroups(g, sums),
             {"g": piece, "squares": squares, "carried": carried},
-            {"units": piece.units(4), "begin": begin // 4},
+            {"begin": begin // 4},
             {"SUMS": sums, **rows},
         )
     del rows["ROWS"]

@@ -49,6 +49,7 @@ def pointwise(
     *,
     work: int = 0,
     suited: bool = False,
+    remade: bool = True,
 ) -> Tensor:
     """y = kernel(inputs, frozen), of the first input's shape, as an operand.
 
@@ -57,17 +58,17 @@ def pointwise(
         kernel: The shaders' folder.
         name: Of y.
         inputs: What gets a gradient, by the shaders' names.
-        params: Fields of ``Params``; ``units`` of eight by default.
+        params: Fields of ``Params``; those that tensors' sizes are not.
         constants: Of both shaders.
         frozen: What gets none.
         work: Elements that invocations take; by default x's units.
         suited: Whether gradients are made in the types that suit, instead of operands'.
+        remade: Whether a backward may make y again.
     """
     x = next(iter(inputs.values()))
     if any(other.shape != x.shape for other in inputs.values()):
         raise GraphError(f"{kernel}: {', '.join(map(str, inputs.values()))} differ")
     work = work or x.rows * x.units(8)
-    params = {"units": work} if params is None else params
     given = {**inputs, **(frozen or {})}
 
     def made() -> Tensor:
@@ -87,7 +88,7 @@ def pointwise(
             g.add_gradient(each, made[key])
 
     y = made()
-    g.record(y, list(inputs.values()), vjp, remake=made)
+    g.record(y, list(inputs.values()), vjp, remake=made if remade else None)
     return y
 
 
@@ -98,8 +99,7 @@ def activation(g: Graph, x: Tensor, name: str) -> Tensor:
 
 def clip(g: Graph, x: Tensor, limit: float) -> Tensor:
     """y = clamp(x, -limit, limit), whose gradient is zero beyond the limit."""
-    params = {"units": x.rows * x.units(8), "limit": limit}
-    return pointwise(g, "clip", "clipped", {"x": x}, params)
+    return pointwise(g, "clip", "clipped", {"x": x}, {"limit": limit})
 
 
 def glu(g: Graph, gate: Tensor, up: Tensor, activation: str = "silu") -> Tensor:
@@ -127,7 +127,7 @@ class ClampedGLU:
 def clamped_glu(g: Graph, gate: Tensor, up: Tensor, scalars: ClampedGLU) -> Tensor:
     """y = (clamp(up, -limit, limit) + 1) · x · σ(alpha · x) with x = min(gate, limit)."""
     alpha, limit = scalars.swiglu_alpha, scalars.swiglu_limit
-    params = {"units": gate.rows * gate.units(8), "alpha": alpha, "limit": limit}
+    params = {"alpha": alpha, "limit": limit}
     return pointwise(g, "clamped_glu", "glu", {"gate": gate, "up": up}, params)
 
 
@@ -160,7 +160,7 @@ def _heads(x: Tensor, weight: Tensor, eps: float, name: str) -> tuple[int, dict[
         raise GraphError(f"{name}: {x} has no heads of {weight}")
     heads = x.columns // head_dim
     return heads, {
-        "rows": x.rows, "heads": heads, "head_dim": head_dim // 2, "stride": x.units(2), "eps": eps,
+        "heads": heads, "head_dim": head_dim // 2, "eps": eps,
     }  # fmt: skip
 
 
@@ -217,19 +217,7 @@ def xielu(g: Graph, x: Tensor, scalars: XIELUScalars) -> Tensor:
     for name, scalar in stored.items():
         if scalar.shape != (1, 1):
             raise GraphError(f"xielu: {name} is {scalar}, not one number")
-    y = g.operand("xielu", x.rows, x.columns)
-    units = x.rows * x.units(8)
-    shape = {"units": units, "stride": x.units(8), "columns": x.columns}
-    g.launch("xielu/forward.wgsl", units, {"x": x, "y": y, **stored}, shape)
-
-    def vjp(dy: Tensor) -> None:
-        dx = g.operand(f"d {x.name}", x.rows, x.columns)
-        tensors = {"dy": dy, "x": x, "dx": dx, **stored}
-        g.launch("xielu/backward.wgsl", units, tensors, {"units": units})
-        g.add_gradient(x, dx)
-
-    g.record(y, [x], vjp)
-    return y
+    return pointwise(g, "xielu", "xielu", {"x": x}, frozen=stored, remade=False)
 
 
 def row_gate(g: Graph, x: Tensor, gate: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -251,10 +239,9 @@ def row_gate(g: Graph, x: Tensor, gate: Tensor, residual: Tensor | None = None) 
     if not fits or (residual is not None and residual.shape != x.shape):
         raise GraphError(f"row_gate: {x}, {gate} and {residual} do not fit")
     y = g.float32(f"gated {x.name}", x.rows, x.columns)
-    strides = {"stride": x.units(8), "gate_stride": gate.stride}
     units = x.rows * x.units(8)
     tensors = {"x": x, "gate": gate, "y": y, "residual": residual}
-    g.launch("row_gate/forward.wgsl", units, tensors, {"units": units, **strides})
+    g.launch("row_gate/forward.wgsl", units, tensors)
 
     def vjp(dy: Tensor) -> None:
         dx, dgate = g.gradient_for(x), g.float32(f"d {gate.name}", gate.rows, 1)
@@ -262,8 +249,7 @@ def row_gate(g: Graph, x: Tensor, gate: Tensor, residual: Tensor | None = None) 
             "row_gate/backward.wgsl",
             row_workgroups(g, x.rows),
             {"dy": dy, "x": x, "gate": gate, "dx": dx, "dgate": dgate},
-            {"rows": x.rows, **strides},
-            row_constants(g),
+            constants=row_constants(g),
         )
         g.add_gradient(x, dx)
         g.add_gradient(gate, dgate)
@@ -290,19 +276,8 @@ def scaled(g: Graph, x: Tensor, scalar: Tensor) -> Tensor:
     """
     if scalar.shape != (1, 1):
         raise GraphError(f"scaled: {scalar} is not one number")
-    params = {"units": x.rows * x.units(8)}
     y = matrix(f"scaled {x.name}", x.rows, x.columns, x.dtype)
-    tensors = {"x": x, "scalar": scalar, "y": y}
-    g.launch("tensor/scale.wgsl", params["units"], tensors, params)
-
-    def vjp(dy: Tensor) -> None:
-        dx = g.gradient_for(x)
-        tensors = {"x": dy, "scalar": scalar, "y": dx}
-        g.launch("tensor/scale.wgsl", params["units"], tensors, params)
-        g.add_gradient(x, dx)
-
-    g.record(y, [x], vjp)
-    return y
+    return _linear(g, "tensor/scale.wgsl", x, y, {"scalar": scalar})
 
 
 def weighted_sum(g: Graph, x: Tensor, z: Tensor, a: float, b: float) -> Tensor:
@@ -323,14 +298,26 @@ def weighted_sum(g: Graph, x: Tensor, z: Tensor, a: float, b: float) -> Tensor:
     """
     if x.shape != z.shape:
         raise GraphError(f"weighted_sum: {x} and {z} differ")
-    units = x.rows * x.units(8)
     y = g.operand(f"{x.name} + {z.name}", x.rows, x.columns)
-    params = {"units": units, "a": a, "b": b}
-    g.launch("tensor/weighted_sum.wgsl", units, {"x": x, "z": z, "y": y}, params)
+    return _linear(g, "tensor/weighted_sum.wgsl", x, y, {}, {"z": z}, {"a": a, "b": b})
+
+
+def _linear(
+    g: Graph,
+    path: str,
+    x: Tensor,
+    y: Tensor,
+    frozen: Mapping[str, Tensor],
+    added: Mapping[str, Tensor] | None = None,
+    params: Mapping[str, int | float] | None = None,
+) -> Tensor:
+    """y by a kernel that passes its gradient back, too, without what it adds to x."""
+    units = x.rows * x.units(8)
+    g.launch(path, units, {"x": x, **frozen, **(added or {}), "y": y}, params)
 
     def vjp(dy: Tensor) -> None:
         dx = g.gradient_for(x)
-        g.launch("tensor/weighted_sum.wgsl", units, {"x": dy, "z": None, "y": dx}, params)
+        g.launch(path, units, {"x": dy, **frozen, "y": dx}, params)
         g.add_gradient(x, dx)
 
     g.record(y, [x], vjp)
@@ -342,7 +329,7 @@ def masked(g: Graph, x: Tensor, mask: DropoutMask, batch: BatchBuffers, dtype: s
     y = matrix(f"masked {x.name}", x.rows, x.columns, dtype)
     units = x.rows * x.units(8)
     tensors = {"x": x, "batch_info": batch.info, "y": y}
-    params = {"units": units, **dropout_params(mask)}
+    params = dropout_params(mask)
     g.launch("dropout/part.wgsl", units, tensors, params, {"REST": False})
     return y
 
@@ -362,7 +349,7 @@ def dropout_parts(
         What is kept and the rest, (rows, columns) operands.
     """
     units = x.rows * x.units(8)
-    params = {"units": units, **dropout_params(mask)}
+    params = dropout_params(mask)
 
     def part(*, rest: bool) -> Tensor:
         y = g.operand(f"dropout({x.name})", x.rows, x.columns)

@@ -140,7 +140,6 @@ def preference(
         "preference/spread.wgsl",
         batch.rows,
         {**spread, "factors": factors},
-        {"count": batch.rows},
     )
     return factors
 

@@ -16,7 +16,7 @@ from qlora_wgpu.kernels.dequantize import (
     GroupDequantization,
     whole_blocks,
 )
-from qlora_wgpu.kernels.matvec import (
+from qlora_wgpu.kernels.gemm.packed import (
     QuantizedRows,
     Strips,
     copy_rows,

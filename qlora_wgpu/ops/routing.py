@@ -139,7 +139,7 @@ def permute(g: Graph, x: Tensor, routing: Routing) -> Tensor:
             "experts/permute.wgsl",
             y.rows * words,
             {"x": x, "assignments": routing.assignments, "y": y},
-            {"rows": y.rows, "stride": words, "top_k": routing.top_k},
+            {"top_k": routing.top_k},
         )
         return y
 
@@ -185,7 +185,7 @@ def combine(g: Graph, x: Tensor, routing: Routing, residual: Tensor | None = Non
             "experts/permute_weighted.wgsl",
             dx.rows * dx.units(8),
             {"x": dy, "assignments": routing.assignments, "weights": routing.weights, "y": dx},
-            {"rows": dx.rows, "stride": dx.units(8), **_top_k_params(routing)},
+            _top_k_params(routing),
         )
         g.add_gradient(x, dx)
         if residual is not None:
@@ -209,11 +209,8 @@ def _chosen(
     ids = g.integers("expert ids", logits.rows * top_k)
     weights = g.float32("expert weights", logits.rows, top_k)
     params = {
-        "rows": logits.rows,
         "experts": logits.columns,
-        "logit_stride": logits.stride,
         "top_k": top_k,
-        "weight_stride": weights.stride,
         "scale": scale,
         "unscale": 1 / scale if scale else 0.0,
     }
@@ -290,7 +287,7 @@ def _combine(
         "experts/combine.wgsl",
         y.rows * y.units(4),
         {"x": x, "slots": routing.slots, "y": y, "weights": weights, "residual": residual},
-        {"rows": y.rows, "stride": y.units(4), **_top_k_params(routing)},
+        _top_k_params(routing),
     )
 
 
@@ -302,7 +299,7 @@ def _weight_grad(g: Graph, dy: Tensor, x: Tensor, routing: Routing) -> None:
         "experts/weight_grad.wgsl",
         row_workgroups(g, assignments),
         {"dy": dy, "x": x, "slots": routing.slots, "dweights": dweights},
-        {"assignments": assignments, "stride": x.units(4), **_top_k_params(routing)},
+        {"assignments": assignments, **_top_k_params(routing)},
         row_constants(g),
     )
     g.add_gradient(weights, dweights)
@@ -373,11 +370,8 @@ def route_by_scores(
     ids = g.integers("expert ids", logits.rows * top_k)
     weights = g.float32("expert weights", logits.rows, top_k)
     params = {
-        "rows": logits.rows,
         "experts": experts,
-        "logit_stride": logits.stride,
         "top_k": top_k,
-        "weight_stride": weights.stride,
         "least": scoring.least,
         "scale": scoring.scale,
     }
@@ -439,7 +433,7 @@ def balance_sums(
         raise GraphError(f"balance_sums: {logits} and {ids} are no choice of {batch.rows} rows")
     if before is not None and before.shape != (2, experts):
         raise GraphError(f"balance_sums: {before} are no sums of {experts} experts")
-    sizes = {"rows": rows, "experts": experts, "stride": logits.stride}
+    sizes = {"rows": rows, "experts": experts}
     softmax = g.float_vector("router's softmax", 2 * rows)
     g.launch(
         "router_balance/normalizers.wgsl",
@@ -497,7 +491,6 @@ def balance_loss(
         },
         {
             "experts": experts,
-            "stride": sums.stride,
             "top_k": top_k,
             "coefficient": coefficient,
         },

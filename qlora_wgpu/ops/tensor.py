@@ -15,14 +15,14 @@ def fill_zero(g: Graph, y: Tensor | Pieces) -> None:
     """Zeroes y."""
     for piece in in_pieces(y).pieces:
         units = ceil_div(piece.nbytes, 16)
-        g.launch("tensor/fill.wgsl", units, {"y": piece}, {"units": units})
+        g.launch("tensor/fill.wgsl", units, {"y": piece})
 
 
 def copied(g: Graph, x: Tensor) -> Tensor:
     """A copy of a matrix, which may lie in the other kind of memory; not differentiable."""
     y = matrix(x.name, x.rows, x.columns, x.dtype)
     units = ceil_div(x.nbytes, TEXEL)
-    g.launch("tensor/copy.wgsl", units, {"x": x, "y": y}, {"units": units})
+    g.launch("tensor/copy.wgsl", units, {"x": x, "y": y})
     return y
 
 
@@ -41,7 +41,7 @@ def add_to(g: Graph, y: Tensor | Pieces, x: Tensor | Pieces) -> None:
             continue
         units = to.rows * to.units(8)
         tensors = {"y": to, "a": None, "b": part}
-        g.launch("tensor/add.wgsl", units, tensors, {"units": units}, {"ACCUMULATE": True})
+        g.launch("tensor/add.wgsl", units, tensors, constants={"ACCUMULATE": True})
 
 
 def _add_rounded(g: Graph, y: Tensor, x: Tensor) -> None:
@@ -77,7 +77,7 @@ def converted(g: Graph, x: Tensor, dtype: str) -> Tensor:
         return x
     y = matrix(f"{x.name} as {dtype}", x.rows, x.columns, dtype)
     units = x.rows * x.units(8)
-    g.launch("tensor/convert.wgsl", units, {"x": x, "y": y}, {"units": units})
+    g.launch("tensor/convert.wgsl", units, {"x": x, "y": y})
     return y
 
 
@@ -102,4 +102,4 @@ def as_float32(g: Graph, x: Tensor) -> Tensor:
 def softcap_in_place(g: Graph, y: Tensor, cap: float) -> None:
     """y = cap · tanh(y / cap), float32."""
     units = y.rows * y.units(4)
-    g.launch("tensor/softcap.wgsl", units, {"y": y}, {"units": units, "cap": cap})
+    g.launch("tensor/softcap.wgsl", units, {"y": y}, {"cap": cap})

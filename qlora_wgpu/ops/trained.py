@@ -75,8 +75,6 @@ def overwrite(g: Graph, trained: TrainedRows, pieces: Sequence[tuple[int, Tensor
                 trained.rows.rows * piece.units(8),
                 {"tokens": trained.tokens, "rows": trained.rows, "weight": piece},
                 {
-                    "count": trained.rows.rows,
-                    "stride": piece.units(8),
                     "row0": row0,
                     "piece_rows": piece.rows,
                 },
@@ -96,7 +94,6 @@ def overwrite_looked_up(g: Graph, trained: TrainedRows, ids: Tensor, table: Tens
         "trained_rows/overwrite_looked_up.wgsl",
         table.rows * table.units(8),
         {"ids": ids, "slots": trained.slots, "rows": trained.rows, "table": table},
-        {"count": table.rows, "stride": table.units(8)},
     )
 
 

@@ -38,7 +38,7 @@ def add_lookup_gradient(
         "trained_rows/following.wgsl",
         (ceil_div(dy.rows, threads), 1, 1),
         {"ids": ids, "slots": trained.slots, "following": following},
-        {"rows": dy.rows, "padding": NONE if trained.padding is None else trained.padding},
+        {"padding": NONE if trained.padding is None else trained.padding},
         {"THREADS": threads},
         turns=dy.rows,
     )
@@ -54,7 +54,7 @@ def add_lookup_gradient(
             "dy": dy,
             "gradient": gradient,
         },
-        {"rows": dy.rows, "stride": dy.units(4), "scale": scale},
+        {"scale": scale},
         {"THREADS": threads},
         turns=dy.rows,
     )
@@ -103,11 +103,8 @@ class HeadGradient:
                 "columns": columns,
             },
             {
-                "count": dlogits.rows,
                 "first": first,
                 "trained": trained.rows.rows,
-                "stride": dlogits.stride,
-                "columns_stride": columns.stride,
                 "row0": row0,
                 "row_count": dlogits.columns,
                 "scale": scale,
@@ -179,11 +176,8 @@ def add_whole_lookup(
             (dy.rows, ceil_div(dy.units(4), threads), 1),
             {"ids": ids, "following": following, "dy": dy, "gradient": gradient},
             {
-                "rows": dy.rows,
-                "stride": dy.units(4),
                 "scale": scale,
                 "row0": row0,
-                "count": gradient.rows,
             },
             {"THREADS": threads},
             turns=dy.rows,

@@ -4,7 +4,7 @@
 //#include common/activation.wgsl
 
 struct Params {
-    units: u32,
+    units: u32, //= x.units
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

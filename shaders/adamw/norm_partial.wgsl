@@ -6,7 +6,7 @@
 //#include common/row_reduce.wgsl
 
 struct Params {
-    units: u32,
+    units: u32, //= g.units
     begin: u32,
 }
 

@@ -12,7 +12,7 @@
 //#endif
 
 struct Params {
-    units: u32,
+    units: u32, //= m.units
     beta1: f32,
     beta2: f32,
     epsilon: f32,

@@ -7,9 +7,9 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= o.rows
     heads: u32,
-    stride: u32,
+    stride: u32, //= o.stride
     units: u32,
 }
 

@@ -6,12 +6,12 @@
 // v (rows, heads / group · head_dim); heads are UNITS units of eight. A workgroup takes a block of
 // one head. Launcher: kernels/attention/matrix_units.py.
 struct Params {
-    rows: u32,
+    rows: u32, //= o.rows
     seq: u32,
     heads: u32,
     group: u32,
-    stride: u32,
-    kv_stride: u32,
+    stride: u32, //= o.stride
+    kv_stride: u32, //= v.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -6,11 +6,11 @@
 // (rows, stride) units of eight; a workgroup takes ROWS rows of one head of keys, `across` units
 // wide. Launcher: kernels/attention/matrix_units.py.
 struct Params {
-    rows: u32,
+    rows: u32, //= a.rows
     seq: u32,
     heads: u32,
     group: u32,
-    stride: u32,
+    stride: u32, //= a.stride
     across: u32,
 }
 

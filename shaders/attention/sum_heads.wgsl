@@ -7,7 +7,7 @@
 //#include common/head_value.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= dk.rows
     heads: u32,
     group: u32,
     stride: u32,

@@ -3,11 +3,11 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= dy.rows
     first: u32,
-    columns: u32,
-    x_stride: u32,
-    y_stride: u32,
+    columns: u32, //= dy.columns
+    x_stride: u32, //= dx.elements
+    y_stride: u32, //= dy.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -3,11 +3,11 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= x.rows
     first: u32,
-    columns: u32,
+    columns: u32, //= y.columns
     x_stride: u32,
-    y_stride: u32,
+    y_stride: u32, //= y.elements
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

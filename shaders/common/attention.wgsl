@@ -10,12 +10,12 @@
 
 // Strides are counted in the units that the kernel reads heads in.
 struct Params {
-    rows: u32,
+    rows: u32, //= q.rows
     seq: u32,
     heads: u32,
     group: u32,
     q_stride: u32,
-    kv_stride: u32,
+    kv_stride: u32, //= k.stride
     window: u32,
     scale: f32,
     softcap: f32,

@@ -2,7 +2,7 @@
 //#include common/logistic.wgsl
 
 struct Params {
-    units: u32,
+    units: u32, //= gate.units
     alpha: f32,
     limit: f32,
 }

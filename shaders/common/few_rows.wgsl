@@ -7,11 +7,11 @@
 // of its expert. An invocation has four neighbouring columns, all of one layer. A row's sums are made
 // in one order whatever rows are beside it: a text's tokens do not depend on its neighbours. What KEEPS
 // keys and values knows how many tokens of a text there is room for, its capacity.
-// Launcher: kernels/matvec.py.
+// Launcher: kernels/gemm/few_rows.py.
 struct Params {
-    rows: u32,
+    rows: u32, //= x.rows
     columns: u32,
-    units: u32,
+    units: u32, //= x.stride
     x_stride: u32,
     w_stride: u32,
     w_expert: u32,
@@ -20,7 +20,7 @@ struct Params {
     y_unit0: u32,
     scale: f32,
     r: u32,
-    r_stride: u32,
+    r_stride: u32, //= u.elements
     b_stride: u32,
     begin1: u32,
     begin2: u32,

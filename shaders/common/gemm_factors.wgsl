@@ -1,7 +1,7 @@
 // What is looked at before x is multiplied on matrix units in f16: how large it is, and its copy. A
 // workgroup has ROWS rows and GROUP units of eight; along the reduction they begin anew at each part.
 struct Params {
-    rows: u32,
+    rows: u32, //= x.rows
     units: u32,
     part: u32,
     blocks: u32,

@@ -1,7 +1,7 @@
 // What all products are given (gemm/*.wgsl), and how they end. Strides of x and w count units of
 // eight elements, those of y units of four, r_stride elements.
 struct Params {
-    rows: u32,
+    rows: u32, //= x.rows
     columns: u32,
     k: u32,
     k_part: u32,
@@ -13,7 +13,7 @@ struct Params {
     row0: u32,
     first_row: u32,
     r: u32,
-    r_stride: u32,
+    r_stride: u32, //= u.elements
     b_stride: u32,
     scale: f32,
     module_key: u32,

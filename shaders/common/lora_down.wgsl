@@ -3,11 +3,11 @@
 // x (rows, K), a (r, K) float32, K padded with zeros to units of eight; u (rows, r) float32,
 // overwritten, its padding with zeros. What the kernels of it share. Launcher: kernels/lora.py.
 struct Params {
-    rows: u32,
+    rows: u32, //= u.rows
     r: u32,
     x_stride: u32,
     a_stride: u32,
-    u_stride: u32,
+    u_stride: u32, //= u.elements
     scale: f32,
     module_key: u32,
     keep_below: u32,

@@ -7,7 +7,7 @@
 // micro-batch does not depend on what was there, at binding 3. What the kernels of it share.
 // Launcher: kernels/lora.py.
 struct Params {
-    rows: u32,
+    rows: u32, //= x.rows
     x_columns: u32,
     x_stride: u32,
     r: u32,

@@ -3,12 +3,12 @@
 // dy (rows, N), N padded with zeros to units of eight; b (N, r) float32; du (rows, r) float32,
 // overwritten, its padding with zeros. What the kernels of it share. Launcher: kernels/lora.py.
 struct Params {
-    rows: u32,
+    rows: u32, //= du.rows
     r: u32,
     n: u32,
     dy_stride: u32,
     b_stride: u32,
-    du_stride: u32,
+    du_stride: u32, //= du.elements
     scale: f32,
     expert0: u32,
     experts: u32,

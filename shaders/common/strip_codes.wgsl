@@ -1,4 +1,4 @@
-// Codes and scales of a quantized matrix in strips (kernels/matvec.py): w has a texel of codes for CHUNK
+// Codes and scales of a quantized matrix in strips (kernels/gemm/packed.py): w has a texel of codes for CHUNK
 // units of eight of a column, scales a texel for a block of four columns, and with MINIMA minima one.
 // A code's value is a constant, V0 and on; with AFFINE that is the first value plus the code.
 //#input 2 w: words

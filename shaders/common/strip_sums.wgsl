@@ -1,4 +1,4 @@
-// Sums over x of ROWS rows by four columns of a matrix in strips (kernels/matvec.py): a subgroup of
+// Sums over x of ROWS rows by four columns of a matrix in strips (kernels/gemm/packed.py): a subgroup of
 // THREADS loads SPAN units of x, one each, and broadcasts them. Scales are multiplied once for each
 // texel of codes. Who includes it has common/few_rows.wgsl.
 struct Sums {

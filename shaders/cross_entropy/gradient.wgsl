@@ -13,13 +13,13 @@
 //#endif
 
 struct Params {
-    count: u32,
+    count: u32, //= logits.rows
     first: u32,
-    columns: u32,
-    stride: u32,
+    columns: u32, //= dlogits.columns
+    stride: u32, //= logits.stride
     unit0: u32,
     token0: u32,
-    units: u32,
+    units: u32, //= dlogits.stride
     vocab: u32,
     softcap: f32,
     smoothing: f32,

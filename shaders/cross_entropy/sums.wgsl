@@ -10,9 +10,9 @@
 //#include common/row_reduce.wgsl
 
 struct Params {
-    count: u32,
+    count: u32, //= logits.rows
     first: u32,
-    stride: u32,
+    stride: u32, //= logits.stride
     block_rows: u32,
     block: u32,
     blocks: u32,

@@ -15,8 +15,8 @@
 
 //#if GROUP
 struct Params {
-    rows: u32,
-    stride: u32,
+    rows: u32, //= w.rows
+    stride: u32, //= w.stride
     unit1: u32,
     unit2: u32,
     codes0: u32,
@@ -42,7 +42,7 @@ struct Params {
 struct Params {
     rows: u32,
     in_features: u32,
-    stride: u32,
+    stride: u32, //= w.stride
     row0: u32,
     expert_rows: u32,
     w_unit0: u32,

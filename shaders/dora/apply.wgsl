@@ -6,9 +6,9 @@
 //#include common/dora_factor.wgsl
 
 struct Params {
-    rows: u32,
-    columns: u32,
-    stride: u32,
+    rows: u32, //= y.rows
+    columns: u32, //= y.columns
+    stride: u32, //= y.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -8,9 +8,9 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
-    columns: u32,
-    stride: u32,
+    rows: u32, //= dy.rows
+    columns: u32, //= dy.columns
+    stride: u32, //= dy.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -5,11 +5,11 @@
 //#include common/row_reduce.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= w.rows
     row0: u32,
-    stride: u32,
+    stride: u32, //= w.stride
     r: u32,
-    r_stride: u32,
+    r_stride: u32, //= b.stride
     scale: f32,
 }
 

@@ -3,7 +3,7 @@
 //#include common/flat.wgsl
 
 struct Params {
-    units: u32,
+    units: u32, //= dx.units
     module_key: u32,
     keep_below: u32,
     keep_scale: f32,

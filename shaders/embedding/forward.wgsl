@@ -7,12 +7,12 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
-    stride: u32,
+    rows: u32, //= y.rows
+    stride: u32, //= y.stride
     row0: u32,
     shard_rows: u32,
     scale: f32,
-    columns: u32,
+    columns: u32, //= y.columns
     noise: f32,
     module_key: u32,
     keep_below: u32,

@@ -5,9 +5,9 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
-    columns: u32,
-    stride: u32,
+    rows: u32, //= u.rows
+    columns: u32, //= u.columns
+    stride: u32, //= u.stride
     a_stride: u32,
     scale: f32,
 }

@@ -5,10 +5,10 @@
 // float32. Launcher: ops/lora_ends.py.
 
 struct Params {
-    rows: u32,
+    rows: u32, //= du.rows
     r: u32,
     du_stride: u32,
-    stride: u32,
+    stride: u32, //= gradient.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -5,9 +5,9 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
-    columns: u32,
-    stride: u32,
+    rows: u32, //= y.rows
+    columns: u32, //= y.columns
+    stride: u32, //= y.stride
     u_stride: u32,
 }
 

@@ -6,8 +6,8 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
-    stride: u32,
+    rows: u32, //= y.rows
+    stride: u32, //= x.stride
     top_k: u32,
     weight_stride: u32,
 }

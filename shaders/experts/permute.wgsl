@@ -5,8 +5,8 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
-    stride: u32,
+    rows: u32, //= y.rows
+    stride: u32, //= y.stride
     top_k: u32,
 }
 

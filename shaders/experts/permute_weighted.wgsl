@@ -5,10 +5,10 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
-    stride: u32,
+    rows: u32, //= y.rows
+    stride: u32, //= x.stride
     top_k: u32,
-    weight_stride: u32,
+    weight_stride: u32, //= weights.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

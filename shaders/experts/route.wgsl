@@ -8,11 +8,11 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= logits.rows
     experts: u32,
-    logit_stride: u32,
+    logit_stride: u32, //= logits.stride
     top_k: u32,
-    weight_stride: u32,
+    weight_stride: u32, //= weights.stride
     scale: f32,
     unscale: f32,
 }

@@ -12,11 +12,11 @@
 //#include common/expert_scores.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= logits.rows
     experts: u32,
-    logit_stride: u32,
+    logit_stride: u32, //= logits.stride
     top_k: u32,
-    weight_stride: u32,
+    weight_stride: u32, //= weights.stride
     groups: u32,
     top_groups: u32,
     least: f32,

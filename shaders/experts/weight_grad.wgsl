@@ -6,9 +6,9 @@
 
 struct Params {
     assignments: u32,
-    stride: u32,
+    stride: u32, //= x.stride
     top_k: u32,
-    weight_stride: u32,
+    weight_stride: u32, //= dweights.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

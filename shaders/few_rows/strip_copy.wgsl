@@ -1,6 +1,6 @@
-// y = x in strips (kernels/matvec.py), in words of 16 bytes: `words` of them make a unit, which a
+// y = x in strips (kernels/gemm/packed.py), in words of 16 bytes: `words` of them make a unit, which a
 // subgroup of LANES reads of four columns each. x has `units` of each of its rows, which become the
-// columns from `column0` on; other columns of y are left alone. Launcher: kernels/matvec.py.
+// columns from `column0` on; other columns of y are left alone. Launcher: kernels/gemm/packed.py.
 //#include common/flat.wgsl
 
 struct Params {

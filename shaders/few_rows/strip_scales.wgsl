@@ -1,7 +1,7 @@
 // y = the float32 scales (with SECOND the minima) of the blocks of a quantized matrix in strips
-// (kernels/matvec.py): a texel has those of four columns, texels of LANES invocations lie together. Up
+// (kernels/gemm/packed.py): a texel has those of four columns, texels of LANES invocations lie together. Up
 // to three matrices, one below the other, whose columns begin at begin1 and begin2; columns past the
-// end get those of the last one. Launcher: kernels/matvec.py.
+// end get those of the last one. Launcher: kernels/gemm/packed.py.
 //#include common/flat.wgsl
 
 struct Params {

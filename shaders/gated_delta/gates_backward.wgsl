@@ -7,8 +7,8 @@
 //#include common/within.wgsl
 
 struct Params {
-    units: u32,
-    stride: u32,
+    units: u32, //= a.units
+    stride: u32, //= a.stride
     heads: u32,
 }
 

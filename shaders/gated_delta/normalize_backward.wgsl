@@ -7,12 +7,12 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= q.rows
     heads: u32,
     first_head: u32,
     group: u32,
     key_units: u32,
-    key_stride: u32,
+    key_stride: u32, //= q.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -10,8 +10,8 @@ struct Params {
     key_units: u32,
     value_units: u32,
     heads: u32,
-    key_stride: u32,
-    gate_stride: u32,
+    key_stride: u32, //= q.stride
+    gate_stride: u32, //= beta.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -3,16 +3,16 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
-    columns: u32,
+    rows: u32, //= dy.rows
+    columns: u32, //= dy.columns
     groups: u32,
     group: u32,
     first: u32,
     width0: u32,
     width1: u32,
     width2: u32,
-    x_stride: u32,
-    y_stride: u32,
+    x_stride: u32, //= dx.elements
+    y_stride: u32, //= dy.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

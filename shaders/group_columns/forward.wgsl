@@ -4,8 +4,8 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
-    columns: u32,
+    rows: u32, //= x.rows
+    columns: u32, //= y.columns
     groups: u32,
     group: u32,
     first: u32,
@@ -13,7 +13,7 @@ struct Params {
     width1: u32,
     width2: u32,
     x_stride: u32,
-    y_stride: u32,
+    y_stride: u32, //= y.elements
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

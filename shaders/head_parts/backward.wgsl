@@ -4,11 +4,11 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= dy.rows
     heads: u32,
     head_dim: u32,
-    y_stride: u32,
-    x_stride: u32,
+    y_stride: u32, //= dy.stride
+    x_stride: u32, //= dx.elements
     group: u32,
     first: u32,
     width: u32,

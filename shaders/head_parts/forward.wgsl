@@ -7,10 +7,10 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
-    columns: u32,
+    rows: u32, //= y.rows
+    columns: u32, //= y.columns
     head_dim: u32,
-    y_stride: u32,
+    y_stride: u32, //= y.elements
     x0_stride: u32,
     group0: u32,
     first0: u32,

@@ -5,9 +5,9 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= k.rows
     capacity: u32,
-    stride: u32,
+    stride: u32, //= k.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

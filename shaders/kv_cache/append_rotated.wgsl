@@ -11,7 +11,7 @@
 //#include common/rope_units.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= k.rows
     capacity: u32,
     positions_at: u32,
     places_at: u32,

@@ -15,12 +15,12 @@
 //#endif
 
 struct Params {
-    rows: u32,
+    rows: u32, //= q.rows
     heads: u32,
     group: u32,
     capacity: u32,
     q_stride: u32,
-    kv_stride: u32,
+    kv_stride: u32, //= keys.stride
     window: u32,
     scale: f32,
     softcap: f32,

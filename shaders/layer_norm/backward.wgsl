@@ -8,9 +8,9 @@
 //#include common/columns.wgsl
 
 struct Params {
-    rows: u32,
-    columns: u32,
-    stride: u32,
+    rows: u32, //= x.rows
+    columns: u32, //= x.columns
+    stride: u32, //= x.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -11,7 +11,7 @@
 //#endif
 
 struct Params {
-    units: u32,
+    units: u32, //= m.units
     beta1: f32,
     beta2: f32,
     weight_decay: f32,

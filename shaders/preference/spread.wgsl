@@ -4,7 +4,7 @@
 //#include common/flat.wgsl
 
 struct Params {
-    count: u32,
+    count: u32, //= factors.columns
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

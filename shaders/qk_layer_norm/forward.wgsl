@@ -8,10 +8,10 @@
 //#include common/head_statistics.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= x.rows
     heads: u32,
     head_dim: u32,
-    stride: u32,
+    stride: u32, //= x.stride
     weight_stride: u32,
     eps: f32,
 }

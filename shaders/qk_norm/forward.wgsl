@@ -5,10 +5,10 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= x.rows
     heads: u32,
     head_dim: u32,
-    stride: u32,
+    stride: u32, //= x.stride
     eps: f32,
 }
 

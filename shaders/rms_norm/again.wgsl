@@ -5,8 +5,8 @@
 //#include common/flat.wgsl
 
 struct Params {
-    units: u32,
-    stride: u32,
+    units: u32, //= x.units
+    stride: u32, //= x.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

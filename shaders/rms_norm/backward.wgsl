@@ -10,9 +10,9 @@
 //#include common/norm_gradient.wgsl
 
 struct Params {
-    rows: u32,
-    columns: u32,
-    stride: u32,
+    rows: u32, //= x.rows
+    columns: u32, //= x.columns
+    stride: u32, //= x.stride
     parts: u32,
 }
 

@@ -7,8 +7,8 @@
 //#include common/row_reduce.wgsl
 
 struct Params {
-    columns: u32,
-    stride: u32,
+    columns: u32, //= x.columns
+    stride: u32, //= x.stride
     a_stride: u32,
     u_stride: u32,
     ranks: u32,

@@ -9,9 +9,9 @@
 //#include common/row_reduce.wgsl
 
 struct Params {
-    rows: u32,
-    columns: u32,
-    stride: u32,
+    rows: u32, //= y.rows
+    columns: u32, //= y.columns
+    stride: u32, //= y.stride
     parts: u32,
     eps: f32,
 }

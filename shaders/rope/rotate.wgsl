@@ -11,9 +11,9 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
-    columns: u32,
-    stride: u32,
+    rows: u32, //= x.rows
+    columns: u32, //= x.columns
+    stride: u32, //= x.stride
     columns1: u32,
     stride1: u32,
     head_dim: u32,

@@ -6,7 +6,7 @@
 //#include common/rope_units.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= x.rows
     sign: f32,
 }
 

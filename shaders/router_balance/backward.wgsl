@@ -7,9 +7,9 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= logits.rows
     experts: u32,
-    stride: u32,
+    stride: u32, //= logits.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -9,7 +9,7 @@
 
 struct Params {
     experts: u32,
-    stride: u32,
+    stride: u32, //= dsums.stride
     top_k: u32,
     coefficient: f32,
 }

@@ -8,9 +8,9 @@
 //#include common/row_reduce.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= logits.rows
     experts: u32,
-    stride: u32,
+    stride: u32, //= logits.stride
     top_k: u32,
 }
 

@@ -7,8 +7,8 @@
 //#include common/row_reduce.wgsl
 
 struct Params {
-    rows: u32,
-    stride: u32,
+    rows: u32, //= x.rows
+    stride: u32, //= x.stride
     gate_stride: u32,
 }
 

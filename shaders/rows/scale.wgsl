@@ -3,8 +3,8 @@
 //#include common/flat.wgsl
 
 struct Params {
-    count: u32,
-    stride: u32,
+    count: u32, //= y.rows
+    stride: u32, //= y.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

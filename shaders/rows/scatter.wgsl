@@ -4,9 +4,9 @@
 //#include common/flat.wgsl
 
 struct Params {
-    count: u32,
+    count: u32, //= x.rows
     first: u32,
-    stride: u32,
+    stride: u32, //= x.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

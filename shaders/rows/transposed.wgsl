@@ -6,9 +6,9 @@
 //#include common/flat.wgsl
 
 struct Params {
-    count: u32,
+    count: u32, //= x.rows
     first: u32,
-    columns: u32,
+    columns: u32, //= y.rows
     x_stride: u32,
     y_stride: u32,
     column0: u32,

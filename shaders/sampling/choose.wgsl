@@ -22,7 +22,7 @@ struct Params {
     vocab: u32,
     stride: u32,
     words: u32,
-    rows: u32,
+    rows: u32, //= logits.rows
     ids_at: u32,
     positions_at: u32,
     places_at: u32,

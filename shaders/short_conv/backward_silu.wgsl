@@ -7,10 +7,10 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= x.rows
     seq: u32,
     hidden: u32,
-    stride: u32,
+    stride: u32, //= x.stride
     taps: u32,
     weight_stride: u32,
 }

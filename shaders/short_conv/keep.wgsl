@@ -6,9 +6,9 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= x.rows
     hidden: u32,
-    stride: u32,
+    stride: u32, //= x.stride
     taps: u32,
 }
 

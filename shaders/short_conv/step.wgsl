@@ -6,7 +6,7 @@
 //#include common/flat.wgsl
 
 struct Params {
-    rows: u32,
+    rows: u32, //= y.rows
     hidden: u32,
     stride: u32,
     taps: u32,

@@ -5,7 +5,7 @@
 //#include common/bfloat16.wgsl
 
 struct Params {
-    units: u32,
+    units: u32, //= x.units
     first: u32,
 }
 

@@ -3,7 +3,7 @@
 //#include common/flat.wgsl
 
 struct Params {
-    units: u32,
+    units: u32, //= x.units
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

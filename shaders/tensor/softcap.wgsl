@@ -3,7 +3,7 @@
 //#include common/tanh.wgsl
 
 struct Params {
-    units: u32,
+    units: u32, //= y.units
     cap: f32,
 }
 

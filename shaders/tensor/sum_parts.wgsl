@@ -9,7 +9,7 @@
 struct Params {
     units: u32,
     parts: u32,
-    columns: u32,
+    columns: u32, //= x.columns
     x_stride: u32,
     y_stride: u32,
     y_unit0: u32,

@@ -3,7 +3,7 @@
 //#include common/flat.wgsl
 
 struct Params {
-    units: u32,
+    units: u32, //= x.units
     a: f32,
     b: f32,
 }

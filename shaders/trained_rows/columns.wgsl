@@ -7,10 +7,10 @@
 //#include common/flat.wgsl
 
 struct Params {
-    count: u32,
+    count: u32, //= dlogits.rows
     first: u32,
     trained: u32,
-    stride: u32,
+    stride: u32, //= dlogits.stride
     columns_stride: u32,
     row0: u32,
     row_count: u32,

@@ -7,7 +7,7 @@
 // Launchers: ops/trained_gradients.py, ops/trained_gradients.py.
 
 struct Params {
-    rows: u32,
+    rows: u32, //= following.elements
     padding: u32,
 }
 

@@ -5,8 +5,8 @@
 // tokens that are nowhere are left alone. Launcher: ops/trained_gradients.py.
 
 struct Params {
-    rows: u32,
-    stride: u32,
+    rows: u32, //= dy.rows
+    stride: u32, //= dy.stride
     scale: f32,
 }
 

@@ -5,8 +5,8 @@
 //#include common/flat.wgsl
 
 struct Params {
-    count: u32,
-    stride: u32,
+    count: u32, //= rows.rows
+    stride: u32, //= rows.stride
     row0: u32,
     piece_rows: u32,
 }

@@ -6,8 +6,8 @@
 //#include common/flat.wgsl
 
 struct Params {
-    count: u32,
-    stride: u32,
+    count: u32, //= table.rows
+    stride: u32, //= rows.stride
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -6,11 +6,11 @@
 // Launcher: ops/trained_gradients.py.
 
 struct Params {
-    rows: u32,
-    stride: u32,
+    rows: u32, //= dy.rows
+    stride: u32, //= dy.stride
     scale: f32,
     row0: u32,
-    count: u32,
+    count: u32, //= gradient.rows
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

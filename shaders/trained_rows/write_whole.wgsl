@@ -5,7 +5,7 @@
 //#include common/flat.wgsl
 
 struct Params {
-    units: u32,
+    units: u32, //= rows.units
     first: u32,
 }
 

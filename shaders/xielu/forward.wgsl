@@ -5,9 +5,9 @@
 //#include common/xielu.wgsl
 
 struct Params {
-    units: u32,
-    stride: u32,
-    columns: u32,
+    units: u32, //= x.units
+    stride: u32, //= x.stride
+    columns: u32, //= x.columns
 }
 
 @group(0) @binding(0) var<uniform> params: Params;

@@ -8,6 +8,8 @@ import pytest
 from qlora_wgpu.gpu import wgsl
 from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.wgsl import ShaderSourceError, load_shader
+from qlora_wgpu.graph.launch import Launch
+from qlora_wgpu.graph.tensor import matrix
 
 HEAD = "@group(0) @binding(1) var<storage, read> x: array<f32>;\n"
 MAIN = "@compute @workgroup_size(WG, 2)\nfn main() {}\n"
@@ -200,3 +202,28 @@ def test_no_name_is_one_that_direct3d_compilers_have(write):
     assert shader.bindings["dx"].index == 2 and "fn store_dx(" in shader.code
     # DXC has a namespace of that name, and naga strips underscores from a name's end.
     assert not re.search(r"\bdx_*\b", shader.code) and "x_gradient[i] = " in shader.code
+
+
+SIZES = (
+    "struct Params {\n    rows: u32, //= y.rows\n    all: u32, //= x.units\n"
+    "    wide: u32, //= x.elements\n    x_stride: u32,\n    z_stride: u32,\n    n: u32,\n}\n"
+    "@group(0) @binding(0) var<uniform> params: Params;\n"
+    "//#input 1 x: 8\n//#output 2 y: words\n//#input 3 z?: 4\n"
+)
+
+
+def test_sizes_of_what_is_bound_need_no_launcher(write):
+    write("a.wgsl", SIZES + MAIN)
+    x, y = matrix("x", 3, 20, "bfloat16"), matrix("y", 5, 8, "uint32")
+    launch = Launch("a.wgsl", {"x": x, "y": y}, {"n": 7}, {"WG": 8}, (1, 1, 1), "a", 0)
+    assert struct.unpack("<6I8x", launch.params) == (5, 9, 24, 3, 0, 7)
+    given = {"n": 7, "x_stride": 4}
+    launch = Launch("a.wgsl", {"x": x, "y": y}, given, {"WG": 8}, (1, 1, 1), "a", 0)
+    assert struct.unpack("<6I8x", launch.params)[3] == 4
+
+
+@pytest.mark.parametrize("behind", ["x.length", "w.rows"])
+def test_sizes_of_nothing_are_errors(write, behind):
+    write("a.wgsl", SIZES.replace("y.rows", behind) + MAIN)
+    with pytest.raises(ShaderSourceError, match=r"a\.wgsl:2: (expected|w is not a binding)"):
+        load({"x": ("float32",), "y": ("float32",)})

@@ -7,8 +7,8 @@ from support.harness import PROFILES, VARIANTS, Bench
 from qlora_wgpu.gpu.kernel_config import gpu_profile
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.kernels.lora import Lora
-from qlora_wgpu.kernels.matvec import FEW_ROWS, FewRows
 from qlora_wgpu.ops.linear import linear, readable
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.ops.norms import rms_norm
@@ -143,7 +143,8 @@ def test_a_norm_and_the_adapters_first_half_have_the_bits_of_either(device, prof
         y = rms_norm(g, bench.float32(x[rows]), bench.float32(weight), 1e-5)
         u = g.float32("u", len(rows), len(a))
         label = "" if apart else "lora/down"
-        FEW_ROWS.launch(g, FewRows(y, bench.float32(a), (u,), scale=0.5, label=label))
+        product = Gemm(y, bench.float32(a), u, scale=0.5, few=True, label=label)
+        GEMM.launch(g, product)
         made = bench.run_bits(y, u)
         assert ("rms_norm/down.wgsl" in bench.shaders) is not apart
         return made
@@ -167,9 +168,11 @@ def test_shapes_that_do_not_fit_are_refused(device):
     bench = Bench(device, "float32", PROFILES["gpu"])
     x, w, y = (bench.operand(np.zeros(shape)) for shape in ((2, 16), (24, 16), (2, 24)))
     narrow = bench.operand(np.zeros((2, 8)))
-    FewRows(x, w, (y,))
-    for wrong in ((narrow, w, (y,)), (x, w, (narrow, narrow)), (x, w, (x, narrow, y))):
-        with pytest.raises(GraphError, match="do not fit"):
-            FewRows(*wrong)
-    with pytest.raises(GraphError, match="no layers"):
-        FewRows(x, w, (x, narrow), residual=y)
+    Gemm(x, w, y, few=True)
+    with pytest.raises(GraphError, match="do not fit"):
+        Gemm(narrow, w, y, few=True)
+    for first, *others in ((narrow, narrow), (x, narrow, y)):
+        with pytest.raises(GraphError, match="not the layers"):
+            Gemm(x, w, first, others=tuple(others), few=True)
+    with pytest.raises(GraphError, match="not the layers"):
+        Gemm(x, w, x, others=(narrow,), few=True, residual=y)

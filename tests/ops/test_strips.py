@@ -6,7 +6,7 @@ from support.harness import DTYPES, PROFILES, VARIANTS, Bench
 
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Storage
-from qlora_wgpu.kernels.matvec import FewRows
+from qlora_wgpu.kernels.gemm import Gemm
 from qlora_wgpu.ops.fusion import FUSIONS
 from qlora_wgpu.ops.linear import linear, linear_group
 from qlora_wgpu.ops.modules import Linear
@@ -132,6 +132,6 @@ def test_strips_of_experts_are_refused(device):
     bench = Bench(device, "float32", PROFILES[TEXTURES[0][0]])
     w = StripStore().of_dense(bench.graph, bench.weight(np.zeros((24, 16))))
     x, y = bench.operand(np.zeros((2, 16))), bench.operand(np.zeros((2, 24)))
-    FewRows(x, w, (y,))
+    Gemm(x, w, y, few=True)
     with pytest.raises(GraphError, match="strips of no experts"):
-        FewRows(x, w, (y,), experts=object())
+        Gemm(x, w, y, few=True, experts=object())

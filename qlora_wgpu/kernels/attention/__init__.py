@@ -21,7 +21,7 @@ __all__ = [
 
 
 def _changes(profile: Profile) -> tuple[Change, ...]:
-    if profile.textures or profile.name == "cpu":
+    if profile.is_software:
         return ()
     registers: tuple[Change, ...] = tuple(
         {"attention_kind": "register", "attention_threads": threads, "attention_keys": keys}

@@ -55,7 +55,6 @@ def _factors(
 ) -> tuple[Tensor, Tensor]:
     made = [matrix(f"{name} in f16", x.rows, x.columns, "float16") for name, x in (a, b)]
     params: dict[str, Any] = {
-        "rows": problem.q.rows,
         "seq": problem.seq,
         "heads": problem.heads,
         "group": problem.group,
@@ -309,8 +308,6 @@ def delta_and_sizes(g: Graph, problem: Attention, dout: Tensor) -> Tensor:
             "seq": problem.seq,
             "heads": heads,
             "group": problem.group,
-            "stride": problem.q.units(8),
-            "kv_stride": problem.v.units(8),
         },
         {"SIZED": SIZED_ROWS, "UNITS": problem.head_dim // 8},
     )

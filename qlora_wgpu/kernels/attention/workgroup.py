@@ -83,7 +83,7 @@ class Blocks(ABC):
             "attention/delta.wgsl",
             rows * heads,
             {"o": problem.o, "dout": dout, "lse": problem.lse, "lse_delta": lse_delta},
-            {"rows": rows, "heads": heads, "stride": problem.q.units(unit), "units": units},
+            {"rows": rows, "heads": heads, "units": units},
             {
                 "HEAD_UNIT8": unit == 8,
                 "HEAD_UNIT4": unit == 4,
@@ -101,19 +101,16 @@ class Blocks(ABC):
         heads: int,
         tensors: Mapping[str, Tensor | None],
     ) -> None:
-        unit, cut = self._unit(problem), self._cut(g.profile, problem, name)
+        cut = self._cut(g.profile, problem, name)
         inputs = {n: getattr(problem, n) for n in ("q", "k", "v", "segments")}
         g.launch(
             f"attention/{name}{self.suffix}.wgsl",
             (ceil_div(problem.seq, cut.block) * cut.spans, heads, problem.batch),
             {**inputs, **tensors},
             {
-                "rows": problem.q.rows,
                 "seq": problem.seq,
                 "heads": problem.heads,
                 "group": problem.group,
-                "q_stride": problem.q.units(unit),
-                "kv_stride": problem.k.units(unit),
                 "window": problem.window,
                 "scale": problem.scale,
                 "softcap": problem.softcap or 1.0,

@@ -17,55 +17,44 @@ _CUT_THREADS = 64  # invocations of the workgroups that ``Profile.least_workgrou
 
 @dataclass(frozen=True)
 class Cut:
-    """A shader and how many results its workgroups make.
-
-    Attributes:
-        path: The shader.
-        rows: Rows of results that a workgroup makes.
-        columns: Columns of results that a workgroup makes.
-        constants: The shader's, besides those that all products have.
-        rows_first: Whether workgroups are counted along the rows first.
-        threads: Invocations of a workgroup.
-        any_parts: Whether the shader can be cut along the reduction whatever is added to it.
-        tensors: What the shader binds besides.
-        direct: Whether whole tiles of results can go straight to y, where that is float32.
-        loads: Whether their sums can begin with what they are added to.
-        eights: Whether it can write eight results at a time, to which nothing is added: textures
-            are written so.
-    """
+    """A shader and how many results its workgroups make."""
 
     path: str
-    rows: int
+    rows: int  # of results that a workgroup makes
     columns: int
+    constants: dict[str, Constant]  # the shader's, besides those that all products have
+    rows_first: bool = False  # whether workgroups are counted along the rows first
+    threads: int = _CUT_THREADS  # invocations of a workgroup
+    any_parts: bool = False  # can be cut along the reduction whatever is added to it
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)  # what the shader binds besides
+    direct: bool = False  # whole tiles of results can go straight to y, where that is float32
+    loads: bool = False  # their sums can begin with what they are added to
+    eights: bool = False  # can write eight results at a time, as textures are, if nothing is added
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What all shaders of products are bound to and told."""
+
+    tensors: dict[str, Tensor | None]
+    params: dict[str, int | float]
     constants: dict[str, Constant]
-    rows_first: bool = False
-    threads: int = _CUT_THREADS
-    any_parts: bool = False
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    direct: bool = False
-    loads: bool = False
-    eights: bool = False
 
 
-def launch_whole(
-    g: Graph, gemm: Gemm, cut: Cut, parts_in: Tensor | None = None, parts: int = 1, part: int = 0
-) -> None:
-    """One dispatch; with ``parts_in`` each part's results lie there, one below the other."""
-    lora = gemm.lora
+def bound(
+    gemm: Gemm, weights: Mapping[str, Tensor | None], parts_in: Tensor | None = None
+) -> Bound:
+    """Those of a product; with ``parts_in`` of parts of its sums, to which nothing is added yet."""
+    lora, y, whole, w = gemm.lora, parts_in or gemm.y, parts_in is None, gemm.w
     tensors: dict[str, Tensor | None] = {
-        **cut.tensors,
+        **weights,
         "x": gemm.x,
-        "w": gemm.w,
-        "y": parts_in or gemm.y,
+        "y": y,
         "u": lora.u if lora is not None else None,
-        "bias": gemm.bias if parts_in is None else None,
-        "residual": gemm.residual if parts_in is None else None,
-        "batch_info": gemm.batch_info
-        if gemm.mask is not None or gemm.first_row is not None
-        else None,
+        "b" if gemm.with_rows else "a": lora.factor if lora is not None else None,
+        "bias": gemm.bias if whole else None,
+        "residual": gemm.residual if whole else None,
     }
-    if lora is not None:
-        tensors["b" if gemm.with_rows else "a"] = lora.factor
     others, layers = (
         further_layers("y", gemm.y, gemm.others, 4)
         if gemm.with_rows
@@ -73,45 +62,56 @@ def launch_whole(
     )
     tensors |= others
     bias1, bias2 = (*(begin // 4 for begin in gemm.bias_begins), 0, 0)[:2]
+    w_stride = w.units(8) if isinstance(w, Tensor) else 0
+    params: dict[str, int | float] = {
+        "columns": gemm.columns,
+        "w_expert": gemm.expert_stride // 8 or gemm.own_rows * w_stride,
+        "y_stride": y.units(4),
+        "y_unit0": gemm.row0 // 4 if gemm.with_rows and whole else 0,
+        "scale": gemm.scale,
+        "r": lora.rank(with_rows=gemm.with_rows) if lora is not None else 0,
+        "b_stride": lora.factor.stride if lora is not None else 0,
+        **expert_params(gemm.experts, lora.stride // 4 if lora is not None else 0),
+        **layers,
+        "bias1": bias1,
+        "bias2": bias2,
+        "bias_expert": 0 if gemm.experts is None or gemm.bias is None else gemm.bias.units(4),
+    }
+    adds = gemm.accumulate and whole
+    return Bound(tensors, params, {"ACCUMULATE": adds, **expert_constants(gemm.experts, tensors)})
+
+
+def launch_whole(
+    g: Graph, gemm: Gemm, cut: Cut, parts_in: Tensor | None = None, parts: int = 1, part: int = 0
+) -> None:
+    """One dispatch; with ``parts_in`` each part's results lie there, one below the other."""
+    of_all = bound(gemm, {"w": gemm.dense}, parts_in)
     across = ceil_div(gemm.columns, cut.columns)
     down = ceil_div(gemm.x.rows, cut.rows)
-    constants: dict[str, Constant] = {
-        "ACCUMULATE": gemm.accumulate and parts_in is None,
-        "ROW_COUNT": gemm.first_row is not None,
-        "DROPOUT": gemm.mask is not None,
-        **_way_out(gemm, cut, in_parts=parts_in is not None),
-        **expert_constants(gemm.experts, tensors),
-        **cut.constants,
-    }
     g.launch(
         cut.path,
         (down, across, parts) if cut.rows_first else (across, down, parts),
-        tensors,
         {
-            "rows": gemm.x.rows,
-            "columns": gemm.columns,
+            **cut.tensors,
+            **of_all.tensors,
+            "batch_info": gemm.batch_info if gemm.asks_batch else None,
+        },
+        {
+            **of_all.params,
             "k": gemm.depth,
             "k_part": part or round_up(gemm.depth, 64),
-            "x_stride": gemm.x.units(8),
             "x_unit0": 0 if gemm.with_rows else gemm.row0 // 8,
-            "w_stride": gemm.w.units(8),
-            "y_stride": (parts_in or gemm.y).units(4),
-            "y_unit0": gemm.row0 // 4 if gemm.with_rows and parts_in is None else 0,
             "row0": gemm.row0 if gemm.with_rows else 0,
             "first_row": gemm.first_row or 0,
-            "r": lora.rank(with_rows=gemm.with_rows) if lora is not None else 0,
-            "r_stride": lora.u.stride if lora is not None else 0,
-            "b_stride": lora.factor.stride if lora is not None else 0,
-            "scale": gemm.scale,
             **dropout_params(gemm.mask),
-            "w_expert": gemm.own_rows * gemm.w.units(8),
-            **expert_params(gemm.experts, lora.stride // 4 if lora is not None else 0),
-            **layers,
-            "bias1": bias1,
-            "bias2": bias2,
-            "bias_expert": 0 if gemm.experts is None or gemm.bias is None else gemm.bias.units(4),
         },
-        constants,
+        {
+            **of_all.constants,
+            "ROW_COUNT": gemm.first_row is not None,
+            "DROPOUT": gemm.mask is not None,
+            **_way_out(gemm, cut, in_parts=parts_in is not None),
+            **cut.constants,
+        },
         flops=gemm.flops,
         label=gemm.label,
     )
@@ -183,28 +183,18 @@ _GROUP = 256  # invocations of it, each with one unit of eight
 
 @dataclass(frozen=True)
 class Factors:
-    """A product's x for matrix units.
+    """A product's x for matrix units."""
 
-    Attributes:
-        x: (rows, depth) float16.
-        exponents: What it is multiplied by, if it is scaled: for each part of the reduction and
-            each tile of rows the exponent of a power of two, as float32 has it.
-    """
-
-    x: Tensor
+    x: Tensor  # (rows, depth) float16
+    # What it is multiplied by, if it is scaled: for each part of the reduction and each tile of
+    # rows the exponent of a power of two, as float32 has it.
     exponents: Tensor | None
 
 
 def factors_of(g: Graph, gemm: Gemm, tile_rows: int) -> Factors:
     """x as f16; scaled where it is a gradient, that is in a product with columns.
 
-    Args:
-        g: The graph.
-        gemm: The product.
-        tile_rows: Rows that share a power of two, a multiple of ``SIZED_ROWS``.
-
-    Raises:
-        GraphError: If they are none.
+    ``tile_rows`` rows share a power of two, a multiple of ``SIZED_ROWS``.
     """
     if tile_rows % SIZED_ROWS:
         raise GraphError(f"gemm: tiles of {tile_rows} rows are not in whole {SIZED_ROWS}s")
@@ -217,12 +207,10 @@ def factors_of(g: Graph, gemm: Gemm, tile_rows: int) -> Factors:
     count = gemm.batch_info if gemm.first_row is not None else None
     tensors: dict[str, Tensor | None] = {"x": x, **others, "batch_info": count}
     params = {
-        "rows": x.rows,
         "units": units,
         "part": part,
         "blocks": blocks,
         "chunks": chunks,
-        "x_stride": x.units(8),
         "x_unit0": 0 if gemm.with_rows else gemm.row0 // 8,
         "first_row": gemm.first_row or 0,
         "begin1": 0,

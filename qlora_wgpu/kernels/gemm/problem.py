@@ -8,25 +8,20 @@ from functools import lru_cache
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
 from qlora_wgpu.kernels.common import DropoutMask, ExpertTiles
+from qlora_wgpu.kernels.dequantize import MOST_TOGETHER
+from qlora_wgpu.kernels.gemm.packed import QuantizedRows, Strips, decodes
 
 PART_UNIT = 64  # terms that parts of a reduction are made of
 
 
 @dataclass(frozen=True)
 class LoraTerm:
-    """u·bᵀ, or u·a, that is added to a product.
+    """u·bᵀ, or u·a, that is added to a product."""
 
-    Attributes:
-        u: (rows, r) float32; of several layers with rows their u side by side.
-        factor: b (columns, r) of a product with rows, a (r, columns) of one with columns; float32.
-        stride: Floats from one expert's factor to the next one's.
-        dropout: What u·a is masked with, as the forward's input was.
-    """
-
-    u: Tensor
-    factor: Tensor
-    stride: int
-    dropout: DropoutMask | None = None
+    u: Tensor  # (rows, r) float32; of several layers with rows their u side by side
+    factor: Tensor  # b (columns, r), or of a product with columns a (r, columns); float32
+    stride: int  # floats from one expert's factor to the next one's
+    dropout: DropoutMask | None = None  # what u·a is masked with, as the forward's input was
 
     def rank(self, *, with_rows: bool) -> int:
         """Terms of each of its sums."""
@@ -35,61 +30,48 @@ class LoraTerm:
 
 @dataclass(frozen=True)
 class Gemm:
-    """y (+)= scale · x·wᵀ + term + bias + residual, or scale · x·w + mask · term.
+    """y (+)= scale · x·wᵀ + term + bias + residual, or scale · x·w + mask · term."""
 
-    Attributes:
-        x: (rows, K); of a product with columns the K columns from ``row0`` on.
-        w: (columns, K), or for a product with columns (K, columns); any type. With experts the
-            matrices of some of them, one below the other.
-        y: (rows, ·); of a product with rows the columns from ``row0`` on are written.
-        with_rows: Whether rows of x meet rows of w.
-        row0: First row of ``w`` within the whole matrix; a multiple of eight.
-        scale: The factor of the product alone.
-        accumulate: Whether to add to y.
-        lora: A term to add, if any.
-        bias: The bias of the whole matrix, float32; with experts (all experts, columns).
-        bias_begins: Where in ``bias`` those of the second and the third layer begin, in elements.
-        residual: What to add, of y's layout; not to what is there.
-        dropout: What x is masked with, in a product with rows.
-        batch_info: Needed for dropout and for ``first_row``.
-        first_row: If given, x is a chunk of the compacted label rows, from this one on.
-        experts: If given, each tile of rows meets its expert's matrix; tiles of others are left
-            alone.
-        others: If there are, ``w`` is the matrices of up to three layers of one input, one below
-            the other: with rows the second's and the third's results, else their x. All but the
-            last have a multiple of eight columns.
-        whole_columns: Columns of the product that this is a part of, if it is, with rows: its sums
-            are then made in the order that those of the whole would be.
-        part: Terms of each part of its reduction, if they are given, a multiple of ``PART_UNIT``:
-            parts are added up one after the other, also onto what ``accumulate`` finds, so that one
-            product has the bits of several of one part each.
-        label: For timing tables.
-    """
-
-    x: Tensor
-    w: Tensor
-    y: Tensor
-    with_rows: bool
-    row0: int = 0
-    scale: float = 1.0
-    accumulate: bool = False
+    x: Tensor  # (rows, K); of a product with columns the K columns from ``row0`` on
+    # (columns, K), or for a product with columns (K, columns); any type. With experts the matrices
+    # of some of them, one below the other. For few rows also quantized, or in strips.
+    w: Tensor | QuantizedRows | Strips
+    y: Tensor  # (rows, ·); of a product with rows the columns from ``row0`` on are written
+    with_rows: bool = True  # whether rows of x meet rows of w
+    row0: int = 0  # first row of ``w`` within the whole matrix; a multiple of eight
+    scale: float = 1.0  # of the product alone
+    accumulate: bool = False  # whether to add to y
     lora: LoraTerm | None = None
-    bias: Tensor | None = None
-    bias_begins: tuple[int, ...] = ()
-    residual: Tensor | None = None
-    dropout: DropoutMask | None = None
-    batch_info: Tensor | None = None
-    first_row: int | None = None
-    experts: ExpertTiles | None = None
+    bias: Tensor | None = None  # of the whole matrix, float32; with experts (all experts, columns)
+    bias_begins: tuple[int, ...] = ()  # in ``bias``, of the second and third layer, in elements
+    residual: Tensor | None = None  # what to add, of y's layout; not to what is there
+    dropout: DropoutMask | None = None  # what x is masked with, in a product with rows
+    batch_info: Tensor | None = None  # needed for dropout and for ``first_row``
+    first_row: int | None = None  # x is a chunk of the compacted label rows, from this one on
+    experts: ExpertTiles | None = None  # each tile of rows meets its expert's matrix, or none
+    expert_stride: int = 0  # elements from one expert's w to the next's, where they lie apart
+    # ``w`` is the matrices of up to three layers of one input, one below the other: with rows the
+    # second's and the third's results, else their x. All but the last have a multiple of eight
+    # columns.
     others: tuple[Tensor, ...] = ()
+    # Columns of the product that this is a part of, if it is, with rows: its sums are then made in
+    # the order that those of the whole would be.
     whole_columns: int = 0
+    # Terms of each part of its reduction, a multiple of ``PART_UNIT``: parts are added up one after
+    # the other, also onto what ``accumulate`` finds, so that one product has the bits of several of
+    # one part each.
     part: int = 0
-    label: str = ""
+    # Whether rows are new tokens: a row's sums have one order, whatever rows are beside it and
+    # however many, so that a text's tokens do not depend on those computed with it.
+    few: bool = False
+    label: str = ""  # for timing tables
 
     def __post_init__(self) -> None:
         inner = self.x.columns == self.w.columns if self.with_rows else True
         if self.others:
             self._check_others()
+        if self.few:
+            self._check_few()
         if not inner or (not self.with_rows and self.y.columns != self.w.columns):
             raise GraphError(f"gemm: {self.x}, {self.w} and {self.y} do not fit each other")
         if self.accumulate and self.residual is not None:
@@ -110,13 +92,33 @@ class Gemm:
         plain = plain and len(self.bias_begins) == biases
         plain = plain and not (self.row0 or (self.with_rows and self.accumulate))
         alike = self.with_rows or len({part.dtype for part in parts}) == 1
-        whole = all(part.columns % 8 == 0 for part in parts)
+        whole = self.few or all(part.columns % 8 == 0 for part in parts)
         if (
-            sum(part.columns for part in parts) != self.w.rows
+            sum(part.columns for part in parts) != self.w.shape[0]
             or any(part.rows != self.x.rows for part in parts)
-            or not (plain and alike and whole and len(parts) <= 3)
+            or not (plain and alike and whole and len(parts) <= MOST_TOGETHER)
         ):
             raise GraphError(f"gemm: {parts} are not the layers of {self.w}")
+
+    def _check_few(self) -> None:
+        w = self.w
+        if isinstance(w, Strips) and self.experts is not None:
+            raise GraphError(f"few_rows: {w.words} are strips of no experts")
+        if isinstance(w, QuantizedRows) and not decodes(w.form, w.columns):
+            raise GraphError(f"few_rows: {w.form.name} of {w.columns} columns is not decoded")
+        if self.experts is not None and not self._apart and w.shape[0] % self.experts.count:
+            raise GraphError(f"few_rows: {w} is not of {self.experts.count} experts")
+
+    @property
+    def dense(self) -> Tensor:
+        """``w`` where it is operands."""
+        assert isinstance(self.w, Tensor)
+        return self.w
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether the matrix is decoded on the way, from codes as they are stored."""
+        return isinstance(self.w, QuantizedRows)
 
     @property
     def mask(self) -> DropoutMask | None:
@@ -136,7 +138,13 @@ class Gemm:
     @property
     def own_rows(self) -> int:
         """Rows of ``w``, with experts of each one's."""
-        return self.w.rows // (self.experts.count if self.experts is not None else 1)
+        rows = self.w.shape[0]
+        return rows if self.experts is None or self._apart else rows // self.experts.count
+
+    @property
+    def _apart(self) -> bool:
+        """Whether ``w`` has the rows of one expert, and others are found from there."""
+        return self.is_quantized or self.expert_stride > 0
 
     @property
     def columns(self) -> int:
@@ -166,7 +174,8 @@ class Gemm:
     @property
     def flops(self) -> int:
         """Floating-point operations."""
-        rank = self.lora.rank(with_rows=self.with_rows) if self.lora is not None else 0
+        thin = self.lora is not None and not self.few
+        rank = self.lora.rank(with_rows=self.with_rows) if self.lora and thin else 0
         return 2 * self.x.rows * self.columns * (self.depth + rank)
 
     @property

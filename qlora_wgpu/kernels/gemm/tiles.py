@@ -1,15 +1,83 @@
-"""Products without matrix units: through workgroup memory, or held in registers."""
+"""Products of many rows: on matrix units, through workgroup memory, or held in registers."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from qlora_wgpu.gpu.kernel_config import Profile
-from qlora_wgpu.gpu.matrix import Limits
+from qlora_wgpu.gpu.matrix import Limits, MatrixTile
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import ceil_div
-from qlora_wgpu.kernels.common import EXPERT_TILE
-from qlora_wgpu.kernels.gemm.launch import LEAST_PART, Cut, launch_split, launch_whole
+from qlora_wgpu.graph.tensor import Tensor, ceil_div
+from qlora_wgpu.kernels.common import EXPERT_TILE, Change, Tunable
+from qlora_wgpu.kernels.gemm.launch import LEAST_PART, Cut, factors_of, launch_split, launch_whole
 from qlora_wgpu.kernels.gemm.problem import Gemm
+
+# Half as many workgroups of deep tiles fill a GPU: an H100 is the fastest with one of 256
+# invocations on each core. Other GPUs' cores hold several; with so few, some cores would have none.
+_DEEP = 2
+
+
+class MatrixUnits:
+    """On matrix units, with float32 sums; factors of f16 are for bfloat16, float32 stays exact."""
+
+    def fits(self, gemm: Gemm, profile: Profile) -> bool:
+        """Where the profile has some that take the operands, in a tile within its limits."""
+        own = profile.for_products(gemm.size_class)
+        if own.gemm_kind != "matrix":
+            return False
+        takes = own.matrix_element == "f32" or gemm.x.dtype == "bfloat16"
+        return takes and _matrix_tile(gemm, own).fits(own.limits, with_rows=gemm.with_rows)
+
+    def launch(self, g: Graph, gemm: Gemm) -> None:
+        """Adds the launches."""
+        own = g.profile.for_products(gemm.size_class)
+        tile = _matrix_tile(gemm, own)
+        tensors: dict[str, Tensor] = {}
+        if own.saturates:
+            factors = factors_of(g, gemm, tile.rows)
+            if factors.exponents is not None:
+                tensors["exponents"] = factors.exponents
+            elif g.saturated is not None and gemm.dense.dtype != "float16":
+                tensors["saturated"] = g.saturated
+            gemm = _with_factors(gemm, factors.x)
+        constants = tile.constants(with_rows=gemm.with_rows)
+        # A term that is masked is added to the results.
+        term = gemm.lora is not None and gemm.lora.dropout is None
+        whole = _in_whole_tiles(gemm, tile)
+        constants |= {
+            "TERM": term,
+            "SIZED_PARTS": gemm.part > 0,
+            "WHOLE_K": whole,
+            "RUNS": whole and (gemm.with_rows or not gemm.others),
+        }
+        cut = Cut(
+            f"gemm/{gemm.name}_tiled.wgsl", tile.rows, tile.columns, constants,
+            threads=(_DEEP if tile.deep else 1) * tile.invocations, any_parts=True, tensors=tensors,
+            direct=term or gemm.lora is None,
+            loads=gemm.scale == 1.0 and "exponents" not in tensors,
+        )  # fmt: skip
+        launch_split(g, gemm, cut)
+
+
+def _with_factors(gemm: Gemm, x: Tensor) -> Gemm:
+    """The product of a copy of x that has its columns alone, of all layers side by side."""
+    return replace(gemm, x=x) if gemm.with_rows else replace(gemm, x=x, row0=0, others=())
+
+
+def _matrix_tile(gemm: Gemm, profile: Profile) -> MatrixTile:
+    tile = profile.tile_on_matrix_units()
+    if gemm.experts is None:
+        return tile
+    return tile.of_rows(EXPERT_TILE).within(profile.limits)
+
+
+def _in_whole_tiles(gemm: Gemm, tile: MatrixTile) -> bool:
+    """Whether tiles along the sums end where those and their parts do, each of one layer's x."""
+    layers = () if gemm.with_rows else (gemm.x, *gemm.others)[: len(gemm.others)]
+    lengths = (gemm.depth, gemm.part, *(x.columns for x in layers))
+    return all(length % tile.depth == 0 for length in lengths)
+
 
 _TILE_DEPTH, _LEAST_TILE = 16, 8  # of common/tile_f32.wgsl: along k; invocations along a side
 
@@ -134,13 +202,7 @@ def _registers(gemm: Gemm, tile: int, across: int, down: int) -> Cut:
 
 
 def _fewer(rows: int, present: int, *, whole: bool) -> int:
-    """Rows of a tile: fewer where there are few.
-
-    Args:
-        rows: At most.
-        present: Those of the results.
-        whole: Whether tiles must be whole parts of an expert's.
-    """
+    """Rows of a tile, fewer where few are present; ``whole``: tiles are parts of an expert's."""
     # A tile of ten rows takes some 8/7 of the time of one of eight.
     eights, tens = ceil_div(present, 8), ceil_div(present, _ROWS_THAT_JUST_FIT)
     if rows == _ROWS_THAT_JUST_FIT and (whole or 8 * tens >= 7 * eights):
@@ -154,3 +216,61 @@ def broadcast_constants(subgroup_size: int, rows: int) -> dict[str, Constant]:
     """How rows that are broadcast are spread over the invocations of a subgroup."""
     span = max(n for n in range(1, min(subgroup_size, rows) + 1) if rows % n == 0)
     return {"THREADS": subgroup_size, "SPAN": span, "BLOCKS": rows // span}
+
+
+def _changes(profile: Profile) -> tuple[Change, ...]:
+    if profile.textures:
+        rows = profile.texture_nt_rows, profile.texture_nn_rows
+        nt, nn = (32 if each == 16 else 16 for each in rows)
+        return (
+            {"texture_nt_rows": nt},
+            {"texture_nn_rows": nn},
+            {"texture_nt_rows": nt, "texture_nn_rows": nn},
+        )
+    if profile.is_software:
+        return ({"gemm_tile": 8}, {"gemm_tile": 16, "gemm_group": (16, 1)})
+    tried = _MATRIX_CHANGES if profile.matrix else _CHANGES
+    changed = ((change, replace(profile, **change)) for change in tried)
+    return tuple(change for change, cut in changed if cut != profile and _is_allowed(cut))
+
+
+_MATRIX_CHANGES: tuple[Change, ...] = (
+    {"gemm_kind": "matrix", "matrix_tile": (2, 4, 4, 2), "matrix_deep": True},
+    {"gemm_kind": "matrix", "matrix_tile": (2, 2, 4, 4), "matrix_deep": True},
+    {"gemm_kind": "matrix", "matrix_tile": (2, 4, 4, 2), "matrix_deep": False},
+    {"gemm_kind": "matrix", "matrix_tile": (2, 2, 4, 4), "matrix_deep": False},
+    {"gemm_kind": "matrix", "matrix_tile": (2, 2, 2, 2)},
+    {"gemm_kind": "matrix", "matrix_tile": (2, 4, 2, 2)},
+    {"gemm_kind": "matrix", "matrix_tile": (4, 2, 2, 4)},
+    {"gemm_kind": "register"},
+    {"gemm_kind": "tiled", "tile_group": (16, 16)},
+    {"gemm_kind": "tiled", "tile_group": (8, 8)},
+)
+_CHANGES: tuple[Change, ...] = (
+    {"gemm_kind": "tiled", "tile_group": (16, 16)},
+    {"gemm_kind": "tiled", "tile_group": (8, 8)},
+    {"gemm_kind": "tiled", "tile_group": (16, 8)},
+    {"gemm_kind": "tiled", "tile_group": (8, 16)},
+    {"gemm_kind": "tiled", "gemm_few_registers": True},
+    {"gemm_kind": "tiled", "gemm_few_registers": False},
+    {"gemm_kind": "register", "gemm_tile": 4, "gemm_group": (16, 8)},
+    {"gemm_kind": "register", "gemm_tile": 8, "gemm_group": (16, 4)},
+    {"gemm_kind": "register", "gemm_tile": 16, "gemm_group": (8, 8)},
+)
+
+
+def _is_allowed(profile: Profile) -> bool:
+    """Whether a GPU's workgroups may be as a profile cuts products."""
+    if profile.gemm_kind == "matrix":
+        tile = profile.tile_on_matrix_units()
+        # One that may not be deep is another candidate already.
+        fits = all(tile.fits(profile.limits, with_rows=rows) for rows in (True, False))
+        return fits and tile.deep == profile.matrix_deep
+    if profile.gemm_kind == "tiled":
+        across, down = profile.tile_group
+        return Limits(across * down, tile_bytes(across, down)).within(profile.limits)
+    across, down = profile.gemm_group
+    return across * down <= profile.limits.invocations
+
+
+TUNABLES = (Tunable("products", lambda launch: launch.kernel == "gemm", _changes),)

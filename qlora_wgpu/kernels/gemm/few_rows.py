@@ -1,0 +1,190 @@
+"""Products of few rows with a frozen matrix, as a new token makes them: it is read once.
+
+A quantized matrix is decoded on the way, whatever its format (``weight_format.py``); nothing of it
+is written.
+"""
+
+from __future__ import annotations
+
+from qlora_wgpu.gpu.kernel_config import Profile
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Tensor, ceil_div
+from qlora_wgpu.kernels.dequantize import format_constants, whole_blocks
+from qlora_wgpu.kernels.gemm.launch import bound
+from qlora_wgpu.kernels.gemm.packed import CODES, QuantizedRows, Strips, format_begins, is_affine
+from qlora_wgpu.kernels.gemm.problem import Gemm
+
+_MOST_ROWS = 8  # that an invocation has sums for; of more rows, all weights are read again
+_THREADS = 128  # of a workgroup on GPUs
+_MANY_READS = 350  # of x: a buffer's take 43 ns, word by word, a texture's 17, and a copy 9,000
+_FEW_COLUMNS = 64  # of so few, more threads share a row: there are not many workgroups
+
+
+def launch_few(
+    g: Graph,
+    gemm: Gemm,
+    path: str,
+    columns: int,
+    constants: dict[str, Constant],
+    together: int | None = None,
+) -> None:
+    """The launch of a kernel whose workgroups make so many columns, and rows together."""
+    w = gemm.w
+    of_all = bound(gemm, _weights(w))
+    together = together or _rows_together(gemm)
+    g.launch(
+        path,
+        (ceil_div(gemm.columns, columns), ceil_div(gemm.x.rows, together), 1),
+        of_all.tensors,
+        {
+            **of_all.params,
+            "scale_stride": 0,
+            **(_strip_strides(w, g.profile) if isinstance(w, Strips) else {}),
+            **format_begins(w if isinstance(w, QuantizedRows) else None),
+        },
+        {
+            **of_all.constants,
+            "ROWS": together,
+            "EIGHT": False,
+            "KEEPS": False,
+            "X_IN_TEXTURE": _insists(gemm, g.profile),
+            **_codes(gemm, g.profile),
+            **constants,
+        },
+        flops=gemm.flops,
+        label=gemm.label or "few_rows/forward",
+    )
+
+
+def _rows_together(gemm: Gemm) -> int:
+    """Rows that an invocation makes: those of one expert."""
+    return 1 if gemm.experts is not None else min(gemm.x.rows, _MOST_ROWS)
+
+
+def _insists(gemm: Gemm, profile: Profile) -> bool:
+    """Whether x is read so often on software GPUs that it is to lie in a texture."""
+    if not isinstance(gemm.w, Strips):
+        return False
+    workgroups = ceil_div(gemm.columns, 4 * profile.subgroup_size)
+    return gemm.x.rows * workgroups * ceil_div(gemm.x.units(8), 8) >= _MANY_READS
+
+
+def _weights(w: Tensor | QuantizedRows | Strips) -> dict[str, Tensor | None]:
+    """What of a matrix is bound."""
+    if isinstance(w, Strips):
+        of_codes = {} if w.form is None else {"scales": w.scales, "minima": w.minima}
+        return {"w": w.words, **of_codes}
+    return {"w": w} if isinstance(w, Tensor) else {"group": w.words}
+
+
+def _strip_strides(w: Strips, profile: Profile) -> dict[str, int]:
+    """From one strip to the next."""
+    lanes = profile.subgroup_size
+    units = w.words.units(8) if w.form is None else w.columns // CODES
+    return {"w_stride": 4 * units * lanes, "scale_stride": w.blocks * lanes}
+
+
+def _codes(gemm: Gemm, profile: Profile) -> dict[str, Constant]:
+    """The constants of how a matrix is decoded."""
+    w = gemm.w
+    if isinstance(w, Strips):
+        return w.constants()
+    if isinstance(w, Tensor):
+        return {"DENSE": True, "STRIPS": False}
+    form, columns = w.form, w.columns
+    unit_words = form.bits // 4
+    whole = columns % (32 // unit_words) == 0
+    affine = is_affine(form)
+    return {
+        "DENSE": False,
+        "STRIPS": False,
+        "GROUP": True,
+        "FOURS": not profile.is_software,
+        "EXPERTS": gemm.experts is not None,
+        "UNIT_WORDS": unit_words,
+        "WHOLE": whole,
+        "CHUNK": 4 // unit_words if whole else 1,
+        "SCALED": next(n for n in (8, 4, 2, 1) if whole_blocks(form, columns, 8 * n)),
+        "AFFINE": affine,
+        "SELECTS": form.bits == 4 and not affine and profile.is_software,
+        **format_constants(form),
+    }
+
+
+def _taken_together(gemm: Gemm, profile: Profile) -> dict[str, Constant]:
+    """How many units of a chunk an invocation has at a time: all, or one after the other."""
+    least = profile.unit_by_unit
+    by_unit = 0 < least <= _rows_together(gemm)
+    chunk = _codes(gemm, profile).get("CHUNK", 1)
+    return {"UNIT_BY_UNIT": by_unit, "TOGETHER": 1 if by_unit else chunk}
+
+
+class InStrips:
+    """For software adapters: of matrices that were copied for it."""
+
+    def fits(self, gemm: Gemm, profile: Profile) -> bool:
+        """Of those."""
+        return gemm.few and isinstance(gemm.w, Strips)
+
+    def launch(self, g: Graph, gemm: Gemm) -> None:
+        """Adds the launch."""
+        _launch_broadcasting(g, gemm, "few_rows/strips.wgsl")
+
+
+class Narrow:
+    """For software adapters: where there are so few columns that invocations share them."""
+
+    def fits(self, gemm: Gemm, profile: Profile) -> bool:
+        """Of float32 in a buffer, as LoRA's A is, without experts and without a term."""
+        w = gemm.w
+        is_buffer = isinstance(w, Tensor) and w.dtype == "float32" and not w.texture
+        plain = is_buffer and gemm.few and gemm.experts is None and gemm.lora is None
+        return profile.textures and plain and gemm.columns <= _FEW_COLUMNS
+
+    def launch(self, g: Graph, gemm: Gemm) -> None:
+        """Adds the launch."""
+        constants: dict[str, Constant] = {"THREADS": g.profile.subgroup_size, "ROWS": 1}
+        launch_few(g, gemm, "few_rows/narrow.wgsl", 8, constants, together=1)
+
+
+class Subgroup:
+    """For software adapters: each invocation has four columns, rows of x are broadcast."""
+
+    def fits(self, gemm: Gemm, profile: Profile) -> bool:
+        """Where subgroups are known."""
+        return gemm.few and profile.textures
+
+    def launch(self, g: Graph, gemm: Gemm) -> None:
+        """Adds the launch."""
+        _launch_broadcasting(g, gemm, "few_rows/subgroup.wgsl")
+
+
+def _launch_broadcasting(g: Graph, gemm: Gemm, path: str) -> None:
+    threads, units = g.profile.subgroup_size, gemm.x.units(8)
+    span = next(n for n in (8, 4, 2, 1) if units % n == 0 and n <= threads)
+    launch_few(g, gemm, path, 4 * threads, {"THREADS": threads, "SPAN": span})
+
+
+class Shared:
+    """For GPUs: neighbours read neighbouring bytes of a row, and add up what they made."""
+
+    def fits(self, gemm: Gemm, profile: Profile) -> bool:
+        """Everywhere."""
+        return gemm.few
+
+    def launch(self, g: Graph, gemm: Gemm) -> None:
+        """Adds the launch."""
+        threads, groups = 1, g.profile.flat_group
+        if not g.profile.is_software:
+            chunks = gemm.x.columns // (32 if gemm.is_quantized else 8)
+            most = _THREADS if gemm.columns <= _FEW_COLUMNS else 32
+            threads = max(min(1 << max(chunks.bit_length() - 1, 0), most), 8)
+            groups = _THREADS // threads
+        constants: dict[str, Constant] = {
+            "THREADS": threads,
+            "GROUPS": groups,
+            "ONE_THREAD": threads == 1,
+            **_taken_together(gemm, g.profile),
+        }
+        launch_few(g, gemm, "few_rows/shared.wgsl", 4 * groups, constants)

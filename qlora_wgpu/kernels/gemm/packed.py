@@ -1,0 +1,189 @@
+"""Frozen matrices as products of few rows read them: as codes, or in strips.
+
+A strip is what a subgroup makes, four columns of the results an invocation. Of each 16 bytes of a
+row of weights those of all its columns lie together, so that an invocation's neighbours read what
+follows its own, and a workgroup one stretch of memory from end to end. Rows as they are stored
+would be as many streams as a strip has columns, which no processor fetches ahead; and buffers of
+codes are read one word and one invocation at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from qlora_wgpu.gpu.wgsl import Constant
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Storage, Tensor, ceil_div, matrix, vector
+from qlora_wgpu.kernels.dequantize import (
+    EXPERT_STRIDES,
+    MOST_TOGETHER,
+    format_constants,
+    whole_blocks,
+)
+from qlora_wgpu.weight_format import WeightFormat
+
+_PARTS = ("codes", "absmax", "nested", "maps")
+
+
+@dataclass(frozen=True)
+class QuantizedRows:
+    """Quantized matrices of one format, one below the other, all parts in one range of words."""
+
+    words: Tensor  # the range, uint32
+    begins: Mapping[str, Sequence[int]]  # of codes, absmax, nested, maps of each matrix, in words
+    rows: Sequence[int]  # of each matrix
+    columns: int
+    form: WeightFormat  # all share the values of the codes
+    # Words of codes, absmax, nested_absmax and maps from one expert to the next.
+    strides: tuple[int, int, int, int] = (0, 0, 0, 0)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows of all, and columns."""
+        return sum(self.rows), self.columns
+
+
+def format_begins(w: QuantizedRows | None) -> dict[str, int]:
+    """Parameters: where parts of a quantized matrix begin; zeros of another one."""
+    places = {name: (0,) if w is None else tuple(w.begins.get(name, (0,))) for name in _PARTS}
+    return {
+        f"{name}{i}": (*begins, 0, 0)[i]
+        for name, begins in places.items()
+        for i in range(MOST_TOGETHER)
+    } | dict(zip(EXPERT_STRIDES, (0, 0, 0, 0) if w is None else w.strides, strict=True))
+
+
+def decodes(form: WeightFormat, columns: int) -> bool:
+    """Whether these kernels read a format: where eight neighbours share a row and a block."""
+    return whole_blocks(form, columns, 8)
+
+
+def is_affine(form: WeightFormat) -> bool:
+    """Whether a code's value is the first one's and the code, exactly."""
+    values = form.quant_map
+    return bool(np.array_equal(values, values[0] + np.arange(values.size, dtype=np.float32)))
+
+
+CODES = 32  # of 16 bytes
+STRIPS = "weights in strips"  # what they are counted as
+
+
+@dataclass(frozen=True)
+class Strips:
+    """A matrix, or up to three of one format one below the other, in strips."""
+
+    rows: int  # of all, which are the columns of a product
+    columns: int
+    words: Tensor  # codes, or operands of their type
+    form: WeightFormat | None = None  # of the codes, if it is quantized
+    scales: Tensor | None = None  # float32, of each block of each column, the last factor in them
+    minima: Tensor | None = None  # likewise, where the format has them
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows of all, and columns."""
+        return self.rows, self.columns
+
+    @property
+    def blocks(self) -> int:
+        """Blocks of a row."""
+        return 0 if self.form is None else self.columns // self.form.blocksize
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of what an invocation reads of a column at a time."""
+        return TEXEL if self.form is not None else 8 * ITEM_SIZE[self.words.dtype]
+
+    def constants(self) -> dict[str, Constant]:
+        """How the codes are decoded."""
+        form = self.form
+        if form is None:
+            return {"DENSE": True, "STRIPS": True, "MINIMA": False}
+        values = {f"V{n}": float(value) for n, value in enumerate(form.quant_map)}
+        return {
+            "DENSE": False,
+            "STRIPS": True,
+            "CHUNK": CODES // 8,
+            "SCALED": 8 if form.blocksize % 64 == 0 else 4,
+            "AFFINE": is_affine(form),
+            **values,
+            **format_constants(form),
+            "TWO_FACTORS": False,
+        }
+
+
+def fits(form: WeightFormat, columns: int) -> bool:
+    """Whether codes are of 4 bits, and 16 bytes of them share a row and a block that it begins."""
+    whole = whole_blocks(form, columns, CODES) and columns % form.blocksize == 0
+    return whole and form.bits == 4
+
+
+def dense_strips(name: str, rows: int, like: Tensor, lanes: int) -> Strips:
+    """Room for the strips of so many rows of operands like these."""
+    whole = ceil_div(rows, 4 * lanes) * 4 * lanes
+    words = matrix(name, whole, like.columns, like.dtype)
+    words.storage, words.texture = Storage(name, STRIPS, words.nbytes, texture=True), True
+    return Strips(rows, like.columns, words)
+
+
+def quantized_strips(name: str, w: QuantizedRows, lanes: int) -> Strips:
+    """Room for the strips of quantized matrices."""
+    rows, columns = w.shape
+    strips = ceil_div(rows, 4 * lanes)
+    codes = _texels(name, strips * 4 * lanes * columns // CODES)
+    blocks = strips * lanes * (columns // w.form.blocksize)
+    scales = _texels(f"{name}.scales", blocks)
+    minima = _texels(f"{name}.minima", blocks) if w.form.has_minima else None
+    return Strips(rows, columns, codes, w.form, scales, minima)
+
+
+def _texels(name: str, count: int) -> Tensor:
+    storage = Storage(name, STRIPS, TEXEL * count, texture=True)
+    return vector(name, 4 * count, "uint32", storage)
+
+
+def copy_rows(g: Graph, x: Tensor, rows: int, strips: Strips, column0: int) -> None:
+    """Copies the rows of operands, or the codes of rows, to the strips' columns from one on."""
+    words = strips.unit_bytes // TEXEL
+    units = x.nbytes // rows // strips.unit_bytes
+    g.launch(
+        "few_rows/strip_copy.wgsl",
+        rows * units * words,
+        {"x": x, "y": strips.words},
+        {"rows": rows, "units": units, "words": words, "column0": column0},
+        {"LANES": g.profile.subgroup_size},
+    )
+
+
+def copy_scales(g: Graph, w: QuantizedRows, strips: Strips) -> None:
+    """Puts float32 scales and minima there."""
+    begins = [sum(w.rows[:n]) if n < len(w.rows) else 0xFFFFFFFF for n in (1, 2)]
+    for second, y in enumerate((strips.scales, strips.minima)):
+        if y is None:
+            continue
+        count = y.nbytes // TEXEL
+        g.launch(
+            "few_rows/strip_scales.wgsl",
+            count,
+            {"group": w.words, "y": y},
+            {
+                "columns": strips.rows,
+                "units": strips.columns // 8,
+                "blocks": strips.blocks,
+                "count": count,
+                "begin1": begins[0],
+                "begin2": begins[1],
+                **format_begins(w),
+            },
+            {
+                "LANES": g.profile.subgroup_size,
+                "SECOND": bool(second),
+                "GROUP": True,
+                "FOURS": False,
+                "EXPERTS": False,
+                **format_constants(w.form),
+            },
+        )
