@@ -80,12 +80,7 @@ class KernelTime:
 
 
 def sum_up(launches: Sequence[Launch], seconds: Sequence[float]) -> list[KernelTime]:
-    """One row per label, the slowest first.
-
-    Args:
-        launches: The launches of a step.
-        seconds: The time of each launch.
-    """
+    """One row per label, the slowest first."""
     total = sum(seconds)
     rows: dict[str, list[tuple[Launch, float]]] = {}
     for launch, took in zip(launches, seconds, strict=True):
@@ -200,15 +195,7 @@ def measure(
 def time_kernels(
     model: QLoRAModel, optimizer: Optimizer, batch: int, seq: int, rounds: int
 ) -> list[KernelTime]:
-    """Times each launch of a micro-batch and its update by itself, which trains the adapter.
-
-    Args:
-        model: It must have run a micro-batch of this shape.
-        optimizer: It must have made a step.
-        batch: Rows of the micro-batch.
-        seq: Tokens of a row.
-        rounds: The best of so many counts, of which the first is at whatever clock the GPU has.
-    """
+    """Times each launch of a micro-batch and its update by itself, which trains the adapter."""
     programs = model.program("train", batch, seq), optimizer._program
     launches = [launch for program in programs for launch in program.plan.launches]
     pieces = [piece for program in programs for piece in program.pieces]

@@ -50,9 +50,6 @@ class Engine:
             capacity: Most tokens of a text, its prompt included.
             in_strips: Whether copies of the weights are made that software GPUs read faster; by
                 default as ``model/memory_plan.py`` says of this machine.
-
-        Raises:
-            OutOfMemoryError: If there shall be copies and they have no room now.
         """
         self._model = model
         if in_strips is None:
@@ -106,11 +103,6 @@ class Engine:
                 chosen one's; by default nothing is.
             number: How many texts of the same request come before it: requests take turns, so that
                 one for many texts does not hold up those after it.
-
-        Raises:
-            DataError: If the prompt is empty or leaves no room.
-            ShapeError: If an id is outside the vocabulary.
-            ConfigError: If ``max_new_tokens`` is no count, or ``logit_bias`` names no token.
         """
         ids = [int(token) for token in prompt_ids]
         max_new_tokens = check_count("max_new_tokens", max_new_tokens)
@@ -129,26 +121,14 @@ class Engine:
         return text
 
     def check_room(self, prompt_tokens: int, max_new_tokens: int | None) -> None:
-        """Whether a prompt leaves room for an answer, if there is to be one.
-
-        Raises:
-            DataError: If it does not.
-        """
+        """Whether a prompt leaves room for an answer, if there is to be one."""
         if prompt_tokens >= self.capacity and max_new_tokens != 0:
             raise DataError(
                 f"the prompt has {prompt_tokens} tokens, and a text may have {self.capacity} in all"
             )
 
     def step(self) -> list[Text]:
-        """Gives each text its next token, those that wait and find a place their first.
-
-        Returns:
-            The texts that got one, or ended.
-
-        Raises:
-            CheckpointError: If a text's logits are not finite; it has left.
-            DeviceError: If the driver refuses something.
-        """
+        """Gives each text its next token, those that wait and find a place their first."""
         with self._model.device.in_turn:
             return self._step()
 

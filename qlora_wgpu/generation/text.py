@@ -86,25 +86,14 @@ class SettledText:
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Log probabilities by the model's own logits, before penalties, temperature and the like.
+    """Log probabilities by the model's own logits, before penalties, temperature and the like."""
 
-    Attributes:
-        logprob: The chosen token's.
-        top: The likeliest tokens and theirs, the likeliest first.
-    """
-
-    logprob: float
-    top: tuple[tuple[int, float], ...]
+    logprob: float  # the chosen token's
+    top: tuple[tuple[int, float], ...]  # the likeliest tokens and theirs, the likeliest first
 
     @classmethod
     def of(cls, logits: npt.NDArray[np.floating[Any]], token: int, count: int) -> TokenLogprobs:
-        """Those of a token, and of so many of the likeliest.
-
-        Args:
-            logits: (vocab_size).
-            token: The chosen one.
-            count: How many others are told.
-        """
+        """Those of a token, and of so many of the likeliest."""
         exact = logits.astype(np.float64)
         largest = exact.max()
         exact -= largest + np.log(np.exp(exact - largest).sum())
@@ -120,11 +109,6 @@ def continuation(tokenizer: Tokenizer, context: Sequence[int], ids: Sequence[int
 
     By themselves tokens may lose their first space: decoders of SentencePiece's kind leave out the
     one that stands at the beginning of a text.
-
-    Args:
-        tokenizer: The model's tokenizer.
-        context: The tokens before; none where the text begins.
-        ids: The tokens.
     """
     before = list(context)[-CONTEXT:]
     whole = tokenizer.decode([*before, *ids])

@@ -47,9 +47,6 @@ def widen_software_vectors(environ: MutableMapping[str, str]) -> None:
     that a step is slower. Mesa's shader cache does not tell the widths apart, so that one which it
     does not choose itself, be it the user's, gets a folder of its own. What the user has set stays.
     It must be called before the driver is loaded.
-
-    Raises:
-        DeviceError: If the user has set a width with which the driver ends the process.
     """
     if _WIDTH not in environ:
         if not _gains_by_512_bits():
@@ -87,9 +84,6 @@ def rows_of_products(subgroup_size: int) -> int:
     ones at best (``wants_short_loops``), where the loop over 16 rows has 3,500 and is too long,
     over 10 rows 2,500; family 26 (Zen 5) computes all 512 bits in one turn, and of the 55 KB of 32
     rows 32 KB are held, of 16 rows all 30.
-
-    Args:
-        subgroup_size: Invocations of a subgroup.
     """
     if wants_short_loops(subgroup_size):
         return 10
@@ -102,9 +96,6 @@ def wants_short_loops(subgroup_size: int) -> bool:
 
     AMD's up to family 25, with 256 bits, keep 4,096 decoded instructions at best and decode what
     lies beyond anew in every turn.
-
-    Args:
-        subgroup_size: Invocations of a subgroup.
     """
     return _is_before_zen_5(subgroup_size)
 
@@ -115,9 +106,6 @@ def wants_textures(subgroup_size: int) -> bool:
     Mesa reads a buffer word by word, and puts each into a vector on the stack, of which it then
     takes the whole: AMD's processors up to family 25, with 256 bits, wait for every one of these
     until the word has left for the cache, 25 ns for 16 bytes where a texture takes 3.
-
-    Args:
-        subgroup_size: Invocations of a subgroup.
     """
     return _is_before_zen_5(subgroup_size)
 
@@ -208,9 +196,6 @@ def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
         backend: ``"wgpu"``, ``"dawn"``, or ``"auto"``: wgpu, unless wgpudawn is installed and
             offers a GPU's matrix units, or finds a software GPU only and wgpu none that is
             faster. The environment's QLORA_WGPU_BACKEND says what ``"auto"`` is.
-
-    Raises:
-        DeviceError: If the implementation cannot be loaded or fails.
     """
     if backend == "auto":
         backend = os.environ.get(BACKEND_VARIABLE) or "auto"
@@ -224,11 +209,7 @@ def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
 
 
 def cards(backend: str = "auto") -> list[str]:
-    """The indices in ``list_adapters`` of all GPUs that are none of software.
-
-    Raises:
-        DeviceError: If the implementation cannot be loaded or fails.
-    """
+    """The indices in ``list_adapters`` of all GPUs that are none of software."""
     return [str(i) for i, adapter in enumerate(list_adapters(backend)) if not adapter.is_cpu]
 
 
@@ -238,9 +219,6 @@ def choose_adapter(gpu: str = "auto", backend: str = "auto") -> FoundAdapter:
     Args:
         gpu: ``"auto"``, an index into ``list_adapters()``, or part of an adapter's name.
         backend: ``"auto"``, ``"wgpu"`` or ``"dawn"``, as for ``list_adapters``.
-
-    Raises:
-        DeviceError: If there is no adapter, or none that fits.
     """
     adapters = list_adapters(backend)
     if not adapters:

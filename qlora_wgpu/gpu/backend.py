@@ -19,21 +19,15 @@ Dispatch = tuple[Any, Any, tuple[int, int, int]]  # pipeline, bind group, workgr
 
 
 class Backend(ABC):
-    """A Python package with wgpu-py's API, and what differs between such packages.
+    """A Python package with wgpu-py's API, and what differs between such packages."""
 
-    Attributes:
-        name: The value of ``device.backend`` in a config.
-        package: The package's name.
-        requirement: What pip installs it by, in the version that is used.
-        features: The features that are used, by WebGPU's names, as this package calls them.
-        proves_uniformity: Whether it refuses barriers that copies of uniforms decide on, since it
-            does not follow what becomes of the copies.
-    """
-
-    name: ClassVar[str]
-    package: ClassVar[str]
-    requirement: ClassVar[str]
+    name: ClassVar[str]  # the value of ``device.backend`` in a config
+    package: ClassVar[str]  # the package's name
+    requirement: ClassVar[str]  # what pip installs it by, in the version that is used
+    # The features that are used, by WebGPU's names, as this package calls them
     features: ClassVar[Mapping[str, tuple[str, ...]]]
+    # Whether it refuses barriers that copies of uniforms decide on, since it does not follow what
+    # becomes of the copies
     proves_uniformity: ClassVar[bool] = False
 
     @abstractmethod
@@ -42,11 +36,7 @@ class Backend(ABC):
 
     @cached_property
     def module(self) -> Any:
-        """The package.
-
-        Raises:
-            DeviceError: If it cannot be imported.
-        """
+        """The package."""
         try:
             return self.load()
         except Exception as err:
@@ -85,13 +75,7 @@ class Backend(ABC):
             device._device = device._queue._device = None
 
     def dialect(self, code: str, subgroup_size: int = 0) -> str:
-        """WGSL as this implementation's compiler wants it.
-
-        Args:
-            code: As all implementations get it.
-            subgroup_size: What code that uses subgroups is compiled for, where that can be asked
-                for; 0 leaves it to the driver.
-        """
+        """WGSL as this implementation's compiler wants it."""
         return code
 
     def compile(self, device: Any, code: str, label: str) -> Any:

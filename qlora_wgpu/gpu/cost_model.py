@@ -22,29 +22,18 @@ _TELLING = 2e-4  # seconds of launches that tell of a rate: shorter ones wait mo
 
 @dataclass
 class Pace:
-    """The rates of one device.
+    """The rates of one device."""
 
-    Attributes:
-        flops_per_second: Operations, before anything was measured.
-        bytes_per_second: Bytes read and written, likewise.
-        limit: Seconds of work that the driver gets at once.
-        busy_rate: The most of the busy work of ``bench/timing.py`` that was done in a second.
-    """
-
-    flops_per_second: float
-    bytes_per_second: float
-    limit: float
+    flops_per_second: float  # operations, before anything was measured
+    bytes_per_second: float  # bytes read and written, likewise
+    limit: float  # seconds of work that the driver gets at once
+    # The most of the busy work of ``bench/timing.py`` that was done in a second
     busy_rate: float = field(default=0.0, kw_only=True)
     _seen: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of_kind(cls, kind: str, limit: float) -> Pace:
-        """What is guessed of a GPU.
-
-        Args:
-            kind: The adapter's type, as WebGPU calls it.
-            limit: Seconds of work that the driver gets at once.
-        """
+        """What is guessed of a GPU."""
         return cls(*_GUESSES.get(kind, _SLOWEST), limit)
 
     @property
@@ -53,13 +42,7 @@ class Pace:
         return math.isfinite(self.flops_per_second)
 
     def seconds(self, path: str, flops: int, nbytes: int) -> float:
-        """How long a launch will take.
-
-        Args:
-            path: Its shader's file.
-            flops: Its operations.
-            nbytes: Bytes of the tensors that it is bound to.
-        """
+        """How long a launch will take."""
         measured, guessed = self._seen.get(path, (1.0, 1.0))
         return _LAUNCH + self._guess(flops, nbytes) * measured / guessed
 

@@ -124,12 +124,7 @@ def _known(extras: Any, toggles: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _shapes(entry: dict[str, Any], *, any_size: bool) -> Iterator[MatrixShape]:
-    """The shapes of one line of an adapter's list; none where subgroups' size is left open.
-
-    Args:
-        entry: The line.
-        any_size: Whether a kernel can ask for a subgroup size.
-    """
+    """The shapes of one line of an adapter's list; none where subgroups' size is left open."""
     element = entry["component_type"]
     m, n, k = entry["m"], entry["n"], entry["k"]
     if entry["result_component_type"] != "f32" or element not in _FACTORS:

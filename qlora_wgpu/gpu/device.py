@@ -86,13 +86,9 @@ UPLOAD_CHUNK = 16 << 20  # unsubmitted writes pile up in host memory
 
 
 class Transfers:
-    """The part of a device that moves bytes.
+    """The part of a device that moves bytes."""
 
-    Attributes:
-        raw: WebGPU's device.
-    """
-
-    raw: Any
+    raw: Any  # WebGPU's device
     _unsubmitted = 0  # bytes that were written since work was handed to the driver
     _under_way = 0  # bytes that the driver may still keep in host memory
 
@@ -105,11 +101,7 @@ class Transfers:
         raise NotImplementedError
 
     def submit(self, *commands: Any) -> None:
-        """Hands finished command buffers to the driver; does not wait.
-
-        Raises:
-            DeviceError: If the driver refuses them, or the GPU was lost.
-        """
+        """Hands finished command buffers to the driver; does not wait."""
         self._unsubmitted = 0
         with self.driver_call("submitting work"):
             self.raw.queue.submit(list(commands))
@@ -124,15 +116,6 @@ class Transfers:
         """Copies host data into a buffer, in pieces so that host memory stays flat.
 
         A file's pages leave the process's memory behind each piece.
-
-        Args:
-            buffer: The buffer.
-            data: What is copied.
-            offset: The first byte of the buffer that it goes to.
-            read: Called with each piece before it is copied, which may be a file's.
-
-        Raises:
-            WeightFileError: If the file that it is in was cut.
         """
         if isinstance(data, np.ndarray):
             raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -256,9 +239,6 @@ class Device(Transfers):
                 hour, and no limit for a software GPU, which cannot hang but may be slow.
             memory: Bytes that may be taken of it; None for as much as there is.
             adapter: The former name of ``gpu``.
-
-        Raises:
-            DeviceError: If no such GPU can be opened, or it allows less than kernels need.
         """
         if adapter is not None:
             warnings.warn("Device(adapter=) is now gpu=", DeprecationWarning, stacklevel=2)
@@ -297,9 +277,6 @@ class Device(Transfers):
 
         Args:
             what: What is done, for messages: ``"reading a result"``.
-
-        Raises:
-            DeviceError: If this is a fork of the process that opened the device.
         """
         refuse_inherited(self._process, self.name)
         return driver_call(self.name, what, self.timeout)
@@ -367,9 +344,6 @@ class Device(Transfers):
             kind: The kind that ``memory`` counts it under.
             label: For the driver's messages.
             bound: Whether it is bound as a whole; else smaller windows of it are.
-
-        Raises:
-            OutOfMemoryError: If it exceeds a limit of the GPU or the memory that is left.
         """
         nbytes = buffer_bytes(nbytes)
         usage = self.backend.module.BufferUsage
@@ -389,9 +363,6 @@ class Device(Transfers):
             nbytes: Size of the texture; rounded up to whole rows.
             kind: The kind that ``memory`` counts it under.
             label: For the driver's messages.
-
-        Raises:
-            OutOfMemoryError: If it exceeds a limit of the GPU or the memory that is left.
         """
         nbytes = texture_bytes(nbytes)
         usage = self.backend.module.TextureUsage

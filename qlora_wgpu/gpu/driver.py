@@ -53,11 +53,6 @@ def driver_call(gpu: str, what: str, timeout: float = float("inf")) -> Iterator[
         gpu: The GPU's name.
         what: What is done, such as ``"reading a result"``.
         timeout: Seconds after which ``overdue_call`` names it.
-
-    Raises:
-        OutOfMemoryError: If the GPU has no memory left.
-        DeviceLostError: If it has stopped working.
-        DeviceError: If the driver refuses the call for another reason.
     """
     global _present
     outer, _present = _present, _Call(what, time.monotonic(), timeout)
@@ -106,11 +101,7 @@ def note_opened() -> None:
 
 
 def refuse_fork() -> None:
-    """Refuses to open a device where an older one was inherited.
-
-    Raises:
-        DeviceError: If this is a fork of a process that has opened one.
-    """
+    """Refuses to open a device where an older one was inherited."""
     if _processes - {os.getpid()}:
         raise DeviceError(
             f"a GPU was opened before this process was forked, where none can be opened: {_SPAWN}"
@@ -118,15 +109,7 @@ def refuse_fork() -> None:
 
 
 def refuse_inherited(process: int, name: str) -> None:
-    """Refuses a call into a device that was inherited.
-
-    Args:
-        process: The process that opened it.
-        name: The GPU's name.
-
-    Raises:
-        DeviceError: If that is not this process.
-    """
+    """Refuses a call into a device that was inherited."""
     if os.getpid() != process:
         raise DeviceError(
             f"{name} was opened before this process was forked, where it does not work: {_SPAWN}"

@@ -16,38 +16,22 @@ _IDS = {0x8086: "intel", 0x106B: "apple", 0x5143: "qualcomm", 0x4D4F4351: "qualc
 
 
 def has_few_registers(info: Mapping[str, Any]) -> bool:
-    """Whether a GPU's invocations have 128 registers of 4 bytes, where others have some 250.
-
-    Args:
-        info: What WebGPU tells of the GPU.
-    """
+    """Whether a GPU's invocations have 128 registers of 4 bytes, where others have some 250."""
     return not _names(info).isdisjoint(FEW_REGISTERS)
 
 
 def hoists_loads(info: Mapping[str, Any]) -> bool:
-    """Whether a GPU's compiler loads all of straight-line code first, and spills what it loaded.
-
-    Args:
-        info: What WebGPU tells of the GPU.
-    """
+    """Whether a GPU's compiler loads all of straight-line code first, and spills what it loaded."""
     return not _HOIST_LOADS.isdisjoint(_names(info))
 
 
 def takes_deep_tiles(info: Mapping[str, Any]) -> bool:
-    """Whether products on a GPU's matrix units are the fastest in deep tiles (measured: an H100).
-
-    Args:
-        info: What WebGPU tells of the GPU.
-    """
+    """Whether products on matrix units are the fastest in deep tiles (measured: an H100)."""
     return "nvidia" in _names(info)
 
 
 def may_have_matrix_units(info: Mapping[str, Any]) -> bool:
-    """Whether a GPU is of a vendor whose newer ones have matrix units that kernels can use.
-
-    Args:
-        info: What WebGPU tells of the GPU.
-    """
+    """Whether a GPU is of a vendor whose newer ones have matrix units that kernels can use."""
     return not _WITH_UNITS.isdisjoint(_names(info))
 
 
@@ -63,119 +47,95 @@ def _names(info: Mapping[str, Any]) -> set[str]:
 
 @dataclass(frozen=True)
 class Profile:
-    """How kernels are cut for a kind of GPU. A tuner may refine it; these are the defaults.
+    """How kernels are cut for a kind of GPU. A tuner may refine it; these are the defaults."""
 
-    Attributes:
-        name: The name that ``doctor`` shows.
-        flat_group: Invocations of a workgroup in element-wise kernels.
-        elements_per_thread: Elements that each invocation of those takes.
-        threads_per_row: Invocations that share a row in row-wise kernels.
-        rows_per_group: Rows of a workgroup in row-wise kernels.
-        gemm_tile: Rows of results an invocation of a GEMM holds (by 8 columns).
-        gemm_group: Invocations of a GEMM's workgroup, along columns and rows.
-        gemm_kind: ``"register"``, without workgroup memory; ``"tiled"``, with it; or ``"matrix"``,
-            on matrix units.
-        tile_group: Most invocations of a tiled GEMM's workgroup, along columns and rows, 8 × 8
-            results each.
-        matrix: What the matrix units multiply: m, n, k, and the invocations that do it.
-        matrix_element: The type of the factors in them, ``"f16"`` or ``"f32"``.
-        matrix_tile: Subgroups of a workgroup along rows and columns, then the products of matrix
-            units that each makes along rows and columns.
-        matrix_deep: Whether twice as many products lie along a tile's depth, in a loop that no
-            compiler writes out (NVIDIA's takes too many registers for one that it does).
-        least_workgroups: Workgroups of 64 invocations that fill a GPU: products of fewer are cut
-            along their reduction, if that is long.
-        skinny_tile: ``gemm_tile`` for GEMMs with as few columns as a LoRA rank.
-        skinny_group: ``gemm_group`` for GEMMs with as few columns as a LoRA rank.
-        lora_threads: Invocations of a workgroup of LoRA's thin products, a power of two from 32 to
-            256; 0 for skinny GEMMs.
-        lora_rows: Rows that such a workgroup makes at most, a power of two, where enough of them
-            are left: the thin factor is read again for each.
-        lora_grad_group: Invocations of a workgroup of LoRA's gradients: along columns, and those
-            that share the rows.
-        lora_grad_ranks: Ranks that an invocation of those holds at most, by four columns: 4 or 8.
-        attention_kind: ``"register"``, without workgroup memory; ``"tiled"``, with it; or
-            ``"matrix"``, on matrix units.
-        gemm_few_registers: Whether tiled GEMMs hold less of their factors in registers at once, for
-            GPUs whose invocations have 128 of 4 bytes (Intel's, Apple's).
-        attention_few_registers: Whether tiled attention holds fewer rows, and lets no compiler
-            write its loops out, which takes more registers.
-        unit_by_unit: Rows from which a product of few rows with a quantized matrix takes its units
-            one after the other, in a loop that no compiler writes out; 0 for never. With 1 a new
-            token's attention and do·o do the like, for GPUs whose compilers load ahead more than
-            they have registers for (Adreno).
-        attention_strips: Strips of 16 queries or keys of such an attention workgroup, at most.
-        attention_threads: Queries or keys of an attention workgroup without such memory.
-        attention_keys: Keys a query looks at in one turn, for heads of up to 128 elements.
-        head_block: Rows of ``lm_head`` whose part of the loss and of its gradient is summed by
-            itself, a multiple of 256, and that come at once where it is streamed; on CPUs so few
-            that they stay in the cache.
-        head_group: Such blocks whose gradient is one launch and one product, where they are on the
-            device: fewer launches and more workgroups, for more memory.
-        head_rows: Label rows of which one such block is work enough for a launch, so that more are
-            taken of fewer rows alone; 0 where they always are.
-        subgroup_size: Invocations of a subgroup, for kernels that read their operands from textures
-            and broadcast them; 0 where those are not used.
-        texture_nt_rows: Rows of results that an invocation of such a kernel holds, in products
-            with rows.
-        texture_nn_rows: ``texture_nt_rows`` in products with columns.
-        in_textures: Whether all intermediates lie in textures that may, not only what products and
-            attention read.
-        short_loops: Whether loops of attention that read textures take half as many keys, or
-            queries, a turn.
-        fused_linears: Whether layers of one input are one product, where they may be: fewer
-            launches, and workgroups enough; on CPUs the larger weights leave the cache sooner.
-        remakes: Whether layers that are kept for the backward leave out what cheap launches make
-            again there (``Graph.record``): a GPU's memory is dearer than those bytes of traffic.
-        logits_bytes: Bytes of the float32 logits that exist at once; GPUs want more rows to work
-            on.
-        limits: What the GPU allows a workgroup.
-        most_turns: Turns that all loops of an invocation may take together, 0 for any number:
-            Mesa's software GPUs leave loops after so many, without a word.
-        products: Other values for products of some sizes: a class of them (``Gemm.size_class``) and
-            the fields that differ.
-    """
-
-    name: str
-    flat_group: int
-    elements_per_thread: int
-    threads_per_row: int
-    rows_per_group: int
-    gemm_tile: int
-    gemm_group: tuple[int, int]
-    skinny_tile: int
-    skinny_group: tuple[int, int]
-    attention_threads: int
-    attention_keys: int
+    name: str  # the name that ``doctor`` shows
+    flat_group: int  # invocations of a workgroup in element-wise kernels
+    elements_per_thread: int  # elements that each invocation of those takes
+    threads_per_row: int  # invocations that share a row in row-wise kernels
+    rows_per_group: int  # rows of a workgroup in row-wise kernels
+    gemm_tile: int  # rows of results an invocation of a GEMM holds (by 8 columns)
+    gemm_group: tuple[int, int]  # invocations of a GEMM's workgroup, along columns and rows
+    skinny_tile: int  # ``gemm_tile`` for GEMMs with as few columns as a LoRA rank
+    skinny_group: tuple[int, int]  # ``gemm_group`` for GEMMs with as few columns as a LoRA rank
+    attention_threads: int  # queries or keys of an attention workgroup without such memory
+    attention_keys: int  # keys a query looks at in one turn, for heads of up to 128 elements
+    # Rows of ``lm_head`` whose part of the loss and of its gradient is summed by itself, a multiple
+    # of 256, and that come at once where it is streamed; on CPUs so few that they stay in the cache
     head_block: int
+    # Bytes of the float32 logits that exist at once; GPUs want more rows to work on
     logits_bytes: int
+    # Such blocks whose gradient is one launch and one product, where they are on the device: fewer
+    # launches and more workgroups, for more memory
     head_group: int = 1
+    # Label rows of which one such block is work enough for a launch, so that more are taken of
+    # fewer rows alone; 0 where they always are
     head_rows: int = 0
+    # ``"register"``, without workgroup memory; ``"tiled"``, with it; or ``"matrix"``, on matrix
+    # units
     gemm_kind: str = "register"
+    # ``"register"``, without workgroup memory; ``"tiled"``, with it; or ``"matrix"``, on matrix
+    # units
     attention_kind: str = "register"
+    # Strips of 16 queries or keys of such an attention workgroup, at most
     attention_strips: int = 4
+    # Whether tiled GEMMs hold less of their factors in registers at once, for GPUs whose
+    # invocations have 128 of 4 bytes (Intel's, Apple's)
     gemm_few_registers: bool = False
+    # Whether tiled attention holds fewer rows, and lets no compiler write its loops out, which
+    # takes more registers
     attention_few_registers: bool = False
+    # Rows from which a product of few rows with a quantized matrix takes its units one after the
+    # other, in a loop that no compiler writes out; 0 for never. With 1 a new token's attention and
+    # do·o do the like, for GPUs whose compilers load ahead more than they have registers for
+    # (Adreno)
     unit_by_unit: int = 0
+    # Most invocations of a tiled GEMM's workgroup, along columns and rows, 8 × 8 results each
     tile_group: tuple[int, int] = (16, 16)
+    # What the matrix units multiply: m, n, k, and the invocations that do it
     matrix: tuple[int, ...] = ()
-    matrix_element: str = "f16"
+    matrix_element: str = "f16"  # the type of the factors in them, ``"f16"`` or ``"f32"``
+    # Subgroups of a workgroup along rows and columns, then the products of matrix units that each
+    # makes along rows and columns
     matrix_tile: tuple[int, int, int, int] = (2, 4, 4, 2)
+    # Whether twice as many products lie along a tile's depth, in a loop that no compiler writes out
+    # (NVIDIA's takes too many registers for one that it does)
     matrix_deep: bool = False
+    # Workgroups of 64 invocations that fill a GPU: products of fewer are cut along their reduction,
+    # if that is long
     least_workgroups: int = 0
+    # Invocations of a workgroup of LoRA's thin products, a power of two from 32 to 256; 0 for
+    # skinny GEMMs
     lora_threads: int = 0
+    # Rows that such a workgroup makes at most, a power of two, where enough of them are left: the
+    # thin factor is read again for each
     lora_rows: int = 8
+    # Invocations of a workgroup of LoRA's gradients: along columns, and those that share the rows
     lora_grad_group: tuple[int, int] = (8, 1)
+    # Ranks that an invocation of those holds at most, by four columns: 4 or 8
     lora_grad_ranks: int = 4
+    # Invocations of a subgroup, for kernels that read their operands from textures and broadcast
+    # them; 0 where those are not used
     subgroup_size: int = 0
+    # Rows of results that an invocation of such a kernel holds, in products with rows
     texture_nt_rows: int = 32
-    texture_nn_rows: int = 32
+    texture_nn_rows: int = 32  # ``texture_nt_rows`` in products with columns
+    # Whether all intermediates lie in textures that may, not only what products and attention read
     in_textures: bool = False
+    # Whether loops of attention that read textures take half as many keys, or queries, a turn
     short_loops: bool = False
+    # Whether layers of one input are one product, where they may be: fewer launches, and workgroups
+    # enough; on CPUs the larger weights leave the cache sooner
     fused_linears: bool = False
+    # Whether layers that are kept for the backward leave out what cheap launches make again there
+    # (``Graph.record``): a GPU's memory is dearer than those bytes of traffic
     remakes: bool = False
-    limits: Limits = PROMISED
+    limits: Limits = PROMISED  # what the GPU allows a workgroup
+    # Turns that all loops of an invocation may take together, 0 for any number: Mesa's software
+    # GPUs leave loops after so many, without a word
     most_turns: int = 0
+    # Other values for products of some sizes: a class of them (``Gemm.size_class``) and the fields
+    # that differ
     products: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
 
     @property
@@ -270,14 +230,7 @@ def cpu_profile(
     in_textures: bool = False,
     short_loops: bool = False,
 ) -> Profile:
-    """The profile of a software GPU.
-
-    Args:
-        subgroup_size: Invocations of its subgroups, 0 if unknown.
-        product_rows: Rows of results that an invocation of a product holds.
-        in_textures: Whether all lies in textures that may.
-        short_loops: Whether loops of attention are to be short.
-    """
+    """The profile of a software GPU."""
     if not subgroup_size:
         return CPU_PROFILE
     return replace(

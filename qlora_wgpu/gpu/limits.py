@@ -50,15 +50,7 @@ _MOST = ("min-storage-buffer-offset-alignment", "min-uniform-buffer-offset-align
 
 
 def require_limits(name: str, limits: Mapping[str, int]) -> None:
-    """Refuses a GPU that allows less than WebGPU promises of what kernels need.
-
-    Args:
-        name: The GPU's.
-        limits: Its limits, by wgpu's names.
-
-    Raises:
-        DeviceError: If it does; names the limit.
-    """
+    """Refuses a GPU that allows less than WebGPU promises of what kernels need."""
     for limit, (least, what) in _LEAST.items():
         if limits[limit] < least:
             raise DeviceError(
@@ -80,12 +72,7 @@ def most_invocations(limits: Mapping[str, int]) -> int:
 
 
 def most_bytes(limits: Mapping[str, int], *, in_textures: bool) -> int:
-    """Bytes of a tensor that a shader is shown as one.
-
-    Args:
-        limits: The GPU's, by wgpu's names.
-        in_textures: Whether it may lie in a texture, too.
-    """
+    """Bytes of a tensor that a shader is shown as one."""
     most = min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"])
     if in_textures:
         most = min(most, TEXTURE_ROW * limits["max-texture-dimension-2d"])
@@ -93,12 +80,7 @@ def most_bytes(limits: Mapping[str, int], *, in_textures: bool) -> int:
 
 
 def beyond_textures(name: str, limits: Mapping[str, int]) -> str:
-    """Why kernels for software GPUs cannot read from textures; empty if they can.
-
-    Args:
-        name: The GPU's.
-        limits: Its limits, by wgpu's names.
-    """
+    """Why kernels for software GPUs cannot read from textures; empty if they can."""
     limit = "max-storage-textures-per-shader-stage"
     if limits[limit] >= MOST_STORAGE_TEXTURES:
         return ""

@@ -19,15 +19,10 @@ _TERM_BYTES = {"f16": 136, "f32": 0}  # in which an adapter's largest values are
 
 @dataclass(frozen=True)
 class Limits:
-    """What a GPU allows a workgroup; as little as WebGPU promises, if nothing is known.
+    """What a GPU allows a workgroup; as little as WebGPU promises, if nothing is known."""
 
-    Attributes:
-        invocations: Its invocations.
-        workgroup_bytes: Its memory.
-    """
-
-    invocations: int = 256
-    workgroup_bytes: int = 16_384
+    invocations: int = 256  # its invocations
+    workgroup_bytes: int = 16_384  # its memory
 
     def within(self, others: Limits) -> bool:
         """Whether a workgroup that takes so much is allowed where the others hold."""
@@ -42,21 +37,13 @@ PROMISED = Limits()
 
 @dataclass(frozen=True)
 class MatrixShape:
-    """A product that a GPU's matrix units make: (m, k) by (k, n), added up in float32.
+    """A product that a GPU's matrix units make: (m, k) by (k, n), added up in float32."""
 
-    Attributes:
-        m: Rows.
-        n: Columns.
-        k: Depth.
-        threads: Invocations of the subgroup that makes it.
-        element: The factors' type, ``"f16"`` or ``"f32"``.
-    """
-
-    m: int
-    n: int
-    k: int
-    threads: int
-    element: str = "f16"
+    m: int  # rows
+    n: int  # columns
+    k: int  # depth
+    threads: int  # invocations of the subgroup that makes it
+    element: str = "f16"  # the factors' type, ``"f16"`` or ``"f32"``
 
     @property
     def problem(self) -> str:
@@ -73,23 +60,15 @@ class MatrixShape:
 
 @dataclass(frozen=True)
 class MatrixTile:
-    """What a workgroup makes of a product on matrix units (``common/tile_matrix.wgsl``).
+    """What a workgroup makes of a product on matrix units (``common/tile_matrix.wgsl``)."""
 
-    Attributes:
-        shape: What a subgroup multiplies at once.
-        groups_m: Subgroups along the rows.
-        groups_n: Subgroups along the columns.
-        fragments_m: Products of each along the rows.
-        fragments_n: Products of each along the columns.
-        deep: Whether four products instead of two lie along its depth, in a loop that no compiler
-            writes out.
-    """
-
-    shape: MatrixShape
-    groups_m: int
-    groups_n: int
-    fragments_m: int
-    fragments_n: int
+    shape: MatrixShape  # what a subgroup multiplies at once
+    groups_m: int  # subgroups along the rows
+    groups_n: int  # subgroups along the columns
+    fragments_m: int  # products of each along the rows
+    fragments_n: int  # products of each along the columns
+    # Whether four products instead of two lie along its depth, in a loop that no compiler writes
+    # out
     deep: bool = False
 
     @property

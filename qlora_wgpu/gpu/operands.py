@@ -111,29 +111,17 @@ class Bound:
 
 @dataclass(frozen=True)
 class Operand:
-    """A declaration.
+    """A declaration."""
 
-    Attributes:
-        index: The binding's number.
-        name: The binding's name.
-        output: Whether it is written.
-        width: Elements at a time, or ``"words"``.
-        optional: Whether it need not be bound.
-        memory: ``"texture"`` or ``"buffer"`` where only that will do, else ``"any"``.
-        dtypes: The element types that may be bound.
-        sums: Whether stores can be asked to add.
-        table: Whether only some of its rows are reached.
-    """
-
-    index: int
-    name: str
-    output: bool
-    width: str
-    optional: bool
-    memory: str
-    dtypes: frozenset[str]
-    sums: bool
-    table: bool
+    index: int  # the binding's number
+    name: str  # the binding's name
+    output: bool  # whether it is written
+    width: str  # elements at a time, or ``"words"``
+    optional: bool  # whether it need not be bound
+    memory: str  # ``"texture"`` or ``"buffer"`` where only that will do, else ``"any"``
+    dtypes: frozenset[str]  # the element types that may be bound
+    sums: bool  # whether stores can be asked to add
+    table: bool  # whether only some of its rows are reached
 
     @property
     def before(self) -> str:
@@ -151,13 +139,7 @@ class Operand:
     def code(
         self, bound: Bound | None, *, accumulate: bool, before: bool = False
     ) -> tuple[str, str]:
-        """The declaration of what is bound, and the functions that reach it.
-
-        Args:
-            bound: What is bound, if anything is.
-            accumulate: Whether stores add.
-            before: Whether they add to what another input holds.
-        """
+        """The declaration of what is bound, and the functions that reach it."""
         value = _VALUE[self.width]
         if bound is None:
             return "", f"fn load_{self.name}(i: u32) -> {value} {{ return {_ZERO[self.width]}; }}"

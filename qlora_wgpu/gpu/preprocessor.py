@@ -69,26 +69,18 @@ def without_comments(code: str) -> str:
 
 @dataclass
 class Source:
-    """A shader being read.
+    """A shader being read."""
 
-    Attributes:
-        read: Gives the text of a file.
-        constants: Known values by name.
-        bound: What is bound to each operand, by name.
-        operands: The declarations met so far.
-        names: Every name that a binding could have, live or not.
-        included: Files that have been included.
-        conditions: Names of bindings that were asked for, and where.
-        measures: Fields of ``Params`` and the binding, and the size, that they are.
-    """
-
-    read: Callable[[str], str]
-    constants: Mapping[str, Constant]
-    bound: Mapping[str, Bound]
-    operands: list[Operand] = field(default_factory=list)
+    read: Callable[[str], str]  # gives the text of a file
+    constants: Mapping[str, Constant]  # known values by name
+    bound: Mapping[str, Bound]  # what is bound to each operand, by name
+    operands: list[Operand] = field(default_factory=list)  # the declarations met so far
+    # Every name that a binding could have, live or not
     names: set[str] = field(default_factory=set)
-    included: set[str] = field(default_factory=set)
+    included: set[str] = field(default_factory=set)  # files that have been included
+    # Names of bindings that were asked for, and where
     conditions: dict[str, str] = field(default_factory=dict)
+    # Fields of ``Params`` and the binding, and the size, that they are
     measures: dict[str, tuple[str, str]] = field(default_factory=dict)
 
     def expand(self, path: str) -> str:

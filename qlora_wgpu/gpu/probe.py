@@ -34,9 +34,6 @@ def subgroup_size(device: Device) -> int:
 
     The drivers' own figures are sometimes wrong, and a broadcast or a texture that does not work
     would spoil every product. Where a size can be asked for, it is, once it is known.
-
-    Returns:
-        The size, or 0 where it is not one the kernels know or anything came out wrong.
     """
     if "subgroups" not in device.features:
         return 0
@@ -79,15 +76,10 @@ def _broadcast_size(device: Device, **constants: Constant) -> int:
 
 @dataclass(frozen=True)
 class MatrixUnits:
-    """What a GPU's matrix units can be used for.
+    """What a GPU's matrix units can be used for."""
 
-    Attributes:
-        shape: A product that they make rightly; None if there is none.
-        refusal: Why units that the GPU lists are not used, if that is so.
-    """
-
-    shape: MatrixShape | None = None
-    refusal: str = ""
+    shape: MatrixShape | None = None  # a product that they make rightly; None if there is none
+    refusal: str = ""  # why units that the GPU lists are not used, if that is so
 
 
 def matrix_units(device: Device) -> MatrixUnits:
@@ -123,11 +115,6 @@ def tile_problem(device: Device, tile: MatrixTile, *, with_rows: bool) -> str:
     It is made as in products: by as many subgroups, each of which makes another part, with the
     same strides and in the same order of rows. Which dimension is which, and what is a row, has
     been confused upstream; no part of the product commutes.
-
-    Args:
-        device: Where it runs.
-        tile: What is tried.
-        with_rows: Whether rows of the left factor meet rows of the right one.
     """
     depth = 2 * tile.depth
     random = np.random.default_rng(0)

@@ -24,19 +24,12 @@ from qlora_wgpu.mapped_files import let_go, require_whole
 
 @dataclass(eq=False)
 class RecordedBuffer:
-    """A buffer that was asked for.
+    """A buffer that was asked for."""
 
-    Attributes:
-        number: How many were before it.
-        label: For the driver's messages.
-        kind: What it is counted as.
-        nbytes: Its size.
-    """
-
-    number: int
-    label: str
-    kind: str
-    nbytes: int
+    number: int  # how many were before it
+    label: str  # for the driver's messages
+    kind: str  # what it is counted as
+    nbytes: int  # its size
 
 
 Filled = Callable[[RecordedBuffer, int, npt.NDArray[np.uint8]], None]
@@ -103,11 +96,7 @@ class RecordingDevice(Device):
     def buffer(
         self, nbytes: int, kind: str, label: str = "", *, bound: bool = True
     ) -> RecordedBuffer:
-        """Notes a buffer.
-
-        Raises:
-            OutOfMemoryError: If it is larger than one binding.
-        """
+        """Notes a buffer."""
         nbytes = buffer_bytes(nbytes)
         made = RecordedBuffer(len(self.buffers), label, kind, nbytes)
         self._allocate(lambda: made, nbytes, self._max_binding, kind, label)
@@ -136,19 +125,11 @@ class RecordingDevice(Device):
         self.write(buffer, data, offset)
 
     def read(self, buffer: Any, nbytes: int, offset: int = 0) -> memoryview:
-        """Refuses.
-
-        Raises:
-            DeviceError: Always: nothing was computed.
-        """
+        """Refuses."""
         raise DeviceError("what a browser will compute cannot be read here")
 
     def submit(self, *commands: Any) -> None:
-        """Refuses.
-
-        Raises:
-            DeviceError: Always: nothing is computed.
-        """
+        """Refuses."""
         raise DeviceError("a browser's work cannot be done here")
 
     def pipeline(self, shader: Shader) -> Shader:

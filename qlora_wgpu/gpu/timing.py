@@ -31,15 +31,7 @@ class Readback:
         *,
         counts: bool = True,
     ) -> None:
-        """Allocates room for copies on their way.
-
-        Args:
-            device: The device.
-            buffer: What is copied.
-            nbytes: How much of it.
-            depth: How many copies may be on their way.
-            counts: Whether their room, which a card has in host memory, counts as the device's.
-        """
+        """Allocates room for copies on their way."""
         usage = device.backend.module.BufferUsage
         flags = usage.COPY_DST | usage.MAP_READ
         self._device = device
@@ -95,12 +87,7 @@ class Timestamps:
     """Two timestamp queries for each of some dispatches."""
 
     def __init__(self, device: Device, most: int) -> None:
-        """Makes the queries; the device must have timestamps (``has_timestamps``).
-
-        Args:
-            device: The device.
-            most: How many dispatches are timed at once, at most.
-        """
+        """Makes the queries; the device must have timestamps (``has_timestamps``)."""
         usage = device.backend.module.BufferUsage
         self._device = device
         self._queries = device.raw.create_query_set(type="timestamp", count=2 * most)
@@ -112,15 +99,7 @@ class Timestamps:
     def seconds(
         self, dispatches: Sequence[Dispatch], ahead: Callable[[], object] = lambda: None
     ) -> list[float]:
-        """Runs dispatches in one submit, waits, and returns how long each was worked on.
-
-        Args:
-            dispatches: Each has a pass of its own.
-            ahead: What is done between their recording and their submit.
-
-        Raises:
-            DeviceError: If the driver refuses something, or the GPU was lost.
-        """
+        """Runs dispatches in one submit, waits, and returns how long each was worked on."""
         device, count = self._device, 2 * len(dispatches)
         with device.driver_call("recording work"):
             encoder = device.raw.create_command_encoder()

@@ -102,33 +102,20 @@ _FORMATS = {"u32": "I", "i32": "i", "f32": "f"}
 
 @dataclass(frozen=True)
 class Binding:
-    """One resource of a shader.
+    """One resource of a shader."""
 
-    Attributes:
-        index: The number of the binding.
-        name: The name of the variable.
-        uniform: Whether it is the uniform.
-        writable: Whether it is written.
-        texture: Whether it is a texture.
-        memory: ``"buffer"`` or ``"texture"`` where the kernel insists on that kind, else ``"any"``.
-        dtypes: Element types that may be bound.
-        optional: Whether it need not be bound.
-        sums: Whether the kernel can add to what is there.
-        table: Whether the kernel reaches only some of its rows.
-        width: Elements that the kernel counts in; 0 where it counts 16 bytes.
-    """
-
-    index: int
-    name: str
-    uniform: bool
-    writable: bool
-    texture: bool = False
+    index: int  # the number of the binding
+    name: str  # the name of the variable
+    uniform: bool  # whether it is the uniform
+    writable: bool  # whether it is written
+    texture: bool = False  # whether it is a texture
+    # ``"buffer"`` or ``"texture"`` where the kernel insists on that kind, else ``"any"``
     memory: str = "buffer"
-    dtypes: frozenset[str] = ANYTHING
-    optional: bool = False
-    sums: bool = False
-    table: bool = False
-    width: int = 1
+    dtypes: frozenset[str] = ANYTHING  # element types that may be bound
+    optional: bool = False  # whether it need not be bound
+    sums: bool = False  # whether the kernel can add to what is there
+    table: bool = False  # whether the kernel reaches only some of its rows
+    width: int = 1  # elements that the kernel counts in; 0 where it counts 16 bytes
 
 
 @dataclass(frozen=True)
@@ -147,26 +134,18 @@ class Measure:
 
 @dataclass(frozen=True)
 class Shader:
-    """A shader as it is compiled.
+    """A shader as it is compiled."""
 
-    Attributes:
-        label: The file, its constants and what is bound, for the driver's messages.
-        path: The file.
-        code: WGSL.
-        bindings: By name, in the order of their indices, the uniform ``params`` left out.
-        params: ``(name, struct format)`` of each field of ``Params``, in order.
-        workgroup_size: Invocations along x, y, z.
-        subgroup_size: The size that it counts on by its constant SUBGROUP_SIZE; 0 if none.
-        measures: The fields of ``Params`` that tensors' sizes are.
-    """
-
-    label: str
-    path: str
-    code: str
+    label: str  # the file, its constants and what is bound, for the driver's messages
+    path: str  # the file
+    code: str  # WGSL
+    # By name, in the order of their indices, the uniform ``params`` left out
     bindings: Mapping[str, Binding]
+    # ``(name, struct format)`` of each field of ``Params``, in order
     params: tuple[tuple[str, str], ...]
-    workgroup_size: tuple[int, int, int]
-    subgroup_size: int = 0
+    workgroup_size: tuple[int, int, int]  # invocations along x, y, z
+    subgroup_size: int = 0  # the size that it counts on by its constant SUBGROUP_SIZE; 0 if none
+    # The fields of ``Params`` that tensors' sizes are
     measures: Mapping[str, Measure] = field(default_factory=dict)
 
     def pack_params(self, values: Mapping[str, int | float]) -> bytes:

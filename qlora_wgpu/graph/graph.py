@@ -125,11 +125,6 @@ class Graph:
             turns: Most turns that the loops of an invocation take together, where they grow with
                 a batch or a model; of an element-wise kernel those of an element, of which an
                 invocation takes fewer then.
-
-        Raises:
-            GraphError: If a binding is missing or unknown, or a tensor's type does not fit.
-            OutOfMemoryError: If a tensor has more elements than kernels count, or the profile's
-                GPUs leave loops before so many turns.
         """
         label = label or path.removesuffix(".wgsl")
         most = self.profile.most_turns
@@ -168,9 +163,6 @@ class Graph:
                 that they write are fresh ones.
             params: Fields of ``Params`` that are others, where a shader has them.
             stands_for_all: Whether ``launches`` are repeated ones, and one more changes no size.
-
-        Returns:
-            What was added, or stands for it.
         """
         if self._sized and stands_for_all:
             for launch in launches:

@@ -30,30 +30,19 @@ _UNDER_WAY = 2  # uploads, and downloads
 
 @dataclass(frozen=True)
 class HostStep:
-    """Something that the host does between two launches.
+    """Something that the host does between two launches."""
 
-    Attributes:
-        before: The launch before which it is queued.
-        run: Does it.
-    """
-
-    before: int
-    run: Callable[[], None]
+    before: int  # the launch before which it is queued
+    run: Callable[[], None]  # does it
 
 
 @dataclass
 class Reading:
-    """What the host has read of files on its way to the device.
+    """What the host has read of files on its way to the device."""
 
-    Attributes:
-        path: The file that was read last.
-        nbytes: Bytes of all files.
-        seconds: How long they were waited for.
-    """
-
-    path: str = ""
-    nbytes: int = 0
-    seconds: float = 0.0
+    path: str = ""  # the file that was read last
+    nbytes: int = 0  # bytes of all files
+    seconds: float = 0.0  # how long they were waited for
 
     def add(self, path: str, nbytes: int, seconds: float) -> None:
         """Counts a piece of a file."""
@@ -112,12 +101,7 @@ class HostTraffic:
     # -- doing it ----------------------------------------------------------------------------
 
     def _bring(self, section: Section, following: Section) -> None:
-        """Uploads a section unless it is there.
-
-        Args:
-            section: The section.
-            following: The one that is brought next, which a disk may begin to read.
-        """
+        """Uploads a section unless it is there."""
         key = section.stream, section.place
         if self._present.get(key) is section:
             return

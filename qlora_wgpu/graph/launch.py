@@ -32,39 +32,26 @@ class GraphError(Exception):
 
 @dataclass(eq=False)
 class Launch:
-    """One dispatch of one shader.
+    """One dispatch of one shader."""
 
-    Attributes:
-        path: The shader's file.
-        tensors: What is bound, by the shader's names.
-        values: The fields of the shader's uniform ``Params``.
-        constants: What is appended to its source; booleans choose its lines.
-        workgroups: How many are dispatched, along x, y, z.
-        label: For timing tables.
-        flops: Floating-point operations, of products only.
-        first_texels: Where inputs begin that are windows of a texture's copy.
-        saves: What the host takes of its outputs behind it, by the shader's names.
-        fetches: What it brings of its inputs before it.
-        times: How many there would be, where it stands for all that are alike.
-        repeats: Whether it does once more what one before it has done, on tensors like that one's.
-        shader: The file as compiled for what is bound.
-        params: Bytes of the uniform.
-    """
-
-    path: str
-    tensors: dict[str, Tensor]
-    values: Mapping[str, int | float]
-    constants: dict[str, Constant]
-    workgroups: Workgroups
-    label: str
-    flops: int
+    path: str  # the shader's file
+    tensors: dict[str, Tensor]  # what is bound, by the shader's names
+    values: Mapping[str, int | float]  # the fields of the shader's uniform ``Params``
+    constants: dict[str, Constant]  # what is appended to its source; booleans choose its lines
+    workgroups: Workgroups  # how many are dispatched, along x, y, z
+    label: str  # for timing tables
+    flops: int  # floating-point operations, of products only
+    # Where inputs begin that are windows of a texture's copy
     first_texels: dict[str, int] = field(default_factory=dict)
+    # What the host takes of its outputs behind it, by the shader's names
     saves: Mapping[str, Parked] = field(default_factory=dict)
+    # What it brings of its inputs before it
     fetches: Mapping[str, Parked] = field(default_factory=dict)
-    times: int = 1
+    times: int = 1  # how many there would be, where it stands for all that are alike
+    # Whether it does once more what one before it has done, on tensors like that one's
     repeats: bool = False
-    shader: Shader = field(init=False)
-    params: bytes = field(init=False)
+    shader: Shader = field(init=False)  # the file as compiled for what is bound
+    params: bytes = field(init=False)  # bytes of the uniform
 
     def __post_init__(self) -> None:
         if not is_within_limits(self.workgroups):
@@ -80,12 +67,7 @@ class Launch:
         return self.path.partition("/")[0]
 
     def specialize(self) -> None:
-        """Compiles the shader's variant for what is bound, and checks that it may be.
-
-        Raises:
-            GraphError: If a binding is missing or unknown, or a tensor's type does not fit.
-            OutOfMemoryError: If a tensor has more elements than kernels count.
-        """
+        """Compiles the shader's variant for what is bound, and checks that it may be."""
         bound = tuple([(n, t.dtype, t.texture) for n, t in self.tensors.items()])
         self.shader = load_shader(self.path, *_sorted(tuple(self.constants.items()), bound))
         sizes = {
@@ -135,12 +117,7 @@ class Launch:
         return bool(self.shader.params) and math.prod(self.workgroups) > 1
 
     def part(self, first: Workgroups, size: Workgroups) -> Launch:
-        """The launch of a part of its grid, which computes what it would there.
-
-        Args:
-            first: The part's first workgroup.
-            size: How many it has, along x, y, z.
-        """
+        """The launch of a part of its grid, which computes what it would there."""
         place = dict(zip(PART_FIELDS, (*first, *self.workgroups), strict=True))
         share = math.prod(size) / math.prod(self.workgroups)
         return replace(

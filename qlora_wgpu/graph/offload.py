@@ -28,12 +28,9 @@ PLACES = 2  # buffers that sections take turns in
 
 @dataclass(eq=False)
 class Stream:
-    """The sections of a model.
+    """The sections of a model."""
 
-    Attributes:
-        sections: In the order in which a forward reads them.
-    """
-
+    # In the order in which a forward reads them
     sections: list[Section] = field(default_factory=list)
 
     def new_section(self, label: str) -> Section:
@@ -55,20 +52,13 @@ class Stream:
 
 @dataclass(eq=False)
 class Section:
-    """Storages that come and go together.
+    """Storages that come and go together."""
 
-    Attributes:
-        label: For messages.
-        stream: What it is a section of.
-        place: Which of the buffers it takes.
-        nbytes: Bytes of all its storages, gaps included.
-        pieces: These bytes by where they begin, once its weights are read. A piece may be a file's.
-    """
-
-    label: str
-    stream: Stream
-    place: int
-    nbytes: int = 0
+    label: str  # for messages
+    stream: Stream  # what it is a section of
+    place: int  # which of the buffers it takes
+    nbytes: int = 0  # bytes of all its storages, gaps included
+    # These bytes by where they begin, once its weights are read. A piece may be a file's
     pieces: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
 
     def storage(self, label: str, nbytes: int) -> Storage:
@@ -127,32 +117,20 @@ def sections_brought(launches: Sequence[Launch]) -> list[Section]:
 
 @dataclass(eq=False)
 class Parked:
-    """A tensor's bytes while it waits.
+    """A tensor's bytes while it waits."""
 
-    Attributes:
-        name: The tensor's.
-        nbytes: Their number.
-        data: The bytes themselves.
-        lasts: Whether they outlive the run: they are all there at its end.
-    """
-
-    name: str
-    nbytes: int
-    data: npt.NDArray[np.uint8] | None = None
-    lasts: bool = False
+    name: str  # the tensor's
+    nbytes: int  # their number
+    data: npt.NDArray[np.uint8] | None = None  # the bytes themselves
+    lasts: bool = False  # whether they outlive the run: they are all there at its end
 
 
 @dataclass
 class Parking:
-    """The buffers that a model's parked tensors pass through, whatever the shape of its steps.
+    """The buffers that a model's parked tensors pass through, whatever the shape of its steps."""
 
-    Attributes:
-        outgoing: What the host reads.
-        incoming: What it writes, in turns.
-    """
-
-    outgoing: Storage | None = None
-    incoming: list[Storage] = field(default_factory=list)
+    outgoing: Storage | None = None  # what the host reads
+    incoming: list[Storage] = field(default_factory=list)  # what it writes, in turns
 
     def way_out(self, nbytes: int) -> Storage:
         """The buffer through which a tensor goes to the host."""
@@ -171,16 +149,13 @@ class Parking:
 
 @dataclass(frozen=True)
 class Recomputation:
-    """What is computed again in the backward, and how.
+    """What is computed again in the backward, and how."""
 
-    Attributes:
-        together: How many layers at once, where they are recomputed; the first one's input is kept.
-        kept: How many layers, the last, are not, whose results are free before others are made.
-        parking: What these inputs pass through to wait in host memory; None where they stay.
-        remakes: Whether what a cheap launch makes from tensors that are kept anyway is made again.
-    """
-
+    # How many layers at once, where they are recomputed; the first one's input is kept
     together: int = 1
+    # How many layers, the last, are not, whose results are free before others are made
     kept: int = 0
+    # What these inputs pass through to wait in host memory; None where they stay
     parking: Parking | None = None
+    # Whether what a cheap launch makes from tensors that are kept anyway is made again
     remakes: bool = False

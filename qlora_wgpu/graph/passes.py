@@ -26,10 +26,6 @@ def late(launches: Sequence[Launch], counted: Tensor | None = None) -> list[Laun
     """The same launches, with those that read no intermediate moved behind others.
 
     Each comes right before the first that touches what it makes, or writes what it reads.
-
-    Args:
-        launches: In an order that computes what it should.
-        counted: A tensor that launches may add to in any order.
     """
     before = list(range(len(launches)))  # the launch that each runs right before, or is
     touched: dict[Tensor | Storage, int] = {}  # the next that touches what is made
@@ -69,16 +65,7 @@ Wants = Callable[[Tensor], bool]
 
 
 def lay_out(launches: list[Launch], profile: Profile, max_binding: int) -> list[Launch]:
-    """Gives every tensor its memory and every launch its variant; inserts the copies.
-
-    Args:
-        launches: In the order they run.
-        profile: How the copies are cut, and whether all lies in textures that may.
-        max_binding: Bytes beyond which a tensor lies in a texture, where it may in any.
-
-    Raises:
-        GraphError: If a kernel insists on writing memory that its tensor does not lie in.
-    """
+    """Gives every tensor its memory and every launch its variant; inserts the copies."""
 
     def wants(tensor: Tensor) -> bool:
         """Whether an intermediate lies in a texture that need not."""

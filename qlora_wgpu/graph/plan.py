@@ -21,22 +21,14 @@ from qlora_wgpu.graph.tensor import Storage, Tensor
 
 @dataclass(frozen=True)
 class Plan:
-    """A graph with its memory settled, before anything is allocated.
+    """A graph with its memory settled, before anything is allocated."""
 
-    Attributes:
-        launches: The launches that lead to a result.
-        slots: Bytes of each slot, largest first.
-        textures: Whether each slot is a texture.
-        slot_of: The slot of each intermediate.
-        storages: What lives outside the slots, in the order of first use.
-        apart: Whether it may run while another program pauses: slots are those of such plans alone.
-    """
-
-    launches: tuple[Launch, ...]
-    slots: tuple[int, ...]
-    textures: tuple[bool, ...]
-    slot_of: dict[Tensor, int]
-    storages: tuple[Storage, ...]
+    launches: tuple[Launch, ...]  # the launches that lead to a result
+    slots: tuple[int, ...]  # bytes of each slot, largest first
+    textures: tuple[bool, ...]  # whether each slot is a texture
+    slot_of: dict[Tensor, int]  # the slot of each intermediate
+    storages: tuple[Storage, ...]  # what lives outside the slots, in the order of first use
+    # Whether it may run while another program pauses: slots are those of such plans alone
     apart: bool = False
 
     @property
@@ -108,11 +100,6 @@ def make_plan(
     apart: bool = False,
 ) -> Plan:
     """Plans a traced graph.
-
-    Args:
-        graph: What was traced; nothing more is.
-        outputs: Intermediates that are read after the run, and therefore keep their slots.
-        apart: Whether it may run while another program pauses.
 
     Returns:
         A plan with only the launches that lead to an output or to bytes that outlive the run.

@@ -125,16 +125,7 @@ class Program:
     """
 
     def __init__(self, device: Device, plan: Plan, pool: SlotPool) -> None:
-        """Allocates what is missing, compiles the shaders and binds everything.
-
-        Args:
-            device: Where it will run.
-            plan: What will run.
-            pool: Where the plan's slots are taken from.
-
-        Raises:
-            OutOfMemoryError: If a buffer exceeds the adapter's limits or its memory.
-        """
+        """Allocates what is missing, compiles the shaders and binds everything."""
         if any(launch.times > 1 for launch in plan.launches):
             raise GraphError("a plan that was made for its sizes cannot run")
         self.plan = plan
@@ -188,11 +179,7 @@ class Program:
         return self._slots[self.plan.slot_of[tensor]], 0, tensor.nbytes
 
     def run(self) -> None:
-        """Submits all dispatches, in pieces; does not wait but in the first run.
-
-        Raises:
-            DeviceError: If the driver refuses something, or the GPU was lost.
-        """
+        """Submits all dispatches, in pieces; does not wait but in the first run."""
         with self._device.in_turn:
             self._pool.runs += not self.plan.apart
             if self._submits is None:
@@ -322,13 +309,6 @@ def run_in_turn(device: Device, programs: Sequence[Program]) -> None:
     ``dispatches_per_submit``, and the driver begins; each further one is of twice as many, which
     are encoded while it computes. Programs that are cut by time, or within which the host has
     something to do, are run by themselves.
-
-    Args:
-        device: Where all of them run.
-        programs: The programs; any may be there several times.
-
-    Raises:
-        DeviceError: If the driver refuses something, or the GPU was lost.
     """
     with device.in_turn:
         waiting: list[Dispatch] = []

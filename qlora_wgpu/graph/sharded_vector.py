@@ -12,27 +12,15 @@ from qlora_wgpu.graph.tensor import ITEM_SIZE, Storage, Tensor, vector
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """A vector in pieces: its elements are those of one piece after those of another.
+    """A vector in pieces: its elements are those of one piece after those of another."""
 
-    Attributes:
-        pieces: Vectors, each with a storage of its own.
-    """
-
-    pieces: tuple[Tensor, ...]
+    pieces: tuple[Tensor, ...]  # vectors, each with a storage of its own
 
     @classmethod
     def laid_out(
         cls, label: str, kind: str, dtype: str, lengths: Sequence[int], slack: int = 0
     ) -> Pieces:
-        """A vector cut into such lengths.
-
-        Args:
-            label: For messages.
-            kind: What it is counted as in the memory plan.
-            dtype: Its element type.
-            lengths: Elements of each piece.
-            slack: Elements behind each piece but the last, which are never read or written.
-        """
+        """A vector cut into such lengths."""
         pieces = []
         for number, length in enumerate(lengths):
             room = length + slack * (number < len(lengths) - 1)
@@ -57,11 +45,7 @@ class Pieces:
 
     @property
     def whole(self) -> Tensor:
-        """The vector, which is in one piece.
-
-        Raises:
-            GraphError: If it is in several.
-        """
+        """The vector, which is in one piece."""
         if len(self.pieces) > 1:
             raise GraphError(f"{self.pieces[0].name} is in {len(self.pieces)} pieces")
         return self.pieces[0]
@@ -86,11 +70,7 @@ class Pieces:
         return piece, begin - first
 
     def part(self, begin: int, count: int) -> Tensor:
-        """So many elements that lie in one piece.
-
-        Raises:
-            GraphError: If they lie in several.
-        """
+        """So many elements that lie in one piece."""
         piece, first = self.find(begin)
         if first + count > piece.columns:
             raise GraphError(f"{count} elements from {begin} on are not in one piece of {piece}")

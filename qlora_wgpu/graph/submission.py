@@ -22,23 +22,14 @@ _CREDIBLE = 1.5  # times the host's clock that the device's may have seen
 
 @dataclass(frozen=True)
 class Piece:
-    """A dispatch of a launch, or of a part of it.
+    """A dispatch of a launch, or of a part of it."""
 
-    Attributes:
-        index: The launch's place in its plan.
-        dispatch: What runs.
-        path: The shader's file.
-        flops: Its operations.
-        nbytes: Its bytes.
-        seconds: How long it will take.
-    """
-
-    index: int
-    dispatch: Dispatch
-    path: str
-    flops: int
-    nbytes: int
-    seconds: float
+    index: int  # the launch's place in its plan
+    dispatch: Dispatch  # what runs
+    path: str  # the shader's file
+    flops: int  # its operations
+    nbytes: int  # its bytes
+    seconds: float  # how long it will take
 
 
 class MeasuredSubmits:
@@ -49,13 +40,7 @@ class MeasuredSubmits:
     """
 
     def __init__(self, device: Device, record: Callable[[list[Dispatch]], Any], launches: int):
-        """Runs nothing yet.
-
-        Args:
-            device: Where they run.
-            record: Encodes dispatches into commands.
-            launches: How many launches there are.
-        """
+        """Runs nothing yet."""
         self.took = [0.0] * launches
         self._device, self._record = device, record
         self._most = min(device.dispatches_per_submit, _MOST_TIMED)
@@ -121,13 +106,7 @@ def growing(dispatches: Sequence[Dispatch], first: int) -> Iterator[Sequence[Dis
 
 
 def cut(seconds: Sequence[float], limit: float, most: int) -> Iterator[slice]:
-    """Yields neighbours that fill a submit.
-
-    Args:
-        seconds: What each takes.
-        limit: Seconds of a submit; what takes longer by itself has one of its own.
-        most: How many a submit has at most.
-    """
+    """Yields neighbours that fill a submit."""
     begin, total = 0, 0.0
     for index, took in enumerate(seconds):
         if index > begin and (total + took > limit or index - begin == most):

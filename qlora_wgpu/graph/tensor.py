@@ -69,33 +69,22 @@ WINDOW = 256  # bytes, in which windows of a buffer begin
 
 @dataclass(eq=False)
 class Storage:
-    """Bytes that outlive a step: weights, the adapter, optimizer state, a batch's inputs.
+    """Bytes that outlive a step: weights, the adapter, optimizer state, a batch's inputs."""
 
-    Attributes:
-        label: For messages.
-        kind: What they are counted as in the memory plan.
-        nbytes: Their number.
-        data: What they are filled with at allocation, if anything.
-        texture: Whether they are kept in a texture, which software adapters read faster.
-        buffer: The device's buffer or texture, once allocated.
-        section: What it comes and goes with, if it is not always on the device; it has no buffer of
-            its own then.
-        within: The larger storage that it is a part of, if it is; it has no buffer of its own then.
-        first_byte: Where it begins within the section, or within the larger storage.
-        on_host: The bytes, if they are in host memory alone.
-        parts: The storages that lie within it, until it has a buffer.
-    """
-
-    label: str
-    kind: str
-    nbytes: int
-    data: npt.NDArray[Any] | None = None
-    texture: bool = False
-    buffer: Any = None
+    label: str  # for messages
+    kind: str  # what they are counted as in the memory plan
+    nbytes: int  # their number
+    data: npt.NDArray[Any] | None = None  # what they are filled with at allocation, if anything
+    texture: bool = False  # whether they are kept in a texture, which software adapters read faster
+    buffer: Any = None  # the device's buffer or texture, once allocated
+    # What it comes and goes with, if it is not always on the device; it has no buffer of its own
+    # then
     section: Section | None = None
+    # The larger storage that it is a part of, if it is; it has no buffer of its own then
     within: Storage | None = None
-    first_byte: int = 0
-    on_host: npt.NDArray[Any] | None = None
+    first_byte: int = 0  # where it begins within the section, or within the larger storage
+    on_host: npt.NDArray[Any] | None = None  # the bytes, if they are in host memory alone
+    # The storages that lie within it, until it has a buffer
     parts: list[Storage] = field(default_factory=list)
 
     def part(self, label: str, nbytes: int) -> Storage:
@@ -113,29 +102,18 @@ class Storage:
 
 @dataclass(eq=False)
 class Tensor:
-    """A matrix, or a vector (``rows`` 1, not padded), of a graph.
+    """A matrix, or a vector (``rows`` 1, not padded), of a graph."""
 
-    Attributes:
-        name: For messages and plans.
-        rows: Number of rows.
-        columns: Elements of a row that count.
-        dtype: Element type.
-        stride: Elements from one row to the next; those past ``columns`` are zero.
-        storage: Where the bytes live, or None if the plan finds them a slot.
-        offset: First byte within ``storage``.
-        requires_grad: Whether an adapter's parameter led to it.
-        texture: Whether it lies in a texture, row after row as in a buffer. Of an intermediate
-            the layout pass decides that; ops never ask.
-    """
-
-    name: str
-    rows: int
-    columns: int
-    dtype: str
-    stride: int
-    storage: Storage | None = None
-    offset: int = 0
-    requires_grad: bool = False
+    name: str  # for messages and plans
+    rows: int  # number of rows
+    columns: int  # elements of a row that count
+    dtype: str  # element type
+    stride: int  # elements from one row to the next; those past ``columns`` are zero
+    storage: Storage | None = None  # where the bytes live, or None if the plan finds them a slot
+    offset: int = 0  # first byte within ``storage``
+    requires_grad: bool = False  # whether an adapter's parameter led to it
+    # Whether it lies in a texture, row after row as in a buffer. Of an intermediate the layout pass
+    # decides that; ops never ask
     texture: bool = False
 
     @property
@@ -190,23 +168,12 @@ def row(
 
 
 def rows_from(tensor: Tensor, first: int, count: int) -> Tensor:
-    """A view of some rows of a matrix that has a storage.
-
-    Args:
-        tensor: The matrix.
-        first: The first of them, where a binding may begin.
-        count: How many there are.
-    """
+    """A view of some rows of a matrix that has a storage."""
     offset = tensor.offset + first * tensor.stride * ITEM_SIZE[tensor.dtype]
     return matrix(tensor.name, count, tensor.columns, tensor.dtype, tensor.storage, offset)
 
 
 def row_blocks(tensor: Tensor, count: int) -> Iterator[tuple[int, Tensor]]:
-    """Yields ``(first row, view of up to count rows)`` of a matrix that has a storage.
-
-    Args:
-        tensor: The matrix.
-        count: A multiple of 256, so that every view may be bound.
-    """
+    """Yields ``(first row, view of up to count rows)`` of a matrix that has a storage."""
     for first in range(0, tensor.rows, count):
         yield first, rows_from(tensor, first, min(count, tensor.rows - first))

@@ -29,22 +29,13 @@ class Variant(Protocol[_Contra]):
 
 @dataclass(frozen=True)
 class Kernel(Generic[ProblemT]):
-    """A family of kernels.
+    """A family of kernels."""
 
-    Attributes:
-        name: Shown to users; its shaders' folder.
-        variants: The first that fits runs.
-    """
-
-    name: str
-    variants: tuple[Variant[ProblemT], ...]
+    name: str  # shown to users; its shaders' folder
+    variants: tuple[Variant[ProblemT], ...]  # the first that fits runs
 
     def launch(self, g: Graph, problem: ProblemT) -> None:
-        """Solves a problem.
-
-        Raises:
-            GraphError: If no variant fits.
-        """
+        """Solves a problem."""
         for variant in self.variants:
             if variant.fits(problem, g.profile):
                 variant.launch(g, problem)
@@ -54,16 +45,11 @@ class Kernel(Generic[ProblemT]):
 
 @dataclass(frozen=True)
 class Tunable:
-    """A choice of a tuner about some kernels.
+    """A choice of a tuner about some kernels."""
 
-    Attributes:
-        name: Shown to users.
-        concerns: Whether a launch depends on it.
-        changes: Fields of a profile to try; the profile as it is is always tried too.
-    """
-
-    name: str
-    concerns: Callable[[Launch], bool]
+    name: str  # shown to users
+    concerns: Callable[[Launch], bool]  # whether a launch depends on it
+    # Fields of a profile to try; the profile as it is is always tried too
     changes: Callable[[Profile], tuple[Change, ...]]
 
 
@@ -74,12 +60,7 @@ _MOST_THREADS = 1024  # of a workgroup, where the GPU allows them
 
 
 def row_constants(g: Graph, columns: int = 0) -> dict[str, Constant]:
-    """The constants that ``common/row_reduce.wgsl`` and its users need.
-
-    Args:
-        g: The graph, in whose profile they are.
-        columns: Length of the rows, of which long ones get more threads.
-    """
+    """The constants that ``common/row_reduce.wgsl`` and its users need."""
     threads = g.profile.threads_per_row
     if columns >= _LONG_ROW and threads > 1 and not g.profile.textures:
         allowed = min(g.profile.limits.invocations, _MOST_THREADS)
@@ -96,10 +77,6 @@ def held_row(g: Graph, units: int) -> dict[str, Constant]:
     """Whether an invocation holds its units of a row, TURNS of them, instead of reading them again.
 
     Then a workgroup has EACH rows, one after the other, for which it reads a weight once.
-
-    Args:
-        g: The graph, in whose profile it is.
-        units: Units of eight elements of a row.
     """
     turns = ceil_div(units, g.profile.threads_per_row)
     held = g.profile.textures and turns <= _MOST_HELD
@@ -122,15 +99,10 @@ TUNABLES = (Tunable("rows", lambda launch: "ROWS" in launch.constants, _changes)
 
 @dataclass(frozen=True)
 class DropoutMask:
-    """Which elements of a module's input a training batch drops.
+    """Which elements of a module's input a training batch drops."""
 
-    Attributes:
-        probability: That an element is dropped.
-        key: Tells the module's masks from those of others.
-    """
-
-    probability: float
-    key: int
+    probability: float  # that an element is dropped
+    key: int  # tells the module's masks from those of others
 
 
 def dropout_params(mask: DropoutMask | None) -> dict[str, int | float]:
@@ -151,21 +123,13 @@ NEW_TOKENS_TILE = 1  # of new tokens, whose products make each row by itself
 
 @dataclass(frozen=True)
 class ExpertTiles:
-    """Which expert each tile of rows belongs to, and whose weights are at hand.
+    """Which expert each tile of rows belongs to, and whose weights are at hand."""
 
-    Attributes:
-        experts: uint32 (tiles).
-        rows: uint32 (2 · experts), the first row of each expert and the one past its last.
-        first: The first expert at hand.
-        count: How many are.
-        tile: Rows of a tile.
-    """
-
-    experts: Tensor
-    rows: Tensor
-    first: int
-    count: int
-    tile: int = EXPERT_TILE
+    experts: Tensor  # uint32 (tiles)
+    rows: Tensor  # uint32 (2 · experts), the first row of each expert and the one past its last
+    first: int  # the first expert at hand
+    count: int  # how many are
+    tile: int = EXPERT_TILE  # rows of a tile
 
 
 def expert_params(experts: ExpertTiles | None, lora_stride: int) -> dict[str, int]:
@@ -225,9 +189,6 @@ def sum_parts(
         bias: The bias of all of y's columns to add, float32.
         residual: What to add, of y's layout.
         column0: A multiple of eight.
-
-    Raises:
-        GraphError: If the shapes do not fit.
     """
     if x.rows != parts * y.rows or column0 + x.columns > y.columns or column0 % 8:
         raise GraphError(f"sum: {x} is not {parts} times columns of {y} from {column0} on")

@@ -24,37 +24,25 @@ _CODES = 32  # that an invocation of the kernel for software adapters decodes
 
 @dataclass(frozen=True)
 class Dequantization:
-    """w = quant_map[codes] · scales (+ minima), rows ``row0`` and on of one or several matrices.
+    """w = quant_map[codes] · scales (+ minima), rows ``row0`` and on of one or several matrices."""
 
-    Attributes:
-        w: (rows, in_features), of any type.
-        row0: The first row of ``w`` within the matrix.
-        among: If given, ``w`` has the rows of several matrices, and the whole matrix is written to
-            its rows from this one on.
-        codes: Eight to a uint32, or four of 8 bits.
-        absmax: float32 scales of the blocks, or their 8-bit codes if doubly quantized; each with
-            the block's minimum behind it, if there are any.
-        maps: The values of the codes, then the 256 of the scales' codes and their offset.
-        nested_absmax: Scales of the scales, if doubly quantized.
-        codebook: The values of each pair of codes, (256, 4) float32 in a texture, if there is one.
-        form: What codes stand for, and which elements share a scale.
-        experts: How many matrices lie one below the other.
-        expert_rows: Rows of each of them.
-        strides: Elements of ``codes``, ``absmax``, ``nested_absmax`` and ``maps`` from one matrix
-            to the next.
-    """
-
-    w: Tensor
-    row0: int
-    codes: Tensor
+    w: Tensor  # (rows, in_features), of any type
+    row0: int  # the first row of ``w`` within the matrix
+    codes: Tensor  # eight to a uint32, or four of 8 bits
+    # float32 scales of the blocks, or their 8-bit codes if doubly quantized; each with the block's
+    # minimum behind it, if there are any
     absmax: Tensor
-    maps: Tensor
-    nested_absmax: Tensor | None
+    maps: Tensor  # the values of the codes, then the 256 of the scales' codes and their offset
+    nested_absmax: Tensor | None  # scales of the scales, if doubly quantized
+    # The values of each pair of codes, (256, 4) float32 in a texture, if there is one
     codebook: Tensor | None
-    form: WeightFormat
-    experts: int
-    expert_rows: int
+    form: WeightFormat  # what codes stand for, and which elements share a scale
+    experts: int  # how many matrices lie one below the other
+    expert_rows: int  # rows of each of them
+    # Elements of ``codes``, ``absmax``, ``nested_absmax`` and ``maps`` from one matrix to the next
     strides: tuple[int, int, int, int]
+    # If given, ``w`` has the rows of several matrices, and the whole matrix is written to its rows
+    # from this one on
     among: int | None = None
 
     def _stored(self) -> dict[str, Tensor | None]:
@@ -81,20 +69,14 @@ class Dequantization:
 
 @dataclass(frozen=True)
 class GroupDequantization:
-    """Up to three matrices one below the other, whose parts lie in one range of one buffer.
+    """Up to three matrices one below the other, whose parts lie in one range of one buffer."""
 
-    Attributes:
-        w: (rows of all, in_features), of any type.
-        group: The range, in words: all parts of all matrices.
-        begins: For codes, absmax, nested_absmax and maps where each matrix's begins, in words.
-        rows: Of each matrix.
-        form: What codes stand for, and which elements share a scale; all share its values.
-    """
-
-    w: Tensor
-    group: Tensor
+    w: Tensor  # (rows of all, in_features), of any type
+    group: Tensor  # the range, in words: all parts of all matrices
+    # For codes, absmax, nested_absmax and maps where each matrix's begins, in words
     begins: Mapping[str, Sequence[int]]
-    rows: Sequence[int]
+    rows: Sequence[int]  # of each matrix
+    # What codes stand for, and which elements share a scale; all share its values
     form: WeightFormat
 
     def launch(self, g: Graph) -> None:

@@ -19,31 +19,18 @@ _BLOCK_BYTES = 128 << 20  # heads whose largest intermediate has so many bytes a
 
 @dataclass(frozen=True)
 class GatedDelta:
-    """The gated delta rule over packed samples.
+    """The gated delta rule over packed samples."""
 
-    Attributes:
-        q: (batch · seq, key heads · key_dim).
-        k: Like q.
-        v: (batch · seq, value heads · value_dim).
-        decay: (batch · seq, value heads) float32.
-        beta: Like decay.
-        segments: uint32 (batch · seq): which samples the tokens are of.
-        batch: Sequences.
-        key_dim: Elements of a head of q and k, a multiple of 8.
-        value_dim: Elements of a head of v, a multiple of 8.
-        chunk: Tokens of a chunk: 16, 32 or 64.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    decay: Tensor
-    beta: Tensor
-    segments: Tensor
-    batch: int
-    key_dim: int
-    value_dim: int
-    chunk: int = CHUNK
+    q: Tensor  # (batch · seq, key heads · key_dim)
+    k: Tensor  # like q
+    v: Tensor  # (batch · seq, value heads · value_dim)
+    decay: Tensor  # (batch · seq, value heads) float32
+    beta: Tensor  # like decay
+    segments: Tensor  # uint32 (batch · seq): which samples the tokens are of
+    batch: int  # sequences
+    key_dim: int  # elements of a head of q and k, a multiple of 8
+    value_dim: int  # elements of a head of v, a multiple of 8
+    chunk: int = CHUNK  # tokens of a chunk: 16, 32 or 64
 
     def __post_init__(self) -> None:
         """Refuses a problem of kernels that cannot be right."""
@@ -200,23 +187,14 @@ def forward(
 
 @dataclass(frozen=True)
 class Gradients:
-    """What the backward reads and writes.
+    """What the backward reads and writes."""
 
-    Attributes:
-        dout: Like v.
-        dq: Like q.
-        dk: Like k.
-        dv: Like v.
-        ddecay: Like decay, float32.
-        dbeta: Like beta, float32.
-    """
-
-    dout: Tensor
-    dq: Tensor
-    dk: Tensor
-    dv: Tensor
-    ddecay: Tensor
-    dbeta: Tensor
+    dout: Tensor  # like v
+    dq: Tensor  # like q
+    dk: Tensor  # like k
+    dv: Tensor  # like v
+    ddecay: Tensor  # like decay, float32
+    dbeta: Tensor  # like beta, float32
 
 
 def backward(g: Graph, problem: GatedDelta, gradients: Gradients) -> None:

@@ -32,35 +32,20 @@ _TEXTURE_RANKS = 8  # that a thin product for software adapters makes at a time
 
 @dataclass(frozen=True)
 class Lora:
-    """One adapter pair, float32 windows of the flat buffers.
+    """One adapter pair, float32 windows of the flat buffers."""
 
-    Attributes:
-        r: The rank.
-        scaling: What the product is multiplied by.
-        dropout: Probability that an element of its input is dropped.
-        key: Tells its dropout masks from those of other modules.
-        a: (r, in_features).
-        b: (out_features, r).
-        grad_a: Gradient of ``a``, summed up.
-        grad_b: Gradient of ``b``, summed up.
-        a_stride: Floats from one expert's ``a`` to the next one's.
-        b_stride: The same of ``b``.
-        magnitude: DoRA's, (out_features) float32, if it is one.
-        grad_magnitude: The gradient of ``magnitude``, summed up.
-    """
-
-    r: int
-    scaling: float
-    dropout: float
-    key: int
-    a: Tensor
-    b: Tensor
-    grad_a: Tensor
-    grad_b: Tensor
-    a_stride: int = 0
-    b_stride: int = 0
-    magnitude: Tensor | None = None
-    grad_magnitude: Tensor | None = None
+    r: int  # the rank
+    scaling: float  # what the product is multiplied by
+    dropout: float  # probability that an element of its input is dropped
+    key: int  # tells its dropout masks from those of other modules
+    a: Tensor  # (r, in_features)
+    b: Tensor  # (out_features, r)
+    grad_a: Tensor  # gradient of ``a``, summed up
+    grad_b: Tensor  # gradient of ``b``, summed up
+    a_stride: int = 0  # floats from one expert's ``a`` to the next one's
+    b_stride: int = 0  # the same of ``b``
+    magnitude: Tensor | None = None  # DoRA's, (out_features) float32, if it is one
+    grad_magnitude: Tensor | None = None  # the gradient of ``magnitude``, summed up
 
     def forward_term(self, u: Tensor) -> LoraTerm:
         """u·Bᵀ, of the forward's product."""
@@ -276,13 +261,6 @@ def _shared(
     """How a workgroup shares sums, and how many rows it makes.
 
     As many as the profile says, which read the thin factor once, if enough workgroups are left.
-
-    Args:
-        profile: How kernels are cut.
-        rows: All rows.
-        across: Workgroups along the ranks.
-        own: Rows of a group of invocations.
-        lanes: Invocations of a group that make different ranks.
     """
     threads = profile.lora_threads or _THREADS
     groups = max(min(profile.lora_rows // own, threads // (_PARTS * lanes)), 1)
@@ -326,29 +304,18 @@ _AHEAD, _AHEAD_OF_FEW = 4, 2
 
 @dataclass(frozen=True)
 class FactorGrad:
-    """gradient += xᵀ·u (dB), or its transpose with x masked (dA).
+    """gradient += xᵀ·u (dB), or its transpose with x masked (dA)."""
 
-    Attributes:
-        x: (rows, columns).
-        u: (rows, r) float32.
-        gradient: float32, added to.
-        transposed: Whether it is the gradient of A.
-        dropout: What x had, for the gradient of A.
-        batch_info: Needed for dropout.
-        expert_rows: If given, each expert's rows add to its own gradient.
-        expert_stride: Floats from one expert's gradient to the next one's.
-        others: If there are, the second's and the third's dy of layers of one input: u has their
-            ranks side by side, a multiple of eight each, and ``gradient`` their rows.
-    """
-
-    x: Tensor
-    u: Tensor
-    gradient: Tensor
-    transposed: bool = False
-    dropout: DropoutMask | None = None
-    batch_info: Tensor | None = None
-    expert_rows: Tensor | None = None
-    expert_stride: int = 0
+    x: Tensor  # (rows, columns)
+    u: Tensor  # (rows, r) float32
+    gradient: Tensor  # float32, added to
+    transposed: bool = False  # whether it is the gradient of A
+    dropout: DropoutMask | None = None  # what x had, for the gradient of A
+    batch_info: Tensor | None = None  # needed for dropout
+    expert_rows: Tensor | None = None  # if given, each expert's rows add to its own gradient
+    expert_stride: int = 0  # floats from one expert's gradient to the next one's
+    # If there are, the second's and the third's dy of layers of one input: u has their ranks side
+    # by side, a multiple of eight each, and ``gradient`` their rows
     others: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:

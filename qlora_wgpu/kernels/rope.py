@@ -13,31 +13,18 @@ from qlora_wgpu.kernels.common import Kernel
 
 @dataclass(frozen=True)
 class Rope:
-    """Every head of x, rotated by its token's position, into y; and of a second one, if given.
+    """Every head of x, rotated by its token's position, into y; and of a second one, if given."""
 
-    Attributes:
-        x: (rows, heads · head_dim).
-        y: Like x.
-        table: float32 (positions, rotary_dim / 2) of (cos, sin).
-        positions: uint32 (rows).
-        head_dim: Elements of a head; even.
-        rotary_dim: How many of them are rotated; even.
-        interleaved: Whether pairs are neighbours, instead of half of rotary_dim apart.
-        sign: 1 rotates, -1 rotates back.
-        x1: A second tensor of other heads, rotated by the same launch.
-        y1: Like x1.
-    """
-
-    x: Tensor
-    y: Tensor
-    table: Tensor
-    positions: Tensor
-    head_dim: int
-    rotary_dim: int
-    interleaved: bool
-    sign: float
-    x1: Tensor | None = None
-    y1: Tensor | None = None
+    x: Tensor  # (rows, heads · head_dim)
+    y: Tensor  # like x
+    table: Tensor  # float32 (positions, rotary_dim / 2) of (cos, sin)
+    positions: Tensor  # uint32 (rows)
+    head_dim: int  # elements of a head; even
+    rotary_dim: int  # how many of them are rotated; even
+    interleaved: bool  # whether pairs are neighbours, instead of half of rotary_dim apart
+    sign: float  # 1 rotates, -1 rotates back
+    x1: Tensor | None = None  # a second tensor of other heads, rotated by the same launch
+    y1: Tensor | None = None  # like x1
 
     def __post_init__(self) -> None:
         """Refuses heads that are not there."""

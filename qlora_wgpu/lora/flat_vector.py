@@ -140,12 +140,7 @@ class FlatVector:
         return {name: place.view(flat) for name, place in self._places.items()}
 
     def join(self, tensors: Mapping[str, Float32Array], length: int) -> Float32Array:
-        """Tensors by name as a flat vector.
-
-        Args:
-            tensors: All tensors by name.
-            length: Length of the vector, in floats.
-        """
+        """Tensors by name as a flat vector."""
         odd = sorted(set(tensors) ^ set(self._places))
         if odd:
             where = "lacks" if odd[0] in self._places else "has, and this model has not,"

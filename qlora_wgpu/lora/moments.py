@@ -65,14 +65,7 @@ class Float32Moments(Moments):
     def __init__(
         self, flat: FlatVector, length: int, cuts: Sequence[int] = (), count: int = 2
     ) -> None:
-        """Gives them their places.
-
-        Args:
-            flat: The adapter's layout.
-            length: Length of its vectors, in floats.
-            cuts: Where their pieces begin, but the first.
-            count: How many they are.
-        """
+        """Gives them their places."""
         self._labels = _LABELS[:count]
         self._flat, self._length = flat, length
         lengths = [end - begin for begin, end in pairwise([0, *cuts, length])]
@@ -104,12 +97,7 @@ class EightBitMoments(Moments):
     """Blocks of codes, as bitsandbytes has them."""
 
     def __init__(self, flat: FlatVector, cuts: Sequence[int] = ()) -> None:
-        """Gives them their places.
-
-        Args:
-            flat: The adapter's layout.
-            cuts: Where the pieces of its vectors begin, in floats, but the first.
-        """
+        """Gives them their places."""
         self._names = list(flat)
         spans = [_span(flat[name]) for name in self._names]
         self.blocks = BlockTable(spans, MOMENT_VALUES, cuts)
@@ -161,14 +149,7 @@ def most_words(place: Place) -> int:
 def moments_of(
     flat: FlatVector, length: int, forms: AdapterForms, cuts: Sequence[int] = ()
 ) -> Moments:
-    """An adapter's moments in the form that its optimizer keeps them in.
-
-    Args:
-        flat: The adapter's layout.
-        length: Length of its vectors, in floats.
-        forms: Whose optimizer it is.
-        cuts: Where the pieces of its vectors begin, in floats, but the first.
-    """
+    """An adapter's moments in the form that its optimizer keeps them in."""
     if forms.optimizer == "adamw_8bit":
         return EightBitMoments(flat, cuts)
     return Float32Moments(flat, length, cuts, count=1 if forms.optimizer == "lion" else 2)

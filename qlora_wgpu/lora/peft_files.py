@@ -80,10 +80,6 @@ def save_adapter(
         stacking: How the base's experts are held together, where they are written as PEFT adapts
             what is held so; else each is written by itself.
         metadata: What else the file says of itself.
-
-    Raises:
-        CheckpointError: If tensors are misnamed, of the wrong shape or not finite (nothing is
-            written then), or the folder cannot be written.
     """
     folder = Path(folder)
     own, trained = split_biases(tensors)
@@ -116,19 +112,9 @@ def load_adapter(
 ) -> tuple[dict[str, Float32Array], AdapterConfig]:
     """Reads an adapter that this package or PEFT wrote.
 
-    Args:
-        folder: Its folder.
-        biases: Whether the caller takes biases that were trained beside it, too.
-        stacking: How the base's experts are held together, for files of PEFT's with adapters of
-            what holds them, which do not tell.
-
     Returns:
         The float32 matrices by PEFT's names, and what the adapter was trained with. Biases are
         called as ``bias_name`` has it.
-
-    Raises:
-        CheckpointError: If a file is missing or damaged, or the two do not fit.
-        UnsupportedModelError: If the adapter needs what this package does not compute.
     """
     folder = require_adapter_files(folder)
     where = folder / WEIGHTS

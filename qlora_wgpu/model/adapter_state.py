@@ -52,12 +52,7 @@ def as_begun(
     tensors: Mapping[str, FloatArray],
     architecture: Architecture,
 ) -> tuple[LoraConfig, Mapping[str, FloatArray], AdapterConfig, Mapping[str, FloatArray] | None]:
-    """How a base is laid out to take an adapter of a file as it was trained.
-
-    Returns:
-        The settings for the layout, tensors and settings of the adapter, and the start that is
-        taken from the base, if it is one.
-    """
+    """How a base is laid out to take an adapter of a file as it was trained."""
     pairs, _ = split_biases(tensors)
     started = started_in(folder, pairs, stored)
     if started is None:
@@ -184,11 +179,7 @@ def read_fitting(
     architecture: Architecture,
     base: str | PathLike[str],
 ) -> tuple[Mapping[str, FloatArray], Mapping[str, FloatArray]]:
-    """An adapter's file for an adapter that is laid out; no weight of the base is needed.
-
-    Returns:
-        The flat vector's tensors, and the biases by their modules.
-    """
+    """An adapter's file for an adapter that is laid out; no weight of the base is needed."""
     read, config = load_adapter(Path(folder), biases=True, stacking=architecture.stacking)
     tensors, stored = read_started(folder, read, config, adapter)
     shapes = adapter_shapes(architecture, stored)

@@ -21,9 +21,6 @@ def append(
 
     Of one new token of each text, whose keys nobody else reads, that is a part of the launch that
     rotates them, if it was the last one.
-
-    Raises:
-        GraphError: If they are of another width, or the batch has no cache.
     """
     (k, v), (keys, values), cache = pair, layer, batch.cache
     if cache is None or not k.columns == v.columns == keys.columns == values.columns:
@@ -66,9 +63,6 @@ def attend(
 
     Returns:
         (rows, heads · head_dim) operand.
-
-    Raises:
-        GraphError: If the batch is of more than one token of each text.
     """
     if batch.cache is None or not batch.decodes or q.rows != batch.rows:
         raise GraphError(f"kv_cache: {q} is not one token of each text")
@@ -143,9 +137,6 @@ def attention(
 
     Returns:
         (rows, heads · head_dim) operand.
-
-    Raises:
-        GraphError: If the shapes do not fit.
     """
     _check(q, k, v, head_dim)
     if batch.cache is not None:

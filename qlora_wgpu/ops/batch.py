@@ -35,58 +35,40 @@ class Rotation(Protocol):
 
 @dataclass(frozen=True)
 class Angles:
-    """A rotation of one micro-batch, which the host writes with it.
+    """A rotation of one micro-batch, which the host writes with it."""
 
-    Attributes:
-        table: float32 (batch · seq · rotary_dim) of (cos, sin): a row for each token.
-        rows: uint32 (batch · seq), the numbers of its rows in order.
-    """
-
-    table: Tensor
-    rows: Tensor
+    table: Tensor  # float32 (batch · seq · rotary_dim) of (cos, sin): a row for each token
+    rows: Tensor  # uint32 (batch · seq), the numbers of its rows in order
 
 
 @dataclass(frozen=True)
 class EmbeddedRows:
-    """Rows of a matrix in host memory, which the host writes with a micro-batch.
+    """Rows of a matrix in host memory, which the host writes with a micro-batch."""
 
-    Attributes:
-        table: (batch · seq, columns): the row of each token.
-        rows: uint32 (batch · seq), the numbers of these rows in order.
-    """
-
-    table: Tensor
-    rows: Tensor
+    table: Tensor  # (batch · seq, columns): the row of each token
+    rows: Tensor  # uint32 (batch · seq), the numbers of these rows in order
 
 
 @dataclass
 class RouterSums:
-    """What a forward sums up of its routers' choices while it is traced, for a loss of these.
+    """What a forward sums up of its routers' choices while it is traced, for a loss of these."""
 
-    Attributes:
-        sums: (2, experts) float32, of the layers so far; None before the first that has a router.
-        top_k: Experts that each token meets.
-    """
-
+    # (2, experts) float32, of the layers so far; None before the first that has a router
     sums: Tensor | None = None
-    top_k: int = 0
+    top_k: int = 0  # experts that each token meets
 
 
 @dataclass(frozen=True)
 class SampleBuffers:
-    """The samples of a micro-batch, where an objective asks for them.
+    """The samples of a micro-batch, where an objective asks for them."""
 
-    Attributes:
-        table: uint32 (4 · capacity): first label row, one past the last, the reference's summed log
-            probability and a number of the objective's as bits of float32.
-        of_rows: uint32 (batch · seq), of each label row twice its sample's number, and one more
-            where it is not the answer's.
-        capacity: Most samples that there are.
-    """
-
+    # uint32 (4 · capacity): first label row, one past the last, the reference's summed log
+    # probability and a number of the objective's as bits of float32
     table: Tensor
+    # uint32 (batch · seq), of each label row twice its sample's number, and one more where it is
+    # not the answer's
     of_rows: Tensor
-    capacity: int
+    capacity: int  # most samples that there are
 
 
 @dataclass(frozen=True)
@@ -94,45 +76,32 @@ class BatchBuffers:
     """The inputs that the host writes before a micro-batch: one buffer, written at once.
 
     What few models need besides, angles by the samples' lengths, has buffers of its own.
-
-    Attributes:
-        batch: Sequences.
-        seq: Tokens of each, padding included.
-        input_ids: uint32 (batch · seq).
-        targets: int32 (batch · seq), the label of the token that follows.
-        label_rows: uint32 (batch · seq), the rows that have a target, in front.
-        positions: uint32 (batch · seq).
-        segments: uint32 (batch · seq), 0 for padding, else one more than where the token's sample
-            begins in its row.
-        info: uint32: label rows, whether dropout is on, the micro-batch's random key, samples.
-        cache: Where keys and values are kept while text is generated.
-        weights: float32 (batch · seq), of each label row in their order; None where all are one.
-        places: uint32 (batch · seq), which of the cache's texts each row is of; with a cache.
-        noise: NEFTune's α: how much noise the embedding of training batches gets.
-        routers: Where the routers' choices are summed up, if they are.
-        drops: Whether it may have dropout, as what is trained on may.
-        samples: Where samples are, for objectives over them.
-        angles: Of the rotations that ``angles_of`` was asked for.
-        embedded: Of the matrices that ``rows_of`` was asked for.
     """
 
-    batch: int
-    seq: int
+    batch: int  # sequences
+    seq: int  # tokens of each, padding included
     storage: Storage
-    input_ids: Tensor
-    targets: Tensor
-    label_rows: Tensor
-    positions: Tensor
+    input_ids: Tensor  # uint32 (batch · seq)
+    targets: Tensor  # int32 (batch · seq), the label of the token that follows
+    label_rows: Tensor  # uint32 (batch · seq), the rows that have a target, in front
+    positions: Tensor  # uint32 (batch · seq)
+    # uint32 (batch · seq), 0 for padding, else one more than where the token's sample begins in its
+    # row
     segments: Tensor
-    info: Tensor
-    cache: CacheView | None = None
-    noise: float = 0.0
+    info: Tensor  # uint32: label rows, whether dropout is on, the micro-batch's random key, samples
+    cache: CacheView | None = None  # where keys and values are kept while text is generated
+    noise: float = 0.0  # NEFTune's α: how much noise the embedding of training batches gets
+    # float32 (batch · seq), of each label row in their order; None where all are one
     weights: Tensor | None = None
+    # Where the routers' choices are summed up, if they are
     routers: RouterSums | None = field(default=None, compare=False)
+    # uint32 (batch · seq), which of the cache's texts each row is of; with a cache
     places: Tensor | None = None
-    drops: bool = False
-    samples: SampleBuffers | None = None
+    drops: bool = False  # whether it may have dropout, as what is trained on may
+    samples: SampleBuffers | None = None  # where samples are, for objectives over them
+    # Of the rotations that ``angles_of`` was asked for
     angles: dict[Rotation, Angles] = field(default_factory=dict, compare=False)
+    # Of the matrices that ``rows_of`` was asked for
     embedded: dict[HostMatrix, EmbeddedRows] = field(default_factory=dict, compare=False)
 
     @property
@@ -195,18 +164,7 @@ def make_batch_buffers(
     drops: bool = False,
     sampled: bool = False,
 ) -> BatchBuffers:
-    """Lays out the inputs of micro-batches of ``batch`` sequences of ``seq`` tokens.
-
-    Args:
-        batch: Sequences.
-        seq: Tokens of each.
-        cache: Where keys and values are kept while text is generated.
-        noise: NEFTune's α.
-        weighted: Whether there is room for weights of label rows.
-        routers: Where the routers' choices are summed up, if they are.
-        drops: Whether it may have dropout.
-        sampled: Whether there is room for samples.
-    """
+    """Lays out the inputs of micro-batches of ``batch`` sequences of ``seq`` tokens."""
     rows = batch * seq
     window = -(-rows * 4 // 256) * 256
     cached = cache is not None

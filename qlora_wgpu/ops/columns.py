@@ -24,9 +24,6 @@ def columns(g: Graph, x: Tensor, first: int, count: int) -> Tensor:
 
     Returns:
         (rows, count) operand.
-
-    Raises:
-        GraphError: If x has no such columns.
     """
     if first < 0 or count < 1 or first + count > x.columns:
         raise GraphError(f"columns: {x} has no columns {first} to {first + count}")
@@ -78,9 +75,6 @@ def group_columns(
 
     Returns:
         (rows, groups · sum of widths): operand, or float32.
-
-    Raises:
-        GraphError: If x has no such columns.
     """
     count = sum(widths)
     few = 1 <= len(widths) <= _MOST and all(width > 0 for width in widths)
@@ -113,19 +107,12 @@ def group_columns(
 
 @dataclass(frozen=True)
 class HeadPart:
-    """Some columns of every head, and where they come from.
+    """Some columns of every head, and where they come from."""
 
-    Attributes:
-        x: (rows, columns) of any type.
-        group: Columns of x for each head; 0 where all heads have the same.
-        first: The first that is taken of each.
-        width: How many are.
-    """
-
-    x: Tensor
-    group: int
-    first: int
-    width: int
+    x: Tensor  # (rows, columns) of any type
+    group: int  # columns of x for each head; 0 where all heads have the same
+    first: int  # the first that is taken of each
+    width: int  # how many are
 
     def fits(self, heads: int) -> bool:
         """Whether x has such columns for so many heads."""
@@ -137,17 +124,8 @@ class HeadPart:
 def head_parts(g: Graph, parts: Sequence[HeadPart], heads: int, head_dim: int) -> Tensor:
     """Puts heads together from one or two parts, and zeros behind them.
 
-    Args:
-        g: The graph.
-        parts: In the order in which heads have them.
-        heads: How many there are.
-        head_dim: Columns of each.
-
     Returns:
         (rows, heads · head_dim) operand.
-
-    Raises:
-        GraphError: If there are no such columns, or they are more than a head has.
     """
     width = sum(part.width for part in parts)
     whole = all(part.fits(heads) and part.x.rows == parts[0].x.rows for part in parts)

@@ -56,9 +56,6 @@ def gated_delta_rule(
 
     Returns:
         (rows, num_value_heads · value_dim) operand.
-
-    Raises:
-        GraphError: If the shapes do not fit.
     """
     keys, values = (num_key_heads, key_dim), (num_value_heads, value_dim)
     for x, (heads, size) in (
@@ -120,9 +117,6 @@ def gated_delta_gates(
     Returns:
         decay, the logarithm of what is kept of the state, and beta; both (rows, value heads)
         float32.
-
-    Raises:
-        GraphError: If the shapes do not fit.
     """
     if a.shape != b.shape or {a_log.columns, dt_bias.columns} != {a.columns}:
         raise GraphError(f"gated_delta_gates: {a}, {b}, {a_log} and {dt_bias} do not fit")
@@ -164,9 +158,6 @@ def short_conv(
 
     Returns:
         (rows, hidden) operand.
-
-    Raises:
-        GraphError: If the shapes do not fit.
     """
     hidden, _ = weight.shape
     wrong = hidden % 8 or x.columns != 3 * hidden or x.rows != batch.rows
@@ -268,9 +259,6 @@ def causal_conv(
 
     Returns:
         (rows, channels) operand.
-
-    Raises:
-        GraphError: If the shapes do not fit.
     """
     channels, taps = weight.shape
     wrong = channels % 8 or x.columns != channels or x.rows != batch.rows

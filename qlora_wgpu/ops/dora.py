@@ -27,9 +27,6 @@ def norm(
         row0: First row of the shard.
         scaling: Factor of B·A.
         plain: Whether the norm itself is put there.
-
-    Raises:
-        GraphError: If the shapes do not fit.
     """
     if w.columns != lora.a.columns or row0 + w.rows > out.columns:
         raise GraphError(f"dora: {w} from row {row0} on, {lora.a} and {out} do not fit")
@@ -69,9 +66,6 @@ def apply(
 
     Returns:
         (rows, out_features): float32 or an operand.
-
-    Raises:
-        GraphError: If the adapter is no DoRA, or the shapes do not fit.
     """
     magnitude, gradient = lora.magnitude, lora.grad_magnitude
     if magnitude is None or gradient is None:

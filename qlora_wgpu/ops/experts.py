@@ -28,12 +28,6 @@ def with_factors(g: Graph, routing: Routing, factors: Tensor) -> Routing:
         g: The graph.
         routing: Where rows go, and by which weights.
         factors: (experts) float32, frozen.
-
-    Returns:
-        The same routing with other weights.
-
-    Raises:
-        GraphError: If there are not as many factors as experts.
     """
     weights = routing.weights
     count = routing.tiles.count
@@ -65,21 +59,7 @@ def with_factors(g: Graph, routing: Routing, factors: Tensor) -> Routing:
 def expert_linear(
     g: Graph, x: Tensor, layer: ExpertLinear, routing: Routing, batch: BatchBuffers
 ) -> Tensor:
-    """Applies each expert's layer to its rows.
-
-    Args:
-        g: The graph.
-        x: (routing.rows, in_features) operand.
-        layer: What is applied.
-        routing: Whose rows are where.
-        batch: The micro-batch, for dropout.
-
-    Returns:
-        (routing.rows, out_features) operand; tiles that no expert has are left as they were.
-
-    Raises:
-        GraphError: If x does not fit the layer or the routing, or the bias the layer.
-    """
+    """Applies each expert's layer to its rows."""
     weight, lora, tiles = layer.weight, layer.lora, routing.tiles
     if x.rows != routing.rows or x.columns != weight.columns:
         raise GraphError(

@@ -17,23 +17,18 @@ from qlora_wgpu.ops.quantized import StripStore
 
 @dataclass
 class KVCache:
-    """Room for texts; its tensors are made by the first batch that is traced with it.
+    """Room for texts; its tensors are made by the first batch that is traced with it."""
 
-    Attributes:
-        capacity: Most tokens of a text.
-        texts: How many there is room for, their keys one below the other.
-        in_strips: Whether new tokens read copies of the weights (``ops/quantized.py``) where the
-            profile's kernels gain by it.
-        layers: Keys and values of each layer's tokens, where it attends.
-        states: What layers that convolve keep of the last tokens, and linear attention of all.
-        norms: DoRA's of each layer, by their names: prompts write them, new tokens read them.
-    """
-
-    capacity: int
-    texts: int = 1
+    capacity: int  # most tokens of a text
+    texts: int = 1  # how many there is room for, their keys one below the other
+    # Whether new tokens read copies of the weights (``ops/quantized.py``) where the profile's
+    # kernels gain by it
     in_strips: bool = False
+    # Keys and values of each layer's tokens, where it attends
     layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    # What layers that convolve keep of the last tokens, and linear attention of all
     states: list[Tensor] = field(default_factory=list)
+    # DoRA's of each layer, by their names: prompts write them, new tokens read them
     norms: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -52,16 +47,7 @@ class CacheView:
         self._next_state = 0
 
     def next_layer(self, dtype: str, columns: int, most_texture: int = 0) -> tuple[Tensor, Tensor]:
-        """The keys and values of the layer that comes next.
-
-        Args:
-            dtype: Their type.
-            columns: Of each token's.
-            most_texture: Bytes up to which they lie in textures.
-
-        Raises:
-            GraphError: If the cache's layer has another width.
-        """
+        """The keys and values of the layer that comes next."""
         if self._next == len(self._cache.layers):
             pair = tuple(
                 _kept(name, self.texts * self.capacity, columns, dtype, most_texture)
@@ -90,11 +76,7 @@ class CacheView:
         return self._cache.norms[name]
 
     def next_state(self, rows: int, columns: int) -> Tensor:
-        """What the op that comes next keeps of a text's tokens, (rows, columns) of each, float32.
-
-        Raises:
-            GraphError: If the cache's is of another shape.
-        """
+        """What the next op keeps of a text's tokens, (rows, columns) of each, float32."""
         rows *= self.texts
         if self._next_state == len(self._cache.states):
             self._cache.states.append(_kept("state", rows, columns, "float32"))

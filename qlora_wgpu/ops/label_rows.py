@@ -119,9 +119,6 @@ def scale_label_rows(g: Graph, x: Tensor, factors: Tensor, batch: BatchBuffers) 
         x: (rows of the batch, ·) float32.
         factors: float32, of each label row.
         batch: The micro-batch.
-
-    Raises:
-        GraphError: If x is not float32, or does not have the batch's rows.
     """
     if x.dtype != "float32" or x.rows != batch.rows:
         raise GraphError(f"scale of label rows: {x} does not have {batch.rows} rows of float32")

@@ -163,13 +163,7 @@ def head_group(g: Graph, rows: int) -> int:
 
 
 def head_groups(g: Graph, head: Matrix, rows: int) -> list[tuple[int, Tensor]]:
-    """``(first row, some rows)`` of a resident head: what one product with its columns takes.
-
-    Args:
-        g: The graph.
-        head: The head.
-        rows: Label rows that the product is made of.
-    """
+    """``(first row, some rows)`` of a resident head: what one product with its columns takes."""
     block = rows_of_a_block(g, head)
     most = block * (1 if block % PART_UNIT else head_group(g, rows))
     return [

@@ -66,11 +66,7 @@ class EmbeddingPair:
         )
 
     def add_to(self, y: Tensor) -> None:
-        """Adds u·Bᵀ to what was looked up, (rows, hidden_size) float32.
-
-        Raises:
-            GraphError: If the shapes do not fit.
-        """
+        """Adds u·Bᵀ to what was looked up, (rows, hidden_size) float32."""
         u, b = self.u, self._lora.b
         if y.shape != (u.rows, b.rows) or b.columns != u.columns:
             raise GraphError(f"embedding: {u}, {b} and {y} do not fit")
@@ -171,27 +167,14 @@ def embedding(
 
 
 class HeadPair:
-    """The adapter of a head within one loss.
+    """The adapter of a head within one loss."""
 
-    Attributes:
-        u: scaling · dropout(hidden)·Aᵀ of all rows, (rows, r) float32.
-        du: Its gradient of label rows, zero elsewhere, once there is one.
-        of_b: Where the gradient of B is summed up.
-    """
-
-    u: Tensor
-    du: Tensor
-    of_b: Tensor
+    u: Tensor  # scaling · dropout(hidden)·Aᵀ of all rows, (rows, r) float32
+    du: Tensor  # its gradient of label rows, zero elsewhere, once there is one
+    of_b: Tensor  # where the gradient of B is summed up
 
     def __init__(self, g: Graph, hidden: Tensor, lora: Lora, batch: BatchBuffers) -> None:
-        """Makes u.
-
-        Args:
-            g: The graph.
-            hidden: What the head is given.
-            lora: The pair, its scaling times the factor of the head's product.
-            batch: The micro-batch.
-        """
+        """Makes u."""
         self._g, self._hidden, self._lora, self._batch = g, hidden, lora, batch
         self.u = linear.down(g, hidden, lora, batch)
 
@@ -251,12 +234,7 @@ class HeadPair:
         scatter(self._g, chunk, self.du, first, self._batch)
 
     def end(self, factors: Tensor | None) -> None:
-        """Adds the gradients.
-
-        Args:
-            factors: What each label row's gradient is multiplied by, if by anything; that of B is
-                already.
-        """
+        """Adds the gradients."""
         g, lora, hidden = self._g, self._lora, self._hidden
         if factors is not None:
             scale_label_rows(g, self.du, factors, self._batch)

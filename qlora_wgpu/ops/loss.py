@@ -38,22 +38,15 @@ from qlora_wgpu.ops.trained_gradients import HeadGradient, WholeHead
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss that is minimized: (1 - ε)·nll(target) + ε·mean over the vocabulary of nll + ζ·lse².
+    """The loss that is minimized: (1 - ε)·nll(target) + ε·mean of nll over the vocabulary + ζ·lse²."""
 
-    Attributes:
-        label_smoothing: ε, as in Hugging Face's trainer (Szegedy et al., 2016).
-        z_loss: ζ, which keeps the softmax's normalizer near one (Chowdhery et al., 2022).
-        weighted: Whether the micro-batch has a weight of each label row.
-        confidence: Whether each row is weighted by its label's probability, through which no
-            gradient passes (DFT, arXiv 2508.05629).
-        preference: What is made of whole samples' losses, if anything is.
-    """
-
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    weighted: bool = False
+    label_smoothing: float = 0.0  # ε, as in Hugging Face's trainer (Szegedy et al., 2016)
+    z_loss: float = 0.0  # ζ, which keeps the softmax's normalizer near one (Chowdhery et al., 2022)
+    weighted: bool = False  # whether the micro-batch has a weight of each label row
+    # Whether each row is weighted by its label's probability, through which no gradient passes
+    # (DFT, arXiv 2508.05629)
     confidence: bool = False
-    preference: Preference | None = None
+    preference: Preference | None = None  # what is made of whole samples' losses, if anything is
 
     @property
     def has_factors(self) -> bool:
@@ -138,16 +131,7 @@ class _Loss:
     def compute(
         self, stats: Tensor | None, *, gradient: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The losses, and d hidden of their sum if it is asked for.
-
-        Args:
-            stats: What they are added to, if to anything.
-            gradient: Whether d hidden is made.
-
-        Returns:
-            d hidden, and what each label row's gradient is multiplied by, if by anything; those of
-            the head's own parameters are already.
-        """
+        """The losses, and d hidden of their sum if it is asked for."""
         if gradient and self.pair is not None:
             self.pair.begin()
         if isinstance(self._head.matrix, StreamedMatrix):
@@ -220,11 +204,7 @@ class _Loss:
         return dhidden
 
     def total(self, stats: Tensor) -> Tensor | None:
-        """Adds the losses, their number and the hits to the micro-batches' sums.
-
-        Returns:
-            What each label row's gradient is multiplied by, if by anything.
-        """
+        """Adds the losses, their number and the hits to the micro-batches' sums."""
         given, objective = (self._g, self.losses, self._batch, stats), self._objective
         if objective.preference is not None:
             return preference(*given, objective.preference)

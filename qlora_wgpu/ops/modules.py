@@ -37,21 +37,14 @@ class Matrix(Protocol):
 
 @dataclass(frozen=True)
 class DenseMatrix:
-    """A matrix kept as matmul operands on the device.
+    """A matrix kept as matmul operands on the device."""
 
-    Attributes:
-        rows: Its rows.
-        columns: Its columns.
-        pieces: ``(first row, operand tensor)``.
-        trained: The rows that are trained, which overwrite theirs before a forward.
-        whole: All of it, where all is trained, likewise.
-    """
-
-    rows: int
-    columns: int
-    pieces: tuple[tuple[int, Tensor], ...]
+    rows: int  # its rows
+    columns: int  # its columns
+    pieces: tuple[tuple[int, Tensor], ...]  # ``(first row, operand tensor)``
+    # The rows that are trained, which overwrite theirs before a forward
     trained: TrainedRows | None = None
-    whole: TrainedMatrix | None = None
+    whole: TrainedMatrix | None = None  # all of it, where all is trained, likewise
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
         """Yields the resident pieces."""
@@ -60,22 +53,15 @@ class DenseMatrix:
 
 @dataclass(eq=False)
 class HostMatrix:
-    """A matrix in host memory, of which rows are uploaded with each micro-batch.
+    """A matrix in host memory, of which rows are uploaded with each micro-batch."""
 
-    Attributes:
-        rows: Its rows.
-        columns: Its columns.
-        dtype: Element type of what is uploaded.
-        values: (rows, padded columns), bfloat16 as uint16, once it is read.
-        as_stored: Whether these are a file's own bytes, of which no copy is made.
-        trained: The rows that are trained, which take the place of what is looked up.
-    """
-
-    rows: int
-    columns: int
-    dtype: str
+    rows: int  # its rows
+    columns: int  # its columns
+    dtype: str  # element type of what is uploaded
+    # (rows, padded columns), bfloat16 as uint16, once it is read
     values: npt.NDArray[Any] | None = None
-    as_stored: bool = False
+    as_stored: bool = False  # whether these are a file's own bytes, of which no copy is made
+    # The rows that are trained, which take the place of what is looked up
     trained: TrainedRows | None = None
 
     @property
@@ -84,11 +70,7 @@ class HostMatrix:
         return matrix("", self.rows, self.columns, self.dtype).nbytes
 
     def taken(self, ids: npt.NDArray[np.integer[Any]]) -> npt.NDArray[Any]:
-        """Rows (len(ids), padded columns).
-
-        Raises:
-            WeightFileError: If the file that they are in was cut.
-        """
+        """Rows (len(ids), padded columns)."""
         assert self.values is not None
         require_whole(self.values)
         rows: npt.NDArray[Any] = self.values[ids]
@@ -97,19 +79,13 @@ class HostMatrix:
 
 @dataclass(frozen=True)
 class StreamedMatrix:
-    """A matrix in host memory that comes to the device in blocks of rows, one after the other.
+    """A matrix in host memory that comes to the device in blocks of rows, one after the other."""
 
-    Attributes:
-        rows: Its rows.
-        columns: Its columns.
-        blocks: ``(first row, operand tensor)``, each the storage of a section of its own.
-        host: All of it.
-    """
-
-    rows: int
-    columns: int
+    rows: int  # its rows
+    columns: int  # its columns
+    # ``(first row, operand tensor)``, each the storage of a section of its own
     blocks: tuple[tuple[int, Tensor], ...]
-    host: HostMatrix
+    host: HostMatrix  # all of it
 
     @property
     def trained(self) -> TrainedRows | None:
@@ -191,37 +167,23 @@ class DenseExperts:
 
 @dataclass(frozen=True)
 class ExpertLinear:
-    """A frozen linear layer of each expert.
+    """A frozen linear layer of each expert."""
 
-    Attributes:
-        name: What all of them are called together.
-        weight: Their matrices.
-        lora: The first expert's adapter, if they are adapted.
-        bias: (experts, out_features) float32, if they have biases.
-    """
-
-    name: str
-    weight: ExpertMatrix
-    lora: Lora | None
-    bias: Tensor | None = None
+    name: str  # what all of them are called together
+    weight: ExpertMatrix  # their matrices
+    lora: Lora | None  # the first expert's adapter, if they are adapted
+    bias: Tensor | None = None  # (experts, out_features) float32, if they have biases
 
 
 @dataclass(frozen=True)
 class Head:
-    """``lm_head`` and what its logits go through.
+    """``lm_head`` and what its logits go through."""
 
-    Attributes:
-        matrix: (vocab_size, hidden_size).
-        scale: Factor of the product, and of the pair's.
-        softcap: Logits z become softcap · tanh(z / softcap), if given.
-        lora: Its adapter, if it has one.
-        bias: What is added to the logits before they are capped, float32, if anything.
-    """
-
-    matrix: Matrix
-    scale: float = 1.0
-    softcap: float | None = None
-    lora: Lora | None = None
+    matrix: Matrix  # (vocab_size, hidden_size)
+    scale: float = 1.0  # factor of the product, and of the pair's
+    softcap: float | None = None  # logits z become softcap · tanh(z / softcap), if given
+    lora: Lora | None = None  # its adapter, if it has one
+    # What is added to the logits before they are capped, float32, if anything
     bias: Tensor | None = None
 
     @property

@@ -44,17 +44,11 @@ class Span:
 
 @dataclass(frozen=True)
 class TensorMoments:
-    """The blocks of one tensor, the same in both moments.
+    """The blocks of one tensor, the same in both moments."""
 
-    Attributes:
-        span: The tensor.
-        first_block: The first of its blocks.
-        first_word: Where that begins.
-    """
-
-    span: Span
-    first_block: int
-    first_word: int
+    span: Span  # the tensor
+    first_block: int  # the first of its blocks
+    first_word: int  # where that begins
 
     @property
     def in_codes(self) -> bool:
@@ -85,11 +79,7 @@ class TensorMoments:
         return {f"state{number}": codes[:count].copy(), f"absmax{number}": scales}
 
     def join(self, words: Words, number: int, parts: Mapping[str, npt.NDArray[np.generic]]) -> None:
-        """Puts its part of a moment where ``split`` found it.
-
-        Raises:
-            CheckpointError: If something is missing, or of another shape or type, or not finite.
-        """
+        """Puts its part of a moment where ``split`` found it."""
         state = _checked(
             parts, f"state{number}", np.uint8 if self.in_codes else np.float32, self.span.elements
         )
@@ -119,19 +109,12 @@ def _checked(
 
 @dataclass(frozen=True)
 class BlockPiece:
-    """The blocks of a piece of the flat vectors.
+    """The blocks of a piece of the flat vectors."""
 
-    Attributes:
-        block: The first of them.
-        word: Where that begins.
-        end: The block behind the last.
-        end_word: Where that would begin.
-    """
-
-    block: int
-    word: int
-    end: int
-    end_word: int
+    block: int  # the first of them
+    word: int  # where that begins
+    end: int  # the block behind the last
+    end_word: int  # where that would begin
 
 
 class BlockTable:
@@ -151,13 +134,7 @@ class BlockTable:
         values: Sequence[npt.NDArray[np.float32]],
         cuts: Sequence[int] = (),
     ) -> None:
-        """Lays out the blocks of tensors, in this order.
-
-        Args:
-            spans: The tensors.
-            values: The 256 values of m's codes, and those of v's.
-            cuts: Elements of the flat vectors that a piece begins with, but the first.
-        """
+        """Lays out the blocks of tensors, in this order."""
         self.tensors: list[TensorMoments] = []
         self.blocks = self.words = 0
         for span in spans:
@@ -192,11 +169,7 @@ class BlockTable:
         return Pieces.laid_out(label, "optimizer", "uint32", lengths)
 
     def cuts(self, piece: BlockPiece, most: int) -> list[tuple[int, int]]:
-        """Cuts the blocks of a piece into parts of at most so many words.
-
-        Returns:
-            Each part's first block, and where that begins; and the end.
-        """
+        """Cuts the blocks of a piece into parts of at most so many words."""
         cuts = [(piece.block, piece.word)]
         for tensor in self.tensors:
             if not piece.block <= tensor.first_block < piece.end:
@@ -217,24 +190,15 @@ _PART = 1 << 21  # words; a multiple of 64, so that windows may be bound
 
 @dataclass(frozen=True)
 class MomentsPart:
-    """A part of all moments, and the buffers that it passes through.
+    """A part of all moments, and the buffers that it passes through."""
 
-    Attributes:
-        piece: The number of the piece that it is of.
-        begin: Its first word within a moment: in float32, the first float of the adapter that it
-            belongs to.
-        block: In 8 bits, its first block.
-        end: In 8 bits, the block behind its last.
-        kept: Each moment's in host memory.
-        moments: Each moment's on the device.
-    """
-
-    piece: int
+    piece: int  # the number of the piece that it is of
+    # Its first word within a moment: in float32, the first float of the adapter that it belongs to
     begin: int
-    block: int
-    end: int
-    kept: tuple[Parked, ...]
-    moments: tuple[Tensor, ...]
+    block: int  # in 8 bits, its first block
+    end: int  # in 8 bits, the block behind its last
+    kept: tuple[Parked, ...]  # each moment's in host memory
+    moments: tuple[Tensor, ...]  # each moment's on the device
 
 
 def moments_in_parts(
@@ -272,16 +236,7 @@ def updated_parts(
     moments: Sequence[Tensor | Pieces],
     passing: Sequence[MomentsPart],
 ) -> Iterator[tuple[int, tuple[Tensor, ...], MomentsPart | None]]:
-    """What one launch after another updates, where moments lie element by element.
-
-    Args:
-        vectors: Parameters and gradient.
-        moments: The moments, in the same pieces.
-        passing: Their parts, where they are in host memory.
-
-    Yields:
-        The first element; the windows of the vectors and of the moments; the part that passes.
-    """
+    """What one launch after another updates, where moments lie element by element."""
     there = [in_pieces(each) for each in vectors]
     if not passing:
         all_pieces = [each.pieces for each in (*there, *map(in_pieces, moments))]

@@ -21,9 +21,6 @@ def rms_norm(
 
     Returns:
         (rows, columns): float32 with a residual, else an operand.
-
-    Raises:
-        GraphError: If the shapes do not fit.
     """
     if x.columns != weight.columns or (residual is not None and residual.shape != x.shape):
         raise GraphError(f"rms_norm: {x}, {weight} and {residual} do not fit")
@@ -76,9 +73,6 @@ def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
 
     Returns:
         (rows, columns) operand.
-
-    Raises:
-        GraphError: If the shapes do not fit.
     """
     if x.columns != weight.columns or (bias is not None and bias.columns != x.columns):
         raise GraphError(f"layer_norm: {x}, {weight} and {bias} do not fit")

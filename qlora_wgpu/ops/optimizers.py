@@ -36,26 +36,18 @@ class AdamWState:
     """Flat vectors of one layout, in the same pieces, and what the host tells of the step.
 
     All are float32, but a gradient may be bfloat16.
-
-    Attributes:
-        parameters: The adapter.
-        gradient: Summed over the step's label tokens.
-        first_moment: m.
-        second_moment: v.
-        step_info: Learning rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), learning rate of B.
-        stats: Loss sum, label tokens, gradient norm, update factor; the rest is not looked at.
-        split: Where B begins, in floats, a multiple of four; None where all have A's rate.
-        passing: Parts of the moments that pass through the device one after another, where they
-            are in host memory.
     """
 
-    parameters: Tensor | Pieces
-    gradient: Tensor | Pieces
-    first_moment: Tensor | Pieces
-    second_moment: Tensor | Pieces
-    step_info: Tensor
-    stats: Tensor
+    parameters: Tensor | Pieces  # the adapter
+    gradient: Tensor | Pieces  # summed over the step's label tokens
+    first_moment: Tensor | Pieces  # m
+    second_moment: Tensor | Pieces  # v
+    step_info: Tensor  # learning rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), learning rate of B
+    stats: Tensor  # loss sum, label tokens, gradient norm, update factor; the rest is not looked at
+    # Where B begins, in floats, a multiple of four; None where all have A's rate
     split: int | None = None
+    # Parts of the moments that pass through the device one after another, where they are in host
+    # memory
     passing: Sequence[MomentsPart] = ()
 
 
@@ -137,19 +129,12 @@ def _update(
 
 @dataclass(frozen=True)
 class LionConfig:
-    """Lion's constants; a ``max_grad_norm`` of 0 does not clip.
+    """Lion's constants; a ``max_grad_norm`` of 0 does not clip."""
 
-    Attributes:
-        beta1: How much of the moment is in what gives an update its sign.
-        beta2: Decay rate of the moment.
-        weight_decay: Decoupled weight decay.
-        max_grad_norm: Largest global norm of the gradient.
-    """
-
-    beta1: float = 0.9
-    beta2: float = 0.99
-    weight_decay: float = 0.0
-    max_grad_norm: float = 1.0
+    beta1: float = 0.9  # how much of the moment is in what gives an update its sign
+    beta2: float = 0.99  # decay rate of the moment
+    weight_decay: float = 0.0  # decoupled weight decay
+    max_grad_norm: float = 1.0  # largest global norm of the gradient
 
 
 @dataclass(frozen=True)
@@ -157,24 +142,16 @@ class LionState:
     """Flat vectors of one layout, in the same pieces, and what the host tells of the step.
 
     All are float32, but a gradient may be bfloat16.
-
-    Attributes:
-        parameters: The adapter.
-        gradient: Summed over the step's label tokens.
-        moment: m.
-        step_info: Learning rate of A, two numbers that are not looked at, learning rate of B.
-        stats: See ``AdamWState``.
-        split: Where B begins, in floats, a multiple of four; None where all have A's rate.
-        passing: Parts of the moment that pass through the device one after another, where it is in
-            host memory.
     """
 
-    parameters: Tensor | Pieces
-    gradient: Tensor | Pieces
-    moment: Tensor | Pieces
-    step_info: Tensor
-    stats: Tensor
+    parameters: Tensor | Pieces  # the adapter
+    gradient: Tensor | Pieces  # summed over the step's label tokens
+    moment: Tensor | Pieces  # m
+    step_info: Tensor  # learning rate of A, two numbers that are not looked at, learning rate of B
+    stats: Tensor  # see ``AdamWState``
+    # Where B begins, in floats, a multiple of four; None where all have A's rate
     split: int | None = None
+    # Parts of the moment that pass through the device one after another, where it is in host memory
     passing: Sequence[MomentsPart] = ()
 
 
@@ -215,27 +192,16 @@ _NO_SPLIT = (1 << 32) - 1
 
 @dataclass(frozen=True)
 class _Part:
-    """Blocks from ``begin`` to ``end``, and what is bound.
+    """Blocks from ``begin`` to ``end``, and what is bound."""
 
-    Attributes:
-        begin: The first block.
-        end: The block behind the last.
-        first_word: Where ``m`` and ``v`` begin in the whole moments.
-        first_element: Where ``p`` and ``gradient`` begin in the whole vectors.
-        p: The piece of the parameters that has the blocks' tensors.
-        gradient: That of the gradient.
-        m: Words of the blocks.
-        v: The same.
-    """
-
-    begin: int
-    end: int
-    first_word: int
-    first_element: int
-    p: Tensor
-    gradient: Tensor
-    m: Tensor
-    v: Tensor
+    begin: int  # the first block
+    end: int  # the block behind the last
+    first_word: int  # where ``m`` and ``v`` begin in the whole moments
+    first_element: int  # where ``p`` and ``gradient`` begin in the whole vectors
+    p: Tensor  # the piece of the parameters that has the blocks' tensors
+    gradient: Tensor  # that of the gradient
+    m: Tensor  # words of the blocks
+    v: Tensor  # the same
 
 
 def adamw_8bit(g: Graph, state: AdamWState, blocks: BlockTable, config: AdamWConfig) -> None:

@@ -182,19 +182,12 @@ def gated_rms_norm(g: Graph, x: Tensor, z: Tensor, weight: Tensor, eps: float) -
 
 @dataclass(frozen=True)
 class XIELUScalars:
-    """What a model's files hold of one xIELU; float32, one element each.
+    """What a model's files hold of one xIELU; float32, one element each."""
 
-    Attributes:
-        alpha_p: The softplus of it bends the positive side.
-        alpha_n: The softplus of it, and β, bend the negative side.
-        beta: The slope at zero.
-        eps: A little below zero: the negative side is computed no nearer to zero.
-    """
-
-    alpha_p: Tensor
-    alpha_n: Tensor
-    beta: Tensor
-    eps: Tensor
+    alpha_p: Tensor  # the softplus of it bends the positive side
+    alpha_n: Tensor  # the softplus of it, and β, bend the negative side
+    beta: Tensor  # the slope at zero
+    eps: Tensor  # a little below zero: the negative side is computed no nearer to zero
 
 
 def xielu(g: Graph, x: Tensor, scalars: XIELUScalars) -> Tensor:
@@ -209,9 +202,6 @@ def xielu(g: Graph, x: Tensor, scalars: XIELUScalars) -> Tensor:
 
     Returns:
         (rows, columns) operand.
-
-    Raises:
-        GraphError: If a scalar is none.
     """
     stored = {field.name: getattr(scalars, field.name) for field in fields(scalars)}
     for name, scalar in stored.items():
@@ -231,9 +221,6 @@ def row_gate(g: Graph, x: Tensor, gate: Tensor, residual: Tensor | None = None) 
 
     Returns:
         (rows, columns) float32.
-
-    Raises:
-        GraphError: If the shapes do not fit.
     """
     fits = gate.shape == (x.rows, 1) and gate.dtype == "float32"
     if not fits or (residual is not None and residual.shape != x.shape):
@@ -270,9 +257,6 @@ def scaled(g: Graph, x: Tensor, scalar: Tensor) -> Tensor:
 
     Returns:
         (rows, columns) of x's type.
-
-    Raises:
-        GraphError: If the scalar is none.
     """
     if scalar.shape != (1, 1):
         raise GraphError(f"scaled: {scalar} is not one number")
@@ -292,9 +276,6 @@ def weighted_sum(g: Graph, x: Tensor, z: Tensor, a: float, b: float) -> Tensor:
 
     Returns:
         (rows, columns) operand.
-
-    Raises:
-        GraphError: If the shapes do not fit.
     """
     if x.shape != z.shape:
         raise GraphError(f"weighted_sum: {x} and {z} differ")

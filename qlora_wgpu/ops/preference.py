@@ -36,23 +36,14 @@ divergence and over how many answers it is summed, and the chosen answers' hits 
 
 @dataclass(frozen=True)
 class Preference:
-    """An objective over answers.
+    """An objective over answers."""
 
-    Attributes:
-        objective: Whose formulas.
-        loss_type: Which of them: of ``PAIR_LOSSES`` or ``SINGLE_LOSSES``; orpo has one.
-        beta: β.
-        label_smoothing: ε of robust and exo_pair.
-        desirable_weight: Weight of KTO's desirable answers.
-        undesirable_weight: Weight of the others.
-    """
-
-    objective: Literal["dpo", "orpo", "kto"]
-    loss_type: str
-    beta: float = 0.1
-    label_smoothing: float = 0.0
-    desirable_weight: float = 1.0
-    undesirable_weight: float = 1.0
+    objective: Literal["dpo", "orpo", "kto"]  # whose formulas
+    loss_type: str  # which of them: of ``PAIR_LOSSES`` or ``SINGLE_LOSSES``; orpo has one
+    beta: float = 0.1  # β
+    label_smoothing: float = 0.0  # ε of robust and exo_pair
+    desirable_weight: float = 1.0  # weight of KTO's desirable answers
+    undesirable_weight: float = 1.0  # weight of the others
 
     @property
     def is_paired(self) -> bool:

@@ -34,33 +34,26 @@ _EXPERT_BYTES = 64 << 20  # of operands that are dequantized at once
 
 @dataclass(frozen=True)
 class QuantizedMatrix:
-    """A quantized (out_features, in_features) matrix.
-
-    Attributes:
-        form: How it is stored.
-        codes: As ``QuantizedWeight`` has them, in words.
-        absmax: float32 scales of the blocks, or their 8-bit codes if doubly quantized; with minima,
-            those take turns.
-        maps: The values of the codes, then the 256 of the scales' codes and their offset.
-        nested_absmax: Scales of the scales, if doubly quantized.
-        codebook: ``pair_values`` of the codes in a texture, for software GPUs and where
-            32 codes share a row and a block.
-        experts: If more than one, so many matrices of ``rows`` rows, whose parts follow each other
-            in the tensors above, each beginning at a multiple of ``EXPERT_WORDS`` words.
-        kept: ``(first row or expert, operands)``, if it is kept dequantized, too, cut as it is
-            dequantized otherwise (``row_pieces``, ``expert_pieces``) and filled once.
-    """
+    """A quantized (out_features, in_features) matrix."""
 
     name: str
     rows: int
     columns: int
-    form: WeightFormat
-    codes: Tensor
+    form: WeightFormat  # how it is stored
+    codes: Tensor  # as ``QuantizedWeight`` has them, in words
+    # float32 scales of the blocks, or their 8-bit codes if doubly quantized; with minima, those
+    # take turns
     absmax: Tensor
-    maps: Tensor
-    nested_absmax: Tensor | None
+    maps: Tensor  # the values of the codes, then the 256 of the scales' codes and their offset
+    nested_absmax: Tensor | None  # scales of the scales, if doubly quantized
+    # ``pair_values`` of the codes in a texture, for software GPUs and where 32 codes share a row
+    # and a block
     codebook: Tensor | None = None
+    # If more than one, so many matrices of ``rows`` rows, whose parts follow each other in the
+    # tensors above, each beginning at a multiple of ``EXPERT_WORDS`` words
     experts: int = 1
+    # ``(first row or expert, operands)``, if it is kept dequantized, too, cut as it is dequantized
+    # otherwise (``row_pieces``, ``expert_pieces``) and filled once
     kept: tuple[tuple[int, Tensor], ...] = ()
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:

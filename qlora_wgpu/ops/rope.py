@@ -36,9 +36,6 @@ def rope(
 
     Returns:
         (rows, heads · head_dim) operands.
-
-    Raises:
-        GraphError: If an x has no such heads, or there are more than two.
     """
     if not 1 <= len(xs) <= 2:
         raise GraphError(f"rope: {len(xs)} tensors are neither one nor two")

@@ -31,25 +31,15 @@ _THREADS = 32  # that share the assignments when they are counted and get slots
 
 @dataclass(frozen=True)
 class Routing:
-    """The experts and slots that the rows of a batch go to.
+    """The experts and slots that the rows of a batch go to."""
 
-    Attributes:
-        top_k: Experts that each row meets.
-        ids: uint32 (rows · top_k), the expert of each assignment.
-        weights: (rows, top_k) float32, differentiable.
-        slots: uint32 (rows · top_k), the row among the experts' that each assignment got.
-        assignments: uint32, the assignment that each of the experts' rows holds, or none.
-        tiles: Which expert each tile of rows belongs to.
-        rows: How many rows the experts have, unused ones included.
-    """
-
-    top_k: int
-    ids: Tensor
-    weights: Tensor
-    slots: Tensor
-    assignments: Tensor
-    tiles: ExpertTiles
-    rows: int
+    top_k: int  # experts that each row meets
+    ids: Tensor  # uint32 (rows · top_k), the expert of each assignment
+    weights: Tensor  # (rows, top_k) float32, differentiable
+    slots: Tensor  # uint32 (rows · top_k), the row among the experts' that each assignment got
+    assignments: Tensor  # uint32, the assignment that each of the experts' rows holds, or none
+    tiles: ExpertTiles  # which expert each tile of rows belongs to
+    rows: int  # how many rows the experts have, unused ones included
 
 
 def route(
@@ -70,9 +60,6 @@ def route(
         normalized: Whether the weights of the chosen are made to sum up to one.
         scale: Factor of the weights.
         tile: Rows of a tile.
-
-    Raises:
-        GraphError: If there are not so many experts.
     """
     experts = logits.columns
     if logits.dtype != "float32" or not 0 < top_k <= experts:
@@ -122,12 +109,6 @@ def permute(g: Graph, x: Tensor, routing: Routing) -> Tensor:
         g: The graph.
         x: (rows, columns) of any type.
         routing: Where to.
-
-    Returns:
-        (routing.rows, columns) of x's type; zeros where there is no assignment.
-
-    Raises:
-        GraphError: If x does not have the rows that were routed.
     """
     if x.rows != routing.weights.rows:
         raise GraphError(f"permute: {x} does not have the rows of {routing.weights}")
@@ -165,9 +146,6 @@ def combine(g: Graph, x: Tensor, routing: Routing, residual: Tensor | None = Non
 
     Returns:
         (rows, columns) float32.
-
-    Raises:
-        GraphError: If the shapes do not fit.
     """
     rows = routing.weights.rows
     if residual is not None and residual.shape != (rows, x.columns):
@@ -310,27 +288,17 @@ MOST_GROUPS = 32  # bits that tell which are chosen
 
 @dataclass(frozen=True)
 class Scoring:
-    """How experts are chosen by their scores, and weighted.
+    """How experts are chosen by their scores, and weighted."""
 
-    Attributes:
-        sigmoid: Whether scores are the logits' sigmoids, instead of their softmax over all experts.
-        normalized: Whether the weights are the chosen ones' scores divided by their sum.
-        least: What is added to that sum.
-        at_least: Whether the sum is ``least`` at least instead.
-        scale: Factor of all weights.
-        groups: Groups of neighbours that experts are in.
-        top_groups: From how many of them experts are chosen.
-        pairs: Whether a group's rank is the sum of its two best, instead of its best.
-    """
-
+    # Whether scores are the logits' sigmoids, instead of their softmax over all experts
     sigmoid: bool
-    normalized: bool
-    least: float = 0.0
-    at_least: bool = False
-    scale: float = 1.0
-    groups: int = 1
-    top_groups: int = 1
-    pairs: bool = False
+    normalized: bool  # whether the weights are the chosen ones' scores divided by their sum
+    least: float = 0.0  # what is added to that sum
+    at_least: bool = False  # whether the sum is ``least`` at least instead
+    scale: float = 1.0  # factor of all weights
+    groups: int = 1  # groups of neighbours that experts are in
+    top_groups: int = 1  # from how many of them experts are chosen
+    pairs: bool = False  # whether a group's rank is the sum of its two best, instead of its best
 
     def fits(self, experts: int, top_k: int) -> bool:
         """Whether so many can be chosen of so many."""
@@ -357,9 +325,6 @@ def route_by_scores(
         top_k: Experts that each row meets.
         scoring: What makes scores of logits, and weights of scores.
         tile: Rows of a tile.
-
-    Raises:
-        GraphError: If there are not so many experts or groups.
     """
     experts = logits.columns
     fits = scoring.fits(experts, top_k) and (bias is None or bias.columns == experts)
@@ -424,9 +389,6 @@ def balance_sums(
 
     Returns:
         (2, experts) float32; differentiable in its second row.
-
-    Raises:
-        GraphError: If the shapes do not fit.
     """
     rows, experts = logits.shape
     if logits.dtype != "float32" or rows != batch.rows or ids.columns % rows:

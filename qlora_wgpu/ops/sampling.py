@@ -58,17 +58,12 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class Choices:
-    """What rows of a batch are chosen by, and what was chosen.
+    """What rows of a batch are chosen by, and what was chosen."""
 
-    Attributes:
-        settings: float32 (rows · 8), as ``encode_choices`` writes them.
-        seen: uint32 (texts · words), as ``seen_words`` has them.
-        chosen: uint32 (rows · MOST_AHEAD): the tokens at the positions that are 0, 1, 2 … by that
-            module; of a prompt it is the first.
-    """
-
-    settings: Tensor
-    seen: Tensor
+    settings: Tensor  # float32 (rows · 8), as ``encode_choices`` writes them
+    seen: Tensor  # uint32 (texts · words), as ``seen_words`` has them
+    # uint32 (rows · MOST_AHEAD): the tokens at the positions that are 0, 1, 2 … by that module; of
+    # a prompt it is the first
     chosen: Tensor
 
 
@@ -104,9 +99,6 @@ def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: Choices) -> N
         logits: (rows, vocab) float32, changed.
         batch: Says which text each row is of.
         choices: The settings; gets the tokens.
-
-    Raises:
-        GraphError: If they are of other rows, or the vocabulary is of another size.
     """
     rows, words = logits.rows, _words_of_text(logits.columns)
     places, fits = batch.places, choices.chosen.columns == rows * MOST_AHEAD
@@ -146,13 +138,7 @@ def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: Choices) -> N
 def encode_choices(
     settings: Sequence[Settings], seeds: Sequence[int], steps: Sequence[int]
 ) -> npt.NDArray[np.uint32]:
-    """The words of some rows' settings.
-
-    Args:
-        settings: Each row's.
-        seeds: Each text's, of 64 bits.
-        steps: Tokens that each text got before; of new tokens less their positions.
-    """
+    """The words of some rows' settings."""
     words = np.zeros((len(settings), _WORDS), np.uint32)
     floats = words.view(np.float32)
     for row, (own, seed, step) in enumerate(zip(settings, seeds, steps, strict=True)):

@@ -25,25 +25,17 @@ NONE = 0xFFFFFFFF
 
 @dataclass(eq=False)
 class TrainedRows:
-    """Some rows of a matrix as a parameter.
+    """Some rows of a matrix as a parameter."""
 
-    Attributes:
-        name: The matrix's module.
-        indices: Which rows, each once, in the order in which ``rows`` has them.
-        rows: (indices, columns) float32, in their place in the adapter.
-        gradient: Their gradient, summed up.
-        count: Rows of the matrix.
-        padding: A row that gets no gradient where it is looked up, as ``padding_idx`` of PyTorch's
-            embedding has it.
-        originals: (indices, columns) float32, what the matrix has there, once it is read.
-    """
-
-    name: str
-    indices: tuple[int, ...]
-    rows: Tensor
-    gradient: Tensor
-    count: int
+    name: str  # the matrix's module
+    indices: tuple[int, ...]  # which rows, each once, in the order in which ``rows`` has them
+    rows: Tensor  # (indices, columns) float32, in their place in the adapter
+    gradient: Tensor  # their gradient, summed up
+    count: int  # rows of the matrix
+    # A row that gets no gradient where it is looked up, as ``padding_idx`` of PyTorch's embedding
+    # has it
     padding: int | None = None
+    # (indices, columns) float32, what the matrix has there, once it is read
     originals: npt.NDArray[np.float32] | None = None
     tokens: Tensor = field(init=False)
     slots: Tensor = field(init=False)
@@ -106,20 +98,13 @@ Rows = tuple[tuple[int, Tensor], ...]
 
 @dataclass(eq=False)
 class TrainedMatrix:
-    """All rows of a matrix as a parameter.
+    """All rows of a matrix as a parameter."""
 
-    Attributes:
-        name: The matrix's module.
-        rows: ``(first row, rows)``, float32, in their places in the adapter.
-        gradients: Their gradients likewise, summed up.
-        padding: A row that gets no gradient where it is looked up.
-        originals: Reads what the matrix has in the files, float32, once they are there.
-    """
-
-    name: str
-    rows: Rows
-    gradients: Rows
-    padding: int | None = None
+    name: str  # the matrix's module
+    rows: Rows  # ``(first row, rows)``, float32, in their places in the adapter
+    gradients: Rows  # their gradients likewise, summed up
+    padding: int | None = None  # a row that gets no gradient where it is looked up
+    # Reads what the matrix has in the files, float32, once they are there
     originals: Callable[[], npt.NDArray[np.float32]] | None = None
 
 

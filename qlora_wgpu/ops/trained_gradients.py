@@ -69,13 +69,7 @@ class HeadGradient:
     """
 
     def __init__(self, g: Graph, trained: TrainedRows, batch: BatchBuffers) -> None:
-        """Begins with zeros.
-
-        Args:
-            g: The graph.
-            trained: The rows.
-            batch: The micro-batch.
-        """
+        """Begins with zeros."""
         self._g, self._trained, self._batch = g, trained, batch
         self.columns = g.float32("d logits of trained rows", batch.rows, trained.rows.rows)
         fill_zero(g, self.columns)
@@ -112,12 +106,7 @@ class HeadGradient:
         )
 
     def add(self, hidden: Tensor, factors: Tensor | None = None) -> None:
-        """Adds the gradient, of products with the hidden states.
-
-        Args:
-            hidden: What the head was given.
-            factors: What each label row's gradient is multiplied by, if by anything.
-        """
+        """Adds the gradient, of products with the hidden states."""
         g, rows = self._g, self._trained.rows
         gradient = g.float32(f"d {self._trained.name}", *rows.shape)
         fill_zero(g, gradient)
@@ -190,14 +179,7 @@ class WholeHead:
     def __init__(
         self, g: Graph, trained: TrainedMatrix, hidden: Tensor, batch: BatchBuffers
     ) -> None:
-        """Notes what it is made of.
-
-        Args:
-            g: The graph.
-            trained: The head.
-            hidden: What it was given.
-            batch: The micro-batch.
-        """
+        """Notes what it is made of."""
         self._g, self._trained, self._hidden, self._batch = g, trained, hidden, batch
 
     def take(

@@ -45,11 +45,6 @@ def quantize_nf4(
         blocksize: Weights per scale, one of ``BLOCKSIZES``.
         double_quant: Whether to store the scales in 8 bits as well.
         dtype: The type to note as the weights' own; it changes no number.
-
-    Raises:
-        CheckpointError: If a weight is NaN or infinite, or too large for float32 scales.
-        ConfigError: If bitsandbytes has no such block size.
-        ShapeError: If the weight is no float32 matrix, or empty.
     """
     if blocksize not in BLOCKSIZES:
         allowed = ", ".join(map(str, BLOCKSIZES))

@@ -80,9 +80,6 @@ def dynamic_quant_map(*, signed: bool = True) -> npt.NDArray[np.float32]:
     arXiv:1511.04561); without signs, twice as many steps. Every step is rounded to float32 as
     PyTorch rounds it, so that the bits agree with bitsandbytes' own map.
 
-    Args:
-        signed: Whether there are negative values.
-
     Returns:
         float32 (256,), read-only.
     """

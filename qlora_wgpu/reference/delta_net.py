@@ -72,9 +72,6 @@ def gated_delta_rule(
         beta: Like decay.
         segments: (batch, seq), the sample of each token; 0 for padding, which is passed over.
         heads: Their numbers and sizes.
-
-    Returns:
-        o, like v; zero where there is padding.
     """
     q = _normalized(q, heads) * heads.key_dim**-0.5
     states, nothing = _states(k, v, decay, beta, segments, heads), np.zeros(v.shape[1])

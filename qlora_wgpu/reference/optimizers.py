@@ -148,11 +148,7 @@ def lion(
     weight_decay: float,
     max_norm: float,
 ) -> tuple[float, Array]:
-    """One step from a summed gradient.
-
-    Returns:
-        The norm of the mean gradient, and what each update took its sign from.
-    """
+    """One step from a summed gradient."""
     if not tokens:
         return 0.0, np.zeros_like(state.p)
     g, norm = clipped(gradient, tokens, max_norm)

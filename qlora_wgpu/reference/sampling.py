@@ -25,20 +25,7 @@ def scores(
     seed: int,
     step: int,
 ) -> Array:
-    """What is largest for the token that is chosen, (vocab); -inf for those that do not stay.
-
-    Args:
-        logits: (vocab).
-        seen: (vocab), the tokens that the text has.
-        biases: What is added to the logits of tokens, before anything else.
-        temperature: 0 takes the likeliest.
-        top_k: Sample among this many, and those as likely as the last; 0 for all.
-        top_p: Sample among the likeliest that together have this probability.
-        min_p: Sample among those that have this share of the largest probability.
-        penalty: What positive logits of seen tokens are divided by, negative ones multiplied.
-        seed: The text's.
-        step: Tokens that the text got before.
-    """
+    """What is largest for the token that is chosen, (vocab); -inf for those that do not stay."""
     x = logits.copy()
     x[list(biases)] += list(biases.values())
     x = np.where(seen, np.where(x < 0, x * penalty, x / penalty), x)

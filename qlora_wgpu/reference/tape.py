@@ -22,15 +22,7 @@ _Pull = Callable[[Array], Array]  # from the gradient of a result to that of wha
 def grads(
     f: Callable[..., Any], dy: Any, *args: Any, of: int | Sequence[int], **options: Any
 ) -> tuple[Array, ...]:
-    """Those of Σ dy · f(args) with respect to some arguments.
-
-    Args:
-        f: A formula; it may return several arrays.
-        dy: Of the shape of what it returns, or broadcast to it; one for each of several arrays.
-        *args: Its arguments.
-        of: The places of those arguments, or how many there are in front.
-        **options: Its other arguments.
-    """
+    """Those of Σ dy · f(args) with respect to some arguments."""
     places = range(of) if isinstance(of, int) else of
     inputs = {place: Var(args[place]) for place in places}
     made = f(*(inputs.get(i, a) for i, a in enumerate(args)), **options)

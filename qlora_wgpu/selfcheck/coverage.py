@@ -23,15 +23,10 @@ _FIELDS = re.compile(r"(\w+: [\w<>]+,?\s*)+")  # of a struct: nothing is execute
 
 
 class Footprint(NamedTuple):
-    """What launches execute and what a driver has to compile for it.
+    """What launches execute and what a driver has to compile for it."""
 
-    Attributes:
-        statements: All statements, without their numbers.
-        shaders: The length of each shader's code, by its label.
-    """
-
-    statements: Statements
-    shaders: Mapping[str, int]
+    statements: Statements  # all statements, without their numbers
+    shaders: Mapping[str, int]  # the length of each shader's code, by its label
 
     @classmethod
     def of(cls, launches: Iterable[Launch]) -> Footprint:
@@ -67,14 +62,6 @@ def covering(
 
     The next is always the one that executes most of it for what its shaders take to compile, where
     those that the run compiles as well cost nothing; what others make superfluous is left out.
-
-    Args:
-        missing: Statements of a run.
-        traced: What each check executes.
-        compiled: Labels of shaders that are compiled in any case: the run's own.
-
-    Returns:
-        The checks, and what no check executes.
     """
     costs = {
         case: _EACH + sum(n for label, n in own.shaders.items() if label not in compiled)

@@ -38,12 +38,7 @@ def cache_file() -> Path:
 
 
 def unchecked(cut: str, needed: Statements) -> Statements:
-    """What of a run's statements was not found sound yet.
-
-    Args:
-        cut: Tells a device, and how its kernels are cut, from others.
-        needed: The run's statements.
-    """
+    """What of a run's statements was not found sound yet."""
     sound = _strings(_read(_SOUND).get(cut))
     return frozenset(statement for statement in needed if _mark(statement) not in sound)
 
@@ -96,25 +91,16 @@ _VERIFYING = "Verifying the GPU driver (first run only)"
 
 @dataclass(frozen=True)
 class Result:
-    """One check of one variant.
+    """One check of one variant."""
 
-    Attributes:
-        check: A key of ``checks()``.
-        variant: How its kernels were cut.
-        dtype: Element type of operands.
-        error: The largest, relative to the largest value; infinite where something is no number.
-        excess: The largest as a multiple of what its type allows.
-        refusal: The driver's error instead of a result, if there was one.
-        shaders: The files that ran.
-    """
-
-    check: str
-    variant: str
-    dtype: str
+    check: str  # a key of ``checks()``
+    variant: str  # how its kernels were cut
+    dtype: str  # element type of operands
+    # The largest, relative to the largest value; infinite where something is no number
     error: float
-    excess: float
-    refusal: str = ""
-    shaders: frozenset[str] = frozenset()
+    excess: float  # the largest as a multiple of what its type allows
+    refusal: str = ""  # the driver's error instead of a result, if there was one
+    shaders: frozenset[str] = frozenset()  # the files that ran
 
     @property
     def good(self) -> bool:
@@ -250,18 +236,7 @@ def ensure_sound(
     launches: Iterable[Launch],
     progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """Checks a run's kernels, each statement of their shaders once per GPU, driver and version.
-
-    Args:
-        device: The device that is to be used.
-        open_device: Opens the same GPU once more, so that nothing of the check stays on it.
-        graph: One of the run's, for its element type and how its kernels are cut.
-        launches: All launches of the run.
-        progress: Called with what is going on.
-
-    Raises:
-        DeviceError: If the driver computes wrongly; it is not remembered then.
-    """
+    """Checks a run's kernels, each statement of their shaders once per GPU, driver and version."""
     problem = problem_of(device, open_device, graph, launches, progress)
     if problem:
         raise unsound(problem)

@@ -61,14 +61,7 @@ class Runner:
     def __init__(
         self, device: Device, profile: Profile, dtype: str, *, in_textures: bool = False
     ) -> None:
-        """Starts an empty graph.
-
-        Args:
-            device: Where it will run.
-            profile: How kernels are cut.
-            dtype: The element type of operands.
-            in_textures: Whether all that may lie in textures does, instead of what must.
-        """
+        """Starts an empty graph."""
         self.device = device
         self.dtype = dtype
         self._in_textures = in_textures and profile.textures
@@ -220,14 +213,6 @@ class Runner:
         """Notes how far a result is from its reference; NaN counts as infinitely far.
 
         Roundings go up as often as down: their sum is looked at, too.
-
-        Args:
-            got: The result.
-            expected: What it should be.
-            dtype: The type that it is stored in, and so rounded to.
-            inner: What roundings on the way to it allow besides: a share of the largest value, or
-                so much of each.
-            by_row: Whether each row is measured by its own largest value.
         """
         sizes = np.abs(expected)
         largest = sizes.max(axis=-1, keepdims=True, initial=0.0) if by_row else sizes.max(initial=0)
@@ -272,11 +257,7 @@ class Tracer(Runner):
     """Notes what a check would run, and ends it there."""
 
     def run(self, *outputs: Tensor) -> list[Array]:
-        """Notes the launches.
-
-        Raises:
-            Traced: Always.
-        """
+        """Notes the launches."""
         self._plan(outputs)
         raise Traced
 

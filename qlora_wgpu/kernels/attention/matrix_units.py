@@ -89,21 +89,13 @@ _VECTORS = {"f16": 8, "f32": 4}  # elements of 16 bytes
 
 @dataclass(frozen=True)
 class MatrixCut:
-    """How a kernel's work is cut for matrix units.
+    """How a kernel's work is cut for matrix units."""
 
-    Attributes:
-        shape: What a subgroup multiplies at once.
-        head_dim: Elements of a head.
-        strips: Strips of a workgroup's rows.
-        others: Rows of the other side in a turn.
-        name: The kernel's.
-    """
-
-    shape: MatrixShape
-    head_dim: int
-    strips: int
-    others: int
-    name: str
+    shape: MatrixShape  # what a subgroup multiplies at once
+    head_dim: int  # elements of a head
+    strips: int  # strips of a workgroup's rows
+    others: int  # rows of the other side in a turn
+    name: str  # the kernel's
 
     @property
     def fragments(self) -> int:

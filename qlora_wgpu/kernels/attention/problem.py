@@ -10,54 +10,32 @@ from qlora_wgpu.graph.tensor import Tensor
 
 @dataclass(frozen=True)
 class Gradients:
-    """The tensors that the backward reads and writes besides what the forward did.
+    """The tensors that the backward reads and writes besides what the forward did."""
 
-    Attributes:
-        dout: Like o.
-        dq: Like q, or None where nobody asks.
-        dk: Like k, or None where nobody asks.
-        dv: Like v, or None with dk.
-    """
-
-    dout: Tensor
-    dq: Tensor | None
-    dk: Tensor | None
-    dv: Tensor | None
+    dout: Tensor  # like o
+    dq: Tensor | None  # like q, or None where nobody asks
+    dk: Tensor | None  # like k, or None where nobody asks
+    dv: Tensor | None  # like v, or None with dk
 
 
 @dataclass(frozen=True)
 class Attention:
-    """o = softmax(scale · q·kᵀ, masked) · v per head, or its gradients.
+    """o = softmax(scale · q·kᵀ, masked) · v per head, or its gradients."""
 
-    Attributes:
-        q: (batch · seq, heads · head_dim).
-        k: (batch · seq, kv_heads · head_dim).
-        v: Like k.
-        o: Like q.
-        lse: float32 (batch · seq · heads): logarithms of the softmaxes' sums.
-        segments: uint32 (batch · seq): which samples the tokens are of.
-        batch: Sequences.
-        head_dim: Elements of a head; even.
-        scale: The factor of the scores.
-        window: A query sees so many keys, itself among them.
-        softcap: Scores s become softcap · tanh(s / softcap), if given.
-        sinks: float32 (heads): a logit of each that the softmaxes' sums contain, if given.
-        gradients: What the backward adds; None forward.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    o: Tensor
-    lse: Tensor
-    segments: Tensor
-    batch: int
-    head_dim: int
-    scale: float
-    window: int
-    softcap: float | None
+    q: Tensor  # (batch · seq, heads · head_dim)
+    k: Tensor  # (batch · seq, kv_heads · head_dim)
+    v: Tensor  # like k
+    o: Tensor  # like q
+    lse: Tensor  # float32 (batch · seq · heads): logarithms of the softmaxes' sums
+    segments: Tensor  # uint32 (batch · seq): which samples the tokens are of
+    batch: int  # sequences
+    head_dim: int  # elements of a head; even
+    scale: float  # the factor of the scores
+    window: int  # a query sees so many keys, itself among them
+    softcap: float | None  # scores s become softcap · tanh(s / softcap), if given
+    # float32 (heads): a logit of each that the softmaxes' sums contain, if given
     sinks: Tensor | None = None
-    gradients: Gradients | None = None
+    gradients: Gradients | None = None  # what the backward adds; None forward
 
     def __post_init__(self) -> None:
         """Refuses a problem of kernels that cannot be right."""

@@ -29,17 +29,11 @@ _PRODUCTS = {"forward": 2, "dq": 3, "dkdv": 4}
 
 @dataclass(frozen=True)
 class Cut:
-    """How a kernel's work is cut.
+    """How a kernel's work is cut."""
 
-    Attributes:
-        block: Queries, or keys, of a workgroup.
-        constants: The shader's, besides those that all have.
-        spans: Workgroups that share a block of a head, each with some columns of the results.
-    """
-
-    block: int
-    constants: dict[str, Constant]
-    spans: int = 1
+    block: int  # queries, or keys, of a workgroup
+    constants: dict[str, Constant]  # the shader's, besides those that all have
+    spans: int = 1  # workgroups that share a block of a head, each with some columns of the results
 
     def turns(self, name: str, problem: Attention) -> int:
         """Most turns that the loops of an invocation take, over keys, or over heads' queries."""

@@ -136,15 +136,7 @@ def _way_out(gemm: Gemm, cut: Cut, *, in_parts: bool) -> dict[str, Constant]:
 def further_layers(
     name: str, first: Tensor, others: tuple[Tensor, ...], unit: int, begin_unit: int = 1
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """What a kernel of layers of one input is bound to and told of the second and the third.
-
-    Args:
-        name: The binding of the first layer's tensor.
-        first: That tensor.
-        others: Those of the others.
-        unit: Elements that their strides count.
-        begin_unit: Columns that the places where they begin count.
-    """
+    """What a kernel of layers of one input is bound to and told of the second and the third."""
     begin, tensors = first.columns, {}
     params = {"begin1": 0, "begin2": 0, "stride1": 0, "stride2": 0}
     for index, other in enumerate(others, 1):

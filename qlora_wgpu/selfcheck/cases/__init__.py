@@ -16,19 +16,12 @@ _PREFIX = "check_"
 
 @dataclass(frozen=True)
 class Case:
-    """A check with its arguments.
+    """A check with its arguments."""
 
-    Attributes:
-        check: The check's name.
-        function: Takes a ``Runner`` and the arguments.
-        arguments: One of those that the function is decorated with.
-        in_textures: Whether all that may lie in textures does, instead of what must.
-    """
-
-    check: str
-    function: Callable[..., None]
-    arguments: tuple[Any, ...]
-    in_textures: bool
+    check: str  # the check's name
+    function: Callable[..., None]  # takes a ``Runner`` and the arguments
+    arguments: tuple[Any, ...]  # one of those that the function is decorated with
+    in_textures: bool  # whether all that may lie in textures does, instead of what must
 
 
 def checks() -> dict[str, Callable[..., None]]:

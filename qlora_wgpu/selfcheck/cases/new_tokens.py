@@ -326,18 +326,7 @@ def check_rotated_product(
     has_bias: bool,
     by_rows: bool,
 ) -> None:
-    """Texts at unlike places, one of them past its capacity, of which nothing is kept.
-
-    Args:
-        run: Where it runs.
-        head_dim: Elements of a head.
-        heads: Of queries, and of keys and values.
-        texts: How many; more than an invocation has sums for, too.
-        r: The adapter's rank; 0 for none.
-        dense: Whether strips are of numbers instead of codes.
-        has_bias: Whether there are biases.
-        by_rows: Whether the rows of the table are told.
-    """
+    """Texts at unlike places, one of them past its capacity, of which nothing is kept."""
     g, inner = run.graph, 64
     batch = make_batch_buffers(texts, 1, CacheView(cache := KVCache(_CAPACITY, texts)))
     ids = np.zeros((texts, 1), np.int64)

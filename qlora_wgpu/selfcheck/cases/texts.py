@@ -148,16 +148,7 @@ def check_cached_attention(
 def check_rotated_append(
     run: Runner, head_dim: int, rotary_dim: int, has_norms: bool, by_rows: bool, alone: bool
 ) -> None:
-    """Queries and keys of three texts at unlike places, rotated, and what is kept of them.
-
-    Args:
-        run: Where it runs.
-        head_dim: Elements of a head.
-        rotary_dim: How many of them are rotated.
-        has_norms: Whether heads are normalized before.
-        by_rows: Whether the rows of the table are told.
-        alone: Whether keys are rotated apart from queries.
-    """
+    """Queries and keys of three texts at unlike places, rotated, and what is kept of them."""
     g, capacity, past, places = run.graph, 5, np.array([[3], [0], [4]]), np.array([[1], [3], [0]])
     batch = make_batch_buffers(3, 1, CacheView(cache := KVCache(capacity, 4)))
     ids = np.zeros((3, 1), np.int64)
