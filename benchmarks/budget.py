@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from qlora_wgpu import LoraConfig, QuantConfig
-from qlora_wgpu.config.byte_size import parse_bytes
+from qlora_wgpu.config.values import parse_bytes
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.budget import fit

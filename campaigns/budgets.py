@@ -29,7 +29,7 @@ from support.allocating import allocating_device
 
 from campaigns.support import Tally, campaign
 from qlora_wgpu import Config, Observer
-from qlora_wgpu.config.byte_size import LEAST_ALONE
+from qlora_wgpu.config.values import LEAST_ALONE
 from qlora_wgpu.errors import OutOfMemoryError, QLoRAError
 from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.gpu.device import Device

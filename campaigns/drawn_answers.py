@@ -14,10 +14,9 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example
 from qlora_wgpu.ops.optimizers import STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.ops.preference import METRICS, PAIR_LOSSES, Preference, means
-from qlora_wgpu.training.answers import Answers
 from qlora_wgpu.training.batching import BatchPlan
 from qlora_wgpu.training.computing import OwnDevice
-from qlora_wgpu.training.objectives import training_options
+from qlora_wgpu.training.preferences import Answers, training_options
 from qlora_wgpu.training.references import references_of
 
 LENGTHS = (1, 1, 2, 3, 7, 16, 17, 33)

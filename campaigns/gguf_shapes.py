@@ -35,9 +35,9 @@ from campaigns.support import Tally, campaign
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import QLoRAError, UnsupportedModelError
 from qlora_wgpu.export.gguf.architectures import ARCHITECTURES
-from qlora_wgpu.export.gguf.element_types import find_file_type
 from qlora_wgpu.export.gguf.model import gguf_model
-from qlora_wgpu.export.merged_weights import MergedWeights
+from qlora_wgpu.export.gguf.tensors import find_file_type
+from qlora_wgpu.export.merge import MergedWeights
 from qlora_wgpu.families.family import Architecture, find_family
 
 # Norm of the difference over that of the logits. llama.cpp's GELU is a table in float16.

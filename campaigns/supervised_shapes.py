@@ -40,7 +40,7 @@ from qlora_wgpu.data import Dataset, Example
 from qlora_wgpu.ops.optimizers import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.training.batching import BatchPlan, padded_batch
 from qlora_wgpu.training.evaluation import held_out_loss
-from qlora_wgpu.training.objectives import training_options
+from qlora_wgpu.training.preferences import training_options
 
 
 def theirs(

@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 
 from campaigns.strangers import Content, attempt, changed, damaged
 from qlora_wgpu.checkpoint import SafetensorsFile
-from qlora_wgpu.checkpoint.safetensors_format import BITS, INDEX
-from qlora_wgpu.checkpoint.weight_files import open_weights
+from qlora_wgpu.checkpoint.model_folder import open_weights
+from qlora_wgpu.checkpoint.safetensors_file import BITS, INDEX
 from qlora_wgpu.errors import CheckpointError
 
 NUMBERS = [

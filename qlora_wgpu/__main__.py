@@ -22,7 +22,7 @@ def main() -> None:
 
 def _main() -> None:
     from qlora_wgpu.supervision.journal import Journal
-    from qlora_wgpu.supervision.signals import let_through
+    from qlora_wgpu.supervision.processes import let_through
     from qlora_wgpu.supervision.streams import replace_closed
 
     let_through()

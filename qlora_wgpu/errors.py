@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from qlora_wgpu.supervision.exit_codes import ERROR, LOST
+from qlora_wgpu.supervision.processes import ERROR, LOST
 
 _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 2

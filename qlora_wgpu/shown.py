@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from qlora_wgpu import runs
-from qlora_wgpu.cli._display import TrainingDisplay
-from qlora_wgpu.cli._notebook import NotebookCurves
+from qlora_wgpu.cli._display import NotebookCurves, TrainingDisplay
 from qlora_wgpu.cli._terminal import Terminal, in_notebook
 from qlora_wgpu.cli.train import show_result
-from qlora_wgpu.config.overrides import located
+from qlora_wgpu.config.loading import located
 from qlora_wgpu.errors import ConfigError, brief
 from qlora_wgpu.runs.settings import AnyConfig, as_config, require_own_peers
 from qlora_wgpu.training import Observer, TrainResult
-from qlora_wgpu.training.reporters import ObserverList
+from qlora_wgpu.training.observers import ObserverList, Watched
 from qlora_wgpu.training.steering import Callback, Callbacks
-from qlora_wgpu.training.watched import Watched
 
 
 def train(

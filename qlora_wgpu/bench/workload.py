@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError

@@ -20,8 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
-from qlora_wgpu.checkpoint.safetensors_format import FLOATS
+from qlora_wgpu.checkpoint.safetensors_file import FLOATS, SafetensorsFile
 
 IN_TURNS = ("gpt_oss",)
 """Model types whose stacks are as gpt-oss's."""

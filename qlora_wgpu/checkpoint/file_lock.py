@@ -1,4 +1,4 @@
-"""A claim on a folder that ends with its process, however that ends."""
+"""A claim on a folder that ends with its process, and small files that several may write."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+
+from qlora_wgpu.cache_folder import make_cache_folder
+from qlora_wgpu.checkpoint.atomic import write_file
+from qlora_wgpu.errors import CheckpointError
 
 if sys.platform == "win32":
     import msvcrt
@@ -87,3 +91,22 @@ class FileLock:
 
     def __del__(self) -> None:
         self.release()
+
+
+def write_cache_file(path: Path, content: str) -> str:
+    """Replaces a file of the cache, unless another process is writing it just now.
+
+    Returns:
+        Empty, or a sentence on why it cannot be written, which costs time only.
+    """
+    try:
+        make_cache_folder(path.parent)
+        lock = FileLock(path.with_name(f".{path.name}.lock"))
+        if lock.acquire():
+            write_file(path, content.encode())
+            lock.release()
+    except CheckpointError as err:
+        return str(err)
+    except OSError as err:
+        return f"{path} cannot be written: {err.strerror or err}"
+    return ""

@@ -1,14 +1,99 @@
-"""Models by their name on the Hugging Face hub."""
+"""Models by their name on the Hugging Face hub, down and up."""
 
 from __future__ import annotations
 
+import io
 import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import Any
+from urllib.parse import urlsplit
 
 from qlora_wgpu.checkpoint.gguf.file import part_names, split_name
-from qlora_wgpu.checkpoint.hub_progress import waiting_bars
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.presence import exists, is_dir
+
+_DELAY = 1.0  # seconds: what is in the local cache already is looked through in less
+_BETWEEN_LINES = 15.0  # seconds
+
+
+@contextmanager
+def waiting_bars(name: str) -> Iterator[type[Any]]:
+    """A class of bars for the hub's client, with which it downloads ``name``.
+
+    They show nothing for a second and leave nothing. Where no bar can be drawn, in a file or beside
+    another one, there is a line now and then.
+
+    After Ctrl-C the client waits for all files that its threads have begun, which may take an hour:
+    here each of them ends at its next piece.
+    """
+    from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
+
+    bars: list[Any] = []
+    stopped = threading.Event()
+    draws = sys.stderr.isatty() and not hasattr(sys.stderr, "rich_proxied_file")
+    lines = {} if draws else {"file": io.StringIO(), "disable": False}
+
+    class WaitingBar(tqdm):
+        told_at = 0.0  # of all bars of a download
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(  # type: ignore[no-untyped-call]
+                *args, **{**options, **lines, "delay": _DELAY, "leave": False}
+            )
+            bars.append(self)
+
+        def display(self, *args: Any, **options: Any) -> None:
+            # What refreshes a bar does not look at its delay.
+            if (now := self._time()) < self.start_t + self.delay:
+                return
+            if draws:
+                super().display(*args, **options)
+            elif now >= WaitingBar.told_at + _BETWEEN_LINES and self.total and not self.disable:
+                WaitingBar.told_at = now
+                sys.stderr.write(f"downloading {name}: {self._amounts()}\n")
+
+        def _amounts(self) -> str:
+            if self.unit != "B":
+                return f"{self.n} of {self.total} files"
+            return " of ".join(f"{self.format_sizeof(n)}B" for n in (self.n, self.total))
+
+        def update(self, *args: Any) -> Any:
+            if stopped.is_set():
+                raise KeyboardInterrupt
+            return super().update(*args)
+
+    try:
+        with _told_of_interrupts(stopped):
+            yield WaitingBar
+    finally:
+        for bar in reversed(bars):  # the client leaves some open
+            bar.close()
+
+
+@contextmanager
+def _told_of_interrupts(event: threading.Event) -> Iterator[None]:
+    """Sets an event at Ctrl-C, and does what is done at it anyway."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        event.set()
+        before(number, frame)
+
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"\w[\w./-]{0,199}", re.ASCII)  # a branch, a tag or a commit
@@ -136,3 +221,61 @@ def _snapshot(
         raise CheckpointError(
             f"{name} is not a folder, and downloading it from the Hugging Face hub failed: {reason}"
         ) from err
+
+
+_THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
+
+
+def check_reachable() -> None:
+    """Makes sure that the hub may be written to from here, before anything is done for it.
+
+    Raises:
+        ConfigError: If the hub's client is switched off, nobody is logged in, or a token would
+            travel in the clear.
+    """
+    from huggingface_hub import constants, get_token
+
+    if constants.HF_HUB_OFFLINE:
+        raise ConfigError(
+            "HF_HUB_OFFLINE is set, so nothing is sent to the hub: unset it to push, or copy the "
+            "files yourself"
+        )
+    address = urlsplit(constants.ENDPOINT)
+    if address.scheme != "https" and address.hostname not in _THIS_MACHINE:
+        raise ConfigError(
+            f"HF_ENDPOINT is {constants.ENDPOINT}, where your token would travel in the clear: "
+            "use https"
+        )
+    if not get_token():
+        raise ConfigError("nobody is logged in to the hub: run `hf auth login`, or set HF_TOKEN")
+
+
+def upload(name: str, files: Mapping[str, Path | bytes], *, private: bool) -> str:
+    """Puts files into a model repository of the hub, which is made if it is not there.
+
+    Args:
+        name: owner/name.
+        files: A path or the content of each file, by its path in the repository.
+        private: Whether a new repository is seen by its owner alone; one that is there stays as it
+            is.
+
+    Returns:
+        The address of its page.
+
+    Raises:
+        CheckpointError: If the hub refuses it or cannot be reached.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi, constants
+
+    api = HfApi(endpoint=constants.ENDPOINT)
+    changes = [
+        CommitOperationAdd(path, content if isinstance(content, bytes) else str(content))
+        for path, content in files.items()
+    ]
+    try:
+        page = api.create_repo(name, private=private, exist_ok=True)
+        api.create_commit(name, changes, commit_message="Upload with qlora-wgpu")
+    except Exception as err:  # whatever the client or the network has
+        reason = next(iter(str(err).splitlines()), "") or type(err).__name__
+        raise CheckpointError(f"{name} cannot be written on the hub: {reason}") from err
+    return str(page)

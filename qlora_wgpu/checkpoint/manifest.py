@@ -12,10 +12,32 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.checkpoint.safetensors_file import LFS_PREFIX
+from qlora_wgpu.config.yaml import json_object
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.files import open_file
+from qlora_wgpu.files import file_bytes, open_file
+from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.presence import is_file
+
+
+def read_json_object(path: Path, most: int = MODEL_JSON_BYTES) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Args:
+        path: The file.
+        most: Bytes that it may have.
+
+    Raises:
+        CheckpointError: If the file is missing, too large, not JSON, or holds no object.
+    """
+    try:
+        raw = file_bytes(path, most)
+    except OSError as err:
+        raise CheckpointError(f"{path} cannot be read: {err.strerror}") from err
+    if raw.startswith(LFS_PREFIX):
+        raise CheckpointError(f"{path} is a Git LFS pointer, not the file: run git lfs pull")
+    return json_object(raw, path, CheckpointError)
+
 
 MANIFEST = "manifest.json"
 _VERSION = 1

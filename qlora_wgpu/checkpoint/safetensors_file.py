@@ -1,9 +1,21 @@
-"""Reading safetensors files tensor by tensor, through a memory map."""
+"""Reading safetensors files tensor by tensor, through a memory map; what is wrong with a header.
+
+Format: 8 bytes header length (little-endian), a JSON object, then the tensors' bytes. Every byte of
+the data belongs to exactly one tensor. ``safetensors_header.py`` decides whether a file is refused;
+this module looks for the reason.
+
+A file that the library refuses is refused here, and one that it takes is taken, within the limits
+of ``limits.py``: two readers that differ would make of one file two models.
+"""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -11,15 +23,298 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import safe_open
 
 from qlora_wgpu.bfloat16 import from_bfloat16
-from qlora_wgpu.checkpoint.file_signatures import what_it_is
-from qlora_wgpu.checkpoint.safetensors_format import FLOATS, NUMPY_DTYPES
-from qlora_wgpu.checkpoint.safetensors_header import HeaderError, TensorEntry, read_header
 from qlora_wgpu.errors import CheckpointError, brief
 from qlora_wgpu.files import open_file
-from qlora_wgpu.limits import HEADER_BYTES
+from qlora_wgpu.limits import DIMENSIONS, HEADER_BYTES, TENSORS
 from qlora_wgpu.mapped_files import let_go, map_file, require_whole
+
+LFS_PREFIX = b"version https://git-lfs"
+
+_KINDS = (
+    (LFS_PREFIX, "is a Git LFS pointer, not the weights: run git lfs pull"),
+    (b"PK\x03\x04", "is a PyTorch or zip file, not safetensors: save the model as safetensors"),
+    (b"\x80\x02", "is a PyTorch pickle, not safetensors: save the model as safetensors"),
+    (
+        b"GGUF",
+        "is a GGUF file, not safetensors: name it NAME.gguf, and give the file itself",
+    ),
+    (b"<", "is a web page, not the weights: download it again, logged in if the model asks for it"),
+)
+
+
+def what_it_is(start: bytes) -> str | None:
+    """The end of a sentence about a file that is not a safetensors file, or None if it may be one.
+
+    Args:
+        start: The first bytes; 64 are enough. A safetensors file starts with the length of its
+            header, 8 bytes of which the last four are zero, so none can be mistaken.
+    """
+    for prefix, kind in _KINDS:
+        if start.lstrip().startswith(prefix) and start[4:8] != bytes(4):
+            return kind
+    return None
+
+
+BITS = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8,
+    "F8_E5M2FNUZ": 8,
+    "U16": 16,
+    "I16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "U32": 32,
+    "I32": 32,
+    "F32": 32,
+    "U64": 64,
+    "I64": 64,
+    "F64": 64,
+    "C64": 64,
+    "F4": 4,
+    "F6_E2M3": 6,
+    "F6_E3M2": 6,
+}
+"""Bits of an element, by the format's dtype names."""
+
+NUMPY_DTYPES = {
+    "BOOL": "?",
+    "U8": "u1",
+    "I8": "i1",
+    "F8_E4M3": "u1",
+    "F8_E5M2": "u1",
+    "F8_E8M0": "u1",
+    "F8_E4M3FNUZ": "u1",
+    "F8_E5M2FNUZ": "u1",
+    "U16": "<u2",
+    "I16": "<i2",
+    "F16": "<f2",
+    "BF16": "<u2",
+    "U32": "<u4",
+    "I32": "<i4",
+    "F32": "<f4",
+    "U64": "<u8",
+    "I64": "<i8",
+    "F64": "<f8",
+    "C64": "<c8",
+}
+"""What NumPy reads an element as: bfloat16 as uint16, 8-bit floats as uint8."""
+
+TORCH_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
+"""PyTorch's names of the floating-point types that weights are stored in."""
+
+FLOATS = ("F32", "F16", "BF16", "F64")
+"""The types that weights are read from."""
+
+METADATA = {"format": "pt"}
+"""What a model's file says of itself; transformers refuses one without."""
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+class _DamageError(Exception):
+    pass
+
+
+@dataclass(frozen=True)
+class _Place:
+    begin: int
+    end: int
+
+
+def damage(raw: bytes, data_bytes: int) -> str | None:
+    """What is wrong, as the end of a sentence that starts with the file's name.
+
+    Args:
+        raw: The header's JSON text.
+        data_bytes: Bytes that follow it in the file.
+
+    Returns:
+        The reason, or None where nothing is seen.
+    """
+    try:
+        _check(raw, data_bytes)
+    except _DamageError as err:
+        return str(err)
+    return None
+
+
+def _check(raw: bytes, data_bytes: int) -> None:
+    try:
+        header = json.loads(raw.decode("utf-8"), object_pairs_hook=_without_duplicates)
+    except UnicodeDecodeError as err:
+        raise _DamageError(f"is damaged: its header is not UTF-8 at byte {8 + err.start}") from err
+    except (RecursionError, ValueError) as err:
+        raise _DamageError(f"is damaged: its header is not JSON ({err})") from err
+    if not isinstance(header, dict):
+        raise _DamageError("is damaged: its header is no JSON object")
+    _check_metadata(header.pop("__metadata__", None))
+    places = {name: _place(name, value) for name, value in header.items()}
+    _check_cover(places, data_bytes, 8 + len(raw))
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        twice, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise _DamageError(f"is damaged: its header lists {brief(twice)} twice")
+    return result
+
+
+def _check_metadata(value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
+        raise _DamageError("is damaged: its metadata is no map of strings")
+
+
+def _place(name: str, value: Any) -> _Place:
+    if not isinstance(value, dict) or not {"dtype", "shape", "data_offsets"} <= set(value):
+        raise _DamageError(
+            f"is damaged: tensor {brief(name)} must have dtype, shape and data_offsets"
+        )
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in BITS:
+        raise _DamageError(f"has tensor {brief(name)} of unknown dtype {brief(dtype)}")
+    if not _are_sizes(shape):
+        raise _DamageError(f"is damaged: tensor {brief(name)} has shape {str(shape)[:80]}")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise _DamageError(f"is damaged: tensor {brief(name)} has data_offsets {str(offsets)[:80]}")
+    _check_size(name, dtype, shape, offsets[1] - offsets[0])
+    return _Place(*offsets)
+
+
+def _check_size(name: str, dtype: str, shape: list[int], nbytes: int) -> None:
+    bits = BITS[dtype]
+    for size in shape:
+        bits = min(bits * size, 2**80)  # a list of large numbers has no end otherwise
+    if bits != 8 * nbytes:
+        raise _DamageError(
+            f"is damaged: tensor {brief(name)}, {dtype} {brief(shape)}, needs {-(-bits // 8)} "
+            f"bytes, but its data_offsets give it {nbytes}"
+        )
+
+
+def _are_sizes(value: Any) -> bool:
+    """Whether it is a list of integers from 0 to 2^63 - 1; ``True`` is no integer here."""
+    return isinstance(value, list) and all(type(x) is int and 0 <= x < 2**63 for x in value)
+
+
+def _check_cover(places: Mapping[str, _Place], data_bytes: int, header_bytes: int) -> None:
+    """Every byte belongs to exactly one tensor."""
+    reached = 0
+    last = ""
+    for name, place in sorted(places.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if place.begin < reached:
+            raise _DamageError(f"is damaged: tensors {brief(last)} and {brief(name)} overlap")
+        if place.begin > reached:
+            raise _DamageError(
+                f"is damaged: {place.begin - reached} bytes before tensor {brief(name)} belong to "
+                "none"
+            )
+        reached, last = place.end, name
+    if reached > data_bytes:
+        raise _DamageError(
+            f"is truncated: its header says {header_bytes + reached} bytes, the file has "
+            f"{header_bytes + data_bytes}; download or copy it again"
+        )
+    if reached < data_bytes:
+        raise _DamageError(f"is damaged: its last {data_bytes - reached} bytes belong to no tensor")
+
+
+class HeaderError(Exception):
+    """What is wrong with a header, as the end of a sentence that starts with the file's name."""
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """A tensor's type, shape and place in the file.
+
+    Attributes:
+        dtype: The format's name of the element type, for example "BF16".
+        shape: The tensor's dimensions.
+        begin: First byte, counted from the end of the header.
+        end: Byte after its last.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def read_header(
+    path: Path, raw: bytes, data_bytes: int
+) -> tuple[dict[str, TensorEntry], Mapping[str, str]]:
+    """Reads and checks a header.
+
+    Args:
+        path: A regular file.
+        raw: Its header.
+        data_bytes: Bytes that follow the header.
+
+    Returns:
+        The tensors by name, in the order of the header, and the metadata.
+
+    Raises:
+        HeaderError: If the library refuses the file, or it is beyond the limits.
+    """
+    with _refusals(raw, data_bytes), safe_open(path, framework="numpy") as file:
+        names, metadata = set(file.keys()), file.metadata() or {}
+    if len(names) > TENSORS:
+        raise HeaderError(f"lists {len(names)} tensors, more than the {TENSORS} allowed")
+    entries = _entries(raw)
+    last = max((entry.end for entry in entries.values()), default=0)
+    if entries.keys() != names or last != data_bytes:
+        raise HeaderError("has changed while it was read: try again")
+    return entries, metadata
+
+
+def _entries(raw: bytes) -> dict[str, TensorEntry]:
+    """What a header says that the library has checked, but of which it does not tell all."""
+    try:
+        header = json.loads(raw)
+    except ValueError as err:  # an integer of more digits than Python reads, where none is needed
+        raise HeaderError(f"has a header that is not read: {err}") from err
+    header.pop("__metadata__", None)
+    return {name: _entry(name, value) for name, value in header.items()}
+
+
+def _entry(name: str, value: Any) -> TensorEntry:
+    keys = ("dtype", "shape", "data_offsets")
+    dtype, shape, (begin, end) = value if isinstance(value, list) else [value[k] for k in keys]
+    if len(shape) > DIMENSIONS:
+        raise HeaderError(
+            f"has shape {brief(shape)} for tensor {brief(name)}: more than {DIMENSIONS} dimensions "
+            "are not allowed"
+        )
+    if isinstance(dtype, dict):  # {"F32": null}, which the library takes for "F32"
+        (dtype,) = dtype
+    return TensorEntry(dtype, tuple(shape), begin, end)
+
+
+@contextmanager
+def _refusals(raw: bytes, data_bytes: int) -> Iterator[None]:
+    """Turns what the library raises into a sentence that says where the damage is."""
+    try:
+        yield
+    except HeaderError:
+        raise
+    except BaseException as err:
+        # A panic of the library is no Exception; an interrupt must stay one.
+        if not isinstance(err, Exception) and type(err).__name__ != "PanicException":
+            raise
+        reason = damage(raw, data_bytes) or f"is damaged: {' '.join(str(err).split())[:300]}"
+        raise HeaderError(reason) from err
+
 
 _PIECE = 1 << 22  # numbers that are read at a time
 _MAX_SUGGESTED_FROM = 20_000  # a search for similar names takes seconds beyond that

@@ -14,9 +14,8 @@ from qlora_wgpu.cli._verbs import Verbs
 from qlora_wgpu.errors import DeviceError, QLoRAError, reason
 from qlora_wgpu.gpu.driver import overdue_call
 from qlora_wgpu.supervision.child import end_if_hung
-from qlora_wgpu.supervision.exit_codes import ERROR
 from qlora_wgpu.supervision.journal import Journal
-from qlora_wgpu.supervision.processes import MORE_MEMORY, address_space
+from qlora_wgpu.supervision.processes import ERROR, MORE_MEMORY, address_space
 from qlora_wgpu.supervision.streams import NamedStream, drop_closed
 from qlora_wgpu.version import __version__
 

@@ -2,26 +2,194 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
+from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._settings import read_settings
-from qlora_wgpu.cli._sizes import read_bytes
+from qlora_wgpu.cli._terminal import Terminal, write
 from qlora_wgpu.config import Config, ModelConfig
 from qlora_wgpu.config.as_trained import Changes, changed, without_none
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.config.problems import RenamedKeyWarning
+from qlora_wgpu.config.values import parse_bytes
+from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template, suitable_template
+from qlora_wgpu.errors import ConfigError, TokenizerError, brief
 from qlora_wgpu.generation import QLoRAModel
+from qlora_wgpu.generation.text import TextStream
+from qlora_wgpu.presence import exists, is_dir
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.locating import Located, locate
+from qlora_wgpu.runs.inference_memory import Texts
+from qlora_wgpu.runs.locating import Located, locate, prompt_for
 from qlora_wgpu.runs.opening import load_adapted, opened_as_trained
-from qlora_wgpu.runs.reading import Texts
+from qlora_wgpu.runs.settings import as_config
 from qlora_wgpu.training import Observer
+
+MOST_PORTS = 65_535
+
+
+def whole_number(option: str, text: str, most: int | None = None) -> int:
+    """A whole number above zero.
+
+    Raises:
+        ConfigError: If the text is none, or more than it may be.
+    """
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise ConfigError(f"{option} must be a whole number above zero, got {brief(text)}")
+    if most is not None and value > most:
+        raise ConfigError(f"{option} must be at most {most:,}, got {brief(value)}")
+    return value
+
+
+def read_bytes(option: str, text: str) -> int:
+    """A size in bytes: ``8GiB`` and ``8Gi`` are 8 · 2^30, ``8GB`` and ``8G`` are 8 · 10^9.
+
+    Raises:
+        ConfigError: If the text is none.
+    """
+    size = parse_bytes(text)
+    if not size:
+        raise ConfigError(f"{option} must be a size such as 8GiB or 500MiB, got {text!r}")
+    return size
+
+
+_OPTIONS = frozenset(
+    ("--adapter", "--chat-template", "--config", "--data", "--eval", "--gguf", "--model", "--out")
+)
+_PATH = click.Path(readable=False)  # whether it can be read is told by who reads it
+
+
+def complete_paths(command: click.Command) -> None:
+    """Lets a shell complete paths for options that name a file, and for all first arguments.
+
+    A hub name fits in their place as well: nothing is looked up.
+    """
+    for parameter in command.params:
+        if parameter.type is click.STRING and _takes_path(parameter):
+            parameter.type = _PATH
+
+
+def _takes_path(parameter: click.Parameter) -> bool:
+    if isinstance(parameter, click.Argument):
+        return parameter.nargs == 1
+    return not _OPTIONS.isdisjoint(parameter.opts)
+
+
+def target_file(option: str, name: str) -> Path:
+    """Where an option's file goes; where a link leads, so that the link stays one.
+
+    Raises:
+        ConfigError: If nothing can be written there.
+    """
+    path = Path(name).expanduser()
+    if not name or is_dir(path):
+        raise ConfigError(f"{option} {name!r} is not a file name: give one such as figures.json")
+    if not is_dir(path.parent):
+        raise ConfigError(f"{option} {name}: there is no folder {path.parent}")
+    if not os.access(path if exists(path) else path.parent, os.W_OK):
+        raise ConfigError(f"{option} {name} cannot be written: you may not write there")
+    return path.resolve() if path.is_symlink() else path
+
+
+def write_figures(path: Path, figures: dict[str, Any]) -> None:
+    """Writes an option's file as JSON.
+
+    Raises:
+        CheckpointError: If that fails.
+    """
+    write_file(path, (json.dumps(figures, indent=1) + "\n").encode())
+
+
+def read_settings(path: str, overrides: Sequence[str]) -> Config:
+    """Reads a configuration: a YAML file, or the one that a run's folder keeps.
+
+    Raises:
+        ConfigError: If anything in it is wrong.
+    """
+    with renamed_keys_told():
+        return as_config(path, overrides)
+
+
+@contextmanager
+def renamed_keys_told() -> Iterator[None]:
+    """While it is entered, a key that is read under an old name is told on stderr."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", RenamedKeyWarning)
+        show = warnings.showwarning
+
+        def tell(message: Any, category: type[Warning], *where: Any, **options: Any) -> None:
+            if not issubclass(category, RenamedKeyWarning):
+                show(message, category, *where, **options)
+                return
+            console = Terminal(stderr=True, soft_wrap=True)
+            console.print(f"note: {message}", style="yellow", highlight=False, markup=False)
+
+        warnings.showwarning = tell
+        yield
+
+
+def stream(
+    tokenizer: Tokenizer,
+    tokens: Iterable[int],
+    stop_text: str = "",
+    context: Sequence[int] = (),
+) -> str:
+    """Writes tokens to stdout as they come; returns their text.
+
+    Args:
+        tokenizer: The model's tokenizer.
+        tokens: What is generated.
+        stop_text: The text that ends it, which is not written.
+        context: Tokens of the text that they go on with.
+    """
+    stream = TextStream(tokenizer, [stop_text], context)
+    for token in tokens:
+        write(stream.push(token))
+        if stream.stopped:
+            break
+    write(stream.rest() + "\n")
+    return stream.text
+
+
+def prompt_format(source: OpenedModel, adapter: str | None, setting: str | None) -> PromptFormat:
+    """How prompts are written: as the adapter was trained, or with a chat template by its name.
+
+    Raises:
+        TokenizerError: If the template is broken, or a file of the tokenizer damaged.
+        CheckpointError: If what is kept beside the adapter is damaged.
+    """
+    prompt = prompt_for(source, adapter)
+    if setting is None:
+        return prompt
+    return PromptFormat("chat", prompt.tokenizer, find_chat_template(setting, prompt.tokenizer))
+
+
+def require_template(prompt: PromptFormat) -> PromptFormat:
+    """The prompt's format, if it can write what somebody says.
+
+    Raises:
+        TokenizerError: If it is chats, and no template is known.
+    """
+    if prompt.kind == "chat" and prompt.template is None:
+        raise TokenizerError(
+            "the model has no chat template: give --chat-template a .jinja file or a built-in name "
+            f"({suitable_template(prompt.tokenizer)} fits its tokenizer), or let it go on with "
+            "texts: qlora-wgpu generate --no-chat"
+        )
+    return prompt
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 import click
 
-from qlora_wgpu.cli._completion import complete_paths
+from qlora_wgpu.cli._model import complete_paths
 from qlora_wgpu.cli._terminal import Commands
 
 # Each verb's module, and the first sentence of its help, which a test holds to the command itself.

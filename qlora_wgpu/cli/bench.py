@@ -11,8 +11,7 @@ from qlora_wgpu.bench.measure import measure
 from qlora_wgpu.bench.report import show, to_json
 from qlora_wgpu.bench.workload import SHAPES, Workload, find_shape
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._model import gpu_option
-from qlora_wgpu.cli._targets import target_file, write_figures
+from qlora_wgpu.cli._model import gpu_option, target_file, write_figures
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.config.schema import DeviceConfig

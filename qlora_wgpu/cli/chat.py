@@ -10,17 +10,24 @@ from typing import Any
 import click
 from rich.console import Console
 
-from qlora_wgpu.cli._model import Opening, open_adapted, opening_options, sampling_options
+from qlora_wgpu.cli._model import (
+    Opening,
+    open_adapted,
+    opening_options,
+    prompt_format,
+    require_template,
+    sampling_options,
+    stream,
+)
 from qlora_wgpu.cli._terminal import Terminal, write
-from qlora_wgpu.cli._text import prompt_format, require_template, stream
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import DataError, QLoRAError
 from qlora_wgpu.generation import QLoRAModel, generate
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.adapter_set import LoadedAdapter
 from qlora_wgpu.runs import OpenedModel
+from qlora_wgpu.runs.inference_memory import Texts
 from qlora_wgpu.runs.locating import adapter_in
-from qlora_wgpu.runs.reading import Texts
 
 _CONVERSATION = 2048  # tokens that are planned for; a longer one takes what is left
 _END = "Ctrl-Z and Enter" if os.name == "nt" else "Ctrl-D"

@@ -15,17 +15,17 @@ from rich.text import Text
 from qlora_wgpu import runs
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._settings import read_settings
+from qlora_wgpu.cli._model import read_settings
 from qlora_wgpu.cli._terminal import Terminal, has_characters, write_json
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example, Tokenizer, content_digest, encoded_examples
-from qlora_wgpu.data.held_out import DatasetPart
-from qlora_wgpu.data.preference_source import SAID, EncodedAnswer
+from qlora_wgpu.data.dataset import DatasetPart
+from qlora_wgpu.data.row_source import SAID, EncodedAnswer
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.runs.data import data_path, preparation, read_data, tokenizer_of
 from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.training import Observer
-from qlora_wgpu.training.mixing import source_figures
+from qlora_wgpu.training.data import source_figures
 from qlora_wgpu.visible import visible
 
 _BARS, _BAR_WIDTH = 10, 40

@@ -10,8 +10,7 @@ from rich.table import Table
 from qlora_wgpu import runs
 from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._settings import renamed_keys_told
-from qlora_wgpu.cli._targets import target_file
+from qlora_wgpu.cli._model import renamed_keys_told, target_file
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.runs.evaluation import Evaluation, HeldOutLoss
 from qlora_wgpu.runs.exact_match import Answering

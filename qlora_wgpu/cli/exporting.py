@@ -18,10 +18,16 @@ from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.export import merge as merge_adapter
 from qlora_wgpu.export import quantize_folder
-from qlora_wgpu.export.gguf.element_types import FILE_TYPES
+from qlora_wgpu.export.gguf.tensors import FILE_TYPES
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.drift import measure_drift, measure_trained, on_a_device
-from qlora_wgpu.runs.exporting import export_adapter, export_model, modelfile_of
+from qlora_wgpu.runs.exporting import (
+    export_adapter,
+    export_model,
+    measure_drift,
+    measure_trained,
+    modelfile_of,
+    on_a_device,
+)
 from qlora_wgpu.shell_words import shell_word
 
 _base_option = click.option(

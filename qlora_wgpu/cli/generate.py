@@ -8,16 +8,23 @@ from typing import Any
 
 import click
 
-from qlora_wgpu.cli._model import Opening, open_adapted, opening_options, sampling_options
+from qlora_wgpu.cli._model import (
+    Opening,
+    open_adapted,
+    opening_options,
+    prompt_format,
+    require_template,
+    sampling_options,
+    stream,
+)
 from qlora_wgpu.cli._terminal import Terminal, write, write_json
-from qlora_wgpu.cli._text import prompt_format, require_template, stream
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.generation import generate as generate_tokens
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.completing import completed_rows, prompts_of, read_prompts
-from qlora_wgpu.runs.reading import Texts
+from qlora_wgpu.runs.inference_memory import Texts
 
 
 def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -10,19 +10,25 @@ from typing import Any
 
 import click
 
-from qlora_wgpu.cli._model import Opening, open_adapted, opening_options
-from qlora_wgpu.cli._sizes import MOST_PORTS, whole_number
+from qlora_wgpu.cli._model import (
+    MOST_PORTS,
+    Opening,
+    open_adapted,
+    opening_options,
+    prompt_format,
+    require_template,
+    whole_number,
+)
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.cli._text import prompt_format, require_template
 from qlora_wgpu.errors import ConfigError, reason
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.presence import exists
 from qlora_wgpu.runs import OpenedModel
+from qlora_wgpu.runs.inference_memory import Texts
 from qlora_wgpu.runs.locating import adapter_in
 from qlora_wgpu.runs.opening import configs_of
-from qlora_wgpu.runs.reading import Texts
 from qlora_wgpu.serving.extra import require_server
 from qlora_wgpu.serving.served import Served
 from qlora_wgpu.serving.writer import Writer

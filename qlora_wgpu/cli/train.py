@@ -10,7 +10,7 @@ import click
 
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import TrainingDisplay
-from qlora_wgpu.cli._settings import read_settings
+from qlora_wgpu.cli._model import read_settings
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.data import prompt_kind
 from qlora_wgpu.errors import ConfigError
@@ -18,7 +18,7 @@ from qlora_wgpu.runs.settings import require_own_peers
 from qlora_wgpu.shell_words import shell_command, shell_word
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.training import Observer, Sample, TrainResult, checkpoint_folders
-from qlora_wgpu.training.reporters import ObserverList
+from qlora_wgpu.training.observers import ObserverList
 from qlora_wgpu.visible import without_empty_lines
 
 

@@ -10,11 +10,10 @@ from rich.live import Live
 from rich.text import Text
 
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.report.curves import Points, smoothed
-from qlora_wgpu.report.dots import MARK, dots
+from qlora_wgpu.report.charts import MARK, Points, dots, smoothed
 from qlora_wgpu.report.page import points
 from qlora_wgpu.runs.watching import RunView, look
-from qlora_wgpu.training.observer import Row
+from qlora_wgpu.training.observers import Row
 
 _HEIGHT, _WIDEST = 10, 100  # characters of a drawing
 _PROMPT, _ANSWER, _BAR = 100, 300, 60

@@ -9,8 +9,7 @@ from typing import Literal
 import click
 from rich.console import Console
 
-from qlora_wgpu.cli._settings import read_settings
-from qlora_wgpu.cli._sizes import MOST_PORTS, whole_number
+from qlora_wgpu.cli._model import MOST_PORTS, read_settings, whole_number
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import RANK, TOKENS_OF_A_ROW

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from qlora_wgpu.cli._model import gpu_option
-from qlora_wgpu.cli._sizes import read_bytes
+from qlora_wgpu.cli._model import gpu_option, read_bytes
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.cluster.serving import PATIENCE, Service, serve
 

@@ -11,21 +11,75 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from qlora_wgpu.cluster import answer_work
-from qlora_wgpu.cluster.blocks import FloatArray, Identity, RemoteWorker, Specification, Sums
-from qlora_wgpu.cluster.connection import Connection, connect
-from qlora_wgpu.cluster.engine import Engine
-from qlora_wgpu.cluster.expected import Expected, expected
-from qlora_wgpu.cluster.gradient_sum import GradientSum
-from qlora_wgpu.cluster.loop_thread import LoopThread
-from qlora_wgpu.cluster.running_sums import RunningSums
-from qlora_wgpu.cluster.steps import Block
+from qlora_wgpu.cluster import actor
+from qlora_wgpu.cluster.blocks import (
+    Expected,
+    FloatArray,
+    Identity,
+    RemoteWorker,
+    RunningSums,
+    Specification,
+    Sums,
+    expected,
+)
+from qlora_wgpu.cluster.connection import Connection, LoopThread, connect
+from qlora_wgpu.cluster.engine import Block, Engine
 from qlora_wgpu.config.schema import ClusterConfig
+from qlora_wgpu.graph.sharded_vector import Pieces
+from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import LossSums, StepKind
 from qlora_wgpu.ops.optimizers import STATS_CORRECT, STATS_LOSS, STATS_TOKENS
+from qlora_wgpu.ops.tensor import add_to
 from qlora_wgpu.training.computing import Arrays, Done, MicroBatch
-from qlora_wgpu.training.observer import WorkerFigures
+from qlora_wgpu.training.observers import WorkerFigures
+
+
+def received_gradient(adapter: Adapter) -> Pieces:
+    """Room for a gradient that has come from a worker."""
+    return Pieces.laid_out("received gradient", "gradients", "float32", adapter.piece_lengths)
+
+
+class GradientSum:
+    """Adds one block's gradient after another, as the kernels of a single device do.
+
+    Attributes:
+        model: The adapter.
+        sums: What blocks of the step have given beside their gradients.
+    """
+
+    def __init__(self, model: AdapterModel) -> None:
+        """Allocates room for a gradient that has come.
+
+        Args:
+            model: The adapter.
+        """
+        self.model = model
+        self._received = received_gradient(model.adapter)
+        graph = model.new_graph()
+        add_to(graph, model.adapter.gradient, self._received)
+        self._program = model.new_program(graph)
+        self.begin()
+
+    def parameters(self) -> FloatArray:
+        """The adapter's parameters; waits for the device."""
+        return self.model.read_flat(self.model.adapter.parameters)
+
+    def begin(self) -> None:
+        """A step begins."""
+        self.sums = RunningSums()
+
+    def add(self, sums: Sums) -> None:
+        """Adds a block's sums."""
+        assert sums.gradient is not None
+        self.model.write_flat(self._received, sums.gradient)
+        self._program.run()
+        self.sums.add(sums)
+
+    def end(self) -> None:
+        """Puts the step's loss, label tokens and the rest where update and log read them."""
+        self.model.write_stats(self.sums.stats, self.sums.saturated)
+
 
 _T = TypeVar("_T")
 _END = 20.0  # seconds for an orderly end of everything
@@ -165,11 +219,11 @@ class Cluster:
         self._publish()
         compute = partial(self._compute, is_stopped=is_stopped)
         if measured := [block for block in blocks if block.is_measured]:
-            if not answer_work.measure(compute, measured, total.sums.add):
+            if not actor.measure(compute, measured, total.sums.add):
                 return False
             self.figures()  # what is told is of gradients
         divergence = total.sums.divergence
-        learnt = [answer_work.learnt(b, divergence) for b in blocks if not b.is_measured]
+        learnt = [actor.learnt(b, divergence) for b in blocks if not b.is_measured]
         done = compute("gradient", learnt, total.add)
         if done:
             total.end()
@@ -196,7 +250,7 @@ class Cluster:
             ClusterError: If no worker is left to compute it.
         """
         self._publish()
-        yield from answer_work.said(self._compute, batches, done)
+        yield from actor.said(self._compute, batches, done)
         self.figures()
 
     def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
@@ -206,7 +260,7 @@ class Cluster:
             ClusterError: If no worker is left to compute them.
         """
         self._publish()
-        total = answer_work.summed(self._compute, batches, done)
+        total = actor.summed(self._compute, batches, done)
         self.figures()
         return total.stats
 
@@ -247,7 +301,7 @@ class Cluster:
         assert self._sum is not None
         return self._sum
 
-    def _expected(self, method: str, given: answer_work.Arguments) -> Expected:
+    def _expected(self, method: str, given: actor.Arguments) -> Expected:
         model = self._own_sum().model
         return expected(method, given, model.adapter.length, model.options.objective.preference)
 
@@ -256,7 +310,7 @@ class Cluster:
         self._own_engine().publish(self._own_sum().parameters())
 
     def _compute(
-        self, method: str, arguments: list[answer_work.Arguments], add: Callable[[Sums], None],
+        self, method: str, arguments: list[actor.Arguments], add: Callable[[Sums], None],
         is_stopped: Callable[[], bool] = lambda: False,
     ) -> bool:  # fmt: skip
         """Computes blocks and adds what they give in their order; False where it was stopped."""

@@ -13,11 +13,11 @@ from typing import Any
 import psutil
 from distributed import Security, Worker, WorkerPlugin
 
-from qlora_wgpu.cluster.quiet import quieten_dask
+from qlora_wgpu.cluster.connection import quieten_dask
 from qlora_wgpu.cluster.security import LOOPBACK, listening_host
 from qlora_wgpu.cluster.serving import Service, Tell
 from qlora_wgpu.errors import ClusterError, QLoRAError
-from qlora_wgpu.supervision.exit_codes import AGAIN
+from qlora_wgpu.supervision.processes import AGAIN
 
 _JOINING = 30.0  # seconds of an attempt to register
 _LEAVING = 2.0  # seconds in which a worker says goodbye

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from qlora_wgpu.cluster.reaching import wait_for_scheduler
+from qlora_wgpu.cluster.connection import wait_for_scheduler
 from qlora_wgpu.cluster.security import connection_security
 from qlora_wgpu.gpu.adapters import choose_adapter
 

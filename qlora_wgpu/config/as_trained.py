@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.config.loading import load_config
-from qlora_wgpu.config.renamed import new_names
+from qlora_wgpu.config.problems import new_names
 from qlora_wgpu.config.schema import Config
 from qlora_wgpu.presence import is_file
 

@@ -1,26 +1,171 @@
-"""Reading a YAML file and command-line overrides into a checked Config."""
+"""Reading a YAML file, command-line overrides and Python's into a checked Config."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from qlora_wgpu.config.dialects.conversion import dialect_of
-from qlora_wgpu.config.overrides import located
+from qlora_wgpu.config.dialects.conversion import dialect_of, key_for
+from qlora_wgpu.config.dialects.draft import reason_for
 from qlora_wgpu.config.paths import resolve_path
-from qlora_wgpu.config.problems import Problem, config_error, in_quotes, problems_of, shown
-from qlora_wgpu.config.renamed import new_name, new_names, with_new_names
-from qlora_wgpu.config.schema import Config, sections
+from qlora_wgpu.config.problems import (
+    KEY_OF,
+    Problem,
+    config_error,
+    in_quotes,
+    new_name,
+    new_names,
+    problems_of,
+    shown,
+    with_new_names,
+)
+from qlora_wgpu.config.schema import Config, SourceConfig, sections
 from qlora_wgpu.config.sections.optim import has_own_beta2
-from qlora_wgpu.config.suggestions import suggest_key
-from qlora_wgpu.config.yaml_file import AliasError, YamlFile, parse_yaml_value, read_yaml_file
+from qlora_wgpu.config.yaml import AliasError, YamlFile, parse_yaml_value, read_yaml_file
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import PROBLEMS_SHOWN
+
+_OPPOSITES = (("train", "eval"), ("min", "max"), ("beta1", "beta2"), ("steps", "epochs"))
+
+
+def suggest_key(loc: tuple[str, ...]) -> str:
+    """The end of the sentence about an unknown key: empty, or like ``": did you mean 'lora.r'?"``.
+
+    Args:
+        loc: The key, as ``("lora", "rank")``; one part where it stands at the top level.
+    """
+    keys = sections()
+    if loc[:2] == ("data", "sources"):
+        near = _near(loc[-1], list(SourceConfig.model_fields))
+        keys_of = ", ".join(SourceConfig.model_fields)
+        return f": did you mean {near!r}?" if near else f": the keys of a source are {keys_of}"
+    if len(loc) > 2:
+        return ""
+    leaf = loc[-1].lower().replace("-", "_")
+    if len(loc) == 1 and "." in leaf:
+        section, _, rest = leaf.partition(".")
+        if rest in keys.get(section, ()):
+            return f": write '{rest}' under the section '{section}'"
+    if len(loc) == 1:
+        return _suggest_at_top(leaf, keys)
+    section = loc[0]
+    if leaf in keys[section]:  # only its spelling differs
+        return _did_you_mean(section, leaf)
+    meant = KEY_OF.get(leaf) or key_for(leaf)
+    if meant and meant[0] == section:  # such as optim.scheduler, which cluster has, too
+        return _did_you_mean(*meant)
+    for other, leaves in keys.items():
+        if leaf in leaves:
+            return f": it belongs in section '{other}'"
+    if reason := reason_for(leaf):
+        return f": {reason}"
+    if meant and not _near(leaf, keys[section]):
+        return _did_you_mean(*meant)
+    if near := _near(leaf, keys[section]):
+        return _did_you_mean(section, near)
+    everywhere = {name: section for section, leaves in keys.items() for name in leaves}
+    if near := _near(leaf, list(everywhere)):
+        return _did_you_mean(everywhere[near], near)
+    return f": the keys of '{section}' are {', '.join(keys[section])}"
+
+
+def _suggest_at_top(name: str, keys: dict[str, list[str]]) -> str:
+    for section, leaves in keys.items():
+        if name in leaves:
+            return f": it belongs in section '{section}'"
+    if meant := KEY_OF.get(name) or key_for(name):
+        return _did_you_mean(*meant)
+    if reason := reason_for(name):
+        return f": {reason}"
+    if near := _near(name, list(keys)):
+        return f": did you mean the section '{near}'?"
+    everywhere = {leaf: section for section, leaves in keys.items() for leaf in leaves}
+    if near := _near(name, list(everywhere)):
+        return _did_you_mean(everywhere[near], near)
+    return f": the sections are {', '.join(keys)}"
+
+
+def _near(word: str, words: list[str]) -> str | None:
+    alike = [other for other in words if not _opposite(word, other)]
+    return next(iter(difflib.get_close_matches(word, alike, n=1, cutoff=0.7)), None)
+
+
+def _opposite(word: str, other: str) -> bool:
+    """Whether two names differ in the very word that tells them apart."""
+    ours, theirs = set(word.split("_")), set(other.split("_"))
+    return any((a in ours and b in theirs) or (b in ours and a in theirs) for a, b in _OPPOSITES)
+
+
+def _did_you_mean(section: str, leaf: str) -> str:
+    return f": did you mean '{section}.{leaf}'?"
+
+
+Location = tuple[str, str]
+
+
+def located(settings: Mapping[str, Any]) -> dict[Location, Any]:
+    """Values by section and key.
+
+    Args:
+        settings: By key where one section alone has it (``learning_rate=1e-4``), by dotted key
+            (``{"optim.learning_rate": 1e-4}``), or by section (``optim={"learning_rate": 1e-4}``).
+
+    Raises:
+        ConfigError: If a key is unknown, stands in several sections, or is given twice.
+    """
+    values: dict[Location, Any] = {}
+    for name, value in settings.items():
+        for location, part in _parts(name, value):
+            if location in values:
+                raise ConfigError(f"{'.'.join(location)} is given twice: give it once")
+            values[location] = part
+    return values
+
+
+def _parts(name: str, value: Any) -> Iterator[tuple[Location, Any]]:
+    """The settings that one argument stands for."""
+    section, dot, key = name.partition(".")
+    if dot:
+        yield _known(section, key), value
+    elif name == "device" and isinstance(value, str | int) and not isinstance(value, bool):
+        yield ("device", "gpu"), str(value)  # as from_pretrained takes it
+    elif name in sections() and isinstance(value, Mapping):
+        for inner, part in value.items():
+            yield _known(name, str(inner)), part
+    else:
+        yield _alone(name, value), value
+
+
+def _known(section: str, key: str) -> Location:
+    key = new_name(section, key)
+    if key not in sections().get(section, ()):
+        location = (section, key) if section in sections() else (f"{section}.{key}",)
+        raise ConfigError(f"there is no setting '{section}.{key}'{suggest_key(location)}")
+    return section, key
+
+
+def _alone(name: str, value: Any) -> Location:
+    """The section of a key that stands by itself."""
+    homes = [section for section, keys in sections().items() if name in keys]
+    if len(homes) > 1:
+        dotted = " or ".join(f"'{section}.{name}'" for section in homes)
+        raise ConfigError(f"several sections have a setting '{name}': write {dotted}")
+    if homes:
+        return homes[0], name
+    if name in sections():
+        keys = sections()[name]
+        raise ConfigError(
+            f"'{name}' is a section: give its settings as a mapping such as "
+            f"{{'{keys[0]}': ...}}, got {shown(value)}"
+        )
+    raise ConfigError(f"there is no setting '{name}'{suggest_key((name,))}")
+
 
 _SPACELESS = re.compile(r"([\w\"']):(?=[^\s:])")
 

@@ -11,16 +11,15 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
-from qlora_wgpu.config.figures import figures_of
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
-from qlora_wgpu.config.sections.cluster import ClusterConfig
 from qlora_wgpu.config.sections.data import DataConfig, SourceConfig
-from qlora_wgpu.config.sections.device import DeviceConfig
+from qlora_wgpu.config.sections.device import ClusterConfig, DeviceConfig
 from qlora_wgpu.config.sections.model import LoraConfig, ModelConfig, QuantConfig
 from qlora_wgpu.config.sections.optim import OptimConfig
 from qlora_wgpu.config.sections.output import EvalConfig, LogConfig, OutputConfig
 from qlora_wgpu.config.sections.train import TrainConfig
-from qlora_wgpu.config.yaml_file import dump_yaml
+from qlora_wgpu.config.values import figures_of
+from qlora_wgpu.config.yaml import dump_yaml
 from qlora_wgpu.errors import ConfigError
 
 __all__ = [

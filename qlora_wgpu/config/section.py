@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from qlora_wgpu.config.dialects.reasons import reason_for
-from qlora_wgpu.config.problems import config_error, problems_of
-from qlora_wgpu.config.synonyms import KEY_OF
+from qlora_wgpu.config.dialects.draft import reason_for
+from qlora_wgpu.config.problems import KEY_OF, config_error, problems_of
 from qlora_wgpu.errors import ConfigError
 
 if TYPE_CHECKING:

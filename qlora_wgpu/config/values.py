@@ -6,11 +6,62 @@ import os
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ByteSize,
+    Field,
+    PlainValidator,
+    TypeAdapter,
+    WithJsonSchema,
+)
 
-from qlora_wgpu.config.byte_size import LEAST_ALONE, parse_bytes
 from qlora_wgpu.limits import COUNT, NUMBERS, RANK, STEPS
 from qlora_wgpu.sandbox.expressions import check_expression
+
+_BYTE_SIZE = TypeAdapter(ByteSize)
+LEAST_ALONE = 1024
+"""Bytes that a number without a unit may be: below it, a unit was forgotten."""
+
+
+def parse_bytes(text: str) -> int | None:
+    """A size in bytes: ``8GiB`` and ``8Gi`` are 8 · 2^30, ``8GB`` and ``8G`` 8 · 10^9, or None.
+
+    A number alone counts bytes, and is none below ``LEAST_ALONE``.
+    """
+    # Pydantic alone would take "8GiB or so" and "8Gbit".
+    size = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
+    if size is None:
+        return None
+    if size[0].strip().isdigit() and int(size[0]) < LEAST_ALONE:
+        return None
+    return int(_BYTE_SIZE.validate_python(f"{size[1]}{size[2] or ''}b"))
+
+
+LOSS = "loss"
+_ANSWERS = (
+    "rewards/margins", "rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected",
+)  # fmt: skip
+_PAIRS = ("rewards/accuracies", *_ANSWERS)
+_OF_OBJECTIVES = {
+    "sft": (LOSS, "mean_token_accuracy"),
+    "dpo": (LOSS, *_PAIRS, "mean_token_accuracy"),
+    "orpo": (LOSS, *_PAIRS, "nll_loss", "log_odds_ratio", "log_odds_chosen"),
+    "kto": (LOSS, *_ANSWERS),
+}
+
+
+def figures_of(objective: str, loss_type: str | None) -> tuple[str, ...]:
+    """The figures of evaluations, without the ``eval_`` in front of their names.
+
+    Args:
+        objective: ``train.objective``.
+        loss_type: ``train.loss_type``, null for the objective's default.
+    """
+    own = _OF_OBJECTIVES[objective]
+    has_divergence = objective == "kto" and loss_type in (None, "kto")
+    return (*own, "kl") if has_divergence else own
+
 
 ALL_LINEAR = "all-linear"
 _ON_WINDOWS = os.name == "nt"

@@ -1,17 +1,35 @@
 """Data: files, tokenizers, chat templates, label masks and batches."""
 
 from qlora_wgpu.data.batches import Batch, bucket_length, collate, epoch_order
-from qlora_wgpu.data.built_in_templates import BUILT_IN_TEMPLATES, suitable_template
-from qlora_wgpu.data.chat import ChatTemplate, RenderedChat, find_chat_template, render_chat
-from qlora_wgpu.data.dataset import Preparation, encoded_examples, load_dataset, row_format
+from qlora_wgpu.data.chat_template import (
+    BUILT_IN_TEMPLATES,
+    ChatTemplate,
+    RenderedChat,
+    find_chat_template,
+    render_chat,
+    suitable_template,
+)
+from qlora_wgpu.data.dataset import (
+    Preparation,
+    content_digest,
+    encoded_examples,
+    load_dataset,
+    row_format,
+    rows_in_both,
+    split_off,
+)
 from qlora_wgpu.data.examples import Counts, Dataset, Example
-from qlora_wgpu.data.formats import FORMATS, RowEncoder, alpaca_prompt
-from qlora_wgpu.data.held_out import content_digest, rows_in_both, split_off
 from qlora_wgpu.data.hub_datasets import is_dataset_name
+from qlora_wgpu.data.infer import chosen_template
 from qlora_wgpu.data.masking import assistant_spans, closing_text, end_of_turn
-from qlora_wgpu.data.prompt_files import prompt_kind, read_prompt_files, save_prompt_files
-from qlora_wgpu.data.prompt_format import PromptFormat, PromptKind
-from qlora_wgpu.data.template_choice import chosen_template
+from qlora_wgpu.data.prompts import (
+    PromptFormat,
+    PromptKind,
+    prompt_kind,
+    read_prompt_files,
+    save_prompt_files,
+)
+from qlora_wgpu.data.row_formats import FORMATS, RowEncoder, alpaca_prompt
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.labels import IGNORE_INDEX
 

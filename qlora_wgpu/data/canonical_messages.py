@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any
 
 from qlora_wgpu.data.columns import EmptyRow
-from qlora_wgpu.data.json_text import parse_json
+from qlora_wgpu.data.json_rows import parse_json
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.visible import quoted
 

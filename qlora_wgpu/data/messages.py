@@ -1,18 +1,139 @@
-"""Messages of a conversation, in the forms that rows keep them in: turns, or prompt and answer."""
+"""Messages of a conversation, in every form that rows keep them in, and loss flags."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from numbers import Real
 from typing import Any
 
-from qlora_wgpu.data.alpaca import history_of
-from qlora_wgpu.data.canonical_messages import canonical_message, kind_of, text_of
+import numpy as np
+
+from qlora_wgpu.data.canonical_messages import canonical_message, from_json, kind_of, text_of
+from qlora_wgpu.data.chat_template import ChatTemplate
 from qlora_wgpu.data.columns import INSTRUCTION, PAIR, EmptyRow
-from qlora_wgpu.data.json_text import parse_json
-from qlora_wgpu.data.turn_marks import MARKS, marks_of
-from qlora_wgpu.errors import DataError
+from qlora_wgpu.data.json_rows import parse_json
+from qlora_wgpu.errors import DataError, brief
 from qlora_wgpu.limits import MAX_MESSAGES
 from qlora_wgpu.visible import quoted
+
+WEIGHT = "weight"  # OpenAI's, of the assistant's messages
+# Axolotl's, ms-swift's and LLaMA-Factory's, of anyone's.
+_TRAINS = ("train", "training", "loss", "loss_weight")
+_MARKS = (WEIGHT, *_TRAINS)
+_PARTS = ("train_detail", "training_detail")  # Axolotl's, of passages
+MARKS = frozenset({*_MARKS, *_PARTS})
+"""All keys of messages that say whether they are learnt."""
+_ASKS = re.compile(rf"(\.|\[['\"])({'|'.join(_MARKS)})\b")
+
+
+def decides(template: ChatTemplate) -> bool:
+    """Whether a template marks what is learnt by what messages say, and so knows better."""
+    return template.marks_assistant and _ASKS.search(template.source) is not None
+
+
+def is_spared(message: Mapping[str, Any]) -> bool:
+    """Whether a message says that it is not learnt."""
+    if MARKS.isdisjoint(message):  # as most are
+        return False
+    return any(_says(message.get(mark), 0) for mark in _MARKS)
+
+
+def is_asked_for(message: Mapping[str, Any]) -> bool:
+    """Whether a message says that it is learnt, whoever it is from.
+
+    A weight of 1 does not say so: OpenAI's are of the assistant's messages alone.
+    """
+    if MARKS.isdisjoint(message):
+        return False
+    return not is_spared(message) and any(_says(message.get(mark), 1) for mark in _TRAINS)
+
+
+def marks_of(message: Mapping[str, Any]) -> dict[str, Any]:
+    """What a message says of itself, by the words for it."""
+    return {key: message[key] for key in (*_MARKS, *_PARTS) if message.get(key) is not None}
+
+
+def without_marks(message: Mapping[str, Any]) -> dict[str, Any]:
+    """A message without what it says of itself."""
+    return {key: value for key, value in message.items() if key not in MARKS}
+
+
+def check_marks(message: Mapping[str, Any], name: str) -> None:
+    """Refuses what is neither learnt nor not.
+
+    Args:
+        message: The message.
+        name: What it is called in the error, such as ``message 2``.
+
+    Raises:
+        DataError: If a mark is neither 0 nor 1, or passages of the message are marked.
+    """
+    if MARKS.isdisjoint(message):
+        return
+    for mark in _MARKS:
+        value = message.get(mark)
+        if value is None or _says(value, 0) or _says(value, 1):
+            continue
+        if mark == WEIGHT:
+            raise DataError(
+                f"{name} has the weight {brief(value)}, but a turn is learnt (1) or not (0): "
+                "data.columns: {weight: …} gives whole rows other weights"
+            )
+        raise DataError(f"{name} has {mark}: {brief(value)}, which must be true or false")
+    parts = next((key for key in _PARTS if message.get(key)), None)
+    if parts is not None and not is_spared(message):
+        raise DataError(
+            f"{name} has {parts}, but passages of a turn cannot be chosen: give the turn train: "
+            "true or false in its place"
+        )
+
+
+def _says(value: Any, what: int) -> bool:
+    return isinstance(value, Real | np.bool_) and bool(value == what)
+
+
+# The wording of Stanford Alpaca's prompts, which models and data sets have used since.
+_TASK = "Below is an instruction that describes a task"
+_REQUEST = "Write a response that appropriately completes the request."
+
+
+def alpaca_prompt(
+    instruction: str, extra: str = "", system: str = "", history: Sequence[tuple[str, str]] = ()
+) -> str:
+    """The prompt of an instruction.
+
+    Args:
+        instruction: What is to be done.
+        extra: An input to it, if any.
+        system: What stands at the beginning instead of Alpaca's own sentence, if anything.
+        history: Instructions and answers that came before.
+    """
+    task = f"{_TASK}, paired with an input that provides further context." if extra.strip() else ""
+    task = task or f"{_TASK}."
+    parts = [system if system.strip() else f"{task} {_REQUEST}"]
+    for earlier, answer in history:
+        parts += [f"### Instruction:\n{earlier}", f"### Response:\n{answer}"]
+    parts.append(f"### Instruction:\n{instruction}")
+    if extra.strip():
+        parts.append(f"### Input:\n{extra}")
+    return "\n\n".join([*parts, "### Response:\n"])
+
+
+def history_of(row: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Instructions and answers before a row's own, as Alpaca's form keeps them.
+
+    Raises:
+        DataError: If the row has them in another form.
+    """
+    turns = from_json(row.get("history")) or []
+    pairs = [turn for turn in turns if isinstance(turn, list) and len(turn) == 2]
+    if not isinstance(turns, list) or len(pairs) < len(turns):
+        raise DataError("'history' must be a list of pairs of an instruction and its answer")
+    if not all(isinstance(text, str) for pair in pairs for text in pair):
+        raise DataError("'history' must hold text alone")
+    return [(instruction, answer) for instruction, answer in pairs]
+
 
 # What chat templates know; there are more, which one or another does.
 USUAL_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.data.batches import epoch_order
+from qlora_wgpu.data.dataset import DatasetPart
 from qlora_wgpu.data.examples import Counts, Dataset, Example
-from qlora_wgpu.data.held_out import DatasetPart
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import MIXED_ROWS
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.cache_folder import folder_of_this_process
-from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.checkpoint.tokenizer_files import CONFIG, GENERATION, copy_tokenizer
 from qlora_wgpu.errors import ConfigError, TokenizerError
 from qlora_wgpu.files import file_bytes

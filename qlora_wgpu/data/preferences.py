@@ -16,8 +16,8 @@ from qlora_wgpu.data.messages import (
     first_holds,
     from_sharegpt,
     with_system,
+    without_marks,
 )
-from qlora_wgpu.data.turn_marks import without_marks
 from qlora_wgpu.errors import DataError
 
 PAIRS, JUDGED = "chosen/rejected", "prompt/completion/label"

@@ -1,5 +1,8 @@
 """Data sets made ready, on disk: written once, mapped into memory from then on.
 
+``.unfinished-X.lock`` is made and held before ``.unfinished-X``, and removed after it, so that a
+folder without its lock's holder is one that a killed process left.
+
 A prepared data set is a folder of flat arrays under a hash of everything it was made from. It
 appears whole or not at all, and what it holds may be larger than memory.
 """
@@ -8,7 +11,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -19,13 +24,90 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.cache_folder import cache_path, is_own, make_cache_folder
+from qlora_wgpu.checkpoint import FileLock
 from qlora_wgpu.checkpoint.atomic import flush_tree
 from qlora_wgpu.data.examples import Counts, Dataset
-from qlora_wgpu.data.unfinished import Unfinished, sweep
 from qlora_wgpu.files import file_text, open_file
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.mapped_files import map_file
+from qlora_wgpu.presence import exists
+
+_PREFIX, _LOCK = ".unfinished-", ".lock"
+_STALE_SECONDS = 3600  # for folders of older versions, whose locks are elsewhere
+
+
+class Unfinished:
+    """A folder that is being filled.
+
+    Attributes:
+        path: The folder.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        """Makes it, under a name of its own.
+
+        Raises:
+            OSError: If it cannot be made.
+        """
+        self._lock = _new_lock(parent)
+        self.path = self._lock.path.with_suffix("")
+        try:
+            self.path.mkdir(mode=0o700)
+        except BaseException:
+            self.discard()
+            raise
+
+    def publish(self, folder: Path) -> None:
+        """Gives it its final name, unless another process has just made the same.
+
+        Raises:
+            OSError: If it cannot be renamed.
+        """
+        if not exists(folder):
+            self.path.rename(folder)
+
+    def discard(self) -> None:
+        """Removes what is left of it; what cannot be is swept up by a later process."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.remove()
+
+
+def sweep(parent: Path) -> None:
+    """Removes what killed processes left, and nothing that another is filling."""
+    with suppress(OSError):
+        for entry in list(parent.iterdir()):
+            if entry.name.startswith(_PREFIX):
+                with suppress(OSError):
+                    _sweep(entry)
+
+
+def _sweep(entry: Path) -> None:
+    if entry.suffix != _LOCK:
+        if not exists(entry.with_name(entry.name + _LOCK)) and _is_old(entry):
+            shutil.rmtree(entry, ignore_errors=True)
+        return
+    lock = FileLock(entry)
+    if lock.acquire() and lock.is_exclusive:
+        shutil.rmtree(entry.with_suffix(""), ignore_errors=True)
+        if not exists(entry.with_suffix("")):
+            lock.remove()
+    lock.release()
+
+
+def _new_lock(parent: Path) -> FileLock:
+    while True:
+        lock = FileLock(parent / f"{_PREFIX}{secrets.token_hex(6)}{_LOCK}")
+        # A sweeper may take it between its making and its claim.
+        if lock.acquire() and lock.is_in_place:
+            return lock
+        lock.release()
+
+
+def _is_old(folder: Path) -> bool:
+    newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
+    return time.time() - newest > _STALE_SECONDS
+
 
 _KEPT = 32  # data sets in the cache
 VERSION = 11  # of how rows become tokens; a new one makes old folders unused

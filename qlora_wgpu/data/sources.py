@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from qlora_wgpu.checkpoint.file_signatures import LFS_PREFIX
-from qlora_wgpu.config.json_object import read_json_object
+from qlora_wgpu.checkpoint.safetensors_file import LFS_PREFIX
 from qlora_wgpu.config.paths import DATA_SUFFIXES, DataPlace, path_hint
-from qlora_wgpu.data.data_card import Configurations
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.data.json_rows import json_lines, json_list
 from qlora_wgpu.data.splits import (
     TRAIN,
     VALIDATION,
+    Configurations,
     RowSlice,
     Selection,
     by_split,

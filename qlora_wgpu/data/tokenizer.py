@@ -13,7 +13,7 @@ from typing import Any
 import tokenizers
 
 from qlora_wgpu.checkpoint.tokenizer_files import WITHOUT_TOKENIZER
-from qlora_wgpu.config.json_object import read_json_object
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import TokenizerError, reason
 from qlora_wgpu.files import file_bytes, file_text
 from qlora_wgpu.limits import TEMPLATE_BYTES, TOKENIZER_BYTES, TOKENIZER_CONFIG_BYTES

@@ -1,4 +1,4 @@
-"""Making a model folder out of another one, file by file."""
+"""Making a model folder out of another one, file by file, where a disk has room for it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,82 @@ import numpy.typing as npt
 
 from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.checkpoint import ModelFolder, atomic_folder
-from qlora_wgpu.checkpoint.safetensors_format import INDEX, TORCH_NAMES, WEIGHTS
-from qlora_wgpu.checkpoint.stream import Entry, write_stream
-from qlora_wgpu.checkpoint.tokenizer_files import copy_more_templates
+from qlora_wgpu.checkpoint.manifest import read_json_object
+from qlora_wgpu.checkpoint.safetensors_file import INDEX, TORCH_NAMES, WEIGHTS
+from qlora_wgpu.checkpoint.safetensors_writer import Entry, write_stream
+from qlora_wgpu.checkpoint.tokenizer_files import (
+    GENERATION,
+    PROMPT_FORMAT,
+    copy_more_templates,
+    copy_tokenizer,
+    tokenizer_folder,
+)
 from qlora_wgpu.errors import CheckpointError, ConfigError, option
-from qlora_wgpu.export.prompts import take_over_prompts
-from qlora_wgpu.export.room import MARGIN, refuse_without_room
-from qlora_wgpu.presence import exists, is_dir, is_file
+from qlora_wgpu.presence import exists, is_dir, is_file, is_there
+
+MARGIN = 1 << 20
+"""Bytes for what is written beside weights and is not counted: headers and indexes."""
+
+
+def refuse_without_room(parent: Path, needed: int, what: str, advice: str) -> None:
+    """Makes sure that a disk has room, before anything is computed or written.
+
+    Args:
+        parent: The folder that will hold it; it need not be there yet.
+        needed: Bytes that will be written.
+        what: It, for a message.
+        advice: What a user can do where there is no room.
+
+    Raises:
+        CheckpointError: If there is none.
+    """
+    place = parent.absolute()
+    while not exists(place) and place != place.parent:
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    if free < needed:
+        raise CheckpointError(
+            f"{parent} has room for {free / 1e6:,.1f} MB, but {what} takes "
+            f"{needed / 1e6:,.1f} MB: {advice}"
+        )
+
+
+def take_over_prompts(adapter: Path, target: Path) -> None:
+    """Writes into a model's folder what an adapter was trained with, over what is there.
+
+    Raises:
+        CheckpointError: If a file cannot be read or written.
+    """
+    folder = tokenizer_folder(adapter)
+    if folder is None:
+        return
+    copy_tokenizer(folder, target)
+    prompt = _read(folder / PROMPT_FORMAT)
+    if prompt.get("prompt_format", "chat") != "chat":  # chats are what a model has without it
+        _write(target / PROMPT_FORMAT, prompt)
+    ends, known = _ends(folder), _ends(target)
+    # A single one is the tokenizer's own, where a model names none.
+    if not ends <= known and (known or len(ends) > 1):
+        _write(
+            target / GENERATION,
+            {**_read(target / GENERATION), "eos_token_id": sorted(ends | known)},
+        )
+
+
+def _ends(folder: Path) -> set[int]:
+    """Ids that end a generation."""
+    ids = {**_read(folder / "config.json"), **_read(folder / GENERATION)}.get("eos_token_id")
+    listed = ids if isinstance(ids, list) else [ids]
+    return {token for token in listed if isinstance(token, int)}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return read_json_object(path) if is_there(path) else {}
+
+
+def _write(path: Path, value: dict[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
 
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt")
 Tensors = dict[str, tuple[Entry, Callable[[], npt.NDArray[Any]]]]

@@ -14,7 +14,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import atomic_file
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.gguf.architectures import find_llama_cpp, model_type_of
-from qlora_wgpu.export.gguf.parts import LayerParts
+from qlora_wgpu.export.gguf.tensors import LayerParts
 from qlora_wgpu.families.family import Architecture, ExpertSpec, find_family
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -10,21 +10,60 @@ from typing import Any
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.bitsandbytes_writer import (
-    nf4_entries,
-    nf4_parts,
-    quantization_config,
-)
-from qlora_wgpu.checkpoint.safetensors_format import TORCH_NAMES
-from qlora_wgpu.checkpoint.stream import Entry
+from qlora_wgpu.checkpoint.bitsandbytes import nf4_entries, nf4_parts, quantization_config
+from qlora_wgpu.checkpoint.safetensors_file import TORCH_NAMES
+from qlora_wgpu.checkpoint.safetensors_writer import Entry
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.folders import Tensors, write_folder
-from qlora_wgpu.export.skip_list import skipped_modules
-from qlora_wgpu.families.family import find_family
+from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.model.checkpoint_reader import stored_name
 from qlora_wgpu.model.pretrained import check_stored_shapes
 from qlora_wgpu.quant import quantize_nf4
+
+_HEAD = "lm_head"  # named in any case: with a list of ours transformers adds none of its own
+
+
+def skipped_modules(
+    folder: ModelFolder, architecture: Architecture, quantized: Iterable[str]
+) -> list[str]:
+    """The largest parts of a model without a quantized weight that may hold linear layers.
+
+    They are named as in the files, and as in a running model of transformers 5, which puts
+    ``model.`` before parts such as ``vision_tower``.
+
+    Args:
+        folder: The model.
+        architecture: Its text part, which tells how modules are called while it runs.
+        quantized: The names of the weights in 4 bits, as stored.
+    """
+    inner = {prefix for name in quantized for prefix in _prefixes(_module(name))}
+    kept = {
+        next(prefix for prefix in _prefixes(_module(name)) if prefix not in inner)
+        for name in folder.names()
+        if len(folder.shape(name)) == 2 and _module(name) not in inner
+    }
+    running = {_running(name, architecture) for name in kept}
+    embedding = architecture.embed_name, stored_name(folder, architecture, architecture.embed_name)
+    return sorted({_HEAD, *kept, *running} - {_module(name) for name in embedding})
+
+
+def _module(tensor: str) -> str:
+    return tensor.rpartition(".")[0]
+
+
+def _prefixes(module: str) -> list[str]:
+    """A module and all that hold it, the largest first."""
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _running(name: str, architecture: Architecture) -> str:
+    for own, other in architecture.stored_prefixes:
+        if other and f"{name}.".startswith(other):
+            return (own + f"{name}.".removeprefix(other)).removesuffix(".")
+    return name if name == _HEAD or name.startswith("model.") else f"model.{name}"
+
 
 _DTYPES = {name: TORCH_NAMES[name] for name in ("F32", "F16", "BF16")}  # what bitsandbytes knows
 

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError, brief
 from qlora_wgpu.lora.peft_names import BIAS_KINDS
 from qlora_wgpu.sandbox.expressions import (

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from qlora_wgpu.checkpoint.atomic import atomic_folder, write_file
-from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
-from qlora_wgpu.checkpoint.safetensors_format import METADATA
+from qlora_wgpu.checkpoint.safetensors_file import METADATA, SafetensorsFile
 from qlora_wgpu.checkpoint.safetensors_writer import write_safetensors
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.families.family import PLAIN, Stacking

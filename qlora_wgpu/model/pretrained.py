@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.quantized.planned import PlannedFormats
-from qlora_wgpu.checkpoint.safetensors_format import FLOATS
+from qlora_wgpu.checkpoint.safetensors_file import FLOATS
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture, Family, find_family

@@ -38,7 +38,7 @@ from qlora_wgpu.ops.trained_gradients import HeadGradient, WholeHead
 
 @dataclass(frozen=True)
 class Objective:
-    """The loss that is minimized: (1 - ε)·nll(target) + ε·mean of nll over the vocabulary + ζ·lse²."""
+    """What is minimized: (1 - ε)·nll(target) + ε·mean of nll over the vocabulary + ζ·lse²."""
 
     label_smoothing: float = 0.0  # ε, as in Hugging Face's trainer (Szegedy et al., 2016)
     z_loss: float = 0.0  # ζ, which keeps the softmax's normalizer near one (Chowdhery et al., 2022)

@@ -1,4 +1,4 @@
-"""Line charts as SVG, drawn by hand: a page with them needs no script and no network.
+"""Line charts as SVG or text, drawn by hand: no script and no network.
 
 The lines are stretched to whatever room there is; texts lie beside them as HTML, so that they are
 as large on a phone as on a wide screen. Over the lines lie invisible bands, one for each step or
@@ -9,13 +9,122 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from qlora_wgpu.report.axes import Axis
-from qlora_wgpu.report.curves import Points, thinned
+_TICKS = 5
+_WORTH_A_LOGARITHM = 5.0  # the largest value over the smallest
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A range of values along a side of a chart.
+
+    Attributes:
+        low: The least value that is shown.
+        high: The largest.
+        is_log: Whether equal ratios are equal distances, instead of equal differences.
+        only: The one value there is, if so: nothing else is marked.
+    """
+
+    low: float
+    high: float
+    is_log: bool = False
+    only: float | None = None
+
+    @classmethod
+    def of_values(cls, values: Sequence[float], *, may_be_log: bool = False) -> Axis:
+        """An axis with a small margin around values."""
+        low, high = min(values), max(values)
+        if may_be_log and wants_log(values):
+            margin = (high / low) ** 0.04
+            return cls(low / margin, high * margin, is_log=True)
+        if low == high:
+            margin = 0.05 * abs(high) or 1.0
+            return cls(low - margin, high + margin, only=low)
+        margin = 0.05 * (high - low)
+        return cls(low - margin, high + margin)
+
+    def share(self, value: float) -> float:
+        """Where a value lies: 0 at the low end, 1 at the high one."""
+        if self.is_log:
+            return math.log(value / self.low) / math.log(self.high / self.low)
+        return (value - self.low) / (self.high - self.low)
+
+    def ticks(self) -> list[float]:
+        """Round numbers within, or the one value."""
+        if self.only is not None:
+            return [self.only]
+        return log_ticks(self.low, self.high) if self.is_log else ticks(self.low, self.high)
+
+
+def wants_log(values: Sequence[float]) -> bool:
+    """Whether values span so much that a logarithmic axis shows them better."""
+    return min(values) > 0 and max(values) / min(values) >= _WORTH_A_LOGARITHM
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Round numbers from about low to about high, at equal distances."""
+    step = 10 ** math.floor(math.log10(max(high - low, 1e-12) / _TICKS))
+    for factor in (1, 2, 5, 10):
+        if (high - low) / (factor * step) <= _TICKS:
+            step *= factor
+            break
+    first = math.ceil(low / step - 1e-9)
+    return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Round numbers from low to high, at about equal ratios."""
+    exponents = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+        marks = [digit * 10.0**e for e in exponents for digit in digits]
+        marks = [mark for mark in marks if low <= mark <= high]
+        if len(marks) <= _TICKS + 2:
+            return marks
+    return marks[:: math.ceil(len(marks) / _TICKS)]
+
+
+Points = Sequence[tuple[float, float]]
+_LONGEST_MEAN = 20  # points that a smoothed line is about the mean of
+_MOST_DRAWN = 800  # points of a line; a screen shows no more
+
+
+def smoothing_length(count: int) -> int:
+    """Of about how many points a smoothed line of so many is the mean."""
+    return round(min(max(count / 10, 1.0), _LONGEST_MEAN))
+
+
+def smoothed(points: Points, *, in_logarithms: bool = False) -> list[tuple[float, float]]:
+    """An exponential mean, without the bias of its start; shorter where there are few points.
+
+    Args:
+        points: (step, value), steps rising.
+        in_logarithms: Whether it is the geometric mean, which is the mean on a logarithmic axis.
+    """
+    keep = 1 - 1 / smoothing_length(len(points))
+    means, mean, weight = [], 0.0, 0.0
+    for step, value in points:
+        mean = keep * mean + (1 - keep) * (math.log(value) if in_logarithms else value)
+        weight = keep * weight + (1 - keep)
+        means.append((step, math.exp(mean / weight) if in_logarithms else mean / weight))
+    return means
+
+
+def thinned(points: Points) -> list[tuple[float, float]]:
+    """At most some hundred points: of each stretch its lowest and its highest, in their order."""
+    if len(points) <= _MOST_DRAWN:
+        return list(points)
+    size = -(-2 * len(points) // _MOST_DRAWN)
+    kept: list[tuple[float, float]] = []
+    for first in range(0, len(points), size):
+        stretch = points[first : first + size]
+        ends = {min(stretch, key=lambda p: p[1]), max(stretch, key=lambda p: p[1])}
+        kept += sorted(ends)
+    return kept
+
 
 _SIZE = 1000  # units of the drawing, either way
 _MOST_BANDS = 160
@@ -127,3 +236,53 @@ def _values(lines: Sequence[Line], step: float, show: _Show) -> str:
             when = "" if at == step else f" (step {at:g})"
             parts.append(f"{line.name} {show(value)}{when}".strip())
     return escape(" · ".join(parts))
+
+
+MARK = "●"
+_BLANK = 0x2800
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # by column, from the top
+
+
+def dots(
+    curve: Points, marks: Points, width: int, height: int, *, may_be_log: bool = True
+) -> tuple[list[str], Axis] | None:
+    """A drawing of a curve, and of single points over the same steps.
+
+    Args:
+        curve: (step, value), steps rising; neighbours are joined.
+        marks: (step, value) of what is drawn as a mark of its own.
+        width: Characters of a row.
+        height: Rows.
+        may_be_log: Whether values that span several sizes get a logarithmic axis.
+
+    Returns:
+        The rows, from the top, and the axis of the values; None where there is no point.
+    """
+    points = [*curve, *marks]
+    if not points:
+        return None
+    first, last = min(x for x, _ in points), max(x for x, _ in points)
+    up = Axis.of_values([y for _, y in points], may_be_log=may_be_log)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = (2 * width - 1) * (x - first) / max(last - first, 1)
+        return across, (4 * height - 1) * (1 - up.share(y))
+
+    cells = [[0] * width for _ in range(height)]
+    for column, row in _joined([place(x, y) for x, y in curve]):
+        cells[row // 4][column // 2] |= _DOTS[column % 2][row % 4]
+    rows = [[chr(_BLANK + bits) for bits in row] for row in cells]
+    for x, y in marks:
+        across, down = place(x, y)
+        rows[round(down) // 4][round(across) // 2] = MARK
+    return ["".join(row) for row in rows], up
+
+
+def _joined(places: Sequence[tuple[float, float]]) -> Iterator[tuple[int, int]]:
+    """All dots from one place to the next, along straight lines."""
+    for x, y in places[:1]:
+        yield round(x), round(y)
+    for (x0, y0), (x1, y1) in pairwise(places):
+        count = max(1, round(max(abs(x1 - x0), abs(y1 - y0))))
+        for i in range(1, count + 1):
+            yield round(x0 + (x1 - x0) * i / count), round(y0 + (y1 - y0) * i / count)

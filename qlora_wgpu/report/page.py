@@ -1,7 +1,10 @@
-"""report.html: figures, curves, texts and settings of a run, self-contained."""
+"""The report of a run: figures, curves, texts and settings on one page, and its curve as PNG."""
 
 from __future__ import annotations
 
+import importlib
+import io
+import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,9 +15,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from qlora_wgpu.checkpoint import write_file
-from qlora_wgpu.report.axes import wants_log
-from qlora_wgpu.report.charts import Line, chart
-from qlora_wgpu.report.curves import smoothed, smoothing_length
+from qlora_wgpu.report.charts import Line, chart, smoothed, smoothing_length, wants_log
 from qlora_wgpu.visible import visible
 
 
@@ -199,3 +200,34 @@ def _chart(
 def points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, float]]:
     """(step, value) of the rows that have a value."""
     return [(row["step"], row[key]) for row in rows if row.get(key) is not None]
+
+
+def write_png(path: Path, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Writes the curve; False where matplotlib is not installed.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
+    # It tells of a home folder that cannot be written, which is none of the run's business.
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)
+    try:
+        figure_type = importlib.import_module("matplotlib.figure").Figure
+    except ImportError:
+        return False
+    figure = figure_type(figsize=(8, 4), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    loss, held_out = points(rows, "loss"), points(rows, "eval_loss")
+    if loss:
+        axes.plot(*zip(*loss, strict=True), color="#0a6", alpha=0.3, linewidth=1)
+        axes.plot(*zip(*smoothed(loss), strict=True), color="#0a6", label="training, smoothed")
+    if held_out:
+        axes.plot(*zip(*held_out, strict=True), "o-", color="#d63", label="held-out")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss (nats a token)")
+    axes.grid(alpha=0.3)
+    if loss or held_out:
+        axes.legend()
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png")
+    write_file(path, picture.getvalue())
+    return True

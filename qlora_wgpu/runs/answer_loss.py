@@ -9,12 +9,11 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.runs.init_from import named_init_from
+from qlora_wgpu.runs.settings import named_init_from
 from qlora_wgpu.training import Observer, training_options
-from qlora_wgpu.training.answers import Answers
 from qlora_wgpu.training.computing import OwnDevice
 from qlora_wgpu.training.evaluation import answer_sums
-from qlora_wgpu.training.objectives import preference_of
+from qlora_wgpu.training.preferences import Answers, preference_of
 from qlora_wgpu.training.references import references_of
 from qlora_wgpu.training.step_log import answer_metrics
 

@@ -18,12 +18,10 @@ from qlora_wgpu.lora.flat_vector import AdapterForms
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.runs.cluster_memory import owner_memory, require_owner_room
 from qlora_wgpu.runs.data import RunData
-from qlora_wgpu.runs.init_from import load_init_from
-from qlora_wgpu.runs.opening import OpenedModel, checking_device
-from qlora_wgpu.runs.run_memory import RunShapes
-from qlora_wgpu.runs.soundness import sound_layout, update_launches
+from qlora_wgpu.runs.opening import OpenedModel, checking_device, sound_layout, update_launches
+from qlora_wgpu.runs.run_memory import RunShapes, owner_memory, require_owner_room
+from qlora_wgpu.runs.settings import load_init_from
 from qlora_wgpu.runs.worker import Worker
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.version import __version__

@@ -25,15 +25,15 @@ from qlora_wgpu.runs.samples import Prompt
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.data import preparation as preparation
+from qlora_wgpu.training.data import read_mixture
 from qlora_wgpu.training.data_warnings import (
     tell_left_out,
     warn_of_learnt_rows,
     warn_of_learnt_windows,
     warn_of_long_rows,
 )
-from qlora_wgpu.training.mixing import read_mixture
-from qlora_wgpu.training.observer import Unwatched
-from qlora_wgpu.training.rows import preparation as preparation
+from qlora_wgpu.training.observers import Unwatched
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from qlora_wgpu.bench.workload import find_shape
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.hub import name_on_hub
-from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.config import Config, LoraConfig, ModelConfig, QuantConfig
 from qlora_wgpu.config.schema import DataConfig, TrainConfig
 from qlora_wgpu.data.new_tokens import extended_tokenizer
@@ -22,13 +22,20 @@ from qlora_wgpu.model.budget import Fit
 from qlora_wgpu.model.memory_plan import copied_bytes
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.presence import exists, is_file
-from qlora_wgpu.runs.cards import CardPlan, plans_for_cards
-from qlora_wgpu.runs.cluster_memory import ClusterMemory
 from qlora_wgpu.runs.data import RunData, prepare
 from qlora_wgpu.runs.locating import base_in
+from qlora_wgpu.runs.run_memory import ClusterMemory
 from qlora_wgpu.runs.settings import as_config
-from qlora_wgpu.runs.what_fits import Fits, remedy_for, what_fits
-from qlora_wgpu.runs.workload import Target, Workload, fitted_within
+from qlora_wgpu.runs.workload import (
+    CardPlan,
+    Fits,
+    Target,
+    Workload,
+    fitted_within,
+    plans_for_cards,
+    remedy_for,
+    what_fits,
+)
 from qlora_wgpu.training import training_options
 
 _MOST_PLANNED = 1 << 24  # tokens of a micro-batch

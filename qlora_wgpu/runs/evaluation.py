@@ -22,21 +22,20 @@ from qlora_wgpu.runs.data import (
     warn_of_cache,
 )
 from qlora_wgpu.runs.exact_match import Answering, Prediction, Question, predictions, questions
-from qlora_wgpu.runs.locating import base_in
+from qlora_wgpu.runs.inference_memory import Reading, Rows, Several, Texts
+from qlora_wgpu.runs.locating import base_in, tokenizer_for
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     load_adapted,
     opened_as_trained,
     tell_differences,
 )
-from qlora_wgpu.runs.prompts import tokenizer_for
-from qlora_wgpu.runs.reading import Reading, Rows, Several, Texts
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.data_warnings import warn_of_other_split
 from qlora_wgpu.training.evaluation import held_out_loss
-from qlora_wgpu.training.objectives import preference_of
-from qlora_wgpu.training.observer import Unwatched
+from qlora_wgpu.training.observers import Unwatched
+from qlora_wgpu.training.preferences import preference_of
 
 _LARGEST_EXPONENT = 700.0  # of e in float64
 

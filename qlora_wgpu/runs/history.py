@@ -11,7 +11,7 @@ from typing import Any
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.presence import exists
 from qlora_wgpu.report.page import inline
-from qlora_wgpu.training.observer import Row
+from qlora_wgpu.training.observers import Row
 from qlora_wgpu.training.run_folder import SAMPLES
 from qlora_wgpu.training.run_log import read_rows
 

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from functools import partial
+from os import PathLike
 from pathlib import Path
 
 from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, is_hub_name, owner_wanted
-from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.checkpoint.model_folder import GGUF
-from qlora_wgpu.config import Config, load_config
-from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, tokenizer_folder
+from qlora_wgpu.config import Config, ModelConfig, QuantConfig, load_config
+from qlora_wgpu.config.as_trained import find_run, without_none
 from qlora_wgpu.config.paths import path_hint
+from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer, find_chat_template, read_prompt_files
 from qlora_wgpu.errors import ConfigError, command, option
+from qlora_wgpu.families.parts.config import longest_text
+from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.presence import exists, is_dir, is_file
-from qlora_wgpu.training import checkpoint_folders
+from qlora_wgpu.model.qlora_model import ComputeDtype
+from qlora_wgpu.presence import exists, is_dir, is_file, is_there
+from qlora_wgpu.runs.opening import OpenedModel, load_adapted, opened_as_trained
+from qlora_wgpu.runs.samples import OWN_TOKENS, Prompt, sample_prompts
+from qlora_wgpu.training import Observer, checkpoint_folders
+from qlora_wgpu.training.data import prompt_of_data
+from qlora_wgpu.training.observers import Unwatched
 
 
 @dataclass(frozen=True)
@@ -203,3 +214,135 @@ def is_nowhere(base: str) -> bool:
 
 def _is_gguf(path: Path) -> bool:
     return path.suffix == GGUF and is_file(path)
+
+
+def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
+    """How prompts are written for what a run learns from.
+
+    Raises:
+        ConfigError: If ``data.train`` is not set.
+        DataError: If it cannot be read.
+    """
+    objective = settings.train.objective
+    return prompt_of_data(settings.require_train(), source.tokenizer, objective)
+
+
+def run_prompts(
+    settings: Config, source: OpenedModel, written: PromptFormat, data: Dataset
+) -> tuple[Prompt, ...]:
+    """The prompts of ``eval.sample_prompts``, written as the run's rows are, else some of the data.
+
+    Raises:
+        ConfigError: If one of them is longer than the model takes.
+        DataError: If the chat template refuses one.
+    """
+    most = longest_text(source.pretrained.config)
+    own, most_new = settings.eval.sample_prompts, settings.eval.sample_max_new_tokens
+    if not own:
+        return tuple(replace(prompt, most=most_new) for prompt in sample_prompts(data))
+    more = most_new or OWN_TOKENS
+    prompts = []
+    for number, text in enumerate(own, 1):
+        ids = written.ids([{"role": "user", "content": text}])
+        if not ids:
+            raise ConfigError(f"eval.sample_prompts: prompt {number} has no token")
+        if most is not None and len(ids) + more > most:
+            raise ConfigError(
+                f"eval.sample_prompts: prompt {number} has {len(ids):,} tokens, and with the "
+                f"{more:,} of an answer it is longer than the {most:,} that the model takes"
+            )
+        prompts.append(Prompt(ids, [], more))
+    return tuple(prompts)
+
+
+def tokenizer_for(source: OpenedModel, adapter: str | None) -> Tokenizer:
+    """The base's tokenizer; what is kept beside the adapter where that has more tokens.
+
+    Raises:
+        TokenizerError: If there is none, or it is damaged.
+    """
+    has_none = not is_there(source.path / "tokenizer.json")
+    kept = None if adapter is None else tokenizer_folder(adapter)
+    own = None if kept is None else Tokenizer.from_folder(kept)
+    if own is not None and (has_none or own.vocab_size > source.tokenizer.vocab_size):
+        return own
+    return source.tokenizer
+
+
+def prompt_for(source: OpenedModel, adapter: str | None) -> PromptFormat:
+    """How prompts are written for a base, or for an adapter as it was trained.
+
+    What is kept beside the adapter counts, else the chat template that its run names, else the
+    base's own.
+
+    Raises:
+        TokenizerError: If a file of the tokenizer, or the chat template, is damaged.
+        CheckpointError: If the prompts' format is.
+        ConfigError: If the run's config.yaml is.
+    """
+    folder = source.path if adapter is None else tokenizer_folder(adapter)
+    if folder is not None and (adapter is None or exists(folder / PROMPT_FORMAT)):
+        return read_prompt_files(folder)
+    run = None if adapter is None else find_run(adapter)
+    if run is None:
+        return read_prompt_files(folder or source.path)
+    setting = load_config(run / "config.yaml").data.chat_template
+    return PromptFormat("chat", source.tokenizer, find_chat_template(setting, source.tokenizer))
+
+
+def _checked(memory: str | int | None) -> str | int | None:
+    """A size as the configuration takes it.
+
+    Raises:
+        ConfigError: If it is none.
+    """
+    if memory is None:
+        return None
+    settings = {"model": {"path": "."}, "device": {"memory": memory}}
+    return Config.model_validate(settings).device.memory
+
+
+def open_adapter(
+    adapter: str | PathLike[str],
+    model: str | PathLike[str] | None = None,
+    observer: Observer | None = None,
+    *,
+    quant: QuantConfig | None = None,
+    compute_dtype: ComputeDtype | None = None,
+    gpu: str | None = None,
+    backend: str | None = None,
+    memory: str | int | None = None,
+) -> QLoRAModel:
+    """Opens an adapter on its base as it was trained: by its run's config.yaml, where it has one.
+
+    Args:
+        adapter: Folder of a run, or of a PEFT adapter such as one of a run's checkpoints.
+        model: Folder or hub name of the base; by default what the run or the adapter names.
+        observer: Is told what goes on, and if it is not known how the adapter was trained.
+        quant: How the base's linear layers are stored, whatever the run says.
+        compute_dtype: Element type of matmul operands, likewise.
+        gpu: The GPU, likewise.
+        backend: The WebGPU implementation, likewise.
+        memory: Memory of the device that may be taken, such as ``"8GiB"``, likewise; what has no
+            room waits in host memory.
+
+    Raises:
+        ConfigError: If there is no adapter, nothing names a base, or the run's config.yaml is
+            damaged.
+        CheckpointError: If the adapter or the base is missing or damaged, or they do not fit.
+        UnsupportedModelError: If one of them asks for something that is not computed here.
+        DeviceError: If there is no usable GPU.
+    """
+    observer = observer or Unwatched()
+    adapter = adapter_in(str(adapter)) or str(adapter)
+    settings = Config(model=ModelConfig(path=str(model or existing_base(adapter))))
+    given = {
+        "quant": {} if quant is None else quant.model_dump(),
+        "train": {"compute_dtype": compute_dtype},
+        "device": {"gpu": gpu, "backend": backend, "memory": _checked(memory)},
+    }
+    settings = opened_as_trained(settings, adapter, observer, without_none(given))
+    source = OpenedModel.open(settings.model.path)
+    opened = load_adapted(source, adapter, settings, observer)
+    opened.read_prompts = partial(prompt_for, source)
+    return opened

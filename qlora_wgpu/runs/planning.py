@@ -17,10 +17,9 @@ from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.steps import StepOptions
-from qlora_wgpu.runs.bindings import require_bindings
 from qlora_wgpu.runs.data import RunData
-from qlora_wgpu.runs.host_room import require_host_room
-from qlora_wgpu.runs.keeping import kept_as_asked, settled
+from qlora_wgpu.runs.inference_memory import kept_as_asked, settled
+from qlora_wgpu.runs.memory import require_bindings, require_host_room
 from qlora_wgpu.runs.opening import checking_device
 from qlora_wgpu.runs.run_memory import RunShapes
 from qlora_wgpu.training import Observer, training_options

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint import ModelFolder, write_file
-from qlora_wgpu.checkpoint.hub import is_hub_name, name_on_hub
-from qlora_wgpu.checkpoint.hub_upload import check_reachable, upload
-from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.checkpoint.hub import check_reachable, is_hub_name, name_on_hub, upload
+from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.config import Config, load_config
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.data import PromptKind, prompt_kind

@@ -15,7 +15,7 @@ from qlora_wgpu.errors import CheckpointError, command
 from qlora_wgpu.presence import exists
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, read_rows
-from qlora_wgpu.training.observer import Row
+from qlora_wgpu.training.observers import Row
 from qlora_wgpu.training.result import Written
 from qlora_wgpu.training.run_folder import SAMPLES
 from qlora_wgpu.version import __version__

@@ -3,29 +3,93 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.cluster.computing import received_gradient
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, bucket_length
+from qlora_wgpu.errors import OutOfMemoryError
+from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.limits import ALIGNMENT
+from qlora_wgpu.gpu.memory import room
 from qlora_wgpu.gpu.timing import READ_AHEAD
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.limits import MIB
+from qlora_wgpu.lora.flat_vector import AdapterForms
 from qlora_wgpu.model.adapter_state import norms_graph
 from qlora_wgpu.model.budget import reading_memory
 from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.steps import StepKind, StepOptions, TrainingOptions
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.moments import passing_parts
-from qlora_wgpu.ops.tensor import fill_zero
-from qlora_wgpu.runs.answer_shapes import STEPS_LOOKED_AT, answer_shapes
+from qlora_wgpu.ops.preference import Preference
+from qlora_wgpu.ops.tensor import add_to, fill_zero
 from qlora_wgpu.runs.data import RunData
+from qlora_wgpu.runs.memory import text_plans
+from qlora_wgpu.runs.opening import update_plan
 from qlora_wgpu.runs.samples import longest_sample
-from qlora_wgpu.runs.soundness import update_plan
-from qlora_wgpu.runs.text_plans import text_plans
 from qlora_wgpu.training.batching import in_order
-from qlora_wgpu.training.objectives import preference_of
+from qlora_wgpu.training.preferences import Block, Mismatched, in_blocks, preference_of
+
+STEPS_LOOKED_AT = 2000  # for the lengths of their batches
+
+Lengths = npt.NDArray[np.int64]
+
+
+def answer_shapes(
+    data: RunData, preference: Preference, batch_size: int, longest: int
+) -> tuple[tuple[int, ...], tuple[tuple[StepKind, int], ...]]:
+    """Lengths of batches whose loss is measured, and kinds and lengths of the others, in order.
+
+    Args:
+        data: The run's.
+        preference: The objective.
+        batch_size: Rows of a micro-batch.
+        longest: Most tokens of a training row.
+    """
+    measured: dict[int, None] = {}
+    others: dict[tuple[StepKind, int], None] = {}
+    for dataset in (data.train, data.held_out):
+        if dataset is None:
+            continue
+        most = max(longest, dataset.longest)
+        blocks = in_blocks(dataset, preference, batch_size)
+        own = _lengths(blocks, dataset.lengths, most)
+        asked = list(own) if preference.has_reference else []
+        if preference.has_divergence:
+            lengths = mismatched_lengths(dataset, most)
+            asked += _lengths(blocks, lengths, most)
+            steps = blocks if dataset is not data.train else _training_blocks(data)
+            compared = _lengths(steps, lengths, most)
+            others |= dict.fromkeys(("divergence", length) for length in compared)
+        others |= dict.fromkeys(("sums", length) for length in asked)
+        if dataset is data.held_out:
+            measured |= dict.fromkeys(own)
+    return tuple(measured), tuple(others)
+
+
+def mismatched_lengths(dataset: Dataset, longest: int) -> Lengths:
+    """Tokens of each example's prompt with another's answer; 0 where there is no example."""
+    examples = Mismatched(dataset, longest)
+    return np.array([len(examples[i]) for i in range(len(dataset))], np.int64)
+
+
+def _training_blocks(data: RunData) -> list[Block]:
+    steps = range(min(data.plan.total_steps, STEPS_LOOKED_AT))
+    return [block for step in steps for block in data.plan.blocks(step)]
+
+
+def _lengths(blocks: Iterable[Block], lengths: Lengths, longest: int) -> list[int]:
+    found: dict[int, None] = {}
+    for block in blocks:
+        tokens = max(int(lengths[list(row)].sum()) for row in block)
+        found[bucket_length(tokens, max(longest, tokens))] = None
+    return list(found)
 
 
 @dataclass(frozen=True)
@@ -160,3 +224,62 @@ def _trained_lengths(data: RunData, longest: int) -> list[int]:
     for block in (block for step in steps for block in data.plan.blocks(step)):
         found[bucket_length(max(int(examples[list(row)].sum()) for row in block), longest)] = None
     return list(found)
+
+
+@dataclass(frozen=True)
+class ClusterMemory:
+    """Bytes that a run takes of a cluster's devices.
+
+    Attributes:
+        worker: Of each worker's, while it computes the longest step.
+        owner: Of the owner's.
+    """
+
+    worker: int
+    owner: int
+
+    @classmethod
+    def of(cls, settings: Config, layout: ModelLayout, options: StepOptions) -> ClusterMemory:
+        """That of a run whose longest step has these options."""
+        worker = layout.with_forms(forms_of_worker(settings))
+        step = worker.memory(options, worker.sized(options).plan)
+        return cls(sum(step.values()), sum(owner_memory(settings, layout).values()))
+
+
+def forms_of_worker(settings: Config) -> AdapterForms:
+    """A worker gives micro-batches' own gradients, in float32, and never updates."""
+    return AdapterForms(settings.optim.name, updates=False)
+
+
+def owner_memory(settings: Config, layout: ModelLayout) -> Counter[str]:
+    """Bytes on the owner's device by kind: no base, no activations, and a gradient that has come.
+
+    Args:
+        settings: The run's.
+        layout: The model's.
+    """
+    layout = layout.with_forms(layout.adapter.forms)
+    layout.make_room_for_counts()  # of workers whose kernels have such a type
+    graph = layout.new_graph()
+    add_to(graph, layout.adapter.gradient, received_gradient(layout.adapter))
+    memory = reading_memory([make_plan(graph), update_plan(settings, layout)])
+    assert layout.stats.storage is not None
+    memory["inputs"] += READ_AHEAD * layout.stats.storage.nbytes  # copies for the log
+    return memory
+
+
+def require_owner_room(memory: Counter[str], device: Device) -> None:
+    """Sees that the owner's device has room, before workers are asked for.
+
+    Raises:
+        OutOfMemoryError: If it has not; says by how much.
+    """
+    budget = device.budget if device.budget is not None else room(device)
+    needed = sum(memory.values())
+    if budget is not None and needed > budget:
+        raise OutOfMemoryError(
+            f"the owner of this run, which has the adapter, its gradients and its moments, takes "
+            f"{needed / MIB:,.1f} MiB of device memory, {(needed - budget) / MIB:,.1f} MiB more "
+            f"than the {budget / MIB:,.1f} MiB there are: lower lora.r, set optim.name to "
+            "adamw_8bit, or raise device.memory"
+        )

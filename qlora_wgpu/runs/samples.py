@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from qlora_wgpu.data import Dataset, Tokenizer
-from qlora_wgpu.data.held_out import DatasetPart
+from qlora_wgpu.data.dataset import DatasetPart
 from qlora_wgpu.generation import continuation, generate
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.labels import IGNORE_INDEX

@@ -17,16 +17,27 @@ from qlora_wgpu.model.budget import Fit
 from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
-from qlora_wgpu.runs.init_from import check_init_from, load_init_from, require_init_from
-from qlora_wgpu.runs.locating import base_in
-from qlora_wgpu.runs.moved import found_again
-from qlora_wgpu.runs.opening import OpenedModel, checking_device, load_model, open_device
+from qlora_wgpu.runs.locating import base_in, prompt_of_run, run_prompts
+from qlora_wgpu.runs.opening import (
+    OpenedModel,
+    checking_device,
+    load_model,
+    open_device,
+    run_launches,
+    sound_layout,
+)
 from qlora_wgpu.runs.planning import plan_layout
-from qlora_wgpu.runs.prompts import prompt_of_run, run_prompts
 from qlora_wgpu.runs.reporting import Reporter
 from qlora_wgpu.runs.samples import SampleTexts, Writer, writer_of
-from qlora_wgpu.runs.settings import AnyConfig, as_config, require_own_peers
-from qlora_wgpu.runs.soundness import run_launches, sound_layout
+from qlora_wgpu.runs.settings import (
+    AnyConfig,
+    as_config,
+    check_init_from,
+    found_again,
+    load_init_from,
+    require_init_from,
+    require_own_peers,
+)
 from qlora_wgpu.training import (
     Observer,
     RunSetup,
@@ -42,15 +53,12 @@ from qlora_wgpu.training import (
 )
 from qlora_wgpu.training.checkpoints import start_of
 from qlora_wgpu.training.computing import Computing
-from qlora_wgpu.training.mixing import source_figures
-from qlora_wgpu.training.observer import Unwatched
-from qlora_wgpu.training.prompts import keep_prompt
-from qlora_wgpu.training.reporters import Guarded, ObserverList, reporters
+from qlora_wgpu.training.data import source_figures
+from qlora_wgpu.training.observers import Guarded, ObserverList, Unwatched, Watched, reporters
 from qlora_wgpu.training.run_folder import SAMPLES
 from qlora_wgpu.training.run_log import RunLog
+from qlora_wgpu.training.samples import keep_prompt, log_texts
 from qlora_wgpu.training.steering import NO_CALLBACKS, Callbacks
-from qlora_wgpu.training.texts import log_texts
-from qlora_wgpu.training.watched import Watched
 
 
 def train(

@@ -7,12 +7,12 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from qlora_wgpu.checkpoint.json_file import read_json_object
+from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.presence import exists
 from qlora_wgpu.supervision.processes import is_running
 from qlora_wgpu.training import read_rows
-from qlora_wgpu.training.observer import Row
+from qlora_wgpu.training.observers import Row
 from qlora_wgpu.training.run_folder import PROGRESS, SAMPLES
 
 

@@ -24,7 +24,7 @@ from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel
 from qlora_wgpu.training import Observer
 from qlora_wgpu.web import MANIFEST, Site, SiteOptions, write_site
-from qlora_wgpu.web.page_files import put_page
+from qlora_wgpu.web.site import put_page
 
 _HOSTS = ("127.0.0.1", "localhost")
 _CONNECTIONS = 32  # at a time

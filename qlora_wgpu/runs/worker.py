@@ -9,8 +9,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qlora_wgpu.cluster.blocks import Asked, FloatArray, Identity, Specification, Sums
-from qlora_wgpu.cluster.running_sums import DIVERGENCE, NO_DIVERGENCE
+from qlora_wgpu.cluster.blocks import (
+    DIVERGENCE,
+    NO_DIVERGENCE,
+    Asked,
+    FloatArray,
+    Identity,
+    Specification,
+    Sums,
+)
 from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import changed
@@ -25,14 +32,19 @@ from qlora_wgpu.ops.optimizers import (
     STATS_METRICS,
     STATS_TOKENS,
 )
-from qlora_wgpu.runs.cluster_memory import forms_of_worker
-from qlora_wgpu.runs.keeping import kept_as_asked
+from qlora_wgpu.runs.inference_memory import kept_as_asked
 from qlora_wgpu.runs.locating import base_in
-from qlora_wgpu.runs.opening import OpenedModel, checking_device, device_of, load_model
+from qlora_wgpu.runs.opening import (
+    OpenedModel,
+    checking_device,
+    device_of,
+    load_model,
+    run_launches,
+    sound_layout,
+)
 from qlora_wgpu.runs.planning import use_known_kernels, within_room
-from qlora_wgpu.runs.run_memory import RunShapes, zeroing
+from qlora_wgpu.runs.run_memory import RunShapes, forms_of_worker, zeroing
 from qlora_wgpu.runs.samples import writer_of
-from qlora_wgpu.runs.soundness import run_launches, sound_layout
 from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.version import __version__
 from qlora_wgpu.visible import visible

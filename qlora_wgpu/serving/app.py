@@ -11,9 +11,9 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -25,18 +25,43 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from qlora_wgpu.data.json_text import parse_json
+from qlora_wgpu.data.json_rows import parse_json
 from qlora_wgpu.errors import ConfigError, DataError, ShapeError, brief
 from qlora_wgpu.limits import REQUEST_BYTES
-from qlora_wgpu.serving.asked import Asked
-from qlora_wgpu.serving.chat_request import ChatRequest
-from qlora_wgpu.serving.choice import Choice
-from qlora_wgpu.serving.completion_request import CompletionRequest
-from qlora_wgpu.serving.forms import ChatForm, Form, TextForm
-from qlora_wgpu.serving.leaving import unless_gone
+from qlora_wgpu.serving.requests import Asked, ChatRequest, CompletionRequest
+from qlora_wgpu.serving.responses import ChatForm, Choice, Form, TextForm, together
 from qlora_wgpu.serving.served import Served
-from qlora_wgpu.serving.together import together
 from qlora_wgpu.serving.writer import Answer, Writer, told
+
+T = TypeVar("T")
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """What comes of the work for a request, which ends as soon as its client has gone.
+
+    Args:
+        request: One whose body has been read.
+        work: What is done for it.
+
+    Raises:
+        ClientDisconnect: If the client has gone.
+    """
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
 
 _READING = 60.0  # seconds in which a request has to come
 _ALL_BYTES = 4 * REQUEST_BYTES  # of all requests that are coming

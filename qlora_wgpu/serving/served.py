@@ -6,14 +6,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from qlora_wgpu.data import ChatTemplate, PromptFormat
-from qlora_wgpu.data.chat import Conversation
-from qlora_wgpu.data.left_out import ANSWERS, LeftOut
+from qlora_wgpu.data.chat_template import Conversation
+from qlora_wgpu.data.marker_words import ANSWERS, LeftOut
 from qlora_wgpu.errors import ConfigError, DataError
-from qlora_wgpu.serving.asked import Asked
-from qlora_wgpu.serving.call_formats import call_format
-from qlora_wgpu.serving.calls import Offered, names_of
-from qlora_wgpu.serving.chat_request import ChatRequest
-from qlora_wgpu.serving.completion_request import CompletionRequest, Prompt
+from qlora_wgpu.serving.requests import Asked, ChatRequest, CompletionRequest, Prompt
+from qlora_wgpu.serving.tool_calls import Offered, call_format, names_of
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.generation.sequence import FinishReason, Text
 from qlora_wgpu.generation.text import TextStream, TokenLogprobs
-from qlora_wgpu.serving.asked import Asked
+from qlora_wgpu.serving.requests import Asked
 from qlora_wgpu.serving.served import Served, Wanted
 
 

@@ -10,8 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from qlora_wgpu.supervision.exit_codes import HUNG
 from qlora_wgpu.supervision.journal import Journal
+from qlora_wgpu.supervision.processes import HUNG
 
 _SECONDS_BETWEEN_LOOKS = 0.5
 _SYNCHRONIZE, _INFINITE = 0x0010_0000, 0xFFFF_FFFF  # of Windows' process handles

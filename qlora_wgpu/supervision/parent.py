@@ -20,10 +20,21 @@ from types import FrameType
 
 import click
 
-from qlora_wgpu.supervision.exit_codes import AGAIN, ERROR, HUNG, LOST, crash_name, signal_name
 from qlora_wgpu.supervision.journal import CutFile, Journal
-from qlora_wgpu.supervision.processes import MORE_MEMORY, address_space, container_limit
-from qlora_wgpu.supervision.signals import SAME_WISH, held_back, is_waiting
+from qlora_wgpu.supervision.processes import (
+    AGAIN,
+    ERROR,
+    HUNG,
+    LOST,
+    MORE_MEMORY,
+    SAME_WISH,
+    address_space,
+    container_limit,
+    crash_name,
+    held_back,
+    is_waiting,
+    signal_name,
+)
 from qlora_wgpu.supervision.streams import put_nowhere
 
 # Milliseconds of a submit in the attempts after a crash: drivers end work that takes them too long.

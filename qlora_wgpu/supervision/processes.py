@@ -1,13 +1,45 @@
-"""Which processes there are, and what this one may have."""
+"""Which processes there are, how one ended, and the signals that ask it to."""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 import psutil
+
+ERROR = 2  # of every failure that a sentence explains
+LOST = 75  # the device was lost, and the process could still say so
+HUNG = 76  # the driver did not answer for too long
+AGAIN = 77  # a worker whose scheduler went away, or that outgrew its memory: a new one goes on
+
+_STOPS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGKILL")
+_WINDOWS_ABORT = 3
+_WINDOWS_EXCEPTIONS = 0x8000_0000  # NTSTATUS codes begin here
+
+
+def signal_name(code: int) -> str | None:
+    """The signal that ended a process, if one did."""
+    if code >= 0:
+        return None
+    try:
+        return signal.Signals(-code).name
+    except ValueError:
+        return f"signal {-code}"
+
+
+def crash_name(code: int, *, windows: bool) -> str | None:
+    """What a process crashed with, or None if it ended by itself or was asked to end."""
+    name = signal_name(code)
+    if name is not None:
+        return None if name in _STOPS else name
+    if windows and (code == _WINDOWS_ABORT or code >= _WINDOWS_EXCEPTIONS):
+        return f"exception {code:#x}"
+    return None
+
 
 _GROUPS = Path("/proc/self/cgroup")
 _ROOT = Path("/sys/fs/cgroup")
@@ -62,3 +94,36 @@ def container_limit() -> int | None:
             with suppress(OSError, ValueError):  # the root has none, and a limit may be "max"
                 limits.append(int((root / group / name).read_text("ascii")))
     return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
+
+
+SAME_WISH = 1.0
+"""Seconds within which several are one wish, sent to a process and to its whole group."""
+
+_ENDING = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Has signals wait for its end; a process that is begun within has them wait on.
+
+    Python has no handler of ours while it starts, and would show a traceback.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def is_waiting(number: int) -> bool:
+    """Whether a signal has come while it was held back."""
+    return hasattr(signal, "sigpending") and number in signal.sigpending()
+
+
+def let_through() -> None:
+    """Takes the signals that came while this process was begun."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)

@@ -1,9 +1,8 @@
 """Training an adapter."""
 
-from qlora_wgpu.training.objectives import training_options
-from qlora_wgpu.training.observer import Observer, RunSetup, WorkerFigures
+from qlora_wgpu.training.observers import Observer, RunSetup, WorkerFigures
+from qlora_wgpu.training.preferences import training_options
 from qlora_wgpu.training.result import Sample, TrainResult
-from qlora_wgpu.training.resume_check import check_resumable
 from qlora_wgpu.training.run_folder import (
     checkpoint_folders,
     refuse_existing_run,
@@ -11,6 +10,7 @@ from qlora_wgpu.training.run_folder import (
     settle_run,
 )
 from qlora_wgpu.training.run_log import read_rows
+from qlora_wgpu.training.start import check_resumable
 from qlora_wgpu.training.steering import Step
 from qlora_wgpu.training.trainer import Trainer
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Batch, Dataset, Example, bucket_length, collate, epoch_order
-from qlora_wgpu.data.packing import PackedRows, pack
+from qlora_wgpu.data.batches import PackedRows, pack
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import STEPS
 

@@ -1,9 +1,13 @@
-"""A run's state on disk: the adapter as PEFT reads it, its moments, and the figures."""
+"""A run's state on disk: the adapter as PEFT reads it, its moments, the figures, and the best."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +21,198 @@ from qlora_wgpu.checkpoint import (
     write_manifest,
     write_safetensors,
 )
+from qlora_wgpu.checkpoint.manifest import MANIFEST
+from qlora_wgpu.config import EvalConfig
 from qlora_wgpu.errors import CheckpointError, option, reason
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.init import started_in
 from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.adapter_state import read_started
+from qlora_wgpu.presence import exists
+from qlora_wgpu.training.divergence import Plateau
 from qlora_wgpu.training.run_folder import step_of
-from qlora_wgpu.training.state import RunState
+
+
+@dataclass
+class RunState:
+    """Figures of a run so far.
+
+    Attributes:
+        step: Steps done.
+        num_tokens: Tokens trained on, padding not counted.
+        logged_step: The last step that metrics.jsonl has a row of.
+        window: Loss sum, label tokens, hits and sum of the losses that balance experts, of each
+            step since the last logged one; an older version kept no hits.
+        metrics: Sums of an objective over answers in these steps (``ops/preference.py``).
+        learning_rate: The last step's.
+        grad_norm: The last step's.
+        last_loss: Mean loss of the last logged steps.
+        eval_loss_before: Held-out loss before the first step.
+        eval_loss: The latest one, after ``eval_step`` steps.
+        eval_step: When it was measured.
+        best_loss: The one of the best evaluation.
+        best_step: When it was measured.
+        best_figure: What made it the best; None where that is the loss in an older version.
+        aim: What makes an evaluation the best: ``EvalConfig.aim``.
+        without_gain: Evaluations in a row that were not better by the user's threshold.
+        finished: Whether the run has ended, with all that belongs to its end.
+        seconds: Time that its parts have taken, from each one's first step on.
+        total_steps: Steps that the run was to have; 0 where an older version did not say.
+        plateau: The schedule's, where it follows evaluations.
+        rate_factor: What the schedule's learning rates are multiplied by, as the program asked.
+        log_digest: A hash of the rows in metrics.jsonl; None where an older version kept none.
+    """
+
+    step: int = 0
+    num_tokens: int = 0
+    logged_step: int = 0
+    window: list[tuple[float, float, float | None, float]] = field(default_factory=list)
+    metrics: list[float] = field(default_factory=list)
+    learning_rate: float = 0.0
+    grad_norm: float = 0.0
+    last_loss: float | None = None
+    eval_loss_before: float | None = None
+    eval_loss: float | None = None
+    eval_step: int = -1
+    best_loss: float | None = None
+    best_step: int = -1
+    best_figure: float | None = None
+    aim: str = EvalConfig().aim
+    without_gain: int = 0
+    finished: bool = False
+    seconds: float = 0.0
+    total_steps: int = 0
+    plateau: Plateau | None = None
+    rate_factor: float = 1.0
+    log_digest: str | None = None
+
+    def add_metrics(self, sums: Sequence[float]) -> None:
+        """Adds a step's sums of an objective over answers; an older version kept fewer."""
+        both = zip_longest(self.metrics, sums, fillvalue=0.0)
+        self.metrics = [before + own for before, own in both]
+
+    def to_json(self) -> str:
+        """The state as text, from which floats come back bit by bit."""
+        return json.dumps(asdict(self), allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> RunState:
+        """Reads it back.
+
+        Raises:
+            CheckpointError: If it is no such text.
+        """
+        try:
+            values: dict[str, Any] = json.loads(text)
+            state = cls(**values)
+            state.window = [_figures(*figures) for figures in state.window]
+            state.metrics = [float(value) for value in state.metrics]
+            state.plateau = Plateau(**values["plateau"]) if values.get("plateau") else None
+            if state.best_figure is None and state.aim == EvalConfig().aim:
+                state.best_figure = state.best_loss
+            step = int(state.step)
+        except (ValueError, TypeError) as err:
+            raise CheckpointError(f"{where} is damaged: {err}") from err
+        if step < 0:
+            raise CheckpointError(f"{where} is damaged: step {step}")
+        return state
+
+    def evaluated(self, loss: float, figure: float, step: int, settings: EvalConfig) -> bool:
+        """Notes an evaluation; whether it is the best.
+
+        Args:
+            loss: The held-out loss.
+            figure: What the best one has most or least of (``settings.metric_for_best_model``).
+            step: The steps done.
+            settings: Which of both, and the least change that patience counts.
+        """
+        self.eval_loss, self.eval_step = loss, step
+        gain = math.inf
+        if self.best_figure is not None:
+            sign = 1.0 if settings.more_is_better else -1.0
+            gain = sign * (figure - self.best_figure)
+        counts = gain > settings.early_stopping_threshold
+        self.without_gain = 0 if counts else self.without_gain + 1
+        if gain <= 0:
+            return False
+        self.best_loss, self.best_figure, self.best_step = loss, figure, step
+        return True
+
+    def forget_best(self) -> None:
+        """The next evaluation is the best one."""
+        self.best_loss, self.best_figure, self.best_step = None, None, -1
+        self.without_gain = 0
+
+
+def _figures(
+    loss: Any, count: Any, hits: Any = None, balance: Any = 0.0
+) -> tuple[float, float, float | None, float]:
+    """A step's sums, as JSON has them."""
+    return float(loss), float(count), None if hits is None else float(hits), float(balance)
+
+
+@dataclass(frozen=True, eq=False)
+class BestAdapter:
+    """An adapter's parameters, the held-out figures with them, and the steps done.
+
+    Attributes:
+        step: The steps done.
+        loss: The held-out loss.
+        figure: What it is the best by.
+        aim: What is best: ``EvalConfig.aim``.
+        parameters: In their order on the device.
+        is_saved: Whether it is on the disk.
+    """
+
+    step: int
+    loss: float
+    figure: float
+    aim: str
+    parameters: FloatArray
+    is_saved: bool = False
+
+
+def save_best(folder: Path, model: AdapterModel, best: BestAdapter) -> BestAdapter:
+    """Writes an adapter; the model has its own again afterwards.
+
+    Raises:
+        CheckpointError: If it cannot be written.
+    """
+    present = model.read_flat(model.adapter.parameters).copy()
+    model.write_parameters(best.parameters)
+    try:
+        with atomic_folder(folder) as unfinished:
+            model.save_adapter(unfinished)
+            known = {"step": best.step, "eval_loss": best.loss}
+            write_manifest(unfinished, {**known, "figure": best.figure, "aim": best.aim})
+    finally:
+        model.write_parameters(present)
+    return replace(best, is_saved=True)
+
+
+def load_best(folder: Path, model: AdapterModel, aim: str) -> BestAdapter | None:
+    """The adapter that a folder holds; None without one, or with one of another aim.
+
+    Raises:
+        CheckpointError: If it is damaged, or none of this model.
+    """
+    if not exists(folder):
+        return None
+    manifest = read_manifest(folder)
+    try:
+        parameters = model.adapter.join(
+            read_started(folder, *load_adapter(folder), model.adapter)[0]
+        )
+        step, loss = int(manifest["step"]), float(manifest["eval_loss"])
+        figure, its_aim = manifest.get("figure", loss), manifest.get("aim", EvalConfig().aim)
+        best = BestAdapter(step, loss, float(figure), str(its_aim), parameters, True)
+    except (KeyError, TypeError, ValueError) as err:
+        raise CheckpointError(f"{folder / MANIFEST} is of no best adapter") from err
+    return best if best.aim == aim else None
+
 
 _MOMENTS, _STATE = "optimizer.safetensors", "trainer_state.json"
 

@@ -6,18 +6,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 
 from qlora_wgpu.config import EvalConfig
-from qlora_wgpu.config.figures import LOSS
+from qlora_wgpu.config.values import LOSS
 from qlora_wgpu.data import Batch, Dataset
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import LossSums
 from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
-from qlora_wgpu.training.answers import Answers, in_blocks
 from qlora_wgpu.training.batching import in_order, padded_batch
-from qlora_wgpu.training.best_adapter import BestAdapter
+from qlora_wgpu.training.checkpoints import BestAdapter
 from qlora_wgpu.training.computing import MeasuresAnswers, MeasuresLoss, MicroBatch
-from qlora_wgpu.training.plateau import Plateau
+from qlora_wgpu.training.divergence import Plateau
+from qlora_wgpu.training.preferences import Answers, in_blocks
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import answer_metrics
 

@@ -6,8 +6,10 @@ Nothing is read back inside a step but a few bytes for the log, and those one st
 from __future__ import annotations
 
 import signal
+import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -23,18 +25,60 @@ from qlora_wgpu.errors import (
     option,
 )
 from qlora_wgpu.gpu.timing import Readback
+from qlora_wgpu.graph.host_callbacks import Reading
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.training.answers import Answers
 from qlora_wgpu.training.batching import BatchPlan, padded_batch, weight_unit
 from qlora_wgpu.training.computing import MicroBatch
-from qlora_wgpu.training.disk_watch import DiskWatch
 from qlora_wgpu.training.evaluation import Evaluator, no_gain
 from qlora_wgpu.training.optimizer import Optimizer
+from qlora_wgpu.training.preferences import Answers
 from qlora_wgpu.training.run import Run
+from qlora_wgpu.training.samples import TextWriter
 from qlora_wgpu.training.steering import Steering, Step
 from qlora_wgpu.training.step_log import StepLog, SubmittedStep
 from qlora_wgpu.training.stopping import StopRequest
-from qlora_wgpu.training.texts import TextWriter
+
+_SHARE = 0.5  # of the time, from which on it is told
+_STEPS, _SECONDS = 3, 10.0  # that are looked at, at least
+
+
+class DiskWatch:
+    """Compares what was waited for with what time has passed; tells of it once."""
+
+    def __init__(self, reading: Reading, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Has seen no step yet.
+
+        Args:
+            reading: What is read, which grows.
+            clock: Seconds.
+        """
+        self._reading, self._clock = reading, clock
+        self._steps = -1  # the first one finds files that nobody has read before
+        self._begin = self._bytes = self._waited = 0.0
+        self._is_told = False
+
+    def after_step(self) -> str:
+        """A sentence, once enough steps have waited for the disk; else empty."""
+        if self._is_told or not self._reading.nbytes:
+            return ""
+        self._steps += 1
+        if not self._steps:
+            self._begin = self._clock()
+            self._bytes, self._waited = self._reading.nbytes, self._reading.seconds
+            return ""
+        passed, waited = self._clock() - self._begin, self._reading.seconds - self._waited
+        if self._steps < _STEPS or passed < _SECONDS or waited < _SHARE * passed:
+            return ""
+        self._is_told = True
+        nbytes = self._reading.nbytes - self._bytes
+        return (
+            f"steps wait for the disk {waited / passed:.0%} of their time: "
+            f"{nbytes / self._steps / 1e9:,.2g} GB of weights a step are read from "
+            f"{Path(self._reading.path).parent} at {nbytes / waited / 1e6:,.0f} MB/s; put them on "
+            "a faster disk, end programs that take host memory, which would keep them, or raise "
+            "device.memory"
+        )
+
 
 _Error = TypeVar("_Error", bound=OutOfMemoryError | ClusterError | WeightFileError | CallbackError)
 

@@ -23,11 +23,17 @@ from qlora_wgpu.lora.peft_names import EMBEDDING_B, LORA_A, parse_name
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import Samples
 from qlora_wgpu.ops.preference import Preference
-from qlora_wgpu.training.answers import Answers, Block, Mismatched, References, in_blocks
 from qlora_wgpu.training.batching import padded_batch
 from qlora_wgpu.training.computing import MeasuresAnswers, MicroBatch
-from qlora_wgpu.training.objectives import preference_of
-from qlora_wgpu.training.observer import Observer
+from qlora_wgpu.training.observers import Observer
+from qlora_wgpu.training.preferences import (
+    Answers,
+    Block,
+    Mismatched,
+    References,
+    in_blocks,
+    preference_of,
+)
 
 _VERSION = 2
 FloatArray = npt.NDArray[np.float32]

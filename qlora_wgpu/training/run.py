@@ -8,16 +8,12 @@ from dataclasses import dataclass, field
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import CheckpointError, TrainingError
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.training.answers import Answers
-from qlora_wgpu.training.best_adapter import BestAdapter, save_best
-from qlora_wgpu.training.checkpoints import save_checkpoint
-from qlora_wgpu.training.computing import Computing
-from qlora_wgpu.training.mixing import SourceCounter
-from qlora_wgpu.training.observer import Observer, WorkerFigures
-from qlora_wgpu.training.run_folder import RunFolder
-from qlora_wgpu.training.run_identity import RunIdentity
-from qlora_wgpu.training.state import RunState
-from qlora_wgpu.training.throughput import ThroughputMeter
+from qlora_wgpu.training.checkpoints import BestAdapter, RunState, save_best, save_checkpoint
+from qlora_wgpu.training.computing import Computing, ThroughputMeter
+from qlora_wgpu.training.data import SourceCounter
+from qlora_wgpu.training.observers import Observer, WorkerFigures
+from qlora_wgpu.training.preferences import Answers
+from qlora_wgpu.training.run_folder import RunFolder, RunIdentity
 
 _USUAL_BETA = 1e-6, 1e6
 

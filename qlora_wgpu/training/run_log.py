@@ -13,7 +13,7 @@ from qlora_wgpu.checkpoint import append_line, write_file
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import OWN_LOG_BYTES
-from qlora_wgpu.training.observer import Row
+from qlora_wgpu.training.observers import Row
 
 
 def read_rows(path: Path) -> list[Row]:

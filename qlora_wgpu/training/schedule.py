@@ -1,12 +1,161 @@
-"""The table of what changes from step to step: rates, bias corrections."""
+"""What changes from step to step: learning rates by transformers' formulas, bias corrections."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.config import OptimConfig
-from qlora_wgpu.training.learning_rates import learning_rates
+from qlora_wgpu.config.schedules import PLATEAU, POLYNOMIAL_END
+
+Steps = npt.NDArray[np.float64]
+"""Steps counted from 0, or a number for each of them."""
+
+_TIMESCALE = 10_000  # of inverse_sqrt without warm-up
+
+
+def warmup_steps(optim: OptimConfig, total: int) -> int:
+    """Steps of warm-up."""
+    if optim.lr_scheduler_type in ("constant", PLATEAU):
+        return 0
+    return optim.warmup_steps or math.ceil(total * optim.warmup_ratio)
+
+
+def learning_rates(optim: OptimConfig, total: int, steps: range | None = None) -> Steps:
+    """The learning rate of each step, as Hugging Face's schedules of the same names give it.
+
+    Args:
+        optim: Kind of schedule, what it takes beside, peak rate and warm-up.
+        total: Steps of the run.
+        steps: Those that are wanted, counted from 0; all by default.
+
+    Returns:
+        (steps) float64. With a linear warm-up the first is 0, as there. Of ``reduce_lr_on_plateau``
+        the rate that it begins with.
+    """
+    wanted = range(total) if steps is None else steps
+    step = np.arange(wanted.start, wanted.stop, dtype=np.float64)
+    warmup = warmup_steps(optim, total)
+    given = dict(optim.lr_scheduler_kwargs)
+    for absolute, share in (("min_lr", "min_lr_rate"), ("lr_end", "lr_end")):
+        if absolute in given:  # of the peak, as all factors are
+            given[share] = given.pop(absolute) / optim.learning_rate
+    if optim.lr_scheduler_type == "polynomial":
+        given.setdefault("lr_end", POLYNOMIAL_END / optim.learning_rate)
+    return optim.learning_rate * _FACTORS[optim.lr_scheduler_type](step, warmup, total, given)
+
+
+Factors = Callable[[Steps, int, int, Mapping[str, Any]], Steps]
+"""Shares of the peak rate, of steps, steps of warm-up, all steps, and the schedule's arguments."""
+
+
+def _warm(after: Factors) -> Factors:
+    """A schedule that begins with a linear warm-up from zero."""
+
+    def factors(step: Steps, warmup: int, total: int, given: Mapping[str, Any]) -> Steps:
+        late = np.maximum(step, warmup)  # so that nothing is computed before its time
+        return np.where(step < warmup, step / max(warmup, 1), after(late, warmup, total, given))
+
+    return factors
+
+
+def _share(step: Steps, warmup: int, total: int) -> Steps:
+    """The share of the steps after warm-up that is done."""
+    share: Steps = np.clip((step - warmup) / max(total - warmup, 1), 0.0, 1.0)
+    return share
+
+
+def _wave(share: Steps, given: Mapping[str, Any]) -> Steps:
+    """A cosine from one to zero, or as many as are asked for."""
+    wave: Steps = 0.5 * (1.0 + np.cos(np.pi * (2.0 * given.get("num_cycles", 0.5)) * share))
+    return wave
+
+
+def _above(factor: Steps, least: float) -> Steps:
+    """Factors between one and the least instead of zero."""
+    return factor * (1.0 - least) + least
+
+
+def _constant(step: Steps, warmup: int, total: int, given: Mapping[str, Any]) -> Steps:
+    return np.ones(len(step))
+
+
+def _linear(step: Steps, warmup: int, total: int, given: Mapping[str, Any]) -> Steps:
+    return 1.0 - _share(step, warmup, total)
+
+
+def _cosine(step: Steps, warmup: int, total: int, given: Mapping[str, Any]) -> Steps:
+    wave = _wave(_share(step, warmup, total), given)
+    return _above(wave, given["min_lr_rate"]) if "min_lr_rate" in given else wave
+
+
+def _restarts(step: Steps, warmup: int, total: int, given: Mapping[str, Any]) -> Steps:
+    share = _share(step, warmup, total)
+    wave = 0.5 * (1.0 + np.cos(np.pi * ((given.get("num_cycles", 1) * share) % 1.0)))
+    return np.where(share < 1.0, wave, 0.0)
+
+
+def _polynomial(step: Steps, warmup: int, total: int, given: Mapping[str, Any]) -> Steps:
+    left = 1.0 - _share(step, warmup, total)
+    return _above(left ** given.get("power", 1.0), given["lr_end"])
+
+
+def _inverse_sqrt(step: Steps, warmup: int, total: int, given: Mapping[str, Any]) -> Steps:
+    timescale = given.get("timescale") or warmup or _TIMESCALE
+    return 1.0 / np.sqrt((step - warmup + timescale) / timescale)
+
+
+def _warmup_with_min_lr(step: Steps, warmup: int, total: int, given: Mapping[str, Any]) -> Steps:
+    first = given.get("warmup_lr_rate")
+    if first is None:
+        rising = (step + 1.0) / max(warmup, 1)
+    else:
+        rising = first + (1.0 - first) * step / max(warmup - 1, 1)
+    share = (step - warmup + 1.0) / max(total - warmup, 1)
+    falling = _above(_wave(share, given), given["min_lr_rate"])
+    return np.where(step < warmup, rising, np.maximum(falling, 0.0))
+
+
+def _warmup_stable_decay(step: Steps, warmup: int, total: int, given: Mapping[str, Any]) -> Steps:
+    decay, least = given["num_decay_steps"], given.get("min_lr_ratio", 0.0)
+    stable = given.get("num_stable_steps", total - warmup - decay)
+    left = 1.0 - np.clip(step / max(warmup, 1), 0.0, 1.0)
+    rising = _above(_falling(left, given.get("warmup_type", "linear"), {}), least)
+    done = np.clip((step - warmup - stable) / max(decay, 1), 0.0, 1.0)
+    falling = _above(_falling(done, given.get("decay_type", "cosine"), given), least)
+    ends = (warmup + stable, warmup + stable + decay)
+    return np.select(
+        [step < warmup, step < ends[0], step < ends[1]],
+        [rising, np.ones(len(step)), falling],
+        least,
+    )
+
+
+def _falling(share: Steps, curve: str, given: Mapping[str, Any]) -> Steps:
+    """From one to zero along a curve."""
+    if curve == "cosine":
+        return _wave(share, given)
+    return 1.0 - (share if curve == "linear" else np.sqrt(share))
+
+
+_FACTORS: dict[str, Factors] = {
+    "constant": _constant,
+    "constant_with_warmup": _warm(_constant),
+    "linear": _warm(_linear),
+    "cosine": _warm(_cosine),
+    "cosine_with_restarts": _warm(_restarts),
+    "cosine_with_min_lr": _warm(_cosine),
+    "cosine_warmup_with_min_lr": _warmup_with_min_lr,
+    "polynomial": _warm(_polynomial),
+    "inverse_sqrt": _warm(_inverse_sqrt),
+    "warmup_stable_decay": _warmup_stable_decay,
+    PLATEAU: _constant,
+}
+
 
 STEP_NUMBERS = 4
 """Numbers of a row of the table."""

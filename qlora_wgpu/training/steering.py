@@ -19,11 +19,10 @@ from qlora_wgpu.errors import (
 from qlora_wgpu.limits import LEARNING_RATES
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.evaluation import Evaluator
-from qlora_wgpu.training.observer import Observer, Row
+from qlora_wgpu.training.observers import Observer, Row, failure_of
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import StepFigures
-from qlora_wgpu.training.watched import failure_of
 
 
 class Step:

@@ -21,8 +21,8 @@ from qlora_wgpu.ops.optimizers import (
 )
 from qlora_wgpu.ops.preference import METRICS, means
 from qlora_wgpu.training.divergence import Divergence
-from qlora_wgpu.training.objectives import preference_of
-from qlora_wgpu.training.observer import Row, WorkerFigures
+from qlora_wgpu.training.observers import Row, WorkerFigures
+from qlora_wgpu.training.preferences import preference_of
 from qlora_wgpu.training.run import Run
 
 

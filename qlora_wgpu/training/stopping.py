@@ -8,7 +8,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any
 
-from qlora_wgpu.supervision.signals import SAME_WISH
+from qlora_wgpu.supervision.processes import SAME_WISH
 
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has not all of them
 _SIGNALS = [getattr(signal, name) for name in _NAMES if hasattr(signal, name)]

@@ -13,31 +13,35 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.presence import exists
 from qlora_wgpu.training.batching import BatchPlan
-from qlora_wgpu.training.beginning import Beginning
-from qlora_wgpu.training.computing import Computing, OwnDevice
-from qlora_wgpu.training.ending import check_ended, finish, interrupt, result_of, revisit
+from qlora_wgpu.training.computing import Computing, OwnDevice, ThroughputMeter
+from qlora_wgpu.training.data import (
+    RowReader,
+    Rows,
+    SourceCounter,
+    learnable,
+    refuse_other_objectives,
+)
+from qlora_wgpu.training.data_warnings import require_both_kinds, tell_of_weights
+from qlora_wgpu.training.divergence import first_plateau
 from qlora_wgpu.training.evaluation import Evaluator
-from qlora_wgpu.training.judged import require_both_kinds, tell_of_weights
+from qlora_wgpu.training.finish import check_ended, finish, interrupt, result_of, revisit
 from qlora_wgpu.training.loop import TrainingLoop
-from qlora_wgpu.training.mixing import SourceCounter
-from qlora_wgpu.training.objectives import training_options
-from qlora_wgpu.training.observer import Observer, Unwatched
-from qlora_wgpu.training.one_run import one_run_of
-from qlora_wgpu.training.opening import open_run, refuse_fewer_steps, take_aim, tell_of_length
+from qlora_wgpu.training.observers import Observer, ObserverList, Unwatched, Watched
 from qlora_wgpu.training.optimizer import Optimizer
-from qlora_wgpu.training.own_rows import RowReader
-from qlora_wgpu.training.plateau import first_plateau
-from qlora_wgpu.training.prompts import keep_prompt
+from qlora_wgpu.training.preferences import training_options
 from qlora_wgpu.training.references import answers_of
-from qlora_wgpu.training.reporters import ObserverList
 from qlora_wgpu.training.result import TrainResult
-from qlora_wgpu.training.rows import Rows, learnable, refuse_other_objectives
 from qlora_wgpu.training.run import Run
-from qlora_wgpu.training.run_identity import RunIdentity
+from qlora_wgpu.training.run_folder import RunIdentity, one_run_of
+from qlora_wgpu.training.samples import Texts, TextWriter, keep_prompt
+from qlora_wgpu.training.start import (
+    Beginning,
+    open_run,
+    refuse_fewer_steps,
+    take_aim,
+    tell_of_length,
+)
 from qlora_wgpu.training.steering import Callback, Callbacks, Steering, Step
-from qlora_wgpu.training.texts import Texts, TextWriter
-from qlora_wgpu.training.throughput import ThroughputMeter
-from qlora_wgpu.training.watched import Watched
 
 
 class Trainer:

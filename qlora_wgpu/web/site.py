@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
 from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.config import Config
+from qlora_wgpu.data import PromptFormat, Tokenizer, find_chat_template
 from qlora_wgpu.data.batches import bucket_length
+from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES
+from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.files import file_bytes
 from qlora_wgpu.gpu.kernel_config import (
     CPU_PROFILE,
     FEW_REGISTERS,
@@ -19,17 +26,171 @@ from qlora_wgpu.gpu.kernel_config import (
     gpu_profile,
 )
 from qlora_wgpu.gpu.recording_device import RecordedBuffer, RecordingDevice
-from qlora_wgpu.limits import MIB
+from qlora_wgpu.limits import MIB, TOKENIZER_BYTES
 from qlora_wgpu.lora.flat_vector import AdapterForms
+from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
-from qlora_wgpu.training.objectives import training_options
+from qlora_wgpu.model.steps import StepOptions
+from qlora_wgpu.presence import is_file
+from qlora_wgpu.training.preferences import training_options
+from qlora_wgpu.training.samples import save_prompt
 from qlora_wgpu.version import __version__
-from qlora_wgpu.web.plan_json import Shaders
-from qlora_wgpu.web.site_files import SiteFiles, WeightFiles
-from qlora_wgpu.web.suitable import check_model, check_settings
-from qlora_wgpu.web.texts import put_texts
-from qlora_wgpu.web.variant import FilledBuffers, Variant
+from qlora_wgpu.web.variant import FilledBuffers, Shaders, SiteFiles, Variant, WeightFiles
+
+
+def page_folder() -> Path:
+    """Where the page's files are in the installed package."""
+    return Path(str(resources.files("qlora_wgpu.web"))) / "page"
+
+
+def put_page(folder: Path) -> None:
+    """Copies the page, its libraries with their licences included."""
+    shutil.copytree(page_folder(), folder, dirs_exist_ok=True)
+
+
+SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
+
+
+def check_settings(settings: Config) -> None:
+    """Refuses settings that need more than a page does.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    model, lora, optim = settings.model, settings.lora, settings.optim
+    found = [
+        ("train.objective", settings.train.objective, "sft"),
+        ("model.add_tokens", model.add_tokens or None, None),
+        ("model.add_special_tokens", model.add_special_tokens or None, None),
+        ("lora.init_from", lora.init_from, None),
+        ("lora.trainable_token_indices", lora.trainable_token_indices, None),
+        ("lora.modules_to_save", lora.modules_to_save, None),
+    ]
+    for name, value, wanted in found:
+        if value != wanted:
+            raise ConfigError(
+                f"{name} = {_in_yaml(value)} is not trained in a browser: set it to "
+                f"{_in_yaml(wanted)}"
+            )
+    if optim.name == "lion":
+        raise ConfigError(
+            "optim.name = lion is not trained in a browser: set it to adamw or adamw_8bit"
+        )
+    if lora.changes_base:
+        raise ConfigError(
+            f"lora.init_lora_weights = {lora.init_lora_weights} changes the base, which is not "
+            f"done for a browser: set it to default or gaussian"
+        )
+    if settings.data.has_weights:
+        raise ConfigError(
+            "weights of rows are not trained in a browser: leave data.columns.weight out"
+        )
+    if settings.data.apply_chat_template:
+        raise ConfigError(
+            "data.apply_chat_template = true is not known to the page: set it to false, and write "
+            "the rows as messages"
+        )
+    if settings.data.truncation == "windows":
+        raise ConfigError(
+            "data.truncation = windows is not known to the page: set it to keep_start, or write "
+            "longer texts in several rows"
+        )
+    if optim.lr_scheduler_type not in SCHEDULES:
+        raise ConfigError(
+            f"optim.lr_scheduler_type = {optim.lr_scheduler_type} is not known to the page: set "
+            f"it to one of {', '.join(SCHEDULES)}"
+        )
+    if optim.lr_scheduler_kwargs:
+        raise ConfigError(
+            f"optim.lr_scheduler_kwargs = {json.dumps(optim.lr_scheduler_kwargs)} is not known to "
+            f"the page: leave it out"
+        )
+
+
+def _in_yaml(value: object) -> str:
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def check_model(layout: ModelLayout) -> None:
+    """Refuses a model whose micro-batches have inputs, or its adapter a start, beyond a page.
+
+    Raises:
+        ConfigError: If it is one.
+    """
+    if layout.adapter.embedding is not None:
+        raise ConfigError(
+            f"lora.target_modules: LoRA on {layout.adapter.embedding.name} is not trained in a "
+            "browser: leave it out"
+        )
+    batch = layout.step(StepOptions("loss", 1, 32)).batch
+    if batch.angles:
+        raise ConfigError(
+            "rotations by a text's length (LongRoPE, dynamic RoPE) are not computed in a browser: "
+            "choose another model"
+        )
+    if batch.embedded:
+        raise ConfigError(
+            "embeddings that wait in host memory (Gemma 4's of each layer) are not looked up in a "
+            "browser: choose another model"
+        )
+
+
+_TOKENIZER = "tokenizer.json"
+
+
+def put_texts(files: SiteFiles, folder: Path, settings: Config, longest: int) -> dict[str, Any]:
+    """Copies the tokenizer, and tells how rows and prompts are written.
+
+    Args:
+        files: Where it goes.
+        folder: The tokenizer's folder.
+        settings: The run's.
+        longest: Tokens of the longest row.
+
+    Raises:
+        TokenizerError: If there is no tokenizer, or the chat template is broken.
+        CheckpointError: If a file beside it is damaged.
+    """
+    tokenizer = Tokenizer.from_folder(folder)
+    template = find_chat_template(settings.data.chat_template, tokenizer)
+    data = settings.data
+    name = files.put(_TOKENIZER, file_bytes(folder / _TOKENIZER, TOKENIZER_BYTES))
+    prompts = [
+        PromptFormat("chat", tokenizer, template),
+        PromptFormat.alpaca(tokenizer),
+        PromptFormat.text(tokenizer),
+    ]
+    told = {prompt.kind: _prompt_json(prompt, folder, settings) for prompt in prompts}
+    return {
+        "tokenizer": name,
+        "special_tokens": dict(tokenizer.special_tokens),
+        "eos_ids": sorted(tokenizer.eos_token_ids),
+        "template": None if template is None else template.source,
+        "tool_template": None if template is None else template.tool_source,
+        "alpaca": BUILT_IN_TEMPLATES["alpaca"],
+        "prompts": files.put_json("prompts.plan", told),
+        "rows": {
+            "format": data.format,
+            "columns": dict(data.columns),
+            "train_on": data.train_on,
+            "truncation": data.truncation,
+            "max_length": longest,
+        },
+    }
+
+
+def _prompt_json(prompt: PromptFormat, base: Path, settings: Config) -> dict[str, Any]:
+    """Where answers end, and what is kept beside an adapter that has learnt from such prompts."""
+    with tempfile.TemporaryDirectory() as made:
+        save_prompt(settings, base, prompt, Path(made))
+        kept = {
+            path.relative_to(made).as_posix(): file_bytes(path, TOKENIZER_BYTES).decode()
+            for path in sorted(Path(made).rglob("*"))
+            if is_file(path) and path.name != _TOKENIZER  # a page has it already
+        }
+    return {"turn_end": prompt.turn_end, "stop_text": prompt.stop_text, "files": kept}
+
 
 MANIFEST = "site.json"
 FORMAT = 1

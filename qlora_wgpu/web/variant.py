@@ -1,9 +1,20 @@
-"""A model with an adapter of one rank, as a page trains it: buffers, plans, places."""
+"""A model with an adapter of one rank, as a page trains it: buffers, plans, places.
+
+A launch is ``[shader, [x, y, z], windows, parameters, microseconds]``. A window is ``[binding,
+memory, first byte, bytes]``, where a memory that is not negative is a buffer, and -1 - n the n-th
+slot. Parameters are the words of its uniform. The time is a slow GPU's, guessed as ``gpu.pace``
+does: a page sizes its first submits by it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gzip
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,11 +23,19 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.data.batches import bucket_length
+from qlora_wgpu.gpu.cost_model import Pace
+from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.limits import ALIGNMENT, buffer_bytes
+from qlora_wgpu.gpu.preprocessor import without_comments
 from qlora_wgpu.gpu.recording_device import RecordedBuffer, RecordingDevice
+from qlora_wgpu.gpu.wgsl import Shader
+from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.plan import Plan, make_plan
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.sharded_vector import Pieces
-from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.graph.submission import boxes, parts_needed
+from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.config import to_json
 from qlora_wgpu.lora.peft_names import MAGNITUDE
 from qlora_wgpu.model.adapter_state import norms_graph
@@ -26,9 +45,202 @@ from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.training.optimizer import trace_update
 from qlora_wgpu.training.schedule import STEP_NUMBERS
-from qlora_wgpu.web.page_memory import Needs
-from qlora_wgpu.web.plan_json import Shaders, plan_json, window_json
-from qlora_wgpu.web.site_files import SiteFiles, WeightFiles
+
+FILE_BYTES = 64 * MIB  # of weights: static hosts refuse larger ones
+_ALIGNMENT = 4  # what a queue writes begins and ends with whole words
+
+
+class SiteFiles:
+    """A folder that fills with files.
+
+    Attributes:
+        folder: Where they are.
+        listed: Size and SHA-256 of each file that a page fetches, by name.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Starts without any."""
+        self.folder = folder
+        self.listed: dict[str, dict[str, Any]] = {}
+
+    def put(self, name: str, content: bytes) -> str:
+        """Writes a file; its name."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        digest = hashlib.sha256(content).hexdigest()
+        self.listed[name] = {"bytes": len(content), "sha256": digest}
+        return name
+
+    def put_json(self, name: str, value: Any) -> str:
+        """Writes JSON, gzipped: whether a server packs what it sends is its own affair."""
+        text = json.dumps(value, separators=(",", ":"), allow_nan=False)
+        return self.put(name, gzip.compress(text.encode(), mtime=0))
+
+
+class WeightFiles:
+    """Bytes that buffers are filled with, in files of bounded size; what is the same lies once."""
+
+    def __init__(self, files: SiteFiles) -> None:
+        """Starts without any."""
+        self._files = files
+        self._names: list[str] = []
+        self._content = bytearray()
+        self._places: dict[bytes, list[list[int]]] = {}
+
+    def put(self, data: npt.NDArray[np.uint8]) -> list[list[int]]:
+        """Adds bytes.
+
+        Returns:
+            Where they are, ``[file, first byte, bytes]``, in their order.
+        """
+        key = hashlib.sha256(data.tobytes()).digest()
+        if key not in self._places:
+            self._places[key] = self._added(data)
+        return self._places[key]
+
+    def end(self) -> list[str]:
+        """Writes what is left; the names of all files."""
+        self._write()
+        return self._names
+
+    def _added(self, data: npt.NDArray[np.uint8]) -> list[list[int]]:
+        places, begin = [], 0
+        while begin < data.size:
+            if len(self._content) >= FILE_BYTES:
+                self._write()
+            piece = data[begin : begin + FILE_BYTES - len(self._content)]
+            places.append([len(self._names), len(self._content), piece.size])
+            self._content += piece.tobytes()
+            self._content += bytes(-len(self._content) % _ALIGNMENT)
+            begin += piece.size
+        return places
+
+    def _write(self) -> None:
+        if self._content:
+            name = f"weights/{len(self._names):03d}.bin"
+            self._names.append(self._files.put(name, bytes(self._content)))
+            self._content = bytearray()
+
+
+class Needs:
+    """What plans need that run one at a time.
+
+    Attributes:
+        slots: The sizes of slots that serve all of them, the largest first.
+    """
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.slots: list[int] = []
+        self._buffers: set[int] = set()
+        self._parameters = 0
+
+    def add(self, plan: dict[str, Any]) -> None:
+        """Adds a plan, as ``plan_json`` writes it."""
+        sizes = sorted(plan["slots"], reverse=True)
+        self.slots = [max(pair) for pair in zip_longest(self.slots, sizes, fillvalue=0)]
+        launches = plan["launches"]
+        self._buffers |= {w[1] for launch in launches for w in launch[2] if w[1] >= 0}
+        # A page makes one buffer for the parameters of a plan, even where there are none.
+        self._parameters += ALIGNMENT * max(sum(bool(launch[3]) for launch in launches), 1)
+
+    def nbytes(self, sizes: Sequence[int], also: Iterable[int]) -> int:
+        """Bytes of everything.
+
+        Args:
+            sizes: Bytes of all buffers, by their numbers.
+            also: Numbers of buffers that are needed beside those of the plans.
+        """
+        buffers = self._buffers.union(also)
+        pooled = sum(map(buffer_bytes, self.slots))
+        return sum(sizes[number] for number in buffers) + pooled + self._parameters
+
+
+# Windows ends work after two seconds; a launch takes a quarter of that where GPUs are slow.
+_LONGEST = 0.5
+_SLOW = Pace.of_kind("IntegratedGPU", _LONGEST)
+
+
+class Shaders:
+    """The shaders of a site's plans, each once.
+
+    Attributes:
+        most_bound: The most storage buffers that one of them is bound to.
+    """
+
+    def __init__(self) -> None:
+        """Starts without any."""
+        self._numbers: dict[str, int] = {}
+        self._shaders: list[Shader] = []
+        self.most_bound = 0
+
+    def number(self, launch: Launch) -> int:
+        """The place of a launch's shader among them; it is added the first time."""
+        shader = launch.shader
+        if shader.label not in self._numbers:
+            self._numbers[shader.label] = len(self._shaders)
+            self._shaders.append(shader)
+            self.most_bound = max(self.most_bound, len(launch.tensors))
+        return self._numbers[shader.label]
+
+    @property
+    def most_invocations(self) -> int:
+        """The most invocations of a workgroup."""
+        return max(int(np.prod(shader.workgroup_size)) for shader in self._shaders)
+
+    def as_json(self) -> list[dict[str, str]]:
+        """Label and source of each, in order."""
+        return [{"label": s.label, "code": _compact(s.code)} for s in self._shaders]
+
+
+def _compact(code: str) -> str:
+    """Without comments and blank lines, which are a third of it."""
+    lines = (line.strip() for line in without_comments(code).splitlines())
+    return "\n".join(line for line in lines if line)
+
+
+def plan_json(plan: Plan, shaders: Shaders, device: Device) -> dict[str, Any]:
+    """A plan as JSON values; what it needs is allocated on a recording device."""
+    for storage in plan.storages:
+        allocate(device, storage)
+    return {
+        "slots": list(plan.slots),
+        "launches": [
+            [
+                shaders.number(part),
+                list(part.workgroups),
+                [list(window) for window in _windows(plan, part)],
+                np.frombuffer(part.params, np.uint32).tolist(),
+                round(1e6 * _SLOW.seconds(part.path, part.flops, part.nbytes)),
+            ]
+            for launch in plan.launches
+            for part in _parts(launch)
+        ],
+    }
+
+
+def window_json(plan: Plan, tensor: Tensor) -> list[int]:
+    """Where a tensor lies: its memory, first byte, bytes."""
+    if tensor.storage is not None:
+        memory, first = tensor.storage.whole.buffer.number, tensor.storage.first_byte
+        return [memory, first + tensor.offset, tensor.nbytes]
+    return [-1 - plan.slot_of[tensor], 0, tensor.nbytes]
+
+
+def _windows(plan: Plan, launch: Launch) -> Iterator[tuple[int, ...]]:
+    for name, tensor in launch.tensors.items():
+        yield launch.shader.bindings[name].index, *window_json(plan, tensor)
+
+
+def _parts(launch: Launch) -> list[Launch]:
+    """The launch, or parts of its grid where it would take a slow GPU too long by itself."""
+    seconds = _SLOW.seconds(launch.path, launch.flops, launch.nbytes)
+    count = parts_needed(seconds, _LONGEST) if launch.has_parts else 1
+    if count == 1:
+        return [launch]
+    return [launch.part(*box) for box in boxes(launch.workgroups, count)]
+
 
 VECTORS = ("parameters", "gradient", "first_moment", "second_moment")
 _FIELDS = ("input_ids", "targets", "label_rows", "positions", "segments", "info")

@@ -6,7 +6,7 @@ import json
 import pytest
 from browser.conftest import user_task
 
-from qlora_wgpu.data.built_in_templates import BUILT_IN_TEMPLATES
+from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES
 
 
 def row(question, answer):

@@ -15,7 +15,7 @@ from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.training.optimizer import trace_update
 from qlora_wgpu.training.schedule import STEP_NUMBERS
-from qlora_wgpu.web.plan_json import Shaders
+from qlora_wgpu.web.variant import Shaders
 
 PROFILES = {"gpu": GPU_PROFILE, "cpu": CPU_PROFILE}
 BINDING = 128 << 20  # that of WebGPU's default limits

@@ -14,8 +14,8 @@ from qlora_wgpu.lora.flat_vector import AdapterForms
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 from qlora_wgpu.training.batching import BatchPlan, padded_batch
-from qlora_wgpu.training.objectives import training_options
 from qlora_wgpu.training.optimizer import Optimizer
+from qlora_wgpu.training.preferences import training_options
 
 
 def examples(vocab: int, count: int = 40, longest: int = 59) -> list[Example]:

@@ -10,7 +10,7 @@ from support.gguf_files import write_gguf
 from support.gguf_models import changed, folder_of, written
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.gguf import latent
+from qlora_wgpu.checkpoint.gguf import mixtures
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.families.family import find_family
@@ -197,5 +197,5 @@ def test_files_of_glm_that_leave_the_scoring_out(tmp_path, monkeypatch) -> None:
     keys = {f"deepseek2__expert_{name}": None for name in gone}
     path = rewritten(tmp_path, "glm4_moe_lite", **keys)
     assert ModelFolder.without_weights(path).config["model_type"] == "deepseek_v2"
-    monkeypatch.setattr(latent, "_GLM", ((2,), 331))
+    monkeypatch.setattr(mixtures, "_GLM", ((2,), 331))
     assert ModelFolder.without_weights(path).config["model_type"] == "deepseek_v3"

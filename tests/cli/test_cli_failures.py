@@ -11,8 +11,7 @@ import pytest
 from e2e.tiny import write_chats, write_model
 from support.commands import run_here
 
-from qlora_wgpu.cli._sizes import MOST_PORTS, read_bytes, whole_number
-from qlora_wgpu.cli._targets import target_file
+from qlora_wgpu.cli._model import MOST_PORTS, read_bytes, target_file, whole_number
 from qlora_wgpu.cli._terminal import Terminal, write, write_json
 from qlora_wgpu.errors import ConfigError, DeviceError, QLoRAError
 from qlora_wgpu.gpu.adapters import list_adapters

@@ -12,7 +12,7 @@ from qlora_wgpu import load_config
 from qlora_wgpu.cli.init import init
 from qlora_wgpu.data import Preparation, Tokenizer, load_dataset
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.runs.first_settings import Room, first_settings
+from qlora_wgpu.runs.recommend import Room, first_settings
 from qlora_wgpu.runs.workload import Target
 
 

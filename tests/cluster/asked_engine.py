@@ -7,12 +7,9 @@ import numpy as np
 from cluster.odd_workers import OddWorker
 from support.processes import PATIENCE
 
-from qlora_wgpu.cluster.blocks import Specification
-from qlora_wgpu.cluster.connection import connect
-from qlora_wgpu.cluster.engine import Engine
-from qlora_wgpu.cluster.expected import Expected
-from qlora_wgpu.cluster.loop_thread import LoopThread
-from qlora_wgpu.cluster.steps import Block
+from qlora_wgpu.cluster.blocks import Expected, Specification
+from qlora_wgpu.cluster.connection import LoopThread, connect
+from qlora_wgpu.cluster.engine import Block, Engine
 from qlora_wgpu.config import ClusterConfig
 
 PARAMETERS = np.arange(64, dtype=np.float32)

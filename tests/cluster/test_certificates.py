@@ -10,7 +10,7 @@ from support.commands import run_here
 
 from qlora_wgpu.cluster import certificates
 from qlora_wgpu.cluster.certificates import make_certificates
-from qlora_wgpu.cluster.credentials import Credentials
+from qlora_wgpu.cluster.security import Credentials
 from qlora_wgpu.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from qlora_wgpu.cluster.division import Division
+from qlora_wgpu.cluster.scheduler import Division
 
 COST = {"gradient": 1.0, "loss": 0.2}
 

@@ -11,9 +11,10 @@ import pytest
 from cluster.asked_engine import BLOCKS, PARAMETERS, an_engine
 from support.processes import PATIENCE, until
 
-from qlora_wgpu.cluster import crew, members, patience, suspects
+from qlora_wgpu.cluster import engine, workers
+from qlora_wgpu.cluster import scheduler as scheduling
 from qlora_wgpu.cluster.connection import Connection
-from qlora_wgpu.cluster.opening import Opening
+from qlora_wgpu.cluster.workers import Opening
 from qlora_wgpu.errors import ClusterError, OutOfMemoryError
 
 pytestmark = pytest.mark.slow
@@ -32,7 +33,7 @@ def scheduler():
 
 @pytest.fixture(autouse=True)
 def nobody_is_missed(monkeypatch):
-    monkeypatch.setattr(patience, "_SOON", PATIENCE)  # however long a busy machine takes to begin
+    monkeypatch.setattr(engine, "_SOON", PATIENCE)  # however long a busy machine takes to begin
 
 
 def right(got, blocks=BLOCKS):
@@ -99,8 +100,8 @@ def test_a_worker_that_is_gone_is_told_of_once(scheduler):
 
 
 def test_a_stopped_worker_is_not_waited_for_and_works_again(scheduler, tmp_path, monkeypatch):
-    monkeypatch.setattr(crew, "_LEAST", 0.5)
-    monkeypatch.setattr(suspects, "_PAUSE", 0.3)
+    monkeypatch.setattr(scheduling, "_LEAST", 0.5)
+    monkeypatch.setattr(engine, "_PAUSE", 0.3)
     with an_engine(scheduler, folder=str(tmp_path), **{"0": "stop"}) as asked:
         try:
             assert right(asked.step())
@@ -227,7 +228,7 @@ def test_workers_that_cannot_be_reached_are_told_once_and_end_it(scheduler, monk
         raise OSError("no route to host")
 
     monkeypatch.setattr(Opening, "open", unreached)
-    monkeypatch.setattr(members, "_AGAIN", 0.2)
+    monkeypatch.setattr(workers, "_AGAIN", 0.2)
     with an_engine(scheduler, count=0) as asked:
         begun = asked.thread.submit(asked.engine.begin(2))
         until(lambda: len(tried) > 5 and len(asked.told) == 2)
@@ -270,7 +271,7 @@ def test_a_lost_scheduler_ends_it_soon(tmp_path, monkeypatch):
         until(lambda: file.exists() and file.read_text())
         with an_engine(file.read_text(), count=1) as asked:
             assert right(asked.step())
-            monkeypatch.setattr(members, "_SILENCE", 3.0)
+            monkeypatch.setattr(workers, "_SILENCE", 3.0)
             process.kill()
             with pytest.raises(ClusterError, match=r"the scheduler has not answered"):
                 asked.step()

@@ -5,9 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from qlora_wgpu.cluster.blocks import Asked, Sums
-from qlora_wgpu.cluster.expected import (
+from qlora_wgpu.cluster.blocks import (
+    Asked,
     Expected,
+    Sums,
     WrongAnswerError,
     check_parameters,
     check_text,

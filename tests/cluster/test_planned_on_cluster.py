@@ -7,7 +7,7 @@ from support.allocating import allocating_device
 from support.workers_here import WorkersHere
 
 from qlora_wgpu import Config, Observer, estimate, train
-from qlora_wgpu.cluster.expected import Expected
+from qlora_wgpu.cluster.blocks import Expected
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.runs import worker

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from support.processes import PATIENCE
 
-from qlora_wgpu.cluster.progress import Progress
+from qlora_wgpu.cluster.workers import Progress
 from qlora_wgpu.errors import ClusterError
 
 

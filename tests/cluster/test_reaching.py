@@ -8,9 +8,9 @@ import pytest
 from support.processes import PATIENCE
 from support.schedulers import free_port, scheduler
 
-from qlora_wgpu.cluster import reaching
+from qlora_wgpu.cluster import connection
 from qlora_wgpu.cluster.certificates import make_certificates
-from qlora_wgpu.cluster.reaching import wait_for_scheduler
+from qlora_wgpu.cluster.connection import wait_for_scheduler
 from qlora_wgpu.cluster.security import connection_security
 from qlora_wgpu.errors import ClusterError
 
@@ -59,7 +59,7 @@ def test_a_certificate_that_the_scheduler_refuses(folders, tmp_path, monkeypatch
     security.tls_ca_file = str(mixed / "ca.pem")
     with scheduler(ours) as address:
         reach(address, ours)
-        monkeypatch.setattr(reaching, "_AFTERTHOUGHT", PATIENCE)  # the scheduler may be busy
+        monkeypatch.setattr(connection, "_AFTERTHOUGHT", PATIENCE)  # the scheduler may be busy
         with pytest.raises(ClusterError, match="refuses this machine's certificate"):
             wait_for_scheduler(address, security, patience=PATIENCE, tell=print)
 
@@ -81,7 +81,7 @@ def test_nobody_there_is_waited_for_as_long_as_asked():
 
 
 def test_what_takes_a_connection_and_is_silent_is_not_waited_for_ever(monkeypatch):
-    monkeypatch.setattr(reaching, "_ATTEMPT", 0.5)
+    monkeypatch.setattr(connection, "_ATTEMPT", 0.5)
     silent = closing(socket.create_server(("127.0.0.1", 0)))
     with silent as listener, pytest.raises(ClusterError, match="says nothing"):
         reach(f"tcp://127.0.0.1:{listener.getsockname()[1]}", patience=0.5)

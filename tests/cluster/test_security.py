@@ -5,9 +5,13 @@ import ssl
 import dask
 import pytest
 
-from qlora_wgpu.cluster.addresses import Address
 from qlora_wgpu.cluster.certificates import make_certificates
-from qlora_wgpu.cluster.security import connection_security, listening_host, temporary_security
+from qlora_wgpu.cluster.security import (
+    Address,
+    connection_security,
+    listening_host,
+    temporary_security,
+)
 from qlora_wgpu.errors import ConfigError
 
 

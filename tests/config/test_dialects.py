@@ -8,11 +8,11 @@ from support.dialects import converted
 from qlora_wgpu import load_config
 from qlora_wgpu.config import Config, TrainConfig
 from qlora_wgpu.config.dialects.conversion import DIALECTS, convert_file, dialect_of, key_for
-from qlora_wgpu.config.dialects.reasons import reason_for
+from qlora_wgpu.config.dialects.draft import reason_for
+from qlora_wgpu.config.loading import suggest_key
+from qlora_wgpu.config.problems import KEY_OF
 from qlora_wgpu.config.schema import sections
-from qlora_wgpu.config.suggestions import suggest_key
-from qlora_wgpu.config.synonyms import KEY_OF
-from qlora_wgpu.config.yaml_file import read_yaml_file
+from qlora_wgpu.config.yaml import read_yaml_file
 from qlora_wgpu.errors import ConfigError
 
 NAMES = {

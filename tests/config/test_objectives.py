@@ -3,11 +3,11 @@
 import pytest
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.config.figures import figures_of
 from qlora_wgpu.config.sections.train import LOSSES, TrainConfig
+from qlora_wgpu.config.values import figures_of
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.ops.preference import METRICS, PAIR_LOSSES, SINGLE_LOSSES, means
-from qlora_wgpu.training.objectives import preference_of, training_options
+from qlora_wgpu.training.preferences import preference_of, training_options
 
 
 def settings(train, **sections):

@@ -8,7 +8,7 @@ import pytest
 from support.yaml_texts import MODEL, failure
 
 from qlora_wgpu.config import loading
-from qlora_wgpu.config.renamed import RenamedKeyWarning
+from qlora_wgpu.config.problems import RenamedKeyWarning
 from qlora_wgpu.errors import ConfigError
 
 OLD_NAME = r"device\.adapter is now called device\.gpu"

@@ -23,7 +23,7 @@ from qlora_wgpu.data import (
     find_chat_template,
     suitable_template,
 )
-from qlora_wgpu.data.built_in_templates import is_built_in
+from qlora_wgpu.data.chat_template import is_built_in
 from qlora_wgpu.data.masking import last_turn_spans
 from qlora_wgpu.errors import DataError, TokenizerError
 

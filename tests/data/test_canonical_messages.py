@@ -9,9 +9,9 @@ from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.data import ChatTemplate, Preparation, PromptFormat
 from qlora_wgpu.data.dataset import encode_rows
-from qlora_wgpu.data.formats import RowEncoder
+from qlora_wgpu.data.row_formats import RowEncoder
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.serving.chat_request import ChatRequest
+from qlora_wgpu.serving.requests import ChatRequest
 
 PROMPT = "{% if add_generation_prompt %}[assistant]{% endif %}"
 # Arguments as an object, contents as text.

@@ -5,8 +5,14 @@ from __future__ import annotations
 import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
-from qlora_wgpu.data import ChatTemplate, assistant_spans, chat, find_chat_template, render_chat
-from qlora_wgpu.data.spans import tokens_in_spans
+from qlora_wgpu.data import (
+    ChatTemplate,
+    assistant_spans,
+    chat_template,
+    find_chat_template,
+    render_chat,
+)
+from qlora_wgpu.data.masking import tokens_in_spans
 from qlora_wgpu.errors import DataError, TokenizerError
 
 USER = {"role": "user", "content": "Q"}
@@ -215,9 +221,9 @@ BOMBS = {
 @pytest.fixture
 def own_process():
     """What such a template computes is no part of what those of other tests may."""
-    chat.templates_process().close()
+    chat_template.templates_process().close()
     yield
-    chat.templates_process().close()
+    chat_template.templates_process().close()
 
 
 @pytest.mark.cover(

@@ -7,8 +7,8 @@ from qlora_wgpu.config import DataConfig
 from qlora_wgpu.config.values import RowFormat
 from qlora_wgpu.data.columns import _USUAL_NAMES, CHAT_PAIR, CHATS, FORMATS
 from qlora_wgpu.data.messages import USUAL_ROLES
-from qlora_wgpu.data.row_texts import RowTexts
-from qlora_wgpu.web.page_files import page_folder
+from qlora_wgpu.data.row_formats import RowTexts
+from qlora_wgpu.web.site import page_folder
 
 
 def test_the_setting_names_every_format():

@@ -10,13 +10,11 @@ from checkpoint.test_gguf_tokenizer import as_read, odd_texts
 from support.recorded import RECORDED, needs_recordings
 from support.tiny_tokenizer import write_folder
 
-from qlora_wgpu.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
-from qlora_wgpu.checkpoint.gguf.tokenizer import tokenizer_files
+from qlora_wgpu.checkpoint.gguf.tokenizer import PRE_TOKENIZERS, tokenizer_files
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.data.gguf_pre_tokenizer import cutting_note, pre_tokenizer_name
-from qlora_wgpu.data.gguf_vocabulary import vocabulary_keys
+from qlora_wgpu.data.gguf_vocabulary import cutting_note, pre_tokenizer_name, vocabulary_keys
 from qlora_wgpu.errors import TokenizerError
-from qlora_wgpu.sandbox.tokenizer_parts import is_bounded
+from qlora_wgpu.sandbox.tokenizers import is_bounded
 
 EXTRA = 3  # rows of the embedding that no token has
 

@@ -8,7 +8,7 @@ import pytest
 from support.tiny_tokenizer import learnt, tiny_tokenizer
 
 from qlora_wgpu.data import Preparation, encoded_examples, load_dataset
-from qlora_wgpu.data.built_in_templates import BUILT_IN_TEMPLATES
+from qlora_wgpu.data.chat_template import BUILT_IN_TEMPLATES
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.errors import DataError
 

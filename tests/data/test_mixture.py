@@ -8,7 +8,7 @@ from qlora_wgpu.data import Dataset, Example, split_off
 from qlora_wgpu.data.mixture import Joined, Portion, examples_of, mix
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.training.batching import BatchPlan
-from qlora_wgpu.training.mixing import SourceCounter, source_figures
+from qlora_wgpu.training.data import SourceCounter, source_figures
 
 
 def dataset(count, first=0):

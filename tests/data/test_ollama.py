@@ -9,11 +9,10 @@ import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES
-from qlora_wgpu.data.built_in_templates import built_in_template
-from qlora_wgpu.data.chat import ChatTemplate
+from qlora_wgpu.data.chat_template import ChatTemplate, built_in_template
 from qlora_wgpu.data.ollama.modelfile import modelfile
 from qlora_wgpu.data.ollama.templates import PROBES, TurnTexts, ollama_template
-from qlora_wgpu.data.prompt_format import PromptFormat
+from qlora_wgpu.data.prompts import PromptFormat
 
 # tests/references/ollama_templates.py has Go write these.
 RECORDED = json.loads((Path(__file__).parent / "ollama_templates.json").read_text())

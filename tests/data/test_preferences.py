@@ -10,7 +10,7 @@ from qlora_wgpu.data import Dataset, Example, Preparation, load_dataset, row_for
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.data.preferences import pair_of
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.training.answers import Mismatched
+from qlora_wgpu.training.preferences import Mismatched
 
 USER, GOOD, BAD = (
     {"role": role, "content": text}

@@ -9,7 +9,7 @@ import pytest
 from support.recorded import RECORDED, needs_recordings
 
 from qlora_wgpu.data import ChatTemplate, PromptFormat, Tokenizer, assistant_spans, load_dataset
-from qlora_wgpu.data.spans import tokens_in_spans
+from qlora_wgpu.data.masking import tokens_in_spans
 
 pytestmark = needs_recordings
 

@@ -9,7 +9,7 @@ from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu import limits
 from qlora_wgpu.data import Preparation, load_dataset
-from qlora_wgpu.data.long_text import document_ids, pieces_of
+from qlora_wgpu.data.examples import document_ids, pieces_of
 from qlora_wgpu.data.sources import data_files, read_rows
 from qlora_wgpu.errors import DataError
 
@@ -196,7 +196,7 @@ def test_lists_that_are_no_json(tmp_path, text, expected):
 
 
 def test_long_texts_are_tokenized_in_pieces(monkeypatch):
-    monkeypatch.setattr("qlora_wgpu.data.long_text.MAX_AT_ONCE", 40)
+    monkeypatch.setattr("qlora_wgpu.data.examples.MAX_AT_ONCE", 40)
     tokenizer = tiny_tokenizer()
     text = "".join(f"line {i} é☃\n" for i in range(50)) + "x" * 100 + " y" * 60
     parts = [text[i : i + 7] for i in range(0, len(text), 7)]
@@ -212,7 +212,7 @@ def test_a_document_larger_than_a_piece_makes_the_same_windows(tmp_path, monkeyp
     path = tmp_path / "a.txt"
     path.write_text("".join(f"line {i}\n" for i in range(200)))
     whole = [e.input_ids.tolist() for e in load(path, max_seq_length=64)]
-    monkeypatch.setattr("qlora_wgpu.data.long_text.MAX_AT_ONCE", 100)
+    monkeypatch.setattr("qlora_wgpu.data.examples.MAX_AT_ONCE", 100)
     assert [e.input_ids.tolist() for e in load(path, max_seq_length=64)] == whole
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.tiny_tokenizer import learnt, tiny_tokenizer
 
-from qlora_wgpu.data import chat
+from qlora_wgpu.data import chat_template
 from qlora_wgpu.data.dataset import Preparation, encode_rows
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.sandbox.process import ChildProcess, Stopped
@@ -64,7 +64,9 @@ def test_they_are_what_they_are_alone(template, train_on, calls, monkeypatch) ->
     for given in of_one_kind(rows(130)):
         together = encoded(template, given, train_on=train_on)
         with monkeypatch.context() as patch:
-            patch.setattr(chat.ChatTemplate, "look_ahead", lambda self, conversations: None)
+            patch.setattr(
+                chat_template.ChatTemplate, "look_ahead", lambda self, conversations: None
+            )
             assert encoded(template, given, train_on=train_on) == together
 
 
@@ -102,6 +104,6 @@ def test_each_has_its_own_time(calls, monkeypatch) -> None:
 
 
 def test_long_conversations_are_not_held_together(calls, monkeypatch) -> None:
-    monkeypatch.setattr("qlora_wgpu.data.row_texts._AHEAD", 40)
+    monkeypatch.setattr("qlora_wgpu.data.row_formats._AHEAD", 40)
     assert len(encoded(PLAIN, of_one_kind(rows(30))[0])) == 29
     assert calls.count("render_with_prefixes") > 15

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
+from qlora_wgpu.data.json_rows import file_parts
 from qlora_wgpu.data.sources import check_file, read_rows
-from qlora_wgpu.data.text_file import file_parts
 from qlora_wgpu.errors import DataError
 
 

@@ -92,6 +92,6 @@ def test_a_long_text_has_its_own_turn(one_by_one, monkeypatch) -> None:
     rows = [ROWS["text"](i) for i in range(30)]
     together = encoded(rows)
     assert not one_by_one
-    monkeypatch.setattr("qlora_wgpu.data.formats._AHEAD", 3)  # of one row's text
+    monkeypatch.setattr("qlora_wgpu.data.row_formats._TOKENS_AHEAD", 3)  # of one row's text
     assert encoded(rows) == together
     assert len(one_by_one) == len(rows) - 1

@@ -9,7 +9,7 @@ from qlora_wgpu.data import Dataset, Example, collate, load_dataset
 from qlora_wgpu.data.dataset import Preparation, encode_rows
 from qlora_wgpu.data.mixture import Portion, mix
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.training.rows import encoded
+from qlora_wgpu.training.data import encoded
 
 WEIGHTED = {"weight": "w"}
 

@@ -9,15 +9,14 @@ from e2e.test_residency import MEASURES, RESIDENT, trained, write_family
 from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cluster.blocks import Sums
-from qlora_wgpu.cluster.gradient_sum import GradientSum
+from qlora_wgpu.cluster.computing import GradientSum
 from qlora_wgpu.config.schema import OptimConfig
 from qlora_wgpu.lora.flat_vector import AdapterForms
 from qlora_wgpu.lora.layout import Adapter
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.training.checkpoints import load_checkpoint, save_checkpoint
+from qlora_wgpu.training.checkpoints import RunState, load_checkpoint, save_checkpoint
 from qlora_wgpu.training.optimizer import Optimizer
-from qlora_wgpu.training.state import RunState
 
 LIMIT = 24_000  # bytes
 

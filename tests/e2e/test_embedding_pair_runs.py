@@ -18,7 +18,7 @@ from qlora_wgpu.lora import load_adapter, save_adapter
 from qlora_wgpu.model.offload_plan import Residency
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.web.suitable import check_model
+from qlora_wgpu.web.site import check_model
 
 TARGETS = ["q_proj", "embed_tokens"]
 A, B = (f"base_model.model.model.embed_tokens.lora_embedding_{x}" for x in "AB")

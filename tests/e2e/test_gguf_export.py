@@ -16,10 +16,10 @@ from e2e.tiny import write_chats, write_weights
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import DeviceError
-from qlora_wgpu.export.gguf import parts, tensors
+from qlora_wgpu.export.gguf import tensors
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import AdapterConfig, save_adapter
-from qlora_wgpu.runs import drift
+from qlora_wgpu.runs import exporting
 
 CONFIG = {
     "model_type": "llama", "vocab_size": 280, "hidden_size": 64, "intermediate_size": 96,
@@ -146,7 +146,7 @@ def test_the_base_as_it_was_trained(place) -> None:
 
 
 def test_a_file_that_computes_something_else_is_not_kept(place, monkeypatch) -> None:
-    monkeypatch.setattr(parts, "to_pairs", lambda rows, heads: rows[::-1])
+    monkeypatch.setattr(tensors, "to_pairs", lambda rows, heads: rows[::-1])
     done = run_here("export", "out", cwd=place)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "model.gguf is not kept, for it computes something else" in done.stderr
@@ -217,7 +217,7 @@ def no_device(*_, **__):
 
 
 def test_without_a_device_nothing_is_written_in_vain(place, monkeypatch) -> None:
-    monkeypatch.setattr(drift, "load_adapted", no_device)
+    monkeypatch.setattr(exporting, "load_adapted", no_device)
     monkeypatch.setattr(tensors, "as_bytes", None)  # no tensor is made for a file
     done = run_here("export", "out", cwd=place)
     assert done.returncode == 2
@@ -226,7 +226,7 @@ def test_without_a_device_nothing_is_written_in_vain(place, monkeypatch) -> None
 
 
 def test_a_disk_without_room_is_told_before_anything_is_measured(place, monkeypatch) -> None:
-    monkeypatch.setattr(drift, "load_adapted", no_device)
+    monkeypatch.setattr(exporting, "load_adapted", no_device)
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 1000}))
     done = run_here("export", "out", cwd=place)
     assert done.returncode == 2 and "error: out has room for 0.0 MB" in done.stderr, done.stderr
@@ -234,7 +234,7 @@ def test_a_disk_without_room_is_told_before_anything_is_measured(place, monkeypa
 
 
 def test_a_merged_model_whose_drift_is_not_measured(place, monkeypatch) -> None:
-    monkeypatch.setattr(drift, "load_adapted", no_device)
+    monkeypatch.setattr(exporting, "load_adapted", no_device)
     done = run_here("merge", "out", cwd=place)
     assert done.returncode == 2 and done.stderr == (
         "error: out/merged is whole, but its drift is unknown: no GPU was found; --no-check does "

@@ -9,8 +9,7 @@ from qlora_wgpu import Trainer, load_dataset
 from qlora_wgpu.data import Preparation
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.training import Observer
-from qlora_wgpu.training.own_rows import RowReader
-from qlora_wgpu.training.rows import as_dataset, refuse_other_objectives
+from qlora_wgpu.training.data import RowReader, as_dataset, refuse_other_objectives
 
 pytestmark = pytest.mark.quick
 

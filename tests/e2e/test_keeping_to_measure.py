@@ -9,9 +9,9 @@ from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.model import derived_weights, memory_plan
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs import evaluation
-from qlora_wgpu.runs import keeping as own
+from qlora_wgpu.runs import inference_memory as own
+from qlora_wgpu.runs.inference_memory import Rows, Several, Texts, read_within_room
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted
-from qlora_wgpu.runs.reading import Rows, Several, Texts, read_within_room
 
 KIND = "dequantized weights"
 

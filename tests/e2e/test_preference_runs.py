@@ -11,12 +11,12 @@ import qlora_wgpu
 from e2e.tiny import write_model, write_pairs
 from qlora_wgpu import Config, QLoRAModel, Trainer
 from qlora_wgpu.data import load_dataset
-from qlora_wgpu.data.preparation import Preparation
+from qlora_wgpu.data.row_stats import Preparation
 from qlora_wgpu.errors import ConfigError, DataError, TrainingError
 from qlora_wgpu.runs.estimation import estimate
 from qlora_wgpu.training import Observer, references
 from qlora_wgpu.training.computing import OwnDevice
-from qlora_wgpu.training.objectives import preference_of
+from qlora_wgpu.training.preferences import preference_of
 from qlora_wgpu.training.references import _key
 
 METRICS = (

@@ -18,9 +18,9 @@ from qlora_wgpu.model.budget import reading_memory
 from qlora_wgpu.model.offload_plan import Residency
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.runs import host_room
-from qlora_wgpu.runs.host_memory import host_memory
-from qlora_wgpu.runs.reading import Rows, Texts, _shorter, read_within_room
+from qlora_wgpu.runs import memory as required
+from qlora_wgpu.runs.inference_memory import Rows, Texts, _shorter, read_within_room
+from qlora_wgpu.runs.memory import host_memory
 
 PROMPT = ["--prompt", "what is 1 and 2?", "--max-new-tokens", 12]
 
@@ -156,21 +156,21 @@ def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_pa
     waiting, told, plans = Counter(layout.weights_on_host()), Plans(), Texts(24, 36).plans(layout)
     whole = host_memory(layout, waiting, plans, trains=False)
     free = sum(whole.values()) - whole["process"] + 1000
-    monkeypatch.setattr(host_room, "available_bytes", lambda: free + 4 * MIB)  # it goes on growing
-    host_room.require_host_room(layout, waiting, device, 1000, told, plans, trains=False)
+    monkeypatch.setattr(required, "available_bytes", lambda: free + 4 * MIB)  # it goes on growing
+    required.require_host_room(layout, waiting, device, 1000, told, plans, trains=False)
     ((memory, mapped),) = told.host
     assert mapped == layout.placement.mapped_bytes and waiting.items() <= memory.items()
     assert {"process", "kernels", "adapter", "work"} <= memory.keys()
     assert (layout.placement.mapped_bytes > 0) is keep
     remedy = "raise device.memory" if keep else "model.cache"
     with pytest.raises(OutOfMemoryError, match=rf"host memory.*MiB too few: .*{remedy}"):
-        host_room.require_host_room(
+        required.require_host_room(
             layout, waiting, device, 8 * MIB, told, plans, trains=False
         )  # fmt: skip
-    monkeypatch.setattr(host_room, "available_bytes", lambda: 1 << 50)
-    monkeypatch.setattr(host_room, "container_limit", lambda: MIB)  # less than is taken already
+    monkeypatch.setattr(required, "available_bytes", lambda: 1 << 50)
+    monkeypatch.setattr(memory, "container_limit", lambda: MIB)  # less than is taken already
     with pytest.raises(OutOfMemoryError, match=r"host memory.* and 0 MiB are free"):
-        host_room.require_host_room(layout, waiting, device, 0, told, plans, trains=False)
+        required.require_host_room(layout, waiting, device, 0, told, plans, trains=False)
 
 
 def test_a_run_tells_what_it_keeps_on_the_host(place, monkeypatch):
@@ -181,7 +181,7 @@ def test_a_run_tells_what_it_keeps_on_the_host(place, monkeypatch):
         "lora": {"r": 4}, "train": {"max_steps": 1},
         "output": {"dir": str(place / "short")}, "device": {"memory": "10MiB"},
     })  # fmt: skip
-    monkeypatch.setattr(host_room, "available_bytes", lambda: MIB)
+    monkeypatch.setattr(required, "available_bytes", lambda: MIB)
     with pytest.raises(OutOfMemoryError, match="of host memory"):
         train(settings, plans)
     assert len(plans.host) == 1 and not (place / "short" / "adapter").exists()

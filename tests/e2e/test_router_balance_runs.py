@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from qlora_wgpu import Config, LoraConfig, QLoRAModel, QuantConfig, Trainer
 from qlora_wgpu.errors import ConfigError, UnsupportedModelError
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.training.state import RunState
+from qlora_wgpu.training.checkpoints import RunState
 
 FOLDER = Path(__file__).parents[1] / "references"
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"])

@@ -13,10 +13,10 @@ from qlora_wgpu.errors import CallbackError, ConfigError, DataError
 from qlora_wgpu.families import llama
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.model.steps import Network
-from qlora_wgpu.runs import soundness
+from qlora_wgpu.runs import opening
 from qlora_wgpu.runs.data import check_ids
 from qlora_wgpu.training import Observer
-from qlora_wgpu.training.observer import EVENTS
+from qlora_wgpu.training.observers import EVENTS
 
 CONFIG = """\
 model: {path: model}
@@ -68,9 +68,9 @@ def train(place, name, observer=None, **options):
 @pytest.fixture
 def counts(monkeypatch):
     """How often a folder is opened, a config.json interpreted, and each step traced."""
-    monkeypatch.delenv(soundness.VERIFY_VARIABLE)
+    monkeypatch.delenv(opening.VERIFY_VARIABLE)
     counts, checking = Counter(), []
-    run_launches = soundness.run_launches
+    run_launches = opening.run_launches
     open_folder, read = ModelFolder.open, type(llama.FAMILY).read
     trace_loss, trace_hidden = Network.trace_loss, Network.trace_hidden
 
@@ -102,7 +102,7 @@ def counts(monkeypatch):
     monkeypatch.setattr(type(llama.FAMILY), "read", counted_read)
     monkeypatch.setattr(Network, "trace_loss", counted_loss)
     monkeypatch.setattr(Network, "trace_hidden", counted_hidden)
-    monkeypatch.setattr(soundness, "run_launches", checked_launches)
+    monkeypatch.setattr(opening, "run_launches", checked_launches)
     return counts
 
 

@@ -11,8 +11,7 @@ from e2e.test_training import config, metrics, opened, rows
 from e2e.tiny import write_model
 from qlora_wgpu import Observer, Step, Trainer
 from qlora_wgpu.errors import CallbackError, ConfigError, TrainingError
-from qlora_wgpu.training.reporters import ObserverList
-from qlora_wgpu.training.watched import Watched
+from qlora_wgpu.training.observers import ObserverList, Watched
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from support.gguf_models import CONFIGS, LATENT_YARN, ROPES, changed, folder_of,
 
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
 from qlora_wgpu.export.gguf.architectures import find_llama_cpp
-from qlora_wgpu.export.gguf.element_types import find_file_type
+from qlora_wgpu.export.gguf.tensors import find_file_type
 
 REFUSED = {
     "experts whose weights": ("qwen3_moe", {}),

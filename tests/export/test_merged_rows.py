@@ -6,7 +6,7 @@ from e2e.tiny import CONFIG, VOCAB, write_model
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.export.merged_rows import trained_rows_by_name
+from qlora_wgpu.export.merge import trained_rows_by_name
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora.config import AdapterConfig
 from qlora_wgpu.lora.peft_names import TOKENS, tensor_name

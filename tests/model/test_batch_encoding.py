@@ -17,7 +17,7 @@ from qlora_wgpu.model.batch_encoding import (
     shifted_targets,
 )
 from qlora_wgpu.ops.batch import INFO_DROPOUT, INFO_KEY, INFO_LABEL_ROWS, make_batch_buffers
-from qlora_wgpu.training.rows import as_dataset
+from qlora_wgpu.training.data import as_dataset
 
 VOCAB = 83
 

@@ -23,9 +23,9 @@ from support.recorded import RECORDED
 from support.tiny_tokenizer import write_folder
 
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
-from qlora_wgpu.checkpoint.gguf.pre_tokenizers import PRE_TOKENIZERS
+from qlora_wgpu.checkpoint.gguf.tokenizer import PRE_TOKENIZERS
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.data.llama_cpp_tokens import LlamaCppTokenizer
+from qlora_wgpu.data.gguf_vocabulary import LlamaCppTokenizer
 from qlora_wgpu.runs.exporting import export_model
 from references.llama_cpp import LlamaCpp
 

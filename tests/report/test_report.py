@@ -11,13 +11,11 @@ import pytest
 
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report
-from qlora_wgpu.report.axes import Axis, log_ticks, ticks
-from qlora_wgpu.report.charts import Line, chart
-from qlora_wgpu.report.curves import smoothed, thinned
+from qlora_wgpu.report.charts import Axis, Line, chart, log_ticks, smoothed, thinned, ticks
 from qlora_wgpu.report.page import page
 from qlora_wgpu.training import Observer
-from qlora_wgpu.training.observer import EVENTS
-from qlora_wgpu.training.reporters import (
+from qlora_wgpu.training.observers import (
+    EVENTS,
     WANDB_ID,
     Guarded,
     ObserverList,

@@ -6,14 +6,13 @@ import pytest
 from references.sized import traced_configs, with_head_dim
 
 from qlora_wgpu import runs
-from qlora_wgpu.cli._cards import cards_table, in_json
+from qlora_wgpu.cli.estimate import cards_table, in_json
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.budget import Search, fit
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.runs import cards
-from qlora_wgpu.runs.what_fits import LENGTHS
-from qlora_wgpu.runs.workload import Target
+from qlora_wgpu.runs import workload as planned
+from qlora_wgpu.runs.workload import LENGTHS, Target
 
 
 @pytest.fixture(scope="module")
@@ -23,10 +22,10 @@ def workload():
 
 @pytest.mark.slow
 def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
-    monkeypatch.setattr(cards, "GIB", MIB)
-    monkeypatch.setattr(cards, "room_of", lambda nbytes: nbytes)
-    monkeypatch.setattr(cards, "SIZES", (2, 13, 16, 20, 30))
-    plans = cards.plans_for_cards(workload)
+    monkeypatch.setattr(planned, "GIB", MIB)
+    monkeypatch.setattr(planned, "room_of", lambda nbytes: nbytes)
+    monkeypatch.setattr(planned, "SIZES", (2, 13, 16, 20, 30))
+    plans = planned.plans_for_cards(workload)
     here, row = Target(), replace(workload, batch=1, checkpointing=True)
 
     def fits(seq, room):
@@ -68,12 +67,12 @@ def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
 def test_the_longest_row_is_the_one_that_has_room_in_some_way(family, sizes, monkeypatch):
     """Told as if all lengths were tried in all ways, whatever was tried before."""
     lengths = (64, 320, 768)
-    monkeypatch.setattr(cards, "LENGTHS", lengths)
+    monkeypatch.setattr(planned, "LENGTHS", lengths)
     config = with_head_dim(traced_configs()[family], 24) | sizes | {"max_position_embeddings": 4096}
     base = runs.estimate("S", seq=64).workload
     row = replace(base, pretrained=Pretrained.from_config(config), batch=1, checkpointing=True)
     totals = Target().totals(row)
-    waiting = cards._Waiting(totals)
+    waiting = planned._Waiting(totals)
     least = [Search(totals.layout, totals.options(seq=n)).least().total for n in lengths]
     assert least == sorted(least)  # so the shorter ones have room, too
     for room in (least[2], least[2] - 1, (least[0] + least[1]) // 2, least[0] - 1, least[1]):

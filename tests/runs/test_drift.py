@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from qlora_wgpu.runs import drift as module
-from qlora_wgpu.runs.drift import drift_between
+from qlora_wgpu.runs import exporting as module
+from qlora_wgpu.runs.exporting import drift_between
 
 
 def logits(seed: int, *shapes: tuple[int, int]) -> list[np.ndarray]:

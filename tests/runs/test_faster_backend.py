@@ -6,8 +6,8 @@ import pytest
 
 from qlora_wgpu.config.sections.device import DeviceConfig
 from qlora_wgpu.gpu.adapters import BACKEND_VARIABLE, BACKENDS
-from qlora_wgpu.runs import faster_backend, opening
-from qlora_wgpu.runs.faster_backend import faster_through_dawn
+from qlora_wgpu.runs import opening
+from qlora_wgpu.runs.opening import faster_through_dawn
 
 CARD = {"device": "NVIDIA GeForce RTX 4070", "vendor": "NVIDIA", "description": "580.1"}
 LAVAPIPE = {"device": "llvmpipe (LLVM 19.1.7, 256 bits)", "vendor": "llvmpipe"}
@@ -16,7 +16,7 @@ LAVAPIPE = {"device": "llvmpipe (LLVM 19.1.7, 256 bits)", "vendor": "llvmpipe"}
 @pytest.fixture(autouse=True)
 def _without_dawn(monkeypatch):
     monkeypatch.delenv(BACKEND_VARIABLE, raising=False)
-    monkeypatch.setattr(faster_backend, "installed_backends", lambda: [BACKENDS["wgpu"]])
+    monkeypatch.setattr(opening, "installed_backends", lambda: [BACKENDS["wgpu"]])
 
 
 def opened(info, *, is_cpu=False):
@@ -68,7 +68,7 @@ def test_whoever_has_dawn_or_asked_for_wgpu_is_told_nothing(monkeypatch):
     assert not faster_through_dawn(opened(CARD), "auto")
     monkeypatch.setenv(BACKEND_VARIABLE, "auto")
     assert faster_through_dawn(opened(CARD), "auto")
-    monkeypatch.setattr(faster_backend, "installed_backends", lambda: [*BACKENDS.values()])
+    monkeypatch.setattr(opening, "installed_backends", lambda: [*BACKENDS.values()])
     assert not faster_through_dawn(opened(CARD), "auto")
 
 

@@ -2,8 +2,12 @@
 
 import pytest
 
-from qlora_wgpu.runs.first_batches import examples_of_a_step, first_batches, packed_length
-from qlora_wgpu.runs.first_settings import first_learning_rate
+from qlora_wgpu.runs.recommend import (
+    examples_of_a_step,
+    first_batches,
+    first_learning_rate,
+    packed_length,
+)
 
 
 def everything(rows, length, checkpointing):

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from qlora_wgpu import read_log
-from qlora_wgpu.cli import _notebook
-from qlora_wgpu.cli._notebook import NotebookCurves
+from qlora_wgpu.cli import _display
+from qlora_wgpu.cli._display import NotebookCurves
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.training.run_folder import RunFolder
 
@@ -75,8 +75,8 @@ def test_a_notebook_draws_in_one_place(monkeypatch):
         return handle
 
     module = SimpleNamespace(display=display, HTML=str)
-    monkeypatch.setattr(_notebook.importlib, "import_module", lambda name: module)
-    monkeypatch.setattr(_notebook, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    monkeypatch.setattr(_display.importlib, "import_module", lambda name: module)
+    monkeypatch.setattr(_display, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     curves = NotebookCurves()
     curves.evaluation(ROWS[0])  # nothing is there to be drawn into
     curves.started(2, 0, Counter())

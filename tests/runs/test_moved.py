@@ -9,8 +9,7 @@ import pytest
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.errors import ConfigError, on_command_line
-from qlora_wgpu.runs.moved import found_again
-from qlora_wgpu.runs.settings import as_config
+from qlora_wgpu.runs.settings import as_config, found_again
 from qlora_wgpu.training import Observer
 
 

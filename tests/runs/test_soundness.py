@@ -18,9 +18,8 @@ from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
-from qlora_wgpu.runs import soundness
-from qlora_wgpu.runs.opening import open_device
-from qlora_wgpu.runs.soundness import run_launches, sound_layout
+from qlora_wgpu.runs import opening
+from qlora_wgpu.runs.opening import open_device, run_launches, sound_layout
 from qlora_wgpu.runs.training import _open_model
 from qlora_wgpu.selfcheck import avoid_what_is_wrong, results
 from qlora_wgpu.training import Observer
@@ -33,7 +32,7 @@ TILED = replace(GPU_PROFILE, gemm_kind="tiled")
 
 @pytest.fixture(autouse=True)
 def _verified(monkeypatch):
-    monkeypatch.delenv(soundness.VERIFY_VARIABLE, raising=False)
+    monkeypatch.delenv(opening.VERIFY_VARIABLE, raising=False)
 
 
 class Notes(Observer):
@@ -133,7 +132,7 @@ def test_what_is_wrong_gives_way_until_something_is_right(own, folder, monkeypat
     def problem(device, open_device, graph, *rest):
         return "it is wrong" if graph.profile.gemm_kind != "register" else ""
 
-    monkeypatch.setattr(soundness, "problem_of", problem)
+    monkeypatch.setattr(opening, "problem_of", problem)
     layout, texts = settled(own, folder, MATRIX)
     assert layout.profile.gemm_kind == own.profile.gemm_kind == "register"
     assert len(texts) == 3 and "without workgroup memory" in texts[2]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from qlora_wgpu.generation import QLoRAModel
-from qlora_wgpu.runs.reading import Texts
+from qlora_wgpu.runs.inference_memory import Texts
 
 
 @pytest.mark.parametrize(

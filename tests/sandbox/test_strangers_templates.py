@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from qlora_wgpu.data import ChatTemplate, chat, render_chat
+from qlora_wgpu.data import ChatTemplate, chat_template, render_chat
 from qlora_wgpu.errors import DataError, TokenizerError
 from qlora_wgpu.sandbox import process
 
@@ -34,9 +34,9 @@ BOMBS = {
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr(process, "CHILD_SECONDS", 0.3)
-    chat.templates_process().close()
+    chat_template.templates_process().close()
     yield
-    chat.templates_process().close()
+    chat_template.templates_process().close()
 
 
 @pytest.mark.cover(name=["comparison", "batch", "map", "format within a format", "many values"])
@@ -54,7 +54,7 @@ def test_once_stopped_is_enough(impatient, monkeypatch) -> None:
     with pytest.raises(TokenizerError, match="seconds of computing"):
         template.render([USER])
     with monkeypatch.context() as patch:
-        patch.setattr(chat, "templates_process", lambda: pytest.fail("it is tried again"))
+        patch.setattr(chat_template, "templates_process", lambda: pytest.fail("it is tried again"))
         with pytest.raises(TokenizerError, match="seconds of computing"):
             template.render([USER])
 
@@ -101,8 +101,12 @@ def test_no_file_is_opened(source) -> None:
 
 
 def test_templates_of_this_package_need_no_process(monkeypatch) -> None:
-    monkeypatch.setattr(chat, "templates_process", lambda: pytest.fail("a process is started"))
-    assert render_chat(chat.BUILT_IN_TEMPLATES["chatml"], [USER]).text.startswith("<|im_start|>")
+    monkeypatch.setattr(
+        chat_template, "templates_process", lambda: pytest.fail("a process is started")
+    )
+    assert render_chat(chat_template.BUILT_IN_TEMPLATES["chatml"], [USER]).text.startswith(
+        "<|im_start|>"
+    )
 
 
 def test_values_that_cannot_be_handed_over_are_a_users_mistake() -> None:

@@ -10,8 +10,7 @@ from support.tiny_tokenizer import tiny_backend
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import TokenizerError
 from qlora_wgpu.sandbox import process, tokenizers
-from qlora_wgpu.sandbox.tokenizer_parts import is_bounded
-from qlora_wgpu.sandbox.tokenizers import ConfinedTokenizer
+from qlora_wgpu.sandbox.tokenizers import ConfinedTokenizer, is_bounded
 
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"

@@ -12,7 +12,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.lora.flat_vector import AdapterForms
 from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.runs.soundness import run_launches
+from qlora_wgpu.runs.opening import run_launches
 from qlora_wgpu.selfcheck.coverage import Footprint, covering
 
 pytestmark = pytest.mark.slow

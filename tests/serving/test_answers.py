@@ -9,7 +9,7 @@ from support.openai_http import TALK, ask, events, post, serving
 
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, Tokenizer
-from qlora_wgpu.data.chat import ChatTemplate
+from qlora_wgpu.data.chat_template import ChatTemplate
 from qlora_wgpu.generation.text import TokenLogprobs
 from qlora_wgpu.serving.served import Served
 

@@ -4,15 +4,17 @@ import json
 
 import pytest
 
-from qlora_wgpu.serving.call_formats import (
+from qlora_wgpu.serving.tool_calls import (
     HERMES,
     LLAMA,
     MISTRAL,
     QWEN3_CODER,
     Call,
+    CallReader,
+    Offered,
     call_format,
+    names_of,
 )
-from qlora_wgpu.serving.calls import CallReader, Offered, names_of
 
 TOOLS = names_of(
     [

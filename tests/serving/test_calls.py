@@ -10,7 +10,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, Tokenizer
-from qlora_wgpu.data.chat import ChatTemplate
+from qlora_wgpu.data.chat_template import ChatTemplate
 from qlora_wgpu.generation.sequence import Text
 from qlora_wgpu.serving.served import Served
 

@@ -12,11 +12,11 @@ from support.openai_http import TALK, ask, events, post, serving
 
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, Tokenizer
-from qlora_wgpu.data.chat import ChatTemplate, find_chat_template
+from qlora_wgpu.data.chat_template import ChatTemplate, find_chat_template
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.generation.generate import Prompt, complete
 from qlora_wgpu.generation.sampling import Sampling
-from qlora_wgpu.serving.chat_request import ChatRequest
+from qlora_wgpu.serving.requests import ChatRequest
 from qlora_wgpu.serving.served import Served
 
 

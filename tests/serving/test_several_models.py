@@ -13,10 +13,10 @@ from support.openai_http import TALK, ask, events, post, serving
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cli.serve import _named
 from qlora_wgpu.data import PromptFormat, Tokenizer
-from qlora_wgpu.data.chat import find_chat_template
+from qlora_wgpu.data.chat_template import find_chat_template
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.model.budget import fit_reading, reading_memory
-from qlora_wgpu.runs.reading import Texts
+from qlora_wgpu.runs.inference_memory import Texts
 from qlora_wgpu.serving.served import Served
 
 PLAIN = QuantConfig(scheme="none")

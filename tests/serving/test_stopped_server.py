@@ -14,7 +14,7 @@ from support.processes import PATIENCE, until
 
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.generation.engine import Engine
-from qlora_wgpu.serving.chat_request import ChatRequest
+from qlora_wgpu.serving.requests import ChatRequest
 from qlora_wgpu.serving.server import StoppableServer
 from qlora_wgpu.serving.writer import Writer
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from qlora_wgpu.mapped_files import map_file, map_listeners
 from qlora_wgpu.supervision import child
-from qlora_wgpu.supervision.exit_codes import LOST
 from qlora_wgpu.supervision.journal import Journal
-from qlora_wgpu.supervision.signals import let_through
+from qlora_wgpu.supervision.processes import LOST, let_through
 
 journal = Journal.inherited()
 child.begin(journal)

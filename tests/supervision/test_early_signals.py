@@ -36,7 +36,7 @@ sys.exit(parent.supervise([{verb!r}]))
 STARTING = """\
 import signal, sys, time
 time.sleep(0.3)
-from qlora_wgpu.supervision.signals import let_through
+from qlora_wgpu.supervision.processes import let_through
 try:
     let_through()
     time.sleep(300)
@@ -45,7 +45,7 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize("module", ["journal", "signals", "parent"])
+@pytest.mark.parametrize("module", ["journal", "processes", "parent"])
 def test_the_first_command_while_it_imports(module):
     code = [sys.executable, "-c", INTERRUPTED, f"qlora_wgpu.supervision.{module}"]
     done = subprocess.run(code, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -4,7 +4,7 @@ import json
 
 from qlora_wgpu import load_config
 from qlora_wgpu.config.dialects.conversion import convert_file
-from qlora_wgpu.config.yaml_file import read_yaml_file
+from qlora_wgpu.config.yaml import read_yaml_file
 
 
 def converted(place, name, changes=None, given=None, layers=2):

@@ -3,8 +3,7 @@
 import pickle
 
 from qlora_wgpu.cluster.blocks import Asked
-from qlora_wgpu.cluster.computing import Cluster
-from qlora_wgpu.cluster.gradient_sum import GradientSum
+from qlora_wgpu.cluster.computing import Cluster, GradientSum
 
 
 class WorkersHere(Cluster):

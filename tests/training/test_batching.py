@@ -7,7 +7,7 @@ import pytest
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import IGNORE_INDEX, Example
-from qlora_wgpu.data.packing import pack
+from qlora_wgpu.data.batches import pack
 from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.training.batching import BatchPlan, in_order, padded_batch
 

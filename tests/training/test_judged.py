@@ -6,8 +6,8 @@ import pytest
 from qlora_wgpu.config.schema import TrainConfig
 from qlora_wgpu.data import Dataset, Example
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.training.judged import tell_of_weights
-from qlora_wgpu.training.observer import Observer
+from qlora_wgpu.training.data_warnings import tell_of_weights
+from qlora_wgpu.training.observers import Observer
 
 
 class Heard(Observer):

@@ -17,9 +17,9 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.steps import make_sums
 from qlora_wgpu.ops.optimizers import STATS_LENGTH
-from qlora_wgpu.training.observer import WorkerFigures
+from qlora_wgpu.training.computing import ThroughputMeter
+from qlora_wgpu.training.observers import WorkerFigures
 from qlora_wgpu.training.step_log import StepLog, SubmittedStep, log_window
-from qlora_wgpu.training.throughput import ThroughputMeter
 
 
 def a_run(kept=0):

@@ -11,11 +11,9 @@ from qlora_wgpu.config import Config, OptimConfig
 from qlora_wgpu.config.schedules import ARGUMENTS
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.training.batching import BatchPlan
-from qlora_wgpu.training.divergence import Divergence
-from qlora_wgpu.training.learning_rates import learning_rates
-from qlora_wgpu.training.plateau import Plateau
-from qlora_wgpu.training.schedule import Schedule, step_table
-from qlora_wgpu.training.state import RunState
+from qlora_wgpu.training.checkpoints import RunState
+from qlora_wgpu.training.divergence import Divergence, Plateau
+from qlora_wgpu.training.schedule import Schedule, learning_rates, step_table
 
 
 @pytest.mark.parametrize(

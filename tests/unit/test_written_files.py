@@ -14,7 +14,7 @@ from e2e.tiny import write_chats, write_model
 
 import qlora_wgpu
 from qlora_wgpu.checkpoint import write_file
-from qlora_wgpu.cli._targets import target_file, write_figures
+from qlora_wgpu.cli._model import target_file, write_figures
 from qlora_wgpu.cli.init import init
 from qlora_wgpu.cluster.certificates import make_certificates
 from qlora_wgpu.errors import CheckpointError
@@ -24,10 +24,10 @@ ROOT = Path(qlora_wgpu.__file__).parent
 
 WRITERS = {"write_text", "write_bytes", "copyfile", "copytree", "copy2", "fdopen", "open"}
 IN_AN_UNFINISHED_FOLDER = {
-    "checkpoint/gguf/text_files.py", "checkpoint/manifest.py", "checkpoint/stream.py",
-    "data/prepared.py", "export/folders.py", "export/prompts.py", "runs/exporting.py",
-    "training/checkpoints.py", "web/page_files.py", "web/site.py", "web/site_files.py",
-    "runs/web.py", "export/gguf/file.py", "cluster/certificates.py",
+    "checkpoint/gguf/folder.py", "checkpoint/manifest.py", "checkpoint/safetensors_writer.py",
+    "data/prepared.py", "export/folders.py", "runs/exporting.py",
+    "training/checkpoints.py", "web/site.py", "web/variant.py",
+    "runs/web.py", "export/gguf/model.py", "cluster/certificates.py",
 }  # fmt: skip
 GONE_WITH_THE_PROCESS = {
     "data/new_tokens.py", "sandbox/child.py", "supervision/child.py", "supervision/journal.py",
@@ -38,7 +38,7 @@ BY_OTHER_MEANS = {
     "gpu/driver.py",  # a number a line; what is no number is passed over
     "model/weight_cache.py",  # renamed once it is written, and hashed
     "training/run_log.py",  # opened only to be flushed
-    "training/reporters.py",  # TensorBoard's records, each with a checksum, are appended
+    "training/observers.py",  # TensorBoard's records, each with a checksum, are appended
 }
 
 

@@ -8,7 +8,7 @@ import tree_sitter_javascript
 from browser.check_interruptions import OTHERWISE
 from tree_sitter import Language, Parser
 
-from qlora_wgpu.web.page_files import page_folder
+from qlora_wgpu.web.site import page_folder
 
 PAGE = page_folder()
 MODULES = sorted(PAGE.glob("*.mjs"))

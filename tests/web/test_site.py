@@ -21,11 +21,10 @@ from qlora_wgpu.model.model_plan import ModelLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.web import SiteServer, write_page
-from qlora_wgpu.training.prompts import save_prompt
+from qlora_wgpu.training.samples import save_prompt
 from qlora_wgpu.web import SiteOptions
-from qlora_wgpu.web.page_files import page_folder
-from qlora_wgpu.web.site_files import SiteFiles
-from qlora_wgpu.web.texts import put_texts
+from qlora_wgpu.web.site import page_folder, put_texts
+from qlora_wgpu.web.variant import SiteFiles
 
 pytestmark = pytest.mark.slow
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from qlora_wgpu.checkpoint.gguf import (
-    gemma,
-    gemma4,
-    gpt_neox,
-    hybrids,
-    latent,
-    layer_norms,
-    mixtures,
-)
-from qlora_wgpu.checkpoint.gguf import more_architectures as more
+from qlora_wgpu.checkpoint.gguf import gemma4, hybrids, mixtures
 from qlora_wgpu.checkpoint.gguf import plain_architectures as plain
-from qlora_wgpu.checkpoint.gguf.architecture import MEAN, RMS, Arrange, GGUFArchitecture, More
+from qlora_wgpu.checkpoint.gguf.architecture import (
+    MEAN,
+    RMS,
+    Arrange,
+    GGUFArchitecture,
+    More,
+    read_rope,
+)
+from qlora_wgpu.checkpoint.gguf.file import GGUFFile
+from qlora_wgpu.checkpoint.gguf.keys import Keys
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 
 _POST_NORMS = (
     ("post_attention_norm", "post_attention_layernorm"),
@@ -126,10 +128,10 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "deepseek2": GGUFArchitecture(
         "deepseek_v3",
         "DeepseekV3ForCausalLM",
-        latent.latent,
-        names=(*latent.NAMES, *_SHARED_EXPERTS, ("exp_probs_b", _CORRECTION)),
+        mixtures.latent,
+        names=(*mixtures.NAMES, *_SHARED_EXPERTS, ("exp_probs_b", _CORRECTION)),
         own_sizes=True,
-        arrange=latent.joined,
+        arrange=mixtures.joined,
     ),
     "exaone-moe": GGUFArchitecture(
         "exaone_moe",
@@ -142,12 +144,20 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "qwen35moe": _hybrid(
         "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", hybrids.qwen3_5_moe, hybrids.tiled
     ),
-    "gemma": GGUFArchitecture("gemma", "GemmaForCausalLM", gemma.gemma, norm_offset=1.0),
+    "gemma": GGUFArchitecture("gemma", "GemmaForCausalLM", plain.gemma, norm_offset=1.0),
     "gemma2": GGUFArchitecture(
-        "gemma2", "Gemma2ForCausalLM", gemma.gemma2, norm_offset=1.0, names=_GEMMA_NAMES
+        "gemma2",
+        "Gemma2ForCausalLM",
+        plain.gemma2,
+        norm_offset=1.0,
+        names=_GEMMA_NAMES,
     ),
     "gemma3": GGUFArchitecture(
-        "gemma3_text", "Gemma3ForCausalLM", gemma.gemma3, norm_offset=1.0, names=_GEMMA_NAMES
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        plain.gemma3,
+        norm_offset=1.0,
+        names=_GEMMA_NAMES,
     ),
     "gemma4": GGUFArchitecture(
         "gemma4_text",
@@ -162,9 +172,13 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     ),
     "granite": GGUFArchitecture("granite", "GraniteForCausalLM", plain.granite, pairs=True),
     "olmo": GGUFArchitecture(
-        "olmo", "OlmoForCausalLM", layer_norms.olmo, pairs=True, epsilon=(MEAN, "layer_norm_eps")
+        "olmo",
+        "OlmoForCausalLM",
+        plain.olmo,
+        pairs=True,
+        epsilon=(MEAN, "layer_norm_eps"),
     ),
-    "olmo2": GGUFArchitecture("olmo2", "Olmo2ForCausalLM", more.olmo2, names=_POST_NORMS),
+    "olmo2": GGUFArchitecture("olmo2", "Olmo2ForCausalLM", plain.olmo2, names=_POST_NORMS),
     "gpt-oss": GGUFArchitecture(
         "gpt_oss",
         "GptOssForCausalLM",
@@ -178,7 +192,7 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "stablelm": GGUFArchitecture(
         "stablelm",
         "StableLmForCausalLM",
-        layer_norms.stablelm,
+        plain.stablelm,
         names=(
             ("attn_q_norm", "self_attn.q_layernorm.norms.*"),
             ("attn_k_norm", "self_attn.k_layernorm.norms.*"),
@@ -188,27 +202,30 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "starcoder2": GGUFArchitecture(
         "starcoder2",
         "Starcoder2ForCausalLM",
-        layer_norms.starcoder2,
+        plain.starcoder2,
         names=(("ffn_up", "mlp.c_fc"), ("ffn_down", "mlp.c_proj")),
         epsilon=(MEAN, "norm_epsilon"),
     ),
     "nemotron": GGUFArchitecture(
         "nemotron",
         "NemotronForCausalLM",
-        layer_norms.nemotron,
+        plain.nemotron,
         norm_offset=1.0,
         epsilon=(MEAN, "norm_eps"),
     ),
     "command-r": GGUFArchitecture(
-        "cohere", "CohereForCausalLM", layer_norms.cohere, epsilon=(MEAN, "layer_norm_eps")
+        "cohere", "CohereForCausalLM", plain.cohere, epsilon=(MEAN, "layer_norm_eps")
     ),
     "cohere2": GGUFArchitecture(
-        "cohere2", "Cohere2ForCausalLM", layer_norms.cohere2, epsilon=(MEAN, "layer_norm_eps")
+        "cohere2",
+        "Cohere2ForCausalLM",
+        plain.cohere2,
+        epsilon=(MEAN, "layer_norm_eps"),
     ),
     "phi2": GGUFArchitecture(
         "phi",
         "PhiForCausalLM",
-        layer_norms.phi2,
+        plain.phi2,
         names=(
             ("attn_output", "self_attn.dense"),
             ("ffn_up", "mlp.fc1"),
@@ -220,40 +237,128 @@ ARCHITECTURES: Mapping[str, GGUFArchitecture] = {
     "gptneox": GGUFArchitecture(
         "gpt_neox",
         "GPTNeoXForCausalLM",
-        gpt_neox.gpt_neox,
-        names=gpt_neox.NAMES,
-        outside=gpt_neox.OUTSIDE,
+        plain.gpt_neox,
+        names=plain.NAMES,
+        outside=plain.OUTSIDE,
         epsilon=(MEAN, "layer_norm_eps"),
         layers="gpt_neox.layers",
-        arrange=gpt_neox.by_head,
+        arrange=plain.by_head,
     ),
-    "mistral3": GGUFArchitecture("ministral3", "Ministral3ForCausalLM", more.mistral3, pairs=True),
+    "mistral3": GGUFArchitecture("ministral3", "Ministral3ForCausalLM", plain.mistral3, pairs=True),
     "apertus": GGUFArchitecture(
         "apertus",
         "ApertusForCausalLM",
-        more.apertus,
+        plain.apertus,
         names=(("attn_norm", "attention_layernorm"), ("ffn_norm", "feedforward_layernorm")),
         scalars=XIELU,
     ),
     "lfm2": GGUFArchitecture(
         "lfm2",
         "Lfm2ForCausalLM",
-        more.lfm2,
+        plain.lfm2,
         names=_LFM2_NAMES,
         outside=_LFM2_OUTSIDE,
         epsilon=(RMS[0], "norm_eps"),
         some_attend=True,
     ),
     "smollm3": GGUFArchitecture("smollm3", "SmolLM3ForCausalLM", plain.smollm3, pairs=True),
-    "arcee": GGUFArchitecture("arcee", "ArceeForCausalLM", more.arcee, pairs=True),
-    "ernie4_5": GGUFArchitecture("ernie4_5", "Ernie4_5ForCausalLM", more.ernie4_5),
-    "exaone4": GGUFArchitecture("exaone4", "Exaone4ForCausalLM", more.exaone4, names=_POST_NORMS),
-    "glm4": GGUFArchitecture("glm4", "Glm4ForCausalLM", more.glm4, names=_GLM_NAMES),
+    "arcee": GGUFArchitecture("arcee", "ArceeForCausalLM", plain.arcee, pairs=True),
+    "ernie4_5": GGUFArchitecture("ernie4_5", "Ernie4_5ForCausalLM", plain.ernie4_5),
+    "exaone4": GGUFArchitecture("exaone4", "Exaone4ForCausalLM", plain.exaone4, names=_POST_NORMS),
+    "glm4": GGUFArchitecture("glm4", "Glm4ForCausalLM", plain.glm4, names=_GLM_NAMES),
     "hunyuan-dense": GGUFArchitecture(
-        "hunyuan_v1_dense", "HunYuanDenseV1ForCausalLM", more.hunyuan, names=_HUNYUAN_NAMES
+        "hunyuan_v1_dense",
+        "HunYuanDenseV1ForCausalLM",
+        plain.hunyuan,
+        names=_HUNYUAN_NAMES,
     ),
     "seed_oss": GGUFArchitecture(
-        "seed_oss", "SeedOssForCausalLM", more.seed_oss, names=_POST_NORMS[:1]
+        "seed_oss", "SeedOssForCausalLM", plain.seed_oss, names=_POST_NORMS[:1]
     ),
 }
 """By the names that files have for them."""
+
+
+Config = dict[str, Any]
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+
+
+def read_config(file: GGUFFile) -> Config:
+    """What the model's config.json says.
+
+    Raises:
+        CheckpointError: If a key is missing or wrong.
+        UnsupportedModelError: If the architecture, or one of its keys, is not computed.
+    """
+    keys = Keys(file.metadata, file.path)
+    architecture = find_architecture(keys)
+    config = _common(keys, file, architecture)
+    config |= architecture.more(keys, file, config)
+    config = {"model_type": architecture.model_type, **config}
+    config.setdefault("architectures", [architecture.causal_class])
+    keys.refuse_the_rest()
+    return config
+
+
+def find_architecture(keys: Keys) -> GGUFArchitecture:
+    """The architecture that a file names.
+
+    Raises:
+        UnsupportedModelError: If it is none that is computed.
+    """
+    if keys.architecture not in ARCHITECTURES:
+        raise UnsupportedModelError(
+            f"{keys.where} has the architecture {keys.architecture[:80]!r}, of which GGUF files "
+            f"are not read (read: {', '.join(sorted(ARCHITECTURES))}): take the model's "
+            "safetensors version"
+        )
+    return ARCHITECTURES[keys.architecture]
+
+
+def _common(keys: Keys, file: GGUFFile, architecture: GGUFArchitecture) -> Config:
+    heads, hidden = keys.integer("attention.head_count"), keys.integer("embedding_length")
+    if not 0 < heads <= hidden:
+        raise CheckpointError(
+            f"{file.path}: {keys.architecture}.attention.head_count is {heads}, but "
+            f"embedding_length is {hidden}"
+        )
+    head_dim = keys.integer("attention.key_length", hidden // heads)
+    if not architecture.own_sizes:
+        keys.refuse("attention.value_length", head_dim)
+    keys.refuse("attention.causal", True)
+    keys.ignore("vocab_size")  # the embedding tells
+    config = {
+        "vocab_size": file.tensor(EMBEDDING).place.shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": 0 if architecture.own_sizes else keys.integer("feed_forward_length"),
+        "num_hidden_layers": keys.integer("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _key_heads(keys, heads, architecture),
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.integer("context_length"),
+        architecture.epsilon[1]: keys.number(architecture.epsilon[0]),
+        "tie_word_embeddings": HEAD not in file,
+        **_token_ids(file),
+    }
+    return config | read_rope(keys, file, head_dim)
+
+
+def _key_heads(keys: Keys, heads: int, architecture: GGUFArchitecture) -> int:
+    """Heads of keys, of the layers that attend."""
+    if architecture.own_sizes:
+        return 0
+    if not architecture.some_attend:
+        count: int = keys.integer("attention.head_count_kv", heads)
+        return count
+    counts = set(keys.each("attention.head_count_kv", keys.integer("block_count"))) - {0}
+    if len(counts) != 1:
+        raise CheckpointError(
+            f"{keys.where}: {keys.architecture}.attention.head_count_kv must have one number "
+            f"beside 0, got {sorted(counts)}"
+        )
+    return int(counts.pop())
+
+
+def _token_ids(file: GGUFFile) -> Config:
+    ids = {name: file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
+    return {f"{name}_token_id": value for name, value in ids.items() if type(value) is int}

@@ -13,11 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.checkpoint.file_signatures import LFS_PREFIX
-from qlora_wgpu.checkpoint.gguf.element_types import TYPES
-from qlora_wgpu.checkpoint.gguf.header import Header, TensorPlace, read_header
-from qlora_wgpu.checkpoint.safetensors_file import nearest
-from qlora_wgpu.checkpoint.safetensors_header import HeaderError
+from qlora_wgpu.checkpoint.gguf.header import TYPES, Header, TensorPlace, read_header
+from qlora_wgpu.checkpoint.safetensors_file import LFS_PREFIX, HeaderError, nearest
 from qlora_wgpu.errors import CheckpointError, brief
 from qlora_wgpu.files import open_file
 from qlora_wgpu.mapped_files import note_map

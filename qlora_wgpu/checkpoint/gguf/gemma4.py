@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from qlora_wgpu.checkpoint.gguf.architecture import FACTORS, window_pattern
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.keys import Keys, shortest
-from qlora_wgpu.checkpoint.gguf.rope import FACTORS
-from qlora_wgpu.checkpoint.gguf.windows import window_pattern
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 
 Config = dict[str, Any]

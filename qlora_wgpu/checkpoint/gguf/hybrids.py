@@ -8,18 +8,21 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.checkpoint.gguf.delta_orders import (
+from qlora_wgpu.checkpoint.gguf.architecture import (
+    Change,
+    Columns,
+    FloatArray,
     Heads,
+    Placement,
     grouped_orders,
     inverse,
     qkv_order,
     tiled_order,
+    usual_scale,
 )
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
-from qlora_wgpu.checkpoint.gguf.heads import usual_scale
 from qlora_wgpu.checkpoint.gguf.keys import Keys
 from qlora_wgpu.checkpoint.gguf.mixtures import SPARE, refuse_other_weights
-from qlora_wgpu.checkpoint.gguf.placement import Change, Columns, FloatArray, Placement
 from qlora_wgpu.errors import CheckpointError
 
 Config = dict[str, Any]

@@ -7,13 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from qlora_wgpu.checkpoint.gguf.architecture import GGUFArchitecture
+from qlora_wgpu.checkpoint.gguf.architecture import ROPE_TENSORS, GGUFArchitecture, Placement
 from qlora_wgpu.checkpoint.gguf.architectures import ERNIE_CORRECTION
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.keys import Keys
 from qlora_wgpu.checkpoint.gguf.mixtures import SPARE
-from qlora_wgpu.checkpoint.gguf.placement import Placement
-from qlora_wgpu.checkpoint.gguf.rope import ROPE_TENSORS
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 
 _OUTSIDE = {

@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint.quantized.bitsandbytes_files import BitsAndBytesFiles
-from qlora_wgpu.checkpoint.quantized.compressed_files import CompressedFiles
+from qlora_wgpu.checkpoint.quantized.compressed_tensors import CompressedFiles
 from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
-from qlora_wgpu.checkpoint.quantized.float4_files import Nvfp4Files
-from qlora_wgpu.checkpoint.quantized.fp8_files import Fp8Files
-from qlora_wgpu.checkpoint.quantized.group_files import AwqFiles, GptqFiles
-from qlora_wgpu.checkpoint.quantized.mxfp4_files import Mxfp4Files
-from qlora_wgpu.checkpoint.quantized.rounded import as_awq_or_gptq
+from qlora_wgpu.checkpoint.quantized.float_files import Fp8Files, Mxfp4Files, Nvfp4Files
+from qlora_wgpu.checkpoint.quantized.group_files import AwqFiles, GptqFiles, as_awq_or_gptq
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 

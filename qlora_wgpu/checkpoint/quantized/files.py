@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
-from qlora_wgpu.checkpoint.safetensors_format import FLOATS, TORCH_NAMES
+from qlora_wgpu.checkpoint.safetensors_file import FLOATS, TORCH_NAMES, SafetensorsFile
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from qlora_wgpu.checkpoint.quantized.compressed_groups import (
+from qlora_wgpu.checkpoint.quantized.compressed_tensors import (
     FP8,
     INT,
     PACKED,
     CompressedGroups,
     Group,
 )
-from qlora_wgpu.checkpoint.quantized.compressed_groups import MXFP4 as MXFP4_KIND
-from qlora_wgpu.checkpoint.quantized.rounded import as_awq_or_gptq
+from qlora_wgpu.checkpoint.quantized.compressed_tensors import MXFP4 as MXFP4_KIND
+from qlora_wgpu.checkpoint.quantized.group_files import as_awq_or_gptq
 from qlora_wgpu.quant import NESTED_BLOCKSIZE, NF4_QUANT_MAP, WeightFormat
 from qlora_wgpu.quant.safetensors_formats import (
     INT8,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qlora_wgpu.config.dialects import new_tokens, preferences
+from qlora_wgpu.config.dialects import preferences, rows
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.hugging_face import (
     PEFT_TARGETS,
@@ -74,7 +74,7 @@ _READ = (
 """Keys of a data set that are read; each other one is told."""
 _USUAL: dict[str, Any] = {"train_on_eos": "turn", "train_on_eot": "turn", "field_tools": "tools"}
 _SPOKEN_ROLES = {"assistant", "gpt", "model"}
-_TURN_MARKS = ("train", "training", "weight", "loss", "loss_weight")  # of data/turn_marks.py
+_TURN_MARKS = ("train", "training", "weight", "loss", "loss_weight")  # of data/messages.py
 _DEFAULTS = {
     "lora.target_modules": PEFT_TARGETS,
     "data.max_seq_length": 512,
@@ -100,7 +100,7 @@ def _convert(draft: Draft) -> None:
     origin = "load_in_4bit" if four else "load_in_8bit" if eight else "without load_in_4bit"
     set_quantization(draft, bits, f"adapter: {adapter or 'none'}, {origin}")
     _convert_targets(draft)
-    new_tokens.convert_axolotl(draft)
+    rows.convert_axolotl(draft)
     _convert_data(draft, objective)
     preferences.settle_rows(draft, objective)
     _convert_evaluation(draft)

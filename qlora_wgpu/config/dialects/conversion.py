@@ -18,9 +18,8 @@ from qlora_wgpu.config.dialects import (
     unsloth,
 )
 from qlora_wgpu.config.dialects.draft import Dialect, Draft, LeftOut, NumLayers, Taken
-from qlora_wgpu.config.json_object import read_json_object
 from qlora_wgpu.config.schema import Config, sections
-from qlora_wgpu.config.yaml_file import dump_yaml, read_yaml_file
+from qlora_wgpu.config.yaml import dump_yaml, read_json_object, read_yaml_file
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import YAML_BYTES
 from qlora_wgpu.presence import exists

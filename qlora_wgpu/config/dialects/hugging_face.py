@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from qlora_wgpu.config.dialects.draft import Draft
-from qlora_wgpu.config.figures import LOSS, figures_of
 from qlora_wgpu.config.schedules import ARGUMENTS, check_schedule
-from qlora_wgpu.config.values import OPTIMIZERS
+from qlora_wgpu.config.values import LOSS, OPTIMIZERS, figures_of
 
 _TRAIN = (
     "num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps "

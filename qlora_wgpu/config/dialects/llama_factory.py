@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config.dialects import hugging_face, new_tokens, preferences
+from qlora_wgpu.config.dialects import hugging_face, preferences, rows
 from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.rows import (
     PACKED_APART,
@@ -17,7 +17,7 @@ from qlora_wgpu.config.dialects.rows import (
     set_sources,
     set_template,
 )
-from qlora_wgpu.config.json_object import read_json_object
+from qlora_wgpu.config.yaml import read_json_object
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MODEL_JSON_BYTES
@@ -77,7 +77,7 @@ def _convert(draft: Draft) -> None:
     hugging_face.set_quantization(draft, bits, "quantization_bit" if bits else "16 bits")
     draft.drop("quantization_type", "4 bits are always nf4")
     _convert_lora(draft)
-    new_tokens.convert_llama_factory(draft)
+    rows.convert_llama_factory(draft)
     _convert_data(draft, objective, documents=stage == "pt")
     preferences.settle_rows(draft, objective)
     _convert_packing(draft, documents=stage == "pt")

@@ -10,7 +10,7 @@ from qlora_wgpu.config.dialects.draft import Dialect, Draft
 from qlora_wgpu.config.dialects.hugging_face import convert_precision, set_quantization
 from qlora_wgpu.config.dialects.llama_factory import AS_CHATS
 from qlora_wgpu.config.dialects.rows import RowsOf, Source, hub_place, set_sources
-from qlora_wgpu.config.yaml_file import read_yaml_file
+from qlora_wgpu.config.yaml import read_yaml_file
 
 _MARKS = (
     "model_class peft_config kernel_config dist_config init_config quant_config train_dataset "

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.config.dialects import hugging_face, preferences
-from qlora_wgpu.config.dialects.draft import Dialect, Draft
-from qlora_wgpu.config.dialects.reasons import reason_for
+from qlora_wgpu.config.dialects.draft import Dialect, Draft, reason_for
 from qlora_wgpu.config.dialects.rows import (
     PACKED_APART,
     Source,

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from qlora_wgpu.config.figures import LOSS
 from qlora_wgpu.config.section import Section
 from qlora_wgpu.config.values import (
+    LOSS,
     EvalSteps,
     Figure,
     FileName,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qlora_wgpu.data.ollama.templates import ollama_template
-from qlora_wgpu.data.prompt_format import PromptFormat
+from qlora_wgpu.data.prompts import PromptFormat
 
 # generation_config.json's names, and Ollama's.
 _PARAMETERS = {

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from qlora_wgpu.data.chat import ChatTemplate
-from qlora_wgpu.data.prompt_format import PromptFormat
+from qlora_wgpu.data.chat_template import ChatTemplate
+from qlora_wgpu.data.prompts import PromptFormat
 from qlora_wgpu.errors import QLoRAError
 
 Messages = Sequence[dict[str, str]]

@@ -1,4 +1,4 @@
-"""A base with an adapter in it as one GGUF file."""
+"""A base with an adapter in it as one GGUF file, and what of a base's own file stays."""
 
 from __future__ import annotations
 
@@ -7,19 +7,211 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint.gguf.architecture import Placement
 from qlora_wgpu.checkpoint.gguf.architectures import ARCHITECTURES as READ
+from qlora_wgpu.checkpoint.gguf.architectures import EMBEDDING, HEAD
+from qlora_wgpu.checkpoint.gguf.file import StoredTensor
 from qlora_wgpu.checkpoint.gguf.folder import GGUFFolder
-from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.checkpoint.gguf.header import ElementType
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.export.folders import MARGIN, refuse_without_room
 from qlora_wgpu.export.gguf.architectures import LlamaCpp, find_llama_cpp, model_type_of
-from qlora_wgpu.export.gguf.carried import carried_keys, carried_tensors
-from qlora_wgpu.export.gguf.element_types import BF16, F16, F32, FILE_TYPES, FileType
-from qlora_wgpu.export.gguf.file import check_room, write_file
-from qlora_wgpu.export.gguf.keys import model_keys
-from qlora_wgpu.export.gguf.rope import rope_tensors
-from qlora_wgpu.export.gguf.scalars import scalar_keys
-from qlora_wgpu.export.gguf.tensors import FileTensor, model_tensors, refuse_untied
-from qlora_wgpu.export.merged_weights import MergedWeights
+from qlora_wgpu.export.gguf.keys import model_keys, rope_tensors
+from qlora_wgpu.export.gguf.model_keys import scalar_keys
+from qlora_wgpu.export.gguf.tensors import (
+    BF16,
+    F16,
+    F32,
+    FILE_TYPES,
+    FileTensor,
+    FileType,
+    as_bytes,
+    model_tensors,
+    refuse_untied,
+    type_within,
+)
+from qlora_wgpu.export.merge import MergedWeights
 from qlora_wgpu.families.parts.decoder import Decoder
+
+# How a file was split, quantized and aligned is not so of the new one.
+_LEFT_OUT = ("split.", "quantize.", "general.architecture", "general.alignment")
+_Source = tuple[str, Placement, int]  # a tensor, where it lies, and which of its parts
+
+
+def carried_keys(folder: GGUFFolder) -> dict[str, Any]:
+    """A file's metadata, but for what tells of the file alone."""
+    metadata = folder.file.metadata
+    return {key: value for key, value in metadata.items() if not key.startswith(_LEFT_OUT)}
+
+
+def carried_tensors(
+    merged: MergedWeights, folder: GGUFFolder, wanted: ElementType
+) -> tuple[FileTensor, ...]:
+    """A file's tensors: bit for bit, but for those that the adapter changes.
+
+    A head that was the embedding, and is no longer, comes after them.
+
+    Args:
+        merged: The weights.
+        folder: The base.
+        wanted: What tensors that are changed are stored as.
+    """
+    parts: dict[str, list[_Source]] = {}
+    for name, placement in folder.placements.items():
+        for i, leaf in enumerate(placement.leaves):
+            parts.setdefault(leaf.stored, []).append((name, placement, i))
+    tensors = [
+        _changed(merged, folder, stored, parts[stored], wanted)
+        if any(merged.is_adapted(name) for name, _, _ in parts.get(stored, ()))
+        else _kept(stored, folder.file.tensor(stored))
+        for stored in folder.file.names()
+    ]
+    if merged.untied:
+        tensors.append(_own_head(merged, folder, wanted))
+    return tuple(tensors)
+
+
+def _own_head(merged: MergedWeights, folder: GGUFFolder, wanted: ElementType) -> FileTensor:
+    """The head of a model whose embedding and head were one, and are two with the adapter."""
+    name = merged.stored_name(merged.architecture.head_name)
+    shared = folder.file.tensor(folder.placements[merged.source_of(name)].stored)
+    if not merged.is_adapted(name):
+        return _kept(HEAD, shared)
+    kind = type_within(wanted, shared.place.shape, is_head=True)
+    return FileTensor(
+        HEAD, shared.place.shape, kind, (lambda: as_bytes(merged.float32(name), kind, HEAD),)
+    )
+
+
+def _kept(name: str, tensor: StoredTensor) -> FileTensor:
+    def read() -> Iterator[npt.NDArray[np.uint8]]:
+        yield np.ascontiguousarray(tensor.data)
+        tensor.release()
+
+    return FileTensor(name, tensor.place.shape, tensor.place.type, (read,))
+
+
+def _changed(
+    merged: MergedWeights,
+    folder: GGUFFolder,
+    stored: str,
+    sources: list[_Source],
+    wanted: ElementType,
+) -> FileTensor:
+    shape = folder.file.tensor(stored).place.shape
+    is_shared = stored == EMBEDDING and HEAD not in folder.file and not merged.untied
+    kind = type_within(wanted, shape, is_head=stored == HEAD or is_shared)
+    ordered = sorted(sources, key=lambda source: source[1].leaves[source[2]].first_row)
+
+    def part(source: _Source) -> Callable[[], Iterator[npt.NDArray[np.uint8]]]:
+        name, placement, i = source
+        return lambda: as_bytes(placement.as_stored(merged.float32(name))[i], kind, stored)
+
+    return FileTensor(stored, shape, kind, tuple(map(part, ordered)))
+
+
+_ALIGNMENT = 32
+_ARRAYS = {"u": "UINT", "i": "INT", "f": "FLOAT"}
+
+
+def write_file(
+    path: Path,
+    architecture: str,
+    keys: Mapping[str, Any],
+    tensors: Sequence[FileTensor],
+    progress: Callable[[str], None],
+) -> None:
+    """Writes a file; not atomic.
+
+    Args:
+        path: The file.
+        architecture: llama.cpp's name of it.
+        keys: The metadata, by whole keys.
+        tensors: The tensors, in the file's order.
+        progress: Called with each tensor's name before it is written.
+
+    Raises:
+        CheckpointError: If it cannot be written, or the disk has no room.
+    """
+    import gguf  # takes its time, for those alone who need it
+
+    check_room(path, tensors)
+    writer = gguf.GGUFWriter(None, architecture)
+    for key, value in keys.items():
+        _add(writer, key, value)
+    for tensor in tensors:
+        kind = gguf.GGMLQuantizationType(tensor.kind.number)
+        writer.add_tensor_info(
+            tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, raw_dtype=kind
+        )
+    writer.write_header_to_file(path=path)
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with path.open("ab") as file:
+        _pad(file, file.tell())
+        for tensor in tensors:
+            progress(tensor.name)
+            begin = file.tell()
+            for part in tensor.parts:
+                for raw in part():
+                    file.write(raw.data)
+            if file.tell() - begin != tensor.nbytes:
+                raise CheckpointError(
+                    f"{tensor.name} became {file.tell() - begin} bytes, not {tensor.nbytes}"
+                )
+            _pad(file, tensor.nbytes)
+
+
+def check_room(path: Path, tensors: Sequence[FileTensor]) -> None:
+    """Makes sure that the disk has room for a file.
+
+    Args:
+        path: The file.
+        tensors: Its tensors.
+
+    Raises:
+        CheckpointError: If it has none.
+    """
+    needed = sum(tensor.nbytes + _ALIGNMENT for tensor in tensors) + MARGIN
+    advice = "name another place with --gguf, or a smaller --type"
+    refuse_without_room(path.parent, needed, "the file", advice)
+
+
+def _pad(file: Any, size: int) -> None:
+    file.write(bytes(-size % _ALIGNMENT))
+
+
+def _add(writer: Any, key: str, value: Any) -> None:
+    """Adds a value of the type that llama.cpp reads for it: whole numbers are uint32."""
+    import gguf
+
+    if isinstance(value, np.ndarray) and not value.size:
+        return  # as gguf leaves out lists of nothing
+    if isinstance(value, np.ndarray):
+        width = 8 * value.dtype.itemsize
+        name = "BOOL" if value.dtype.kind == "b" else f"{_ARRAYS[value.dtype.kind]}{width}"
+        array, kind = gguf.GGUFValueType.ARRAY, gguf.GGUFValueType[name]
+        writer.add_key_value(key, value.tolist(), array, sub_type=kind)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        if value < 0:
+            writer.add_int32(key, value)
+        elif value < 1 << 32:
+            writer.add_uint32(key, value)
+        else:
+            writer.add_uint64(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
 
 _QUANTIZATION_VERSION = 2  # of ggml's blocks
 

@@ -56,7 +56,7 @@ export function dropoutKey(seed, step, block) {
   return crc32(new Uint8Array(words.buffer));
 }
 
-/** Examples in as few rows as best-fit decreasing finds, as data/packing.py. */
+/** Examples in as few rows as best-fit decreasing finds, as data/batches.py. */
 export function pack(lengths, limit) {
   const order = lengths.map((_, i) => i).sort((a, b) => lengths[b] - lengths[a] || a - b);
   const rows = [];

@@ -1,4 +1,4 @@
-/** Chat templates: from messages to the text a model was trained on, as data/chat.py. */
+/** Chat templates: from messages to the text a model was trained on, as data/chat_template.py. */
 
 import { Template } from './vendor/jinja.mjs';
 import { REASONING, TemplateForms } from './canonical_messages.mjs';

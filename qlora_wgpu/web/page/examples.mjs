@@ -1,4 +1,4 @@
-/** Rows as token ids and labels, as data/formats.py and data/row_source.py make them. */
+/** Rows as token ids and labels, as data/row_formats.py and data/row_source.py make them. */
 
 import { EmptyRow, fromJson } from './canonical_messages.mjs';
 import { CHATS, conversationOf, formatOf, keysOf, USUAL_ROLES } from './conversations.mjs';

@@ -1,4 +1,4 @@
-/** JSON of others, read as strictly as data/json_text.py: no key twice, no NaN, no half characters, no endless depth. */
+/** JSON of others, read as strictly as data/json_rows.py: no key twice, no NaN, no half characters, no endless depth. */
 
 import { Told } from './device.mjs';
 

@@ -1,4 +1,4 @@
-/** What a chat template leaves out of a conversation, as many do without a word; as data/left_out.py. */
+/** What a chat template leaves out of a conversation, as many do without a word; as data/marker_words.py. */
 
 import { Told } from './device.mjs';
 import { isSome } from './json.mjs';

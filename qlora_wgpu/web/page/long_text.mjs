@@ -1,4 +1,4 @@
-/** Documents as token ids, in pieces, as data/long_text.py: what a tokenizer takes grows with what it is given at once. */
+/** Documents as token ids, in pieces, as data/examples.py: what a tokenizer takes grows with what it is given at once. */
 
 import { isSpace } from './strip.mjs';
 

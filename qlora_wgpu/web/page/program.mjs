@@ -42,7 +42,7 @@ export class Program {
   /**
    * Compiles, allocates and binds.
    *
-   * @param {{slots: number[], launches: any[]}} plan As web/plan_json.py writes it.
+   * @param {{slots: number[], launches: any[]}} plan As web/variant.py writes it.
    * @param {import('./memory.mjs').Memory} memory
    * @param {Pipelines} pipelines
    */

@@ -1,4 +1,4 @@
-/** How prompts are written for what a model has learnt from, and where answers end; as data/prompt_format.py. */
+/** How prompts are written for what a model has learnt from, and where answers end; as data/prompts.py. */
 
 import { ChatTemplate } from './chat.mjs';
 import { CHATS, conversationOf } from './conversations.mjs';
@@ -56,7 +56,7 @@ function asksAll({ input, system }, format) {
 
 export class Prompts {
   /**
-   * @param {Record<string, {turn_end: number|null, stop_text: string, files: Record<string, string>}>} kinds As web/texts.py
+   * @param {Record<string, {turn_end: number|null, stop_text: string, files: Record<string, string>}>} kinds As web/site.py
    *   writes them.
    * @param {import('./tokens.mjs').Tokenizer} tokenizer
    * @param {ChatTemplate|null} template The chat template.

@@ -1,0 +1,508 @@
+"""Folders of compressed-tensors, as llm-compressor writes them: each layer in its group's form.
+
+The rules are those of its ``match_targets``: a layer's own name first, then patterns, then classes.
+
+``X.weight`` is I8, or ``X.weight_packed`` I32 with ``X.weight_shape`` beside it; ``X.weight_scale``
+and perhaps ``X.weight_zero_point`` have a number for each block.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
+from qlora_wgpu.checkpoint.quantized.float_files import Fp8Files, Mxfp4PackedFiles, Nvfp4Files
+from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
+from qlora_wgpu.quant import QuantizedWeight, WeightFormat
+from qlora_wgpu.quant.safetensors_formats import byte_format, packed_format, scaled_weight, unpack
+from qlora_wgpu.sandbox.expressions import ExpressionError, begins
+from qlora_wgpu.weight_format import WHOLE
+
+FP8, INT, PACKED, NVFP4, MXFP4 = "FP8", "INT", "PACKED", "NVFP4", "MXFP4"
+
+_FORMATS = {
+    "pack-quantized": PACKED,
+    "int-quantized": INT,
+    "float-quantized": FP8,
+    "naive-quantized": "",  # as the type of its weights says
+    "mxfp8-quantized": FP8,
+    "nvfp4-pack-quantized": NVFP4,
+    "mxfp4-pack-quantized": MXFP4,
+}
+_MIXED = "mixed-precision"
+_PATTERN = "re:"
+_CLASSES = ("Linear", "LinearBase")
+_LARGEST = 2**20
+
+
+@dataclass(frozen=True)
+class Group:
+    """How the layers of a group are quantized.
+
+    Attributes:
+        targets: Names, patterns and classes of its layers.
+        kind: In which form: ``FP8``, ``INT``, ``PACKED``, ``NVFP4`` or ``MXFP4``.
+        bits: Bits of an integer.
+        has_zeros: Whether blocks have zeros.
+        tile: Rows and columns that share a scale; ``WHOLE`` for all.
+    """
+
+    targets: tuple[str, ...]
+    kind: str
+    bits: int
+    has_zeros: bool
+    tile: tuple[int, int]
+
+
+class CompressedGroups:
+    """All groups of a ``quantization_config``.
+
+    Attributes:
+        quantizes_more: Whether it says more than how weights are stored: of activations, or of the
+            cache of keys and values.
+    """
+
+    def __init__(self, quantization: Mapping[str, Any], place: Path | str) -> None:
+        """Reads them.
+
+        Args:
+            quantization: The ``quantization_config``.
+            place: The folder, for messages.
+
+        Raises:
+            CheckpointError: If a value is damaged.
+            UnsupportedModelError: If a group is stored in a form that is not read.
+        """
+        self._place = place
+        self.quantizes_more = quantization.get("kv_cache_scheme") is not None
+        groups = quantization.get("config_groups", {})
+        if not isinstance(groups, Mapping):
+            raise self._wrong("config_groups", "an object", groups)
+        self.all: list[Group] = []
+        self._by_target: dict[str, Group] = {}
+        for name, group in groups.items():
+            where = f"config_groups.{name}"
+            if not isinstance(group, Mapping):
+                raise self._wrong(where, "an object", group)
+            activations = (group.get("input_activations"), group.get("output_activations"))
+            self.quantizes_more |= activations != (None, None)
+            if group.get("weights") is not None:
+                read = self._group(where, group, quantization.get("format"))
+                self.all.append(read)
+                self._by_target |= dict.fromkeys(read.targets, read)
+        if not self.all:
+            kind = self._kind(quantization.get("format"), {}, 8)
+            self.all.append(Group((), kind, 8, has_zeros=False, tile=(1, WHOLE)))
+        ignored = quantization.get("ignore")
+        self._ignored = [n for n in ignored if isinstance(n, str)] if ignored else []
+
+    def of(self, module: str) -> Group | None:
+        """The group of a linear layer, by its full name; of a single group all are.
+
+        Raises:
+            CheckpointError: If a pattern is broken, or takes too long.
+        """
+        if len(self.all) == 1:
+            return self.all[0]
+        targets = sorted(self._by_target, key=lambda target: (_PATTERN in target, target))
+        named = [target for target in targets if self._fits(target, module)]
+        classes = [target for target in targets if target in _CLASSES]
+        first = next(iter(named + classes), None)
+        return None if first is None else self._by_target[first]
+
+    def is_ignored(self, module: str) -> bool:
+        """Whether a linear layer is kept in floats; errors as for ``of``."""
+        ignored = (name in _CLASSES or self._fits(name, module) for name in self._ignored)
+        return any(ignored)
+
+    def _fits(self, target: str, module: str) -> bool:
+        if not target.startswith(_PATTERN):
+            return target == module
+        try:
+            return begins(target.removeprefix(_PATTERN), module)
+        except ExpressionError as err:
+            raise CheckpointError(
+                f"{self._place}: the pattern {target[:80]!r} of quantization_config {err}"
+            ) from err
+
+    def _group(self, where: str, group: Mapping[str, Any], format: Any) -> Group:
+        weights, targets = group["weights"], group.get("targets", [])
+        if not isinstance(weights, Mapping):
+            raise self._wrong(f"{where}.weights", "an object", weights)
+        if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
+            raise self._wrong(f"{where}.targets", "a list of names", targets)
+        bits = weights.get("num_bits", 8)
+        if type(bits) is not int or not 1 <= bits <= 8:
+            raise self._wrong(f"{where}.weights.num_bits", "from 1 to 8", bits)
+        own = group.get("format")
+        return Group(
+            targets=tuple(targets),
+            kind=self._kind(format if own is None or own == _MIXED else own, weights, bits),
+            bits=bits,
+            has_zeros=weights.get("symmetric") is False,
+            tile=self._tile(where, weights),
+        )
+
+    def _kind(self, format: Any, weights: Mapping[str, Any], bits: int) -> str:
+        kind = _FORMATS.get(format) if isinstance(format, str) else None
+        is_float = str(weights.get("type", "int")).lower() == "float"
+        if kind == "" and not (is_float and bits != 8):
+            kind = FP8 if is_float else INT
+        if not kind:
+            raise UnsupportedModelError(
+                f"{self._place} is quantized with compressed-tensors ({str(format)[:80]}), but "
+                f"only {', '.join(_FORMATS)} of its forms are read: take the unquantized model"
+            )
+        return kind
+
+    def _tile(self, where: str, weights: Mapping[str, Any]) -> tuple[int, int]:
+        size, tile = weights.get("group_size"), weights.get("block_structure")
+        strategy = weights.get("strategy")
+        if strategy is None:  # as compressed-tensors infers it
+            strategy = "channel" if size == -1 else "tensor" if size is None else "group"
+            strategy = strategy if tile is None else "block"
+        if strategy == "channel":
+            return 1, WHOLE
+        if strategy == "tensor":
+            return WHOLE, WHOLE
+        if strategy in ("group", "tensor_group"):
+            if type(size) is not int or not 0 < size < _LARGEST:
+                raise self._wrong(f"{where}.weights.group_size", "a size", size)
+            return 1, size
+        if strategy == "block":
+            return self._block(f"{where}.weights.block_structure", tile)
+        names = "group, tensor_group, channel, tensor or block"
+        raise self._wrong(f"{where}.weights.strategy", names, strategy)
+
+    def _block(self, where: str, tile: Any) -> tuple[int, int]:
+        sizes: Any = tile
+        if isinstance(tile, str):  # as older versions wrote it: "128x128"
+            sizes = [int(n) if n.isascii() and n.isdigit() else 0 for n in tile.split("x")]
+        if (
+            not isinstance(sizes, list)
+            or len(sizes) != 2
+            or not all(type(size) is int and 0 < size < _LARGEST for size in sizes)
+        ):
+            raise self._wrong(where, "two sizes", tile)
+        return sizes[0], sizes[1]
+
+    def _wrong(self, where: str, what: str, value: Any) -> CheckpointError:
+        return CheckpointError(
+            f"{self._place}: {where} of quantization_config must be {what}, got {brief(value)}"
+        )
+
+
+_SCALE, _ZERO = "weight_scale", "weight_zero_point"
+_PACKED, _SHAPE, _ORDER = "weight_packed", "weight_shape", "weight_g_idx"
+_WORDS = ("I32", "U32")
+
+
+class _IntegerFiles(QuantizedFiles):
+    """What both have in common.
+
+    Where the columns of a group are no neighbours (``actorder: group``), no kernel reads them.
+    """
+
+    companions = (_SCALE, _ZERO, _SHAPE, _ORDER)
+
+    def __init__(
+        self,
+        files: Mapping[str, SafetensorsFile],
+        config: Mapping[str, Any],
+        groups: CompressedGroups,
+    ) -> None:
+        """Notes where tensors are.
+
+        Args:
+            files: Which open file holds which tensor.
+            config: The config.json.
+            groups: What it says of the layers.
+        """
+        super().__init__(files, config)
+        self._groups = groups
+
+    def format(self, name: str) -> WeightFormat | None:
+        """Integers in the blocks that its scales' shape tells, or None if columns are shuffled."""
+        return self._form(name) if self._order(name) is None else None
+
+    def read(self, name: str) -> QuantizedWeight:
+        """Codes, scales and zeros as stored."""
+        form = self._form(name)
+        scales = self._floats(name, _SCALE)
+        zeros = self._zeros(name, scales.shape) if form.has_zeros else None
+        return scaled_weight(form, self._codes(name), scales, zeros, self._dtype)
+
+    def float32(self, name: str) -> npt.NDArray[np.float32]:
+        """(q - zero) · scale, each column's by its group."""
+        order = self._order(name)
+        if order is None:
+            return super().float32(name)
+        form, scales = self._form(name), self._floats(name, _SCALE)
+        values: npt.NDArray[np.float32] = form.quant_map[self._codes(name)]
+        if form.has_zeros:
+            values -= self._zeros(name, scales.shape)[:, order]
+        values *= scales[:, order]
+        return values
+
+    @abstractmethod
+    def _codes(self, name: str) -> npt.NDArray[np.uint8]:
+        """(out_features, in_features) as stored."""
+
+    @abstractmethod
+    def _zeros(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        """What is subtracted from codes, for scales of a shape."""
+
+    @abstractmethod
+    def _form(self, name: str) -> WeightFormat:
+        """Its form where columns are in order."""
+
+    def _group(self, name: str) -> Group:
+        """What config.json says of a weight.
+
+        Raises:
+            CheckpointError: If it says nothing.
+        """
+        group = self._groups.of(name.removesuffix(".weight"))
+        if group is None:
+            raise self._wrong(self.stored(name), "is in no group of quantization_config's")
+        return group
+
+    def _tile(self, name: str) -> tuple[int, int]:
+        """Rows and columns that share a scale.
+
+        Raises:
+            CheckpointError: If there are not as many scales as there should be.
+        """
+        (rows, columns), scales = self.shape(name), self._shape_of(name, _SCALE)
+        if int(np.prod(scales)) == 1:
+            return WHOLE, WHOLE
+        if scales in ((rows,), (rows, 1)):
+            return 1, WHOLE
+        tile = self._group(name).tile
+        if scales != (-(-rows // tile[0]), -(-columns // tile[1])):
+            raise self._wrong(
+                self._name(name, _SCALE),
+                f"has shape {scales}, which quantization_config does not say of a weight of "
+                f"{rows} x {columns}",
+            )
+        return tile
+
+    def _order(self, name: str) -> npt.NDArray[np.int32] | None:
+        """The group of each column, if they are no neighbours."""
+        if not self._has(name, _ORDER):
+            return None
+        columns, (_, size) = self.shape(name)[1], self._tile(name)
+        order = self._raw(name, _ORDER, ("I32", "I64"), (columns,)).astype(np.int32)
+        if (order == -1).any() or (order == np.arange(columns) // size).all():
+            return None  # compressed-tensors takes a -1 as columns in order
+        if not ((order >= 0) & (order < -(-columns // size))).all():
+            raise self._wrong(self._name(name, _ORDER), "names groups that are not there")
+        return order
+
+
+class ByteFiles(_IntegerFiles):
+    """A byte for each integer: ``int-quantized`` and ``naive-quantized``."""
+
+    def holds(self, name: str) -> bool:
+        """Whether a weight is of bytes and has scales."""
+        file = self._files.get(name)
+        return file is not None and file.dtype(name) == "I8" and self._has(name, _SCALE)
+
+    def shape(self, name: str) -> tuple[int, int]:
+        """Its tensor's."""
+        return self._matrix(name, self.codes_leaf)
+
+    def _form(self, name: str) -> WeightFormat:
+        columns, has_zeros = self.shape(name)[1], self._has(name, _ZERO)
+        return byte_format(self._tile(name), columns, has_zeros=has_zeros)
+
+    def _codes(self, name: str) -> npt.NDArray[np.uint8]:
+        return self._raw(name, self.codes_leaf, ("I8",), self.shape(name)).view(np.uint8)
+
+    def _zeros(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        return self._raw(name, _ZERO, ("I8",), shape).astype(np.float32)
+
+
+class PackedFiles(_IntegerFiles):
+    """Integers of 1 to 8 bits in words of 32: ``pack-quantized``."""
+
+    codes_leaf = _PACKED
+
+    def holds(self, name: str) -> bool:
+        """Whether a weight's words and scales are there."""
+        stored = self.stored(name)
+        file = self._files.get(stored)
+        is_words = file is not None and file.dtype(stored) in _WORDS
+        return name.endswith(".weight") and is_words and self._has(name, _SCALE)
+
+    def shape(self, name: str) -> tuple[int, int]:
+        """As ``X.weight_shape`` says, or as many columns as words hold."""
+        rows, words = self._matrix(name, _PACKED)
+        bits = self._group(name).bits
+        if not self._has(name, _SHAPE):
+            return rows, words * 32 // bits
+        shape = self._raw(name, _SHAPE, ("I32", "I64"), (2,)).tolist()
+        if shape[0] != rows or -(-shape[1] * bits // 32) != words:
+            raise self._wrong(
+                self._name(name, _SHAPE),
+                f"is {shape[0]} x {shape[1]}, which {rows} rows of {words} words with integers of "
+                f"{bits} bits do not hold",
+            )
+        return rows, shape[1]
+
+    def _form(self, name: str) -> WeightFormat:
+        bits, columns, has_zeros = (
+            self._group(name).bits,
+            self.shape(name)[1],
+            self._has(name, _ZERO),
+        )
+        return packed_format(bits, self._tile(name), columns, has_zeros=has_zeros)
+
+    def _codes(self, name: str) -> npt.NDArray[np.uint8]:
+        words = self._raw(name, _PACKED, _WORDS).view(np.int32)
+        return unpack(words, self._group(name).bits)[:, : self.shape(name)[1]]
+
+    def _zeros(self, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
+        """As stored: packed by columns, or a byte each where a tensor has one."""
+        bits = self._group(name).bits
+        if self._dtype_of(name, _ZERO) == "I8":
+            zeros = self._raw(name, _ZERO, ("I8",), shape).astype(np.float32)
+            return zeros + np.float32(2 ** (bits - 1))
+        rows = self.shape(name)[0]
+        stored = (-(-rows * bits // 32), int(np.prod(shape)) // rows)
+        words = self._raw(name, _ZERO, _WORDS, stored).view(np.int32)
+        return unpack(np.ascontiguousarray(words.T), bits)[:, :rows].T.astype(np.float32)
+
+
+_CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point")
+_ACTIVATIONS = (
+    "input_scale",
+    "input_zero_point",
+    "input_global_scale",
+    "output_scale",
+    "output_zero_point",
+)
+
+
+class CompressedFiles(QuantizedFiles):
+    """A reader for each form; which one has a weight, the tensors' names and types tell."""
+
+    def __init__(
+        self,
+        files: Mapping[str, SafetensorsFile],
+        config: Mapping[str, Any],
+        quantization: Mapping[str, Any],
+        path: Path,
+    ) -> None:
+        """Reads how everything is quantized.
+
+        Args:
+            files: Which open file holds which tensor.
+            config: The config.json.
+            quantization: Its ``quantization_config``.
+            path: The folder, for messages.
+
+        Raises:
+            CheckpointError: If a value is damaged.
+            UnsupportedModelError: If weights are sparse, rotated, or in a form that is not read.
+        """
+        super().__init__(files, config)
+        _refuse_transforms(path, quantization)
+        groups = CompressedGroups(quantization, path)
+        tiles = {group.tile for group in groups.all if group.kind == FP8} - _WHOLE_ROWS
+        if len(tiles) > 1:
+            raise UnsupportedModelError(
+                f"{path}: groups of quantization_config differ in their block_structure, but only "
+                "tiles of one size are read in FP8: take the unquantized model"
+            )
+        self._quantizes_more = groups.quantizes_more
+        self._parts: tuple[QuantizedFiles, ...] = (
+            PackedFiles(files, config, groups),
+            ByteFiles(files, config, groups),
+            Fp8Files(files, config, next(iter(tiles), None)),
+            Mxfp4PackedFiles(files, config),
+            Nvfp4Files(files, config),
+        )
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """That activations and the cache are not quantized, where config.json has them so."""
+        if not self._quantizes_more:
+            return ()
+        return (
+            "quantization_config also quantizes activations, or keys and values, for inference: "
+            "here weights alone are quantized",
+        )
+
+    def holds(self, name: str) -> bool:
+        """Whether any of the readers does."""
+        return self._part(name) is not None
+
+    def shape(self, name: str) -> tuple[int, int]:
+        """As its reader says."""
+        return self._reader(name).shape(name)
+
+    def format(self, name: str) -> WeightFormat | None:
+        """As its reader says."""
+        return self._reader(name).format(name)
+
+    def read(self, name: str) -> QuantizedWeight:
+        """As its reader does."""
+        return self._reader(name).read(name)
+
+    def float32(self, name: str) -> npt.NDArray[np.float32]:
+        """As its reader has it."""
+        return self._reader(name).float32(name)
+
+    def stored(self, name: str) -> str:
+        """The tensor with the codes of a weight."""
+        part = self._part(name)
+        return name if part is None else part.stored(name)
+
+    def weight_of(self, tensor: str) -> str:
+        """The weight whose codes a tensor holds, or the tensor's own name."""
+        names = (part.weight_of(tensor) for part in self._parts)
+        return next((name for name in names if name != tensor), tensor)
+
+    def is_companion(self, tensor: str) -> bool:
+        """Whether a tensor only belongs to a quantized weight, activation or cache."""
+        if tensor.endswith(_CACHE_SCALES):
+            return True
+        stem, _, leaf = tensor.rpartition(".")
+        if leaf in _ACTIVATIONS and self.holds(f"{stem}.weight"):
+            return True
+        return any(part.is_companion(tensor) for part in self._parts)
+
+    def _part(self, name: str) -> QuantizedFiles | None:
+        return next((part for part in self._parts if part.holds(name)), None)
+
+    def _reader(self, name: str) -> QuantizedFiles:
+        part = self._part(name)
+        assert part is not None
+        return part
+
+
+_WHOLE_ROWS = {(1, WHOLE), (WHOLE, WHOLE)}
+
+
+def _refuse_transforms(path: Path, quantization: Mapping[str, Any]) -> None:
+    sparse = quantization.get("sparsity_config")
+    kind = sparse.get("format", "dense") if isinstance(sparse, Mapping) and sparse else "dense"
+    if kind != "dense":
+        raise UnsupportedModelError(
+            f"{path} is stored sparse by compressed-tensors ({brief(kind)}), but only dense "
+            "weights are read: take the unquantized model"
+        )
+    if quantization.get("transform_config"):
+        raise UnsupportedModelError(
+            f"{path} has weights that compressed-tensors rotated (transform_config), which is not "
+            "computed: take the unquantized model"
+        )

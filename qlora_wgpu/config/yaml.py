@@ -1,0 +1,554 @@
+"""Strict YAML and JSON: what a configuration needs, an error with a line for the rest, writing.
+
+What an alias stands for may hold further ones, so that a few lines can stand for more than any
+memory holds: the whole is counted while it is written out.
+
+Against PyYAML's ``safe_load``: ``1e-4`` is a number, ``010`` and ``1:30`` are not, duplicate
+keys, anchors and aliases (which other trainers' files may have), tags and several documents are
+errors.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from qlora_wgpu.config.paths import DATA_SUFFIXES
+from qlora_wgpu.errors import ConfigError, QLoRAError
+from qlora_wgpu.files import UTF_16, file_bytes, open_file
+from qlora_wgpu.limits import YAML_BYTES, YAML_DEPTH, YAML_KEY, YAML_NODES
+from qlora_wgpu.presence import exists, is_dir, is_file
+from qlora_wgpu.shell_words import shell_word
+from qlora_wgpu.visible import one_line, visible_json
+
+_BRACKETS = {"mapping": "{", "sequence": "["}
+# PyYAML points behind what was begun and has no end; its context is where that begins.
+_BEGUN = ("expected ',' or", "unexpected end of stream", "expected ':'")
+
+
+def place_of(err: yaml.MarkedYAMLError) -> str:
+    """`` (line 3, column 1)``, or nothing where it is not known."""
+    problem = str(err.problem)
+    mark = err.problem_mark or err.context_mark
+    if err.context_mark and any(begun in problem for begun in _BEGUN):
+        mark = err.context_mark
+    return f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+
+
+def explain(err: yaml.MarkedYAMLError) -> str:
+    """The reason, and what to do."""
+    problem, context = str(err.problem or "it cannot be read"), str(err.context or "")
+    if "'\\t'" in problem:
+        return "a tab stands where spaces are needed: indent with spaces"
+    if "escape" in problem:  # "C:\Users": eight digits are missing
+        return (
+            "in double quotes a backslash begins a sign such as \\n: write a path in single "
+            "quotes, or with /"
+        )
+    if "mapping values are not allowed" in problem:
+        return "a ': ' stands where a value was expected (check the indentation, or use quotes)"
+    if "expected <block end>" in problem:
+        return _misplaced(problem.rpartition("found ")[2])
+    if "expected ',' or" in problem:
+        bracket = _BRACKETS.get(context.rpartition(" ")[2], "bracket")
+        return f"the {bracket} is not closed, or there is no comma between two values in it"
+    if "unexpected end of stream" in problem:
+        return "the quote is not closed"
+    if "could not find expected ':'" in problem:
+        return "a key has no ': ' behind it"
+    if "cannot start any token" in problem:
+        return f"a value that begins with {problem.split()[2]} needs quotes"
+    if "alias" in context or "anchor" in context:
+        return "a value that begins with * or & needs quotes"
+    return f"{context}, {problem}" if context else problem
+
+
+def _misplaced(token: str) -> str:
+    if token == "'<block mapping start>'":
+        return "its indentation is none of the lines above: keys of a section begin in one column"
+    if token == "'-'":
+        return "an entry of a list stands among keys: a list needs a key of its own above it"
+    if token == "'<scalar>'":
+        return "text goes on behind a closing quote: put the whole value in quotes of another kind"
+    return f"a {token} stands where a key was expected"
+
+
+_YAML = (".yaml", ".yml")
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+_ENTRIES = 1000  # of a folder that are looked at
+_FIRST = 64  # bytes of a .json file, which begins data with a list
+
+
+def refuse_other_than_yaml(path: Path) -> None:
+    """Refuses data, a model and every folder where the path of a YAML file is needed.
+
+    Raises:
+        ConfigError: If it is one of these.
+    """
+    if is_dir(path):
+        raise ConfigError(f"{path} is {_folder(path)}")
+    suffix = path.suffix.lower()
+    if not exists(path):
+        return
+    if suffix in _WEIGHTS:
+        model = path if suffix == ".gguf" else path.parent
+        raise ConfigError(f"{path} is {_model(model, 'a file of weights')}")
+    if suffix in DATA_SUFFIXES and (suffix != ".json" or _is_list(path)):
+        raise ConfigError(f"{path} is {_data(path, 'data')}")
+
+
+def _folder(path: Path) -> str:
+    names = _names_in(path)
+    if files := [name for name in names if name.endswith(_YAML)]:
+        file = "config.yaml" if "config.yaml" in files else min(files)
+        kind = "a run's folder" if "metrics.jsonl" in names else "a folder"
+        return f"{kind}: name the YAML file in it, such as {path / file}"
+    if "adapter_config.json" in names:
+        return (
+            "an adapter's folder, not a configuration: name the YAML file of a run, and the "
+            "adapter in it (lora.init_from) or beside it (eval --adapter)"
+        )
+    if "config.json" in names:
+        return _model(path, "a model's folder")
+    if any(name.lower().endswith(DATA_SUFFIXES) for name in names):
+        return _data(path, "a folder of data")
+    return "a folder with no YAML file in it: `qlora-wgpu init` writes one"
+
+
+def _data(path: Path, kind: str) -> str:
+    return f"{kind}, not a configuration: {_written_by('MODEL', shell_word(str(path)))}"
+
+
+def _model(path: Path, kind: str) -> str:
+    return f"{kind}, not a configuration: {_written_by(shell_word(str(path)), 'DATA')}"
+
+
+def _written_by(model: str, data: str) -> str:
+    return f"`qlora-wgpu init --model {model} --data {data}` writes one, run.yaml"
+
+
+def _names_in(path: Path) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry, _ in zip(entries, range(_ENTRIES), strict=False)]
+    except OSError:
+        return []
+
+
+def _is_list(path: Path) -> bool:
+    """Whether a JSON file holds a list; another trainer's configuration is an object."""
+    if not is_file(path):
+        return False
+    with open_file(path) as file:
+        return file.read(_FIRST).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"[")
+
+
+def near_name(path: Path) -> str:
+    """The end of a sentence about a file that is not there: one of almost that name, or a run's."""
+    if is_file(path.with_suffix("") / "config.yaml"):
+        return f": did you mean {path.with_suffix('') / 'config.yaml'}?"
+    names = [
+        name
+        for name in _names_in(path.parent)
+        if name.endswith((*_YAML, ".json")) or is_file(path.with_name(name) / "config.yaml")
+    ]
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f": did you mean {path.with_name(near[0])}?" if near else ""
+
+
+def read_json_object(path: Path, most: int, error: type[QLoRAError]) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Args:
+        path: The file.
+        most: Bytes that it may have.
+        error: What is raised.
+
+    Raises:
+        QLoRAError: As ``error``, if the file is missing, too large, not JSON, or holds no object.
+    """
+    try:
+        raw = file_bytes(path, most)
+    except OSError as err:
+        raise error(f"{path} cannot be read: {err.strerror or err}") from err
+    return json_object(raw, path, error)
+
+
+def json_object(raw: bytes, path: Path, error: type[QLoRAError]) -> dict[str, Any]:
+    """The object that a file's bytes hold; arguments as for ``read_json_object``.
+
+    Raises:
+        QLoRAError: As ``error``, if they are not JSON, or hold no object.
+    """
+    try:
+        value = json.loads(raw.decode("utf-8-sig"))
+    except UnicodeDecodeError as err:
+        raise error(f"{path} is not valid UTF-8 at byte {err.start}") from err
+    except json.JSONDecodeError as err:
+        where = f"line {err.lineno}, column {err.colno}"
+        raise error(f"{path} is not valid JSON ({where}: {err.msg})") from err
+    except (RecursionError, ValueError) as err:
+        raise error(f"{path} is not valid JSON: {err}") from err
+    if not isinstance(value, dict):
+        kind = "null" if value is None else f"a {type(value).__name__}"
+        raise error(f"{path} must hold a JSON object, not {kind}")
+    return value
+
+
+_MERGE = "<<"
+_Pair = tuple[yaml.Node, yaml.Node]
+
+
+def written_out(node: yaml.Node, name: str) -> yaml.Node:
+    """A document as a tree: each alias replaced by what it stands for, merge keys by their keys.
+
+    Args:
+        node: The document, as PyYAML composes it.
+        name: The file's, for messages.
+
+    Raises:
+        ConfigError: If it becomes too large or too deep, or a merge key names no mapping.
+    """
+    return _Writer(name).node(node, 0)
+
+
+class _Writer:
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._nodes = 0
+
+    def node(self, node: yaml.Node, depth: int) -> yaml.Node:
+        self._count(depth)
+        if isinstance(node, yaml.SequenceNode):
+            items = [self.node(item, depth + 1) for item in node.value]
+            return yaml.SequenceNode(node.tag, items, node.start_mark)
+        if isinstance(node, yaml.MappingNode):
+            pairs = [(key, self.node(value, depth + 1)) for key, value in self._pairs(node, depth)]
+            return yaml.MappingNode(node.tag, pairs, node.start_mark)
+        return node
+
+    def _count(self, depth: int) -> None:
+        self._nodes += 1
+        if self._nodes > YAML_NODES or depth > YAML_DEPTH:
+            raise ConfigError(
+                f"{self._name} is too large or too deep with its aliases (*) written out, one of "
+                "which may stand for itself"
+            )
+
+    def _pairs(self, node: yaml.MappingNode, depth: int) -> Iterator[_Pair]:
+        """Keys of a mapping, those that are merged into it last: its own win, then earlier ones."""
+        own = [pair for pair in node.value if not _is_merge(pair[0])]
+        yield from own
+        seen = {key.value for key, _ in own if isinstance(key, yaml.ScalarNode)}
+        for key, value in node.value:
+            if not _is_merge(key):
+                continue
+            for merged in self._merged(value, depth + 1):
+                yield from (pair for pair in merged if pair[0].value not in seen)
+                seen |= {pair[0].value for pair in merged}
+
+    def _merged(self, value: yaml.Node, depth: int) -> Iterator[list[_Pair]]:
+        """The keys of a mapping, or of each of several, that a merge key names."""
+        sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
+        for source in sources:
+            self._count(depth)
+            if not isinstance(source, yaml.MappingNode):
+                line = value.start_mark.line + 1
+                raise ConfigError(f"{self._name} (line {line}) merges (<<) what is no mapping")
+            pairs = list(self._pairs(source, depth))
+            yield [pair for pair in pairs if isinstance(pair[0], yaml.ScalarNode)]
+
+
+def _is_merge(key: yaml.Node) -> bool:
+    return isinstance(key, yaml.ScalarNode) and key.value == _MERGE and key.style is None
+
+
+_INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
+_FLOAT = re.compile(
+    r"[-+]?([0-9][0-9_]*\.[0-9_]*([eE][-+]?[0-9]+)?|[0-9][0-9_]*[eE][-+]?[0-9]+"
+    r"|\.[0-9][0-9_]*([eE][-+]?[0-9]+)?|\.(inf|Inf|INF))|\.(nan|NaN|NAN)"
+)
+_BOOL = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+_NULL = {"", "~", "null", "Null", "NULL"}
+
+
+@dataclass
+class YamlFile:
+    """Values of a file and where they stand.
+
+    Attributes:
+        values: The top-level mapping.
+        lines: Line number, from 1, of every key by its path: ``lines[("lora", "r")]``.
+    """
+
+    values: dict[str, Any] = field(default_factory=dict)
+    lines: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+
+class AliasError(ConfigError):
+    """An anchor or an alias in a file of ours, which has none."""
+
+
+def read_yaml_file(path: Path, *, aliases: bool = False) -> YamlFile:
+    """Reads a configuration file.
+
+    Args:
+        path: The file.
+        aliases: Whether it may have anchors, aliases and merge keys, as other trainers' files do.
+
+    Raises:
+        AliasError: If it has some, and may not.
+        ConfigError: If the file cannot be read, is not UTF-8 or is not plain YAML.
+    """
+    try:
+        refuse_other_than_yaml(path)
+        raw = file_bytes(path, YAML_BYTES)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"the configuration file {path} does not exist{near_name(path)}"
+        ) from None
+    except (OSError, ValueError) as err:
+        reason = getattr(err, "strerror", None) or str(err)
+        raise ConfigError(f"the configuration file {path} cannot be read: {reason}") from None
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as err:
+        if raw.startswith(UTF_16):
+            raise ConfigError(f"{path} is UTF-16 text: save it as UTF-8") from None
+        line = raw[: err.start].count(b"\n") + 1
+        raise ConfigError(f"{path} (line {line}) is not UTF-8 text: save it as UTF-8") from None
+    return parse_yaml_mapping(text, path.name, aliases=aliases)
+
+
+def parse_yaml_mapping(text: str, name: str, *, aliases: bool = False) -> YamlFile:
+    """Parses a document whose top level is a mapping; ``name`` stands in error messages."""
+    node = _compose(text, name, aliases=aliases)
+    if node is None:
+        raise ConfigError(f"{name} is empty: it needs at least a section 'model' with 'path'")
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(
+            f"{name} must hold sections such as 'model:' and 'lora:' at its top level"
+        )
+    result = YamlFile()
+    result.values = _construct(node, (), name, result.lines)
+    return result
+
+
+def parse_yaml_value(text: str, name: str) -> Any:
+    """Parses one value, as it stands after the ``=`` of an override."""
+    if len(text) > YAML_BYTES:
+        raise ConfigError(f"{name[:80]}... is longer than {YAML_BYTES:,} characters")
+    node = _compose(text, name)
+    return None if node is None else _construct(node, (), name, {})
+
+
+def _compose(text: str, name: str, *, aliases: bool = False) -> yaml.Node | None:
+    try:
+        node = _compose_plain(text, name, aliases=aliases)
+        return written_out(node, name) if aliases and node is not None else node
+    except yaml.MarkedYAMLError as err:
+        raise ConfigError(f"{name}{place_of(err)} is not valid YAML: {explain(err)}") from None
+    except yaml.reader.ReaderError as err:
+        line = text[: err.position].count("\n") + 1
+        code = err.character if isinstance(err.character, int) else ord(err.character)
+        raise ConfigError(
+            f"{name} (line {line}) holds the control character U+{code:04X}: remove it"
+        ) from None
+
+
+def _compose_plain(text: str, name: str, *, aliases: bool) -> yaml.Node | None:
+    """Composes one document after refusing, on its events, what would not be plain."""
+    documents = depth = nodes = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1 if event.start_mark else 0
+        if isinstance(event, yaml.DocumentStartEvent):
+            documents += 1
+            if documents > 1:
+                raise ConfigError(f"{name} (line {line}) starts a second document: keep one")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > YAML_DEPTH:  # deeper ones take quadratic time, then exhaust the stack
+            raise ConfigError(f"{name} (line {line}) is nested too deeply")
+        nodes += isinstance(event, yaml.NodeEvent)
+        if nodes > YAML_NODES:  # each takes a tenth of a millisecond
+            raise ConfigError(
+                f"{name} (line {line}) has more than {YAML_NODES:,} keys and values, so it is no "
+                "configuration"
+            )
+        is_alias = isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None
+        if is_alias and not aliases:
+            raise AliasError(
+                f"{name} (line {line}) uses an anchor or alias (& or *), which is not read: "
+                "write the value out, in quotes if it begins with & or *"
+            )
+        tag = getattr(event, "tag", None)
+        if tag is not None:
+            raise ConfigError(
+                f"{name} (line {line}) uses the tag {tag!r}, which is not read: "
+                "write the plain value, in quotes if it begins with !"
+            )
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    return node
+
+
+def _construct(
+    node: yaml.Node, path: tuple[str, ...], name: str, lines: dict[tuple[str, ...], int]
+) -> Any:
+    if isinstance(node, yaml.ScalarNode):
+        return _scalar(node, name)
+    if isinstance(node, yaml.SequenceNode):
+        return [_construct(child, (*path, "[]"), name, lines) for child in node.value]
+    values: dict[str, Any] = {}
+    for key_node, value_node in node.value:
+        line = key_node.start_mark.line + 1
+        if not isinstance(key_node, yaml.ScalarNode):
+            raise ConfigError(f"{name} (line {line}) has a key that is not plain text")
+        key = key_node.value
+        if len(key) > YAML_KEY or not key.isprintable():
+            raise ConfigError(
+                f"{name} (line {line}) has a key that is longer than {YAML_KEY} characters or "
+                "holds a control character"
+            )
+        key_path = (*path, key)
+        if key in values:
+            raise ConfigError(
+                f"{name} (line {line}) sets '{'.'.join(key_path)}' again: "
+                f"it is already set in line {lines[key_path]}"
+            )
+        lines[key_path] = line
+        values[key] = _construct(value_node, key_path, name, lines)
+    return values
+
+
+def _scalar(node: yaml.ScalarNode, name: str) -> Any:
+    text: str = node.value
+    if node.style is not None:  # quoted or a block of text
+        return text
+    return plain_scalar(text, f"{name} (line {node.start_mark.line + 1})")
+
+
+def plain_scalar(text: str, where: str = "the value") -> Any:
+    """The meaning of an unquoted scalar: null, a truth value, a number, or else text."""
+    if text in _NULL:
+        return None
+    if text in (text.lower(), text.capitalize(), text.upper()) and text.lower() in _BOOL:
+        return _BOOL[text.lower()]
+    if _INT.fullmatch(text):
+        try:
+            return int(text.replace("_", ""))
+        except ValueError:
+            raise ConfigError(f"{where} holds a number with too many digits") from None
+    if _FLOAT.fullmatch(text):
+        bare = text.replace("_", "").lower()
+        return float(bare.replace(".inf", "inf").replace(".nan", "nan"))
+    return text
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes lists in one line and quotes text that this module or PyYAML would take for more."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    try:
+        means_more = plain_scalar(text) != text
+    except ConfigError:
+        means_more = True
+    # A quoted line keeps line breaks of every kind; a block would not keep "\r" or "\x85".
+    style = '"' if means_more or any(c < " " or c in "\x85\u2028\u2029" for c in text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+def _represent_list(dumper: yaml.SafeDumper, items: list[Any]) -> yaml.SequenceNode:
+    return dumper.represent_sequence("tag:yaml.org,2002:seq", items, flow_style=True)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(list, _represent_list)
+
+
+def dump_yaml(values: Mapping[str, Any]) -> str:
+    """Writes nested mappings as block-style YAML that this module reads back to equal values."""
+    return yaml.dump(
+        dict(values),
+        Dumper=_Dumper,
+        sort_keys=False,
+        default_flow_style=False,
+        allow_unicode=True,
+        width=2**31,
+    )
+
+
+_COMMENTS_AT = 38  # the column that comments begin in
+_PLAIN = frozenset("/._-")
+
+Value = str | bool | int | float | dict[str, str] | list[dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One line of a configuration.
+
+    Attributes:
+        key: Section and key, such as ``"optim.learning_rate"``.
+        value: The value.
+        why: What it is for, or why it is that; may be empty.
+        is_active: Whether it counts; else it is a comment itself, for the user to fill in.
+    """
+
+    key: str
+    value: Value
+    why: str = ""
+    is_active: bool = True
+
+    @property
+    def section(self) -> str:
+        """The section that it belongs to."""
+        return self.key.partition(".")[0]
+
+    def line(self) -> str:
+        """The line in its section."""
+        mark = "" if self.is_active else "# "
+        text = f"  {mark}{self.key.partition('.')[2]}: {_yaml_value(self.value)}"
+        comment = f"# {one_line(self.why)}" if self.why else ""
+        return f"{text:{_COMMENTS_AT - 2}}  {comment}".rstrip()
+
+
+def commented_yaml(title: str, settings: Sequence[Setting]) -> str:
+    """The text of a file.
+
+    Args:
+        title: Its first line.
+        settings: Its lines; those of a section follow one another.
+    """
+    parts = [f"# {one_line(title)}"]
+    for section, lines in groupby(settings, key=lambda setting: setting.section):
+        parts.append("\n".join([f"{section}:", *(line.line() for line in lines)]))
+    return parts[0] + "\n" + "\n\n".join(parts[1:]) + "\n"
+
+
+def _yaml_value(value: Value) -> str:
+    """A value as YAML takes it, whatever a text holds."""
+    if isinstance(value, list):
+        entries = (", ".join(f"{k}: {_yaml_value(v)}" for k, v in each.items()) for each in value)
+        return f"[{', '.join(f'{{{entry}}}' for entry in entries)}]"
+    if isinstance(value, dict):  # of columns, whose names may be words that mean something else
+        return "{" + ", ".join(f"{key}: {visible_json(v)}" for key, v in value.items()) + "}"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        mantissa, _, exponent = f"{value:e}".partition("e")
+        short = f"{float(mantissa):g}e{int(exponent)}"
+        return short if value and abs(int(exponent)) > 2 else f"{value:g}"
+    if isinstance(value, int):
+        return str(value)
+    is_plain = all(c.isalnum() or c in _PLAIN for c in value) and value[:1] not in "-."
+    return value if value and is_plain else visible_json(value)

@@ -1,0 +1,274 @@
+"""Answers as OpenAI's API writes them, several of a request at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any, Protocol
+
+from qlora_wgpu.data import Tokenizer
+from qlora_wgpu.generation.text import TokenLogprobs, continuation
+from qlora_wgpu.serving.tool_calls import Call, CallReader
+from qlora_wgpu.serving.writer import Answer, Piece
+
+Object = dict[str, Any]
+
+
+class Form(Protocol):
+    """How answers of a kind are written.
+
+    Attributes:
+        prefix: What ids of answers begin with.
+        whole: The kind of an answer that comes at once.
+        chunk: The kind of a piece of a streamed one.
+    """
+
+    prefix: str
+    whole: str
+    chunk: str
+
+    def begun(self) -> Object | None:
+        """What of a choice comes first where it is streamed, if anything."""
+
+    def piece(self, text: str) -> Object:
+        """What of a choice has come."""
+
+    def all_of(self, text: str, calls: Sequence[Object] = ()) -> Object:
+        """A choice that has ended."""
+
+    def logprobs(self, tokens: Sequence[Told]) -> Object:
+        """How likely tokens were."""
+
+
+class Told:
+    """A token, its text, and how likely it was.
+
+    Attributes:
+        text: The token's text within its answer.
+        logprobs: How likely it was.
+        others: The likeliest tokens' texts and logarithms.
+        offset: Characters of the answer before it.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, before: Sequence[int], token: int, logprobs: TokenLogprobs,
+        offset: int,
+    ) -> None:  # fmt: skip
+        """Takes a token of an answer.
+
+        Args:
+            tokenizer: The model's.
+            before: The tokens before it.
+            token: Its id.
+            logprobs: How likely it was.
+            offset: Characters of the answer before it.
+        """
+        self.text = continuation(tokenizer, before, [token])
+        self.logprobs = logprobs
+        self.others = [(continuation(tokenizer, before, [i]), p) for i, p in logprobs.top]
+        self.offset = offset
+
+
+class ChatForm:
+    """Chat completions."""
+
+    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def begun(self) -> Object | None:
+        """Whose turn it is."""
+        return {"delta": {"role": "assistant", "content": ""}}
+
+    def piece(self, text: str) -> Object:
+        """More of the turn."""
+        return {"delta": {"content": text} if text else {}}
+
+    def all_of(self, text: str, calls: Sequence[Object] = ()) -> Object:
+        """The turn."""
+        message: Object = {"role": "assistant", "content": text}
+        if calls:
+            message |= {"content": text or None, "tool_calls": list(calls)}
+        return {"message": message}
+
+    def logprobs(self, tokens: Sequence[Told]) -> Object:
+        """Tokens with their likeliest alternatives."""
+        content = [
+            _likely(each.text, each.logprobs.logprob)
+            | {"top_logprobs": [_likely(*other) for other in each.others]}
+            for each in tokens
+        ]
+        return {"content": content, "refusal": None}
+
+
+class TextForm:
+    """Completions of texts."""
+
+    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
+
+    def begun(self) -> Object | None:
+        """Nothing."""
+        return None
+
+    def piece(self, text: str) -> Object:
+        """More of the text."""
+        return {"text": text}
+
+    def all_of(self, text: str, calls: Sequence[Object] = ()) -> Object:
+        """The text."""
+        return {"text": text}
+
+    def logprobs(self, tokens: Sequence[Told]) -> Object:
+        """Tokens, side by side with what belongs to each."""
+        return {
+            "tokens": [each.text for each in tokens],
+            "token_logprobs": [each.logprobs.logprob for each in tokens],
+            "top_logprobs": [dict(reversed(each.others)) for each in tokens],
+            "text_offset": [each.offset for each in tokens],
+        }
+
+
+def whole_call(call: Call, identity: str) -> Object:
+    """A call of a function."""
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": identity, "type": "function", "function": function}
+
+
+def pieces_of_call(number: int, call: Object) -> list[Object]:
+    """What of a choice has come with a call, where it is streamed: the name, then the arguments."""
+    function = call["function"]
+    begun = {"index": number, **call, "function": {**function, "arguments": ""}}
+    rest = {"index": number, "function": {"arguments": function["arguments"]}}
+    return [{"delta": {"tool_calls": [each]}} for each in (begun, rest)]
+
+
+def _likely(text: str, logprob: float) -> Object:
+    """A token; its bytes are not known where it is half a character."""
+    whole = "\ufffd" not in text
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+
+
+async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Piece], None]:
+    """Yields pieces as they come, each with its answer's number, until all have ended.
+
+    Whoever stops earlier leaves the answers to nobody.
+
+    Raises:
+        QLoRAError: If one could not be computed.
+    """
+    pieces: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
+
+    async def pass_on(number: int, answer: Answer) -> None:
+        try:
+            async for piece in answer.pieces():
+                pieces.put_nowait((number, piece))
+        except Exception as err:  # told to whoever reads the pieces
+            pieces.put_nowait((number, err))
+
+    tasks = [asyncio.create_task(pass_on(*each)) for each in enumerate(answers)]
+    growing = len(answers)
+    try:
+        while growing:
+            number, piece = await pieces.get()
+            if isinstance(piece, Exception):
+                raise piece
+            growing -= piece.finish_reason is not None
+            yield number, piece
+    finally:
+        for answer in answers:
+            answer.is_wanted = False
+        for task in tasks:
+            task.cancel()
+
+
+_REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
+
+
+class Choice:
+    """What has come of an answer.
+
+    Attributes:
+        tokens: Its tokens so far.
+    """
+
+    def __init__(self, number: int, answer: Answer, form: Form) -> None:
+        """Nothing has come.
+
+        Args:
+            number: Its place among the answers.
+            answer: What is written.
+            form: How it is written.
+        """
+        self.tokens = 0
+        self._number, self._answer, self._form = number, answer, form
+        self._text = ""
+        offered = answer.wanted.offered
+        self._reader = None if offered is None else CallReader(offered)
+        self._calls: list[Object] = []
+        self._reason: str | None = None
+        self._ids: list[int] = []
+        self._told: list[Told] = []
+        self._offset = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its prompt."""
+        return len(self._answer.wanted.prompt_ids)
+
+    def begun(self) -> Object | None:
+        """What comes first where it is streamed, if anything."""
+        begun = self._form.begun()
+        return None if begun is None else self._choice(begun, None, None)
+
+    def take(self, piece: Piece) -> list[Object]:
+        """Takes what has come; what is sent of it where it is streamed."""
+        self.tokens = piece.tokens
+        new = self._new_told(piece)
+        made = self._made_of(piece)
+        if new and not made:
+            made = [self._form.piece("")]
+        parts = [self._choice(each, new if each is made[0] else None, None) for each in made]
+        if piece.finish_reason is not None:
+            called = self._calls and piece.finish_reason != "length"
+            self._reason = "tool_calls" if called else _REASONS[piece.finish_reason]
+            parts.append(self._choice(self._form.piece(""), None, self._reason))
+        return parts
+
+    def whole(self) -> Object:
+        """All of it."""
+        return self._choice(self._form.all_of(self._text, self._calls), self._told, self._reason)
+
+    def _made_of(self, piece: Piece) -> list[Object]:
+        """What of the choice has come: text, and calls of functions."""
+        if self._reader is None:
+            self._text += piece.text
+            return [self._form.piece(piece.text)] if piece.text else []
+        read = self._reader.push(piece.text)
+        if piece.finish_reason is not None:
+            read += self._reader.end()
+        made: list[Object] = []
+        for each in read:
+            if isinstance(each, str):
+                self._text += each
+                made.append(self._form.piece(each))
+                continue
+            call = whole_call(each, self._reader.new_id())
+            made += pieces_of_call(len(self._calls), call)
+            self._calls.append(call)
+        if self._reader.ended:
+            self._answer.is_wanted = False
+        return made
+
+    def _new_told(self, piece: Piece) -> list[Told]:
+        tokenizer, context = self._answer.served.written.tokenizer, self._answer.wanted.context
+        new: list[Told] = []
+        for token, logprobs in zip(piece.ids, piece.told, strict=False):
+            before = [*context, *self._ids]
+            new.append(Told(tokenizer, before, token, logprobs, self._offset))
+            self._ids.append(token)
+            self._offset += len(new[-1].text)
+        self._told += new
+        return new
+
+    def _choice(self, what: Object, told: list[Told] | None, reason: str | None) -> Object:
+        wants = self._answer.asked.logprobs is not None and told is not None
+        logprobs = self._form.logprobs(told or []) if wants else None
+        return {"index": self._number, **what, "logprobs": logprobs, "finish_reason": reason}

@@ -1,0 +1,436 @@
+"""The data that a trainer is given: rows, token ids, paths, or what its configuration names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.config import Config, DataConfig
+from qlora_wgpu.config.paths import DataPlace
+from qlora_wgpu.data import (
+    IGNORE_INDEX,
+    Dataset,
+    Example,
+    Preparation,
+    PromptFormat,
+    Tokenizer,
+    is_dataset_name,
+    load_dataset,
+    row_format,
+    split_off,
+)
+from qlora_wgpu.data.columns import is_numeric
+from qlora_wgpu.data.dataset import encode_rows
+from qlora_wgpu.data.mixture import Portion, mix
+from qlora_wgpu.data.row_formats import CHATS
+from qlora_wgpu.data.row_source import lasting
+from qlora_wgpu.errors import DataError
+from qlora_wgpu.families.parts.config import longest_text
+from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.presence import exists
+from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.data_warnings import (
+    tell_left_out,
+    warn_of_learnt_rows,
+    warn_of_learnt_windows,
+    warn_of_long_rows,
+)
+from qlora_wgpu.training.observers import Observer, SourceFigures
+
+# What of a row of token ids is read, and what tokenizers give with them that says nothing more.
+_READ = {"input_ids", "labels", "attention_mask", "token_type_ids", "position_ids",
+         "special_tokens_mask", "length", "num_tokens", "id", "idx", "index"}  # fmt: skip
+Rows = str | PathLike[str] | Sequence[Any]
+"""A data set as a trainer takes it: see ``encoded``."""
+
+
+def encoded(
+    dataset: Rows,
+    name: str,
+    tokenizer: Callable[[], Tokenizer],
+    settings: DataConfig,
+    *,
+    held_out: bool = False,
+    objective: str = "sft",
+) -> Sequence[Any]:
+    """A data set as token ids.
+
+    Args:
+        dataset: A path; or rows of a format that files have, such as chats; or token ids in a form
+            of ``as_dataset``, which stay as they are.
+        name: For messages.
+        tokenizer: Gives the tokenizer that encodes, where one is needed.
+        settings: How rows are encoded.
+        held_out: Whether it is read to be measured on, which decides between a folder's splits.
+        objective: ``train.objective``, which says what rows are.
+
+    Raises:
+        DataError: If it cannot be read, or a row has no such format.
+        TokenizerError: If there is no tokenizer.
+    """
+    how = preparation(settings, objective)
+    if isinstance(dataset, str | PathLike):
+        return load_dataset(
+            dataset, tokenizer(), how.max_seq_length,
+            how=how, held_out=held_out, cache=settings.cache,
+        )  # fmt: skip
+    if isinstance(dataset, Mapping) or not _is_listed(dataset):
+        raise DataError(f"{name} must be a path or a list of rows, got {type(dataset).__name__}")
+    if not is_text(dataset):
+        if "weight" in settings.columns:
+            raise DataError(
+                f"{name} holds token ids, for which data.columns.weight names no column: leave it "
+                "out"
+            )
+        return dataset
+    return encode_rows(dataset, tokenizer(), how, name)
+
+
+def preparation(settings: DataConfig, objective: str = "sft") -> Preparation:
+    """Settings of how rows become examples of an objective, from the ``data`` section."""
+    return Preparation(
+        max_seq_length=settings.max_seq_length,
+        chat_template=settings.chat_template,
+        row_format=settings.format,
+        columns=settings.columns,
+        train_on=settings.train_on,
+        truncation=settings.truncation,
+        objective=objective,
+        as_chats=settings.apply_chat_template,
+    )
+
+
+def prompt_of_data(
+    settings: DataConfig, tokenizer: Tokenizer, objective: str = "sft"
+) -> PromptFormat:
+    """How prompts are written for the training data that a ``data`` section names.
+
+    Of several sources the first with chats decides, else the first.
+
+    Raises:
+        DataError: If it cannot be read.
+        TokenizerError: If the chat template is broken.
+    """
+    kinds = [
+        row_format(part.train, tokenizer, preparation(part, objective))
+        for part in settings.parts()
+        if part.train is not None
+    ]
+    kind = next((kind for kind in kinds if kind in CHATS), kinds[0])
+    return PromptFormat.of_rows(kind, tokenizer, settings.chat_template)
+
+
+def _is_listed(dataset: Any) -> bool:
+    """Whether it can be gone through, as a list or by number."""
+    return hasattr(dataset, "__iter__") or hasattr(dataset, "__getitem__")
+
+
+def is_text(dataset: Sequence[Any]) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    """Whether the rows are to be encoded: mappings that hold no token ids."""
+    first = next(iter(dataset), None)
+    return isinstance(first, Mapping) and bool(first) and "input_ids" not in first
+
+
+def as_dataset(dataset: Sequence[Any], name: str, vocab_size: int) -> Dataset:
+    """Checks a data set and gives it one form.
+
+    Args:
+        dataset: Items with ``input_ids`` and ``labels`` (-100 to ignore, not shifted), as
+            attributes or keys; ``labels`` default to the ids, and an ``attention_mask`` removes
+            the positions where it is 0.
+        name: For messages.
+        vocab_size: Every id must be below it.
+
+    Raises:
+        DataError: If it is empty, an item has another form, or an id is outside the vocabulary.
+    """
+    if isinstance(dataset, Dataset):
+        if not len(dataset):
+            raise DataError(f"{name} is empty: give at least one example")
+        if dataset.max_token_id < vocab_size:
+            return dataset
+    examples = [_as_example(item, f"{name}[{i}]") for i, item in enumerate(dataset)]
+    if not examples:
+        raise DataError(f"{name} is empty: give at least one example")
+    for i, example in enumerate(examples):
+        if len(example) == 0:
+            raise DataError(f"{name}[{i}] has no tokens: leave it out")
+        labels = example.labels[example.labels != IGNORE_INDEX]
+        ids = np.concatenate([example.input_ids, labels])
+        low, high = int(ids.min()), int(ids.max())
+        if low < 0 or high >= vocab_size:
+            raise DataError(
+                f"{name}[{i}] holds the token id {low if low < 0 else high}, but the "
+                f"model's vocab_size is {vocab_size}: use the model's own tokenizer"
+            )
+    return Dataset(examples)
+
+
+def _as_example(item: Any, where: str) -> Example:
+    if isinstance(item, Example):
+        return item
+    if not isinstance(item, Mapping) or "input_ids" not in item:
+        raise DataError(
+            f"{where} must have input_ids and labels, or be a row as files have it, such as "
+            f'{{"text": "..."}}, got {type(item).__name__}'
+        )
+    unread = sorted(key for key in item if key not in _READ and is_numeric(item[key]))
+    if unread:
+        raise DataError(
+            f"{where} has {unread[0]}, which is not read: give labels (-100 where nothing is "
+            "learnt) or an attention_mask instead, or leave it out"
+        )
+    ids = _integers(item["input_ids"], f"{where}.input_ids")
+    labels = _integers(item.get("labels", ids), f"{where}.labels")
+    if labels.shape != ids.shape:
+        raise DataError(f"{where} has {ids.size} input_ids but {labels.size} labels")
+    if item.get("attention_mask") is not None:
+        mask = _integers(item["attention_mask"], f"{where}.attention_mask")
+        if mask.shape != ids.shape:
+            raise DataError(
+                f"{where} has {ids.size} input_ids but an attention_mask of {mask.size}"
+            )
+        ids, labels = ids[mask != 0], labels[mask != 0]
+    return Example(ids, labels)
+
+
+def _integers(value: Any, where: str) -> Any:
+    array = np.asarray(value)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise DataError(f"{where} must be a list of integers")
+    numbers = np.iinfo(np.int32)
+    if array.size and not (numbers.min <= array.min() and array.max() <= numbers.max):
+        raise DataError(f"{where} holds a number that is no token id: it is beyond 32 bits")
+    return array.astype(np.int32)
+
+
+def refuse_other_objectives(dataset: Dataset, name: str, objective: str) -> None:
+    """Refuses data that was prepared for another ``train.objective``.
+
+    Args:
+        dataset: The data.
+        name: What the caller calls it.
+        objective: The run's.
+
+    Raises:
+        DataError: If its examples are no rows, no pairs, or no judged answers, as it would need.
+    """
+    if dataset.unit == 1:
+        if objective != "sft":
+            raise DataError(
+                f"train.objective: {objective} learns from answers: give a path, or rows with "
+                "chosen and rejected answers, not token ids"
+            )
+        return
+    alone = (dataset.lengths.reshape(-1, 2) == 0).any(axis=1)  # KTO judges each by itself
+    made_for = "kto" if alone.all() else "dpo and orpo"
+    if objective not in made_for.split(" and "):
+        raise DataError(
+            f"{name} was prepared for train.objective {made_for}, not for {objective}: give the "
+            "rows themselves"
+        )
+
+
+def learnable(rows: Sequence[Any], name: str, vocabulary: int, otherwise: str) -> Dataset:
+    """A data set that has labels.
+
+    Args:
+        rows: The data.
+        name: What the caller calls it.
+        vocabulary: Tokens that the model knows.
+        otherwise: What follows where there is no label.
+
+    Raises:
+        DataError: If it has none, is empty, or does not fit the model.
+    """
+    dataset = as_dataset(rows, name, vocabulary)
+    if not dataset.num_label_tokens:
+        raise DataError(f"{name} has no label at all: {otherwise}")
+    return dataset
+
+
+def read_mixture(
+    settings: DataConfig, seed: int, read: Callable[[DataConfig], Dataset], observer: Observer
+) -> Dataset:
+    """The training data that a ``data`` section names.
+
+    Args:
+        settings: The section.
+        seed: ``train.seed``, by which examples are chosen.
+        read: Reads what the section of one source names.
+        observer: Told of sources that give an example more than once.
+
+    Raises:
+        DataError: If a source cannot be read or has nothing to learn.
+    """
+    parts = [read(part) for part in settings.parts()]
+    if settings.sources is None:
+        return parts[0]
+    portions = [Portion(source.weight, source.rows) for source in settings.sources]
+    names = [_name(source.path) for source in settings.sources]
+    mixture = mix(parts, names, portions, settings.stopping_strategy, seed)
+    for each in source_figures(mixture):
+        if each.rows > each.of:
+            observer.note(
+                f"{each.name} has {each.of:,} rows and gives {each.rows:,} an epoch: they are "
+                f"learnt {each.rows / each.of:.3g} times"
+            )
+    return mixture
+
+
+class SourceCounter:
+    """Counts the rows that each source of a mixture has given to a run.
+
+    What is learnt follows from the plan and the step alone, so nothing of it is kept.
+    """
+
+    def __init__(self, dataset: Dataset, plan: BatchPlan) -> None:
+        """Counts in no data set that is no mixture."""
+        self._names, self._sources, self._plan = dataset.source_names, dataset.source_of, plan
+        self._shares = _shares_of_rows(dataset) if self._sources is not None else np.zeros(0)
+
+    def until(self, step: int) -> dict[str, int]:
+        """The rows of each source, by its name, that so many steps have learnt."""
+        if self._sources is None:
+            return {}
+        epochs, begun = self._plan.examples_until(step)
+        size = len(self._names)
+        rows = epochs * np.bincount(self._sources, self._shares, size)
+        rows += np.bincount(self._sources[begun], self._shares[begun], size)
+        return dict(zip(self._names, map(round, rows.tolist()), strict=True))
+
+
+def source_figures(dataset: Dataset) -> tuple[SourceFigures, ...]:
+    """What each source gives; none of a data set that is no mixture."""
+    names, sources = dataset.source_names, dataset.source_of
+    if sources is None:
+        return ()
+    rows = np.bincount(sources, _shares_of_rows(dataset), len(names))
+    tokens = np.bincount(sources, dataset.label_counts, minlength=len(names))
+    return tuple(
+        SourceFigures(name, round(rows[i]), dataset.source_sizes[i], int(tokens[i]))
+        for i, name in enumerate(names)
+    )
+
+
+def _shares_of_rows(dataset: Dataset) -> npt.NDArray[np.float64]:
+    """Which part of its row each example is: half of a pair, all of an answer that stands alone."""
+    if dataset.unit == 1:
+        return np.ones(len(dataset))
+    present = dataset.lengths.reshape(-1, dataset.unit) > 0
+    shares: npt.NDArray[np.float64] = present / present.sum(axis=1, keepdims=True)
+    return shares.ravel()
+
+
+def _name(path: str) -> str:
+    is_on_hub = not exists(Path(path)) and is_dataset_name(path)
+    return path if is_on_hub else DataPlace.parse(path).name
+
+
+@dataclass(frozen=True)
+class OwnRows:
+    """The data of a trainer's run.
+
+    Attributes:
+        train: The training data.
+        held_out: The held-out data, if there is any.
+        prompt: How prompts are written for what is learnt; None of token ids, which do not say it.
+    """
+
+    train: Dataset
+    held_out: Dataset | None
+    prompt: PromptFormat | None
+
+
+class RowReader:
+    """Reads data as the commands do, with the tokenizer that a model's prompts are written with."""
+
+    def __init__(self, model: AdapterModel, config: Config, observer: Observer) -> None:
+        """Reads nothing yet.
+
+        Args:
+            model: Whose tokenizer encodes: the one kept beside its adapter, else the base's.
+            config: The settings.
+            observer: Who is told of what is cut or left out.
+        """
+        self._model = model
+        self._config = config
+        self._observer = observer
+
+    def read(self, train: Rows | None, held_out: Rows | None) -> OwnRows:
+        """Reads both.
+
+        Args:
+            train: The training data; None for ``data.train``, and then for ``data.eval``, too.
+            held_out: The held-out data; without any, ``data.eval_split`` holds rows out.
+
+        Raises:
+            ConfigError: If there is no training data.
+            DataError: If a data set cannot be read, or a row is wrong.
+            TokenizerError: If rows are to be encoded, and there is no tokenizer.
+        """
+        settings = self._config.data
+        train, held_out = lasting(train), lasting(held_out)
+        if train is None:
+            learnt = self._mixture()
+            held_out = settings.eval if held_out is None else held_out
+        else:
+            learnt = self._dataset(train, "train_dataset", settings)
+        if held_out is not None:
+            measured = self._dataset(held_out, "eval_dataset", settings, held_out=True)
+            warn_of_learnt_rows(learnt, measured, self._observer)
+        elif settings.eval_split is not None:
+            learnt, measured = split_off(learnt, settings.eval_split, self._config.train.seed)
+            warn_of_learnt_windows(learnt, measured, self._observer)
+        else:
+            return OwnRows(learnt, None, self._prompt(train))
+        return OwnRows(learnt, measured, self._prompt(train))
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        return Tokenizer.from_folder(self._model.prompt_folder)
+
+    def _mixture(self) -> Dataset:
+        """What the configuration names."""
+
+        def read(part: DataConfig) -> Dataset:
+            return self._dataset(str(part.train), "train_dataset", part)
+
+        settings = self._config.require_train()
+        return read_mixture(settings, self._config.train.seed, read, self._observer)
+
+    def _dataset(
+        self, rows: Rows, name: str, settings: DataConfig, *, held_out: bool = False
+    ) -> Dataset:
+        tokens = encoded(
+            rows, name, lambda: self._tokenizer, settings,
+            held_out=held_out, objective=self._config.train.objective,
+        )  # fmt: skip
+        dataset = as_dataset(tokens, name, self._model.architecture.vocab_size)
+        if tokens is rows:  # who has made token ids of it has been told
+            return dataset
+        for text in dataset.warnings:
+            self._observer.warning(text)
+        path = fspath(rows) if isinstance(rows, str | PathLike) else name
+        warn_of_long_rows(path, dataset, longest_text(self._model.folder.config), self._observer)
+        tell_left_out(settings, path, dataset, self._observer, held_out=held_out)
+        return dataset
+
+    def _prompt(self, rows: Rows | None) -> PromptFormat | None:
+        if rows is None:
+            objective = self._config.train.objective
+            return prompt_of_data(self._config.data, self._tokenizer, objective)
+        if not isinstance(rows, str | PathLike) and not is_text(rows):
+            return None
+        settings = self._config.data
+        kind = row_format(
+            rows, self._tokenizer, preparation(self._config.data, self._config.train.objective)
+        )
+        return PromptFormat.of_rows(kind, self._tokenizer, settings.chat_template)

@@ -1,0 +1,254 @@
+"""A run's start: a new folder, or an old one that belongs to it, with its newest checkpoint."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qlora_wgpu.config import Config, load_config
+from qlora_wgpu.config.problems import RenamedKeyWarning
+from qlora_wgpu.errors import CheckpointError, ConfigError, option
+from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.presence import exists
+from qlora_wgpu.training.checkpoints import RunState, load_best, load_newest
+from qlora_wgpu.training.computing import Computing, ThroughputMeter
+from qlora_wgpu.training.observers import Observer
+from qlora_wgpu.training.run import Run
+from qlora_wgpu.training.run_folder import (
+    RunFolder,
+    RunIdentity,
+    checkpoint_folders,
+    refuse_other_settings,
+)
+from qlora_wgpu.training.schedule import learning_rates, warmup_steps
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What becomes of a run that is in ``output.dir``.
+
+    Attributes:
+        overwrite: Whether it may be replaced.
+        resume: Whether it goes on.
+    """
+
+    overwrite: bool
+    resume: bool
+
+    def asked(self, overwrite: bool | None, resume: bool | None) -> Beginning:
+        """What one call asks for; of what it does not say, this holds unless it asks otherwise.
+
+        Raises:
+            ConfigError: If both are asked for.
+        """
+        asked = Beginning(
+            not resume and self.overwrite if overwrite is None else overwrite,
+            not overwrite and self.resume if resume is None else resume,
+        )
+        if asked.overwrite and asked.resume:
+            raise ConfigError("overwrite and resume exclude each other: choose one")
+        return asked
+
+
+def check_resumable(path: Path, config: Config) -> bool:
+    """Whether a folder holds a run to go on with; False if one may begin there.
+
+    Raises:
+        ConfigError: If it holds another run, or one that has nothing to go on from and would be
+            lost.
+    """
+    has_checkpoint, has_adapter = bool(checkpoint_folders(path)), exists(path / "adapter")
+    if exists(path / "config.yaml"):
+        check_same_run(path, config)
+    elif has_checkpoint or has_adapter:
+        raise ConfigError(
+            f"{path} holds a run without its config.yaml, so nothing says whether it is the same "
+            f"run: put the file back, or train with {option('overwrite')} to begin anew"
+        )
+    if has_adapter and not has_checkpoint:
+        raise ConfigError(
+            f"the run in {path} has an adapter, but no checkpoint to go on from: use it as it is, "
+            f"or train with {option('overwrite')} to begin anew"
+        )
+    return has_checkpoint
+
+
+def check_same_run(path: Path, config: Config) -> None:
+    """Makes sure that a run is not continued as another one.
+
+    Raises:
+        ConfigError: If a setting differs that decides what is computed.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RenamedKeyWarning)  # the file is ours, not the user's
+        before = load_config(path / "config.yaml")
+    refuse_other_settings(before.fixed_settings(), config.fixed_settings(), str(path))
+
+
+def open_run(
+    model: AdapterModel,
+    config: Config,
+    observer: Observer,
+    identity: RunIdentity,
+    longest: int,
+    throughput: ThroughputMeter,
+    computing: Computing,
+    *,
+    overwrite: bool,
+    resume: bool,
+) -> Run:
+    """Takes a run's folder; its ``close`` is the caller's.
+
+    Args:
+        model: Base and adapter.
+        config: The settings.
+        observer: Who is told.
+        identity: What checkpoints must belong to.
+        longest: Most tokens of a training row.
+        throughput: Tokens per second, before the first step.
+        computing: Who computes micro-batches.
+        overwrite: Whether a run that is there may be replaced.
+        resume: Whether a run that is there goes on.
+
+    Raises:
+        ConfigError: If the folder holds a run, is another run's or cannot be written.
+        CheckpointError: If a run is to go on and none of its checkpoints can be loaded.
+    """
+    path = Path(config.output.dir)
+    folder = RunFolder(
+        path, config.to_yaml(), overwrite=overwrite, resume=resume, warn=observer.warning
+    )
+    state = RunState(aim=config.eval.aim)
+    run = Run(model, config, observer, folder, identity, state, longest, throughput, computing)
+    try:
+        if resume:
+            if check_resumable(path, config):
+                _go_on(run)
+            else:
+                folder.begin(config.to_yaml())
+    except BaseException:
+        folder.close()
+        raise
+    return run
+
+
+def _go_on(run: Run) -> None:
+    folder, path = run.folder, str(run.folder.path)
+
+    def refuse_other(manifest: Mapping[str, Any]) -> None:
+        run.identity.refuse_other(manifest, path)
+
+    checkpoint, state, passed = load_newest(folder.checkpoint_folders(), run.model, refuse_other)
+    for sentence in passed:
+        run.observer.warning(sentence)
+    run.state, run.saved_at = state, state.step
+    _load_best(run)
+    folder.forget_after(state.step, state.logged_step, state.eval_step)
+    if state.log_digest not in (None, folder.log_digest):
+        run.observer.warning(
+            f"the rows of metrics.jsonl up to step {state.step} are not those that the run has "
+            "written: they were changed, or some are missing; its report shows them as they are"
+        )
+    try:
+        folder.write_config(run.config.to_yaml())
+    except CheckpointError as err:
+        run.observer.warning(f"{err}; it stays as it was")
+    run.observer.resumed(checkpoint, state.step)
+
+
+def _load_best(run: Run) -> None:
+    """Takes the best adapter from its folder.
+
+    One of a later step than the checkpoint's is of this run, too: it was killed after that
+    evaluation, which will be made again.
+
+    Raises:
+        CheckpointError: If it is damaged or an older one, and would be replaced by the next.
+    """
+    state, folder = run.state, run.folder.best
+    if not run.keeps_best or state.best_loss is None:
+        return
+    try:
+        best = load_best(folder, run.model, state.aim)
+        if best is not None and best.step <= state.step and best.step != state.best_step:
+            raise CheckpointError(f"{folder} holds the adapter of step {best.step}")
+    except CheckpointError as err:
+        lost = f"{err}, where the best adapter so far was kept, of step {state.best_step}"
+        if state.finished:
+            run.observer.warning(lost)
+            return
+        raise CheckpointError(
+            f"{lost}: put it back from a copy, or remove {folder} to look for the best from here on"
+        ) from err
+    if best is not None:
+        run.best = best
+    elif not state.finished:
+        run.observer.warning(
+            f"the adapter with the best evaluation so far, of step {state.best_step}, was not "
+            "kept: the best one is looked for from here on"
+        )
+        state.forget_best()
+
+
+def take_aim(run: Run) -> None:
+    """Begins to look for the best anew, where it is another figure that says what is best."""
+    state, aim = run.state, run.config.eval.aim
+    if state.aim == aim:
+        return
+    if run.keeps_best or state.plateau is not None:
+        run.observer.note(
+            f"the best evaluation is the one with the {aim} now, not the {state.aim}: it is looked "
+            "for from here on"
+        )
+    state.aim, run.best = aim, None
+    state.forget_best()
+    if state.plateau is not None:
+        state.plateau.best, state.plateau.bad = None, 0
+
+
+def refuse_fewer_steps(run: Run, total: int) -> None:
+    """Refuses to go on with a run that has more steps behind it than it is to have.
+
+    Raises:
+        ConfigError: If that is so.
+    """
+    if run.state.step > total:
+        raise ConfigError(
+            f"the run in {run.folder.path} has done {run.state.step:,} steps, more than the "
+            f"{total:,} of train.num_train_epochs or train.max_steps: raise these to go on, or "
+            "begin a new run in another output.dir"
+        )
+
+
+def tell_of_length(run: Run, total: int) -> None:
+    """Notes how many steps a run is to have, and tells where that was another number.
+
+    Its learning rate is that of the new length from here on, as with Hugging Face's Trainer: what
+    is done has followed the old one. Also told of is a run too short for its warm-up: a single
+    step has a learning rate of 0, and changes nothing.
+    """
+    before, run.state.total_steps = run.state.total_steps, total
+    warmup = warmup_steps(run.config.optim, total)
+    if total <= warmup:
+        last = learning_rates(run.config.optim, total, range(total - 1, total))[0]
+        run.observer.warning(
+            f"optim.learning_rate is not reached: warm-up takes {warmup:,} of the run's {total:,} "
+            f"steps, and the last has {last:.2g}; lower train.gradient_accumulation_steps for more "
+            "steps, or optim.warmup_ratio and warmup_steps"
+        )
+    if run.saved_at < 0 or before in (0, total):
+        return
+    kind = run.config.optim.lr_scheduler_type
+    rates = learning_rates(run.config.optim, total, range(run.state.step, run.state.step + 1))
+    changed = f" ({kind}, of {total:,} steps from the first)"
+    if kind.startswith("constant") or run.state.plateau is not None:
+        changed = ""
+    rate = rates[0] if run.state.plateau is None else run.state.plateau.rate
+    rate *= run.state.rate_factor
+    run.observer.note(
+        f"the run has {total:,} steps now, where it had {before:,}: after step {run.state.step:,} "
+        f"the learning rate goes on at {rate:.2g}{changed}"
+    )
