@@ -20,7 +20,7 @@ from qlora_wgpu import LoraConfig, QuantConfig
 from qlora_wgpu.config.values import parse_bytes
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.budget import fit
+from qlora_wgpu.model.budget import fit_to_budget
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 from qlora_wgpu.model.steps import TrainingOptions
@@ -73,7 +73,7 @@ def main() -> None:
         pretrained, lora, QuantConfig(), "bfloat16", device, keep=not options.no_cache
     )
     step = TrainingOptions(checkpointing=True).train(1, options.seq)
-    fitted = fit(layout, step, budget)
+    fitted = fit_to_budget(layout, step, budget)
     print(fitted.in_words(), flush=True)
     before = resident()["VmRSS"] - device.memory.total
     watch, began = Watch(device), time.process_time()

@@ -26,7 +26,7 @@ from shapes import config_of, write_random_model
 from qlora_wgpu import LoraConfig
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import save_adapter
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 
 PEERS = Path(__file__).parent / "peers"
 WARM_UP = 2
@@ -36,7 +36,7 @@ def write_adapter(folder: Path, shape: str, rank: int) -> Path:
     """The adapter that all start from, as PEFT stores it."""
     config = config_of(shape)
     linears = find_family(config).read(config).linears
-    adapter = Adapter(LoraConfig(r=rank, lora_alpha=2 * rank), linears)
+    adapter = AdapterLayout(LoraConfig(r=rank, lora_alpha=2 * rank), linears)
     save_adapter(folder, adapter.split(adapter.initial(0)), adapter.peft)
     return folder
 

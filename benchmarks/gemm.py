@@ -26,8 +26,8 @@ from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.plan import make_plan
-from qlora_wgpu.graph.program import Program, SlotPool
+from qlora_wgpu.graph.plan import compile_plan
+from qlora_wgpu.graph.program import BufferPool, Program
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, pad_rows
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.tuning.tuner import bases, candidates, tunables_of
@@ -83,7 +83,7 @@ def time_size(device: Device, size: str, rounds: int) -> list[dict[str, Any]]:
         GEMM.launch(graph, Gemm(dy, w, dx, False, label="nn"))
         row: dict[str, Any] = {"size": size, "variant": name}
         try:
-            program = Program(device, make_plan(graph, (y, dx)), SlotPool(device))
+            program = Program(device, compile_plan(graph, (y, dx)), BufferPool(device))
             seconds = best_of(program.pieces, timer, rounds)
         except QLoRAError as err:
             results.append({**row, "failed": str(err)})

@@ -22,8 +22,8 @@ from qlora_wgpu.bfloat16 import to_bfloat16
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.plan import make_plan
-from qlora_wgpu.graph.program import Program, SlotPool
+from qlora_wgpu.graph.plan import compile_plan
+from qlora_wgpu.graph.program import BufferPool, Program
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, pad_rows
 from qlora_wgpu.kernels import tunables
 from qlora_wgpu.model.batch_encoding import encode_batch
@@ -59,7 +59,7 @@ def timed(
     graph.add_gradient(o, dout)
     graph.backward()
     results = (o, *(graph.gradient_of(tensor) for tensor in (q, k, v)))
-    program = Program(device, make_plan(graph, results), SlotPool(device))
+    program = Program(device, compile_plan(graph, results), BufferPool(device))
     program.run()
     timer = DispatchTimer(device)
     best = best_of(program.pieces, timer, _MOST_ROUNDS, least=_LEAST_ROUNDS, enough=_ENOUGH_SECONDS)

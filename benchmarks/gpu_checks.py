@@ -24,7 +24,7 @@ from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.selfcheck.cases import Case, cases_for
 from qlora_wgpu.selfcheck.coverage import fewest
 from qlora_wgpu.selfcheck.results import DTYPES, _result, _traced, cases_of, variants
-from qlora_wgpu.selfcheck.runner import Traced, Tracer
+from qlora_wgpu.selfcheck.runner import Tracer, TracingDone
 from qlora_wgpu.tuning.tuner import bases, candidates
 
 
@@ -41,7 +41,7 @@ def profiles(device: Device) -> dict[str, Profile]:
 def launched(device: Device, profile: Profile, dtype: str, case: Case) -> tuple[Any, ...]:
     """All that decides what a check computes on the device."""
     run = Tracer(device, profile, dtype, in_textures=case.in_textures)
-    with suppress(Traced):
+    with suppress(TracingDone):
         case.function(run, *case.arguments)
     return tuple((each.shader.label, each.workgroups, each.params) for each in run.launches)
 

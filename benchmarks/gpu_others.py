@@ -31,10 +31,10 @@ from qlora_wgpu.generation import Engine
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.budget import fit
+from qlora_wgpu.model.budget import fit_to_budget
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
-from qlora_wgpu.model.steps import Samples, TrainingOptions
+from qlora_wgpu.model.steps import PreferenceInputs, TrainingOptions
 from qlora_wgpu.ops.loss import Objective
 from qlora_wgpu.ops.preference import Preference
 
@@ -89,7 +89,7 @@ def pair(model: QLoRAModel, seq: int, steps: int, *, compared: bool) -> dict[str
     targets = ids.copy()
     targets[:, : seq // 2] = IGNORE_INDEX
     objective = Objective(preference=Preference("dpo", "sigmoid")) if compared else Objective()
-    samples = Samples.plain(2) if compared else None
+    samples = PreferenceInputs.plain(2) if compared else None
     model.options = TrainingOptions(objective=objective)
     checked = model.checked(ids, targets)
     model.zero_gradient()
@@ -109,7 +109,7 @@ def under_a_budget(shape: Shape, backend: str, seq: int) -> dict[str, Any]:
         device = Device(backend=backend, memory=budget)
         layout = device_layout(pretrained, _LORA, QuantConfig(), "bfloat16", device, keep=True)
         try:
-            fitted = fit(layout, options.train(1, seq), budget)
+            fitted = fit_to_budget(layout, options.train(1, seq), budget)
         except OutOfMemoryError:
             if share == SHARES[-1]:
                 raise

@@ -38,7 +38,7 @@ from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.selfcheck import variants
 from qlora_wgpu.selfcheck.cases import Case
 from qlora_wgpu.selfcheck.results import DTYPES, _result, cases_of, cases_of_launches
-from qlora_wgpu.selfcheck.runner import Traced, Tracer
+from qlora_wgpu.selfcheck.runner import Tracer, TracingDone
 
 _SECONDS = 120.0  # of the processor, after which a mutant counts as one that does not end
 _TRAININGS = 4  # that a mutant may take to show that it changes nothing
@@ -284,7 +284,7 @@ def _keys(group: Group, case: Case, dtype: str) -> set[Key]:
     def traced() -> set[Key]:
         group.load.asked.clear()
         run = Tracer(group.device, group.profile, dtype, in_textures=case.in_textures)
-        with suppress(Traced):
+        with suppress(TracingDone):
             case.function(run, *case.arguments)
         return set(group.load.asked)
 

@@ -20,11 +20,11 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.limits import ALIGNMENT
 from qlora_wgpu.gpu.operands import Bound
-from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.graph.plan import Plan, compile_plan
 from qlora_wgpu.graph.program import Program
 from qlora_wgpu.graph.tensor import Storage, ceil_div, vector
 from qlora_wgpu.model.batch_encoding import encode_batch, segments
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.steps import TrainingOptions
@@ -97,7 +97,7 @@ class Training:
             (folder / "config.json").write_text(json.dumps(config))
         lora = LoraConfig(r=5, lora_alpha=10, lora_dropout=case.dropout, use_dora=case.dora)
         load.asked.clear()
-        self.layout = ModelLayout(
+        self.layout = ModelPlan(
             Pretrained.open(folder), lora, QuantConfig(scheme=case.scheme), dtype,
             profile=profile, max_binding=device.max_binding,
         )  # fmt: skip
@@ -114,14 +114,14 @@ class Training:
             batch = make_batch_buffers(1, length, CacheView(cache))
             graph = layout.new_graph()
             hidden = layout.network.trace_hidden(graph, batch)
-            yield make_plan(graph)
+            yield compile_plan(graph)
             graph = layout.new_graph()
-            yield make_plan(graph, (layout.network.trace_logits(graph, hidden, batch),))
+            yield compile_plan(graph, (layout.network.trace_logits(graph, hidden, batch),))
         graph, adapter = layout.new_graph(), layout.adapter
         info = vector("info", 4, "float32", Storage("info", "inputs", 16))
         flat = (adapter.parameters, adapter.gradient, adapter.first_moment, adapter.second_moment)
         adamw(graph, AdamWState(*flat, info, layout.stats, adapter.b_begin), AdamWConfig())
-        yield make_plan(graph)
+        yield compile_plan(graph)
 
     def _prepare(self) -> None:
         model = QLoRAModel(self.layout, self._device, options=self.options)

@@ -27,9 +27,9 @@ from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.matrix import MatrixShape
 from qlora_wgpu.gpu.preprocessor import without_comments
-from qlora_wgpu.graph.plan import Plan, make_plan
-from qlora_wgpu.model.model_plan import ModelLayout
-from qlora_wgpu.model.offload_plan import Residency
+from qlora_wgpu.graph.plan import Plan, compile_plan
+from qlora_wgpu.model.model_plan import ModelPlan
+from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.ops.kv_cache import KVCache
@@ -112,7 +112,7 @@ def _of_variant(
         config = with_head_dim(config, variant.head_dim)
     lora = LoraConfig(r=8, lora_dropout=variant.dropout, use_dora=variant.dora)
     try:
-        layout = ModelLayout(
+        layout = ModelPlan(
             Pretrained.from_config(config), lora, QuantConfig(scheme=variant.scheme), variant.dtype,
             profile=PROFILES[profile], max_binding=128 << 20,
         )  # fmt: skip
@@ -125,14 +125,16 @@ def _of_variant(
     if variant.head_dim is None and variant.checkpointing:  # all that can wait in host memory
         streams_head = True in layout.head_ways
         least = (
-            Residency.least(layout.num_layers) if streams_head else Residency(parked_inputs=True)
+            OffloadPlan.least(layout.num_layers)
+            if streams_head
+            else OffloadPlan(parked_inputs=True)
         )
         yield "offloaded", _digest(layout.waiting(least).step(step).plan)
     cache = KVCache(32, 2, in_strips=profile == "textures")
     seen = make_seen(2, layout.pretrained.architecture.vocab_size)
     for name, sequences, length in (("prefill", 1, 16), ("decode", 2, 1)):
         graphs = layout.token_graphs(sequences, length, cache, seen)
-        yield name, f"{_digest(make_plan(graphs.hidden))} {_digest(make_plan(graphs.head))}"
+        yield name, f"{_digest(compile_plan(graphs.hidden))} {_digest(compile_plan(graphs.head))}"
 
 
 @cache

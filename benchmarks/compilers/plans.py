@@ -12,9 +12,9 @@ from qlora_wgpu.gpu.kernel_config import Profile, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.gpu.wgsl import Shader
 from qlora_wgpu.graph.launch import Launch
-from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepKind, StepOptions
 from qlora_wgpu.ops.kv_cache import KVCache
@@ -101,11 +101,11 @@ def step_launches(model: str, profile: Profile, seq: int) -> list[Launch]:
     return [*layout.step(_options("train", step, seq)).plan.launches, *_update(layout, step)]
 
 
-def _layout(model: str, step: Step, profile: Profile, layers: int | None = None) -> ModelLayout:
+def _layout(model: str, step: Step, profile: Profile, layers: int | None = None) -> ModelPlan:
     config = dict(step.config)
     if layers is not None:
         config["num_hidden_layers"] = layers
-    return ModelLayout(
+    return ModelPlan(
         Pretrained.from_config(config, model),
         LoraConfig(**{"r": 8, "lora_alpha": 16, **step.lora}),
         QuantConfig(),
@@ -115,7 +115,7 @@ def _layout(model: str, step: Step, profile: Profile, layers: int | None = None)
     )
 
 
-def _launches(layout: ModelLayout, step: Step, seq: int) -> Iterator[Launch]:
+def _launches(layout: ModelPlan, step: Step, seq: int) -> Iterator[Launch]:
     yield from layout.step(_options("train", step, seq)).plan.launches
     if step.objective.preference is not None and step.objective.preference.has_divergence:
         yield from layout.step(_options("divergence", step, seq)).plan.launches
@@ -123,18 +123,18 @@ def _launches(layout: ModelLayout, step: Step, seq: int) -> Iterator[Launch]:
     vocab = layout.pretrained.architecture.vocab_size
     for texts in NEW_TOKENS:
         graphs = layout.token_graphs(texts, 1, KVCache(seq, texts), make_seen(texts, vocab))
-        yield from make_plan(graphs.hidden).launches
-        yield from make_plan(graphs.head).launches
+        yield from compile_plan(graphs.hidden).launches
+        yield from compile_plan(graphs.head).launches
 
 
-def _update(layout: ModelLayout, step: Step) -> Iterator[Launch]:
+def _update(layout: ModelPlan, step: Step) -> Iterator[Launch]:
     graph, optim = layout.new_graph(), OptimConfig(name=step.optimizer)
     layout.adapter.keep_moments(optim.name)
     info = vector(
         "step_info", STEP_NUMBERS, "float32", Storage("step info", "inputs", 4 * STEP_NUMBERS)
     )
     trace_update(graph, layout.adapter, layout.stats, info, optim)
-    yield from make_plan(graph).launches
+    yield from compile_plan(graph).launches
 
 
 def _options(kind: StepKind, step: Step, seq: int) -> StepOptions:

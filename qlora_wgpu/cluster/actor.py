@@ -27,7 +27,7 @@ from qlora_wgpu.cluster.blocks import (
     Sums,
     WrongAnswerError,
 )
-from qlora_wgpu.model.steps import Samples
+from qlora_wgpu.model.steps import PreferenceInputs
 from qlora_wgpu.training.computing import Done, MicroBatch
 
 _AT_ONCE = 256  # micro-batches, whose tokens are in memory until they are computed
@@ -93,7 +93,7 @@ def _tokens(batch: MicroBatch) -> Arguments:
     return batch.ids, batch.targets, batch.mask
 
 
-def _samples(batch: MicroBatch) -> Samples:
+def _samples(batch: MicroBatch) -> PreferenceInputs:
     assert batch.samples is not None
     return batch.samples
 

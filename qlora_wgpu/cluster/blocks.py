@@ -14,7 +14,7 @@ import numpy.typing as npt
 from qlora_wgpu.errors import ClusterError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.batch_encoding import shifted_targets
-from qlora_wgpu.model.steps import Samples
+from qlora_wgpu.model.steps import PreferenceInputs
 from qlora_wgpu.ops.optimizers import (
     STATS_BALANCE,
     STATS_CORRECT,
@@ -279,7 +279,7 @@ def expected(
         return Expected(0.0, answers=int(more[0]))
     if method == "divergence":
         return Expected(0.0, has_metrics=True)
-    samples = next((each for each in more if isinstance(each, Samples)), None)
+    samples = next((each for each in more if isinstance(each, PreferenceInputs)), None)
     gradient = length if method == "gradient" else None
     if samples is not None and preference is not None:
         count = len(samples.references) / (2 if preference.is_paired else 1)

@@ -25,8 +25,8 @@ from qlora_wgpu.cluster.blocks import (
 from qlora_wgpu.cluster.connection import Connection, LoopThread, connect
 from qlora_wgpu.cluster.engine import Block, Engine
 from qlora_wgpu.config.schema import ClusterConfig
-from qlora_wgpu.graph.sharded_vector import Pieces
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.graph.sharded_vector import ShardedVector
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import LossSums, StepKind
 from qlora_wgpu.ops.optimizers import STATS_CORRECT, STATS_LOSS, STATS_TOKENS
@@ -35,9 +35,11 @@ from qlora_wgpu.training.computing import Arrays, Done, MicroBatch
 from qlora_wgpu.training.observers import WorkerFigures
 
 
-def received_gradient(adapter: Adapter) -> Pieces:
+def received_gradient(adapter: AdapterLayout) -> ShardedVector:
     """Room for a gradient that has come from a worker."""
-    return Pieces.laid_out("received gradient", "gradients", "float32", adapter.piece_lengths)
+    return ShardedVector.laid_out(
+        "received gradient", "gradients", "float32", adapter.piece_lengths
+    )
 
 
 class GradientSum:

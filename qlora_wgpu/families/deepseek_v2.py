@@ -29,7 +29,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     )
 
 
-def _experts(read: parts.ConfigReader, mlp: parts.GatedMLP) -> parts.Experts:
+def _experts(read: parts.ConfigReader, mlp: parts.GatedMLP) -> parts.SparseMoeBlock:
     """Weights are never normalized, as in transformers; what asks for that is refused."""
     read = read.renamed("n_routed_experts", "num_experts")
     read.choice("norm_topk_prob", (False, None))
@@ -46,7 +46,7 @@ def _experts(read: parts.ConfigReader, mlp: parts.GatedMLP) -> parts.Experts:
     if method == "greedy":
         read = parts.ConfigReader({**read.config, "n_group": 1, "topk_group": 1})
     scoring = parts.Scoring(sigmoid=False, normalized=False)
-    return parts.Experts(
+    return parts.SparseMoeBlock(
         mlp.dimensions.hidden_size,
         size,
         mlp.activation,

@@ -34,14 +34,14 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     )
 
 
-def _experts(read: parts.ConfigReader, mlp: parts.GatedMLP) -> parts.Experts:
+def _experts(read: parts.ConfigReader, mlp: parts.GatedMLP) -> parts.SparseMoeBlock:
     num_experts, top_k = read.integer("moe_num_experts", 64), read.integer("moe_k", 6)
     parts.check_expert_counts(read, ("moe_num_experts", num_experts), ("moe_k", top_k))
     size = read.integer("moe_intermediate_size", 1536)
     count = read.count("moe_num_shared_experts", 2)
     shared = replace(mlp.dimensions, intermediate_size=count * size)
     least = read.number("moe_norm_min", 1e-12)
-    return parts.Experts(
+    return parts.SparseMoeBlock(
         mlp.dimensions.hidden_size,
         size,
         mlp.activation,

@@ -18,7 +18,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.modules import DenseMatrix, ExpertLinear, HostMatrix, Linear, Matrix
+from qlora_wgpu.ops.modules import DenseMatrix, ExpertLinear, HostEmbedding, Linear, Matrix
 
 
 @dataclass(frozen=True)
@@ -256,13 +256,13 @@ class Architecture:
 class Modules:
     """A model's weights as a forward uses them."""
 
-    embedding: Matrix | HostMatrix
+    embedding: Matrix | HostEmbedding
     head: Matrix
     linears: Mapping[str, Linear]
     norms: Mapping[str, Tensor]
     experts: Mapping[str, ExpertLinear] = field(default_factory=dict)
     routers: Mapping[str, DenseMatrix] = field(default_factory=dict)
-    tables: Mapping[str, HostMatrix] = field(default_factory=dict)
+    tables: Mapping[str, HostEmbedding] = field(default_factory=dict)
     head_lora: Lora | None = None
     embedding_lora: Lora | None = None
     padding_idx: int | None = None

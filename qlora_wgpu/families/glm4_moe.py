@@ -42,7 +42,7 @@ def corrected_experts(
     scale: float = 1.0,
     defaults: Mapping[str, int] | None = None,
     keys: tuple[str, str] = ("n_routed_experts", "n_shared_experts"),
-) -> parts.Experts:
+) -> parts.SparseMoeBlock:
     """DeepSeek-V3's mixture: sigmoid scores, corrected for the choice, groups, shared experts."""
     chosen, met = keys
     read = read.renamed(chosen, "num_local_experts") if chosen == "n_routed_experts" else read
@@ -60,7 +60,7 @@ def corrected_experts(
         scale=scale,
         pairs=True,
     )
-    return parts.Experts(
+    return parts.SparseMoeBlock(
         mlp.dimensions.hidden_size,
         size,
         mlp.activation,

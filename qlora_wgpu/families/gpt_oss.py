@@ -34,7 +34,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         sinks=True,
     )
     num_experts, num_experts_per_tok = parts.read_expert_counts(read, 128, 4)
-    experts = parts.Experts(
+    experts = parts.SparseMoeBlock(
         dimensions.hidden_size,
         dimensions.intermediate_size,
         parts.read_clamped_glu(read),

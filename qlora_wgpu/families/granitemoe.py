@@ -20,11 +20,11 @@ def read_experts(
     read: parts.ConfigReader,
     dimensions: parts.Dimensions,
     shared: parts.FusedGatedMLP | None = None,
-) -> parts.Experts:
+) -> parts.SparseMoeBlock:
     """The mixture; a token's experts' weights sum to one."""
     count, top = read.integer("num_local_experts", 8), read.integer("num_experts_per_tok", 2)
     parts.check_expert_counts(read, ("num_local_experts", count), ("num_experts_per_tok", top))
-    return parts.Experts(
+    return parts.SparseMoeBlock(
         dimensions.hidden_size,
         dimensions.intermediate_size,
         parts.read_activation(read),

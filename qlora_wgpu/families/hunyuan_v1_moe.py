@@ -20,7 +20,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     for top in _chosen(read, dimensions.num_hidden_layers):
         parts.check_expert_counts(read, ("num_experts", count), ("moe_topk", top))
         size = dimensions.intermediate_size
-        experts = parts.Experts(
+        experts = parts.SparseMoeBlock(
             dimensions.hidden_size, size, activation, count, top, router="gate.wg",
             shared=shared,
         )  # fmt: skip

@@ -21,7 +21,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         scale=read.number("routed_scaling_factor", 1.0),
     )
     corrected = read.flag("use_expert_bias", True)
-    experts = parts.Experts(
+    experts = parts.SparseMoeBlock(
         dimensions.hidden_size,
         read.integer("moe_intermediate_size", 1792),
         mlp.activation,

@@ -12,7 +12,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     rope = parts.read_rope(read.config, dimensions.head_dim, default_theta=1_000_000.0)
     attention = parts.Attention(dimensions, rope, window=read.optional_integer("sliding_window"))
     num_experts, num_experts_per_tok = parts.read_expert_counts(read, 8, 2)
-    experts = parts.Experts(
+    experts = parts.SparseMoeBlock(
         dimensions.hidden_size,
         dimensions.intermediate_size,
         parts.read_activation(read),

@@ -20,7 +20,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         clip=read.softcap("clip_qkv"),
     )
     num_experts, num_experts_per_tok = parts.read_expert_counts(read, 64, 8)
-    experts = parts.Experts(
+    experts = parts.SparseMoeBlock(
         dimensions.hidden_size,
         dimensions.intermediate_size,
         parts.read_activation(read),

@@ -36,12 +36,12 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     )
 
 
-def _experts(read: parts.ConfigReader, dimensions: parts.Dimensions) -> parts.Experts:
+def _experts(read: parts.ConfigReader, dimensions: parts.Dimensions) -> parts.SparseMoeBlock:
     num_experts, num_experts_per_tok = parts.read_expert_counts(read, 60, 4)
     size = read.integer("shared_expert_intermediate_size", 5632)
     activation = parts.read_activation(read)
     shared = replace(dimensions, intermediate_size=size)
-    return parts.Experts(
+    return parts.SparseMoeBlock(
         dimensions.hidden_size,
         read.integer("moe_intermediate_size", 1408),
         activation,

@@ -40,9 +40,9 @@ def _window(read: parts.ConfigReader) -> int | None:
     return read.optional_integer("sliding_window") if read.flag("use_sliding_window") else None
 
 
-def _experts(read: parts.ConfigReader, dimensions: parts.Dimensions) -> parts.Experts:
+def _experts(read: parts.ConfigReader, dimensions: parts.Dimensions) -> parts.SparseMoeBlock:
     num_experts, num_experts_per_tok = parts.read_expert_counts(read, 128, 8)
-    return parts.Experts(
+    return parts.SparseMoeBlock(
         dimensions.hidden_size,
         read.integer("moe_intermediate_size", 768),
         parts.read_activation(read),

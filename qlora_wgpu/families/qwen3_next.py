@@ -63,14 +63,14 @@ def read_experts(
     defaults: tuple[int, int],
     *,
     normalized: bool,
-) -> parts.Experts:
+) -> parts.SparseMoeBlock:
     """A mixture with a shared expert and its gate."""
     activation = read_silu(read)
     num_experts, num_experts_per_tok = parts.read_expert_counts(read, *defaults)
     shared = replace(
         dimensions, intermediate_size=read.integer("shared_expert_intermediate_size", 512)
     )
-    return parts.Experts(
+    return parts.SparseMoeBlock(
         dimensions.hidden_size,
         read.integer("moe_intermediate_size", 512),
         activation,

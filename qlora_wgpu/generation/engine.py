@@ -14,10 +14,10 @@ import numpy.typing as npt
 from qlora_wgpu.errors import CheckpointError, DataError
 from qlora_wgpu.generation.prefill import Prefill, prefill_batch, prompt_length
 from qlora_wgpu.generation.sampling import Sampling, check_count
-from qlora_wgpu.generation.sequence import Text
+from qlora_wgpu.generation.sequence import Request
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.memory_plan import are_copied
-from qlora_wgpu.model.programs import Programs, TokenPrograms
+from qlora_wgpu.model.programs import DecodePrograms, Programs
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import NONE, make_seen
@@ -56,12 +56,12 @@ class Engine:
             in_strips = are_copied(model.layout, model.device.budget)
         self._cache = KVCache(capacity, texts, in_strips=in_strips)
         self._seen = make_seen(texts, model.architecture.vocab_size)
-        self._programs: WeakKeyDictionary[Programs, dict[tuple[int, int, bool], TokenPrograms]]
+        self._programs: WeakKeyDictionary[Programs, dict[tuple[int, int, bool], DecodePrograms]]
         self._programs = WeakKeyDictionary()
-        self._waiting: list[Text] = []  # in the order of their turns
+        self._waiting: list[Request] = []  # in the order of their turns
         self._turn = 0  # of the text that began last
-        self._growing: list[Text] = []
-        self._to_prefill: list[Text] = []  # those among them that are to be computed, or anew
+        self._growing: list[Request] = []
+        self._to_prefill: list[Request] = []  # those among them that are to be computed, or anew
         self._prefill: Prefill | None = None  # of some of these, if it pauses
         self._free = list(range(texts))[::-1]
         self._seconds = math.inf  # that a turn takes
@@ -91,7 +91,7 @@ class Engine:
         stop_ids: Collection[int] = (),
         logprobs: int | None = None,
         number: int = 0,
-    ) -> Text:
+    ) -> Request:
         """A text that waits for its turn.
 
         Args:
@@ -114,7 +114,7 @@ class Engine:
         sampling = sampling or Sampling()
         sampling.check_tokens(vocab)
         count = min(max_new_tokens, self.capacity - len(ids))
-        text = Text(self.step, ids, sampling, count, stop_ids, logprobs)
+        text = Request(self.step, ids, sampling, count, stop_ids, logprobs)
         if text.finish_reason is None:
             text.turn = self._turn + 1 + number
             insort(self._waiting, text, key=lambda each: each.turn)
@@ -127,12 +127,12 @@ class Engine:
                 f"the prompt has {prompt_tokens} tokens, and a text may have {self.capacity} in all"
             )
 
-    def step(self) -> list[Text]:
+    def step(self) -> list[Request]:
         """Gives each text its next token, those that wait and find a place their first."""
         with self._model.device.in_turn:
             return self._step()
 
-    def _step(self) -> list[Text]:
+    def _step(self) -> list[Request]:
         for text in [text for text in self._growing if text.finish_reason is not None]:
             self._leave(text)
         self._find_stale()
@@ -158,7 +158,7 @@ class Engine:
                 self._to_prefill.append(text)
         return going + self._prefill_prompts(_PROMPT_SECONDS if going else math.inf)
 
-    def _going(self) -> list[Text]:
+    def _going(self) -> list[Request]:
         """Texts whose prompts are computed."""
         return [text for text in self._growing if text not in self._to_prefill]
 
@@ -171,7 +171,9 @@ class Engine:
             text.ahead.clear()
         self._to_prefill, self._prefill = list(self._growing), None
 
-    def _append_tokens(self, texts: Sequence[Text], tokens: Sequence[int], logits: Logits) -> None:
+    def _append_tokens(
+        self, texts: Sequence[Request], tokens: Sequence[int], logits: Logits
+    ) -> None:
         for row, (text, token) in enumerate(zip(texts, tokens, strict=True)):
             if token == NONE:
                 text.cancel()
@@ -184,22 +186,22 @@ class Engine:
                 "the model's logits are not finite: its adapter, or the base model, is damaged"
             )
 
-    def _leave(self, text: Text) -> None:
+    def _leave(self, text: Request) -> None:
         text.ahead.clear()
         self._growing.remove(text)
         if text in self._to_prefill:
             self._to_prefill.remove(text)
         self._free.append(text.place)
 
-    def _rope_changes(self, text: Text) -> bool:
+    def _rope_changes(self, text: Request) -> bool:
         """Whether its next token changes how its earlier ones are rotated."""
         made = [program for each in self._programs.values() for program in each.values()]
         rotations = {r for program in made for r in program.batch.angles}
         return not all(r.is_same(text.length, text.rotated_length) for r in rotations)
 
-    def _prefill_prompts(self, seconds: float) -> list[Text]:
+    def _prefill_prompts(self, seconds: float) -> list[Request]:
         """Computes the texts that wait for it, all of each, and chooses the tokens after them."""
-        done: list[Text] = []
+        done: list[Request] = []
         end = time.perf_counter() + seconds
         while self._to_prefill:
             if self._prefill is None or not set(self._prefill.texts) & set(self._to_prefill):
@@ -239,7 +241,7 @@ class Engine:
         told = texts[0].logprobs is not None
         return Prefill(self._program(len(texts), length, told=told), texts)
 
-    def _next_tokens(self, texts: Sequence[Text]) -> tuple[list[list[int]], Logits]:
+    def _next_tokens(self, texts: Sequence[Request]) -> tuple[list[list[int]], Logits]:
         """Computes a token of each text, and chooses the one after it; perhaps more of them.
 
         Where a text's logits are told, it is one: they are of the last.
@@ -266,7 +268,7 @@ class Engine:
         self._seconds = (time.perf_counter() - begin) / count
         return tokens[: len(texts)], None if program.kept is None else program.logits()
 
-    def _turns_at_once(self, texts: Sequence[Text]) -> int:
+    def _turns_at_once(self, texts: Sequence[Request]) -> int:
         """How many turns may be computed before any text is as long as it may be."""
         least = min(text.max_new_tokens - len(text.ids) for text in texts)
         return max(min(least, int(_AHEAD_SECONDS / max(self._seconds, 1e-4))), 1)
@@ -276,7 +278,7 @@ class Engine:
         """How many rows are computed at a time, the fewest that texts have room in."""
         return batch_sizes(self.texts)
 
-    def _program(self, rows: int, length: int, *, told: bool) -> TokenPrograms:
+    def _program(self, rows: int, length: int, *, told: bool) -> DecodePrograms:
         # An adapter of another shape has programs of its own, over the same cache.
         programs, key = self._model.programs, (rows, length, told)
         made = self._programs.setdefault(programs, {})

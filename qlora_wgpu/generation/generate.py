@@ -12,7 +12,7 @@ from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.sampling import Sampling, check_count
-from qlora_wgpu.generation.sequence import FinishReason, Text
+from qlora_wgpu.generation.sequence import FinishReason, Request
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.model.qlora_model import QLoRAModel
 
@@ -125,7 +125,7 @@ def complete(
     capacity = min(longest + max_new_tokens, max_length or longest + max_new_tokens)
     engine = Engine(model, min(batch, len(prompts)), capacity)
     settings = sampling or Sampling()
-    growing: deque[tuple[Text, TextStream]] = deque()
+    growing: deque[tuple[Request, TextStream]] = deque()
     for number, prompt in enumerate(prompts):
         own = settings
         if settings.seed is not None:
@@ -149,7 +149,7 @@ def complete(
             _read(each, streams[id(each)])
 
 
-def _read(text: Text, stream: TextStream) -> None:
+def _read(text: Request, stream: TextStream) -> None:
     """Takes the token that a text has got, if it did not end with none."""
     if len(text.ids) > stream.count:
         stream.push(text.ids[-1])

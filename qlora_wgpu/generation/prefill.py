@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.data import bucket_length
-from qlora_wgpu.generation.sequence import Text
-from qlora_wgpu.model.programs import TokenPrograms
+from qlora_wgpu.generation.sequence import Request
+from qlora_wgpu.model.programs import DecodePrograms
 
 _MOST_TOKENS = 512  # of prompts that are computed together, padding included
 _MOST_PROMPTS = 8
@@ -29,7 +29,7 @@ class Prefill:
         texts: Whose they are.
     """
 
-    def __init__(self, program: TokenPrograms, texts: Sequence[Text]) -> None:
+    def __init__(self, program: DecodePrograms, texts: Sequence[Request]) -> None:
         """Computes nothing yet."""
         self.texts = list(texts)
         self._program = program
@@ -73,7 +73,7 @@ def most_together(length: int, texts: int) -> int:
     return 1 << max(most, 1).bit_length() - 1
 
 
-def prefill_batch(texts: Sequence[Text], capacity: int) -> list[Text]:
+def prefill_batch(texts: Sequence[Request], capacity: int) -> list[Request]:
     """The text that waits for longest, and others whose prompts are computed with it.
 
     Their number is a power of two, and all are padded to the first's length, none to more than

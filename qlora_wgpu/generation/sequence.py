@@ -16,7 +16,7 @@ from qlora_wgpu.generation.text import TokenLogprobs
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
-class Text:
+class Request:
     """A text in an engine; iterating over it computes its tokens, and those of the others.
 
     Attributes:

@@ -20,7 +20,7 @@ _MOST_WAIT = 32  # tokens: a character has four bytes
 _UNFINISHED = 3  # tokens that a character may lack
 
 
-class SettledText:
+class IncrementalDetokenizer:
     """What tokens add to the text of those before them.
 
     Tokens wait while their text ends in half a character. A text whose ids are no characters at all
@@ -136,7 +136,7 @@ class TextStream:
         self._tokenizer = tokenizer
         self._stop = [each for each in stop if each]
         self._special = shown or {}
-        self._tokens = SettledText(tokenizer, context)
+        self._tokens = IncrementalDetokenizer(tokenizer, context)
         self._shown: list[str] = []
         self._held = ""  # what may be the beginning of the end
 
@@ -151,7 +151,7 @@ class TextStream:
         self.count += 1
         if token in self._special:
             self._held += self._tokens.waiting + self._special[token]
-            self._tokens = SettledText(self._tokenizer)
+            self._tokens = IncrementalDetokenizer(self._tokenizer)
         else:
             self._held += self._tokens.push(token)
         # What was shown is no part of a stop string.
@@ -171,7 +171,7 @@ class TextStream:
         """What was held back, once no token follows."""
         if self.stopped:
             return ""
-        waiting, self._tokens = self._tokens.waiting, SettledText(self._tokenizer)
+        waiting, self._tokens = self._tokens.waiting, IncrementalDetokenizer(self._tokenizer)
         return self._show(self._held + waiting, "")
 
     def _show(self, text: str, held: str) -> str:

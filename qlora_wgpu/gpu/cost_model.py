@@ -21,7 +21,7 @@ _TELLING = 2e-4  # seconds of launches that tell of a rate: shorter ones wait mo
 
 
 @dataclass
-class Pace:
+class CostModel:
     """The rates of one device."""
 
     flops_per_second: float  # operations, before anything was measured
@@ -32,7 +32,7 @@ class Pace:
     _seen: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
-    def of_kind(cls, kind: str, limit: float) -> Pace:
+    def of_kind(cls, kind: str, limit: float) -> CostModel:
         """What is guessed of a GPU."""
         return cls(*_GUESSES.get(kind, _SLOWEST), limit)
 

@@ -24,7 +24,7 @@ from qlora_wgpu.gpu.adapters import (
     wants_short_loops,
     wants_textures,
 )
-from qlora_wgpu.gpu.cost_model import Pace
+from qlora_wgpu.gpu.cost_model import CostModel
 from qlora_wgpu.gpu.driver import driver_call, note_opened, refuse_fork, refuse_inherited
 from qlora_wgpu.gpu.kernel_config import (
     CPU_PROFILE,
@@ -44,7 +44,7 @@ from qlora_wgpu.gpu.limits import (
 )
 from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.gpu.probe import try_matrix_units, try_subgroups
-from qlora_wgpu.gpu.wgsl import Shader, read_at_once
+from qlora_wgpu.gpu.wgsl import Shader, hoist_uniform_loads
 from qlora_wgpu.mapped_files import let_go, require_whole
 
 
@@ -250,7 +250,7 @@ class Device(Transfers):
         self.backend = chosen.backend
         self.gpu = chosen.raw
         self.dispatches_per_submit = dispatches_per_submit
-        self.pace = Pace.of_kind(self.gpu.info["adapter_type"], 1e-3 * submit_milliseconds)
+        self.pace = CostModel.of_kind(self.gpu.info["adapter_type"], 1e-3 * submit_milliseconds)
         self.budget = memory
         self.timeout = timeout or (math.inf if self.is_cpu else _TIMEOUT)
         limits.require_limits(self.name, self.gpu.limits)
@@ -416,7 +416,7 @@ class Device(Transfers):
         return pipeline
 
     def _compile(self, shader: Shader) -> Any:
-        code = read_at_once(shader.code) if self.params_at_once else shader.code
+        code = hoist_uniform_loads(shader.code) if self.params_at_once else shader.code
         code = self.backend.dialect(code, self._pinned_size(shader))
         module = self.backend.compile(self.raw, code, shader.label)
         return self.raw.create_compute_pipeline(

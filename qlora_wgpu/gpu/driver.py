@@ -135,7 +135,7 @@ def has_crashed(what: str) -> bool:
 
 
 @contextmanager
-def attempt(what: str, doing: str) -> Iterator[None]:
+def guarded_probe(what: str, doing: str) -> Iterator[None]:
     """Notes that something is tried, and that it was come through, however it turned out.
 
     Args:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qlora_wgpu.errors import DeviceError
-from qlora_wgpu.gpu.driver import attempt, has_crashed
+from qlora_wgpu.gpu.driver import guarded_probe, has_crashed
 from qlora_wgpu.gpu.kernel_config import has_few_registers, takes_deep_tiles
 from qlora_wgpu.gpu.limits import beyond_textures
 from qlora_wgpu.gpu.matrix import MatrixShape, MatrixTile, fitting_tiles
@@ -182,7 +182,7 @@ def try_subgroups(device: Device) -> tuple[int, str]:
             f"{device.name} ended the process when its textures and subgroups were tried: operands "
             "lie in buffers instead, which is slower; update its driver"
         )
-    with attempt(tried, f"trying textures and subgroups of {device.name}"):
+    with guarded_probe(tried, f"trying textures and subgroups of {device.name}"):
         return subgroup_size(device), ""
 
 
@@ -191,7 +191,7 @@ def try_matrix_units(device: Device) -> MatrixUnits:
     tried = f"matrix units {_driver(device)}"
     if has_crashed(tried):
         return MatrixUnits(None, "the driver ended the process when they were tried")
-    with attempt(tried, f"trying the matrix units of {device.name}"):
+    with guarded_probe(tried, f"trying the matrix units of {device.name}"):
         return matrix_units(device)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import DeviceError
-from qlora_wgpu.gpu.cost_model import Pace
+from qlora_wgpu.gpu.cost_model import CostModel
 from qlora_wgpu.gpu.device import DISPATCHES_PER_SUBMIT, Device, MemoryCounter
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.limits import buffer_bytes
@@ -62,7 +62,7 @@ class RecordingDevice(Device):
         self.notes = ()
         self.budget = None
         self.timeout = math.inf
-        self.pace = Pace(math.inf, math.inf, math.inf)
+        self.pace = CostModel(math.inf, math.inf, math.inf)
         self.dispatches_per_submit = DISPATCHES_PER_SUBMIT
         self.memory = MemoryCounter()
         self.buffers: list[RecordedBuffer] = []

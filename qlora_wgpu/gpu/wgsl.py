@@ -66,7 +66,7 @@ _DECLARATION = "var<uniform> params: Params;"
 _MAIN = re.compile(r"\bfn\s+main\s*\([^{]*\{")
 
 
-def read_at_once(code: str) -> str:
+def hoist_uniform_loads(code: str) -> str:
     """Lets ``main`` begin with reading all of ``params``, of which it then has a copy of its own.
 
     Mesa's software GPU reads a uniform once for all invocations only as long as none of them can

@@ -11,7 +11,7 @@ from qlora_wgpu.graph.tensor import Tensor, matrix
 
 VJP = Callable[[Tensor], None]
 JointVJP = Callable[[list[Tensor | None]], None]
-Remake = Callable[[], Tensor]
+RematRule = Callable[[], Tensor]
 Checkpointed = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 Add = Callable[[Tensor, Tensor | None, Tensor], None]
 
@@ -39,7 +39,7 @@ class Tape:
         self._wanted: dict[Tensor, str] = {}  # types of gradients, where not their tensors'
         self._handed: list[Tensor | None] = []  # the gradients that the running VJP was given
         self._begin = 0  # the running VJP's first launch
-        self._remakes: dict[Tensor, Remake] = {}
+        self._remakes: dict[Tensor, RematRule] = {}
         self._made_again: dict[Tensor, Tensor] = {}
 
     def record(
@@ -60,7 +60,7 @@ class Tape:
             self._uses.update(inputs)
             self._wanted.update(dict.fromkeys(outputs, wanted) if wanted is not None else {})
 
-    def can_remake(self, tensor: Tensor, remake: Remake) -> None:
+    def can_remake(self, tensor: Tensor, remake: RematRule) -> None:
         """Notes how a backward may have what was just recorded without its being kept."""
         if tensor.requires_grad and self._ops is not None:
             self._remakes[tensor] = remake

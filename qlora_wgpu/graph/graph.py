@@ -17,9 +17,9 @@ import numpy.typing as npt
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.wgsl import Constant, Workgroups, fold_grid, fold_workgroups
-from qlora_wgpu.graph.autodiff import VJP, Checkpointed, JointVJP, Remake, Tape
+from qlora_wgpu.graph.autodiff import VJP, Checkpointed, JointVJP, RematRule, Tape
 from qlora_wgpu.graph.launch import GraphError, Launch
-from qlora_wgpu.graph.offload import Parked, Parking, Recomputation
+from qlora_wgpu.graph.offload import CheckpointPolicy, OffloadedTensor, StagingBuffers
 from qlora_wgpu.graph.rewrite import Rule
 from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, ceil_div, matrix, vector
 
@@ -46,7 +46,7 @@ class Graph:
         profile: Profile,
         max_binding: int = 128 << 20,
         saturated: Tensor | None = None,
-        recomputation: Recomputation | None = None,
+        recomputation: CheckpointPolicy | None = None,
         *,
         rules: Sequence[Rule] = (),
         sized: bool = False,
@@ -59,7 +59,7 @@ class Graph:
         self.profile = profile
         self.max_binding = max_binding
         self.saturated = saturated
-        self.recomputation = recomputation or Recomputation()
+        self.recomputation = recomputation or CheckpointPolicy()
         self.rules = rules
         self.launches: list[Launch] = []
         self._tape = Tape(self.launches, self._add)
@@ -186,7 +186,7 @@ class Graph:
         *,
         trains: bool = False,
         wanted: str | None = None,
-        remake: Remake | None = None,
+        remake: RematRule | None = None,
     ) -> None:
         """Notes how a gradient passes back from an op's output.
 
@@ -209,7 +209,7 @@ class Graph:
         if remake is not None:
             self.can_remake(output, remake)
 
-    def can_remake(self, output: Tensor, remake: Remake) -> None:
+    def can_remake(self, output: Tensor, remake: RematRule) -> None:
         """Notes how an output's bits are made again; ``remake`` as for ``record``."""
         if self.recomputation.remakes:
             self._tape.can_remake(output, remake)
@@ -272,7 +272,7 @@ class Graph:
         self._tape.backward()
 
     def checkpoint(
-        self, function: Callable[[Tensor], Tensor], x: Tensor, parking: Parking | None = None
+        self, function: Callable[[Tensor], Tensor], x: Tensor, parking: StagingBuffers | None = None
     ) -> Tensor:
         """``checkpoint_jointly`` of a function of one tensor that makes one."""
 
@@ -282,7 +282,7 @@ class Graph:
         return self.checkpoint_jointly(listed, [x], parking)[0]
 
     def checkpoint_jointly(
-        self, function: Checkpointed, xs: Sequence[Tensor], parking: Parking | None = None
+        self, function: Checkpointed, xs: Sequence[Tensor], parking: StagingBuffers | None = None
     ) -> Sequence[Tensor]:
         """Calls ``function(xs)`` and keeps nothing but xs for the backward, which calls it again.
 
@@ -301,14 +301,14 @@ class Graph:
         waiting = self._park(first, parking)
         return self._tape.checkpoint(function, xs, lambda: self._unpark(waiting, first, parking))
 
-    def _park(self, x: Tensor, parking: Parking) -> Parked:
-        parked = Parked(x.name, x.nbytes)
+    def _park(self, x: Tensor, parking: StagingBuffers) -> OffloadedTensor:
+        parked = OffloadedTensor(x.name, x.nbytes)
         out = parking.way_out(x.nbytes)
         self._copy(x, matrix(x.name, *x.shape, x.dtype, out))
         self.launches[-1].saves = {"y": parked}
         return parked
 
-    def _unpark(self, parked: Parked, like: Tensor, parking: Parking) -> Tensor:
+    def _unpark(self, parked: OffloadedTensor, like: Tensor, parking: StagingBuffers) -> Tensor:
         back = parking.way_back(parked.nbytes, self._fetched)
         self._fetched += 1
         x = matrix(parked.name, *like.shape, like.dtype)

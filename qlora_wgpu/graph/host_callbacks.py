@@ -20,7 +20,13 @@ import numpy.typing as npt
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.timing import Readback
 from qlora_wgpu.graph.launch import Launch
-from qlora_wgpu.graph.offload import PLACES, Parked, Section, Stream, sections_needed
+from qlora_wgpu.graph.offload import (
+    NUM_BUFFERS,
+    OffloadedTensor,
+    WeightGroup,
+    WeightStream,
+    sections_needed,
+)
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.mapped_files import path_of, read_now, require_whole
@@ -29,7 +35,7 @@ _UNDER_WAY = 2  # uploads, and downloads
 
 
 @dataclass(frozen=True)
-class HostStep:
+class HostCallback:
     """Something that the host does between two launches."""
 
     before: int  # the launch before which it is queued
@@ -37,7 +43,7 @@ class HostStep:
 
 
 @dataclass
-class Reading:
+class DiskReadStats:
     """What the host has read of files on its way to the device."""
 
     path: str = ""  # the file that was read last
@@ -51,7 +57,7 @@ class Reading:
         self.seconds += seconds
 
 
-class HostTraffic:
+class OffloadEngine:
     """The host's side of all programs of a model, which run one at a time.
 
     Attributes:
@@ -62,13 +68,13 @@ class HostTraffic:
     def __init__(self, device: Device) -> None:
         """Moves nothing yet."""
         self._device = device
-        self._places: dict[Stream, list[Any]] = {}
-        self._present: dict[tuple[Stream, int], Section] = {}
+        self._places: dict[WeightStream, list[Any]] = {}
+        self._present: dict[tuple[WeightStream, int], WeightGroup] = {}
         self._uploads: Readback | None = None
         self._downloads: dict[Storage, Readback] = {}
-        self._awaited: list[tuple[Readback, Parked]] = []
+        self._awaited: list[tuple[Readback, OffloadedTensor]] = []
         self.moved = 0  # bytes, both ways
-        self.reading = Reading()
+        self.reading = DiskReadStats()
 
     # -- what a program needs to know --------------------------------------------------------
 
@@ -78,29 +84,29 @@ class HostTraffic:
         assert section is not None
         return self._buffers(section.stream)[section.place], storage.first_byte + offset, nbytes
 
-    def steps(self, launches: Sequence[Launch]) -> list[HostStep]:
+    def steps(self, launches: Sequence[Launch]) -> list[HostCallback]:
         """What the host does in a run of these launches, in order."""
         needed = sections_needed(launches)
         following = [section for _, section in needed[1:] + needed[:1]]
         steps = [
-            HostStep(at, partial(self._bring, section, after))
+            HostCallback(at, partial(self._bring, section, after))
             for (at, section), after in zip(needed, following, strict=True)
         ]
         for index, launch in enumerate(launches):
             for name, parked in launch.saves.items():
                 save = partial(self._save, _storage(launch, name), parked)
-                steps.append(HostStep(index + 1, save))
+                steps.append(HostCallback(index + 1, save))
         for at, index in fetches(launches):
             for name, parked in launches[index].fetches.items():
                 fetch = partial(self._fetch, _storage(launches[index], name), parked)
-                steps.append(HostStep(at, fetch))
+                steps.append(HostCallback(at, fetch))
         if any(parked.lasts for launch in launches for parked in launch.saves.values()):
-            steps.append(HostStep(len(launches), self._receive_all))
+            steps.append(HostCallback(len(launches), self._receive_all))
         return sorted(steps, key=lambda step: step.before)
 
     # -- doing it ----------------------------------------------------------------------------
 
-    def _bring(self, section: Section, following: Section) -> None:
+    def _bring(self, section: WeightGroup, following: WeightGroup) -> None:
         """Uploads a section unless it is there."""
         key = section.stream, section.place
         if self._present.get(key) is section:
@@ -129,7 +135,7 @@ class HostTraffic:
         read_now(piece)
         self.reading.add(path, piece.nbytes, time.perf_counter() - begin)
 
-    def _save(self, source: Storage, parked: Parked) -> None:
+    def _save(self, source: Storage, parked: OffloadedTensor) -> None:
         """Queues the download of a tensor."""
         readback = self._download(source)
         while readback.full:
@@ -138,7 +144,7 @@ class HostTraffic:
         self._awaited.append((readback, parked))
         self.moved += parked.nbytes
 
-    def _fetch(self, target: Storage, parked: Parked) -> None:
+    def _fetch(self, target: Storage, parked: OffloadedTensor) -> None:
         """Queues the upload of a tensor that was saved; waits until it has arrived."""
         while any(each is parked for _, each in self._awaited):
             self._receive()
@@ -156,9 +162,9 @@ class HostTraffic:
             parked.data = np.empty(parked.nbytes, np.uint8)
         parked.data[:] = np.frombuffer(readback.take(), np.uint8)[: parked.nbytes]
 
-    def _buffers(self, stream: Stream) -> list[Any]:
+    def _buffers(self, stream: WeightStream) -> list[Any]:
         if stream not in self._places:
-            count = min(len(stream.sections), PLACES)
+            count = min(len(stream.sections), NUM_BUFFERS)
             self._places[stream] = [
                 self._device.buffer(stream.place_bytes, "staging", "streamed weights", bound=False)
                 for _ in range(count)

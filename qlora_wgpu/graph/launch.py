@@ -22,7 +22,7 @@ from qlora_wgpu.gpu.wgsl import (
     is_within_limits,
     load_shader,
 )
-from qlora_wgpu.graph.offload import Parked
+from qlora_wgpu.graph.offload import OffloadedTensor
 from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor, ceil_div
 
 
@@ -44,9 +44,9 @@ class Launch:
     # Where inputs begin that are windows of a texture's copy
     first_texels: dict[str, int] = field(default_factory=dict)
     # What the host takes of its outputs behind it, by the shader's names
-    saves: Mapping[str, Parked] = field(default_factory=dict)
+    saves: Mapping[str, OffloadedTensor] = field(default_factory=dict)
     # What it brings of its inputs before it
-    fetches: Mapping[str, Parked] = field(default_factory=dict)
+    fetches: Mapping[str, OffloadedTensor] = field(default_factory=dict)
     times: int = 1  # how many there would be, where it stands for all that are alike
     # Whether it does once more what one before it has done, on tensors like that one's
     repeats: bool = False

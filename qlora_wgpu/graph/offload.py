@@ -23,19 +23,19 @@ from qlora_wgpu.mapped_files import expect
 if TYPE_CHECKING:
     from qlora_wgpu.graph.launch import Launch
 
-PLACES = 2  # buffers that sections take turns in
+NUM_BUFFERS = 2  # buffers that sections take turns in
 
 
 @dataclass(eq=False)
-class Stream:
+class WeightStream:
     """The sections of a model."""
 
     # In the order in which a forward reads them
-    sections: list[Section] = field(default_factory=list)
+    sections: list[WeightGroup] = field(default_factory=list)
 
-    def new_section(self, label: str) -> Section:
+    def new_section(self, label: str) -> WeightGroup:
         """A section behind those that there are."""
-        section = Section(label, self, len(self.sections) % PLACES)
+        section = WeightGroup(label, self, len(self.sections) % NUM_BUFFERS)
         self.sections.append(section)
         return section
 
@@ -47,15 +47,15 @@ class Stream:
     @property
     def device_bytes(self) -> int:
         """Bytes of both."""
-        return min(len(self.sections), PLACES) * self.place_bytes
+        return min(len(self.sections), NUM_BUFFERS) * self.place_bytes
 
 
 @dataclass(eq=False)
-class Section:
+class WeightGroup:
     """Storages that come and go together."""
 
     label: str  # for messages
-    stream: Stream  # what it is a section of
+    stream: WeightStream  # what it is a section of
     place: int  # which of the buffers it takes
     nbytes: int = 0  # bytes of all its storages, gaps included
     # These bytes by where they begin, once its weights are read. A piece may be a file's
@@ -82,14 +82,14 @@ class Section:
         self.pieces = {0: data.reshape(-1).view(np.uint8)}
 
 
-def sections_needed(launches: Sequence[Launch]) -> list[tuple[int, Section]]:
+def sections_needed(launches: Sequence[Launch]) -> list[tuple[int, WeightGroup]]:
     """The sections that launches read, each with the launch before which it may be brought.
 
     That is behind the last one that reads what was in its place.
     """
-    needed: list[tuple[int, Section]] = []
-    present: dict[tuple[Stream, int], Section] = {}
-    free_from: dict[tuple[Stream, int], int] = {}
+    needed: list[tuple[int, WeightGroup]] = []
+    present: dict[tuple[WeightStream, int], WeightGroup] = {}
+    free_from: dict[tuple[WeightStream, int], int] = {}
     for index, launch in enumerate(launches):
         for tensor in launch.tensors.values():
             section = None if tensor.storage is None else tensor.storage.section
@@ -103,7 +103,7 @@ def sections_needed(launches: Sequence[Launch]) -> list[tuple[int, Section]]:
     return needed
 
 
-def sections_brought(launches: Sequence[Launch]) -> list[Section]:
+def steady_state_uploads(launches: Sequence[Launch]) -> list[WeightGroup]:
     """The sections that a run of launches brings, if a run of the same went before."""
     needed = [section for _, section in sections_needed(launches)]
     last = {(section.stream, section.place): section for section in needed}
@@ -116,7 +116,7 @@ def sections_brought(launches: Sequence[Launch]) -> list[Section]:
 
 
 @dataclass(eq=False)
-class Parked:
+class OffloadedTensor:
     """A tensor's bytes while it waits."""
 
     name: str  # the tensor's
@@ -126,7 +126,7 @@ class Parked:
 
 
 @dataclass
-class Parking:
+class StagingBuffers:
     """The buffers that a model's parked tensors pass through, whatever the shape of its steps."""
 
     outgoing: Storage | None = None  # what the host reads
@@ -142,13 +142,13 @@ class Parking:
         """The buffer through which the tensor of a turn comes back."""
         if not self.incoming or self.incoming[0].nbytes < nbytes:
             self.incoming = [
-                Storage("what comes from the host", "staging", nbytes) for _ in range(PLACES)
+                Storage("what comes from the host", "staging", nbytes) for _ in range(NUM_BUFFERS)
             ]
-        return self.incoming[turn % PLACES]
+        return self.incoming[turn % NUM_BUFFERS]
 
 
 @dataclass(frozen=True)
-class Recomputation:
+class CheckpointPolicy:
     """What is computed again in the backward, and how."""
 
     # How many layers at once, where they are recomputed; the first one's input is kept
@@ -156,6 +156,6 @@ class Recomputation:
     # How many layers, the last, are not, whose results are free before others are made
     kept: int = 0
     # What these inputs pass through to wait in host memory; None where they stay
-    parking: Parking | None = None
+    parking: StagingBuffers | None = None
     # Whether what a cheap launch makes from tensors that are kept anyway is made again
     remakes: bool = False

@@ -22,7 +22,7 @@ from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Storage, Tensor, ceil_div, vector
 
 
-def late(launches: Sequence[Launch], counted: Tensor | None = None) -> list[Launch]:
+def schedule_late(launches: Sequence[Launch], counted: Tensor | None = None) -> list[Launch]:
     """The same launches, with those that read no intermediate moved behind others.
 
     Each comes right before the first that touches what it makes, or writes what it reads.
@@ -64,7 +64,7 @@ def _found(known: dict[Tensor | Storage, int], places: set[Tensor | Storage]) ->
 Wants = Callable[[Tensor], bool]
 
 
-def lay_out(launches: list[Launch], profile: Profile, max_binding: int) -> list[Launch]:
+def assign_layouts(launches: list[Launch], profile: Profile, max_binding: int) -> list[Launch]:
     """Gives every tensor its memory and every launch its variant; inserts the copies."""
 
     def wants(tensor: Tensor) -> bool:

@@ -13,8 +13,8 @@ from itertools import accumulate
 from qlora_wgpu.gpu.limits import ALIGNMENT, buffer_bytes, texture_bytes
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
-from qlora_wgpu.graph.offload import Stream, sections_brought
-from qlora_wgpu.graph.passes import late, lay_out
+from qlora_wgpu.graph.offload import WeightStream, steady_state_uploads
+from qlora_wgpu.graph.passes import assign_layouts, schedule_late
 from qlora_wgpu.graph.rewrite import rewrite
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
@@ -73,7 +73,7 @@ class Plan:
         return total
 
     @property
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[WeightStream]:
         """What its launches read that comes and goes."""
         sections = (storage.section for storage in self.storages)
         return list(dict.fromkeys(each.stream for each in sections if each is not None))
@@ -81,7 +81,7 @@ class Plan:
     @property
     def moved_bytes(self) -> int:
         """Bytes that pass between host and device in a run that follows another of its kind."""
-        needed = sum(section.nbytes for section in sections_brought(self.launches))
+        needed = sum(section.nbytes for section in steady_state_uploads(self.launches))
         copies = (
             p for each in self.launches for p in (*each.saves.values(), *each.fetches.values())
         )
@@ -93,7 +93,7 @@ class Plan:
         return sum(parked.nbytes for each in self.launches for parked in each.saves.values())
 
 
-def make_plan(
+def compile_plan(
     graph: Graph,
     outputs: tuple[Tensor, ...] = (),
     *,
@@ -106,9 +106,9 @@ def make_plan(
     """
     graph.end()
     rewrite(graph, graph.rules, outputs)
-    needed = late(_needed(graph, outputs), graph.saturated)
-    launches = lay_out(needed, graph.profile, graph.max_binding)
-    slots, textures, slot_of = _assign_slots(_lifetimes(launches, outputs), launches)
+    needed = schedule_late(_eliminate_dead_launches(graph, outputs), graph.saturated)
+    launches = assign_layouts(needed, graph.profile, graph.max_binding)
+    slots, textures, slot_of = _plan_memory(_live_ranges(launches, outputs), launches)
     storages = dict.fromkeys(
         t.storage.whole
         for launch in launches
@@ -118,7 +118,7 @@ def make_plan(
     return Plan(tuple(launches), tuple(slots), tuple(textures), slot_of, tuple(storages), apart)
 
 
-def _needed(graph: Graph, outputs: tuple[Tensor, ...]) -> list[Launch]:
+def _eliminate_dead_launches(graph: Graph, outputs: tuple[Tensor, ...]) -> list[Launch]:
     read = set(outputs)
     kept = []
     for launch in reversed(graph.launches):
@@ -129,7 +129,7 @@ def _needed(graph: Graph, outputs: tuple[Tensor, ...]) -> list[Launch]:
     return kept[::-1]
 
 
-def _lifetimes(
+def _live_ranges(
     launches: list[Launch], outputs: tuple[Tensor, ...]
 ) -> dict[Tensor, tuple[int, int]]:
     lives: dict[Tensor, tuple[int, int]] = {}
@@ -144,7 +144,7 @@ def _lifetimes(
     return lives
 
 
-def _assign_slots(
+def _plan_memory(
     lives: dict[Tensor, tuple[int, int]], launches: list[Launch]
 ) -> tuple[list[int], list[bool], dict[Tensor, int]]:
     """Greedy by size: the largest tensors first, each into the tightest slot that is free.
@@ -162,7 +162,7 @@ def _assign_slots(
     textures: list[bool] = []
     slot_of: dict[Tensor, int] = {}
     # The slots that are taken while a launch runs, as the bits of a number.
-    taken = _Spans(max((last for _, last in lives.values()), default=0) + 1)
+    taken = _IntervalTree(max((last for _, last in lives.values()), default=0) + 1)
     of_kind = {False: 0, True: 0}  # slots, likewise
     for tensor, (first, last) in sorted(lives.items(), key=size_and_length, reverse=True):
         # Slots come in falling size, so the last one that is free is the tightest.
@@ -177,7 +177,7 @@ def _assign_slots(
     return sizes, textures, slot_of
 
 
-class _Spans:
+class _IntervalTree:
     """Sets, as the bits of numbers, over spans of launches: a tree, each node of two halves."""
 
     def __init__(self, length: int) -> None:

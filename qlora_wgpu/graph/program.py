@@ -10,17 +10,17 @@ from typing import Any
 from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.limits import ALIGNMENT, buffer_bytes, texture_bytes
-from qlora_wgpu.graph.host_callbacks import HostStep, HostTraffic
+from qlora_wgpu.graph.host_callbacks import HostCallback, OffloadEngine
 from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.submission import (
-    MeasuredSubmits,
-    Piece,
-    boxes,
+    ProfiledSubmission,
+    TimedDispatch,
     cut,
-    growing,
+    doubling_chunks,
+    encode,
     parts_needed,
-    recorded,
+    split_grid,
 )
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
@@ -28,7 +28,7 @@ _PIECE = 16  # dispatches between which a program can pause, where submits are n
 _Kind = tuple[bool, bool]  # of a slot: whether it is a texture, and of plans that are apart
 
 
-class SlotPool:
+class BufferPool:
     """The memory behind the slots of all plans of a model; plans run one at a time and share it.
 
     Attributes:
@@ -38,7 +38,7 @@ class SlotPool:
 
     def __init__(self, device: Device) -> None:
         """Starts with no buffer."""
-        self.traffic = HostTraffic(device)
+        self.traffic = OffloadEngine(device)
         self._device = device
         self._buffers: list[Any] = []
         self._sizes: list[int] = []
@@ -124,7 +124,7 @@ class Program:
         dispatches: ``(pipeline, bind group, workgroups)`` of each launch of the plan, whole.
     """
 
-    def __init__(self, device: Device, plan: Plan, pool: SlotPool) -> None:
+    def __init__(self, device: Device, plan: Plan, pool: BufferPool) -> None:
         """Allocates what is missing, compiles the shaders and binds everything."""
         if any(launch.times > 1 for launch in plan.launches):
             raise GraphError("a plan that was made for its sizes cannot run")
@@ -139,11 +139,12 @@ class Program:
         self._uniforms: list[Any] = []
         self.dispatches = self._bound(plan.launches)
         self._parts: dict[tuple[int, int], list[Dispatch]] = {}
-        self._submits: list[list[Dispatch] | HostStep] | None = None
+        self._submits: list[list[Dispatch] | HostCallback] | None = None
         self._took: list[float] | None = None
         if not device.pace.is_bounded:
             whole = [
-                Piece(i, dispatch, "", 0, 0, 0.0) for i, dispatch in enumerate(self.dispatches)
+                TimedDispatch(i, dispatch, "", 0, 0, 0.0)
+                for i, dispatch in enumerate(self.dispatches)
             ]
             self._submits = list(self._in_order(whole, math.inf))
 
@@ -187,7 +188,7 @@ class Program:
                 self._submits = self._cut(self._took)
                 return
             for each in self._submits:
-                if isinstance(each, HostStep):
+                if isinstance(each, HostCallback):
                     each.run()
                 else:
                     self._device.submit(self._recorded(each))
@@ -216,7 +217,7 @@ class Program:
         self._pool.runs += 1
         own = self._pool.runs
         for submit in self._submits:
-            assert not isinstance(submit, HostStep)
+            assert not isinstance(submit, HostCallback)
             size = len(submit) if self._device.pace.is_bounded else _PIECE
             for first in range(0, len(submit), size):
                 if self._pool.runs != own:
@@ -240,7 +241,7 @@ class Program:
 
     def _measured(self) -> list[float]:
         """Runs everything, a submit after the other, and returns what each launch took."""
-        submits = MeasuredSubmits(self._device, self._recorded, len(self.plan.launches))
+        submits = ProfiledSubmission(self._device, self._recorded, len(self.plan.launches))
         for begin, end, steps in self._spans():
             for step in steps:
                 step.run()
@@ -253,14 +254,14 @@ class Program:
     def _guess(self, launch: Launch) -> float:
         return self._device.pace.seconds(launch.path, launch.flops, launch.nbytes)
 
-    def _cut(self, seconds: Sequence[float]) -> list[list[Dispatch] | HostStep]:
+    def _cut(self, seconds: Sequence[float]) -> list[list[Dispatch] | HostCallback]:
         """All dispatches in submits, by the time that each launch takes."""
         pieces = [piece for i, took in enumerate(seconds) for piece in self._pieces(i, took)]
         return list(self._in_order(pieces, self._device.pace.limit))
 
     def _in_order(
-        self, pieces: Sequence[Piece], limit: float
-    ) -> Iterator[list[Dispatch] | HostStep]:
+        self, pieces: Sequence[TimedDispatch], limit: float
+    ) -> Iterator[list[Dispatch] | HostCallback]:
         """Submits, and what the host does in between."""
         for begin, end, steps in self._spans():
             yield from steps
@@ -269,13 +270,13 @@ class Program:
             for each in cut(seconds, limit, self._device.dispatches_per_submit):
                 yield [piece.dispatch for piece in here[each]]
 
-    def _spans(self) -> Iterator[tuple[int, int, list[HostStep]]]:
+    def _spans(self) -> Iterator[tuple[int, int, list[HostCallback]]]:
         """Launches between which the host does nothing, and what it does before them."""
         bounds = sorted({0, len(self.plan.launches), *(s.before for s in self._host_steps)})
         for begin, end in pairwise([*bounds, bounds[-1]]):
             yield begin, end, [step for step in self._host_steps if step.before == begin]
 
-    def _pieces(self, index: int, seconds: float) -> Iterator[Piece]:
+    def _pieces(self, index: int, seconds: float) -> Iterator[TimedDispatch]:
         """A launch's dispatches: one, or several where it would take too long."""
         launch = self.plan.launches[index]
         count = parts_needed(seconds, self._device.pace.limit) if launch.has_parts else 1
@@ -283,17 +284,17 @@ class Program:
         share = 1 / len(dispatches)
         flops, nbytes = round(launch.flops * share), round(launch.nbytes * share)
         for dispatch in dispatches:
-            yield Piece(index, dispatch, launch.path, flops, nbytes, seconds * share)
+            yield TimedDispatch(index, dispatch, launch.path, flops, nbytes, seconds * share)
 
     def _in_parts(self, index: int, count: int) -> list[Dispatch]:
         if (index, count) not in self._parts:
             launch = self.plan.launches[index]
-            parts = [launch.part(*box) for box in boxes(launch.workgroups, count)]
+            parts = [launch.part(*box) for box in split_grid(launch.workgroups, count)]
             self._parts[index, count] = self._bound(parts)
         return self._parts[index, count]
 
     def _recorded(self, dispatches: list[Dispatch]) -> Any:
-        return recorded(self._device, dispatches)
+        return encode(self._device, dispatches)
 
     def read(self, tensor: Tensor) -> memoryview:
         """Waits, and returns a tensor's bytes, padding included."""
@@ -302,7 +303,7 @@ class Program:
         return read(buffer, nbytes, offset)
 
 
-def run_in_turn(device: Device, programs: Sequence[Program]) -> None:
+def submit_batched(device: Device, programs: Sequence[Program]) -> None:
     """Runs programs as ``run`` of each would, in their order; does not wait but in first runs.
 
     A submit takes the host as long as some hundred dispatches. So the first one is of no more than
@@ -324,5 +325,5 @@ def run_in_turn(device: Device, programs: Sequence[Program]) -> None:
 
 
 def _submit(device: Device, dispatches: Sequence[Dispatch]) -> None:
-    for each in growing(dispatches, device.dispatches_per_submit):
-        device.submit(recorded(device, each))
+    for each in doubling_chunks(dispatches, device.dispatches_per_submit):
+        device.submit(encode(device, each))

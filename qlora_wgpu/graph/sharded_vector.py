@@ -11,7 +11,7 @@ from qlora_wgpu.graph.tensor import ITEM_SIZE, Storage, Tensor, vector
 
 
 @dataclass(frozen=True, eq=False)
-class Pieces:
+class ShardedVector:
     """A vector in pieces: its elements are those of one piece after those of another."""
 
     pieces: tuple[Tensor, ...]  # vectors, each with a storage of its own
@@ -19,7 +19,7 @@ class Pieces:
     @classmethod
     def laid_out(
         cls, label: str, kind: str, dtype: str, lengths: Sequence[int], slack: int = 0
-    ) -> Pieces:
+    ) -> ShardedVector:
         """A vector cut into such lengths."""
         pieces = []
         for number, length in enumerate(lengths):
@@ -78,6 +78,6 @@ class Pieces:
         return replace(piece, columns=count, stride=count, offset=offset)
 
 
-def in_pieces(x: Tensor | Pieces) -> Pieces:
+def in_pieces(x: Tensor | ShardedVector) -> ShardedVector:
     """A vector as one in pieces, of which there may be one."""
-    return x if isinstance(x, Pieces) else Pieces((x,))
+    return x if isinstance(x, ShardedVector) else ShardedVector((x,))

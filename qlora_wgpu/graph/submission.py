@@ -21,7 +21,7 @@ _CREDIBLE = 1.5  # times the host's clock that the device's may have seen
 
 
 @dataclass(frozen=True)
-class Piece:
+class TimedDispatch:
     """A dispatch of a launch, or of a part of it."""
 
     index: int  # the launch's place in its plan
@@ -32,7 +32,7 @@ class Piece:
     seconds: float  # how long it will take
 
 
-class MeasuredSubmits:
+class ProfiledSubmission:
     """Runs pieces in submits that are waited for, and learns the device's pace by them.
 
     Attributes:
@@ -45,11 +45,11 @@ class MeasuredSubmits:
         self._device, self._record = device, record
         self._most = min(device.dispatches_per_submit, _MOST_TIMED)
         self._clock = Timestamps(device, self._most) if has_timestamps(device) else None
-        self._waiting: list[Piece] = []
+        self._waiting: list[TimedDispatch] = []
         self._awaited = device.buffer(16, "uniforms", "a word to wait for")
         self._wait()  # for uploads, which are no piece's
 
-    def add(self, piece: Piece) -> None:
+    def add(self, piece: TimedDispatch) -> None:
         """Runs what waits, where the piece would make it too much, and lets the piece wait."""
         planned = sum(map(self._planned, [*self._waiting, piece]))
         full = planned > self._device.pace.limit or len(self._waiting) == self._most
@@ -64,7 +64,7 @@ class MeasuredSubmits:
             self.took[piece.index] += seconds
             self._device.pace.learn(piece.path, piece.flops, piece.nbytes, seconds)
 
-    def _seconds(self, pieces: list[Piece]) -> list[float]:
+    def _seconds(self, pieces: list[TimedDispatch]) -> list[float]:
         dispatches = [piece.dispatch for piece in pieces]
         begin = time.perf_counter()
         seen = []
@@ -79,7 +79,7 @@ class MeasuredSubmits:
         planned = [self._planned(piece) for piece in pieces]
         return [whole * each / sum(planned) for each in planned]
 
-    def _planned(self, piece: Piece) -> float:
+    def _planned(self, piece: TimedDispatch) -> float:
         """What a piece will take, by all that is known now."""
         return self._device.pace.seconds(piece.path, piece.flops, piece.nbytes)
 
@@ -87,7 +87,7 @@ class MeasuredSubmits:
         self._device.read(self._awaited, 4)
 
 
-def recorded(device: Device, dispatches: Sequence[Dispatch]) -> Any:
+def encode(device: Device, dispatches: Sequence[Dispatch]) -> Any:
     """Dispatches as commands for one submit."""
     with device.driver_call("recording work"):
         encoder = device.raw.create_command_encoder()
@@ -97,7 +97,7 @@ def recorded(device: Device, dispatches: Sequence[Dispatch]) -> Any:
         return encoder.finish()
 
 
-def growing(dispatches: Sequence[Dispatch], first: int) -> Iterator[Sequence[Dispatch]]:
+def doubling_chunks(dispatches: Sequence[Dispatch], first: int) -> Iterator[Sequence[Dispatch]]:
     """Yields neighbours: so many at first, then twice as many each time."""
     begin = 0
     while begin < len(dispatches):
@@ -122,7 +122,7 @@ def parts_needed(seconds: float, limit: float) -> int:
     return math.ceil(seconds / limit) if seconds > _TOLERATED * limit else 1
 
 
-def boxes(grid: Workgroups, count: int) -> list[Box]:
+def split_grid(grid: Workgroups, count: int) -> list[Box]:
     """Cuts a grid into at least ``count`` boxes, as far as it has as many workgroups.
 
     The outer dimensions first, which are samples, heads or rows: parts of those are alike, while

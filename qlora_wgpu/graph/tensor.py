@@ -12,7 +12,7 @@ import numpy.typing as npt
 from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
 
 if TYPE_CHECKING:
-    from qlora_wgpu.graph.offload import Section
+    from qlora_wgpu.graph.offload import WeightGroup
 
 ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4, "int32": 4, "uint8": 1}
 ROW_UNIT = 8  # rows of matrices are padded with zeros to a multiple of this many elements
@@ -79,7 +79,7 @@ class Storage:
     buffer: Any = None  # the device's buffer or texture, once allocated
     # What it comes and goes with, if it is not always on the device; it has no buffer of its own
     # then
-    section: Section | None = None
+    section: WeightGroup | None = None
     # The larger storage that it is a part of, if it is; it has no buffer of its own then
     within: Storage | None = None
     first_byte: int = 0  # where it begins within the section, or within the larger storage

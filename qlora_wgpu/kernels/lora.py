@@ -62,7 +62,7 @@ class Lora:
 
 
 @dataclass(frozen=True)
-class Down:
+class LoraA:
     """u = scaling · dropout(x)·Aᵀ, with x (rows, in_features), u (rows, r) float32."""
 
     x: Tensor
@@ -105,11 +105,11 @@ class Down:
 class DownTexture:
     """For software adapters: ranks broadcast within a subgroup."""
 
-    def fits(self, problem: Down, profile: Profile) -> bool:
+    def fits(self, problem: LoraA, profile: Profile) -> bool:
         """Where kernels read textures."""
         return profile.textures
 
-    def launch(self, g: Graph, problem: Down) -> None:
+    def launch(self, g: Graph, problem: LoraA) -> None:
         """Adds the launch."""
         threads, r = g.profile.subgroup_size, problem.lora.r
         ranks = min(2 * _TEXTURE_RANKS, round_up(r, _TEXTURE_RANKS))
@@ -121,11 +121,11 @@ class DownTexture:
 class DownShared:
     """For GPUs, and for experts: invocations of a workgroup share the sum over a row."""
 
-    def fits(self, problem: Down, profile: Profile) -> bool:
+    def fits(self, problem: LoraA, profile: Profile) -> bool:
         """Where the profile says how many."""
         return profile.lora_threads > 0 or problem.experts is not None
 
-    def launch(self, g: Graph, problem: Down) -> None:
+    def launch(self, g: Graph, problem: LoraA) -> None:
         """Adds the launch."""
         across = ceil_div(problem.lora.r, _RANKS)
         cut, rows = _shared(g.profile, problem.x.rows, across, _DOWN_ROWS, 1)
@@ -136,11 +136,11 @@ class DownShared:
 class DownGemm:
     """An ordinary product of few columns."""
 
-    def fits(self, problem: Down, profile: Profile) -> bool:
+    def fits(self, problem: LoraA, profile: Profile) -> bool:
         """Where there are no experts."""
         return problem.experts is None
 
-    def launch(self, g: Graph, problem: Down) -> None:
+    def launch(self, g: Graph, problem: LoraA) -> None:
         """Adds the launch."""
         lora = problem.lora
         gemm = Gemm(
@@ -151,7 +151,7 @@ class DownGemm:
 
 
 @dataclass(frozen=True)
-class UpGrad:
+class LoraBGradInput:
     """du = scaling · dy·B, with dy (rows, out_features), du (rows, r) float32.
 
     With ``others`` du has the ranks of several layers of one input side by side, a multiple of
@@ -208,11 +208,11 @@ class UpGrad:
 class UpGradTexture:
     """For software adapters: rows of B broadcast within a subgroup."""
 
-    def fits(self, problem: UpGrad, profile: Profile) -> bool:
+    def fits(self, problem: LoraBGradInput, profile: Profile) -> bool:
         """Where kernels read textures."""
         return profile.textures and not problem.others
 
-    def launch(self, g: Graph, problem: UpGrad) -> None:
+    def launch(self, g: Graph, problem: LoraBGradInput) -> None:
         """Adds the launch."""
         threads = g.profile.subgroup_size
         across = ceil_div(problem.lora.r, _TEXTURE_RANKS)
@@ -224,11 +224,11 @@ class UpGradTexture:
 class UpGradShared:
     """For GPUs, and for experts: invocations of a workgroup share the sum over a row."""
 
-    def fits(self, problem: UpGrad, profile: Profile) -> bool:
+    def fits(self, problem: LoraBGradInput, profile: Profile) -> bool:
         """Where the profile says how many."""
         return profile.lora_threads > 0 or problem.experts is not None or bool(problem.others)
 
-    def launch(self, g: Graph, problem: UpGrad) -> None:
+    def launch(self, g: Graph, problem: LoraBGradInput) -> None:
         """Adds the launch."""
         threads = g.profile.lora_threads or _THREADS
         lanes = 4 if problem.lora.b.stride % 16 == 0 and threads >= 4 * _PARTS else 2
@@ -241,11 +241,11 @@ class UpGradShared:
 class UpGradGemm:
     """An ordinary product of few columns."""
 
-    def fits(self, problem: UpGrad, profile: Profile) -> bool:
+    def fits(self, problem: LoraBGradInput, profile: Profile) -> bool:
         """Where there are no experts."""
         return problem.experts is None
 
-    def launch(self, g: Graph, problem: UpGrad) -> None:
+    def launch(self, g: Graph, problem: LoraBGradInput) -> None:
         """Adds the launch."""
         lora = problem.lora
         gemm = Gemm(
@@ -293,8 +293,8 @@ def _changes(profile: Profile) -> tuple[Change, ...]:
     )
 
 
-DOWN: Kernel[Down] = Kernel("lora", (DownTexture(), DownShared(), DownGemm()))
-UP_GRAD: Kernel[UpGrad] = Kernel("lora", (UpGradTexture(), UpGradShared(), UpGradGemm()))
+DOWN: Kernel[LoraA] = Kernel("lora", (DownTexture(), DownShared(), DownGemm()))
+UP_GRAD: Kernel[LoraBGradInput] = Kernel("lora", (UpGradTexture(), UpGradShared(), UpGradGemm()))
 TUNABLES = (Tunable("adapter", lambda launch: launch.kernel == "lora", _changes),)
 
 
@@ -303,7 +303,7 @@ _AHEAD, _AHEAD_OF_FEW = 4, 2
 
 
 @dataclass(frozen=True)
-class FactorGrad:
+class LoraWeightGrad:
     """gradient += xᵀ·u (dB), or its transpose with x masked (dA)."""
 
     x: Tensor  # (rows, columns)
@@ -393,18 +393,18 @@ _NO_A = dict.fromkeys(
 class BothGrads:
     """The gradients of B and of A of a layer, or of layers of one input."""
 
-    b: FactorGrad
-    a: FactorGrad
+    b: LoraWeightGrad
+    a: LoraWeightGrad
 
 
 class FactorGradTexture:
     """For software adapters: rows of u broadcast within a subgroup."""
 
-    def fits(self, problem: FactorGrad, profile: Profile) -> bool:
+    def fits(self, problem: LoraWeightGrad, profile: Profile) -> bool:
         """Where kernels read textures."""
         return profile.textures and not problem.others
 
-    def launch(self, g: Graph, problem: FactorGrad) -> None:
+    def launch(self, g: Graph, problem: LoraWeightGrad) -> None:
         """Adds the launch."""
         cut: dict[str, Constant] = {"THREADS": g.profile.subgroup_size}
         problem._launch(g, "lora/grad_texture.wgsl", 8, _TEXTURE_RANKS, cut)
@@ -413,11 +413,11 @@ class FactorGradTexture:
 class FactorGradShared:
     """Four columns by four or eight ranks an invocation, which on GPUs share the rows."""
 
-    def fits(self, problem: FactorGrad, profile: Profile) -> bool:
+    def fits(self, problem: LoraWeightGrad, profile: Profile) -> bool:
         """Everywhere."""
         return True
 
-    def launch(self, g: Graph, problem: FactorGrad) -> None:
+    def launch(self, g: Graph, problem: LoraWeightGrad) -> None:
         """Adds the launch."""
         ranks, cut = _cut(g.profile, problem.r)
         problem._launch(g, "lora/grad.wgsl", 4, ranks, cut)
@@ -500,6 +500,6 @@ def _both(problem: BothGrads) -> dict[str, Tensor | None]:
     }
 
 
-FACTOR_GRAD: Kernel[FactorGrad] = Kernel("lora", (FactorGradTexture(), FactorGradShared()))
+FACTOR_GRAD: Kernel[LoraWeightGrad] = Kernel("lora", (FactorGradTexture(), FactorGradShared()))
 BOTH_GRADS: Kernel[BothGrads] = Kernel("lora", (BothShared(), OneByOne()))
 KERNELS = (DOWN, UP_GRAD, FACTOR_GRAD, BOTH_GRADS)

@@ -52,8 +52,8 @@ Tensors = dict[str, Float32Array]
 
 
 @dataclass(frozen=True)
-class Arranged:
-    """What of an adapter's experts ``together`` has put together."""
+class ExpertArrangement:
+    """What of an adapter's experts ``to_target_parameters`` has put together."""
 
     kinds: tuple[str, ...]  # those of gate, up and down that have matrices of their own
     stacking: Stacking  # how the base's experts are held
@@ -63,14 +63,14 @@ class Arranged:
         return f"{' '.join(self.kinds)}; {self.stacking.to_json()}"
 
     @classmethod
-    def from_text(cls, text: str) -> Arranged:
+    def from_text(cls, text: str) -> ExpertArrangement:
         """It of ``to_text``'s text; without a stacking gpt-oss', which was the first to have it."""
         kinds, told, stacking = text.partition(";")
         of_base = Stacking.from_json(stacking) if told else Stacking(in_turns=True)
         return cls(tuple(kinds.split()), of_base)
 
 
-def together(
+def to_target_parameters(
     tensors: Mapping[str, Float32Array], config: AdapterConfig, stacking: Stacking
 ) -> tuple[Tensors, AdapterConfig]:
     """An adapter as PEFT has it for experts that are held together, of one with each by itself.
@@ -176,13 +176,13 @@ def _parted_by_zeros(parameter: str, pair: Pair, *, in_turns: bool) -> dict[str,
     return {"gate": (a, gate), "up": (a, up)}
 
 
-def arranged(tensors: Mapping[str, Float32Array], stacking: Stacking) -> Arranged:
+def arranged(tensors: Mapping[str, Float32Array], stacking: Stacking) -> ExpertArrangement:
     """Which of gate, up and down have matrices of their own."""
     modules = [module for module, _ in parsed_names(tensors)]
     pattern = _expert(stacking)
     leaves = {match[3] for module in modules if (match := pattern.fullmatch(module))}
     pairs = zip(KINDS, stacking.leaves, strict=True)
-    return Arranged(tuple(kind for kind, leaf in pairs if leaf in leaves), stacking)
+    return ExpertArrangement(tuple(kind for kind, leaf in pairs if leaf in leaves), stacking)
 
 
 def _pair(of_experts: Mapping[int, Mapping[str, Float32Array]]) -> Pair:
@@ -236,18 +236,19 @@ def _modules_of(kept: Mapping[str, Any]) -> list[str]:
     return sorted(module for module in found if not module.endswith(HOLDERS))
 
 
-def apart(
+def from_target_parameters(
     tensors: Mapping[str, Float32Array],
     config: AdapterConfig,
     where: object,
-    told: Arranged | None = None,
+    told: ExpertArrangement | None = None,
     *,
     stacking: Stacking,
 ) -> tuple[Tensors, AdapterConfig]:
     """An adapter with experts by themselves, of one as PEFT has it.
 
-    ``told`` is what ``arranged`` told of an adapter that ``together`` made this one of; where it is
-    not told, the base's experts are held as ``stacking`` says. ``where`` is adapter_config.json.
+    ``told`` is what ``arranged`` told of an adapter that ``to_target_parameters`` made this one of;
+    where it is not told, the base's experts are held as ``stacking`` says. ``where`` is
+    adapter_config.json.
     """
     stacking = stacking if told is None else told.stacking
     made: Tensors = {}

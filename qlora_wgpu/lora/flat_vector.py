@@ -19,7 +19,7 @@ OptimizerKind = Literal["adamw", "adamw_8bit", "lion"]
 
 
 @dataclass(frozen=True)
-class AdapterForms:
+class AdapterDtypes:
     """What changes an update's numbers, and so is chosen by the user alone."""
 
     # ``"adamw"``, whose moments are float32, ``"adamw_8bit"``, or ``"lion"``, which has one moment,
@@ -30,12 +30,12 @@ class AdapterForms:
     updates: bool = True  # whether there are moments: a worker of a cluster never updates
 
     @classmethod
-    def of(cls, settings: Config) -> AdapterForms:
+    def of(cls, settings: Config) -> AdapterDtypes:
         """Those of a run."""
         return cls(settings.optim.name, settings.train.gradient_dtype)
 
 
-FLOAT32 = AdapterForms()
+FLOAT32 = AdapterDtypes()
 
 
 _ALIGNMENT = 64  # floats: every tensor starts at a multiple of 256 bytes, as bindings must

@@ -141,7 +141,7 @@ Tensors = dict[str, Float32Array]
 
 
 @dataclass(frozen=True)
-class Started:
+class InitialAdapter:
     """An adapter that began as a part of its base."""
 
     kind: str  # PEFT's ``init_lora_weights``
@@ -150,7 +150,7 @@ class Started:
     config: AdapterConfig  # its settings
 
 
-def converted(started: Started) -> tuple[Tensors, AdapterConfig, dict[str, str]]:
+def converted(started: InitialAdapter) -> tuple[Tensors, AdapterConfig, dict[str, str]]:
     """An adapter as plain LoRA: its tensors, its settings, and metadata for its file."""
     tensors: Tensors = {}
     for name, array in started.tensors.items():
@@ -171,7 +171,7 @@ def converted(started: Started) -> tuple[Tensors, AdapterConfig, dict[str, str]]
 
 def started_in(
     folder: str | PathLike[str], tensors: Mapping[str, Float32Array], config: AdapterConfig
-) -> Started | None:
+) -> InitialAdapter | None:
     """What ``converted`` put together; None of an adapter that began otherwise."""
     path = Path(folder).expanduser() / WEIGHTS
     with SafetensorsFile(path) as file:
@@ -193,7 +193,7 @@ def started_in(
             raise CheckpointError(f"{path}: {name!r} is no pair of two halves")
         first, second = np.split(array, 2, axis)
         now[name], start[name] = map(np.ascontiguousarray, (first, -second if axis else second))
-    return Started(kind, now, start, own)
+    return InitialAdapter(kind, now, start, own)
 
 
 def _leaf(name: str) -> str:

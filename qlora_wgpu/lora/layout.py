@@ -13,14 +13,14 @@ import numpy as np
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
-from qlora_wgpu.graph.sharded_vector import Pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.graph.tensor import ITEM_SIZE, Tensor, ceil_div, matrix, padded, row
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.lora.compatibility import is_written_together, peft_differences
 from qlora_wgpu.lora.config import AdapterConfig
 from qlora_wgpu.lora.flat_vector import (
     FLOAT32,
-    AdapterForms,
+    AdapterDtypes,
     FlatVector,
     Group,
     OptimizerKind,
@@ -54,7 +54,7 @@ from qlora_wgpu.lora.targets import (
     targeted,
 )
 from qlora_wgpu.lora.trained_tokens import Vocabulary, check_ends
-from qlora_wgpu.ops.trained import TrainedMatrix, TrainedRows
+from qlora_wgpu.ops.trained import SavedModule, TrainableTokens
 
 _VIEW_ROWS = 256  # of any width, that a view of a matrix may begin at a multiple of
 
@@ -100,7 +100,7 @@ def _row_blocks(place: Place, most: int) -> Iterator[tuple[int, int]]:
         yield place.offset + first * stride, aligned(count * stride)
 
 
-class Adapter:
+class AdapterLayout:
     """The places of each A and B, and the vectors they lie in.
 
     A vector that is larger than a binding lies in pieces, all vectors in the same; places are those
@@ -115,14 +115,16 @@ class Adapter:
     b_begin: int  # where in the flat vectors, in floats, A's end and B's begin
     length: int  # of the flat vectors, in floats
     cuts: tuple[int, ...]  # where their pieces begin, in floats, but the first
-    parameters: Pieces  # the flat vector of all A and B
-    gradient: Pieces  # their gradients, summed
-    forms: AdapterForms  # in which types gradient and moments are kept
+    parameters: ShardedVector  # the flat vector of all A and B
+    gradient: ShardedVector  # their gradients, summed
+    forms: AdapterDtypes  # in which types gradient and moments are kept
     loras: dict[str, Lora]  # each layer's A and B, by module name
     embedding_lora: Lora | None  # A is (r, vocab_size), B (hidden_size, r)
     expert_loras: dict[str, Lora]  # the first expert's, by the names of ExpertSpec
-    trained_rows: dict[str, TrainedRows]  # of the embedding and of a head of its own, by modules
-    trained_whole: dict[str, TrainedMatrix]  # these two if they are trained whole, likewise
+    trained_rows: dict[
+        str, TrainableTokens
+    ]  # of the embedding and of a head of its own, by modules
+    trained_whole: dict[str, SavedModule]  # these two if they are trained whole, likewise
     start: Float32Array | None = None  # what it began as, where that is a known part of the base
 
     def __init__(
@@ -130,7 +132,7 @@ class Adapter:
         config: LoraConfig,
         linears: Sequence[LinearSpec],
         experts: Sequence[ExpertSpec] = (),
-        forms: AdapterForms = FLOAT32,
+        forms: AdapterDtypes = FLOAT32,
         max_binding: int | None = None,
         within: str = "",
         vocabulary: Vocabulary | None = None,
@@ -178,7 +180,7 @@ class Adapter:
         )
         self.forms = forms
         self.parameters, self.gradient = (
-            Pieces.laid_out(label, kind, dtype, self.piece_lengths, slack)
+            ShardedVector.laid_out(label, kind, dtype, self.piece_lengths, slack)
             for label, kind, dtype in (
                 ("adapter", "adapter", "float32"),
                 ("gradient", "gradients", forms.gradient),
@@ -251,22 +253,22 @@ class Adapter:
         # PEFT drops nothing of what is looked up.
         return Lora(rank, scaling, 0.0, 0, a, b, grad_a, grad_b)
 
-    def _rows(self, module: str, indices: Sequence[int], of: Vocabulary) -> TrainedRows:
+    def _rows(self, module: str, indices: Sequence[int], of: Vocabulary) -> TrainableTokens:
         rows, gradient = (
             self._window(flat, module, TOKENS) for flat in (self.parameters, self.gradient)
         )
         padding = of.padding if module == of.embedding else None
-        return TrainedRows(module, tuple(indices), rows, gradient, of.rows, padding)
+        return TrainableTokens(module, tuple(indices), rows, gradient, of.rows, padding)
 
-    def _whole(self, module: str, of: Vocabulary) -> TrainedMatrix:
+    def _whole(self, module: str, of: Vocabulary) -> SavedModule:
         rows, gradients = (
             tuple(self._row_pieces(flat, module)) for flat in (self.parameters, self.gradient)
         )
         padding = of.padding if module == of.embedding else None
-        return TrainedMatrix(module, rows, gradients, padding)
+        return SavedModule(module, rows, gradients, padding)
 
     def _matrix(
-        self, flat: Pieces, spec: LinearSpec, leaf: str, stack: ExpertSpec | None
+        self, flat: ShardedVector, spec: LinearSpec, leaf: str, stack: ExpertSpec | None
     ) -> Tensor:
         """A or B within a flat vector, with the other experts' up to the last."""
         place = self.place(spec.name, leaf)
@@ -276,7 +278,9 @@ class Adapter:
             rows += ceil_div(others, padded(place.columns))
         return self._window(flat, spec.name, leaf, rows)
 
-    def _window(self, flat: Pieces, module: str, leaf: str, rows: int | None = None) -> Tensor:
+    def _window(
+        self, flat: ShardedVector, module: str, leaf: str, rows: int | None = None
+    ) -> Tensor:
         """A matrix within a flat vector; with ``rows``, as many from its first on."""
         place = self.place(module, leaf)
         piece, first = flat.find(place.offset)
@@ -284,7 +288,7 @@ class Adapter:
         name, rows = f"{module}.{leaf}", place.rows if rows is None else rows
         return matrix(name, rows, place.columns, flat.dtype, piece.storage, offset)
 
-    def _row_pieces(self, flat: Pieces, module: str) -> Iterator[tuple[int, Tensor]]:
+    def _row_pieces(self, flat: ShardedVector, module: str) -> Iterator[tuple[int, Tensor]]:
         """``(first row, rows)`` of a whole matrix, which may go through several pieces."""
         place = self.place(module, WHOLE)
         stride = place.size // place.rows
@@ -303,7 +307,7 @@ class Adapter:
         first, second = (self.place(spec.name, leaf).offset for spec in stack.linears[:2])
         return second - first
 
-    def _magnitude(self, flat: Pieces, spec: LinearSpec) -> Tensor | None:
+    def _magnitude(self, flat: ShardedVector, spec: LinearSpec) -> Tensor | None:
         if not self.config.use_dora:
             return None
         place = self.place(spec.name, MAGNITUDE)
@@ -314,12 +318,12 @@ class Adapter:
     # -- what it is ------------------------------------------------------------------------
 
     @property
-    def first_moment(self) -> Pieces:
+    def first_moment(self) -> ShardedVector:
         """The first of the optimizer's moments."""
         return self.moments.vectors[0]
 
     @property
-    def second_moment(self) -> Pieces:
+    def second_moment(self) -> ShardedVector:
         """AdamW's v; Lion has none."""
         return self.moments.vectors[1]
 

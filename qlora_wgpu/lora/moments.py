@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.graph.sharded_vector import Pieces
-from qlora_wgpu.lora.flat_vector import AdapterForms, FlatVector, Place
+from qlora_wgpu.graph.sharded_vector import ShardedVector
+from qlora_wgpu.lora.flat_vector import AdapterDtypes, FlatVector, Place
 from qlora_wgpu.ops.moments import BlockTable, Span, TensorMoments
 from qlora_wgpu.quant.quantized_weight import dynamic_quant_map
 
@@ -24,7 +24,7 @@ _LABELS = ("exp_avg", "exp_avg_sq")
 class Moments(ABC):
     """An optimizer's moments."""
 
-    vectors: tuple[Pieces, ...]  # AdamW's m and v; Lion's m alone
+    vectors: tuple[ShardedVector, ...]  # AdamW's m and v; Lion's m alone
     blocks: BlockTable | None = None  # where each tensor's blocks lie, in 8 bits
 
     @property
@@ -70,7 +70,7 @@ class Float32Moments(Moments):
         self._flat, self._length = flat, length
         lengths = [end - begin for begin, end in pairwise([0, *cuts, length])]
         self.vectors = tuple(
-            Pieces.laid_out(label, "optimizer", "float32", lengths)
+            ShardedVector.laid_out(label, "optimizer", "float32", lengths)
             for label in ("first moment", "second moment")[:count]
         )
 
@@ -147,7 +147,7 @@ def most_words(place: Place) -> int:
 
 
 def moments_of(
-    flat: FlatVector, length: int, forms: AdapterForms, cuts: Sequence[int] = ()
+    flat: FlatVector, length: int, forms: AdapterDtypes, cuts: Sequence[int] = ()
 ) -> Moments:
     """An adapter's moments in the form that its optimizer keeps them in."""
     if forms.optimizer == "adamw_8bit":

@@ -16,7 +16,13 @@ from qlora_wgpu.checkpoint.safetensors_writer import write_safetensors
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.families.family import PLAIN, Stacking
 from qlora_wgpu.lora.config import AdapterConfig, read_adapter_config, to_json
-from qlora_wgpu.lora.expert_parameters import ARRANGED, Arranged, apart, arranged, together
+from qlora_wgpu.lora.expert_parameters import (
+    ARRANGED,
+    ExpertArrangement,
+    arranged,
+    from_target_parameters,
+    to_target_parameters,
+)
 from qlora_wgpu.lora.peft_names import (
     EMBEDDING_A,
     LORA_A,
@@ -87,7 +93,7 @@ def save_adapter(
     metadata = {**METADATA, **(metadata or {})}
     if stacking is not None:
         metadata[ARRANGED] = arranged(own, stacking).to_text()
-        own, config = together(own, config, stacking)
+        own, config = to_target_parameters(own, config, stacking)
     adapted = {module for module, _ in parsed_names(own)}
     for module, array in trained.items():
         own[bias_name(f"{module}.base_layer" if module in adapted else module)] = array
@@ -125,7 +131,9 @@ def load_adapter(
     pairs, trained = split_biases(stored)
     tensors = _without_tied_copies(where, _by_standard_names(where, pairs), config)
     if config.target_parameters:
-        tensors, config = apart(tensors, config, folder / CONFIG, told, stacking=stacking or PLAIN)
+        tensors, config = from_target_parameters(
+            tensors, config, folder / CONFIG, told, stacking=stacking or PLAIN
+        )
     if trained and not biases:
         raise UnsupportedModelError(
             f"{folder} holds biases that were trained beside the adapter ({next(iter(trained))}), "
@@ -167,9 +175,9 @@ def _adapted(folder: Path, names: list[str]) -> list[str]:
     return sorted({module for module, leaf in parsed_names(names) if leaf in RANK_AXIS})
 
 
-def _arranged(folder: Path, text: str | None) -> Arranged | None:
+def _arranged(folder: Path, text: str | None) -> ExpertArrangement | None:
     try:
-        return None if text is None else Arranged.from_text(text)
+        return None if text is None else ExpertArrangement.from_text(text)
     except ValueError as err:
         raise CheckpointError(f"{folder / WEIGHTS}: its metadata {ARRANGED} are damaged") from err
 

@@ -10,7 +10,7 @@ from qlora_wgpu.config import ALL_LINEAR, LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.lora.config import AdapterConfig, unfitting
-from qlora_wgpu.lora.flat_vector import AdapterForms
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
 from qlora_wgpu.lora.peft_names import is_named
 from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.sandbox.expressions import ExpressionError, fits
@@ -280,7 +280,7 @@ def check_saved(
     saved: Collection[str],
     config: LoraConfig,
     adapted: Collection[str],
-    forms: AdapterForms,
+    forms: AdapterDtypes,
     *,
     trains_rows: bool,
 ) -> None:

@@ -11,13 +11,13 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.init import pair_of
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, Float32Array
 from qlora_wgpu.model.checkpoint_reader import CheckpointReader
 
 
 def start_of_files(
-    adapter: Adapter, source: CheckpointReader, seed: int, progress: Callable[[str], None]
+    adapter: AdapterLayout, source: CheckpointReader, seed: int, progress: Callable[[str], None]
 ) -> tuple[Float32Array, str]:
     """The flat adapter that a base gives, and a sentence about what it took."""
     assert source.folder is not None

@@ -17,11 +17,11 @@ from qlora_wgpu.errors import CheckpointError, DeviceError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.program import Program
-from qlora_wgpu.graph.sharded_vector import Pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.lora import save_adapter
-from qlora_wgpu.lora.init import Started, converted
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.init import InitialAdapter, converted
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_names import WHOLE, split_biases, tensor_name
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_state import (
@@ -31,7 +31,7 @@ from qlora_wgpu.model.adapter_state import (
     warn_if_trained_otherwise,
     write_flat,
 )
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.programs import Programs
 from qlora_wgpu.model.steps import Network, TrainingOptions
 from qlora_wgpu.ops.optimizers import SATURATED_OFFSET, STATS_LENGTH
@@ -53,7 +53,7 @@ class AdapterModel:
     kept_saturated = 0  # weights that are kept dequantized, held at the end of their type
 
     def __init__(
-        self, layout: ModelLayout, device: Device, *, options: TrainingOptions | None = None
+        self, layout: ModelPlan, device: Device, *, options: TrainingOptions | None = None
     ) -> None:
         """Allocates nothing yet; a ``CheckpointError`` if the layout's base has no files."""
         if layout.pretrained.folder is None:
@@ -131,7 +131,7 @@ class AdapterModel:
         return DEFAULT
 
     @property
-    def adapter(self) -> Adapter:
+    def adapter(self) -> AdapterLayout:
         """The layout of the adapter's parameters."""
         return self.layout.adapter
 
@@ -163,11 +163,11 @@ class AdapterModel:
 
     # -- bytes to and from the device ------------------------------------------------------
 
-    def read_flat(self, flat: Tensor | Pieces) -> npt.NDArray[Any]:
+    def read_flat(self, flat: Tensor | ShardedVector) -> npt.NDArray[Any]:
         """A flat adapter vector (parameters, gradient or a moment), copied from the device."""
         return read_flat(self.device, flat)
 
-    def write_flat(self, flat: Tensor | Pieces, values: npt.NDArray[Any]) -> None:
+    def write_flat(self, flat: Tensor | ShardedVector, values: npt.NDArray[Any]) -> None:
         """Overwrites a flat adapter vector on the device."""
         write_flat(self.device, flat, values)
 
@@ -275,7 +275,7 @@ class AdapterModel:
         if self.adapter.start is not None:
             start = self.adapter.views(self.adapter.start)
             kind = self.adapter.config.init_lora_weights
-            tensors, config, told = converted(Started(kind, tensors, start, config))
+            tensors, config, told = converted(InitialAdapter(kind, tensors, start, config))
         tensors |= self._tied_copy(tensors)
         tensors |= self.biases.tensors()
         stacking = self.architecture.stacking if self.adapter.is_written_together else None

@@ -16,11 +16,11 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.limits import buffer_bytes
-from qlora_wgpu.graph.sharded_vector import Pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.compatibility import refuse_other_base
 from qlora_wgpu.lora.init import started_in
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_names import split_biases
 from qlora_wgpu.model.adapter_model import DEFAULT, FloatArray
 from qlora_wgpu.model.adapter_state import (
@@ -31,7 +31,7 @@ from qlora_wgpu.model.adapter_state import (
     warn_if_trained_otherwise,
     write_flat,
 )
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.programs import LogitsPrograms, Programs
 from qlora_wgpu.ops.batch import make_batch_buffers
 
@@ -63,7 +63,7 @@ class AdapterSignature:
     all shapes of a model together.
     """
 
-    def __init__(self, layout: ModelLayout, programs: Programs, device: Device) -> None:
+    def __init__(self, layout: ModelPlan, programs: Programs, device: Device) -> None:
         """Leaves ``neutral`` on the device where that has to be computed."""
         self.layout = layout
         self.programs = programs
@@ -71,7 +71,7 @@ class AdapterSignature:
         self._logits: dict[tuple[int, int], LogitsPrograms] = {}
 
     @property
-    def adapter(self) -> Adapter:
+    def adapter(self) -> AdapterLayout:
         """The layout of the parameters."""
         return self.layout.adapter
 
@@ -185,7 +185,7 @@ class AdapterSet:
             )
         del self._held[name]
 
-    def _signature_of(self, layout: ModelLayout) -> AdapterSignature:
+    def _signature_of(self, layout: ModelPlan) -> AdapterSignature:
         """That of a layout's adapter, which gets its room on the device at once."""
         own: npt.NDArray[Any] | tuple[Any, ...] = layout.adapter.shape
         for held in self._held.values():
@@ -197,6 +197,6 @@ class AdapterSet:
         return signature
 
 
-def _device_bytes(vectors: Pieces) -> int:
+def _device_bytes(vectors: ShardedVector) -> int:
     storages: list[Any] = [piece.storage for piece in vectors.pieces]
     return sum(buffer_bytes(storage.nbytes) for storage in storages)

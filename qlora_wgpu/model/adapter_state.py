@@ -19,13 +19,13 @@ from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import UPLOAD_CHUNK, Device
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.program import allocate
-from qlora_wgpu.graph.sharded_vector import Pieces, in_pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector, in_pieces
 from qlora_wgpu.graph.tensor import ITEM_SIZE, Tensor, stored_bits, stored_floats
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base
 from qlora_wgpu.lora.config import unfitting
 from qlora_wgpu.lora.init import started_in
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_names import (
     MAGNITUDE,
     TOKENS,
@@ -36,11 +36,11 @@ from qlora_wgpu.lora.peft_names import (
 )
 from qlora_wgpu.lora.targets import known_targets, lora_config
 from qlora_wgpu.lora.trained_tokens import Vocabulary
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.programs import Programs
 from qlora_wgpu.model.weight_placement import Held
 from qlora_wgpu.ops import dora
-from qlora_wgpu.ops.modules import DenseMatrix, HostMatrix, StreamedMatrix
+from qlora_wgpu.ops.modules import DenseMatrix, HostEmbedding, StreamedMatrix
 from qlora_wgpu.ops.quantized import QuantizedMatrix
 
 FloatArray = npt.NDArray[np.float32]
@@ -113,7 +113,7 @@ def write_vector(device: Device, tensor: Tensor, values: npt.NDArray[Any]) -> No
     device.write(tensor.storage.buffer, values, tensor.offset)
 
 
-def read_flat(device: Device, flat: Tensor | Pieces) -> npt.NDArray[Any]:
+def read_flat(device: Device, flat: Tensor | ShardedVector) -> npt.NDArray[Any]:
     """The values of a vector that may be in pieces, as ``read_vector`` gives them."""
     pieces = in_pieces(flat)
     if len(pieces.pieces) == 1:
@@ -125,7 +125,7 @@ def read_flat(device: Device, flat: Tensor | Pieces) -> npt.NDArray[Any]:
     return values
 
 
-def write_flat(device: Device, flat: Tensor | Pieces, values: npt.NDArray[Any]) -> None:
+def write_flat(device: Device, flat: Tensor | ShardedVector, values: npt.NDArray[Any]) -> None:
     """Overwrites a vector that may be in pieces."""
     pieces = in_pieces(flat)
     if len(pieces.pieces) == 1:
@@ -135,7 +135,7 @@ def write_flat(device: Device, flat: Tensor | Pieces, values: npt.NDArray[Any]) 
         write_vector(device, piece, values[begin : begin + piece.columns])
 
 
-def neutral_parameters(layout: ModelLayout, programs: Programs, device: Device) -> FloatArray:
+def neutral_parameters(layout: ModelPlan, programs: Programs, device: Device) -> FloatArray:
     """A flat adapter that does nothing.
 
     Zeros, but the base's own rows of tokens, and with DoRA the norms of the base's rows. One that
@@ -164,7 +164,7 @@ def neutral_parameters(layout: ModelLayout, programs: Programs, device: Device) 
     return flat
 
 
-def norms_graph(layout: ModelLayout, name: str) -> tuple[Graph, Tensor]:
+def norms_graph(layout: ModelPlan, name: str) -> tuple[Graph, Tensor]:
     """The norms of the rows of a base's layer."""
     weight, graph = layout.network.modules.linears[name].weight, layout.new_graph()
     norms = graph.float_vector("norms", weight.rows)
@@ -175,7 +175,7 @@ def norms_graph(layout: ModelLayout, name: str) -> tuple[Graph, Tensor]:
 
 def read_fitting(
     folder: str | PathLike[str],
-    adapter: Adapter,
+    adapter: AdapterLayout,
     architecture: Architecture,
     base: str | PathLike[str],
 ) -> tuple[Mapping[str, FloatArray], Mapping[str, FloatArray]]:
@@ -189,7 +189,7 @@ def read_fitting(
     return split_biases(tensors)
 
 
-def check_scaling(stored: AdapterConfig, adapter: Adapter, path: str | PathLike[str]) -> None:
+def check_scaling(stored: AdapterConfig, adapter: AdapterLayout, path: str | PathLike[str]) -> None:
     """Refuses an adapter that would be scaled otherwise than it was trained."""
     own = adapter.peft
     keys = ("r", "lora_alpha", "use_rslora", "use_dora", "trainable_token_indices")
@@ -214,7 +214,7 @@ def read_started(
     folder: str | PathLike[str],
     tensors: Mapping[str, FloatArray],
     stored: AdapterConfig,
-    adapter: Adapter,
+    adapter: AdapterLayout,
 ) -> tuple[Mapping[str, FloatArray], AdapterConfig]:
     """An adapter's file for an adapter that may have begun as a part of its base."""
     if adapter.start is None:
@@ -265,7 +265,7 @@ def trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> str |
 class AdapterBiases:
     """The biases of a model's linear layers and norms that an adapter of a file brought."""
 
-    def __init__(self, layout: ModelLayout, device: Device) -> None:
+    def __init__(self, layout: ModelPlan, device: Device) -> None:
         """Nothing is replaced yet."""
         self._layout = layout
         self._device = device
@@ -325,9 +325,7 @@ class AdapterBiases:
         return bias
 
 
-def base_state_dict(
-    layout: ModelLayout, programs: Programs, device: Device
-) -> dict[str, FloatArray]:
+def base_state_dict(layout: ModelPlan, programs: Programs, device: Device) -> dict[str, FloatArray]:
     """Every weight by Hugging Face's name, float32."""
     state: dict[str, FloatArray] = {}
     for weight in layout.weights.table:
@@ -345,14 +343,14 @@ def base_state_dict(
 
 def _values(
     held: Held,
-    layout: ModelLayout, programs: Programs, device: Device,
+    layout: ModelPlan, programs: Programs, device: Device,
 ) -> FloatArray:  # fmt: skip
     """What is stored, (rows, columns), of experts one below the other."""
     if isinstance(held, Tensor):
         return read_vector(device, held).reshape(held.rows, -1)[:, : held.columns]
     if isinstance(held, StreamedMatrix):
         held = held.host
-    if isinstance(held, HostMatrix):
+    if isinstance(held, HostEmbedding):
         rows = held.taken(np.arange(held.rows))
         values = stored_floats(rows.data.cast("B"), held.dtype).reshape(rows.shape)
         return values[:, : held.columns]

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.model.steps import Samples, encode_samples
+from qlora_wgpu.model.steps import PreferenceInputs, encode_samples
 from qlora_wgpu.ops.batch import (
     INFO_DROPOUT,
     INFO_KEY,
@@ -159,7 +159,7 @@ def write_batch(
     past: int | IntArray = 0,
     weights: npt.NDArray[np.float32] | None = None,
     places: int | IntArray = 0,
-    samples: Samples | None = None,
+    samples: PreferenceInputs | None = None,
 ) -> None:
     """Writes all of a micro-batch to a device; arguments as for ``encode_batch``."""
     data = encode_batch(
@@ -186,7 +186,7 @@ def encode_batch(
     past: int | IntArray = 0,
     weights: npt.NDArray[np.float32] | None = None,
     places: int | IntArray = 0,
-    samples: Samples | None = None,
+    samples: PreferenceInputs | None = None,
 ) -> npt.NDArray[np.uint8]:
     """The bytes of a batch's storage.
 

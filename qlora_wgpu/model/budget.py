@@ -14,12 +14,12 @@ from functools import cached_property
 
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.limits import buffer_bytes, texture_bytes
-from qlora_wgpu.graph.offload import PLACES
+from qlora_wgpu.graph.offload import NUM_BUFFERS
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.program import pooled_bytes
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.model_plan import ModelLayout
-from qlora_wgpu.model.offload_plan import Residency
+from qlora_wgpu.model.model_plan import ModelPlan
+from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.steps import PlannedStep, StepOptions
 
 LINK = 5e9  # bytes a second between host and device, measured for uploads to a card
@@ -32,7 +32,7 @@ _ALONE = {"the input embedding", "lm_head"}  # of which one thing alone is said
 class Fit:
     """A step within a budget."""
 
-    layout: ModelLayout  # the model, laid out so
+    layout: ModelPlan  # the model, laid out so
     options: StepOptions  # the step's; layers may be recomputed that were not to be
     memory: Counter[str]  # bytes on the device by kind
     host_memory: Counter[str]  # bytes of host memory that wait, by kind
@@ -40,7 +40,7 @@ class Fit:
     work: tuple[int, int]  # operations of a micro-batch, and bytes of memory that they pass
 
     @property
-    def residency(self) -> Residency:
+    def residency(self) -> OffloadPlan:
         """What waits in host memory."""
         return self.layout.residency
 
@@ -88,7 +88,7 @@ class Fit:
         return ", and ".join(parts)
 
 
-def waiting_in_words(residency: Residency, layers: int) -> str:
+def waiting_in_words(residency: OffloadPlan, layers: int) -> str:
     """What waits of a model with so many layers, and the verb; empty where nothing does."""
     named = [sentence for _, sentence in residency.waiting(layers)]
     if not named:
@@ -98,7 +98,7 @@ def waiting_in_words(residency: Residency, layers: int) -> str:
 
 
 def planned(
-    layout: ModelLayout, options: StepOptions, accumulation: int, step: PlannedStep | None = None
+    layout: ModelPlan, options: StepOptions, accumulation: int, step: PlannedStep | None = None
 ) -> Fit:
     """A layout's step, or this one of it, with what it takes and moves."""
     step = step or layout.step(options)
@@ -110,17 +110,17 @@ def planned(
     return Fit(layout, options, memory, on_host, moved, work)
 
 
-Beside = Callable[[ModelLayout, StepOptions], int]
+Beside = Callable[[ModelPlan, StepOptions], int]
 
 
-Kind = tuple[Residency, StepOptions]
+Kind = tuple[OffloadPlan, StepOptions]
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A way that is considered, with what it is reckoned to cost and to take."""
 
-    residency: Residency
+    residency: OffloadPlan
     options: StepOptions
     seconds: float
     total: int
@@ -180,7 +180,7 @@ def streaming(layers: list[int], staying: list[int], blocks: list[int]) -> list[
 
 def _places(sections: list[int]) -> int:
     """Bytes of the places that sections take turns in."""
-    return min(len(sections), PLACES) * max(sections, default=0)
+    return min(len(sections), NUM_BUFFERS) * max(sections, default=0)
 
 
 # How many layers are recomputed at once, and whether cheap outputs are made again. With several
@@ -189,8 +189,8 @@ _RECOMPUTED = ((1, False), (1, True), (2, True), (3, True), (4, True))
 _KEPT = ((1, False), (1, True))
 
 
-def fit(
-    layout: ModelLayout,
+def fit_to_budget(
+    layout: ModelPlan,
     options: StepOptions,
     budget: int | None,
     *,
@@ -224,7 +224,7 @@ class Search:
 
     def __init__(
         self,
-        layout: ModelLayout,
+        layout: ModelPlan,
         options: StepOptions,
         accumulation: int = 1,
         rates: tuple[float, float] = (1e13, 5e11),
@@ -244,7 +244,7 @@ class Search:
     def _streamed(self) -> tuple[list[int], list[int]]:
         """Bytes of each layer that comes and goes, and of each block of the head."""
         head = self._layout.head_ways[-1]
-        every = Residency(streamed_layers=self._layout.num_layers, streamed_head=head)
+        every = OffloadPlan(streamed_layers=self._layout.num_layers, streamed_head=head)
         layout = self._layout.waiting(every)
         return layout.placement.section_bytes, layout.placement.head_block_bytes
 
@@ -297,7 +297,7 @@ class Search:
             least = min(least, self._planned(way.residency, way.options), key=more.taken)
         return least
 
-    def _planned(self, residency: Residency, options: StepOptions) -> Fit:
+    def _planned(self, residency: OffloadPlan, options: StepOptions) -> Fit:
         key = residency, options
         if key not in self._fits:
             layout = self._layout
@@ -323,7 +323,7 @@ class Search:
                             best = way
         return best
 
-    def _may_keep(self, residency: Residency, options: StepOptions) -> bool:
+    def _may_keep(self, residency: OffloadPlan, options: StepOptions) -> bool:
         """Whether a way recomputes layers one by one that were to be kept."""
         asked = options.checkpointing and not self._options.checkpointing
         return asked and residency.layers_together == 1 and not residency.parked_inputs
@@ -375,25 +375,25 @@ class Search:
                     continue
                 options = replace(self._options, checkpointing=checkpointing)
                 for together, remakes in _RECOMPUTED if checkpointing else plain:
-                    base = Residency(
+                    base = OffloadPlan(
                         embedding, parked, together, streamed_head=streamed, remakes=remakes,
                         in_buffers=self._in_buffers,
                     )  # fmt: skip
                     yield base, options
 
-    def _least_seconds(self, residency: Residency, options: StepOptions) -> float:
+    def _least_seconds(self, residency: OffloadPlan, options: StepOptions) -> float:
         """What a way costs at least, by what is known without planning it."""
         without = replace(residency, parked_inputs=False)
         if residency.parked_inputs and (without, options) in self._fits:
             return self._traced(without, options).seconds
         if residency.streamed_head:
-            by_itself = Residency(
+            by_itself = OffloadPlan(
                 self._layout.tied, streamed_head=True, in_buffers=self._in_buffers
             )
             return self._traced(by_itself, self._options).seconds
         return 0.0
 
-    def _traced(self, residency: Residency, options: StepOptions) -> Candidate:
+    def _traced(self, residency: OffloadPlan, options: StepOptions) -> Candidate:
         """A way that is planned; it costs its traffic, and what it computes more than was asked."""
         found = self._planned(residency, options)
         more = zip(found.work, self._plain.work, self._rates, strict=True)
@@ -439,10 +439,10 @@ class Search:
                 ]
 
 
-PlansOf = Callable[[ModelLayout], Sequence[Plan]]
+PlansOf = Callable[[ModelPlan], Sequence[Plan]]
 
 
-def fit_reading(layout: ModelLayout, plans_of: PlansOf, budget: int) -> ModelLayout:
+def fit_inference_to_budget(layout: ModelPlan, plans_of: PlansOf, budget: int) -> ModelPlan:
     """Lays a model out so that what it computes keeps a budget.
 
     Nothing waits in host memory as long as it need not, for which textures are given up; then
@@ -451,7 +451,7 @@ def fit_reading(layout: ModelLayout, plans_of: PlansOf, budget: int) -> ModelLay
     """
     if (least := _total(layout, plans_of)) <= budget:
         return layout
-    plain = Residency(in_buffers=layout.profile.in_textures)
+    plain = OffloadPlan(in_buffers=layout.profile.in_textures)
     base = replace(plain, host_embedding=layout.embedding_bytes > 0)
     ways = [plain, base]
     for head in layout.head_ways:
@@ -474,7 +474,7 @@ def fit_reading(layout: ModelLayout, plans_of: PlansOf, budget: int) -> ModelLay
     )
 
 
-def reading_memory(plans: Sequence[Plan], layout: ModelLayout | None = None) -> Counter[str]:
+def reading_memory(plans: Sequence[Plan], layout: ModelPlan | None = None) -> Counter[str]:
     """Bytes on the device by kind of programs that share slots and run in turn."""
     if layout is not None and layout.filling is not None:
         whole = reading_memory([layout.filling, *plans])
@@ -491,7 +491,7 @@ def reading_memory(plans: Sequence[Plan], layout: ModelLayout | None = None) -> 
     return +memory
 
 
-def _total(layout: ModelLayout, plans_of: PlansOf) -> int:
+def _total(layout: ModelPlan, plans_of: PlansOf) -> int:
     return sum(reading_memory(plans_of(layout)).values())
 
 

@@ -25,9 +25,9 @@ from qlora_wgpu.graph.tensor import (
     stored_floats,
 )
 from qlora_wgpu.lora.init import rest_of
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_names import LORA_A, LORA_B
-from qlora_wgpu.ops.trained import TrainedRows
+from qlora_wgpu.ops.trained import TrainableTokens
 from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 
 
@@ -132,7 +132,7 @@ class CheckpointReader:
         self._parts: dict[str, tuple[FloatArray, FloatArray, float]] = {}
         self._parts_hash = ""
 
-    def remove_initial_adapter(self, adapter: Adapter) -> None:
+    def remove_initial_adapter(self, adapter: AdapterLayout) -> None:
         """From now on weights are what the start of an adapter leaves of them."""
         assert adapter.start is not None
         for spec in adapter.targets:
@@ -243,7 +243,7 @@ def bits_of(name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
 
 
 def keep_originals(
-    trained: TrainedRows | None, bits: npt.NDArray[Any], columns: int, dtype: str
+    trained: TrainableTokens | None, bits: npt.NDArray[Any], columns: int, dtype: str
 ) -> None:
     """Notes what a matrix holds in place of its trained rows, if it has any: where these begin."""
     if trained is not None:

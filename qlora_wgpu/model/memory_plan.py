@@ -18,26 +18,26 @@ from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, Profile
 from qlora_wgpu.gpu.memory import SPARE_SHARE, available_bytes, machine_bytes
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
 
 KeepDequantized = bool | Literal["auto"]
 
 
-def with_kept(layout: ModelLayout, *, kept: bool = True) -> ModelLayout:
+def with_kept(layout: ModelPlan, *, kept: bool = True) -> ModelPlan:
     """The same model, of which nothing is loaded yet, with such weights or without them."""
     return layout.waiting(replace(layout.residency, dequantized=kept))
 
 
 def laid_out_for(
-    layout: ModelLayout,
+    layout: ModelPlan,
     asked: KeepDequantized,
     *,
     is_cpu: bool,
     budget: int | None,
     beside: int = 0,
-) -> ModelLayout:
+) -> ModelPlan:
     """A layout with such weights where they are asked for.
 
     ``"auto"`` asks for them on a software GPU whose memory has no bound: there main memory is
@@ -57,14 +57,14 @@ def has_room(nbytes: int) -> bool:
     return there is not None and SPARE_SHARE * nbytes <= there and (free is None or nbytes <= free)
 
 
-def copied_bytes(layout: ModelLayout, budget: int | None) -> int:
+def copied_bytes(layout: ModelPlan, budget: int | None) -> int:
     """Bytes, more or less, of the copies that texts of a model get; 0 where they get none."""
     if budget is not None or not layout.profile.textures:
         return 0
     return layout.copy_sizes.nbytes if layout.copy_sizes.fits else 0
 
 
-def are_copied(layout: ModelLayout, budget: int | None) -> bool:
+def are_copied(layout: ModelPlan, budget: int | None) -> bool:
     """Whether they get any; what is not made yet has room."""
     wanted, free = copied_bytes(layout, budget), available_bytes()
     missing = wanted - layout.strips.nbytes
@@ -97,7 +97,7 @@ def plan_training_memory(
     It is the sum of the very plan that training runs, so the two cannot disagree but for what
     shorter batches and sample texts add (a few per cent).
     """
-    layout = ModelLayout(
+    layout = ModelPlan(
         Pretrained.from_config(config),
         lora,
         quant,

@@ -14,16 +14,16 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.host_callbacks import transfer_bytes
-from qlora_wgpu.graph.offload import Parking, Recomputation
-from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.graph.offload import CheckpointPolicy, StagingBuffers
+from qlora_wgpu.graph.plan import Plan, compile_plan
 from qlora_wgpu.graph.tensor import ITEM_SIZE, Tensor, matrix
 from qlora_wgpu.limits import VOCABULARY_TRACED
-from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterForms
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.model import derived_weights
 from qlora_wgpu.model.derived_weights import CopySizes, copy_sizes, kept_bytes
-from qlora_wgpu.model.offload_plan import RESIDENT, Residency
+from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import Network, PlannedStep, StepOptions, make_sums, trace_step
 from qlora_wgpu.model.weights import WeightLayout
@@ -31,8 +31,8 @@ from qlora_wgpu.ops import moments as host_moments
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.fusion import FUSIONS
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
-from qlora_wgpu.ops.quantized import StripStore
-from qlora_wgpu.ops.sampling import Choices, choose, make_choices
+from qlora_wgpu.ops.quantized import PackedWeightCache
+from qlora_wgpu.ops.sampling import SamplerState, choose, make_choices
 from qlora_wgpu.ops.tensor import copied
 
 
@@ -42,7 +42,7 @@ class TokenGraphs:
 
     batch: BatchBuffers  # the inputs of the hidden states
     next: BatchBuffers  # what the choice reads of each text
-    choices: Choices  # what tokens are chosen by, and the tokens
+    choices: SamplerState  # what tokens are chosen by, and the tokens
     hidden: Graph
     head: Graph  # the logits and the choice
     kept: Tensor | None  # a copy of the logits, where they are told
@@ -54,7 +54,7 @@ class TokenGraphs:
         return self.batch.decodes and cache is not None and cache.texts > 1
 
 
-class ModelLayout:
+class ModelPlan:
     """Weights, adapter and sums of a model as kernels see them, cut for one device profile.
 
     Steps are traced once for their options, before or after the weights are read; the model that
@@ -70,8 +70,8 @@ class ModelLayout:
         *,
         profile: Profile,
         max_binding: int,
-        residency: Residency = RESIDENT,
-        forms: AdapterForms = FLOAT32,
+        residency: OffloadPlan = RESIDENT,
+        forms: AdapterDtypes = FLOAT32,
         keep: bool = False,
     ) -> None:
         """Lays everything out; no weight is read."""
@@ -82,7 +82,7 @@ class ModelLayout:
         self.max_binding = max_binding
         self.residency = residency
         self.keep = keep  # on disk, of layers that come and go
-        self._parking = Parking()
+        self._parking = StagingBuffers()
         architecture = pretrained.architecture
         if architecture.vocab_size > VOCABULARY_TRACED:
             raise OutOfMemoryError(
@@ -111,25 +111,25 @@ class ModelLayout:
         self.began = ""  # how the adapter's start was found in the base, if it was
         # Copies of the weights that new tokens read, where their cache asks for it.
         self.copy_sizes = self.sizes_of_copies()
-        self.strips = StripStore(dense=self.copy_sizes.dense)
+        self.strips = PackedWeightCache(dense=self.copy_sizes.dense)
         self._steps: dict[StepOptions, PlannedStep] = {}
 
-    def cut_for(self, profile: Profile) -> ModelLayout:
+    def cut_for(self, profile: Profile) -> ModelPlan:
         """The same model, of which nothing is loaded yet, for another profile."""
         return self._again(profile, self.residency)
 
-    def waiting(self, residency: Residency) -> ModelLayout:
+    def waiting(self, residency: OffloadPlan) -> ModelPlan:
         """The same model, of which nothing is loaded yet, with what waits in host memory."""
         return self._again(self.profile, residency)
 
-    def with_forms(self, forms: AdapterForms) -> ModelLayout:
+    def with_forms(self, forms: AdapterDtypes) -> ModelPlan:
         """The same model, of which nothing is loaded yet, with an adapter in other types."""
         return self._again(self.profile, self.residency, forms)
 
     def _again(
-        self, profile: Profile, residency: Residency, forms: AdapterForms | None = None
-    ) -> ModelLayout:
-        other = ModelLayout(
+        self, profile: Profile, residency: OffloadPlan, forms: AdapterDtypes | None = None
+    ) -> ModelPlan:
+        other = ModelPlan(
             self.pretrained,
             self.adapter.config,
             self.quant,
@@ -143,13 +143,13 @@ class ModelLayout:
         other.adapter.start = self.adapter.start
         return other
 
-    def _laid_out(self, lora: LoraConfig, forms: AdapterForms) -> Adapter:
+    def _laid_out(self, lora: LoraConfig, forms: AdapterDtypes) -> AdapterLayout:
         of = self.pretrained.architecture
         within = of.adapted_within
         tokens = Vocabulary.of(of)
-        return Adapter(lora, of.linears, of.experts, forms, self.max_binding, within, tokens)
+        return AdapterLayout(lora, of.linears, of.experts, forms, self.max_binding, within, tokens)
 
-    def with_adapter(self, lora: LoraConfig) -> ModelLayout:
+    def with_adapter(self, lora: LoraConfig) -> ModelPlan:
         """The same weights, loaded or not, with another adapter; steps are traced anew."""
         other = copy(self)
         if self.adapter.trained_rows or lora.trainable_token_indices:
@@ -176,7 +176,7 @@ class ModelLayout:
         parking = self._parking if self.residency.parked_inputs else None
         # Of layers that are recomputed, what is made again would save next to nothing.
         remakes = self.residency.remakes or (kept and self.profile.remakes)
-        recomputation = Recomputation(
+        recomputation = CheckpointPolicy(
             self.residency.layers_together, self.residency.kept_layers, parking, remakes
         )
         # Sums in textures take two of them.
@@ -201,7 +201,7 @@ class ModelLayout:
         """
         if options in self._steps and not self.residency.parked_inputs:
             return self._steps[options]
-        parking, self._parking = self._parking, Parking()
+        parking, self._parking = self._parking, StagingBuffers()
         try:
             return self._traced(options, sized=True)
         finally:
@@ -265,7 +265,7 @@ class ModelLayout:
             return None
         graph = self.new_graph()
         derived_weights.fill(graph, self.network.modules)
-        return make_plan(graph) if graph.launches else None
+        return compile_plan(graph) if graph.launches else None
 
     def make_room_for_counts(self) -> None:
         """Gives the sums room for what other devices count, whose kernels have such a type."""

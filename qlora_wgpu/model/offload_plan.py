@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Residency:
+class OffloadPlan:
     """What is kept where: measures that change memory and speed, and nothing that is computed."""
 
     # Whether the host looks up the input embedding, and writes its rows with each micro-batch. An
@@ -56,9 +56,9 @@ class Residency:
         return [(short, long) for waits, short, long in kinds if waits]
 
     @classmethod
-    def least(cls, num_layers: int) -> Residency:
+    def least(cls, num_layers: int) -> OffloadPlan:
         """All that can wait in host memory, for a step whose layers are recomputed."""
         return cls(True, True, 1, True, num_layers, True, True)
 
 
-RESIDENT = Residency()
+RESIDENT = OffloadPlan()

@@ -11,20 +11,26 @@ import numpy.typing as npt
 
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.host_callbacks import HostTraffic
-from qlora_wgpu.graph.plan import make_plan
-from qlora_wgpu.graph.program import Program, SlotPool, run_in_turn
+from qlora_wgpu.graph.host_callbacks import OffloadEngine
+from qlora_wgpu.graph.plan import compile_plan
+from qlora_wgpu.graph.program import BufferPool, Program, submit_batched
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.kv_cache import KVCache
-from qlora_wgpu.ops.sampling import MOST_AHEAD, Choices, Settings, encode_choices, seen_words
+from qlora_wgpu.ops.sampling import (
+    DECODE_STEPS_AHEAD,
+    SamplerState,
+    Settings,
+    encode_choices,
+    seen_words,
+)
 
 
 @dataclass(frozen=True)
-class TokenPrograms:
+class DecodePrograms:
     """Hidden states of a batch with a cache, and from them each text's next token."""
 
     device: Device  # where they run
@@ -33,7 +39,7 @@ class TokenPrograms:
     next: BatchBuffers
     hidden: Program  # the hidden states
     head: Program  # logits and the choice
-    choices: Choices  # what tokens are chosen by, and the tokens
+    choices: SamplerState  # what tokens are chosen by, and the tokens
     vocab: int  # tokens that there are
     kept: Tensor | None = None  # the logits that tokens are chosen by, where they are told
 
@@ -54,7 +60,7 @@ class TokenPrograms:
     def most_ahead(self) -> int:
         """How many tokens of each text it can compute before the host looks at them."""
         of_host = self.batch.angles or self.batch.embedded
-        return 1 if of_host or not self.batch.decodes else MOST_AHEAD
+        return 1 if of_host or not self.batch.decodes else DECODE_STEPS_AHEAD
 
     def run(
         self,
@@ -80,8 +86,8 @@ class TokenPrograms:
         first = past.reshape(-1)
         self._write(self.batch, ids, np.ones_like(ids), np.arange(len(ids)), past, places)
         self._write_sampling_params(settings, seeds, (np.asarray(steps) - first).tolist())
-        run_in_turn(self.device, [self.hidden, self.head] * count)
-        return self._chosen((first[:, None] + np.arange(count)) % MOST_AHEAD)
+        submit_batched(self.device, [self.hidden, self.head] * count)
+        return self._chosen((first[:, None] + np.arange(count)) % DECODE_STEPS_AHEAD)
 
     def write_prefill_inputs(self, prompts: Sequence[Sequence[int]], places: Sequence[int]) -> None:
         """Writes prompts for ``hidden``, which keeps their keys and values."""
@@ -137,7 +143,7 @@ class TokenPrograms:
         chosen = self.choices.chosen.storage
         assert chosen is not None
         raw = np.frombuffer(self.device.read(chosen.buffer, chosen.nbytes), np.uint32)
-        tokens: list[list[int]] = raw.reshape(MOST_AHEAD, -1)[
+        tokens: list[list[int]] = raw.reshape(DECODE_STEPS_AHEAD, -1)[
             at, np.arange(len(at))[:, None]
         ].tolist()
         return tokens
@@ -186,15 +192,15 @@ class LogitsPrograms:
 class Programs:
     """A model's programs; they share the memory of intermediates, since one runs at a time."""
 
-    def __init__(self, layout: ModelLayout, device: Device, beside: Programs | None = None) -> None:
+    def __init__(self, layout: ModelPlan, device: Device, beside: Programs | None = None) -> None:
         """Makes none yet."""
         self._layout = layout
         self._device = device
-        self._pool: SlotPool = SlotPool(device) if beside is None else beside._pool
+        self._pool: BufferPool = BufferPool(device) if beside is None else beside._pool
         self._steps: dict[StepOptions, tuple[BatchBuffers, Program]] = {}
 
     @property
-    def traffic(self) -> HostTraffic:
+    def traffic(self) -> OffloadEngine:
         """What comes and goes while they run."""
         return self._pool.traffic
 
@@ -203,7 +209,7 @@ class Programs:
     ) -> Program:
         """Plans a graph and makes it ready; ``outputs`` can be read after a run."""
         with self._device.in_turn:
-            return Program(self._device, make_plan(graph, outputs, apart=apart), self._pool)
+            return Program(self._device, compile_plan(graph, outputs, apart=apart), self._pool)
 
     def fill_kept(self) -> None:
         """Dequantizes the weights that are kept so; their codes are there by now."""
@@ -222,7 +228,7 @@ class Programs:
 
     def tokens(
         self, texts: int, length: int, cache: KVCache, seen: Tensor, *, told: bool = False
-    ) -> TokenPrograms:
+    ) -> DecodePrograms:
         """New programs for so many tokens of some of a cache's texts, which choose the next."""
         with self._device.in_turn:
             graphs = self._layout.token_graphs(texts, length, cache, seen, told=told)
@@ -230,7 +236,7 @@ class Programs:
             kept, apart = graphs.kept, graphs.apart
             first = self.from_graph(graphs.hidden, apart=apart)
             second = self.from_graph(graphs.head, () if kept is None else (kept,), apart=apart)
-            return TokenPrograms(
+            return DecodePrograms(
                 self._device, graphs.batch, graphs.next, first, second, graphs.choices,
                 self._layout.pretrained.architecture.vocab_size, kept,
             )  # fmt: skip

@@ -20,16 +20,16 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.program import Program
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.lora import load_adapter
-from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterForms
+from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.adapter_model import AdapterModel, ComputeDtype, FloatArray, Progress
 from qlora_wgpu.model.adapter_set import AdapterSet, AdapterSignature, HeldAdapter, LoadedAdapter
 from qlora_wgpu.model.adapter_state import as_begun, base_state_dict
 from qlora_wgpu.model.memory_plan import KeepDequantized, copied_bytes, laid_out_for
-from qlora_wgpu.model.model_plan import ModelLayout
-from qlora_wgpu.model.offload_plan import RESIDENT, Residency
+from qlora_wgpu.model.model_plan import ModelPlan
+from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.steps import LossSums, Samples, StepKind, TrainingOptions
+from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind, TrainingOptions
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.optimizers import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 
@@ -46,7 +46,7 @@ class QLoRAModel(AdapterModel):
 
     def __init__(
         self,
-        layout: ModelLayout,
+        layout: ModelPlan,
         device: Device,
         *,
         seed: int = 0,
@@ -129,7 +129,7 @@ class QLoRAModel(AdapterModel):
             device = Device("auto" if device is None else str(device))
         layout = device_layout(
             pretrained, lora or LoraConfig(), quant or QuantConfig(), compute_dtype, device,
-            forms=AdapterForms(gradient=gradient_dtype),
+            forms=AdapterDtypes(gradient=gradient_dtype),
         )  # fmt: skip
         layout = _kept(layout, keep_dequantized, device)
         if start is not None:
@@ -229,7 +229,7 @@ class QLoRAModel(AdapterModel):
         mask: batch_encoding.IntArray,
         dropout_key: int | None = None,
         weights: FloatArray | None = None,
-        samples: Samples | None = None,
+        samples: PreferenceInputs | None = None,
     ) -> int:
         """Adds a micro-batch's summed loss and gradient on the device; does not wait.
 
@@ -269,7 +269,7 @@ class QLoRAModel(AdapterModel):
         ids: batch_encoding.IntArray,
         targets: batch_encoding.IntArray,
         mask: batch_encoding.IntArray,
-        samples: Samples | None = None,
+        samples: PreferenceInputs | None = None,
     ) -> None:
         """Adds a micro-batch's loss, or divergence from the reference, to ``stats``: no gradient.
 
@@ -307,7 +307,7 @@ class QLoRAModel(AdapterModel):
         batch, program = self.programs.step(options)
         sums = self.layout.step(options).sums
         assert sums is not None
-        samples = Samples.plain(count)
+        samples = PreferenceInputs.plain(count)
         with self.device.in_turn:
             batch_encoding.write_batch(self.device, batch, ids, mask, targets, samples=samples)
             program.run()
@@ -470,7 +470,7 @@ def _config_of_folder(
     return own, base.for_adapter(stored, tensors), start
 
 
-def _kept(layout: ModelLayout, asked: KeepDequantized, device: Device) -> ModelLayout:
+def _kept(layout: ModelPlan, asked: KeepDequantized, device: Device) -> ModelPlan:
     """A layout with dequantized weights where they are asked for: texts may come as well."""
     copies = copied_bytes(layout, device.budget)
     return laid_out_for(layout, asked, is_cpu=device.is_cpu, budget=device.budget, beside=copies)
@@ -482,15 +482,15 @@ def device_layout(
     quant: QuantConfig,
     compute_dtype: str,
     device: Device,
-    residency: Residency = RESIDENT,
-    forms: AdapterForms = FLOAT32,
+    residency: OffloadPlan = RESIDENT,
+    forms: AdapterDtypes = FLOAT32,
     *,
     keep: bool = False,
-) -> ModelLayout:
-    """A model laid out for an open device; ``keep`` as for ``ModelLayout``."""
+) -> ModelPlan:
+    """A model laid out for an open device; ``keep`` as for ``ModelPlan``."""
     if compute_dtype not in ("bfloat16", "float32"):
         raise ConfigError(f"compute_dtype must be 'bfloat16' or 'float32', got {compute_dtype!r}")
-    return ModelLayout(
+    return ModelPlan(
         pretrained,
         lora,
         quant,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.families.family import Architecture, Family, Modules
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.graph.plan import Plan, compile_plan
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.ops.batch import BatchBuffers, RouterSums, make_batch_buffers
 from qlora_wgpu.ops.logits import logits_of_rows, rows_of_a_text
@@ -20,7 +20,7 @@ from qlora_wgpu.ops.modules import DenseMatrix, Head, trained_rows
 from qlora_wgpu.ops.optimizers import SATURATED_OFFSET, STATS_LENGTH
 from qlora_wgpu.ops.preference import divergence, summed_logps
 from qlora_wgpu.ops.routing import balance_loss
-from qlora_wgpu.ops.trained import TrainedRows, overwrite, write_whole
+from qlora_wgpu.ops.trained import TrainableTokens, overwrite, write_whole
 from qlora_wgpu.ops.trained_gradients import sum_up
 
 StepKind = Literal["train", "loss", "sums", "divergence"]
@@ -83,7 +83,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
+class PreferenceInputs:
     """What is known of a micro-batch's samples besides their tokens, in the order of their rows.
 
     Pairs are neighbours, chosen before rejected, and every sample has a label.
@@ -98,13 +98,13 @@ class Samples:
     prompts: npt.NDArray[np.bool_] | None = None
 
     @classmethod
-    def plain(cls, count: int) -> Samples:
+    def plain(cls, count: int) -> PreferenceInputs:
         """Samples of which nothing is known."""
         return cls(np.zeros(count, np.float32), np.zeros(count, np.float32))
 
 
 def encode_samples(
-    samples: Samples, segments: IntArray, rows: npt.NDArray[np.integer[Any]]
+    samples: PreferenceInputs, segments: IntArray, rows: npt.NDArray[np.integer[Any]]
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     """What kernels read of samples.
 
@@ -211,7 +211,7 @@ class Network:
         )
 
     @property
-    def _trained(self) -> list[TrainedRows]:
+    def _trained(self) -> list[TrainableTokens]:
         """The rows of the embedding and of the head that are trained; of a tied one once."""
         both = (trained_rows(each) for each in (self.modules.embedding, self.modules.head))
         return list(dict.fromkeys(trained for trained in both if trained is not None))
@@ -252,10 +252,10 @@ def trace_step(graph: Graph, network: Network, options: StepOptions, stats: Tens
     )
     if options.kind == "sums":
         sums = network.trace_sums(graph, batch)
-        return PlannedStep(batch, make_plan(graph), sums)
+        return PlannedStep(batch, compile_plan(graph), sums)
     if options.kind == "divergence":
         network.trace_divergence(graph, batch, stats)
-        return PlannedStep(batch, make_plan(graph))
+        return PlannedStep(batch, compile_plan(graph))
     network.trace_loss(
         graph,
         batch,
@@ -265,7 +265,7 @@ def trace_step(graph: Graph, network: Network, options: StepOptions, stats: Tens
         objective=options.objective,
         router_aux_loss_coef=coefficient,
     )
-    return PlannedStep(batch, make_plan(graph))
+    return PlannedStep(batch, compile_plan(graph))
 
 
 def make_sums(*, counts: bool) -> tuple[Tensor, Tensor | None]:

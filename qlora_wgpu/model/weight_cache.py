@@ -26,7 +26,7 @@ import numpy.typing as npt
 from qlora_wgpu.cache_folder import cache_path, is_own, make_cache_folder
 from qlora_wgpu.files import open_file
 from qlora_wgpu.gpu.limits import buffer_bytes
-from qlora_wgpu.graph.offload import Section
+from qlora_wgpu.graph.offload import WeightGroup
 from qlora_wgpu.graph.tensor import WINDOW, Storage
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.mapped_files import let_go, map_file
@@ -42,7 +42,7 @@ class FlatLayer:
     """A layer's storages, one behind the other."""
 
     number: int
-    section: Section | None  # what they come and go with; None where they stay on the device
+    section: WeightGroup | None  # what they come and go with; None where they stay on the device
     parts: list[tuple[int, Storage]] = field(default_factory=list)  # and where they begin
     together: Storage | None = None  # what those lie in that stay and may be bound at once
     nbytes: int = 0  # of all, gaps included

@@ -21,20 +21,20 @@ import numpy.typing as npt
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import available_bytes
-from qlora_wgpu.graph.offload import Section, Stream
+from qlora_wgpu.graph.offload import WeightGroup, WeightStream
 from qlora_wgpu.graph.program import allocate
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.checkpoint_reader import CheckpointReader
 from qlora_wgpu.model.weight_cache import FlatLayer, KeptLayer, WeightCache
 from qlora_wgpu.ops.logits import block_rows
-from qlora_wgpu.ops.modules import DenseExperts, DenseMatrix, HostMatrix, StreamedMatrix
+from qlora_wgpu.ops.modules import DenseExperts, DenseMatrix, HostEmbedding, StreamedMatrix
 from qlora_wgpu.ops.quantized import QuantizedMatrix
 
 _LEAST_KEPT = 64 * MIB  # less is quantized in a second
 
 Progress = Callable[[str], None]
-Held = Tensor | HostMatrix | StreamedMatrix | DenseMatrix | DenseExperts | QuantizedMatrix
+Held = Tensor | HostEmbedding | StreamedMatrix | DenseMatrix | DenseExperts | QuantizedMatrix
 Filled = tuple[Storage, npt.NDArray[Any]]
 
 
@@ -57,8 +57,8 @@ class WeightPlacement:
         self, reader: CheckpointReader, kept_as: str, *, textures: bool, first_streamed: int
     ) -> None:
         """Has nothing yet."""
-        self.stream = Stream()  # what sections of weights come with
-        self.waiting: dict[str, HostMatrix] = {}  # matrices in host memory, by kind
+        self.stream = WeightStream()  # what sections of weights come with
+        self.waiting: dict[str, HostEmbedding] = {}  # matrices in host memory, by kind
         self._reader = reader
         self._kept_as = kept_as
         self._textures, self._first_streamed = textures, first_streamed
@@ -201,7 +201,7 @@ class WeightPlacement:
     # -- what they take ------------------------------------------------------------------------
 
     @property
-    def _sections(self) -> list[Section]:
+    def _sections(self) -> list[WeightGroup]:
         sections = (layer.section for layer in self._layers.values())
         return [section for section in sections if section is not None]
 
@@ -266,7 +266,7 @@ def row_pieces(rows: int, most: int) -> Iterator[tuple[int, int]]:
 
 
 def streamed_matrix(
-    name: str, host: HostMatrix, stream: Stream, max_binding: int, block: int
+    name: str, host: HostEmbedding, stream: WeightStream, max_binding: int, block: int
 ) -> StreamedMatrix:
     """A matrix whose blocks, of so many rows at most, are sections of a stream.
 

@@ -29,7 +29,7 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.limits import ALIGNMENT
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, pad_rows, padded, round_up, row
 from qlora_wgpu.kernels.dequantize import fits_words
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.adapter_init import start_of_files
 from qlora_wgpu.model.checkpoint_reader import (
     CheckpointReader,
@@ -38,7 +38,7 @@ from qlora_wgpu.model.checkpoint_reader import (
     stored_embedding,
 )
 from qlora_wgpu.model.derived_weights import DequantizedWeights
-from qlora_wgpu.model.offload_plan import RESIDENT, Residency
+from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import QuantizationPolicy
 from qlora_wgpu.model.quantized_weights import codebook_tensor, lay_out, stacked_arrays
 from qlora_wgpu.model.weight_placement import (
@@ -56,13 +56,13 @@ from qlora_wgpu.ops.modules import (
     DenseMatrix,
     ExpertLinear,
     ExpertMatrix,
-    HostMatrix,
+    HostEmbedding,
     Linear,
     Matrix,
     StreamedMatrix,
 )
 from qlora_wgpu.ops.quantized import QuantizedMatrix
-from qlora_wgpu.ops.trained import TrainedMatrix, TrainedRows
+from qlora_wgpu.ops.trained import SavedModule, TrainableTokens
 from qlora_wgpu.quant import WeightFormat
 
 Shape = tuple[int, int]
@@ -83,7 +83,7 @@ class WeightLayout:
         textures: bool = False,
         head_block: int = 1 << 30,
         config: Mapping[str, Any] | None = None,
-        residency: Residency = RESIDENT,
+        residency: OffloadPlan = RESIDENT,
         keep: bool = False,
     ) -> None:
         """Without a folder, shapes and bytes only."""
@@ -95,7 +95,7 @@ class WeightLayout:
         self._reader = CheckpointReader(folder, quant)
         self._codebooks: dict[bytes, Tensor] = {}
 
-    def lay_out(self, architecture: Architecture, adapter: Adapter) -> Modules:
+    def lay_out(self, architecture: Architecture, adapter: AdapterLayout) -> Modules:
         """The modules without their bytes, whose layers get the adapter's pairs."""
         of = architecture
         if adapter.config.changes_base:
@@ -138,7 +138,7 @@ class WeightLayout:
         kept = DequantizedWeights(self._weight_dtype, self._max_binding, self._textures)
         return kept.within(modules, ([spec.name for spec in specs] for specs in groups))
 
-    def begin(self, adapter: Adapter, seed: int, progress: Progress) -> str:
+    def begin(self, adapter: AdapterLayout, seed: int, progress: Progress) -> str:
         """Takes the adapter's start from the weights, before they are loaded; what that took.
 
         A start that the adapter has already is taken as it is.
@@ -161,7 +161,9 @@ class WeightLayout:
 
     # -- rows of the table -----------------------------------------------------------------------
 
-    def _ends(self, of: Architecture, adapter: Adapter) -> tuple[Matrix | HostMatrix, Matrix]:
+    def _ends(
+        self, of: Architecture, adapter: AdapterLayout
+    ) -> tuple[Matrix | HostEmbedding, Matrix]:
         """The embedding and the head, which may be one matrix."""
         vocab, hidden, tied = of.vocab_size, of.hidden_size, of.tied
         name = stored_embedding(self._reader.folder, of)
@@ -179,7 +181,7 @@ class WeightLayout:
                     f"lora.modules_to_save trains {head_name} whole, which cannot wait in host "
                     "memory: leave it out, or raise device.memory"
                 )
-            host = HostMatrix(vocab, hidden, self._weight_dtype, trained=rows.get(head_module))
+            host = HostEmbedding(vocab, hidden, self._weight_dtype, trained=rows.get(head_module))
             head = self._streamed_head(head_name, as_head, host)
         else:
             head = self._dense(
@@ -190,7 +192,7 @@ class WeightLayout:
             return head.host if isinstance(head, StreamedMatrix) else head, head
         own, matrix = rows.get(embed_module), whole.get(embed_module)
         if self._residency.host_embedding and matrix is None:
-            table = HostMatrix(vocab, hidden, self._dtype, trained=own)
+            table = HostEmbedding(vocab, hidden, self._dtype, trained=own)
             return self._host("embedding", name, of.embed_name, table), head
         return self._dense(
             name, vocab, hidden, self._dtype, own, matrix, called=of.embed_name
@@ -200,7 +202,7 @@ class WeightLayout:
         """The quantized format of some tensors that are one matrix; None for floats."""
         return self._policy.of([self._reader.stored(name) for name in names], columns)
 
-    def _experts(self, stack: ExpertSpec, adapter: Adapter) -> ExpertLinear:
+    def _experts(self, stack: ExpertSpec, adapter: AdapterLayout) -> ExpertLinear:
         names = [f"{spec.name}.weight" for spec in stack.linears]
         shape = stack.out_features, stack.in_features
         form = self._form(names, stack.in_features)
@@ -261,8 +263,8 @@ class WeightLayout:
         rows: int,
         columns: int,
         dtype: str = "",
-        trained: TrainedRows | None = None,
-        whole: TrainedMatrix | None = None,
+        trained: TrainableTokens | None = None,
+        whole: SavedModule | None = None,
         called: str = "",
     ) -> DenseMatrix:
         """A matrix that stays, or comes with its layer, in as many pieces as bindings ask for.
@@ -352,13 +354,13 @@ class WeightLayout:
         self.table.append(Weight(name, [(each, shape) for each in names], held, read, layer))
         return held
 
-    def _host_table(self, name: str, rows: int, columns: int) -> HostMatrix:
+    def _host_table(self, name: str, rows: int, columns: int) -> HostEmbedding:
         """A further table; one that its file has in bfloat16 stays so."""
         stays = self._reader.is_as_stored(name, columns, "bfloat16")
-        held = HostMatrix(rows, columns, "bfloat16" if stays else self._dtype)
+        held = HostEmbedding(rows, columns, "bfloat16" if stays else self._dtype)
         return self._host(name, name, name, held)
 
-    def _host(self, kind: str, name: str, called: str, held: HostMatrix) -> HostMatrix:
+    def _host(self, kind: str, name: str, called: str, held: HostEmbedding) -> HostEmbedding:
         """A matrix of which the host looks rows up."""
 
         def read(reader: CheckpointReader) -> Iterator[Filled]:
@@ -370,7 +372,7 @@ class WeightLayout:
         self.table.append(Weight(name, [(called, (held.rows, held.columns))], held, read))
         return held
 
-    def _streamed_head(self, name: str, called: str, host: HostMatrix) -> StreamedMatrix:
+    def _streamed_head(self, name: str, called: str, host: HostEmbedding) -> StreamedMatrix:
         """A head whose blocks come and go."""
         held = streamed_matrix(
             name, host, self.placement.stream, self._max_binding, self._head_block
@@ -386,7 +388,7 @@ class WeightLayout:
         self.table.append(Weight(name, [(called, (host.rows, host.columns))], held, read))
         return held
 
-    def _wait(self, kind: str, name: str, held: HostMatrix) -> None:
+    def _wait(self, kind: str, name: str, held: HostEmbedding) -> None:
         """Counts what reading takes beside a matrix's own bytes, which wait."""
         self.placement.waiting[kind] = held
         held.as_stored = self._reader.is_as_stored(name, held.columns, held.dtype)

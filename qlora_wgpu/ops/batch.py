@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.ops.kv_cache import CacheView
-from qlora_wgpu.ops.modules import HostMatrix
-from qlora_wgpu.ops.quantized import StripStore
+from qlora_wgpu.ops.modules import HostEmbedding
+from qlora_wgpu.ops.quantized import PackedWeightCache
 
 INFO_LABEL_ROWS, INFO_DROPOUT, INFO_KEY, INFO_SAMPLES, INFO_LENGTH = range(5)
 _SHORTEST = 2  # tokens of a sample that has a label
@@ -102,7 +102,7 @@ class BatchBuffers:
     # Of the rotations that ``angles_of`` was asked for
     angles: dict[Rotation, Angles] = field(default_factory=dict, compare=False)
     # Of the matrices that ``rows_of`` was asked for
-    embedded: dict[HostMatrix, EmbeddedRows] = field(default_factory=dict, compare=False)
+    embedded: dict[HostEmbedding, EmbeddedRows] = field(default_factory=dict, compare=False)
 
     @property
     def rows(self) -> int:
@@ -115,7 +115,7 @@ class BatchBuffers:
         return self.cache is not None and self.seq == 1
 
     @property
-    def strips(self) -> StripStore | None:
+    def strips(self) -> PackedWeightCache | None:
         """Where copies of the weights are that new tokens read, if they do."""
         return None if self.cache is None else self.cache.strips
 
@@ -134,7 +134,7 @@ class BatchBuffers:
             )
         return self.angles[rotation]
 
-    def rows_of(self, weight: HostMatrix) -> EmbeddedRows:
+    def rows_of(self, weight: HostEmbedding) -> EmbeddedRows:
         """Room for the tokens' rows of a matrix, which are written with the batch from now on."""
         if weight not in self.embedded:
             rows = matrix("embedded rows", self.rows, weight.columns, weight.dtype)

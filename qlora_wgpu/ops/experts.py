@@ -12,7 +12,7 @@ from dataclasses import replace
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.common import ExpertTiles
-from qlora_wgpu.kernels.gemm import GEMM, Gemm, QuantizedRows
+from qlora_wgpu.kernels.gemm import GEMM, Gemm, QuantizedView
 from qlora_wgpu.ops import linear
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import ExpertLinear
@@ -103,7 +103,7 @@ def expert_linear(
 
 def _pieces(
     g: Graph, layer: ExpertLinear, tiles: ExpertTiles
-) -> Iterator[tuple[int, int, Tensor | QuantizedRows]]:
+) -> Iterator[tuple[int, int, Tensor | QuantizedView]]:
     """``(first expert, count, matrices)`` of new tokens: decoded on the way where they can be."""
     weight = layer.weight
     whole = rows_of(g, [weight]) if isinstance(weight, QuantizedMatrix) else None

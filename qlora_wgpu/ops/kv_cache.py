@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
-from qlora_wgpu.ops.quantized import StripStore
+from qlora_wgpu.ops.quantized import PackedWeightCache
 
 
 @dataclass
@@ -39,7 +39,7 @@ class CacheView:
         """Begins at the first layer."""
         self.capacity = cache.capacity
         self.texts = cache.texts
-        self.strips: StripStore | None = None
+        self.strips: PackedWeightCache | None = None
         self.in_strips = cache.in_strips
         self._cache = cache
         self._next = 0

@@ -19,24 +19,24 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.common import ExpertTiles
 from qlora_wgpu.kernels.dequantize import MOST_TOGETHER
-from qlora_wgpu.kernels.gemm import GEMM, Gemm, LoraTerm, QuantizedRows, Strips
+from qlora_wgpu.kernels.gemm import GEMM, Gemm, LoraTerm, PackedWeights, QuantizedView
 from qlora_wgpu.kernels.lora import (
     BOTH_GRADS,
     DOWN,
     UP_GRAD,
     BothGrads,
-    Down,
-    FactorGrad,
     Lora,
-    UpGrad,
+    LoraA,
+    LoraBGradInput,
+    LoraWeightGrad,
 )
 from qlora_wgpu.ops import dora
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import DenseMatrix, Linear, Matrix
 from qlora_wgpu.ops.pointwise import dropout_parts
 from qlora_wgpu.ops.quantized import (
+    PackedWeightCache,
     QuantizedMatrix,
-    StripStore,
     dequantize_together,
     kept_together,
     rows_of,
@@ -239,10 +239,10 @@ def _operands(g: Graph, weights: Sequence[Matrix]) -> Iterator[tuple[int, Tensor
 
 
 def pieces(
-    g: Graph, weights: Sequence[Matrix], strips: StripStore | None
-) -> Iterator[tuple[int, Tensor | QuantizedRows | Strips]]:
+    g: Graph, weights: Sequence[Matrix], strips: PackedWeightCache | None
+) -> Iterator[tuple[int, Tensor | QuantizedView | PackedWeights]]:
     """The same as products of few rows read them: in strips, decoded on the way, or operands."""
-    whole: QuantizedRows | Strips | None = readable(g, weights)
+    whole: QuantizedView | PackedWeights | None = readable(g, weights)
     if strips is not None and (quantized := _decodable(weights)):
         whole = strips.of_quantized(g, quantized) or whole
     if whole is not None:
@@ -255,7 +255,7 @@ def pieces(
         yield row0, made or w
 
 
-def readable(g: Graph, weights: Sequence[Matrix]) -> QuantizedRows | None:
+def readable(g: Graph, weights: Sequence[Matrix]) -> QuantizedView | None:
     """Quantized matrices of one input as these products read them, if they can be one product."""
     quantized = _decodable(weights)
     return rows_of(g, quantized) if quantized else None
@@ -289,7 +289,7 @@ def down(
 ) -> Tensor:
     """u = scaling · dropout(x)·Aᵀ, (rows, r) float32."""
     u = g.float32("lora u", x.rows, lora.r)
-    DOWN.launch(g, Down(x, lora, u, batch.info, experts))
+    DOWN.launch(g, LoraA(x, lora, u, batch.info, experts))
     return u
 
 
@@ -317,13 +317,13 @@ def backward(
     """
     x = g.again(x)
     du = g.float32("d lora u", x.rows, lora.r)
-    UP_GRAD.launch(g, UpGrad(dy, lora, du, experts, others))
+    UP_GRAD.launch(g, LoraBGradInput(dy, lora, du, experts, others))
     rows = experts.rows if experts is not None else None
     with summed(g, lora.grad_a) as grad_a, summed(g, lora.grad_b) as grad_b:
-        of_b = FactorGrad(
+        of_b = LoraWeightGrad(
             dy, u, grad_b, expert_rows=rows, expert_stride=lora.b_stride, others=others
         )
-        of_a = FactorGrad(x, du, grad_a, True, lora.mask, batch.info, rows, lora.a_stride)
+        of_a = LoraWeightGrad(x, du, grad_a, True, lora.mask, batch.info, rows, lora.a_stride)
         BOTH_GRADS.launch(g, BothGrads(of_b, of_a))
     return du
 

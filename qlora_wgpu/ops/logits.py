@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import ROW_UNIT, Tensor, row, row_blocks, rows_from
-from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm, LoraTerm, QuantizedRows, Strips
+from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm, LoraTerm, PackedWeights, QuantizedView
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.ops import linear
 from qlora_wgpu.ops.batch import BatchBuffers
@@ -15,7 +15,7 @@ from qlora_wgpu.ops.label_rows import gather
 from qlora_wgpu.ops.modules import Head, Matrix, StreamedMatrix
 from qlora_wgpu.ops.tensor import softcap_in_place
 
-Shard = tuple[int, Tensor | QuantizedRows | Strips]
+Shard = tuple[int, Tensor | QuantizedView | PackedWeights]
 _LEAST_ROWS = 16
 _VIEW_ROWS = 256  # of any width, that a view of a matrix may begin at a multiple of
 

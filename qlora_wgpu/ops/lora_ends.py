@@ -20,11 +20,11 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import ITEM_SIZE, Storage, Tensor, ceil_div, matrix, rows_from
 from qlora_wgpu.kernels.common import dropout_params
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.kernels.lora import FACTOR_GRAD, UP_GRAD, FactorGrad, Lora, UpGrad
+from qlora_wgpu.kernels.lora import FACTOR_GRAD, UP_GRAD, Lora, LoraBGradInput, LoraWeightGrad
 from qlora_wgpu.ops import linear
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.label_rows import gather, scale_label_rows, scatter
-from qlora_wgpu.ops.modules import Head, HostMatrix, Matrix, trained_rows, trained_whole
+from qlora_wgpu.ops.modules import Head, HostEmbedding, Matrix, trained_rows, trained_whole
 from qlora_wgpu.ops.pointwise import masked
 from qlora_wgpu.ops.tensor import add_to, fill_zero, summed
 from qlora_wgpu.ops.trained import overwrite_looked_up
@@ -83,9 +83,9 @@ class EmbeddingPair:
         """Adds to the gradients of A and B, of dy (rows, hidden_size) of any type."""
         g, lora, u = self._g, self._lora, self.u
         du = g.float32("d embedding u", *u.shape)
-        UP_GRAD.launch(g, UpGrad(dy, lora, du))
+        UP_GRAD.launch(g, LoraBGradInput(dy, lora, du))
         with summed(g, lora.grad_b) as grad_b:
-            FACTOR_GRAD.launch(g, FactorGrad(dy, u, grad_b))
+            FACTOR_GRAD.launch(g, LoraWeightGrad(dy, u, grad_b))
         following = following_places(g, self._ids, u.rows, self._padding)
         threads = g.profile.flat_group
         with summed(g, lora.grad_a) as grad_a:
@@ -103,7 +103,7 @@ _NOISE_KEY = zlib.crc32(b"neftune")
 
 def embedding(
     g: Graph,
-    weight: Matrix | HostMatrix,
+    weight: Matrix | HostEmbedding,
     batch: BatchBuffers,
     scale: float = 1.0,
     noise_scale: float = 1.0,
@@ -129,7 +129,7 @@ def embedding(
     y = g.float32("embedding", batch.rows, weight.columns)
     info = batch.info if batch.noise > 0 else None
     ids, trained, whole = batch.input_ids, trained_rows(weight), trained_whole(weight)
-    if isinstance(weight, HostMatrix):
+    if isinstance(weight, HostEmbedding):
         shards, ids = [(0, batch.rows_of(weight).table)], batch.rows_of(weight).rows
         if trained is not None:
             overwrite_looked_up(g, trained, batch.input_ids, batch.rows_of(weight).table)
@@ -166,7 +166,7 @@ def embedding(
     return y
 
 
-class HeadPair:
+class LoraHead:
     """The adapter of a head within one loss."""
 
     u: Tensor  # scaling · dropout(hidden)·Aᵀ of all rows, (rows, r) float32
@@ -179,7 +179,7 @@ class HeadPair:
         self.u = linear.down(g, hidden, lora, batch)
 
     @classmethod
-    def of(cls, g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers) -> HeadPair | None:
+    def of(cls, g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers) -> LoraHead | None:
         """That of a head which has one."""
         return None if head.pair is None else cls(g, hidden, head.pair, batch)
 
@@ -241,7 +241,7 @@ class HeadPair:
         if self.of_b is not lora.grad_b:
             add_to(g, lora.grad_b, self.of_b)
         with summed(g, lora.grad_a) as grad_a:
-            of_a = FactorGrad(hidden, self.du, grad_a, True, lora.mask, self._batch.info)
+            of_a = LoraWeightGrad(hidden, self.du, grad_a, True, lora.mask, self._batch.info)
             FACTOR_GRAD.launch(g, of_a)
         if not hidden.requires_grad:
             return

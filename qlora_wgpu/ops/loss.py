@@ -29,7 +29,7 @@ from qlora_wgpu.ops.logits import (
     logits_of_rows,
     rows_of_a_block,
 )
-from qlora_wgpu.ops.lora_ends import HeadPair
+from qlora_wgpu.ops.lora_ends import LoraHead
 from qlora_wgpu.ops.modules import Head, StreamedMatrix, trained_rows, trained_whole
 from qlora_wgpu.ops.preference import Preference, preference
 from qlora_wgpu.ops.tensor import fill_zero
@@ -125,7 +125,7 @@ class _Loss:
         self._softmax = g.float_vector("softmax", 2 * batch.rows)
         self.losses = g.float_vector("losses", 2 * batch.rows)
         self.of_rows: HeadGradient | None = None
-        self.pair = HeadPair.of(g, hidden, head, batch)
+        self.pair = LoraHead.of(g, hidden, head, batch)
         self.of_whole: WholeHead | None = None
 
     def compute(

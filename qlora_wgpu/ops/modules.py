@@ -14,7 +14,7 @@ from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.mapped_files import require_whole
 from qlora_wgpu.ops.tensor import copied
-from qlora_wgpu.ops.trained import TrainedMatrix, TrainedRows, overwrite
+from qlora_wgpu.ops.trained import SavedModule, TrainableTokens, overwrite
 
 
 class Matrix(Protocol):
@@ -43,8 +43,8 @@ class DenseMatrix:
     columns: int  # its columns
     pieces: tuple[tuple[int, Tensor], ...]  # ``(first row, operand tensor)``
     # The rows that are trained, which overwrite theirs before a forward
-    trained: TrainedRows | None = None
-    whole: TrainedMatrix | None = None  # all of it, where all is trained, likewise
+    trained: TrainableTokens | None = None
+    whole: SavedModule | None = None  # all of it, where all is trained, likewise
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
         """Yields the resident pieces."""
@@ -52,7 +52,7 @@ class DenseMatrix:
 
 
 @dataclass(eq=False)
-class HostMatrix:
+class HostEmbedding:
     """A matrix in host memory, of which rows are uploaded with each micro-batch."""
 
     rows: int  # its rows
@@ -62,7 +62,7 @@ class HostMatrix:
     values: npt.NDArray[Any] | None = None
     as_stored: bool = False  # whether these are a file's own bytes, of which no copy is made
     # The rows that are trained, which take the place of what is looked up
-    trained: TrainedRows | None = None
+    trained: TrainableTokens | None = None
 
     @property
     def nbytes(self) -> int:
@@ -85,10 +85,10 @@ class StreamedMatrix:
     columns: int  # its columns
     # ``(first row, operand tensor)``, each the storage of a section of its own
     blocks: tuple[tuple[int, Tensor], ...]
-    host: HostMatrix  # all of it
+    host: HostEmbedding  # all of it
 
     @property
-    def trained(self) -> TrainedRows | None:
+    def trained(self) -> TrainableTokens | None:
         """The rows that are trained, which overwrite those of a block when it has come."""
         return self.host.trained
 
@@ -107,14 +107,14 @@ class StreamedMatrix:
         return copied(g, block) if g.profile.textures else block
 
 
-def trained_whole(weight: Matrix | HostMatrix) -> TrainedMatrix | None:
+def trained_whole(weight: Matrix | HostEmbedding) -> SavedModule | None:
     """An embedding or a head as a parameter, if all of it is trained."""
     return weight.whole if isinstance(weight, DenseMatrix) else None
 
 
-def trained_rows(weight: Matrix | HostMatrix) -> TrainedRows | None:
+def trained_rows(weight: Matrix | HostEmbedding) -> TrainableTokens | None:
     """The rows of an embedding or a head that are trained, if any are."""
-    if isinstance(weight, DenseMatrix | HostMatrix | StreamedMatrix):
+    if isinstance(weight, DenseMatrix | HostEmbedding | StreamedMatrix):
         return weight.trained
     return None
 

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.graph.offload import PLACES, Parked
-from qlora_wgpu.graph.sharded_vector import Pieces, in_pieces
+from qlora_wgpu.graph.offload import NUM_BUFFERS, OffloadedTensor
+from qlora_wgpu.graph.sharded_vector import ShardedVector, in_pieces
 from qlora_wgpu.graph.tensor import Storage, Tensor, ceil_div, vector
 
 BLOCK = 256  # elements
@@ -163,10 +163,10 @@ class BlockTable:
             ends.append((after[0].first_block, after[0].first_word) if after else ends[-1])
         return [BlockPiece(*begin, *end) for begin, end in pairwise([(0, 0), *reversed(ends)])]
 
-    def new_moment(self, label: str) -> Pieces:
+    def new_moment(self, label: str) -> ShardedVector:
         """Room for a moment."""
         lengths = [piece.end_word - piece.word for piece in self.pieces]
-        return Pieces.laid_out(label, "optimizer", "uint32", lengths)
+        return ShardedVector.laid_out(label, "optimizer", "uint32", lengths)
 
     def cuts(self, piece: BlockPiece, most: int) -> list[tuple[int, int]]:
         """Cuts the blocks of a piece into parts of at most so many words."""
@@ -197,7 +197,7 @@ class MomentsPart:
     begin: int
     block: int  # in 8 bits, its first block
     end: int  # in 8 bits, the block behind its last
-    kept: tuple[Parked, ...]  # each moment's in host memory
+    kept: tuple[OffloadedTensor, ...]  # each moment's in host memory
     moments: tuple[Tensor, ...]  # each moment's on the device
 
 
@@ -214,7 +214,7 @@ def moments_in_parts(
     size = _part(lengths)
     buffers = [
         [Storage("moments on their way", "staging", 4 * size) for _ in moments]
-        for _ in range(PLACES)
+        for _ in range(NUM_BUFFERS)
     ]
     parts: list[MomentsPart] = []
     for piece, cuts in enumerate(_cuts(lengths, size, blocks)):
@@ -222,18 +222,20 @@ def moments_in_parts(
         for (block, begin), (end, after) in pairwise(cuts):
             window, count = slice(begin - first, after - first), after - begin
             kept = tuple(
-                Parked("moments", 4 * count, each[piece][window].view(np.uint8), lasts=True)
+                OffloadedTensor(
+                    "moments", 4 * count, each[piece][window].view(np.uint8), lasts=True
+                )
                 for each in moments
             )
-            turn = buffers[len(parts) % PLACES]
+            turn = buffers[len(parts) % NUM_BUFFERS]
             on_device = tuple(vector("moments", count, dtype, each) for each in turn)
             parts.append(MomentsPart(piece, begin, block, end, kept, on_device))
     return parts
 
 
 def updated_parts(
-    vectors: Sequence[Tensor | Pieces],
-    moments: Sequence[Tensor | Pieces],
+    vectors: Sequence[Tensor | ShardedVector],
+    moments: Sequence[Tensor | ShardedVector],
     passing: Sequence[MomentsPart],
 ) -> Iterator[tuple[int, tuple[Tensor, ...], MomentsPart | None]]:
     """What one launch after another updates, where moments lie element by element."""
@@ -282,4 +284,4 @@ def passing_bytes(lengths: Sequence[int], moments: int = 2) -> int:
     """Bytes of the buffers that so many moments, in pieces of so many words, pass through."""
     size = _part(lengths)
     parts = sum(-(-length // size) for length in lengths)
-    return moments * min(PLACES, parts) * 4 * size
+    return moments * min(NUM_BUFFERS, parts) * 4 * size

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.sharded_vector import Pieces, in_pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector, in_pieces
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, round_up
 from qlora_wgpu.kernels.common import row_constants, row_workgroups
 from qlora_wgpu.ops.moments import BLOCK, BlockTable, MomentsPart, updated_parts
@@ -38,10 +38,10 @@ class AdamWState:
     All are float32, but a gradient may be bfloat16.
     """
 
-    parameters: Tensor | Pieces  # the adapter
-    gradient: Tensor | Pieces  # summed over the step's label tokens
-    first_moment: Tensor | Pieces  # m
-    second_moment: Tensor | Pieces  # v
+    parameters: Tensor | ShardedVector  # the adapter
+    gradient: Tensor | ShardedVector  # summed over the step's label tokens
+    first_moment: Tensor | ShardedVector  # m
+    second_moment: Tensor | ShardedVector  # v
     step_info: Tensor  # learning rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), learning rate of B
     stats: Tensor  # loss sum, label tokens, gradient norm, update factor; the rest is not looked at
     # Where B begins, in floats, a multiple of four; None where all have A's rate
@@ -51,7 +51,9 @@ class AdamWState:
     passing: Sequence[MomentsPart] = ()
 
 
-def gradient_norm(g: Graph, gradient: Tensor | Pieces, stats: Tensor, max_grad_norm: float) -> None:
+def gradient_norm(
+    g: Graph, gradient: Tensor | ShardedVector, stats: Tensor, max_grad_norm: float
+) -> None:
     """Puts the norm of the mean gradient, and the factor that averages and clips, into stats.
 
     Which squares an invocation adds up, and in which order, does not depend on the pieces: it goes
@@ -144,9 +146,9 @@ class LionState:
     All are float32, but a gradient may be bfloat16.
     """
 
-    parameters: Tensor | Pieces  # the adapter
-    gradient: Tensor | Pieces  # summed over the step's label tokens
-    moment: Tensor | Pieces  # m
+    parameters: Tensor | ShardedVector  # the adapter
+    gradient: Tensor | ShardedVector  # summed over the step's label tokens
+    moment: Tensor | ShardedVector  # m
     step_info: Tensor  # learning rate of A, two numbers that are not looked at, learning rate of B
     stats: Tensor  # see ``AdamWState``
     # Where B begins, in floats, a multiple of four; None where all have A's rate

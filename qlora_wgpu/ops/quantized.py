@@ -17,8 +17,8 @@ from qlora_wgpu.kernels.dequantize import (
     whole_blocks,
 )
 from qlora_wgpu.kernels.gemm.packed import (
-    QuantizedRows,
-    Strips,
+    PackedWeights,
+    QuantizedView,
     copy_rows,
     copy_scales,
     decodes,
@@ -200,7 +200,7 @@ def dequantize_together(g: Graph, w: Tensor, matrices: Sequence[QuantizedMatrix]
     GroupDequantization(w, words, _begins(matrices, first), rows, matrices[0].form).launch(g)
 
 
-def rows_of(g: Graph, matrices: Sequence[QuantizedMatrix]) -> QuantizedRows | None:
+def rows_of(g: Graph, matrices: Sequence[QuantizedMatrix]) -> QuantizedView | None:
     """Matrices as products of few rows read them; None where they must be dequantized first."""
     group = _together(g, matrices)
     form, columns = matrices[0].form, matrices[0].columns
@@ -209,7 +209,7 @@ def rows_of(g: Graph, matrices: Sequence[QuantizedMatrix]) -> QuantizedRows | No
     words, first = group
     begins = _begins(matrices, first)
     rows = [matrix.rows for matrix in matrices]
-    return QuantizedRows(words, begins, rows, columns, form, matrices[0].strides)
+    return QuantizedView(words, begins, rows, columns, form, matrices[0].strides)
 
 
 def _begins(matrices: Sequence[QuantizedMatrix], first: int) -> dict[str, list[int]]:
@@ -261,7 +261,7 @@ def pair_values(quant_map: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 Fill = Callable[[Graph], None]
 
 
-class StripStore:
+class PackedWeightCache:
     """The strips of one model's frozen matrices, and the launches that have still to fill them.
 
     Attributes:
@@ -276,7 +276,7 @@ class StripStore:
                 bfloat16 takes three times as many bytes as codes, and 0.4 of their time.
         """
         self.dense = dense
-        self._made: dict[object, Strips] = {}
+        self._made: dict[object, PackedWeights] = {}
         self._fills: list[Fill] = []
 
     @property
@@ -296,7 +296,7 @@ class StripStore:
         for each in fills:
             each(g)
 
-    def of_quantized(self, g: Graph, weights: Sequence[QuantizedMatrix]) -> Strips | None:
+    def of_quantized(self, g: Graph, weights: Sequence[QuantizedMatrix]) -> PackedWeights | None:
         """Quantized matrices of one input in strips; None where they cannot be read so."""
         if not g.profile.textures or any(_comes_and_goes(weight.codes) for weight in weights):
             return None
@@ -309,7 +309,7 @@ class StripStore:
             self._fills.append(fill)
         return self._made[key]
 
-    def _numbers(self, g: Graph, weights: Sequence[QuantizedMatrix]) -> tuple[Strips, Fill]:
+    def _numbers(self, g: Graph, weights: Sequence[QuantizedMatrix]) -> tuple[PackedWeights, Fill]:
         rows, name = sum(weight.rows for weight in weights), _name(weights)
         made = dense_strips(name, rows, g.weight(name, 1, weights[0].columns), _lanes(g))
 
@@ -323,7 +323,9 @@ class StripStore:
 
         return made, fill
 
-    def _codes(self, g: Graph, weights: Sequence[QuantizedMatrix]) -> tuple[Strips, Fill] | None:
+    def _codes(
+        self, g: Graph, weights: Sequence[QuantizedMatrix]
+    ) -> tuple[PackedWeights, Fill] | None:
         rows = rows_of(g, weights)
         if rows is None or not fits(rows.form, rows.columns):
             return None
@@ -338,7 +340,7 @@ class StripStore:
 
         return made, fill
 
-    def of_dense(self, g: Graph, w: Tensor) -> Strips | None:
+    def of_dense(self, g: Graph, w: Tensor) -> PackedWeights | None:
         """Operands in strips; None where they cannot be read so."""
         if not g.profile.textures or _comes_and_goes(w):
             return None

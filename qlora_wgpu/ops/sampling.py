@@ -21,7 +21,7 @@ from qlora_wgpu.ops.batch import BatchBuffers
 
 NONE = 0xFFFFFFFF
 """What is chosen where a logit is not finite."""
-MOST_AHEAD = 8
+DECODE_STEPS_AHEAD = 8
 """How many tokens of a text can be computed before they are read."""
 _THREADS = 256  # at least, that share a row: every device has so many in a workgroup
 _WORDS = 8  # of a text's settings
@@ -57,7 +57,7 @@ class Settings(Protocol):
 
 
 @dataclass(frozen=True)
-class Choices:
+class SamplerState:
     """What rows of a batch are chosen by, and what was chosen."""
 
     settings: Tensor  # float32 (rows · 8), as ``encode_choices`` writes them
@@ -77,19 +77,19 @@ def make_seen(texts: int, vocab: int) -> Tensor:
     return vector("seen tokens", count, "uint32", Storage("seen tokens", "kv cache", 4 * count))
 
 
-def make_choices(rows: int, seen: Tensor) -> Choices:
+def make_choices(rows: int, seen: Tensor) -> SamplerState:
     """Room for the settings and tokens of so many rows."""
     words = _WORDS * rows
     settings = Storage("choices", "inputs", 4 * words)
-    chosen = Storage("chosen tokens", "inputs", 4 * rows * MOST_AHEAD)
-    return Choices(
+    chosen = Storage("chosen tokens", "inputs", 4 * rows * DECODE_STEPS_AHEAD)
+    return SamplerState(
         vector("choices", words, "float32", settings),
         seen,
-        vector("chosen", rows * MOST_AHEAD, "uint32", chosen),
+        vector("chosen", rows * DECODE_STEPS_AHEAD, "uint32", chosen),
     )
 
 
-def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: Choices) -> None:
+def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: SamplerState) -> None:
     """Chooses each row's token, and adds it to its text's.
 
     A batch of new tokens becomes that of the tokens which were chosen.
@@ -101,7 +101,7 @@ def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: Choices) -> N
         choices: The settings; gets the tokens.
     """
     rows, words = logits.rows, _words_of_text(logits.columns)
-    places, fits = batch.places, choices.chosen.columns == rows * MOST_AHEAD
+    places, fits = batch.places, choices.chosen.columns == rows * DECODE_STEPS_AHEAD
     if not fits or choices.seen.columns % words or places is None or batch.cache is None:
         raise GraphError(f"sampling: {logits} do not fit {choices}")
     inputs = vector("inputs", batch.storage.nbytes // 4, "uint32", batch.storage)
@@ -130,7 +130,7 @@ def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: Choices) -> N
             "ONE_THREAD": False,
             "SUBGROUP": False,
             "NEXT": batch.decodes,
-            "AHEAD": MOST_AHEAD,
+            "AHEAD": DECODE_STEPS_AHEAD,
         },
     )
 

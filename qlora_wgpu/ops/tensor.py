@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.sharded_vector import Pieces, in_pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector, in_pieces
 from qlora_wgpu.graph.tensor import TEXEL, Tensor, ceil_div, matrix, vector
 
 
-def fill_zero(g: Graph, y: Tensor | Pieces) -> None:
+def fill_zero(g: Graph, y: Tensor | ShardedVector) -> None:
     """Zeroes y."""
     for piece in in_pieces(y).pieces:
         units = ceil_div(piece.nbytes, 16)
@@ -26,7 +26,7 @@ def copied(g: Graph, x: Tensor) -> Tensor:
     return y
 
 
-def add_to(g: Graph, y: Tensor | Pieces, x: Tensor | Pieces) -> None:
+def add_to(g: Graph, y: Tensor | ShardedVector, x: Tensor | ShardedVector) -> None:
     """Adds x, float32, to y of the same layout.
 
     Args:

@@ -24,7 +24,7 @@ NONE = 0xFFFFFFFF
 
 
 @dataclass(eq=False)
-class TrainedRows:
+class TrainableTokens:
     """Some rows of a matrix as a parameter."""
 
     name: str  # the matrix's module
@@ -52,7 +52,7 @@ class TrainedRows:
         return any(row0 <= index < row0 + count for index in self.indices)
 
 
-def overwrite(g: Graph, trained: TrainedRows, pieces: Sequence[tuple[int, Tensor]]) -> None:
+def overwrite(g: Graph, trained: TrainableTokens, pieces: Sequence[tuple[int, Tensor]]) -> None:
     """Puts the trained rows into the matrix.
 
     Args:
@@ -73,7 +73,7 @@ def overwrite(g: Graph, trained: TrainedRows, pieces: Sequence[tuple[int, Tensor
             )
 
 
-def overwrite_looked_up(g: Graph, trained: TrainedRows, ids: Tensor, table: Tensor) -> None:
+def overwrite_looked_up(g: Graph, trained: TrainableTokens, ids: Tensor, table: Tensor) -> None:
     """Puts the trained rows into what the host has looked up: row m of the table is that of ids[m].
 
     Args:
@@ -97,7 +97,7 @@ Rows = tuple[tuple[int, Tensor], ...]
 
 
 @dataclass(eq=False)
-class TrainedMatrix:
+class SavedModule:
     """All rows of a matrix as a parameter."""
 
     name: str  # the matrix's module
@@ -118,7 +118,7 @@ def overlapping(one: Rows, first: int, count: int) -> list[tuple[int, Tensor]]:
     return views
 
 
-def write_whole(g: Graph, trained: TrainedMatrix, pieces: Sequence[tuple[int, Tensor]]) -> None:
+def write_whole(g: Graph, trained: SavedModule, pieces: Sequence[tuple[int, Tensor]]) -> None:
     """Puts the rows where kernels read them.
 
     Args:

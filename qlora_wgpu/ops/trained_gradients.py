@@ -10,15 +10,15 @@ from __future__ import annotations
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.kernels.lora import FACTOR_GRAD, FactorGrad
+from qlora_wgpu.kernels.lora import FACTOR_GRAD, LoraWeightGrad
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.label_rows import gather, scale_label_rows, transposed
 from qlora_wgpu.ops.tensor import add_to, fill_zero
-from qlora_wgpu.ops.trained import NONE, TrainedMatrix, TrainedRows, overlapping
+from qlora_wgpu.ops.trained import NONE, SavedModule, TrainableTokens, overlapping
 
 
 def add_lookup_gradient(
-    g: Graph, trained: TrainedRows, ids: Tensor, dy: Tensor, scale: float
+    g: Graph, trained: TrainableTokens, ids: Tensor, dy: Tensor, scale: float
 ) -> None:
     """Adds scale · Σ dy[m] over all m with ids[m] = t to the gradient of each trained row t.
 
@@ -68,7 +68,7 @@ class HeadGradient:
         columns: The logits' gradient, of these rows alone.
     """
 
-    def __init__(self, g: Graph, trained: TrainedRows, batch: BatchBuffers) -> None:
+    def __init__(self, g: Graph, trained: TrainableTokens, batch: BatchBuffers) -> None:
         """Begins with zeros."""
         self._g, self._trained, self._batch = g, trained, batch
         self.columns = g.float32("d logits of trained rows", batch.rows, trained.rows.rows)
@@ -112,11 +112,11 @@ class HeadGradient:
         fill_zero(g, gradient)
         if factors is not None:
             scale_label_rows(g, self.columns, factors, self._batch)
-        FACTOR_GRAD.launch(g, FactorGrad(hidden, self.columns, gradient, transposed=True))
+        FACTOR_GRAD.launch(g, LoraWeightGrad(hidden, self.columns, gradient, transposed=True))
         g.add_gradient(rows, gradient)
 
 
-def sum_up(g: Graph, trained: TrainedRows) -> None:
+def sum_up(g: Graph, trained: TrainableTokens) -> None:
     """Adds what a backward has gathered to the gradient of all micro-batches, once."""
     add_to(g, trained.gradient, g.gradient_of(trained.rows))
 
@@ -143,9 +143,7 @@ def following_places(g: Graph, ids: Tensor, rows: int, padding: int | None) -> T
     return following
 
 
-def add_whole_lookup(
-    g: Graph, trained: TrainedMatrix, ids: Tensor, dy: Tensor, scale: float
-) -> None:
+def add_whole_lookup(g: Graph, trained: SavedModule, ids: Tensor, dy: Tensor, scale: float) -> None:
     """Adds scale · Σ dy[m] over all m with ids[m] = t to the gradient of each row t.
 
     The sum goes from a token's first place in the batch to its next, as that of trained rows.
@@ -176,9 +174,7 @@ def add_whole_lookup(
 class WholeHead:
     """The gradient of a head that is trained whole, added while its logits pass by."""
 
-    def __init__(
-        self, g: Graph, trained: TrainedMatrix, hidden: Tensor, batch: BatchBuffers
-    ) -> None:
+    def __init__(self, g: Graph, trained: SavedModule, hidden: Tensor, batch: BatchBuffers) -> None:
         """Notes what it is made of."""
         self._g, self._trained, self._hidden, self._batch = g, trained, hidden, batch
 

@@ -14,9 +14,9 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.graph.launch import Launch
-from qlora_wgpu.lora.flat_vector import AdapterForms
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.runs.opening import OpenedModel, checking_device, sound_layout, update_launches
@@ -88,15 +88,15 @@ def opened_cluster(
 
 def _owner_layout(
     settings: Config, source: OpenedModel, device: Device, observer: Observer
-) -> ModelLayout:
+) -> ModelPlan:
     """The adapter's layout, in kernels that the owner's driver computes rightly."""
 
-    def launches(layout: ModelLayout) -> Iterator[Launch]:
+    def launches(layout: ModelPlan) -> Iterator[Launch]:
         return update_launches(settings, layout)
 
     layout = device_layout(
         source.pretrained, settings.lora, settings.quant, settings.train.compute_dtype, device,
-        forms=AdapterForms.of(settings),
+        forms=AdapterDtypes.of(settings),
     )  # fmt: skip
     memory = owner_memory(settings, layout)
     observer.planned(memory)

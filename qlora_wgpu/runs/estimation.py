@@ -17,7 +17,7 @@ from qlora_wgpu.config import Config, LoraConfig, ModelConfig, QuantConfig
 from qlora_wgpu.config.schema import DataConfig, TrainConfig
 from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.errors import ConfigError, QLoRAError, TokenizerError, option
-from qlora_wgpu.lora.flat_vector import AdapterForms
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
 from qlora_wgpu.model.budget import Fit
 from qlora_wgpu.model.memory_plan import copied_bytes
 from qlora_wgpu.model.pretrained import Pretrained
@@ -225,7 +225,7 @@ def _workload_of_run(settings: Config, length: int) -> Workload:
         length,
         train.gradient_checkpointing,
         train.gradient_accumulation_steps,
-        AdapterForms.of(settings),
+        AdapterDtypes.of(settings),
         training_options(train).objective,
         settings.rows_at_once // train.per_device_train_batch_size,
     )

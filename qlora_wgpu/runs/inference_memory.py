@@ -23,7 +23,7 @@ from qlora_wgpu.model.budget import (
     Beside,
     Fit,
     PlansOf,
-    fit_reading,
+    fit_inference_to_budget,
     planned,
     reading_memory,
     waiting_in_words,
@@ -35,7 +35,7 @@ from qlora_wgpu.model.memory_plan import (
     laid_out_for,
     with_kept,
 )
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import TrainingOptions
 from qlora_wgpu.ops.kv_cache import KVCache
@@ -44,20 +44,20 @@ from qlora_wgpu.runs.memory import require_bindings, require_host_room, text_pla
 from qlora_wgpu.training import Observer, training_options
 
 
-def kept_as_asked(layout: ModelLayout, settings: Config, device: Device) -> ModelLayout:
+def kept_as_asked(layout: ModelPlan, settings: Config, device: Device) -> ModelPlan:
     """A run's layout to begin with, which ``settled`` may change."""
     asked = settings.device.keep_dequantized
     return laid_out_for(layout, asked, is_cpu=device.is_cpu, budget=device.budget)
 
 
 def kept_to_measure(
-    layout: ModelLayout,
+    layout: ModelPlan,
     plans_of: PlansOf,
     device: Device,
     budget: int | None,
     asked: KeepDequantized,
     copies: int,
-) -> ModelLayout:
+) -> ModelPlan:
     """A layout that measures rows with dequantized weights, where they are asked for and fit.
 
     Args:
@@ -86,7 +86,7 @@ def kept_to_measure(
     return kept if fits and (not device.is_cpu or has_room(taken)) else layout
 
 
-def _no_room(layout: ModelLayout, what: str, budget: int) -> OutOfMemoryError:
+def _no_room(layout: ModelPlan, what: str, budget: int) -> OutOfMemoryError:
     return OutOfMemoryError(
         "device.keep_dequantized has no room: weights that are kept dequantized take "
         f"{layout.dequantized_bytes / MIB:,.0f} MiB, and {what} with them more than "
@@ -152,7 +152,7 @@ class Reading(Protocol):
     def writes(self) -> bool:
         """Whether texts are, which may read copies of the weights (``model/memory_plan.py``)."""
 
-    def plans(self, layout: ModelLayout) -> Sequence[Plan]:
+    def plans(self, layout: ModelPlan) -> Sequence[Plan]:
         """Plans of all of it; those with the largest slots come first."""
 
 
@@ -182,7 +182,7 @@ class Texts:
         limit = longest_text(base.config) or prompt + answer
         return cls(min(prompt, limit), min(prompt + answer, limit), count)
 
-    def plans(self, layout: ModelLayout) -> Sequence[Plan]:
+    def plans(self, layout: ModelPlan) -> Sequence[Plan]:
         """The largest prompts, and a token after them, with each shape of adapter."""
         prompts = largest_batch(self.prompt, self.capacity, self.count)
         sizes = [prompts, *((rows, 1) for rows in batch_sizes(self.count))]
@@ -210,7 +210,7 @@ class Several:
         """Whether any does."""
         return any(part.writes for part in self.parts)
 
-    def plans(self, layout: ModelLayout) -> Sequence[Plan]:
+    def plans(self, layout: ModelPlan) -> Sequence[Plan]:
         """All their plans, those with the largest slots first."""
         plans = [plan for part in self.parts for plan in part.plans(layout)]
         return sorted(plans, key=lambda plan: -plan.activation_bytes)
@@ -240,19 +240,19 @@ class Rows:
         objective = training_options(settings.train).objective
         return cls(settings.rows_at_once, length, objective)
 
-    def plans(self, layout: ModelLayout) -> Sequence[Plan]:
+    def plans(self, layout: ModelPlan) -> Sequence[Plan]:
         """The longest micro-batch; shorter ones take its slots."""
         options = TrainingOptions(objective=self.objective)
         return [layout.step(options.step("loss", self.count, self.length)).plan]
 
 
 def read_within_room(
-    layout: ModelLayout,
+    layout: ModelPlan,
     reading: Reading,
     device: Device,
     observer: Observer,
     keep_dequantized: KeepDequantized = False,
-) -> ModelLayout:
+) -> ModelPlan:
     """A layout that keeps within ``device.memory``: what has no room waits in host memory.
 
     Args:
@@ -274,7 +274,7 @@ def read_within_room(
         require_bindings(layout, reading.plans(layout), device)
         return layout
     beside = _shorter(reading_memory(reading.plans(layout)))
-    fitted = fit_reading(layout, reading.plans, budget - beside)
+    fitted = fit_inference_to_budget(layout, reading.plans, budget - beside)
     fitted = kept_to_measure(fitted, reading.plans, device, budget - beside, asked, copies)
     plans = reading.plans(fitted)
     require_bindings(fitted, plans, device)
@@ -289,7 +289,7 @@ def read_within_room(
     return fitted
 
 
-def _in_words(layout: ModelLayout) -> str:
+def _in_words(layout: ModelPlan) -> str:
     """What waits in host memory and what is given up; empty where nothing is."""
     waiting = waiting_in_words(layout.residency, layout.num_layers)
     buffers = IN_BUFFERS if layout.residency.in_buffers else ""

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.device import UPLOAD_CHUNK, Device
 from qlora_wgpu.gpu.memory import available_bytes, process_bytes
-from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.graph.plan import Plan, compile_plan
 from qlora_wgpu.graph.tensor import Storage
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_names import TOKENS, WHOLE, tensor_name
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import make_seen
 from qlora_wgpu.supervision.processes import container_limit
@@ -32,7 +32,7 @@ _READING = 3  # copies of an adapter: as its file has it, as the device takes it
 
 
 def host_memory(
-    layout: ModelLayout, waiting: Counter[str], plans: Sequence[Plan], *, trains: bool
+    layout: ModelPlan, waiting: Counter[str], plans: Sequence[Plan], *, trains: bool
 ) -> Counter[str]:
     """Bytes of host memory by kind at the peak; weights that files are read for are not among them.
 
@@ -56,11 +56,11 @@ def host_memory(
     return +(memory + waiting)
 
 
-def _of_reading(adapter: Adapter) -> int:
+def _of_reading(adapter: AdapterLayout) -> int:
     return _READING * adapter.parameters.nbytes
 
 
-def _of_training(adapter: Adapter) -> int:
+def _of_training(adapter: AdapterLayout) -> int:
     """The most of an adapter and its moments that is in host memory at a time.
 
     All of them before a resumed run's go to the device; two adapters where an ended run's is
@@ -84,7 +84,7 @@ def _weights(plans: Sequence[Plan]) -> Iterator[Storage]:
 
 
 def require_host_room(
-    layout: ModelLayout,
+    layout: ModelPlan,
     waiting: Counter[str],
     device: Device,
     on_device: int,
@@ -132,7 +132,7 @@ def _free_bytes() -> int | None:
     return min((size for size in (available_bytes(), left) if size is not None), default=None)
 
 
-def _remedy(layout: ModelLayout, waiting: Counter[str]) -> str:
+def _remedy(layout: ModelPlan, waiting: Counter[str]) -> str:
     """What to change."""
     if waiting["streamed weights"] and not layout.keep:
         return "set model.cache to true, so that layers wait on disk, or end other programs"
@@ -143,7 +143,7 @@ def _remedy(layout: ModelLayout, waiting: Counter[str]) -> str:
     return "lower data.max_seq_length or lora.r, or end other programs"
 
 
-def require_bindings(layout: ModelLayout, plans: Sequence[Plan], device: Device) -> None:
+def require_bindings(layout: ModelPlan, plans: Sequence[Plan], device: Device) -> None:
     """Sees, before a weight is read, that nothing is beyond what the device binds in one piece.
 
     Args:
@@ -207,7 +207,7 @@ def _beyond(plans: Sequence[Plan], most: int, *, texture: bool) -> tuple[str, in
 
 
 def text_plans(
-    layout: ModelLayout, cache: KVCache, sizes: Iterable[tuple[int, int]]
+    layout: ModelPlan, cache: KVCache, sizes: Iterable[tuple[int, int]]
 ) -> Iterator[Plan]:
     """The plans of an engine's programs, two of each, in the order in which they are made ready.
 
@@ -219,5 +219,5 @@ def text_plans(
     seen = make_seen(cache.texts, layout.pretrained.architecture.vocab_size)
     for texts, tokens in sizes:
         graphs = layout.token_graphs(texts, tokens, cache, seen)
-        yield make_plan(graphs.hidden, apart=graphs.apart)
-        yield make_plan(graphs.head, apart=graphs.apart)
+        yield compile_plan(graphs.hidden, apart=graphs.apart)
+        yield compile_plan(graphs.head, apart=graphs.apart)

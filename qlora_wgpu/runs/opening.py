@@ -21,12 +21,12 @@ from qlora_wgpu.gpu.adapters import BACKEND_VARIABLE, BACKENDS, installed_backen
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile, may_have_matrix_units
 from qlora_wgpu.graph.launch import Launch
-from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.graph.plan import Plan, compile_plan
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.compatibility import refuse_other_base
 from qlora_wgpu.model.adapter_state import as_begun, config_of, norms_graph
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.steps import StepKind, TrainingOptions
@@ -75,10 +75,10 @@ _TEXT = 64  # tokens: the shaders of a text do not depend on its length
 def sound_layout(
     device: Device,
     open_device: Callable[[], Device],
-    launches_of: Callable[[ModelLayout], Iterator[Launch]],
-    layout: ModelLayout,
+    launches_of: Callable[[ModelPlan], Iterator[Launch]],
+    layout: ModelPlan,
     observer: Observer,
-) -> ModelLayout:
+) -> ModelPlan:
     """A run's model laid out in kernels that the driver computes rightly.
 
     They are checked the first time that a driver meets them, unless the environment's
@@ -118,7 +118,7 @@ def _instead(profile: Profile) -> str:
     return "kernels without workgroup memory are used"
 
 
-def run_launches(settings: Config, layout: ModelLayout, length: int) -> Iterator[Launch]:
+def run_launches(settings: Config, layout: ModelPlan, length: int) -> Iterator[Launch]:
     """All that a run launches: steps, evaluations, updates and texts."""
     options = training_options(settings.train, weighted=settings.data.has_weights)
     rows = settings.rows_at_once
@@ -134,7 +134,7 @@ def run_launches(settings: Config, layout: ModelLayout, length: int) -> Iterator
     if layout.adapter.config.use_dora:
         for name in layout.adapter.loras:
             graph, norms = norms_graph(layout, name)
-            yield from make_plan(graph, (norms,)).launches
+            yield from compile_plan(graph, (norms,)).launches
 
 
 def _kinds(preference: Preference | None) -> list[StepKind]:
@@ -147,7 +147,7 @@ def _kinds(preference: Preference | None) -> list[StepKind]:
     return kinds
 
 
-def _strip_launches(own: ModelLayout) -> Iterator[Launch]:
+def _strip_launches(own: ModelPlan) -> Iterator[Launch]:
     """All that new tokens launch with copies of the weights, and what fills those.
 
     Args:
@@ -157,20 +157,20 @@ def _strip_launches(own: ModelLayout) -> Iterator[Launch]:
         yield from plan.launches
     graph = own.new_graph()
     own.strips.fill(graph)
-    yield from make_plan(graph).launches
+    yield from compile_plan(graph).launches
 
 
-def update_launches(settings: Config, layout: ModelLayout) -> Iterator[Launch]:
+def update_launches(settings: Config, layout: ModelPlan) -> Iterator[Launch]:
     """All that an update of the adapter launches."""
     yield from update_plan(settings, layout).launches
 
 
-def update_plan(settings: Config, layout: ModelLayout) -> Plan:
+def update_plan(settings: Config, layout: ModelPlan) -> Plan:
     """An update of the adapter with its moments on the device."""
     graph, storage = layout.new_graph(), Storage("step info", "inputs", 4 * STEP_NUMBERS)
     info = vector("step_info", STEP_NUMBERS, "float32", storage)
     trace_update(graph, layout.adapter, layout.stats, info, settings.optim)
-    return make_plan(graph)
+    return compile_plan(graph)
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,7 @@ def open_device(settings: DeviceConfig, observer: Observer) -> Device:
 
 
 def load_model(
-    layout: ModelLayout,
+    layout: ModelPlan,
     device: Device,
     observer: Observer,
     *,

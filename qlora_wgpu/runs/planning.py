@@ -11,9 +11,9 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import room
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.lora.flat_vector import AdapterForms
-from qlora_wgpu.model.budget import Fit, fit
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
+from qlora_wgpu.model.budget import Fit, fit_to_budget
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.steps import StepOptions
@@ -48,8 +48,8 @@ def plan_layout(
     weighted = training_options(train, weighted=settings.data.has_weights)
     options = weighted.train(settings.rows_at_once, data.length)
 
-    def laid_out() -> ModelLayout:
-        forms = AdapterForms.of(settings)
+    def laid_out() -> ModelPlan:
+        forms = AdapterDtypes.of(settings)
         plain = device_layout(
             pretrained, settings.lora, quant, train.compute_dtype, device, forms=forms,
             keep=settings.model.cache,
@@ -72,7 +72,7 @@ def plan_layout(
 
 def within_room(
     settings: Config,
-    layout: ModelLayout,
+    layout: ModelPlan,
     options: StepOptions,
     device: Device,
     observer: Observer,
@@ -94,17 +94,17 @@ def within_room(
     budget = device.budget if device.budget is not None else room(device)
 
     @lru_cache(maxsize=1)
-    def plans_of(layout: ModelLayout, options: StepOptions) -> list[Plan]:
+    def plans_of(layout: ModelPlan, options: StepOptions) -> list[Plan]:
         """Those that were asked about last are mostly those that run: texts are traced anew."""
         return shapes.plans(layout, options, settings)
 
-    def beside(layout: ModelLayout, options: StepOptions) -> int:
+    def beside(layout: ModelPlan, options: StepOptions) -> int:
         plans = plans_of(layout, options)
         step, run = layout.memory(options), shapes.memory(layout, options, settings, plans)
         return sum(run.values()) - sum(step.values())
 
     accumulation = settings.train.gradient_accumulation_steps
-    fitted = fit(
+    fitted = fit_to_budget(
         layout,
         options,
         budget,

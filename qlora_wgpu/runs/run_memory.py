@@ -18,12 +18,12 @@ from qlora_wgpu.gpu.limits import ALIGNMENT
 from qlora_wgpu.gpu.memory import room
 from qlora_wgpu.gpu.timing import READ_AHEAD
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.graph.plan import Plan, compile_plan
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.lora.flat_vector import AdapterForms
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
 from qlora_wgpu.model.adapter_state import norms_graph
 from qlora_wgpu.model.budget import reading_memory
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.steps import StepKind, StepOptions, TrainingOptions
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.moments import passing_parts
@@ -133,7 +133,7 @@ class RunShapes:
             answers,
         )
 
-    def plans(self, layout: ModelLayout, longest: StepOptions, settings: Config) -> list[Plan]:
+    def plans(self, layout: ModelPlan, longest: StepOptions, settings: Config) -> list[Plan]:
         """The plans of all programs, in the order in which they are made ready."""
         training = [layout.step(replace(longest, seq=length)).plan for length in self.training]
         measured = TrainingOptions(objective=longest.objective)
@@ -145,21 +145,21 @@ class RunShapes:
         if layout.adapter.forms.updates:
             first = (longest_plan, *texts, training[0], update_plan(settings, layout))
         else:
-            first = (make_plan(zeroing(layout)), longest_plan, *texts, training[0])
+            first = (compile_plan(zeroing(layout)), longest_plan, *texts, training[0])
         plans = (*first, *answers, *held_out, *training)
         return list({id(plan): plan for plan in plans}.values())
 
     def _answers(self) -> Iterator[tuple[StepKind, int, int]]:
         return ((kind, self.batch, length) for kind, length in self.answers)
 
-    def _texts(self, layout: ModelLayout) -> Iterator[Plan]:
+    def _texts(self, layout: ModelPlan) -> Iterator[Plan]:
         lengths = [max(bucket_length(each, self.longest_sample), 2) for each in self.prompts]
         in_order = [(1, tokens) for tokens in dict.fromkeys([lengths[0], 1, *lengths[1:]])]
         yield from text_plans(layout, KVCache(self.longest_sample), in_order)
 
     def memory(
         self,
-        layout: ModelLayout,
+        layout: ModelPlan,
         longest: StepOptions,
         settings: Config,
         plans: Sequence[Plan] | None = None,
@@ -190,21 +190,21 @@ class RunShapes:
         return +memory
 
 
-def zeroing(layout: ModelLayout) -> Graph:
+def zeroing(layout: ModelPlan) -> Graph:
     """Zeroes the gradient, which a worker of a cluster does before each micro-batch."""
     graph = layout.new_graph()
     fill_zero(graph, layout.adapter.gradient)
     return graph
 
 
-def _first(layout: ModelLayout) -> Iterator[Plan]:
+def _first(layout: ModelPlan) -> Iterator[Plan]:
     """Plans that run once, before all others, and whose parameters do not stay."""
     if layout.filling is not None:
         yield layout.filling
     if layout.adapter.config.use_dora:
         for name in layout.adapter.loras:
             graph, norms = norms_graph(layout, name)
-            yield make_plan(graph, (norms,))
+            yield compile_plan(graph, (norms,))
 
 
 def _measured_lengths(rows: Dataset, batch: int, longest: int) -> list[int]:
@@ -239,19 +239,19 @@ class ClusterMemory:
     owner: int
 
     @classmethod
-    def of(cls, settings: Config, layout: ModelLayout, options: StepOptions) -> ClusterMemory:
+    def of(cls, settings: Config, layout: ModelPlan, options: StepOptions) -> ClusterMemory:
         """That of a run whose longest step has these options."""
         worker = layout.with_forms(forms_of_worker(settings))
         step = worker.memory(options, worker.sized(options).plan)
         return cls(sum(step.values()), sum(owner_memory(settings, layout).values()))
 
 
-def forms_of_worker(settings: Config) -> AdapterForms:
+def forms_of_worker(settings: Config) -> AdapterDtypes:
     """A worker gives micro-batches' own gradients, in float32, and never updates."""
-    return AdapterForms(settings.optim.name, updates=False)
+    return AdapterDtypes(settings.optim.name, updates=False)
 
 
-def owner_memory(settings: Config, layout: ModelLayout) -> Counter[str]:
+def owner_memory(settings: Config, layout: ModelPlan) -> Counter[str]:
     """Bytes on the owner's device by kind: no base, no activations, and a gradient that has come.
 
     Args:
@@ -262,7 +262,7 @@ def owner_memory(settings: Config, layout: ModelLayout) -> Counter[str]:
     layout.make_room_for_counts()  # of workers whose kernels have such a type
     graph = layout.new_graph()
     add_to(graph, layout.adapter.gradient, received_gradient(layout.adapter))
-    memory = reading_memory([make_plan(graph), update_plan(settings, layout)])
+    memory = reading_memory([compile_plan(graph), update_plan(settings, layout)])
     assert layout.stats.storage is not None
     memory["inputs"] += READ_AHEAD * layout.stats.storage.nbytes  # copies for the log
     return memory

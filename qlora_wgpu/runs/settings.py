@@ -25,7 +25,7 @@ from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, DataPlace, is_inlin
 from qlora_wgpu.config.schema import LoraConfig
 from qlora_wgpu.data.sources import place_of
 from qlora_wgpu.errors import CheckpointError, ConfigError, brief, command
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_files import require_adapter_files
 from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.model.adapter_model import AdapterModel
@@ -248,7 +248,7 @@ def check_init_from(base: Pretrained, lora: LoraConfig) -> None:
     """
     if lora.init_from is not None:
         of = base.architecture
-        own = Adapter(
+        own = AdapterLayout(
             lora, of.linears, of.experts, within=of.adapted_within, vocabulary=Vocabulary.of(of)
         )
         with named_init_from():

@@ -14,7 +14,7 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.budget import Fit
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
 from qlora_wgpu.runs.locating import base_in, prompt_of_run, run_prompts
@@ -195,7 +195,7 @@ def _as_fitted(settings: Config, fitted: Fit) -> Config:
 @contextmanager
 def _computing(
     settings: Config, source: OpenedModel, data: RunData, device: Device,
-    layout: ModelLayout | None, observer: Observer, *, resume: bool,
+    layout: ModelPlan | None, observer: Observer, *, resume: bool,
 ) -> Iterator[tuple[AdapterModel, Computing | None, Writer]]:  # fmt: skip
     """The adapter's model, who computes its micro-batches if not it itself, and its texts."""
     if layout is not None:
@@ -231,7 +231,7 @@ def check_output(settings: Config, *, overwrite: bool, resume: bool) -> None:
 
 
 def _open_model(
-    settings: Config, source: OpenedModel, data: RunData, device: Device, layout: ModelLayout,
+    settings: Config, source: OpenedModel, data: RunData, device: Device, layout: ModelPlan,
     observer: Observer,
 ) -> QLoRAModel:  # fmt: skip
     """The model on its device, ready for its longest step."""

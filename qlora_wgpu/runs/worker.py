@@ -23,7 +23,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.errors import ClusterError
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
-from qlora_wgpu.model.steps import Samples, StepKind
+from qlora_wgpu.model.steps import PreferenceInputs, StepKind
 from qlora_wgpu.ops.optimizers import (
     STATS_BALANCE,
     STATS_CORRECT,
@@ -118,7 +118,7 @@ class Worker:
 
     def gradient(
         self, asked: Asked, ids: Any, targets: Any, mask: Any, dropout_key: int | None,
-        weights: Any = None, samples: Samples | None = None,
+        weights: Any = None, samples: PreferenceInputs | None = None,
         divergence: tuple[float, float] = NO_DIVERGENCE,
     ) -> Sums:  # fmt: skip
         """A micro-batch's summed gradient, loss, label tokens and hits, or metrics of its answers.
@@ -151,7 +151,9 @@ class Worker:
             )
             return self._sums(asked, began, "train", model.read_flat(model.adapter.gradient))
 
-    def divergence(self, asked: Asked, ids: Any, targets: Any, mask: Any, samples: Samples) -> Sums:
+    def divergence(
+        self, asked: Asked, ids: Any, targets: Any, mask: Any, samples: PreferenceInputs
+    ) -> Sums:
         """How far a micro-batch's answers are from what the reference says; no gradient.
 
         Raises:
@@ -160,7 +162,7 @@ class Worker:
         return self._measured("divergence", asked, ids, targets, mask, samples, NO_DIVERGENCE)
 
     def answer_loss(
-        self, asked: Asked, ids: Any, targets: Any, mask: Any, samples: Samples,
+        self, asked: Asked, ids: Any, targets: Any, mask: Any, samples: PreferenceInputs,
         divergence: tuple[float, float],
     ) -> Sums:  # fmt: skip
         """Loss and metrics of a micro-batch's answers; no gradient.
@@ -218,7 +220,7 @@ class Worker:
 
     def _measured(
         self, kind: Literal["loss", "divergence"], asked: Asked, ids: Any, targets: Any, mask: Any,
-        samples: Samples, divergence: tuple[float, float],
+        samples: PreferenceInputs, divergence: tuple[float, float],
     ) -> Sums:  # fmt: skip
         self._require(asked.version)
         with self._model.device.in_turn:

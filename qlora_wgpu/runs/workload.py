@@ -21,11 +21,11 @@ from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, Profile
 from qlora_wgpu.gpu.memory import memory_size, room_of
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.limits import GIB
-from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterForms
-from qlora_wgpu.model.budget import Fit, Search, fit
+from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
+from qlora_wgpu.model.budget import Fit, Search, fit_to_budget
 from qlora_wgpu.model.memory_plan import KeepDequantized, has_room, with_kept
-from qlora_wgpu.model.model_plan import ModelLayout
-from qlora_wgpu.model.offload_plan import Residency
+from qlora_wgpu.model.model_plan import ModelPlan
+from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions, TrainingOptions
 from qlora_wgpu.ops.loss import PLAIN, Objective
@@ -60,7 +60,7 @@ class Workload:
     seq: int
     checkpointing: bool
     accumulation: int = 1
-    forms: AdapterForms = FLOAT32
+    forms: AdapterDtypes = FLOAT32
     objective: Objective = PLAIN
     sides: int = 1
 
@@ -102,9 +102,9 @@ class Target:
         nbytes = memory_size(device)
         return cls(device.name, device.max_binding, device.profile, nbytes, device.is_cpu)
 
-    def layout(self, workload: Workload) -> ModelLayout:
+    def layout(self, workload: Workload) -> ModelPlan:
         """The model laid out for it."""
-        return ModelLayout(
+        return ModelPlan(
             workload.pretrained,
             workload.lora,
             workload.quant,
@@ -128,11 +128,11 @@ class Target:
 
     def as_kept(
         self,
-        layout: ModelLayout,
+        layout: ModelPlan,
         options: StepOptions,
         asked: KeepDequantized,
         budget: int | None,
-    ) -> ModelLayout:
+    ) -> ModelPlan:
         """A layout with weights kept dequantized, where training with these options keeps them.
 
         Args:
@@ -156,7 +156,7 @@ class Totals:
         layout: The model.
     """
 
-    def __init__(self, layout: ModelLayout, workload: Workload) -> None:
+    def __init__(self, layout: ModelPlan, workload: Workload) -> None:
         """Plans nothing yet.
 
         Args:
@@ -178,15 +178,15 @@ class Totals:
         """A step's in these sizes."""
         return replace(self._workload, **sizes).options
 
-    def waiting(self, residency: Residency) -> Totals:
+    def waiting(self, residency: OffloadPlan) -> Totals:
         """The same with what waits in host memory."""
         return Totals(self.layout.waiting(residency), self._workload)
 
 
-def fitted_within(layout: ModelLayout, workload: Workload, budget: int) -> Fit | None:
+def fitted_within(layout: ModelPlan, workload: Workload, budget: int) -> Fit | None:
     """How training keeps a budget; None where it cannot."""
     try:
-        return fit(layout, workload.options, budget, accumulation=workload.accumulation)
+        return fit_to_budget(layout, workload.options, budget, accumulation=workload.accumulation)
     except OutOfMemoryError:
         return None
 
@@ -366,9 +366,9 @@ class _Waiting:
         # A head's blocks, and gradients of all rows, may take more than it does itself.
         self._ways = [self._like(layout, streamed_head=head) for head in layout.head_ways]
 
-    def _like(self, layout: ModelLayout, *, streamed_head: bool) -> list[Totals]:
+    def _like(self, layout: ModelPlan, *, streamed_head: bool) -> list[Totals]:
         """A way that takes about the least, and those that may take a little less."""
-        way = replace(Residency.least(layout.num_layers), streamed_head=streamed_head)
+        way = replace(OffloadPlan.least(layout.num_layers), streamed_head=streamed_head)
         ways = [way, replace(way, remakes=False)]
         return [self._resident.waiting(each) for each in ways]
 

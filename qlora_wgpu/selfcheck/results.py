@@ -19,14 +19,14 @@ from qlora_wgpu.cache_folder import cache_path, read_json
 from qlora_wgpu.checkpoint.file_lock import write_cache_file
 from qlora_wgpu.errors import DeviceError, DeviceLostError, OutOfMemoryError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.driver import attempt, has_crashed, under_way
+from qlora_wgpu.gpu.driver import guarded_probe, has_crashed, under_way
 from qlora_wgpu.gpu.identity import identity
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, Profile, plainer
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.selfcheck.cases import Case, cases_for, checks
 from qlora_wgpu.selfcheck.coverage import Footprint, Statements, covering
-from qlora_wgpu.selfcheck.runner import Runner, Traced, Tracer
+from qlora_wgpu.selfcheck.runner import Runner, Tracer, TracingDone
 
 _SOUND, _WRONG = "sound", "wrong"
 _CUTS = 32  # that are kept
@@ -221,7 +221,7 @@ def _traced(
     for _, own in groupby(cases or cases_for(profile), key=lambda case: case.check):
         for number, case in enumerate(own):
             run = Tracer(device, profile, dtype, in_textures=case.in_textures)
-            with suppress(Traced):
+            with suppress(TracingDone):
                 case.function(run, *case.arguments)
             traced[case] = Footprint.of(run.launches)
             if number == 0 and paths is not None and not traced[case].paths & paths:
@@ -266,7 +266,7 @@ def problem_of(
     new = unchecked(cut, Footprint.of(launches).statements)
     if not new:
         return ""
-    with attempt(_crash_kind(device), f"checking {device.name}"):
+    with guarded_probe(_crash_kind(device), f"checking {device.name}"):
         results = list(check_launches(open_device(), graph, launches, new, progress))
     wrong = [result for result in results if not result.good]
     if wrong:

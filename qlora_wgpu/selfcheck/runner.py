@@ -11,8 +11,8 @@ from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
-from qlora_wgpu.graph.plan import Plan, make_plan
-from qlora_wgpu.graph.program import Program, SlotPool, allocate
+from qlora_wgpu.graph.plan import Plan, compile_plan
+from qlora_wgpu.graph.program import BufferPool, Program, allocate
 from qlora_wgpu.graph.tensor import (
     Storage,
     Tensor,
@@ -25,7 +25,7 @@ from qlora_wgpu.graph.tensor import (
     vector,
 )
 from qlora_wgpu.model import batch_encoding
-from qlora_wgpu.model.steps import Samples
+from qlora_wgpu.model.steps import PreferenceInputs
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.fusion import FUSIONS
 
@@ -114,7 +114,7 @@ class Runner:
         dropout_key: int | None = None,
         noise: float = 0.0,
         weights: npt.NDArray[np.float32] | None = None,
-        samples: Samples | None = None,
+        samples: PreferenceInputs | None = None,
     ) -> BatchBuffers:
         """A batch of these inputs."""
         buffers = make_batch_buffers(
@@ -150,7 +150,7 @@ class Runner:
         if self._in_textures:
             self._move_inputs()
         intermediates = tuple(t for t in outputs if t.storage is None)
-        plan = make_plan(self.graph, intermediates)
+        plan = compile_plan(self.graph, intermediates)
         self.launches += plan.launches
         return plan
 
@@ -174,7 +174,7 @@ class Runner:
         for tensor in outputs:  # an op may hand on what it was given
             if tensor.storage is not None:
                 allocate(self.device, tensor.storage)
-        program = Program(self.device, plan, SlotPool(self.device))
+        program = Program(self.device, plan, BufferPool(self.device))
         for slot, size, texture in zip(program._slots, plan.slots, plan.textures, strict=True):
             write = self.device.write_texture if texture else self.device.write
             write(slot, np.full(ceil_div(size, 4), POISON, np.uint32))
@@ -249,7 +249,7 @@ def new_counts() -> Tensor:
     return vector("saturated", 4, "uint32", storage)
 
 
-class Traced(Exception):
+class TracingDone(Exception):
     """A check has traced all that it launches."""
 
 
@@ -259,7 +259,7 @@ class Tracer(Runner):
     def run(self, *outputs: Tensor) -> list[Array]:
         """Notes the launches."""
         self._plan(outputs)
-        raise Traced
+        raise TracingDone
 
     def run_bits(self, *outputs: Tensor) -> list[npt.NDArray[np.uint32]]:
         """Notes the launches and returns zeros: checks that read bits go on and launch more."""

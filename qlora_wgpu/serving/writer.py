@@ -14,7 +14,7 @@ from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.generation.sampling import Sampling
-from qlora_wgpu.generation.sequence import FinishReason, Text
+from qlora_wgpu.generation.sequence import FinishReason, Request
 from qlora_wgpu.generation.text import TextStream, TokenLogprobs
 from qlora_wgpu.serving.requests import Asked
 from qlora_wgpu.serving.served import Served, Wanted
@@ -61,7 +61,7 @@ class Answer:
         self.asked = asked
         self.number = number
         self.is_wanted = True
-        self._text: Text | None = None
+        self._text: Request | None = None
         stops = (*asked.stop, wanted.stop_text)
         self._stream = TextStream(
             served.written.tokenizer, stops, wanted.context, served.markers(wanted.offered)
@@ -97,7 +97,7 @@ class Answer:
 
     # -- in the writer's thread ----------------------------------------------------------------
 
-    def begin(self, text: Text) -> None:
+    def begin(self, text: Request) -> None:
         """Takes its text in the engine."""
         self._text = text
         self._tell(self._set_begun, None)

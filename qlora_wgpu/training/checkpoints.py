@@ -28,7 +28,7 @@ from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.init import started_in
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.adapter_state import read_started
 from qlora_wgpu.presence import exists
@@ -292,7 +292,7 @@ def _read_state(path: Path) -> RunState:
     return RunState.from_json(text, str(path))
 
 
-def _read_moments(path: Path, adapter: Adapter) -> list[npt.NDArray[Any]]:
+def _read_moments(path: Path, adapter: AdapterLayout) -> list[npt.NDArray[Any]]:
     with SafetensorsFile(path) as file:
         return adapter.moments.join({name: file.raw(name) for name in file.names()})
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 from qlora_wgpu.model.adapter_model import AdapterModel, FloatArray
 from qlora_wgpu.model.batch_encoding import IntArray
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.model.steps import LossSums, Samples, StepKind
+from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind
 from qlora_wgpu.training.observers import WorkerFigures
 from qlora_wgpu.training.preferences import AnswerBatch
 
@@ -83,7 +83,7 @@ class MicroBatch:
     dropout_key: int | None
     tokens: int
     weights: FloatArray | None = None
-    samples: Samples | None = None
+    samples: PreferenceInputs | None = None
     is_measured: bool = False
 
     @classmethod

@@ -25,7 +25,7 @@ from qlora_wgpu.errors import (
     option,
 )
 from qlora_wgpu.gpu.timing import Readback
-from qlora_wgpu.graph.host_callbacks import Reading
+from qlora_wgpu.graph.host_callbacks import DiskReadStats
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.training.batching import BatchPlan, padded_batch, weight_unit
 from qlora_wgpu.training.computing import MicroBatch
@@ -45,7 +45,9 @@ _STEPS, _SECONDS = 3, 10.0  # that are looked at, at least
 class DiskWatch:
     """Compares what was waited for with what time has passed; tells of it once."""
 
-    def __init__(self, reading: Reading, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, reading: DiskReadStats, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         """Has seen no step yet.
 
         Args:

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.sharded_vector import Pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.moments import MomentsPart, moments_in_parts
 from qlora_wgpu.ops.optimizers import (
@@ -30,7 +30,7 @@ from qlora_wgpu.training.schedule import STEP_NUMBERS, Schedule
 
 def trace_update(
     graph: Graph,
-    adapter: Adapter,
+    adapter: AdapterLayout,
     stats: Tensor,
     info: Tensor,
     optim: OptimConfig,
@@ -84,7 +84,7 @@ def trace_update(
         adamw_8bit(graph, state, adapter.moments.blocks, config)
 
 
-def _on_host(moment: Pieces) -> list[npt.NDArray[Any]]:
+def _on_host(moment: ShardedVector) -> list[npt.NDArray[Any]]:
     """The places of a moment's pieces in host memory, made the first time."""
     places = []
     for piece in moment.pieces:

@@ -14,7 +14,7 @@ from qlora_wgpu.config.schema import TrainConfig
 from qlora_wgpu.data import Batch, Dataset, Example
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.batch_encoding import shifted_targets
-from qlora_wgpu.model.steps import Samples, TrainingOptions
+from qlora_wgpu.model.steps import PreferenceInputs, TrainingOptions
 from qlora_wgpu.ops.loss import Objective
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.training.batching import padded_batch
@@ -141,7 +141,7 @@ class AnswerBatch:
 
     kind: Literal["loss", "divergence"]
     batch: Batch
-    samples: Samples
+    samples: PreferenceInputs
     tokens: int
 
 
@@ -200,7 +200,7 @@ class Answers:
     def _numbers(
         self, numbers: npt.NDArray[np.int64], is_chosen: npt.NDArray[np.bool_], share: float
     ) -> npt.NDArray[np.float64 | np.bool_]:
-        """What the objective reads of each answer (``Samples.numbers``)."""
+        """What the objective reads of each answer (``PreferenceInputs.numbers``)."""
         if self._preference.learns_prompts:
             return np.where(is_chosen, share, 0.0)
         if not self._preference.is_paired:
@@ -231,7 +231,7 @@ class Answers:
             ]
             batch = padded_batch(whole, batch_size, longest)
             prompts = (_targets(batch) != IGNORE_INDEX) & (answers == IGNORE_INDEX)
-        samples = Samples(references, values.astype(np.float32), prompts)
+        samples = PreferenceInputs(references, values.astype(np.float32), prompts)
         return AnswerBatch(kind, batch, samples, sum(len(e) for row in rows for e in row))
 
 

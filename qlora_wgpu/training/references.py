@@ -21,7 +21,7 @@ from qlora_wgpu.errors import CheckpointError, DataError
 from qlora_wgpu.files import open_file
 from qlora_wgpu.lora.peft_names import EMBEDDING_B, LORA_A, parse_name
 from qlora_wgpu.model.adapter_model import AdapterModel
-from qlora_wgpu.model.steps import Samples
+from qlora_wgpu.model.steps import PreferenceInputs
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.training.batching import padded_batch
 from qlora_wgpu.training.computing import MeasuresAnswers, MicroBatch
@@ -154,7 +154,7 @@ def _asked(
         batch = padded_batch(rows, batch_size, most)
         checked = model.checked(batch.input_ids, batch.labels, batch.attention_mask)
         tokens = sum(len(example) for row in rows for example in row)
-        return MicroBatch(*checked, None, tokens, samples=Samples.plain(len(rows)))
+        return MicroBatch(*checked, None, tokens, samples=PreferenceInputs.plain(len(rows)))
 
     def done(count: int) -> None:
         progress(f"asking the reference: {count * batch_size:,} answers of {len(dataset):,}")

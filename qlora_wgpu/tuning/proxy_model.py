@@ -10,7 +10,7 @@ from typing import Any
 from qlora_wgpu.config import ALL_LINEAR, LoraConfig
 from qlora_wgpu.families.family import Architecture, LinearSpec, find_family
 from qlora_wgpu.families.parts.decoder import Decoder
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.trained_tokens import Vocabulary
 
 _MOST_VOCABULARY = 16_384  # rows of the head that are timed
@@ -34,7 +34,7 @@ class OneLayer:
             return cls._by_config(config, lora)
         plain = lora.model_copy(update={"trainable_token_indices": None, "modules_to_save": None})
         ends = Vocabulary.of(architecture)
-        adapter = Adapter(plain, architecture.linears, architecture.experts, vocabulary=ends)
+        adapter = AdapterLayout(plain, architecture.linears, architecture.experts, vocabulary=ends)
         index = _adapted_layer(decoder, adapter.targets)
         dimensions = decoder.dimensions
         small = replace(
@@ -76,7 +76,7 @@ def _adapted_layer(decoder: Decoder, targets: Sequence[LinearSpec]) -> int:
     return max(adapted, key=lambda i: kinds.count(decoder.layers[i]), default=0)
 
 
-def _moved(adapter: Adapter, decoder: Decoder, index: int, head: str) -> LoraConfig:
+def _moved(adapter: AdapterLayout, decoder: Decoder, index: int, head: str) -> LoraConfig:
     """The adapter of one layer, which is the first and only one now."""
     old, new = (f"{decoder.layer_prefix}{i}." for i in (index, 0))
     ranks = {

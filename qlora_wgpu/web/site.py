@@ -27,8 +27,8 @@ from qlora_wgpu.gpu.kernel_config import (
 )
 from qlora_wgpu.gpu.recording_device import RecordedBuffer, RecordingDevice
 from qlora_wgpu.limits import MIB, TOKENIZER_BYTES
-from qlora_wgpu.lora.flat_vector import AdapterForms
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 from qlora_wgpu.model.steps import StepOptions
@@ -112,7 +112,7 @@ def _in_yaml(value: object) -> str:
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
-def check_model(layout: ModelLayout) -> None:
+def check_model(layout: ModelPlan) -> None:
     """Refuses a model whose micro-batches have inputs, or its adapter a start, beyond a page.
 
     Raises:
@@ -351,7 +351,7 @@ def _variant(
     )
     layout = device_layout(
         pretrained, lora, settings.quant, settings.train.compute_dtype, device,
-        forms=AdapterForms.of(settings), keep=settings.model.cache,
+        forms=AdapterDtypes.of(settings), keep=settings.model.cache,
     )  # fmt: skip
     check_model(layout)
     model = QLoRAModel(

@@ -23,17 +23,17 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.data.batches import bucket_length
-from qlora_wgpu.gpu.cost_model import Pace
+from qlora_wgpu.gpu.cost_model import CostModel
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.limits import ALIGNMENT, buffer_bytes
 from qlora_wgpu.gpu.preprocessor import without_comments
 from qlora_wgpu.gpu.recording_device import RecordedBuffer, RecordingDevice
 from qlora_wgpu.gpu.wgsl import Shader
 from qlora_wgpu.graph.launch import Launch
-from qlora_wgpu.graph.plan import Plan, make_plan
+from qlora_wgpu.graph.plan import Plan, compile_plan
 from qlora_wgpu.graph.program import allocate
-from qlora_wgpu.graph.sharded_vector import Pieces
-from qlora_wgpu.graph.submission import boxes, parts_needed
+from qlora_wgpu.graph.sharded_vector import ShardedVector
+from qlora_wgpu.graph.submission import parts_needed, split_grid
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.lora.config import to_json
@@ -159,7 +159,7 @@ class Needs:
 
 # Windows ends work after two seconds; a launch takes a quarter of that where GPUs are slow.
 _LONGEST = 0.5
-_SLOW = Pace.of_kind("IntegratedGPU", _LONGEST)
+_SLOW = CostModel.of_kind("IntegratedGPU", _LONGEST)
 
 
 class Shaders:
@@ -239,7 +239,7 @@ def _parts(launch: Launch) -> list[Launch]:
     count = parts_needed(seconds, _LONGEST) if launch.has_parts else 1
     if count == 1:
         return [launch]
-    return [launch.part(*box) for box in boxes(launch.workgroups, count)]
+    return [launch.part(*box) for box in split_grid(launch.workgroups, count)]
 
 
 VECTORS = ("parameters", "gradient", "first_moment", "second_moment")
@@ -347,7 +347,7 @@ class Variant:
         graph = model.new_graph()
         model.adapter.keep_moments(optim.name)
         trace_update(graph, model.adapter, model.stats, info, optim)
-        plan = make_plan(graph)
+        plan = compile_plan(graph)
         for storage in plan.storages:
             allocate(self._device, storage)
         return plan, info
@@ -389,7 +389,7 @@ class Variant:
         adapter, found = self._model.adapter, []
         for name in adapter.loras if adapter.config.use_dora else ():
             graph, norms = norms_graph(self._model.layout, name)
-            plan = make_plan(graph, (norms,))
+            plan = compile_plan(graph, (norms,))
             piece, offset = adapter.parameters.find(adapter.place(name, MAGNITUDE).offset)
             assert piece.storage is not None
             found.append({
@@ -420,7 +420,7 @@ class Variant:
         return self._needs[length].nbytes([b.nbytes for b in self._device.buffers], made)
 
 
-def _pieces(vector: Pieces) -> list[list[int]]:
+def _pieces(vector: ShardedVector) -> list[list[int]]:
     """Buffer and elements of each piece of a vector."""
     storages = zip(vector.storages, vector.pieces, strict=True)
     return [[storage.buffer.number, piece.columns] for storage, piece in storages]

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from qlora_wgpu.gpu.cost_model import Pace
+from qlora_wgpu.gpu.cost_model import CostModel
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE
 
 CONFIG = {
@@ -26,7 +26,7 @@ def fake_device(**changes):
         "name": "card",
         "is_cpu": True,
         "max_binding": 1 << 27,
-        "pace": Pace.of_kind("CPU", 0.1),
+        "pace": CostModel.of_kind("CPU", 0.1),
         "profile": CPU_PROFILE,
         "gpu": SimpleNamespace(info=info),
         "backend": SimpleNamespace(name="wgpu", package="wgpu"),

@@ -5,10 +5,10 @@ from references.sized import traced_configs
 
 from qlora_wgpu.config import LoraConfig, OptimConfig, QuantConfig
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
-from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.lora.flat_vector import AdapterForms
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.ops.batch import make_batch_buffers
@@ -30,22 +30,22 @@ def plans(layout):
     for length in (1, 40):
         cache = CacheView(KVCache(96))
         hidden, head, logits = layout.logits_graphs(make_batch_buffers(1, length, cache))
-        yield make_plan(hidden)
-        yield make_plan(head, outputs=(logits,))
+        yield compile_plan(hidden)
+        yield compile_plan(head, outputs=(logits,))
     info = vector("info", STEP_NUMBERS, "float32", Storage("info", "inputs", 4 * STEP_NUMBERS))
     graph = layout.new_graph()
     trace_update(graph, layout.adapter, layout.stats, info, OptimConfig(max_grad_norm=0.3))
-    yield make_plan(graph)
+    yield compile_plan(graph)
 
 
 def shaders_of(config, profile, dtype, shaders):
     """Adds those of a family to the others."""
     for scheme, dora, forms in (
-        ("nf4", False, AdapterForms()),
-        ("none", True, AdapterForms("adamw_8bit", "bfloat16")),
+        ("nf4", False, AdapterDtypes()),
+        ("none", True, AdapterDtypes("adamw_8bit", "bfloat16")),
     ):
         lora = LoraConfig(r=5, lora_dropout=0.1, use_dora=dora, target_modules="all-linear")
-        layout = ModelLayout(
+        layout = ModelPlan(
             Pretrained.from_config(config), lora, QuantConfig(scheme=scheme), dtype,
             profile=profile, max_binding=BINDING, forms=forms,
         )  # fmt: skip

@@ -10,7 +10,7 @@ from qlora_wgpu.bench.workload import RandomFolder
 from qlora_wgpu.data.examples import Example
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE
-from qlora_wgpu.lora.flat_vector import AdapterForms
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
 from qlora_wgpu.training.batching import BatchPlan, padded_batch
@@ -65,7 +65,7 @@ def model_of(config, device=None):
     device.profile = CPU_PROFILE
     layout = device_layout(
         Pretrained.open(config.model.path), config.lora, config.quant, config.train.compute_dtype,
-        device, forms=AdapterForms.of(config),
+        device, forms=AdapterDtypes.of(config),
     )  # fmt: skip
     options = training_options(config.train)
     return QLoRAModel(layout, device, seed=config.train.seed, options=options)

@@ -14,7 +14,7 @@ from qlora_wgpu.cluster.blocks import (
     check_text,
     expected,
 )
-from qlora_wgpu.model.steps import Samples
+from qlora_wgpu.model.steps import PreferenceInputs
 from qlora_wgpu.ops.preference import METRICS, Preference
 
 ASKED = Asked(version=3, nonce=17)
@@ -120,7 +120,9 @@ def test_label_tokens_are_counted_by_the_owner():
 )
 def test_answers_are_counted_in_pairs_or_alone(preference, count):
     ids, labels = np.zeros((6, 2), np.int64), np.full((6, 2), -100)
-    form = expected("gradient", [ids, labels, None, 1, None, Samples.plain(6)], 8, preference)
+    form = expected(
+        "gradient", [ids, labels, None, 1, None, PreferenceInputs.plain(6)], 8, preference
+    )
     assert (form.tokens, form.gradient, form.has_metrics) == (count, 8, True)
 
 

@@ -11,8 +11,8 @@ from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cluster.blocks import Sums
 from qlora_wgpu.cluster.computing import GradientSum
 from qlora_wgpu.config.schema import OptimConfig
-from qlora_wgpu.lora.flat_vector import AdapterForms
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.training.checkpoints import RunState, load_checkpoint, save_checkpoint
@@ -28,11 +28,11 @@ def limited(monkeypatch):
     most = []
 
     def laid_out(*given):
-        adapter = Adapter(*given[:4], max_binding=LIMIT)
+        adapter = AdapterLayout(*given[:4], max_binding=LIMIT)
         most.append(len(adapter.parameters.pieces))
         return adapter
 
-    return partial(monkeypatch.setattr, "qlora_wgpu.model.model_plan.Adapter", laid_out), most
+    return partial(monkeypatch.setattr, "qlora_wgpu.model.model_plan.AdapterLayout", laid_out), most
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_a_cluster_s_gradients(device, folder, limited, gradient):
             cut()
         layout = device_layout(
             Pretrained.open(folder), LoraConfig(r=16), QuantConfig(), "bfloat16", device,
-            forms=AdapterForms(gradient=gradient),
+            forms=AdapterDtypes(gradient=gradient),
         )  # fmt: skip
         model = QLoRAModel(layout, device)
         model.zero_gradient()
@@ -107,7 +107,7 @@ def test_a_checkpoint_goes_on_in_pieces(device, folder, tmp_path, limited):
     def steps(first, last, resumed=None, saved=None):
         layout = device_layout(
             Pretrained.open(folder), LoraConfig(r=16), QuantConfig(), "bfloat16", device,
-            forms=AdapterForms(gradient="bfloat16"),
+            forms=AdapterDtypes(gradient="bfloat16"),
         )  # fmt: skip
         model = QLoRAModel(layout, device)
         optimizer = Optimizer(model, OptimConfig(learning_rate=1e-2), 5)

@@ -15,7 +15,7 @@ from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelErro
 from qlora_wgpu.export.gguf_adapter import export_gguf
 from qlora_wgpu.export.merge import merge
 from qlora_wgpu.lora import load_adapter, save_adapter
-from qlora_wgpu.model.offload_plan import Residency
+from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.web.site import check_model
@@ -97,7 +97,7 @@ def test_what_waits_in_host_memory_has_the_same_bits(device, place, dtype):
     """A tied head that is streamed, whose embedding the host looks up, and an embedding alone."""
     lora, seen = LoraConfig(r=3, target_modules=["embed_tokens", "lm_head"]), []
     ids = np.random.default_rng(4).integers(0, VOCAB, (2, 12))
-    for residency in (Residency(), Residency(streamed_head=True)):
+    for residency in (OffloadPlan(), OffloadPlan(streamed_head=True)):
         layout = device_layout(
             Pretrained.open(place / "model"), lora, PLAIN, dtype, device, residency
         )

@@ -10,8 +10,8 @@ from qlora_wgpu.generation import engine as engine_module
 from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.model.derived_weights import CopySizes, copy_sizes
-from qlora_wgpu.model.programs import TokenPrograms
-from qlora_wgpu.ops.sampling import MOST_AHEAD
+from qlora_wgpu.model.programs import DecodePrograms
+from qlora_wgpu.ops.sampling import DECODE_STEPS_AHEAD
 
 PROMPTS = [[5, 6, 7], [9, 1, 4, 4, 2, 8, 30, 12, 3], [11], [7] * 14, [3, 2], [30, 31, 32, 33]]
 SAMPLED = Sampling(1.2, top_k=20, top_p=0.95, seed=7, repetition_penalty=1.1)
@@ -53,13 +53,13 @@ def test_turns_at_once_as_one_by_one(device, tmp_path, monkeypatch, case, dtype)
 
     def texts(seconds):
         monkeypatch.setattr(engine_module, "_AHEAD_SECONDS", seconds)
-        counts, run = [], TokenPrograms.run
+        counts, run = [], DecodePrograms.run
 
         def noted(*args, count=1, **others):
             counts.append(count)
             return run(*args, count=count, **others)
 
-        monkeypatch.setattr(TokenPrograms, "run", noted)
+        monkeypatch.setattr(DecodePrograms, "run", noted)
         engine = Engine(model, 3, 60)
         first = written(engine, PROMPTS, SAMPLED, 15)
         grown = [engine.add(ids, SAMPLED, max_new_tokens=30, stop_ids=ids_of[3:6:2])
@@ -68,7 +68,7 @@ def test_turns_at_once_as_one_by_one(device, tmp_path, monkeypatch, case, dtype)
         grown[3].cancel()
         while not engine.is_idle:
             engine.step()
-        monkeypatch.setattr(TokenPrograms, "run", run)
+        monkeypatch.setattr(DecodePrograms, "run", run)
         cancelled = grown.pop(3)
         assert cancelled.ids == first[3][: len(cancelled.ids)]
         assert [text.finish_reason for text in grown] == ["stop"] * 5
@@ -76,7 +76,7 @@ def test_turns_at_once_as_one_by_one(device, tmp_path, monkeypatch, case, dtype)
 
     one_by_one, least = texts(0.0)
     at_once, most = texts(1e6)
-    assert (least, most) == (1, 1 if case == "llama-dynamic" else MOST_AHEAD)
+    assert (least, most) == (1, 1 if case == "llama-dynamic" else DECODE_STEPS_AHEAD)
     assert at_once == one_by_one
 
 

@@ -19,7 +19,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export import merge
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.quant import quantize_nf4
@@ -158,7 +158,7 @@ def test_a_warning_says_how_far_weights_moved(device, folders):
 
 
 def memory(pretrained, device):
-    layout = ModelLayout(
+    layout = ModelPlan(
         pretrained, LORA, QuantConfig(), "bfloat16", profile=device.profile, max_binding=1 << 27
     )
     return layout.memory(StepOptions("train", 1, 16))

@@ -12,7 +12,7 @@ from safetensors.numpy import save_file
 from e2e.test_family_types import CONFIGS, normalize, shapes
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
 
@@ -28,7 +28,7 @@ def config_of(family):
 def products(family, lora, scheme="nf4", *, fused=True):
     """How many products the forward of a traced step has."""
     profile = replace(GPU_PROFILE, fused_linears=fused)
-    layout = ModelLayout(
+    layout = ModelPlan(
         Pretrained.from_config(config_of(family)), lora, QuantConfig(scheme=scheme), "bfloat16",
         profile=profile, max_binding=1 << 27,
     )  # fmt: skip

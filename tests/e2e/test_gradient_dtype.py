@@ -16,8 +16,8 @@ from qlora_wgpu.cluster.computing import GradientSum
 from qlora_wgpu.config.schema import OptimConfig
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
-from qlora_wgpu.lora.flat_vector import AdapterForms
-from qlora_wgpu.model.offload_plan import RESIDENT, Residency
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
+from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.steps import TrainingOptions
@@ -44,7 +44,7 @@ class Training:
         device.profile = profile or device.profile
         layout = device_layout(
             Pretrained.open(folder), lora, QuantConfig(scheme="none"), "bfloat16", device,
-            residency, AdapterForms(gradient=dtype),
+            residency, AdapterDtypes(gradient=dtype),
         )  # fmt: skip
         options = TrainingOptions(checkpointing=True)
         self.planned = layout.memory(options.train(2, 12))["gradients"]
@@ -96,7 +96,7 @@ def test_micro_batches_are_added_and_rounded(tmp_path, family, monkeypatch):
     np.testing.assert_array_equal(halves.gradient, expected)
     # The update is that of the same numbers in float32, with moments on the host, too.
     monkeypatch.setattr("qlora_wgpu.ops.moments._PART", 1 << 10)
-    away = Training(tmp_path, *CASES[family], "bfloat16", Residency(host_moments=True))
+    away = Training(tmp_path, *CASES[family], "bfloat16", OffloadPlan(host_moments=True))
     updated = []
     for training in (exact, halves, away):
         model = training.model

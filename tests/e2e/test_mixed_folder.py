@@ -19,7 +19,7 @@ from qlora_wgpu.checkpoint.bitsandbytes import nf4_entries, nf4_parts
 from qlora_wgpu.checkpoint.safetensors_writer import Entry, write_stream
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.export import merge
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.quant import quantize_nf4
@@ -86,7 +86,7 @@ def test_merging_leaves_them_alone(device, mixed, tmp_path):
 
 
 def memory(pretrained, device):
-    layout = ModelLayout(
+    layout = ModelPlan(
         pretrained, LORA, QuantConfig(), "bfloat16", profile=device.profile, max_binding=1 << 27
     )
     return layout.memory(StepOptions("train", 1, 16))

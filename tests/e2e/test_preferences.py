@@ -23,7 +23,7 @@ from references.record_preferences import (
 from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.errors import ShapeError
-from qlora_wgpu.model.steps import Samples, TrainingOptions
+from qlora_wgpu.model.steps import PreferenceInputs, TrainingOptions
 from qlora_wgpu.ops.loss import Objective
 from qlora_wgpu.ops.optimizers import STATS_CORRECT, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.ops.preference import METRICS, Preference, means
@@ -96,7 +96,7 @@ def cut(block, samples, size):
         prompts = None if samples.prompts is None else samples.prompts[part]
         yield (
             *(array[part] for array in block),
-            Samples(samples.references[part], samples.numbers[part], prompts),
+            PreferenceInputs(samples.references[part], samples.numbers[part], prompts),
         )
 
 
@@ -105,7 +105,7 @@ def test_dpo(model, case):
     block = checked(model, *in_turns(pairs()))
     settings = {"beta": BETA, **DPO[case]}
     given = Preference("dpo", case.split("-")[0], **settings)
-    samples = Samples(references(model, *block), np.zeros(6, np.float32))
+    samples = PreferenceInputs(references(model, *block), np.zeros(6, np.float32))
     compare(model, f"dpo/{case}", *computed(model, given, cut(block, samples, 6)))
     if case == "sigmoid":
         compare(model, f"dpo/{case}", *computed(model, given, cut(block, samples, 2)))
@@ -120,7 +120,9 @@ def test_orpo(model, beta):
     answer = checked(model, ids, mask, completion)[1]
     share = 3 / (block[1][::2] != -100).sum()
     numbers = np.where(np.arange(6) % 2, 0.0, share).astype(np.float32)
-    samples = Samples(np.zeros(6, np.float32), numbers, (block[1] != -100) & (answer == -100))
+    samples = PreferenceInputs(
+        np.zeros(6, np.float32), numbers, (block[1] != -100) & (answer == -100)
+    )
     given = Preference("orpo", "orpo", beta)
     compare(model, f"orpo/{beta}", *computed(model, given, cut(block, samples, 6)))
     compare(model, f"orpo/{beta}", *computed(model, given, cut(block, samples, 2)))
@@ -132,8 +134,8 @@ def test_kto(model, case):
     block, others = checked(model, *own), checked(model, *other)
     settings = {"beta": BETA, **KTO[case]}
     given = Preference("kto", case.split("-")[0], **settings)
-    samples = Samples(references(model, *block), labels.astype(np.float32))
-    divergent = Samples(references(model, *others), np.zeros(4, np.float32))
+    samples = PreferenceInputs(references(model, *block), labels.astype(np.float32))
+    divergent = PreferenceInputs(references(model, *others), np.zeros(4, np.float32))
     for size in (4, 1):
         before = cut(others, divergent, size) if given.has_divergence else ()
         compare(model, f"kto/{case}", *computed(model, given, cut(block, samples, size), before))
@@ -170,7 +172,7 @@ def predicted(model):
 @pytest.mark.parametrize("size", [6, 2])
 def test_hits_are_those_of_chosen_answers(model, predicted, size):
     block = checked(model, *predicted)
-    samples = Samples(references(model, *block), np.zeros(6, np.float32))
+    samples = PreferenceInputs(references(model, *block), np.zeros(6, np.float32))
     given = Preference("dpo", "sigmoid", BETA)
     _, metrics, _ = computed(model, given, cut(block, samples, size))
     assert metrics["mean_token_accuracy"] == pytest.approx((4 + 1 + 0) / (7 + 2 + 10))
@@ -197,7 +199,7 @@ def test_packed_pairs(model):
     """Both answers of a pair in one row, and another pair behind them, have the same loss."""
     ids, mask, completion = in_turns(pairs())
     block = checked(model, ids, mask, completion)
-    samples = Samples(references(model, *block), np.zeros(6, np.float32))
+    samples = PreferenceInputs(references(model, *block), np.zeros(6, np.float32))
     rows = np.zeros((3, 3, 32), np.int64)
     for at in range(4):
         length, (row, half) = mask[at].sum(), divmod(at, 2)
@@ -229,7 +231,7 @@ def test_the_gradient_with_dropout(device, tmp_path):
     model = QLoRAModel.from_pretrained(folder, lora, QuantConfig(scheme="none"), "float32", device)
     model.load_adapter(adapter({n: a.shape for n, a in model.adapter_state_dict().items()}))
     block = checked(model, *in_turns(pairs()))
-    samples = Samples(references(model, *block), np.zeros(6, np.float32))
+    samples = PreferenceInputs(references(model, *block), np.zeros(6, np.float32))
     preference = Preference("dpo", "sigmoid", beta=BETA)
     model.options = TrainingOptions(objective=Objective(preference=preference))
     start = model.read_flat(model.adapter.parameters).copy()

@@ -11,9 +11,9 @@ from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.generation import Engine
 from qlora_wgpu.generation.prefill import largest_batch, most_together, prefill_batch, prompt_length
 from qlora_wgpu.generation.sampling import Sampling
-from qlora_wgpu.generation.sequence import Text
+from qlora_wgpu.generation.sequence import Request
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
-from qlora_wgpu.model.programs import TokenPrograms
+from qlora_wgpu.model.programs import DecodePrograms
 
 SAMPLED = Sampling(1.2, top_k=20, top_p=0.95, seed=7, repetition_penalty=1.1)
 LENGTHS = (33, 3, 31, 32, 9, 1, 20, 32, 17, 40, 45, 47, 2)
@@ -41,13 +41,13 @@ def kept_bits(engine, text):
 def test_beside_others_as_alone(device, tmp_path, monkeypatch, case):
     """Keys, values and logits of each, whatever its batch: of one to eight, padded as they come."""
     model = opened(case, tmp_path, device, "bfloat16", "nf4")
-    together_sizes, read = [], TokenPrograms.end_prompts
+    together_sizes, read = [], DecodePrograms.end_prompts
 
     def noted(program, texts, *others):
         together_sizes.append(len(texts))
         return read(program, texts, *others)
 
-    monkeypatch.setattr(TokenPrograms, "end_prompts", noted)
+    monkeypatch.setattr(DecodePrograms, "end_prompts", noted)
     one, many = Engine(model, 1, 64), Engine(model, 13, 64)
     list(many.add([1, 2], max_new_tokens=1))
     beside = [many.add(ids, SAMPLED, max_new_tokens=4, logprobs=2) for ids in prompts()]
@@ -85,7 +85,7 @@ def test_no_sum_is_cut_by_the_rows_that_there_are(device, tmp_path, monkeypatch)
 
 
 def waiting(*lengths, logprobs=None):
-    return [Text(None, [1] * n, Sampling(), 1, (), logprobs) for n in lengths]
+    return [Request(None, [1] * n, Sampling(), 1, (), logprobs) for n in lengths]
 
 
 def test_who_is_computed_with_whom():

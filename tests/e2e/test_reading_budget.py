@@ -15,7 +15,7 @@ from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.gpu.kernel_config import cpu_profile
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.budget import reading_memory
-from qlora_wgpu.model.offload_plan import Residency
+from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs import memory as required
@@ -84,7 +84,7 @@ def test_textures_that_are_given_up_are_told(place, device, monkeypatch):
     base = Pretrained.open(place / "model")
     plain = device_layout(base, LoraConfig(r=4), QuantConfig(), "bfloat16", device)
     layout = plain.cut_for(cpu_profile(8, 10, in_textures=True, short_loops=True))
-    buffers, rows, told = layout.waiting(Residency(in_buffers=True)), Rows(1, 64), Notes()
+    buffers, rows, told = layout.waiting(OffloadPlan(in_buffers=True)), Rows(1, 64), Notes()
     within = reading_memory(rows.plans(layout))
     least = sum(reading_memory(rows.plans(buffers)).values())
     assert least < sum(within.values())
@@ -151,7 +151,7 @@ def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_pa
     monkeypatch.setattr("qlora_wgpu.model.weight_placement._LEAST_KEPT", 1)
     layout = device_layout(
         Pretrained.open(place / "model"), LoraConfig(r=4), QuantConfig(), "bfloat16", device,
-        Residency(streamed_layers=6), keep=keep,
+        OffloadPlan(streamed_layers=6), keep=keep,
     )  # fmt: skip
     waiting, told, plans = Counter(layout.weights_on_host()), Plans(), Texts(24, 36).plans(layout)
     whole = host_memory(layout, waiting, plans, trains=False)

@@ -16,10 +16,10 @@ from e2e.tiny import write_model
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.config.schema import OptimConfig
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
-from qlora_wgpu.graph.passes import lay_out
-from qlora_wgpu.lora.flat_vector import AdapterForms
-from qlora_wgpu.lora.layout import Adapter
-from qlora_wgpu.model.offload_plan import RESIDENT, Residency
+from qlora_wgpu.graph.passes import assign_layouts
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
+from qlora_wgpu.lora.layout import AdapterLayout
+from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.steps import TrainingOptions
@@ -27,18 +27,18 @@ from qlora_wgpu.training.optimizer import Optimizer
 
 LAYERS = 5
 MEASURES = {
-    "embedding": Residency(host_embedding=True),
-    "parked": Residency(parked_inputs=True),
-    "together": Residency(layers_together=2),
-    "some kept": Residency(kept_layers=2),
-    "some kept, two together": Residency(layers_together=2, kept_layers=2),  # and one by itself
-    "moments": Residency(host_moments=True),
-    "streamed": Residency(streamed_layers=4),
-    "head": Residency(streamed_head=True),
-    "remakes": Residency(remakes=True),
-    "dequantized": Residency(dequantized=True),
-    "dequantized in part": Residency(dequantized=True, streamed_layers=3),
-    "all": Residency(
+    "embedding": OffloadPlan(host_embedding=True),
+    "parked": OffloadPlan(parked_inputs=True),
+    "together": OffloadPlan(layers_together=2),
+    "some kept": OffloadPlan(kept_layers=2),
+    "some kept, two together": OffloadPlan(layers_together=2, kept_layers=2),  # and one by itself
+    "moments": OffloadPlan(host_moments=True),
+    "streamed": OffloadPlan(streamed_layers=4),
+    "head": OffloadPlan(streamed_head=True),
+    "remakes": OffloadPlan(remakes=True),
+    "dequantized": OffloadPlan(dequantized=True),
+    "dequantized in part": OffloadPlan(dequantized=True, streamed_layers=3),
+    "all": OffloadPlan(
         host_embedding=True,
         parked_inputs=True,
         layers_together=2,
@@ -94,7 +94,7 @@ def trained(
     before = Counter(device.memory.by_kind)
     pretrained = Pretrained.open(folder)
     quant = QuantConfig(scheme=scheme, blocksize=32)
-    forms = AdapterForms(optimizer)
+    forms = AdapterDtypes(optimizer)
     layout = device_layout(pretrained, lora, quant, dtype, device, residency, forms)
     options = TrainingOptions(checkpointing=checkpointing)
     planned = layout.memory(options.train(2, 24))
@@ -149,9 +149,12 @@ def test_what_no_binding_shows_lies_in_a_texture(
     given = {"profile": replace(device.profile, in_textures=False), "dtype": dtype}
     expected, loss, _, buffers = training(folder, MEASURES.get(measure, RESIDENT), **given)
     monkeypatch.setattr(
-        "qlora_wgpu.graph.plan.lay_out", lambda *given: lay_out(*given[:2], max_binding=6000)
+        "qlora_wgpu.graph.plan.assign_layouts",
+        lambda *given: assign_layouts(*given[:2], max_binding=6000),
     )
-    measure = MEASURES.get(measure, Residency(in_buffers=True))  # which changes nothing but a name
+    measure = MEASURES.get(
+        measure, OffloadPlan(in_buffers=True)
+    )  # which changes nothing but a name
     got, other_loss, kinds, planned = training(folder, measure, **given)
     np.testing.assert_array_equal(got, expected)
     assert other_loss == loss and kinds["activations"] == planned["activations"]
@@ -192,7 +195,7 @@ def test_the_one_moment_of_lion(training, folder):
 
 def lora_length(folder, lora):
     architecture = Pretrained.open(folder).architecture
-    return Adapter(lora, architecture.linears).length
+    return AdapterLayout(lora, architecture.linears).length
 
 
 @pytest.mark.cover("values")
@@ -230,7 +233,7 @@ def test_other_families(training, tmp_path, family, profile):
     expected, loss, *_ = training(tmp_path, RESIDENT, profile=profile)
     for measure in (
         replace(MEASURES["all"], layers_together=1, streamed_layers=4),
-        Residency(dequantized=True),
+        OffloadPlan(dequantized=True),
     ):
         got, other_loss, kinds, planned = training(tmp_path, measure, profile=profile)
         np.testing.assert_array_equal(got, expected)
@@ -250,8 +253,8 @@ def test_shared_keys_and_values(training, tmp_path, together, profile):
     kept, loss, *_ = training(tmp_path, RESIDENT, profile=profile, checkpointing=False)
     assert np.abs(kept).max() > 0
     for measure in (
-        Residency(layers_together=together),
-        Residency(kept_layers=together),
+        OffloadPlan(layers_together=together),
+        OffloadPlan(kept_layers=together),
         replace(MEASURES["all"], layers_together=together, streamed_layers=4),
     ):
         got, other_loss, kinds, planned = training(tmp_path, measure, profile=profile)
@@ -286,14 +289,14 @@ def test_layers_that_are_kept_without_what_is_cheap(
     expected, _, _, before = training(tmp_path, RESIDENT, **whole)
     assert np.abs(expected).max() > 0
     # As GPUs do of themselves, and as a budget asks for it; and of layers that are recomputed.
-    always, asked = replace(profile, remakes=True), Residency(remakes=True)
+    always, asked = replace(profile, remakes=True), OffloadPlan(remakes=True)
     for residency, own in ((RESIDENT, {"profile": always}), (asked, {})):
         got, _, kinds, planned = training(tmp_path, residency, **{**whole, **own})
         np.testing.assert_array_equal(got, expected)
         # A budget has buffers instead of textures, too, which are rounded up less.
         most = left if residency is asked or not profile.in_textures else 1.0
         assert kinds["activations"] == planned["activations"] < most * before["activations"]
-    for recomputed in (RESIDENT, Residency(kept_layers=1)):
+    for recomputed in (RESIDENT, OffloadPlan(kept_layers=1)):
         got, _, kinds, planned = training(tmp_path, recomputed, **given, profile=always)
         np.testing.assert_array_equal(got, expected)
         assert kinds["activations"] == planned["activations"]

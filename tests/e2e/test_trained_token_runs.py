@@ -12,7 +12,7 @@ from e2e.tiny import VOCAB, write_chats, write_model
 from qlora_wgpu import LoraConfig, QLoRAModel
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
 from qlora_wgpu.export.gguf_adapter import export_gguf
-from qlora_wgpu.model.offload_plan import Residency
+from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 
@@ -71,7 +71,7 @@ def test_a_streamed_tied_head_has_the_same_bits(device, place, dtype):
     rng = np.random.default_rng(4)
     ids = rng.integers(0, VOCAB, (2, 12))
     seen = []
-    for residency in (Residency(), Residency(streamed_head=True)):
+    for residency in (OffloadPlan(), OffloadPlan(streamed_head=True)):
         layout = device_layout(
             Pretrained.open(place / "model"), lora, PLAIN, dtype, device, residency
         )

@@ -19,7 +19,7 @@ from qlora_wgpu.errors import (
 from qlora_wgpu.export.gguf_adapter import export_gguf
 from qlora_wgpu.export.merge import merge
 from qlora_wgpu.lora import load_adapter, save_adapter
-from qlora_wgpu.model.offload_plan import Residency
+from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 
@@ -142,7 +142,7 @@ def test_the_head_does_not_wait_in_host_memory(device, place):
     assert plain.head_ways == (False, True) and whole.head_ways == (False,)
     assert plain.embedding_bytes and not whole.embedding_bytes
     with pytest.raises(ConfigError, match="cannot wait in host memory"):
-        whole.waiting(Residency(streamed_head=True))
+        whole.waiting(OffloadPlan(streamed_head=True))
 
 
 def test_no_room_is_a_sentence_with_figures(place):

@@ -17,7 +17,7 @@ from families.small_configs import (
 )
 
 from qlora_wgpu.families.family import known_families
-from qlora_wgpu.families.parts.moe import Experts
+from qlora_wgpu.families.parts.moe import SparseMoeBlock
 from qlora_wgpu.families.parts.rope import read_rope
 from qlora_wgpu.ops.pointwise import ClampedGLU
 
@@ -68,7 +68,7 @@ def test_layers_with_experts():
         num_experts=5,
         num_experts_per_tok=2,
     )
-    mixtures = [isinstance(layer.mlp, Experts) for layer in architecture.config.layers]
+    mixtures = [isinstance(layer.mlp, SparseMoeBlock) for layer in architecture.config.layers]
     assert mixtures == [False, True, False, True]
     assert {s.at for s in architecture.experts} == {f"model.layers.{i}.mlp.experts" for i in (1, 3)}
     assert set(architecture.routers.values()) == {(5, SIZES["hidden_size"])}
@@ -109,7 +109,7 @@ def test_an_expert_that_all_tokens_meet():
 def test_which_layers_of_later_mixtures_have_experts():
     def mixtures(model_type, **changes):
         changes = {**NEEDED.get(model_type, {}), **changes}
-        return [isinstance(layer.mlp, Experts) for layer in layers(model_type, **changes)]
+        return [isinstance(layer.mlp, SparseMoeBlock) for layer in layers(model_type, **changes)]
 
     assert mixtures("ernie4_5_moe") == [False, True, True, True]
     ends = {"moe_layer_start_index": 0, "moe_layer_end_index": 2, "moe_layer_interval": 2}

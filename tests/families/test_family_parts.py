@@ -17,7 +17,7 @@ from qlora_wgpu.families.parts.layer_ops import LayerOps
 from qlora_wgpu.families.parts.norm import LayerNorm
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE
 from qlora_wgpu.graph.graph import Graph, GraphError
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.batch import make_batch_buffers
 
@@ -54,7 +54,7 @@ class Watched(dict):
 def start(family, config):
     """A graph, the architecture, its weights and a batch; no device."""
     architecture = family.read(config)
-    adapter = Adapter(LoraConfig(r=2), architecture.linears, architecture.experts)
+    adapter = AdapterLayout(LoraConfig(r=2), architecture.linears, architecture.experts)
     layout = WeightLayout(QuantConfig(scheme="none"), "float32", 1 << 27, textures=False)
     modules = layout.lay_out(architecture, adapter)
     return Graph("float32", CPU_PROFILE), architecture, modules, make_batch_buffers(2, 8)

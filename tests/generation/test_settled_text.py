@@ -6,7 +6,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.generation.text import SettledText, TextStream, continuation
+from qlora_wgpu.generation.text import IncrementalDetokenizer, TextStream, continuation
 
 TEXT = "the  naïve — 漢字 👩‍👩‍👧 don't. ΑΒΓ \U0001f600\U0001f601 é\n\tend ,  of it "
 
@@ -113,7 +113,7 @@ def test_what_was_shown_stays_where_later_bytes_spoil_it():
     """Byte fallback decodes a run of bytes whole or not at all: "漢" and half a character."""
     tokenizer = sentencepiece()
     whole, a = tokenizer.encode("漢", False)[1:], tokenizer.encode("a", False)[-1]
-    settled = SettledText(tokenizer)
+    settled = IncrementalDetokenizer(tokenizer)
     shown = [settled.push(token) for token in (a, *whole, whole[0], a)]
     assert shown == ["a", "", "", "漢", "", "\ufffda"]
 

@@ -9,7 +9,7 @@ from support.chosen_profiles import opened
 from qlora_wgpu.cache_folder import cache_path
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu import driver, probe
-from qlora_wgpu.gpu.driver import attempt, has_crashed, under_way
+from qlora_wgpu.gpu.driver import guarded_probe, has_crashed, under_way
 
 CRASH = """\
 import os
@@ -37,13 +37,13 @@ def test_two_crashes_are_enough():
 
 
 def test_a_process_that_still_tries_has_not_crashed():
-    with attempt("a", ""), attempt("a", ""), attempt("a", ""):
+    with guarded_probe("a", ""), guarded_probe("a", ""), guarded_probe("a", ""):
         assert not has_crashed("a")
 
 
 def test_what_was_come_through_is_forgotten():
     crash()
-    with pytest.raises(DeviceError), attempt("a", ""):  # refused, which is no crash
+    with pytest.raises(DeviceError), guarded_probe("a", ""):  # refused, which is no crash
         raise DeviceError("no")
     crash()
     assert not has_crashed("a")
@@ -51,7 +51,7 @@ def test_what_was_come_through_is_forgotten():
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"a b -1 " + b"9" * 4000])
 def test_what_is_kept_may_be_anything(content):
-    with attempt("a", ""):
+    with guarded_probe("a", ""):
         mark = next(cache_path("attempts").iterdir())
     mark.write_bytes(content)
     assert not has_crashed("a")
@@ -59,7 +59,7 @@ def test_what_is_kept_may_be_anything(content):
 
 def test_without_a_cache_it_is_tried(monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
-    with attempt("a", ""):
+    with guarded_probe("a", ""):
         assert not has_crashed("a")
 
 

@@ -11,7 +11,7 @@ from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.kernels.common import row_constants
 from qlora_wgpu.selfcheck.cases import cases_for
-from qlora_wgpu.selfcheck.runner import Traced, Tracer
+from qlora_wgpu.selfcheck.runner import Tracer, TracingDone
 
 PROMISED = {
     "max-storage-buffers-per-shader-stage": 8,
@@ -66,7 +66,7 @@ def test_no_kernel_binds_more_textures(device):
         return  # only software GPUs have them
     for case in cases_for(device.profile):
         run = Tracer(device, device.profile, "bfloat16", in_textures=case.in_textures)
-        with suppress(Traced):
+        with suppress(TracingDone):
             case.function(run, *case.arguments)
         for launch in run.launches:
             textures = [t for t in launch.tensors.values() if t.texture]

@@ -7,13 +7,13 @@ from qlora_wgpu.gpu.dawn import Dawn
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.operands import Bound
 from qlora_wgpu.gpu.wgpu_native import WgpuNative
-from qlora_wgpu.gpu.wgsl import load_shader, read_at_once
+from qlora_wgpu.gpu.wgsl import hoist_uniform_loads, load_shader
 
 FILL = load_shader("tensor/fill.wgsl", (("ELEMENTS", 1), ("FLAT", 8)), (("y", Bound("float32")),))
 
 
 def test_main_begins_with_reading_them():
-    code = read_at_once(FILL.code)
+    code = hoist_uniform_loads(FILL.code)
     body = code[code.index("fn main(") :]
     assert body[body.index("{") :].startswith("{ params = given_params;")
     assert code.count("given_params") == 2
@@ -21,14 +21,14 @@ def test_main_begins_with_reading_them():
 
 
 def test_lines_keep_their_numbers():
-    lines, own = read_at_once(FILL.code).splitlines(), FILL.code.splitlines()
+    lines, own = hoist_uniform_loads(FILL.code).splitlines(), FILL.code.splitlines()
     assert len(lines) == len(own)
     assert sum(a != b for a, b in zip(lines, own, strict=True)) == 2
 
 
 def test_a_shader_without_parameters_is_left_alone():
     code = "@compute @workgroup_size(8)\nfn main() {}\n"
-    assert read_at_once(code) == code
+    assert hoist_uniform_loads(code) == code
 
 
 @pytest.mark.parametrize("at_once", [True, False])

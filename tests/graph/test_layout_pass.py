@@ -8,7 +8,7 @@ import pytest
 
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile
 from qlora_wgpu.graph.graph import Graph, GraphError
-from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.graph.tensor import Storage, matrix, row
 from qlora_wgpu.kernels.common import sum_parts
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
@@ -39,7 +39,7 @@ def mlp(profile, dtype="bfloat16", *, texture=False):
         linear(graph, x, dense(n, dtype, 24, 16, texture=texture), batch) for n in ("gate", "up")
     )
     y = linear(graph, glu(graph, gate, up), dense("down", dtype, 16, 24, texture=texture), batch)
-    return make_plan(graph, (y,)), y
+    return compile_plan(graph, (y,)), y
 
 
 def copies(plan):
@@ -75,7 +75,7 @@ def test_windows_share_the_copy_of_their_storage():
     second = matrix("second", 16, 24, "float32", flat, 4 * 24 * 16)
     h = linear(graph, x, Linear("a", DenseMatrix(24, 16, ((0, first),)), None, None), batch)
     y = linear(graph, h, Linear("b", DenseMatrix(16, 24, ((0, second),)), None, None), batch)
-    plan = make_plan(graph, (y,))
+    plan = compile_plan(graph, (y,))
     assert [la.tensors["x"].name for la in copies(plan)].count("flat") == 1
     products = [la for la in plan.launches if la.path == "gemm/nt_texture.wgsl"]
     assert [la.first_texels["w"] for la in products] == [0, 24 * 16 * 4 // 16]
@@ -92,7 +92,7 @@ def test_a_copy_is_made_anew_after_its_source_was_written():
     graph.launch("tensor/fill.wgsl", 1, {"y": x}, {"units": 1})
     y = linear(graph, x, layer, batch)
     z = linear(graph, x, layer, batch)
-    plan = make_plan(graph, (graph.launches[0].tensors["y"], y, z))
+    plan = compile_plan(graph, (graph.launches[0].tensors["y"], y, z))
     assert [la.tensors["x"].name for la in copies(plan)] == ["x", "x"]
 
 
@@ -104,7 +104,7 @@ def test_a_buffer_only_writer_keeps_a_tensor_in_a_buffer():
     first.bias.storage = Storage("bias", "test", first.bias.nbytes)
     h = linear(graph, x, first, batch)
     y = linear(graph, h, dense("b", "bfloat16", 16, 24, texture=True), batch)
-    plan = make_plan(graph, (y,))
+    plan = compile_plan(graph, (y,))
     assert not h.texture and [la.tensors["x"] for la in copies(plan)] == [h]
 
 
@@ -113,7 +113,7 @@ def test_a_product_writes_the_texture_that_the_next_one_reads():
     x = stored("x", 8, 16, "bfloat16", texture=True)
     h = linear(graph, x, dense("a", "bfloat16", 24, 16, texture=True), batch)
     y = linear(graph, h, dense("b", "bfloat16", 16, 24, texture=True), batch)
-    plan = make_plan(graph, (y,))
+    plan = compile_plan(graph, (y,))
     assert h.texture and not y.texture and not copies(plan)
 
 
@@ -123,7 +123,7 @@ def test_writing_memory_that_a_tensor_does_not_lie_in_is_an_error():
     x = stored("x", 16, 16, "float32")
     sum_parts(graph, x, y, 2, accumulate=True)
     with pytest.raises(GraphError, match="is no buffer"):
-        make_plan(graph)
+        compile_plan(graph)
 
 
 def squared(graph, g):
@@ -142,7 +142,7 @@ def test_a_kernel_that_insists_on_a_buffer_gets_a_copy_there():
     g = stored("g", 1, 8, "float32", texture=True)
     for _ in range(2):
         squared(graph, g)
-    plan = make_plan(graph)
+    plan = compile_plan(graph)
     assert [la.tensors["x"].name for la in copies(plan)] == ["g"]
     launches = [la for la in plan.launches if la.kernel == "adamw"]
     assert len(launches) == 2 and all(not la.tensors["g"].texture for la in launches)
@@ -155,7 +155,7 @@ def test_windows_are_copied_anew_after_their_storage_was_written():
     squared(graph, second)
     graph.launch("tensor/fill.wgsl", 2, {"y": first}, {"units": 2})
     squared(graph, second)
-    assert [la.tensors["x"].name for la in copies(make_plan(graph))] == ["b", "b"]
+    assert [la.tensors["x"].name for la in copies(compile_plan(graph))] == ["b", "b"]
 
 
 def test_all_that_may_lies_in_textures_where_a_profile_wants_it():
@@ -173,7 +173,7 @@ def sum_of_two(profile):
     for accumulate in (False, True):
         GEMM.launch(graph, Gemm(x, w, total, False, accumulate=accumulate))
     GEMM.launch(graph, Gemm(total, w, result, False))
-    return make_plan(graph, (total,)), total
+    return compile_plan(graph, (total,)), total
 
 
 def test_a_sum_in_textures_is_written_to_another_one():
@@ -213,7 +213,7 @@ def test_each_sum_is_written_to_another_one_and_read_as_it_is_then():
     added(graph, x, w, total)
     added(graph, x, w, total)
     GEMM.launch(graph, Gemm(total, w, late, False))
-    plan = make_plan(graph)
+    plan = compile_plan(graph)
     first, second, reader, third, fourth, last = plan.launches
     sums = [launch.tensors["y"] for launch in (first, second, third, fourth)]
     assert len(set(sums)) == 4 and all(each.texture for each in sums)
@@ -229,7 +229,7 @@ def test_what_is_added_in_place_between_sums_is_in_the_next():
     tensors = {"y": total, "a": None, "b": stored("b", 16, 16, "float32")}
     graph.launch("tensor/add.wgsl", 32, tensors, {"units": 32}, {"ACCUMULATE": True})
     added(graph, x, w, total)
-    _, second, in_place, copy, last = make_plan(graph, (total,)).launches
+    _, second, in_place, copy, last = compile_plan(graph, (total,)).launches
     sums = second.tensors["y"]
     assert in_place.tensors["y"] is copy.tensors["x"] is sums and not sums.texture
     assert last.tensors["y_before"] is copy.tensors["y"] and last.tensors["y"] is total
@@ -238,7 +238,7 @@ def test_what_is_added_in_place_between_sums_is_in_the_next():
 def test_a_sum_of_some_rows_stays_where_the_others_are():
     graph, x, w, total = begun_sum()
     added(graph, x, w, total, batch_info=make_batch_buffers(1, 16).info, first_row=0)
-    first, second = make_plan(graph, (total,)).launches
+    first, second = compile_plan(graph, (total,)).launches
     assert first.tensors["y"] is second.tensors["y"] is total and not total.texture
 
 
@@ -249,5 +249,5 @@ def test_what_a_kernel_must_have_in_a_buffer_lies_there_among_textures():
     GEMM.launch(graph, Gemm(x, w, g, False))
     squared(graph, g)
     GEMM.launch(graph, Gemm(g, w, y, False))
-    plan = make_plan(graph, (y,))
+    plan = compile_plan(graph, (y,))
     assert not g.texture and [la.tensors["x"] for la in copies(plan)] == [g]

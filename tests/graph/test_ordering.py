@@ -7,10 +7,10 @@ from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.passes import late
-from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.passes import schedule_late
+from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.graph.tensor import Storage, matrix, vector
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.steps import Network
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.batch import make_batch_buffers
@@ -45,7 +45,9 @@ class Sums:
 
     @property
     def pairs(self):
-        return [(each.tensors["y"], each.tensors["b"]) for each in late(self.graph.launches)]
+        return [
+            (each.tensors["y"], each.tensors["b"]) for each in schedule_late(self.graph.launches)
+        ]
 
 
 def test_it_waits_for_whoever_reads_it():
@@ -97,14 +99,14 @@ def test_what_reads_nothing_stays():
     sums.graph.launch("tensor/fill.wgsl", 1, {"y": zeros}, {"units": 1})
     for pair in [(x, inputs), (result, x), (result, zeros)]:
         sums.add(*pair)
-    assert late(sums.graph.launches) == sums.graph.launches
+    assert schedule_late(sums.graph.launches) == sums.graph.launches
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_weights_are_dequantized_right_before_their_product(checkpointing):
     family = find_family(CONFIG)
     architecture = family.read(CONFIG)
-    adapter = Adapter(LoraConfig(r=8, lora_alpha=8), architecture.linears)
+    adapter = AdapterLayout(LoraConfig(r=8, lora_alpha=8), architecture.linears)
     modules = WeightLayout(
         QuantConfig(), "bfloat16", 1 << 27, weight_dtype=ON_UNITS.weight_dtype("bfloat16")
     ).lay_out(architecture, adapter)
@@ -114,7 +116,7 @@ def test_weights_are_dequantized_right_before_their_product(checkpointing):
     Network(family, architecture, modules).trace_loss(
         graph, make_batch_buffers(2, 40), stats, gradient=True, checkpointing=checkpointing
     )
-    launches = make_plan(graph).launches
+    launches = compile_plan(graph).launches
     dequantized = [n for n, launch in enumerate(launches) if launch.kernel == "dequantize"]
     # Four products a layer, there and back; before the first there is nothing that is trained.
     assert len(dequantized) >= 4 * 2 * CONFIG["num_hidden_layers"] - 1

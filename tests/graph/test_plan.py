@@ -9,9 +9,9 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.graph.graph import Graph, GraphError
-from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.graph.tensor import Storage, matrix, vector
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.memory_plan import plan_training_memory
 from qlora_wgpu.model.steps import Network
 from qlora_wgpu.model.weights import WeightLayout
@@ -33,7 +33,9 @@ CONFIG = {
 def traced(checkpointing, profile=CPU_PROFILE, dtype="bfloat16", dropout=0.1):
     family = find_family(CONFIG)
     architecture = family.read(CONFIG)
-    adapter = Adapter(LoraConfig(r=5, lora_alpha=8, lora_dropout=dropout), architecture.linears)
+    adapter = AdapterLayout(
+        LoraConfig(r=5, lora_alpha=8, lora_dropout=dropout), architecture.linears
+    )
     modules = WeightLayout(QuantConfig(), dtype, 1 << 27).lay_out(architecture, adapter)
     graph = Graph(dtype, profile)
     stats = vector("stats", 4, "float32", Storage("stats", "inputs", 16))
@@ -46,7 +48,7 @@ def traced(checkpointing, profile=CPU_PROFILE, dtype="bfloat16", dropout=0.1):
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE])
 def test_live_tensors_never_share_a_slot(checkpointing, profile):
-    plan = make_plan(traced(checkpointing, profile))
+    plan = compile_plan(traced(checkpointing, profile))
     lives = {}
     for index, launch in enumerate(plan.launches):
         for tensor in launch.tensors.values():
@@ -87,7 +89,7 @@ def test_every_launch_fits_webgpus_defaults(profile, dtype):
 
 
 def test_checkpointing_lowers_the_peak():
-    kept, freed = (make_plan(traced(c)).activation_bytes for c in (False, True))
+    kept, freed = (compile_plan(traced(c)).activation_bytes for c in (False, True))
     assert freed < 0.6 * kept, (freed, kept)
 
 
@@ -102,7 +104,7 @@ def test_of_one_size_what_lives_long_chooses_first():
     sums = [(short, given), (long, short), (large, given), (large, long), (middle, given)]
     for y, b in [*sums, (middle, large)]:
         graph.launch("tensor/add.wgsl", 1, {"y": y, "b": b}, {"units": 1})
-    plan = make_plan(graph, (middle,))
+    plan = compile_plan(graph, (middle,))
     assert plan.slots == (large.nbytes, middle.nbytes)
     assert plan.slot_of == {large: 0, middle: 1, long: 1, short: 0}
 
@@ -113,8 +115,8 @@ def test_dead_launches_go():
     useful, dead = graph.float32("useful", 2, 8), graph.float32("dead", 2, 8)
     for target in (result, dead):
         graph.launch("tensor/add.wgsl", 2, {"y": target, "b": useful}, {"units": 2})
-    assert [launch.tensors["y"] for launch in make_plan(graph).launches] == [result]
-    assert len(make_plan(graph, (dead,)).launches) == 2
+    assert [launch.tensors["y"] for launch in compile_plan(graph).launches] == [result]
+    assert len(compile_plan(graph, (dead,)).launches) == 2
 
 
 def test_wrong_bindings_are_errors():

@@ -12,12 +12,18 @@ from support.harness import PROFILES, Bench
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.gpu import wgsl
-from qlora_wgpu.gpu.cost_model import Pace
+from qlora_wgpu.gpu.cost_model import CostModel
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, cpu_profile
 from qlora_wgpu.graph import graph, program, submission
-from qlora_wgpu.graph.submission import MeasuredSubmits, Piece, boxes, cut, parts_needed
+from qlora_wgpu.graph.submission import (
+    ProfiledSubmission,
+    TimedDispatch,
+    cut,
+    parts_needed,
+    split_grid,
+)
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.ops.attention import attention
@@ -53,23 +59,23 @@ def test_a_launch_is_cut_where_it_takes_much_more_than_a_submit():
 def test_boxes_cover_a_grid_once(size, count):
     places = [
         tuple(f + o for f, o in zip(first, offset, strict=True))
-        for first, extent in boxes(size, count)
+        for first, extent in split_grid(size, count)
         for offset in itertools.product(*map(range, extent))
     ]
     assert sorted(places) == sorted(itertools.product(*map(range, size)))
-    assert len(boxes(size, count)) >= min(count, math.prod(size))
+    assert len(split_grid(size, count)) >= min(count, math.prod(size))
 
 
 def test_samples_and_heads_are_cut_before_queries():
-    assert {extent for _, extent in boxes((8, 4, 2), 8)} == {(8, 1, 1)}
+    assert {extent for _, extent in split_grid((8, 4, 2), 8)} == {(8, 1, 1)}
 
 
 # -- the pace of a device ------------------------------------------------------------------
 
 
 def test_a_software_gpu_has_no_limit(device):
-    assert not Pace.of_kind("CPU", 0.1).is_bounded
-    assert Pace.of_kind("IntegratedGPU", 0.1).is_bounded
+    assert not CostModel.of_kind("CPU", 0.1).is_bounded
+    assert CostModel.of_kind("IntegratedGPU", 0.1).is_bounded
     assert device.is_cpu and not device.pace.is_bounded
     assert device.pace.limit == pytest.approx(0.1)
 
@@ -82,7 +88,7 @@ def test_the_setting_reaches_the_device(monkeypatch):
 
 
 def test_a_guess_is_replaced_by_what_launches_of_the_shader_took():
-    pace = Pace(flops_per_second=1e12, bytes_per_second=1e11, limit=0.1)
+    pace = CostModel(flops_per_second=1e12, bytes_per_second=1e11, limit=0.1)
     assert pace.seconds("a", 10**12, 0) == pytest.approx(1.0, rel=1e-4)
     assert pace.seconds("a", 0, 10**11) == pytest.approx(1.0, rel=1e-4)
     pace.learn("a", 10**10, 0, 0.1)  # ten times as long as guessed
@@ -93,7 +99,7 @@ def test_a_guess_is_replaced_by_what_launches_of_the_shader_took():
 
 
 def test_launches_that_are_over_at_once_tell_no_rate():
-    pace = Pace(1e12, 1e11, 0.1)
+    pace = CostModel(1e12, 1e11, 0.1)
     pace.learn("a", 1000, 0, 1e-5)  # ten thousand times the guess
     assert pace.seconds("a", 10**12, 0) == pytest.approx(1.0, rel=1e-4)
 
@@ -102,7 +108,7 @@ def test_guesses_keep_slow_gpus_below_what_systems_end():
     """A product of 8B's gate at 2,048 tokens, which an integrated GPU of 0.4 TFLOP/s needs 2.4 s
     for at a quarter of its rate, and Windows ends work after 2 s."""
     flops = 2 * 2048 * 4096 * 14336
-    pace = Pace.of_kind("IntegratedGPU", 0.1)
+    pace = CostModel.of_kind("IntegratedGPU", 0.1)
     parts = parts_needed(pace.seconds("gemm/nt_tiled.wgsl", flops, 0), pace.limit)
     assert flops / parts / 1e11 < 0.2
 
@@ -119,7 +125,7 @@ class Clock:
         monkeypatch.setattr(submission, "has_timestamps", lambda device: timestamps)
         monkeypatch.setattr(submission, "Timestamps", lambda device, most: self)
         self.device = SimpleNamespace(
-            dispatches_per_submit=100, pace=Pace(1e9, 1e9, 0.1), submit=self.seconds,
+            dispatches_per_submit=100, pace=CostModel(1e9, 1e9, 0.1), submit=self.seconds,
             buffer=lambda *size: None, read=lambda *what: None,
         )  # fmt: skip
 
@@ -133,9 +139,9 @@ class Clock:
 def test_the_first_run_learns_as_it_goes(monkeypatch, timestamps):
     """Launches that are guessed to take 40 ms take 4: two in a submit, and then twenty-five."""
     clock = Clock(monkeypatch, timestamps)
-    run = MeasuredSubmits(clock.device, lambda dispatches: dispatches, 60)
+    run = ProfiledSubmission(clock.device, lambda dispatches: dispatches, 60)
     for index in range(60):
-        run.add(Piece(index, 0.004, "a", 40_000_000, 0, 0.0))
+        run.add(TimedDispatch(index, 0.004, "a", 40_000_000, 0, 0.0))
     run.run()
     sizes = [len(each) for each in clock.submits]
     assert sizes[0] == 2 and max(sizes) > 20 and sum(sizes) == 60
@@ -144,10 +150,10 @@ def test_the_first_run_learns_as_it_goes(monkeypatch, timestamps):
 
 def test_a_clock_that_stands_still_is_not_believed(monkeypatch):
     clock = Clock(monkeypatch, True)
-    run = MeasuredSubmits(clock.device, list, 2)
+    run = ProfiledSubmission(clock.device, list, 2)
     monkeypatch.setattr(clock, "seconds", lambda d: [Clock.seconds(clock, d) and 0.0 for _ in d])
     for index in range(2):
-        run.add(Piece(index, 0.5, "a", 10**6, 0, 0.001))
+        run.add(TimedDispatch(index, 0.5, "a", 10**6, 0, 0.001))
     run.run()
     assert sum(run.took) == pytest.approx(clock.now) and min(run.took) > 0
 
@@ -167,7 +173,7 @@ def launched(run, monkeypatch, parts):
     pieces = []
     with monkeypatch.context() as patch:
         if parts > 1:
-            patch.setattr(run.device, "pace", Pace(1e12, 1e11, 1.0))
+            patch.setattr(run.device, "pace", CostModel(1e12, 1e11, 1.0))
             patch.setattr(program, "parts_needed", lambda seconds, limit: parts)
             cut_up = program.Program._in_parts
             patch.setattr(
@@ -207,7 +213,7 @@ def test_every_launch_of_a_step_can_be_cut():
     config |= {"model_type": "llama", "vocab_size": 4096, "num_hidden_layers": 1}
     config |= {"num_attention_heads": 8, "num_key_value_heads": 8}
     for profile in (GPU_PROFILE, replace(GPU_PROFILE, gemm_kind="tiled"), cpu_profile(8)):
-        layout = ModelLayout(
+        layout = ModelPlan(
             Pretrained.from_config(config), LoraConfig(), QuantConfig(), "bfloat16",
             profile=profile, max_binding=1 << 27,
         )  # fmt: skip
@@ -219,7 +225,7 @@ def test_every_launch_of_a_step_can_be_cut():
 
 
 def test_what_is_timed_alone_is_as_short_as_what_is_submitted(device, monkeypatch):
-    monkeypatch.setattr(device, "pace", Pace(1e7, 1e9, 0.1))
+    monkeypatch.setattr(device, "pace", CostModel(1e7, 1e9, 0.1))
     run = Bench(device, "float32", PROFILES["gpu"])
     x, w = run.operand(np.ones((300, 70))), run.operand(np.ones((200, 70)))
     y = run.output(300, 200)
@@ -228,8 +234,8 @@ def test_what_is_timed_alone_is_as_short_as_what_is_submitted(device, monkeypatc
     (launch,) = own.plan.launches
     whole = math.prod(launch.workgroups)
     # Guessed before it ran; then by what it took.
-    monkeypatch.setattr(device, "pace", Pace(1e8, 1e9, 0.03))
-    fresh = program.Program(device, own.plan, program.SlotPool(device))
+    monkeypatch.setattr(device, "pace", CostModel(1e8, 1e9, 0.03))
+    fresh = program.Program(device, own.plan, program.BufferPool(device))
     (guessed,) = fresh.pieces
     assert len(guessed) >= parts_needed(2 * 300 * 200 * 70 / 1e8, 0.03) == 3
     assert sum(math.prod(workgroups) for *_, workgroups in guessed) == whole

@@ -11,7 +11,7 @@ from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.limits import ALIGNMENT
 from qlora_wgpu.graph.tensor import ROW_UNIT, padded
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.targets import targeted
 from qlora_wgpu.model.weight_placement import WeightPlacement
 from qlora_wgpu.model.weights import WeightLayout
@@ -30,7 +30,7 @@ def no_device(monkeypatch):
 
 def modules_of(config, quant, dtype="float32", max_binding=LARGE, folder=None, lora=None):
     architecture = find_family(config).read(config)
-    adapter = Adapter(lora or LoraConfig(r=5, lora_alpha=5), architecture.linears)
+    adapter = AdapterLayout(lora or LoraConfig(r=5, lora_alpha=5), architecture.linears)
     layout = WeightLayout(quant, dtype, max_binding, folder)
     modules = layout.lay_out(architecture, adapter)
     if folder is not None:
@@ -157,7 +157,7 @@ def architecture(**changes):
 
 @pytest.mark.parametrize("r", [1, 5, 8, 64])
 def test_an_adapter_s_matrices_can_be_bound_and_do_not_overlap(r):
-    adapter = Adapter(LoraConfig(r=r, lora_alpha=1), architecture().linears)
+    adapter = AdapterLayout(LoraConfig(r=r, lora_alpha=1), architecture().linears)
     spans = sorted(
         (t.offset, t.nbytes) for lora in adapter.loras.values() for t in (lora.a, lora.b)
     )
@@ -174,7 +174,7 @@ def test_an_adapter_s_matrices_can_be_bound_and_do_not_overlap(r):
 
 
 def test_split_and_join_are_inverse():
-    adapter = Adapter(LoraConfig(r=5, lora_alpha=1), architecture().linears)
+    adapter = AdapterLayout(LoraConfig(r=5, lora_alpha=1), architecture().linears)
     rng = np.random.default_rng(0)
     state = adapter.split(rng.standard_normal(adapter.length).astype(np.float32))
     flat = adapter.join(state)
@@ -188,8 +188,8 @@ def test_split_and_join_are_inverse():
 
 def test_a_start_does_not_depend_on_what_else_is_adapted():
     linears = architecture().linears
-    one = Adapter(LoraConfig(r=4, lora_alpha=1, target_modules=["v_proj"]), linears)
-    every = Adapter(LoraConfig(r=4, lora_alpha=1), linears)
+    one = AdapterLayout(LoraConfig(r=4, lora_alpha=1, target_modules=["v_proj"]), linears)
+    every = AdapterLayout(LoraConfig(r=4, lora_alpha=1), linears)
     few, all_ = one.split(one.initial(3)), every.split(every.initial(3))
     assert all(np.array_equal(array, all_[name]) for name, array in few.items())
     starts = [a[:, :36].tobytes() for name, a in all_.items() if "lora_A" in name]
@@ -230,7 +230,9 @@ def test_targets_that_fit_nothing(targets, message):
 
 
 def test_names_are_those_of_peft():
-    adapter = Adapter(LoraConfig(r=2, lora_alpha=1), architecture(num_hidden_layers=1).linears)
+    adapter = AdapterLayout(
+        LoraConfig(r=2, lora_alpha=1), architecture(num_hidden_layers=1).linears
+    )
     leaves = [
         "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
         "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",

@@ -7,8 +7,8 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.gpu.limits import ALIGNMENT
 from qlora_wgpu.graph.launch import GraphError
-from qlora_wgpu.lora.flat_vector import AdapterForms, Group, cut
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.flat_vector import AdapterDtypes, Group, cut
+from qlora_wgpu.lora.layout import AdapterLayout
 
 LINEARS = [
     LinearSpec(f"model.layers.{i}.{name}", out, 64)
@@ -37,9 +37,9 @@ def test_what_is_read_as_one_is_never_cut():
 @pytest.mark.parametrize("limit", [4_400, 8_000, 20_000, 10**6])
 def test_every_tensor_lies_in_one_piece(optimizer, limit, experts):
     lora = LORA.model_copy(update={"target_modules": ["up_proj"]}) if experts else LORA
-    stacks, forms = STACKS if experts else [], AdapterForms(optimizer)
-    whole = Adapter(lora, LINEARS, stacks, forms)
-    adapter = Adapter(lora, LINEARS, stacks, forms, limit)
+    stacks, forms = STACKS if experts else [], AdapterDtypes(optimizer)
+    whole = AdapterLayout(lora, LINEARS, stacks, forms)
+    adapter = AdapterLayout(lora, LINEARS, stacks, forms, limit)
     assert adapter.length == whole.length and adapter.names == whole.names
     assert (len(adapter.parameters.pieces) == 1) == (limit == 10**6)
     seen = []
@@ -60,14 +60,14 @@ def test_every_tensor_lies_in_one_piece(optimizer, limit, experts):
 
 
 def test_layers_of_one_input_lie_together():
-    adapter = Adapter(LORA, LINEARS, max_binding=8_000)
+    adapter = AdapterLayout(LORA, LINEARS, max_binding=8_000)
     for layer in range(4):
         q, k = (adapter.loras[f"model.layers.{layer}.self_attn.{x}_proj"] for x in "qk")
         assert q.a.storage is k.a.storage and q.b.storage is k.b.storage
 
 
 def test_a_part_of_a_vector_lies_in_one_piece():
-    vector = Adapter(LORA, LINEARS, max_binding=4_400).parameters
+    vector = AdapterLayout(LORA, LINEARS, max_binding=4_400).parameters
     (begin, second), count = list(vector.numbered())[1], 64
     part = vector.part(begin + count, count)
     assert part.storage is second.storage and part.offset == 4 * count and part.columns == count
@@ -78,7 +78,7 @@ def test_a_part_of_a_vector_lies_in_one_piece():
 
 
 def test_tensors_are_split_and_joined_as_of_one_piece():
-    adapter, whole = Adapter(LORA, LINEARS, max_binding=4_400), Adapter(LORA, LINEARS)
+    adapter, whole = AdapterLayout(LORA, LINEARS, max_binding=4_400), AdapterLayout(LORA, LINEARS)
     np.testing.assert_array_equal(adapter.initial(3), whole.initial(3))
     tensors = adapter.split(adapter.initial(3))
     np.testing.assert_array_equal(adapter.join(tensors), whole.initial(3))

@@ -6,7 +6,7 @@ from references.sized import family_configs
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError, UnsupportedModelError
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.trained_tokens import Vocabulary
 
 CONFIG = family_configs()["phi"]
@@ -14,7 +14,7 @@ CONFIG = family_configs()["phi"]
 
 def adapter(config=CONFIG, **settings):
     of = find_family(config).read(config)
-    return Adapter(
+    return AdapterLayout(
         LoraConfig(r=2, **settings), of.linears, of.experts, vocabulary=Vocabulary.of(of)
     )
 

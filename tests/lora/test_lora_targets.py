@@ -10,7 +10,7 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec, Stacking
 from qlora_wgpu.lora.config import value_for
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, MAGNITUDE, parse_name, tensor_name
 from qlora_wgpu.lora.targets import known_targets, lora_config, targeted
 
@@ -22,7 +22,7 @@ LINEARS = [
 
 
 def names(**lora):
-    return [s.name for s in Adapter(LoraConfig(**lora), LINEARS).targets]
+    return [s.name for s in AdapterLayout(LoraConfig(**lora), LINEARS).targets]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_ranks_and_alphas_of_their_own():
         r=4, lora_alpha=8, rank_pattern={"q_proj": 6, "layers.3.mlp.up_proj": 1},
         alpha_pattern={"[qv]_proj": 3},
     )  # fmt: skip
-    adapter = Adapter(config, LINEARS)
+    adapter = AdapterLayout(config, LINEARS)
     q, v, up, other = (
         adapter.loras[f"model.layers.{leaf}"]
         for leaf in ("3.self_attn.q_proj", "3.self_attn.v_proj", "3.mlp.up_proj", "4.mlp.up_proj")
@@ -96,24 +96,24 @@ def test_a_regular_expression():
 def test_how_it_begins():
     spec = [LinearSpec("model.layers.0.q_proj", 300, 500)]
     for init, low, high in (("default", 0.0256, 0.026), ("gaussian", 0.0615, 0.0635)):
-        adapter = Adapter(LoraConfig(r=16, init_lora_weights=init), spec)
+        adapter = AdapterLayout(LoraConfig(r=16, init_lora_weights=init), spec)
         flat = adapter.initial(3)
         a, b = adapter.split(flat).values()
         assert a.shape == (16, 500) and not b.any() and low < a.std() < high  # 1/√(3·500), 1/16
         assert not np.array_equal(flat, adapter.initial(4))
-    assert np.abs(Adapter(LoraConfig(r=16), spec).initial(3)).max() <= 1 / np.sqrt(500)
+    assert np.abs(AdapterLayout(LoraConfig(r=16), spec).initial(3)).max() <= 1 / np.sqrt(500)
 
 
 def test_experts_have_one_rank():
     stack = ExpertSpec("model.layers.0.mlp.experts", "up_proj", 3, 8, 4)
     with pytest.raises(ConfigError, match="gives the experts"):
-        Adapter(
+        AdapterLayout(
             LoraConfig(target_modules=["up_proj"], rank_pattern={"1.up_proj": 2}), LINEARS, [stack]
         )
     with pytest.raises(ConfigError, match="all or none"):
-        Adapter(LoraConfig(target_modules=["experts.1.up_proj"]), LINEARS, [stack])
-    assert Adapter(LoraConfig(), LINEARS, [stack]).expert_loras == {}
-    both = Adapter(LoraConfig(target_modules=["up_proj"]), LINEARS, [stack])
+        AdapterLayout(LoraConfig(target_modules=["experts.1.up_proj"]), LINEARS, [stack])
+    assert AdapterLayout(LoraConfig(), LINEARS, [stack]).expert_loras == {}
+    both = AdapterLayout(LoraConfig(target_modules=["up_proj"]), LINEARS, [stack])
     assert both.expert_loras[stack.name].a_stride > 0
 
 
@@ -133,7 +133,7 @@ def test_some_of_a_layers_experts_are_refused(target_modules):
         match=r"'model\.layers\.0\.mlp\.experts\.[01]\.up_proj' is left "
         r"out, but either all or none of a layer's experts .* name 'up_proj'",
     ):
-        Adapter(LoraConfig(target_modules=target_modules), LINEARS, [stack])
+        AdapterLayout(LoraConfig(target_modules=target_modules), LINEARS, [stack])
     with pytest.raises(ConfigError, match="all or none"):
         targeted(LINEARS, target_modules, [stack])
 
@@ -141,7 +141,7 @@ def test_some_of_a_layers_experts_are_refused(target_modules):
 def test_all_experts_by_a_regular_expression():
     stacks = [ExpertSpec(f"model.layers.{i}.mlp.experts", "up_proj", 3, 8, 4) for i in range(2)]
     config = LoraConfig(target_modules=r".*\.0\.mlp\.experts\..*")
-    assert set(Adapter(config, LINEARS, stacks).expert_loras) == {stacks[0].name}
+    assert set(AdapterLayout(config, LINEARS, stacks).expert_loras) == {stacks[0].name}
 
 
 MIXED = [
@@ -154,25 +154,25 @@ STACK = ExpertSpec("model.layers.1.mlp.experts", "up_proj", 3, 8, 8)
 
 def test_dense_layers_beside_experts_are_named_in_full():
     """all-linear leaves out experts, which are called as a dense layer is."""
-    adapter = Adapter(LoraConfig(), MIXED, [STACK])
+    adapter = AdapterLayout(LoraConfig(), MIXED, [STACK])
     assert adapter.peft.target_modules == ["model.layers.0.mlp.up_proj", "q_proj"]
-    opened = Adapter(lora_config(adapter.peft), MIXED, [STACK])
+    opened = AdapterLayout(lora_config(adapter.peft), MIXED, [STACK])
     assert opened.names == adapter.names
     assert adapter.is_written_together and adapter.peft_differences == []
-    [text] = Adapter(LoraConfig(use_dora=True), MIXED, [STACK]).peft_differences
+    [text] = AdapterLayout(LoraConfig(use_dora=True), MIXED, [STACK]).peft_differences
     assert "takes model.layers.0.mlp.up_proj (1 such layers) for experts" in text
 
 
 def test_layers_that_have_tensors_tell_what_names_mean():
     """PEFT's all-linear leaves experts out, and writes the last parts of names."""
     stored = dataclasses.replace(
-        Adapter(LoraConfig(), MIXED, [STACK]).peft, target_modules=["q_proj", "up_proj"]
+        AdapterLayout(LoraConfig(), MIXED, [STACK]).peft, target_modules=["q_proj", "up_proj"]
     )
     names = [spec.name for spec in MIXED]
-    opened = Adapter(lora_config(stored, names, [STACK]), MIXED, [STACK])
+    opened = AdapterLayout(lora_config(stored, names, [STACK]), MIXED, [STACK])
     assert [spec.name for spec in opened.targets] == names
     experts = [*names, *(spec.name for spec in STACK.linears)]
-    opened = Adapter(lora_config(stored, experts, [STACK]), MIXED, [STACK])
+    opened = AdapterLayout(lora_config(stored, experts, [STACK]), MIXED, [STACK])
     assert [spec.name for spec in opened.targets] == experts
 
 
@@ -184,7 +184,7 @@ def test_what_peft_reads_as_its_own():
 
     def together(experts=stacks, **changes):
         config = LoraConfig(**{"target_modules": names, **changes})
-        return Adapter(config, sparse, experts).is_written_together
+        return AdapterLayout(config, sparse, experts).is_written_together
 
     assert not together()
     assert not together(target_modules=["q_proj"], use_rslora=True)
@@ -198,11 +198,13 @@ def test_what_peft_reads_as_its_own():
 def test_names_within_the_part_that_is_adapted():
     """Where other parts of a running model have layers that are called alike."""
     specs = [LinearSpec(f"model.text.layers.0.{leaf}", 8, 8) for leaf in ("x.q_proj", "o_proj")]
-    adapter = Adapter(LoraConfig(), specs, within="model.text.")
+    adapter = AdapterLayout(LoraConfig(), specs, within="model.text.")
     assert adapter.peft.target_modules == r"model\.text\.(?:.+\.)?(?:o_proj|q_proj)"
-    assert Adapter(lora_config(adapter.peft), specs, within="model.text.").names == adapter.names
+    assert (
+        AdapterLayout(lora_config(adapter.peft), specs, within="model.text.").names == adapter.names
+    )
     whole = LoraConfig(target_modules=[specs[0].name])
-    chosen = Adapter(whole, specs, within="model.text.").peft.target_modules
+    chosen = AdapterLayout(whole, specs, within="model.text.").peft.target_modules
     assert re.fullmatch(chosen, specs[0].name) and not re.fullmatch(chosen, specs[1].name)
     assert not re.fullmatch(chosen, "model.images.layers.0.x.q_proj")
 
@@ -222,7 +224,7 @@ def test_experts_that_peft_fuses(targets, together):
         for leaf in ("w1", "w3", "w2")
     ]  # fmt: skip
     config = LoraConfig(target_modules=targets.split())
-    assert Adapter(config, [MIXED[0]], stacks).is_written_together == together
+    assert AdapterLayout(config, [MIXED[0]], stacks).is_written_together == together
 
 
 def test_names():
@@ -238,14 +240,14 @@ def test_names():
 
 
 def test_dora():
-    adapter = Adapter(LoraConfig(r=2, use_dora=True), LINEARS[:2])
+    adapter = AdapterLayout(LoraConfig(r=2, use_dora=True), LINEARS[:2])
     shapes = {n: a.shape for n, a in adapter.split(adapter.initial(0)).items()}
     at = "base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector"
     assert shapes[at] == (24,) and len(shapes) == 6 and adapter.num_parameters == 2 * (88 + 24)
     assert lora_config(adapter.peft).use_dora
     stack = ExpertSpec("model.layers.0.mlp.experts", "up_proj", 3, 8, 4)
     with pytest.raises(ConfigError, match="cannot adapt experts"):
-        Adapter(LoraConfig(use_dora=True, target_modules=["up_proj"]), LINEARS, [stack])
+        AdapterLayout(LoraConfig(use_dora=True, target_modules=["up_proj"]), LINEARS, [stack])
 
 
 @pytest.mark.parametrize("key", ["rank_pattern", "alpha_pattern"])

@@ -11,7 +11,12 @@ from qlora_wgpu.checkpoint.safetensors_writer import write_safetensors
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.families.family import PLAIN, Stacking
 from qlora_wgpu.lora import AdapterConfig, load_adapter, save_adapter
-from qlora_wgpu.lora.expert_parameters import Arranged, apart, arranged, together
+from qlora_wgpu.lora.expert_parameters import (
+    ExpertArrangement,
+    arranged,
+    from_target_parameters,
+    to_target_parameters,
+)
 from qlora_wgpu.lora.init import STARTED, started_in
 from qlora_wgpu.lora.peft_files import WEIGHTS
 from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, MAGNITUDE, adapted_layers, tensor_name
@@ -78,7 +83,7 @@ def test_together_and_apart_again(tmp_path, case):
     kinds, changes = CASES[case]
     config = replace(CONFIG, **changes)
     tensors = of_experts(config, kinds)
-    made, theirs = together(tensors, config, TURNS)
+    made, theirs = to_target_parameters(tensors, config, TURNS)
     expected = of_ours(tensors, config)
     names = [n for n in ("gate_up_proj", "down_proj") if f"{AT}.{n}" in theirs.target_parameters]
     for name in names:
@@ -100,8 +105,8 @@ def test_together_and_apart_again(tmp_path, case):
         assert read.scaling_of(module) == config.scaling_of(module)
     assert read.target_parameters is None
     told = arranged(tensors, TURNS)
-    assert told.kinds == kinds and Arranged.from_text(told.to_text()) == told
-    assert Arranged.from_text(" ".join(kinds)) == told  # as the first files had it
+    assert told.kinds == kinds and ExpertArrangement.from_text(told.to_text()) == told
+    assert ExpertArrangement.from_text(" ".join(kinds)) == told  # as the first files had it
 
 
 @pytest.mark.parametrize("in_turns", [True, False])
@@ -118,7 +123,9 @@ def test_what_peft_trained(in_turns):
         tensor_name(AT, LORA_A): random(2 * EXPERTS, INNER),
         tensor_name(AT, LORA_B): random(HIDDEN, 2 * EXPERTS),
     }
-    made, ours = apart(tensors, config, "adapter", stacking=TURNS if in_turns else PLAIN)
+    made, ours = from_target_parameters(
+        tensors, config, "adapter", stacking=TURNS if in_turns else PLAIN
+    )
     expected = of_ours(made, ours)
     delta = of_peft(tensors, config, f"{AT}.base_layer", "gate_up_proj")
     if not in_turns:
@@ -132,28 +139,30 @@ def test_what_peft_trained(in_turns):
 def test_a_file_of_ours_that_peft_wrote_again():
     """Without what its metadata told: parts of the rank that share nothing come apart."""
     tensors = of_experts(CONFIG)
-    made, theirs = together(tensors, CONFIG, TURNS)
-    got, read = apart(made, theirs, "adapter", stacking=TURNS)
+    made, theirs = to_target_parameters(tensors, CONFIG, TURNS)
+    got, read = from_target_parameters(made, theirs, "adapter", stacking=TURNS)
     assert got.keys() == tensors.keys()
     assert all(np.array_equal(got[name], array) for name, array in tensors.items())
     assert read.rank_of(f"{AT}.2.up_proj") == 2 and read.alpha_of(f"{AT}.2.up_proj") == 3
 
 
 def test_what_is_refused():
-    made, theirs = together(of_experts(CONFIG), CONFIG, TURNS)
+    made, theirs = to_target_parameters(of_experts(CONFIG), CONFIG, TURNS)
     other = replace(theirs, target_parameters=["lm_head.weight"])
     with pytest.raises(
         UnsupportedModelError, match=r"lm_head\.weight, but of bare parameters only"
     ):
-        apart(made, other, "adapter", stacking=TURNS)
+        from_target_parameters(made, other, "adapter", stacking=TURNS)
     larger = replace(theirs, rank_pattern={}, r=5)
     with pytest.raises(CheckpointError, match=r"r = 5 asks for .5 · experts"):
-        apart(made, larger, "adapter", stacking=TURNS)
+        from_target_parameters(made, larger, "adapter", stacking=TURNS)
     with pytest.raises(CheckpointError, match="has rank 4, which is not that of gate"):
-        apart(made, theirs, "adapter", Arranged(("gate",), TURNS), stacking=PLAIN)
+        from_target_parameters(
+            made, theirs, "adapter", ExpertArrangement(("gate",), TURNS), stacking=PLAIN
+        )
     del made[tensor_name(AT, LORA_B)]
     with pytest.raises(CheckpointError, match=r"lacks .base_model.*experts\.lora_B"):
-        apart(made, theirs, "adapter", stacking=TURNS)
+        from_target_parameters(made, theirs, "adapter", stacking=TURNS)
 
 
 MIXTRAL = Stacking(("w1", "w3", "w2"), "block_sparse_moe.experts", "mlp.experts")
@@ -169,7 +178,7 @@ def test_names_of_files_and_of_memory(tmp_path):
         for name, array in of_experts(CONFIG, (kind,)).items()
     }
     config = replace(CONFIG, target_modules=["q_proj", "w1", "w2", "w3"])
-    made, theirs = together(tensors, config, MIXTRAL)
+    made, theirs = to_target_parameters(tensors, config, MIXTRAL)
     held = "model.layers.1.mlp.experts"
     assert theirs.target_parameters == [f"{held}.gate_up_proj", f"{held}.down_proj"]
     b = made[tensor_name(f"{held}.base_layer", LORA_B)].reshape(2 * INNER, 4, EXPERTS)
@@ -198,10 +207,10 @@ def test_weights_of_layers_are_parameters_too():
         target_parameters=["mlp.up_proj.weight"],
         rank_pattern={r"up_proj\.weight": 3},
     )
-    made, ours = apart(tensors, config, "adapter", stacking=PLAIN)
+    made, ours = from_target_parameters(tensors, config, "adapter", stacking=PLAIN)
     assert made == tensors and ours.target_parameters is None
     assert ours.target_modules == [dense, "q_proj"] and ours.rank_of(dense) == 3
-    again, theirs = together(made, ours, PLAIN)
+    again, theirs = to_target_parameters(made, ours, PLAIN)
     assert again == tensors and theirs.target_parameters == [f"{dense}.weight"]
     assert theirs.rank_of(f"{dense}.weight") == 3 and theirs.target_modules == ["q_proj"]
 

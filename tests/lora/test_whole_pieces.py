@@ -6,8 +6,8 @@ import pytest
 from qlora_wgpu import LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.lora.flat_vector import AdapterForms
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_names import WHOLE
 from qlora_wgpu.lora.trained_tokens import Vocabulary
 
@@ -19,8 +19,8 @@ CONFIG = LoraConfig(r=3, modules_to_save=["lm_head"])
 
 
 def laid_out(most, **options):
-    forms = AdapterForms(**options)
-    return Adapter(CONFIG, LINEARS, (), forms, most, vocabulary=VOCABULARY)
+    forms = AdapterDtypes(**options)
+    return AdapterLayout(CONFIG, LINEARS, (), forms, most, vocabulary=VOCABULARY)
 
 
 def test_its_parts_are_its_rows():

@@ -9,9 +9,9 @@ from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile
 from qlora_wgpu.graph.host_callbacks import transfer_bytes
-from qlora_wgpu.model.budget import fit, fit_reading, reading_memory
-from qlora_wgpu.model.model_plan import ModelLayout
-from qlora_wgpu.model.offload_plan import RESIDENT, Residency
+from qlora_wgpu.model.budget import fit_inference_to_budget, fit_to_budget, reading_memory
+from qlora_wgpu.model.model_plan import ModelPlan
+from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import TrainingOptions
 
@@ -34,7 +34,7 @@ STEP = TrainingOptions(checkpointing=True).train(1, 512)
 
 @pytest.fixture(scope="module")
 def layout():
-    return ModelLayout(
+    return ModelPlan(
         Pretrained.from_config(CONFIG), LoraConfig(r=8), QuantConfig(), "bfloat16",
         profile=GPU_PROFILE, max_binding=1 << 27,
     )  # fmt: skip
@@ -46,7 +46,7 @@ def wide(request):
     config = CONFIG | {
         "vocab_size": 40_000, "num_hidden_layers": 2, "tie_word_embeddings": request.param,
     }  # fmt: skip
-    return ModelLayout(
+    return ModelPlan(
         Pretrained.from_config(config), LoraConfig(r=8), QuantConfig(), "bfloat16",
         profile=GPU_PROFILE, max_binding=1 << 27,
     )  # fmt: skip
@@ -59,7 +59,7 @@ def total(layout, residency=RESIDENT, options=STEP):
 @pytest.mark.slow
 def test_what_fits_stays_on_the_device(layout):
     for budget in (None, total(layout)):
-        fitted = fit(layout, STEP, budget)
+        fitted = fit_to_budget(layout, STEP, budget)
         assert fitted.residency == RESIDENT and fitted.moved == 0 and fitted.options == STEP
         assert not fitted.host_memory
 
@@ -73,11 +73,11 @@ def in_textures(layout):
 @pytest.mark.slow
 @pytest.mark.parametrize("spare", [0, -1])
 def test_textures_are_given_up_before_anything_waits(in_textures, spare):
-    buffers = Residency(in_buffers=True)
+    buffers = OffloadPlan(in_buffers=True)
     least = total(in_textures, buffers)
     assert least < total(in_textures) - 1
     for budget in (least, total(in_textures) - 1):
-        fitted = fit(in_textures, STEP, budget + spare)
+        fitted = fit_to_budget(in_textures, STEP, budget + spare)
         if budget + spare >= least:
             assert fitted.residency == buffers and fitted.options == STEP
             assert not fitted.moved and not fitted.host_memory
@@ -97,20 +97,22 @@ def test_readings_give_up_textures_before_anything_waits(in_textures):
     def taken(layout):
         return sum(reading_memory(plans(layout)).values())
 
-    least = taken(in_textures.waiting(Residency(in_buffers=True)))
-    assert fit_reading(in_textures, plans, taken(in_textures)).residency == RESIDENT
-    assert fit_reading(in_textures, plans, least).residency == Residency(in_buffers=True)
-    assert fit_reading(in_textures, plans, least - 1).residency.host_embedding
+    least = taken(in_textures.waiting(OffloadPlan(in_buffers=True)))
+    assert fit_inference_to_budget(in_textures, plans, taken(in_textures)).residency == RESIDENT
+    assert fit_inference_to_budget(in_textures, plans, least).residency == OffloadPlan(
+        in_buffers=True
+    )
+    assert fit_inference_to_budget(in_textures, plans, least - 1).residency.host_embedding
 
 
 @pytest.mark.slow
 def test_less_room_costs_more_traffic(layout):
-    everything = Residency(True, True, 1, True, CONFIG["num_hidden_layers"])
+    everything = OffloadPlan(True, True, 1, True, CONFIG["num_hidden_layers"])
     most, least = total(layout), total(layout, everything)
     seconds = []
     for share in (0.99, 0.7, 0.3, 0.1):
         budget = int(least + share * (most - least))
-        fitted = fit(layout, STEP, budget, accumulation=4)
+        fitted = fit_to_budget(layout, STEP, budget, accumulation=4)
         assert fitted.total <= budget
         assert fitted.total == total(layout, fitted.residency)
         seconds.append(fitted.seconds)
@@ -119,17 +121,17 @@ def test_less_room_costs_more_traffic(layout):
 
 @pytest.mark.slow
 def test_an_embedding_is_the_first_to_wait(layout):
-    fitted = fit(layout, STEP, total(layout) - 1, accumulation=4)
+    fitted = fit_to_budget(layout, STEP, total(layout) - 1, accumulation=4)
     assert fitted.seconds < 0.01 and fitted.moved <= 4 * 512 * 512
     assert "wait" in fitted.in_words() or "recomputed" in fitted.in_words()
 
 
 def test_traffic_is_that_of_a_run(layout):
     """Each layer is brought twice, but those that stay where a pass turns round."""
-    waiting = layout.waiting(Residency(streamed_layers=8))
+    waiting = layout.waiting(OffloadPlan(streamed_layers=8))
     (layer,) = set(waiting.placement.section_bytes)
     assert waiting.step(STEP).plan.moved_bytes == 2 * (8 - 2) * layer
-    parked = layout.waiting(Residency(parked_inputs=True)).step(STEP).plan
+    parked = layout.waiting(OffloadPlan(parked_inputs=True)).step(STEP).plan
     assert parked.moved_bytes == 2 * parked.parked_bytes == 2 * 7 * 512 * 256 * 4
     # On its way, a layer or an input is in host memory twice, in either direction.
     assert waiting.host_memory(STEP)["transfers"] == 2 * layer
@@ -140,12 +142,12 @@ def test_traffic_is_that_of_a_run(layout):
 def test_layers_are_recomputed_where_they_must_be(layout):
     kept = replace(STEP, checkpointing=False)
     budget = (total(layout) + total(layout, options=kept)) // 2
-    fitted = fit(layout, kept, budget)
+    fitted = fit_to_budget(layout, kept, budget)
     assert fitted.options.checkpointing and fitted.total <= budget
-    assert not fit(layout, kept, None).options.checkpointing
+    assert not fit_to_budget(layout, kept, None).options.checkpointing
     # Where recomputing is slow, something else waits.
     less = total(layout, options=kept) - 1
-    slow = fit(layout, kept, less, flops_per_second=1e6)
+    slow = fit_to_budget(layout, kept, less, flops_per_second=1e6)
     assert not slow.options.checkpointing and slow.moved
 
 
@@ -155,13 +157,13 @@ def test_as_many_layers_are_kept_as_have_room(layout, profile):
     layout = layout.cut_for(profile)
     asked = replace(STEP, checkpointing=False)
     # What norms and gated units make is made again first, on GPUs anyway.
-    most = total(layout, Residency(remakes=True), asked)
+    most = total(layout, OffloadPlan(remakes=True), asked)
     least = total(layout)
     counts = []
     for share in (0.95, 0.7, 0.4, 0.1, 0.0):
         budget = int(least + share * (most - least))
         # So slow a link that nothing waits, and so fast a device that much may be recomputed.
-        fitted = fit(layout, asked, budget, flops_per_second=1e16, bytes_per_second=1e16)
+        fitted = fit_to_budget(layout, asked, budget, flops_per_second=1e16, bytes_per_second=1e16)
         residency = fitted.residency
         assert fitted.options == STEP and not fitted.moved and fitted.total <= budget
         assert fitted.total == total(layout, residency)
@@ -174,13 +176,13 @@ def test_as_many_layers_are_kept_as_have_room(layout, profile):
     assert counts == sorted(counts, reverse=True) and len(set(counts)) >= 4
     # Who asks for all of them to be recomputed has them recomputed.
     for budget in (most, least):
-        fitted = fit(layout, STEP, budget)
+        fitted = fit_to_budget(layout, STEP, budget)
         assert not fitted.residency.kept_layers and fitted.total <= budget
 
 
 @pytest.mark.slow
 def test_layers_kept_take_memory_one_by_one(layout):
-    totals = [total(layout, Residency(kept_layers=n)) for n in range(9)]
+    totals = [total(layout, OffloadPlan(kept_layers=n)) for n in range(9)]
     assert totals[0] == total(layout) and totals == sorted(totals)
     assert totals[8] == total(layout, options=replace(STEP, checkpointing=False))
     (each,) = {b - a for a, b in pairwise(totals[2:8])}
@@ -192,34 +194,34 @@ def test_layers_kept_take_memory_one_by_one(layout):
 def test_what_is_cheap_is_made_again_before_layers_are(layout):
     kept = replace(STEP, checkpointing=False)
     least = total(layout, options=kept)  # on GPUs that is a matter of course
-    assert least == total(layout, Residency(remakes=True), kept)
+    assert least == total(layout, OffloadPlan(remakes=True), kept)
     layout = layout.cut_for(replace(GPU_PROFILE, remakes=False))
-    assert least == total(layout, Residency(remakes=True), kept)
+    assert least == total(layout, OffloadPlan(remakes=True), kept)
     assert least < 0.9 * total(layout, options=kept)
-    fitted = fit(layout, kept, least)
-    assert fitted.residency == Residency(remakes=True) and not fitted.options.checkpointing
+    fitted = fit_to_budget(layout, kept, least)
+    assert fitted.residency == OffloadPlan(remakes=True) and not fitted.options.checkpointing
     assert fitted.moved == 0 and not fitted.host_memory
     assert fitted.in_words() == "what norms and gated units make is made again in the backward"
-    less = fit(layout, kept, least - 1)
+    less = fit_to_budget(layout, kept, least - 1)
     assert less.options.checkpointing or less.moved
 
 
 @pytest.mark.slow
 def test_too_little_is_said_by_how_much(layout):
     with pytest.raises(OutOfMemoryError, match=r"at least \d+ MiB.*\d+ MiB more than the 1 MiB"):
-        fit(layout, STEP, 1 << 20)
+        fit_to_budget(layout, STEP, 1 << 20)
 
 
 @pytest.mark.slow
 def test_a_head_is_streamed_where_nothing_else_is_enough(wide):
-    head = Residency(host_embedding=True, streamed_head=True)
+    head = OffloadPlan(host_embedding=True, streamed_head=True)
     blocks = wide.waiting(head).placement.head_block_bytes
     assert blocks == [8192 * 512] * 4 + [7232 * 512]
     plan = wide.waiting(head).step(STEP).plan
     # Each twice, but for the two that stay where a pass turns round, at either end.
     assert plan.moved_bytes == sum(blocks[2:]) + sum(blocks[:-2])
     budget = total(wide, head) + total(wide) // 50
-    fitted = fit(wide, STEP, budget)
+    fitted = fit_to_budget(wide, STEP, budget)
     assert fitted.residency.streamed_head and fitted.residency.host_embedding
     assert fitted.total <= budget and "lm_head wait" in fitted.in_words()
     # Logits of all tokens are saved, too.
@@ -228,11 +230,11 @@ def test_a_head_is_streamed_where_nothing_else_is_enough(wide):
     embedding = 0 if wide.tied else sum(blocks)
     assert waiting["embedding"] == embedding and waiting["lm_head"] == sum(blocks)
     if not wide.tied:  # then the embedding waits first
-        assert not fit(wide, STEP, total(wide) - 1).residency.streamed_head
+        assert not fit_to_budget(wide, STEP, total(wide) - 1).residency.streamed_head
 
 
 def test_layers_take_turns_in_the_places_of_a_heads_blocks(wide):
-    head = Residency(host_embedding=True, streamed_head=True)
+    head = OffloadPlan(host_embedding=True, streamed_head=True)
     both = replace(head, streamed_layers=2)
     saved = total(wide, head) - total(wide, both)
     assert saved > 0.98 * sum(
@@ -243,16 +245,16 @@ def test_layers_take_turns_in_the_places_of_a_heads_blocks(wide):
 
 @pytest.mark.slow
 def test_what_a_run_takes_beside_its_step_is_counted_of_the_way_chosen(layout):
-    more, budget = 1 << 20, fit(layout, STEP, total(layout) - 1).total
+    more, budget = 1 << 20, fit_to_budget(layout, STEP, total(layout) - 1).total
 
     def beside(chosen, options):
         return 0 if chosen.residency == RESIDENT else more
 
-    assert fit(layout, STEP, budget, beside=beside).total + more <= budget
+    assert fit_to_budget(layout, STEP, budget, beside=beside).total + more <= budget
     with pytest.raises(OutOfMemoryError) as failure:
-        fit(layout, STEP, 1 << 20, beside=beside)
+        fit_to_budget(layout, STEP, 1 << 20, beside=beside)
     with pytest.raises(OutOfMemoryError) as plain:
-        fit(layout, STEP, 1 << 20)
+        fit_to_budget(layout, STEP, 1 << 20)
     least, less = (int(str(e.value).split(" MiB")[0].split()[-1]) for e in (failure, plain))
     assert least == less + 1
 
@@ -265,11 +267,11 @@ def test_a_65b_of_rank_64_keeps_to_48_gb_in_buffers_of_2_gib():
         "num_hidden_layers": 80, "num_attention_heads": 64, "num_key_value_heads": 64,
     }  # fmt: skip
     most = (1 << 31) - 1
-    layout = ModelLayout(
+    layout = ModelPlan(
         Pretrained.from_config(config), LoraConfig(r=64), QuantConfig(), "bfloat16",
         profile=GPU_PROFILE, max_binding=most,
     )  # fmt: skip
-    fitted = fit(layout, STEP, 47.5 * 2**30)
+    fitted = fit_to_budget(layout, STEP, 47.5 * 2**30)
     assert fitted.total <= 47.5 * 2**30 and not fitted.moved
     assert [len(each.pieces) for each in (layout.adapter.parameters, layout.adapter.gradient)] == [
         2, 2

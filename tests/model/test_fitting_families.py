@@ -17,9 +17,9 @@ from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.budget import Overhead, Search, fit
-from qlora_wgpu.model.model_plan import ModelLayout
-from qlora_wgpu.model.offload_plan import Residency
+from qlora_wgpu.model.budget import Overhead, Search, fit_to_budget
+from qlora_wgpu.model.model_plan import ModelPlan
+from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import TrainingOptions
 
@@ -38,7 +38,7 @@ def a_layout(family, seed):
         config["vocab_size_per_layer_input"] = config["vocab_size"]
     if "layer_types" not in config:
         config["num_hidden_layers"] = chance.choice((2, 9))
-    layout = ModelLayout(
+    layout = ModelPlan(
         Pretrained.from_config(config), LoraConfig(r=chance.choice((4, 64))), QuantConfig(),
         "bfloat16", profile=chance.choice((GPU_PROFILE, CPU_PROFILE)), max_binding=1 << 30,
     )  # fmt: skip
@@ -77,11 +77,11 @@ def test_the_least_that_is_told_suffices_and_less_does_not():
 
     def told(budget):
         with pytest.raises(OutOfMemoryError) as failure:
-            fit(layout, step, budget, beside=beside)
+            fit_to_budget(layout, step, budget, beside=beside)
         return int(re.findall(r"at least ([\d,]+) MiB", str(failure.value))[0].replace(",", ""))
 
     least = told(MIB)
-    found = fit(layout, step, least * MIB, beside=beside)
+    found = fit_to_budget(layout, step, least * MIB, beside=beside)
     assert found.total + beside(found.layout, found.options) <= least * MIB
     assert told((least - 1) * MIB) == least
 
@@ -90,7 +90,7 @@ def test_the_least_that_is_told_suffices_and_less_does_not():
 def test_a_total_does_not_depend_on_what_was_planned_before():
     """Inputs that wait in host memory pass through what the longest step has, of those that run."""
     layout, _ = a_layout("llama", 3)
-    waiting = layout.waiting(Residency(parked_inputs=True))
+    waiting = layout.waiting(OffloadPlan(parked_inputs=True))
     short, long = (TrainingOptions(checkpointing=True).train(1, n) for n in (64, 1024))
     alone = waiting.total(short)
     assert waiting.total(long) > waiting.total(short) == alone
@@ -103,7 +103,7 @@ def test_a_total_does_not_depend_on_what_was_planned_before():
 @pytest.mark.parametrize(("profile", "seq"), [(CPU_PROFILE, 256), (ON_UNITS, 1024)])
 def test_sizes_of_a_model_of_many_layers_are_those_of_the_one_that_runs(profile, seq):
     config = config_of("llama-3.2-1b")
-    layout = ModelLayout(
+    layout = ModelPlan(
         Pretrained.from_config(config), LoraConfig(r=8), QuantConfig(), "bfloat16",
         profile=profile, max_binding=(1 << 31) - 1,
     )  # fmt: skip
@@ -121,12 +121,15 @@ def test_a_step_traced_for_its_sizes_has_those_of_the_one_that_runs(family, prof
         "vocab_size": 3000, "max_position_embeddings": 4096,
     }  # fmt: skip
     profile = replace(PROFILES[profile], logits_bytes=64 * 3000 * 4, head_block=1024)
-    layout = ModelLayout(
+    layout = ModelPlan(
         Pretrained.from_config(config), LoraConfig(r=8), QuantConfig(), "bfloat16",
         profile=profile, max_binding=1 << 30,
     )  # fmt: skip
     step = TrainingOptions(checkpointing=True).train(1, 1000)
-    for residency in (Residency(parked_inputs=True), Residency(layout.tied, streamed_head=True)):
+    for residency in (
+        OffloadPlan(parked_inputs=True),
+        OffloadPlan(layout.tied, streamed_head=True),
+    ):
         waiting = layout.waiting(residency)
         sized, whole = waiting.sized(step).plan, waiting.step(step).plan
         assert waiting.memory(step, sized) == waiting.memory(step, whole)

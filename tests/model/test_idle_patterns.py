@@ -8,7 +8,7 @@ import pytest
 from qlora_wgpu.bench.workload import config_of as shape
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora.config import AdapterConfig
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, tensor_name
 from qlora_wgpu.model.adapter_state import config_of
 
@@ -31,4 +31,4 @@ def test_a_file_with_a_pattern_for_no_layer_opens(targets):
     )
     found = config_of(stored, tensors, architecture)
     assert (found.rank_pattern, found.alpha_pattern) == ({"q_proj": 2}, {})
-    assert len(Adapter(found, architecture.linears).targets) == len(layers)
+    assert len(AdapterLayout(found, architecture.linears).targets) == len(layers)

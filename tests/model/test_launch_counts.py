@@ -8,7 +8,7 @@ from qlora_wgpu.bench.workload import config_of
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
 
@@ -24,7 +24,7 @@ def test_a_step_has_no_more_launches(model, most, layers):
 
     The first norm, whose input gets no gradient, is kept.
     """
-    layout = ModelLayout(
+    layout = ModelPlan(
         Pretrained.from_config(config_of(model), model), LoraConfig(r=8), QuantConfig(),
         "bfloat16", profile=GPU_PROFILE, max_binding=(1 << 31) - 1,
     )  # fmt: skip
@@ -41,7 +41,7 @@ def test_a_step_has_no_more_launches(model, most, layers):
 def test_sums_of_deep_tiles_are_cut_less_often(deep):
     """Products of 128 tiles: 1B's output projections, and gradients of as many columns."""
     profile = gpu_profile(MatrixShape(16, 16, 16, 32), Limits(1024, 49_152), deep_tiles=deep)
-    layout = ModelLayout(
+    layout = ModelPlan(
         Pretrained.from_config(config_of("llama-3.2-1b"), "1B"), LoraConfig(r=8), QuantConfig(),
         "bfloat16", profile=profile, max_binding=(1 << 31) - 1,
     )  # fmt: skip
@@ -58,7 +58,7 @@ def test_what_a_step_keeps_of_its_layers(model, family):
     """Neither normed inputs nor gated units, nor heads that were normed before their rotation."""
     head = {"model_type": family, "head_dim": 128}
     config = {**config_of(model), **head}
-    layout = ModelLayout(
+    layout = ModelPlan(
         Pretrained.from_config(config, model), LoraConfig(r=8), QuantConfig(), "bfloat16",
         profile=GPU_PROFILE, max_binding=(1 << 31) - 1,
     )  # fmt: skip

@@ -13,9 +13,9 @@ from qlora_wgpu.errors import DeviceError, OutOfMemoryError
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.limits import MOST_STORAGE_TEXTURES
 from qlora_wgpu.gpu.matrix import PROMISED, MatrixShape
-from qlora_wgpu.graph.plan import make_plan
-from qlora_wgpu.model.model_plan import ModelLayout
-from qlora_wgpu.model.offload_plan import Residency
+from qlora_wgpu.graph.plan import compile_plan
+from qlora_wgpu.model.model_plan import ModelPlan
+from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.ops.kv_cache import KVCache
@@ -59,7 +59,7 @@ PROFILES = {
 
 
 def laid_out(config, profile, **lora):
-    return ModelLayout(
+    return ModelPlan(
         Pretrained.from_config(config), LoraConfig(r=8, **lora), QuantConfig(), "bfloat16",
         profile=PROFILES[profile], max_binding=BINDING,
     )  # fmt: skip
@@ -92,7 +92,7 @@ def test_every_launch_keeps_the_default_limits(model, profile):
 
 
 # Where memory is scarce and intermediates are in buffers, too.
-@pytest.mark.parametrize("residency", [Residency(in_buffers=True), Residency.least(1)])
+@pytest.mark.parametrize("residency", [OffloadPlan(in_buffers=True), OffloadPlan.least(1)])
 @pytest.mark.parametrize("profile", ["textures", "all in textures"])
 def test_what_a_texture_holds_and_no_binding_shows_is_in_a_texture(profile, residency):
     config = {**WIDE, "num_key_value_heads": 16}
@@ -108,7 +108,7 @@ def test_texts_of_a_large_vocabulary_keep_them_too(profile):
     layout = laid_out(VOCABULARY, profile)
     graphs = layout.token_graphs(3, 1, KVCache(4096, 3), make_seen(3, 300_000))
     for graph in (graphs.hidden, graphs.head):
-        plan = make_plan(graph)
+        plan = compile_plan(graph)
         assert beyond_a_binding([plan], BINDING) is None
         assert_within(plan)
 
@@ -165,5 +165,5 @@ def test_texts_beyond_a_binding_are_no_matter_of_the_batch():
     layout = laid_out(WIDE, "workgroup memory")
     cache = KVCache(131_072, 16)
     hidden = layout.token_graphs(16, 1, cache, make_seen(16, 1000)).hidden
-    said = refused(layout, [make_plan(hidden)])
+    said = refused(layout, [compile_plan(hidden)])
     assert said.endswith("allows 134,217,728: ask for shorter texts, or fewer at once")

@@ -10,7 +10,7 @@ from references.sized import traced_configs
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import find_family
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.pretrained import Pretrained, tensor_shapes
 from qlora_wgpu.model.weights import WeightLayout
 
@@ -53,7 +53,7 @@ def test_the_table_has_every_tensor_of_every_family_once(scheme: str) -> None:
         architecture = find_family(config).read(config)
         layout = WeightLayout(QuantConfig(scheme=scheme), "float32", 1 << 27)
         layout.lay_out(
-            architecture, Adapter(LoraConfig(), architecture.linears, architecture.experts)
+            architecture, AdapterLayout(LoraConfig(), architecture.linears, architecture.experts)
         )
         parts = [part for weight in layout.table for part in weight.parts]
         assert len(parts) == len(dict(parts)), family

@@ -14,12 +14,12 @@ from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cache_folder import cache_path
 from qlora_wgpu.export.quantized import quantize_folder
 from qlora_wgpu.mapped_files import is_mapped
-from qlora_wgpu.model.offload_plan import Residency
+from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 
 LAYERS = 4
-STREAMED = Residency(host_embedding=True, streamed_layers=3)
+STREAMED = OffloadPlan(host_embedding=True, streamed_layers=3)
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -88,7 +88,7 @@ def pieces(layout):
 
 @pytest.fixture(scope="module")
 def expected(folder, device):
-    return computed(laid_out(folder, device, keep=False, residency=Residency()), device)[0]
+    return computed(laid_out(folder, device, keep=False, residency=OffloadPlan()), device)[0]
 
 
 @pytest.mark.slow
@@ -102,8 +102,8 @@ def test_layers_are_quantized_once(folder, device, cache, quantized, expected):
     second, layout = computed(laid_out(folder, device), device)
     assert not quantized and layout.placement.problem == ""
     # Another budget, or none, takes the same files.
-    with_head = Residency(streamed_layers=LAYERS, streamed_head=True)
-    for residency in (with_head, Residency()):
+    with_head = OffloadPlan(streamed_layers=LAYERS, streamed_head=True)
+    for residency in (with_head, OffloadPlan()):
         np.testing.assert_array_equal(
             computed(laid_out(folder, device, residency=residency), device)[0], expected
         )
@@ -237,12 +237,12 @@ def test_layers_of_a_gguf_file_are_made_once(gguf_file, device, cache, repacked)
             logits, _ = computed(layout, device)
         return logits, str(warnings[0].message), layout
 
-    expected, sentence, _ = told(Residency(), keep=False)
+    expected, sentence, _ = told(OffloadPlan(), keep=False)
     repacked.clear()
     first, *_ = told()
     assert len(repacked) == 7 * LAYERS - 2
     repacked.clear()
-    for residency in (STREAMED, Residency()):
+    for residency in (STREAMED, OffloadPlan()):
         again, also, layout = told(residency)
         np.testing.assert_array_equal(again, expected)
         assert also == sentence and not repacked

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, Bench, assert_close
 
-from qlora_wgpu.graph.sharded_vector import Pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw, gradient_norm
 from qlora_wgpu.reference import optimizers as reference
@@ -16,7 +16,7 @@ def flat(array):
 
 
 def cut(array, cuts):
-    return Pieces(tuple(flat(part) for part in np.split(np.asarray(array), cuts)))
+    return ShardedVector(tuple(flat(part) for part in np.split(np.asarray(array), cuts)))
 
 
 def one_step(device, p, g, m, v, t, tokens, lr, config, profile="cpu", cuts=()):

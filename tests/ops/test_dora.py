@@ -8,8 +8,8 @@ from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rou
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.graph.tensor import padded, vector
-from qlora_wgpu.lora.flat_vector import AdapterForms
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.reference import linear as reference
@@ -29,7 +29,7 @@ def test_a_layer(device, profile, dtype, residual, kind, rows, inner, outer, r, 
     w, bias = rng.standard_normal((outer, inner)), rng.standard_normal(outer)
     spec = LinearSpec("model.layers.0.up_proj", outer, inner)
     config = LoraConfig(r=r, lora_alpha=2 * r, use_dora=True, lora_dropout=dropout)
-    adapter = Adapter(config, [spec])
+    adapter = AdapterLayout(config, [spec])
     values = {n: rng.standard_normal(a.shape) for n, a in adapter.split(adapter.initial(0)).items()}
     before = rng.standard_normal(adapter.length).astype(np.float32)
     adapter.parameters.whole.storage.data = adapter.join(values)
@@ -77,7 +77,7 @@ def test_norms(device, profile, dtype):
     rng = np.random.default_rng(7)
     w = rng.standard_normal((37, 130))
     w[5] = 0
-    adapter = Adapter(LoraConfig(r=3, use_dora=True), [LinearSpec("layers.0.x", 37, 130)])
+    adapter = AdapterLayout(LoraConfig(r=3, use_dora=True), [LinearSpec("layers.0.x", 37, 130)])
     adapter.parameters.whole.storage.data = np.zeros(adapter.length, np.float32)
     bench = Bench(device, dtype, PROFILES[profile])
     out = bench.graph.float_vector("norms", 37)
@@ -99,7 +99,7 @@ def test_dropout_is_peft_s(device, profile, dtype):
         made = dict(file)
     spec = LinearSpec("layer", *made["w"].shape)
     config = LoraConfig(r=3, lora_alpha=6, use_dora=True, lora_dropout=0.25)
-    adapter = Adapter(config, [spec])
+    adapter = AdapterLayout(config, [spec])
     names = list(adapter.split(adapter.initial(0)))
     values = {n: made[f"given{i}"].astype(np.float32) for i, n in enumerate(names)}
     adapter.parameters.whole.storage.data = adapter.join(values)
@@ -130,7 +130,7 @@ def test_magnitudes_of_any_number_are_summed_in_bfloat16(device, outer):
     config = LoraConfig(r=3, lora_alpha=6, use_dora=True)
     gradients = []
     for gradient in ("float32", "bfloat16"):
-        adapter = Adapter(config, [spec], forms=AdapterForms(gradient=gradient))
+        adapter = AdapterLayout(config, [spec], forms=AdapterDtypes(gradient=gradient))
         adapter.parameters.whole.storage.data = adapter.initial(0)
         bench = Bench(device, "float32", PROFILES["gpu"])
         g = bench.graph

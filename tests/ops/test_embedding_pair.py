@@ -5,10 +5,10 @@ import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.config import LoraConfig
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.ops.lora_ends import embedding
-from qlora_wgpu.ops.modules import DenseMatrix, HostMatrix
+from qlora_wgpu.ops.modules import DenseMatrix, HostEmbedding
 from qlora_wgpu.reference import loss as reference
 from qlora_wgpu.reference.tape import grads
 
@@ -19,7 +19,7 @@ WEIGHT = np.random.default_rng(1).standard_normal((VOCAB, COLUMNS))
 def adapter_of(r=R):
     config = LoraConfig(r=r, lora_alpha=2 * r, target_modules=["embed"])
     ends = Vocabulary("embed", "head", VOCAB, COLUMNS, tied=True)
-    adapter = Adapter(config, [], vocabulary=ends)
+    adapter = AdapterLayout(config, [], vocabulary=ends)
     rng = np.random.default_rng(2)
     parts = {n: rng.standard_normal(s).astype(np.float32) for n, s in adapter.shapes.items()}
     adapter.parameters.whole.storage.data = adapter.join(parts)
@@ -89,7 +89,7 @@ def test_a_matrix_in_host_memory(device):
     ids = np.random.default_rng(13).integers(0, VOCAB, SEQ)
     adapter, (a, b) = adapter_of()
     bench = Bench(device, "float32", PROFILES[next(iter(PROFILES))])
-    batch, host = bench.batch_of(1, SEQ, ids=ids), HostMatrix(VOCAB, COLUMNS, "float32")
+    batch, host = bench.batch_of(1, SEQ, ids=ids), HostEmbedding(VOCAB, COLUMNS, "float32")
     table = batch.rows_of(host).table
     held = np.zeros((SEQ, table.stride), np.float32)
     held[:, :COLUMNS] = WEIGHT[ids]

@@ -5,7 +5,7 @@ from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rou
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.families.family import ExpertSpec
 from qlora_wgpu.graph.tensor import matrix
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.weight_placement import WeightPlacement
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops.experts import expert_linear, with_factors
@@ -43,7 +43,7 @@ def test_a_mixture(
     bench = Bench(device, dtype, PROFILES[profile])
     g = bench.graph
     stack = ExpertSpec("mlp.experts", "up_proj", experts, outer, inner)
-    adapter = Adapter(LoraConfig(r=r, lora_alpha=r, target_modules=["up_proj"]), [], [stack])
+    adapter = AdapterLayout(LoraConfig(r=r, lora_alpha=r, target_modules=["up_proj"]), [], [stack])
     flat = adapter.initial(0)
     arrays = {n: rng.standard_normal(a.shape) for n, a in adapter.split(flat).items()}
     lora = lora_of(bench, adapter, stack, adapter.join(arrays))
@@ -239,7 +239,9 @@ def test_quantized_experts(device, monkeypatch, profile, dtype, double_quant, sh
         quant, dtype, device.max_binding, Folder(), textures=bench.profile.textures
     )
     layout.placement = WeightPlacement(layout._reader, "", textures=False, first_streamed=1)
-    layer = layout._experts(stack, Adapter(LoraConfig(target_modules=["up_proj"]), [], [stack]))
+    layer = layout._experts(
+        stack, AdapterLayout(LoraConfig(target_modules=["up_proj"]), [], [stack])
+    )
     layout.load(device)
     monkeypatch.setattr("qlora_wgpu.ops.quantized._EXPERT_BYTES", 2 * w[0].nbytes)  # about two
     shards = list(layer.weight.expert_shards(bench.graph))

@@ -14,7 +14,7 @@ from qlora_wgpu.gpu import wgsl
 from qlora_wgpu.graph import graph as graphs
 from qlora_wgpu.graph import passes
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.kernels.lora import DOWN, UP_GRAD, Down, UpGrad
+from qlora_wgpu.kernels.lora import DOWN, UP_GRAD, LoraA, LoraBGradInput
 from qlora_wgpu.selfcheck import results, variants
 from qlora_wgpu.selfcheck.cases import cases_for
 from qlora_wgpu.selfcheck.cases.common import filled_adapter
@@ -85,8 +85,8 @@ def test_thin_products_of_many_rows(device, monkeypatch, rows):
     rng = np.random.default_rng(0)
     x, dy = rng.standard_normal((rows, 5)), rng.standard_normal((rows, 3))
     u, du = bench.graph.float32("u", rows, 2), bench.graph.float32("du", rows, 2)
-    DOWN.launch(bench.graph, Down(bench.operand(x), lora, u, bench.batch_of(1, 1).info))
-    UP_GRAD.launch(bench.graph, UpGrad(bench.operand(dy), lora, du))
+    DOWN.launch(bench.graph, LoraA(bench.operand(x), lora, u, bench.batch_of(1, 1).info))
+    UP_GRAD.launch(bench.graph, LoraBGradInput(bench.operand(dy), lora, du))
     folded = [wgsl.FOLD in launch.constants for launch in bench.graph.launches]
     assert folded == [rows > ROWS] * 2
     got_u, got_du = bench.run(u, du)

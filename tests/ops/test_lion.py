@@ -5,7 +5,7 @@ import pytest
 from references import record_lion as recorded
 from support.harness import PROFILES, Bench, assert_close
 
-from qlora_wgpu.graph.sharded_vector import Pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.ops.optimizers import LionConfig, LionState, lion
 from qlora_wgpu.reference import optimizers as reference
@@ -20,7 +20,7 @@ def flat(array):
 
 
 def cut(array, cuts):
-    return Pieces(tuple(flat(part) for part in np.split(np.asarray(array), cuts)))
+    return ShardedVector(tuple(flat(part) for part in np.split(np.asarray(array), cuts)))
 
 
 def one_step(device, p, g, m, tokens, rates, config, profile="cpu", *, cuts=(), split=None):

@@ -17,10 +17,10 @@ from qlora_wgpu.kernels.lora import (
     FACTOR_GRAD,
     UP_GRAD,
     BothGrads,
-    Down,
-    FactorGrad,
     Lora,
-    UpGrad,
+    LoraA,
+    LoraBGradInput,
+    LoraWeightGrad,
 )
 from qlora_wgpu.reference import linear as reference
 from qlora_wgpu.tuning.tuner import candidates
@@ -64,10 +64,10 @@ def launched(device, profile, dtype, shape, p):
     )  # fmt: skip
     tx, (first, *others) = bench.operand(x), map(bench.operand, dys)
     u, du = (g.float32(name, rows, layers * r) for name in ("u", "du"))
-    DOWN.launch(g, Down(tx, lora, u, batch.info))
-    UP_GRAD.launch(g, UpGrad(first, lora, du, others=tuple(others)))
-    of_b = FactorGrad(first, u, lora.grad_b, others=tuple(others))
-    of_a = FactorGrad(tx, du, lora.grad_a, True, lora.mask, batch.info)
+    DOWN.launch(g, LoraA(tx, lora, u, batch.info))
+    UP_GRAD.launch(g, LoraBGradInput(first, lora, du, others=tuple(others)))
+    of_b = LoraWeightGrad(first, u, lora.grad_b, others=tuple(others))
+    of_a = LoraWeightGrad(tx, du, lora.grad_a, True, lora.mask, batch.info)
     BOTH_GRADS.launch(g, BothGrads(of_b, of_a))
     got = bench.run(u, du, lora.grad_a, lora.grad_b)
 
@@ -130,9 +130,9 @@ def test_rows_of_a_workgroup(rows, r, layers, down, up_grad):
     a, b = g.float32("a", layers * r, 2048), g.float32("b", layers * 2048, r)
     lora = Lora(layers * r, SCALE, 0.0, MODULE, a, b, a, b)
     x, dy, *others = (g.operand("x", rows, 2048) for _ in range(1 + layers))
-    DOWN.launch(g, Down(x, lora, g.float32("u", rows, layers * r), x))
+    DOWN.launch(g, LoraA(x, lora, g.float32("u", rows, layers * r), x))
     du = g.float32("du", rows, layers * r)
-    UP_GRAD.launch(g, UpGrad(dy, lora, du, others=tuple(others)))
+    UP_GRAD.launch(g, LoraBGradInput(dy, lora, du, others=tuple(others)))
     own = {"lora/down": 4, "lora/up_grad": 8}
     found = [
         (own[launch.label] * launch.constants["GROUPS"], int(np.prod(launch.workgroups)))
@@ -149,9 +149,9 @@ def test_workgroups_are_within_what_is_promised(profile):
         a, b = g.float32("a", r, 64), g.float32("b", 64, r)
         lora = Lora(r, SCALE, 0.0, MODULE, a, b, a, b)
         x, u = g.operand("x", 4096, 64), g.float32("u", 4096, r)
-        DOWN.launch(g, Down(x, lora, u, x))
-        UP_GRAD.launch(g, UpGrad(x, lora, u))
-        FACTOR_GRAD.launch(g, FactorGrad(x, u, b))
+        DOWN.launch(g, LoraA(x, lora, u, x))
+        UP_GRAD.launch(g, LoraBGradInput(x, lora, u))
+        FACTOR_GRAD.launch(g, LoraWeightGrad(x, u, b))
         for launch in g.launches:
             invocations = int(np.prod(launch.shader.workgroup_size))
             # Sixteen parts of sums of each are in workgroup memory.

@@ -7,7 +7,7 @@ import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.errors import ShapeError
-from qlora_wgpu.model.steps import Samples, encode_samples
+from qlora_wgpu.model.steps import PreferenceInputs, encode_samples
 from qlora_wgpu.ops.loss import Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.ops.optimizers import STATS_LENGTH
@@ -31,7 +31,7 @@ def batch_of(bench, numbers):
         targets[row, ends - 1] = targets[row, ends - np.array(lengths)] = -100
     targets[mask == 0] = -100
     references = rng.normal(-20, 2, 8).astype(np.float32)
-    samples = Samples(references, numbers.astype(np.float32))
+    samples = PreferenceInputs(references, numbers.astype(np.float32))
     batch = bench.batch(mask, targets=targets, samples=samples)
     return batch, targets.ravel(), references.astype(np.float64), np.ravel(LENGTHS) - 2
 
@@ -98,7 +98,7 @@ def test_single_answers(device, profile, dtype):
 
 def test_samples_that_are_not_told_of():
     segments, rows = np.array([[1, 1, 1, 4, 4, 0]]), np.array([1, 3])
-    of_rows, table = encode_samples(Samples.plain(2), segments, rows)
+    of_rows, table = encode_samples(PreferenceInputs.plain(2), segments, rows)
     assert of_rows.tolist() == [0, 2] and table[:, :2].tolist() == [[0, 1], [1, 2]]
     with pytest.raises(ShapeError, match="2 samples have a label, but 3 are told of"):
-        encode_samples(Samples.plain(3), segments, rows)
+        encode_samples(PreferenceInputs.plain(3), segments, rows)

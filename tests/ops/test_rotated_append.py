@@ -12,7 +12,7 @@ from qlora_wgpu.ops.fusion import FUSIONS
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.linear import linear_group
 from qlora_wgpu.ops.modules import Linear
-from qlora_wgpu.ops.quantized import StripStore
+from qlora_wgpu.ops.quantized import PackedWeightCache
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.selfcheck.cases import new_tokens, texts
 from qlora_wgpu.selfcheck.cases.common import arguments_of
@@ -91,7 +91,7 @@ def traced(device, rotary_dim, head_dim, dense=True, texts=3, dtype="bfloat16", 
     bench, cache, outputs = Bench(device, dtype, PROFILES["texture"]), KVCache(3, texts), []
     bench.graph.rules = rules
     matrices = new_tokens.in_one_range(stored, Storage("group", "test", 256))
-    store = StripStore(dense=dense)
+    store = PackedWeightCache(dense=dense)
     store.of_quantized(bench.graph, matrices)
     store.fill(bench.graph)
     constant = bench.graph.constant("table", table.astype(np.float32))

@@ -8,14 +8,14 @@ from support.harness import PROFILES, VARIANTS, Bench
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.graph.offload import Stream
-from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.offload import WeightStream
+from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.graph.tensor import pad_rows, stored_bits
 from qlora_wgpu.model.weight_placement import fill, streamed_matrix
 from qlora_wgpu.ops.logits import head_groups, logits_of_rows
 from qlora_wgpu.ops.loss import PLAIN, Objective, cross_entropy
-from qlora_wgpu.ops.modules import DenseMatrix, Head, HostMatrix
-from qlora_wgpu.ops.trained import TrainedRows, overwrite
+from qlora_wgpu.ops.modules import DenseMatrix, Head, HostEmbedding
+from qlora_wgpu.ops.trained import TrainableTokens, overwrite
 from qlora_wgpu.selfcheck.cases.common import filled_adapter, whole_gradient
 
 ROWS, CHUNK, VOCAB, BLOCK = 150, 64, 700, 256
@@ -33,8 +33,8 @@ def traced(device, profile, dtype, streamed, columns, head_options, objective, t
     if streamed:
         held = bench.graph.weight_dtype
         trained = rows_of(bench, tokens, columns)
-        host = HostMatrix(VOCAB, columns, held, trained=trained)
-        matrix = streamed_matrix("head", host, Stream(), MOST, BLOCK)
+        host = HostEmbedding(VOCAB, columns, held, trained=trained)
+        matrix = streamed_matrix("head", host, WeightStream(), MOST, BLOCK)
         fill(matrix, stored_bits(pad_rows(head.astype(np.float32)), held))
     else:
         trained = rows_of(bench, tokens, columns)
@@ -65,7 +65,7 @@ def rows_of(bench, tokens, columns):
         return None
     rows = np.random.default_rng(11).standard_normal((len(tokens), columns))
     gradient = bench.given(np.zeros((len(tokens), columns)))
-    return TrainedRows("head", tokens, bench.given(rows), gradient, VOCAB)
+    return TrainableTokens("head", tokens, bench.given(rows), gradient, VOCAB)
 
 
 def computed(device, profile, dtype, streamed, *options):
@@ -170,6 +170,6 @@ def test_few_rows_take_more_blocks_at_once(device, profile, rows, blocks):
 
 def test_one_block_is_in_a_texture_at_a_time(device):
     bench, results = traced(device, PROFILES["texture"], "bfloat16", True, 1040, {}, PLAIN)
-    plan = make_plan(bench.graph, results[1:])
+    plan = compile_plan(bench.graph, results[1:])
     slots = zip(plan.slots, plan.textures, strict=True)
     assert sum(size >= 2 * BLOCK * 1040 for size, texture in slots if texture) == 1

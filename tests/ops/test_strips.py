@@ -11,7 +11,7 @@ from qlora_wgpu.ops.fusion import FUSIONS
 from qlora_wgpu.ops.linear import linear, linear_group
 from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.pointwise import glu
-from qlora_wgpu.ops.quantized import StripStore
+from qlora_wgpu.ops.quantized import PackedWeightCache
 from qlora_wgpu.selfcheck.cases import new_tokens as cases
 from qlora_wgpu.selfcheck.cases.common import arguments_of
 
@@ -60,7 +60,10 @@ def test_gated_units_have_the_bits_of_two_launches(device, dense, rows):
     stored = [cases.stored_weight("double", 200, 64, n) for n in range(2)]
 
     def made(rules):
-        bench, store = Bench(device, "bfloat16", PROFILES["texture"]), StripStore(dense=dense)
+        bench, store = (
+            Bench(device, "bfloat16", PROFILES["texture"]),
+            PackedWeightCache(dense=dense),
+        )
         bench.graph.rules = rules
         matrices = cases.in_one_range(stored, Storage("group", "test", 256))
         store.of_quantized(bench.graph, matrices)
@@ -90,7 +93,7 @@ def test_a_row_has_the_same_bits_beside_any_others(device, dense):
     def made(rows):
         bench = Bench(device, "bfloat16", PROFILES[TEXTURES[0][0]])
         (matrix,) = cases.in_one_range([stored], Storage("group", "test", 256))
-        store = StripStore(dense=dense)
+        store = PackedWeightCache(dense=dense)
         store.of_quantized(bench.graph, [matrix])
         store.fill(bench.graph)
         assert not store.waits
@@ -114,7 +117,7 @@ def test_new_tokens_multiply_with_the_numbers_of_a_prompt(device, form, dtype):
     rng = np.random.default_rng(5)
     x = bench.operand(rng.standard_normal((3, 256)))
     residual = bench.float32(rng.standard_normal((3, 141)))  # so that results are not rounded
-    store = StripStore()
+    store = PackedWeightCache()
     store.of_quantized(bench.graph, [matrix])
     store.fill(bench.graph)
     layer = Linear("layer", matrix, None, None)
@@ -130,7 +133,7 @@ def test_new_tokens_multiply_with_the_numbers_of_a_prompt(device, form, dtype):
 
 def test_strips_of_experts_are_refused(device):
     bench = Bench(device, "float32", PROFILES[TEXTURES[0][0]])
-    w = StripStore().of_dense(bench.graph, bench.weight(np.zeros((24, 16))))
+    w = PackedWeightCache().of_dense(bench.graph, bench.weight(np.zeros((24, 16))))
     x, y = bench.operand(np.zeros((2, 16))), bench.operand(np.zeros((2, 24)))
     Gemm(x, w, y, few=True)
     with pytest.raises(GraphError, match="strips of no experts"):

@@ -6,7 +6,7 @@ from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, to
 
 from qlora_wgpu.ops.lora_ends import embedding
 from qlora_wgpu.ops.modules import DenseMatrix
-from qlora_wgpu.ops.trained import TrainedRows, overwrite
+from qlora_wgpu.ops.trained import TrainableTokens, overwrite
 from qlora_wgpu.ops.trained_gradients import sum_up
 from qlora_wgpu.reference import loss as reference
 from qlora_wgpu.reference.tape import grads
@@ -22,7 +22,7 @@ def looked_up(bench, tokens, ids, dy, dtype="float32", padding=None):
         rng.standard_normal((len(tokens), COLUMNS)),
     )
     gradient = bench.given(np.full(rows.shape, 3.0))
-    trained = TrainedRows("embed", tokens, bench.given(rows), gradient, VOCAB, padding)
+    trained = TrainableTokens("embed", tokens, bench.given(rows), gradient, VOCAB, padding)
     pieces = tuple((i, bench.operand(weight[i : i + 24])) for i in range(0, VOCAB, 24))
     overwrite(bench.graph, trained, pieces)
     matrix = DenseMatrix(VOCAB, COLUMNS, pieces, trained)

@@ -11,7 +11,7 @@ import numpy as np
 
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.families.parts.layer_ops import LayerOps
-from qlora_wgpu.families.parts.moe import Experts, softmax_router
+from qlora_wgpu.families.parts.moe import SparseMoeBlock, softmax_router
 from qlora_wgpu.ops.pointwise import ACTIVATIONS, ClampedGLU
 from qlora_wgpu.reference import attention, delta_net, experts, norms, pointwise
 
@@ -242,4 +242,4 @@ def _layer_in_numpy(layer):
 
 
 def _in_numpy(mlp):
-    return _Experts(mlp) if isinstance(mlp, Experts) else mlp
+    return _Experts(mlp) if isinstance(mlp, SparseMoeBlock) else mlp

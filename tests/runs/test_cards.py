@@ -9,7 +9,7 @@ from qlora_wgpu import runs
 from qlora_wgpu.cli.estimate import cards_table, in_json
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.model.budget import Search, fit
+from qlora_wgpu.model.budget import Search, fit_to_budget
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs import workload as planned
 from qlora_wgpu.runs.workload import LENGTHS, Target
@@ -31,7 +31,7 @@ def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
     def fits(seq, room):
         wanted = replace(row, seq=seq)
         try:
-            return fit(here.layout(wanted), wanted.options, room).total <= room
+            return fit_to_budget(here.layout(wanted), wanted.options, room).total <= room
         except OutOfMemoryError:
             return False
 

@@ -9,8 +9,8 @@ from qlora_wgpu.config import Config, LoraConfig, QuantConfig
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, cpu_profile, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.lora.flat_vector import AdapterForms
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.runs.opening import run_launches
 from qlora_wgpu.selfcheck.coverage import Footprint, covering
@@ -58,7 +58,7 @@ def launches(family, index, dtype, profile, lora=None, head_dim=0, length=24):
     config = with_head_dim(CONFIGS[family], head_dim or (24, 64, 128)[index % 3])
     train = {"compute_dtype": dtype, "per_device_train_batch_size": 2, **SETTINGS[index % 2]}
     settings = Config.model_validate({"model": {"path": "none"}, "train": train})
-    layout = ModelLayout(
+    layout = ModelPlan(
         Pretrained.from_config(config), lora, quant, dtype, profile=profile, max_binding=1 << 27
     )
     return list(run_launches(settings, layout, length))
@@ -140,7 +140,7 @@ def test_every_statement_of_an_objective_over_answers_is_checked(device, name, o
     train = {"objective": objective, "per_device_train_batch_size": 2}
     settings = Config.model_validate({"model": {"path": "none"}, "train": train})
     base = Pretrained.from_config(with_head_dim(CONFIGS["llama"], 24))
-    layout = ModelLayout(
+    layout = ModelPlan(
         base, LoraConfig(r=5), QuantConfig(), "bfloat16", profile=profile, max_binding=1 << 27
     )
     ran = list(run_launches(settings, layout, 24))
@@ -163,10 +163,10 @@ def test_every_statement_of_an_update_is_checked(device, name, optimizer, gradie
             "optim": {"name": optimizer},
         }
     )
-    layout = ModelLayout(
+    layout = ModelPlan(
         Pretrained.from_config(with_head_dim(CONFIGS["llama"], 24)), LoraConfig(r=5),
         QuantConfig(), "bfloat16", profile=profile, max_binding=1 << 27,
-        forms=AdapterForms.of(settings),
+        forms=AdapterDtypes.of(settings),
     )  # fmt: skip
     ran = list(run_launches(settings, layout, 24))
     _, missing = covering(Footprint.of(ran).statements, traced(device, profile, "bfloat16"))
@@ -216,7 +216,7 @@ def test_copies_for_texts_are_checked_and_those_of_the_run_are_its_own(device, n
 
     def checked(machine):
         monkeypatch.setattr("qlora_wgpu.model.derived_weights.machine_bytes", lambda: machine)
-        layout = ModelLayout(
+        layout = ModelPlan(
             base, LoraConfig(r=5), QuantConfig(), "bfloat16", profile=profile, max_binding=1 << 27
         )
         paths = {launch.path for launch in run_launches(settings, layout, 24)}

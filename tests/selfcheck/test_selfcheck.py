@@ -11,7 +11,7 @@ from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu import wgsl
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
-from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.kernels import kernels
 from qlora_wgpu.kernels.attention import MatrixTiles
@@ -30,7 +30,7 @@ from qlora_wgpu.selfcheck import (
 )
 from qlora_wgpu.selfcheck.cases import cases_for
 from qlora_wgpu.selfcheck.coverage import covering
-from qlora_wgpu.selfcheck.runner import Runner, Traced, Tracer
+from qlora_wgpu.selfcheck.runner import Runner, Tracer, TracingDone
 
 # Launched by tools that do not compute a model.
 NO_KERNELS = {"common", "probe", "bench"}
@@ -77,7 +77,7 @@ def test_everything_is_checked(device, traced_once, monkeypatch):
     for profile in variants(device).values():
         for case in results.cases_of(device, profile, "bfloat16"):
             run = Tracer(device, profile, "bfloat16", in_textures=case.in_textures)
-            with suppress(Traced):
+            with suppress(TracingDone):
                 case.function(run, *case.arguments)
             launched |= run.shaders
     if not device.is_cpu:
@@ -134,7 +134,7 @@ def sound(device, monkeypatch, tmp_path):
         )
         flat = [vector("flat", 8, "float32", Storage("", "check", 32)) for _ in range(6)]
         adamw(run.graph, AdamWState(*flat), AdamWConfig())
-        launches = make_plan(run.graph, (y,) if rotates else ()).launches
+        launches = compile_plan(run.graph, (y,) if rotates else ()).launches
         ensure_sound(device, Device, run.graph, launches, progress)
 
     return checking

@@ -13,7 +13,7 @@ from support.openai_http import HEAD, TALK, ask, post, serving
 from support.processes import PATIENCE, until
 
 from qlora_wgpu.data import PromptFormat
-from qlora_wgpu.generation.sequence import Text
+from qlora_wgpu.generation.sequence import Request
 from qlora_wgpu.serving import app
 
 
@@ -155,4 +155,4 @@ def test_many_clients_of_whom_half_go_leave_nothing_behind(url):
 
 def texts_there():
     gc.collect()
-    return [each for each in gc.get_objects() if isinstance(each, Text)]
+    return [each for each in gc.get_objects() if isinstance(each, Request)]

@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.chat_template import ChatTemplate
-from qlora_wgpu.generation.sequence import Text
+from qlora_wgpu.generation.sequence import Request
 from qlora_wgpu.serving.served import Served
 
 TURNS = (
@@ -31,7 +31,7 @@ TOOLS = [
 ]
 BODY = '{"name": "add", "arguments": {"a": 1}}'
 CALL = f"<tool_call>{BODY}</tool_call>"
-TAKE = Text.take
+TAKE = Request.take
 
 
 def write_tokenizer(folder):
@@ -74,7 +74,7 @@ def says(monkeypatch, tokenizer):
     def scripted(text):
         ids = [*tokenizer.encode(text, False), tokenizer.eos_token_id]
         monkeypatch.setattr(
-            Text,
+            Request,
             "take",
             lambda own, token, logits=None: TAKE(own, ids[min(len(own.ids), len(ids) - 1)], logits),
         )

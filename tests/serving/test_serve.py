@@ -205,7 +205,7 @@ def test_a_request_must_be_an_object():
 
 def test_what_nobody_foresaw_is_told_and_others_go_on(url, monkeypatch):
     with monkeypatch.context() as broken:
-        broken.setattr("qlora_wgpu.generation.sequence.Text.take", lambda *_: 1 / 0)
+        broken.setattr("qlora_wgpu.generation.sequence.Request.take", lambda *_: 1 / 0)
         status, text = post(url, {"model": "tiny", "messages": TALK, "seed": 0})
         assert status == 500
         assert json.loads(text)["error"]["message"].endswith(

@@ -15,7 +15,7 @@ from qlora_wgpu.cli.serve import _named
 from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.chat_template import find_chat_template
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
-from qlora_wgpu.model.budget import fit_reading, reading_memory
+from qlora_wgpu.model.budget import fit_inference_to_budget, reading_memory
 from qlora_wgpu.runs.inference_memory import Texts
 from qlora_wgpu.serving.served import Served
 
@@ -141,7 +141,7 @@ def test_a_budget_that_does_not_hold_them_is_refused(place):
     layout = QLoRAModel.from_pretrained(place / "model", None, PLAIN).layout
     texts = Texts(100, 128)
     budget = sum(reading_memory(texts.plans(layout)).values())
-    assert fit_reading(layout, texts.plans, budget) is layout
+    assert fit_inference_to_budget(layout, texts.plans, budget) is layout
     large = replace(texts, others=(LoraConfig(r=4096, target_modules=["q_proj"]),))
     with pytest.raises(OutOfMemoryError, match="of device memory"):
-        fit_reading(layout, large.plans, budget)
+        fit_inference_to_budget(layout, large.plans, budget)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from qlora_wgpu.gpu.cost_model import Pace
+from qlora_wgpu.gpu.cost_model import CostModel
 from qlora_wgpu.gpu.device import MemoryCounter, Transfers
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 
@@ -40,7 +40,7 @@ class ClockedGpu(Transfers):
         self.ran, self.submits = [], []
         self.profile, self.name, self.is_cpu = GPU_PROFILE, "card", False
         self.features = frozenset({"timestamp-query"})
-        self.pace, self.memory = Pace.of_kind("DiscreteGPU", 0.1), MemoryCounter()
+        self.pace, self.memory = CostModel.of_kind("DiscreteGPU", 0.1), MemoryCounter()
         info = {"device": "card", "description": "driver 1", "backend_type": "Vulkan"}
         self.gpu = SimpleNamespace(info=info)
         usages = ["STORAGE", "COPY_DST", "COPY_SRC", "UNIFORM", "QUERY_RESOLVE"]

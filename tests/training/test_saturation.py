@@ -10,9 +10,9 @@ from qlora_wgpu.config import Config, LoraConfig, QuantConfig
 from qlora_wgpu.gpu.kernel_config import gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.plan import make_plan
+from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.model.offload_plan import Residency
+from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.steps import make_sums
@@ -86,7 +86,7 @@ def test_a_fill_is_counted_before_sums_are_cleared(device, tmp_path, monkeypatch
     monkeypatch.setattr(device, "profile", gpu_profile(MatrixShape(16, 16, 16, 32), device.limits))
     counts = {}
     for kept in (False, True):
-        settings = LoraConfig(r=8), QuantConfig(), "bfloat16", device, Residency(dequantized=kept)
+        settings = LoraConfig(r=8), QuantConfig(), "bfloat16", device, OffloadPlan(dequantized=kept)
         model = QLoRAModel(device_layout(Pretrained.open(folder), *settings), device)
         assert model.count_saturated() == 0  # steps begin with nothing
         counts[kept] = model.kept_saturated
@@ -103,4 +103,4 @@ def test_counting_keeps_no_product_that_nobody_needs():
         y = g.operand("y", 200, 100)
         GEMM.launch(g, Gemm(g.operand("x", 200, 64), g.operand("w", 100, 64), y, True))
         assert "saturated" in g.launches[0].tensors
-        assert bool(make_plan(g, (y,) if needed else ()).launches) == needed
+        assert bool(compile_plan(g, (y,) if needed else ()).launches) == needed

@@ -23,7 +23,7 @@ from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.kernels import tunables
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.tuning import cache, tuner
 from qlora_wgpu.tuning.proxy_model import OneLayer
 from qlora_wgpu.tuning.tuner import Choice, Task, Times, Trial, candidates, tunables_of
@@ -251,7 +251,7 @@ def test_one_layer_keeps_all_but_depth():
 def test_an_adapted_layer_is_timed(lora, adapted):
     """Adapters may leave out the first layer."""
     part = OneLayer.of(config_of("M"), LoraConfig(**lora))
-    adapter = Adapter(part.lora, part.architecture.linears)
+    adapter = AdapterLayout(part.lora, part.architecture.linears)
     assert len(adapter.targets) == adapted
     assert {adapter.peft.rank_of(spec.name) for spec in adapter.targets} == {
         9 if "rank_pattern" in lora else 16

@@ -17,7 +17,7 @@ from qlora_wgpu.data import PromptFormat, Tokenizer, read_prompt_files
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
-from qlora_wgpu.model.model_plan import ModelLayout
+from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.web import SiteServer, write_page
@@ -94,7 +94,7 @@ def test_buffers_are_filled_with_what_training_uploads(written, device, rank):
         content[offset : offset + nbytes] = weights[file][begin : begin + nbytes]
     config = settings(f"lora.r={rank}", f"lora.lora_alpha={2 * rank}")
     pretrained = Pretrained.open(config.model.path)
-    layout = ModelLayout(
+    layout = ModelPlan(
         pretrained, config.lora, config.quant, config.train.compute_dtype,
         profile=GPU_PROFILE, max_binding=128 << 20,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from qlora_wgpu.families.parts.attention import Attention
 from qlora_wgpu.families.parts.latent_attention import EPS, LatentAttention
 from qlora_wgpu.families.parts.mixers import GatedDeltaNet, ShortConv
 from qlora_wgpu.families.parts.mlp import GatedMLP
-from qlora_wgpu.families.parts.moe import Experts
+from qlora_wgpu.families.parts.moe import SparseMoeBlock
 from qlora_wgpu.families.parts.shared_kv import SharingDecoder, SharingLayer
 
 
@@ -97,8 +97,8 @@ def granite_moe(keys: ModelKeys) -> None:
         keys.values["expert_shared_feed_forward_length"] = shared
 
 
-def _expert_counts(keys: ModelKeys, *, normalized: bool = True) -> Experts:
-    mixtures = [layer.mlp for layer in keys.decoder.layers if isinstance(layer.mlp, Experts)]
+def _expert_counts(keys: ModelKeys, *, normalized: bool = True) -> SparseMoeBlock:
+    mixtures = [layer.mlp for layer in keys.decoder.layers if isinstance(layer.mlp, SparseMoeBlock)]
     if len(mixtures) < len(keys.decoder.layers):
         raise keys.refuse("layers without experts beside others with them")
     if mixtures[0].norm_topk_prob != normalized:
@@ -115,7 +115,7 @@ def hunyuan_moe(keys: ModelKeys) -> None:
     check_scales(keys)
     experts = _expert_counts(keys)
     if any(
-        isinstance(layer.mlp, Experts)
+        isinstance(layer.mlp, SparseMoeBlock)
         and layer.mlp.num_experts_per_tok != experts.num_experts_per_tok
         for layer in keys.decoder.layers
     ):
@@ -150,7 +150,7 @@ def corrected(keys: ModelKeys) -> None:
     tell_router(keys, experts)
 
 
-def tell_router(keys: ModelKeys, experts: Experts) -> None:
+def tell_router(keys: ModelKeys, experts: SparseMoeBlock) -> None:
     """Adds how experts are chosen and weighted, where there are keys for it.
 
     Raises:
@@ -171,20 +171,20 @@ def tell_router(keys: ModelKeys, experts: Experts) -> None:
     keys.values["expert_group_used_count"] = scoring.top_groups
 
 
-def _after_dense(keys: ModelKeys) -> Experts:
+def _after_dense(keys: ModelKeys) -> SparseMoeBlock:
     """Adds the numbers of experts, and the first layers, which have none.
 
     Raises:
         UnsupportedModelError: If others have none, either.
     """
-    sparse = [isinstance(layer.mlp, Experts) for layer in keys.decoder.layers]
+    sparse = [isinstance(layer.mlp, SparseMoeBlock) for layer in keys.decoder.layers]
     if True not in sparse:
         raise keys.refuse("a model without experts")
     lead = sparse.index(True)
     if not all(sparse[lead:]):
         raise keys.refuse("this order of layers with and without experts")
     experts = keys.decoder.layers[sparse.index(True)].mlp
-    assert isinstance(experts, Experts)
+    assert isinstance(experts, SparseMoeBlock)
     keys.values |= {
         "expert_count": experts.num_experts,
         "expert_used_count": experts.num_experts_per_tok,
@@ -194,14 +194,14 @@ def _after_dense(keys: ModelKeys) -> Experts:
     return experts
 
 
-def _shared(keys: ModelKeys, experts: Experts) -> None:
+def _shared(keys: ModelKeys, experts: SparseMoeBlock) -> None:
     """Adds the sizes of what every token meets."""
     size = experts.shared.mlp.dimensions.intermediate_size if experts.shared else 0
     keys.values["expert_shared_count"] = size // experts.intermediate_size
     keys.values["expert_shared_feed_forward_length"] = size
 
 
-def _check_router(keys: ModelKeys, experts: Experts, *, sigmoid: bool) -> None:
+def _check_router(keys: ModelKeys, experts: SparseMoeBlock, *, sigmoid: bool) -> None:
     """Refuses another choice of experts than the architecture's, of which no key tells."""
     assert experts.choice is not None
     scoring = experts.choice.scoring
@@ -215,7 +215,7 @@ def _check_router(keys: ModelKeys, experts: Experts, *, sigmoid: bool) -> None:
 
 def granite(keys: ModelKeys) -> None:
     """Granite 3 without experts, and Granite 4 with and without them."""
-    if any(isinstance(layer.mlp, Experts) for layer in keys.decoder.layers):
+    if any(isinstance(layer.mlp, SparseMoeBlock) for layer in keys.decoder.layers):
         granite_moe(keys)
     else:
         granite_scales(keys)

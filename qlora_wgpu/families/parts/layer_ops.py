@@ -11,7 +11,7 @@ import numpy as np
 from qlora_wgpu.families.family import Modules
 from qlora_wgpu.families.parts.rope import Rope
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.offload import Parking
+from qlora_wgpu.graph.offload import StagingBuffers
 from qlora_wgpu.graph.tensor import Tensor, padded, row
 from qlora_wgpu.kernels.common import EXPERT_TILE, NEW_TOKENS_TILE
 from qlora_wgpu.ops.attention import attention
@@ -341,7 +341,7 @@ class LayerOps:
         layer: Callable[[State, int], State],
         state: State,
         numbers: range,
-        parking: Parking | None,
+        parking: StagingBuffers | None,
     ) -> State:
         """What some layers hand on, of which what they make is computed again in the backward."""
         names: list[str] = []

@@ -117,7 +117,7 @@ class SharedExpert:
 
 
 @dataclass(frozen=True)
-class Experts:
+class SparseMoeBlock:
     """The mixture of a layer."""
 
     hidden_size: int  # elements of a row of the residual stream

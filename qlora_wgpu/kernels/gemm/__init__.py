@@ -5,7 +5,7 @@ from __future__ import annotations
 from qlora_wgpu.kernels.common import Kernel
 from qlora_wgpu.kernels.gemm.few_rows import InStrips, Narrow, Shared, Subgroup
 from qlora_wgpu.kernels.gemm.launch import Factors, factors_of, further_layers
-from qlora_wgpu.kernels.gemm.packed import QuantizedRows, Strips
+from qlora_wgpu.kernels.gemm.packed import PackedWeights, QuantizedView
 from qlora_wgpu.kernels.gemm.problem import PART_UNIT, Gemm, LoraTerm, size_class
 from qlora_wgpu.kernels.gemm.tiles import (
     TUNABLES,
@@ -26,8 +26,8 @@ __all__ = [
     "Gemm",
     "LoraTerm",
     "MatrixUnits",
-    "QuantizedRows",
-    "Strips",
+    "PackedWeights",
+    "QuantizedView",
     "broadcast_constants",
     "factors_of",
     "further_layers",

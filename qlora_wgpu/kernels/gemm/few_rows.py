@@ -12,7 +12,13 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
 from qlora_wgpu.kernels.dequantize import format_constants, whole_blocks
 from qlora_wgpu.kernels.gemm.launch import bound
-from qlora_wgpu.kernels.gemm.packed import CODES, QuantizedRows, Strips, format_begins, is_affine
+from qlora_wgpu.kernels.gemm.packed import (
+    CODES,
+    PackedWeights,
+    QuantizedView,
+    format_begins,
+    is_affine,
+)
 from qlora_wgpu.kernels.gemm.problem import Gemm
 
 _MOST_ROWS = 8  # that an invocation has sums for; of more rows, all weights are read again
@@ -40,8 +46,8 @@ def launch_few(
         {
             **of_all.params,
             "scale_stride": 0,
-            **(_strip_strides(w, g.profile) if isinstance(w, Strips) else {}),
-            **format_begins(w if isinstance(w, QuantizedRows) else None),
+            **(_strip_strides(w, g.profile) if isinstance(w, PackedWeights) else {}),
+            **format_begins(w if isinstance(w, QuantizedView) else None),
         },
         {
             **of_all.constants,
@@ -64,21 +70,21 @@ def _rows_together(gemm: Gemm) -> int:
 
 def _insists(gemm: Gemm, profile: Profile) -> bool:
     """Whether x is read so often on software GPUs that it is to lie in a texture."""
-    if not isinstance(gemm.w, Strips):
+    if not isinstance(gemm.w, PackedWeights):
         return False
     workgroups = ceil_div(gemm.columns, 4 * profile.subgroup_size)
     return gemm.x.rows * workgroups * ceil_div(gemm.x.units(8), 8) >= _MANY_READS
 
 
-def _weights(w: Tensor | QuantizedRows | Strips) -> dict[str, Tensor | None]:
+def _weights(w: Tensor | QuantizedView | PackedWeights) -> dict[str, Tensor | None]:
     """What of a matrix is bound."""
-    if isinstance(w, Strips):
+    if isinstance(w, PackedWeights):
         of_codes = {} if w.form is None else {"scales": w.scales, "minima": w.minima}
         return {"w": w.words, **of_codes}
     return {"w": w} if isinstance(w, Tensor) else {"group": w.words}
 
 
-def _strip_strides(w: Strips, profile: Profile) -> dict[str, int]:
+def _strip_strides(w: PackedWeights, profile: Profile) -> dict[str, int]:
     """From one strip to the next."""
     lanes = profile.subgroup_size
     units = w.words.units(8) if w.form is None else w.columns // CODES
@@ -88,7 +94,7 @@ def _strip_strides(w: Strips, profile: Profile) -> dict[str, int]:
 def _codes(gemm: Gemm, profile: Profile) -> dict[str, Constant]:
     """The constants of how a matrix is decoded."""
     w = gemm.w
-    if isinstance(w, Strips):
+    if isinstance(w, PackedWeights):
         return w.constants()
     if isinstance(w, Tensor):
         return {"DENSE": True, "STRIPS": False}
@@ -125,7 +131,7 @@ class InStrips:
 
     def fits(self, gemm: Gemm, profile: Profile) -> bool:
         """Of those."""
-        return gemm.few and isinstance(gemm.w, Strips)
+        return gemm.few and isinstance(gemm.w, PackedWeights)
 
     def launch(self, g: Graph, gemm: Gemm) -> None:
         """Adds the launch."""

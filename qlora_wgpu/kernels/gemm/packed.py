@@ -29,7 +29,7 @@ _PARTS = ("codes", "absmax", "nested", "maps")
 
 
 @dataclass(frozen=True)
-class QuantizedRows:
+class QuantizedView:
     """Quantized matrices of one format, one below the other, all parts in one range of words."""
 
     words: Tensor  # the range, uint32
@@ -46,7 +46,7 @@ class QuantizedRows:
         return sum(self.rows), self.columns
 
 
-def format_begins(w: QuantizedRows | None) -> dict[str, int]:
+def format_begins(w: QuantizedView | None) -> dict[str, int]:
     """Parameters: where parts of a quantized matrix begin; zeros of another one."""
     places = {name: (0,) if w is None else tuple(w.begins.get(name, (0,))) for name in _PARTS}
     return {
@@ -72,7 +72,7 @@ STRIPS = "weights in strips"  # what they are counted as
 
 
 @dataclass(frozen=True)
-class Strips:
+class PackedWeights:
     """A matrix, or up to three of one format one below the other, in strips."""
 
     rows: int  # of all, which are the columns of a product
@@ -121,15 +121,15 @@ def fits(form: WeightFormat, columns: int) -> bool:
     return whole and form.bits == 4
 
 
-def dense_strips(name: str, rows: int, like: Tensor, lanes: int) -> Strips:
+def dense_strips(name: str, rows: int, like: Tensor, lanes: int) -> PackedWeights:
     """Room for the strips of so many rows of operands like these."""
     whole = ceil_div(rows, 4 * lanes) * 4 * lanes
     words = matrix(name, whole, like.columns, like.dtype)
     words.storage, words.texture = Storage(name, STRIPS, words.nbytes, texture=True), True
-    return Strips(rows, like.columns, words)
+    return PackedWeights(rows, like.columns, words)
 
 
-def quantized_strips(name: str, w: QuantizedRows, lanes: int) -> Strips:
+def quantized_strips(name: str, w: QuantizedView, lanes: int) -> PackedWeights:
     """Room for the strips of quantized matrices."""
     rows, columns = w.shape
     strips = ceil_div(rows, 4 * lanes)
@@ -137,7 +137,7 @@ def quantized_strips(name: str, w: QuantizedRows, lanes: int) -> Strips:
     blocks = strips * lanes * (columns // w.form.blocksize)
     scales = _texels(f"{name}.scales", blocks)
     minima = _texels(f"{name}.minima", blocks) if w.form.has_minima else None
-    return Strips(rows, columns, codes, w.form, scales, minima)
+    return PackedWeights(rows, columns, codes, w.form, scales, minima)
 
 
 def _texels(name: str, count: int) -> Tensor:
@@ -145,7 +145,7 @@ def _texels(name: str, count: int) -> Tensor:
     return vector(name, 4 * count, "uint32", storage)
 
 
-def copy_rows(g: Graph, x: Tensor, rows: int, strips: Strips, column0: int) -> None:
+def copy_rows(g: Graph, x: Tensor, rows: int, strips: PackedWeights, column0: int) -> None:
     """Copies the rows of operands, or the codes of rows, to the strips' columns from one on."""
     words = strips.unit_bytes // TEXEL
     units = x.nbytes // rows // strips.unit_bytes
@@ -158,7 +158,7 @@ def copy_rows(g: Graph, x: Tensor, rows: int, strips: Strips, column0: int) -> N
     )
 
 
-def copy_scales(g: Graph, w: QuantizedRows, strips: Strips) -> None:
+def copy_scales(g: Graph, w: QuantizedView, strips: PackedWeights) -> None:
     """Puts float32 scales and minima there."""
     begins = [sum(w.rows[:n]) if n < len(w.rows) else 0xFFFFFFFF for n in (1, 2)]
     for second, y in enumerate((strips.scales, strips.minima)):

@@ -9,7 +9,7 @@ from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
 from qlora_wgpu.kernels.common import DropoutMask, ExpertTiles
 from qlora_wgpu.kernels.dequantize import MOST_TOGETHER
-from qlora_wgpu.kernels.gemm.packed import QuantizedRows, Strips, decodes
+from qlora_wgpu.kernels.gemm.packed import PackedWeights, QuantizedView, decodes
 
 PART_UNIT = 64  # terms that parts of a reduction are made of
 
@@ -35,7 +35,7 @@ class Gemm:
     x: Tensor  # (rows, K); of a product with columns the K columns from ``row0`` on
     # (columns, K), or for a product with columns (K, columns); any type. With experts the matrices
     # of some of them, one below the other. For few rows also quantized, or in strips.
-    w: Tensor | QuantizedRows | Strips
+    w: Tensor | QuantizedView | PackedWeights
     y: Tensor  # (rows, ·); of a product with rows the columns from ``row0`` on are written
     with_rows: bool = True  # whether rows of x meet rows of w
     row0: int = 0  # first row of ``w`` within the whole matrix; a multiple of eight
@@ -102,9 +102,9 @@ class Gemm:
 
     def _check_few(self) -> None:
         w = self.w
-        if isinstance(w, Strips) and self.experts is not None:
+        if isinstance(w, PackedWeights) and self.experts is not None:
             raise GraphError(f"few_rows: {w.words} are strips of no experts")
-        if isinstance(w, QuantizedRows) and not decodes(w.form, w.columns):
+        if isinstance(w, QuantizedView) and not decodes(w.form, w.columns):
             raise GraphError(f"few_rows: {w.form.name} of {w.columns} columns is not decoded")
         if self.experts is not None and not self._apart and w.shape[0] % self.experts.count:
             raise GraphError(f"few_rows: {w} is not of {self.experts.count} experts")
@@ -118,7 +118,7 @@ class Gemm:
     @property
     def is_quantized(self) -> bool:
         """Whether the matrix is decoded on the way, from codes as they are stored."""
-        return isinstance(self.w, QuantizedRows)
+        return isinstance(self.w, QuantizedView)
 
     @property
     def mask(self) -> DropoutMask | None:

@@ -11,7 +11,7 @@ import numpy as np
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.graph.tensor import Tensor, matrix
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.reference.tape import grads
 from qlora_wgpu.selfcheck.runner import Array, Runner, rounded
@@ -64,9 +64,9 @@ def filled_adapter(
     linears: list[LinearSpec],
     experts: list[ExpertSpec] | None = None,
     vocabulary: Vocabulary | None = None,
-) -> tuple[Adapter, dict[str, Array]]:
+) -> tuple[AdapterLayout, dict[str, Array]]:
     """An adapter of normal numbers, its gradient so far one; and its parts in float32."""
-    adapter = Adapter(config, linears, experts or [], vocabulary=vocabulary)
+    adapter = AdapterLayout(config, linears, experts or [], vocabulary=vocabulary)
     parts = adapter.split(adapter.initial(0))
     values = {n: normal(n, *a.shape).astype(np.float32) for n, a in parts.items()}
     flat = adapter.join(values)
@@ -76,12 +76,12 @@ def filled_adapter(
     return adapter, {name: array.astype(np.float64) for name, array in values.items()}
 
 
-def whole_gradient(adapter: Adapter) -> Tensor:
+def whole_gradient(adapter: AdapterLayout) -> Tensor:
     """The flat vector of an adapter's gradients."""
     return matrix("gradient", 1, adapter.length, "float32", adapter.gradient.whole.storage)
 
 
-def joined(adapter: Adapter, gradients: dict[str, Array]) -> Array:
+def joined(adapter: AdapterLayout, gradients: dict[str, Array]) -> Array:
     """The flat vector that was one before these gradients, by names, were added to it."""
     values = {name: array.astype(np.float32) for name, array in gradients.items()}
     return adapter.join(values)[None].astype(np.float64) + 1.0

@@ -20,7 +20,7 @@ from qlora_wgpu.graph.tensor import (
 )
 from qlora_wgpu.kernels.common import DropoutMask
 from qlora_wgpu.kernels.gemm import Gemm, factors_of
-from qlora_wgpu.lora.layout import Adapter
+from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.quantized_weights import quantized_matrix
 from qlora_wgpu.ops import dora
 from qlora_wgpu.ops.linear import linear, linear_group, most_layers
@@ -230,7 +230,7 @@ class _Expected:
 def _two_layers(
     run: Runner,
     options: _Options,
-    adapter: Adapter,
+    adapter: AdapterLayout,
     parts: dict[str, Array],
     x: Array,
     bias: Array,

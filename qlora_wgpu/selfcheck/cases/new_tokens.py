@@ -19,7 +19,7 @@ from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.modules import DenseMatrix, Head, Linear
 from qlora_wgpu.ops.norms import rms_norm
 from qlora_wgpu.ops.pointwise import glu
-from qlora_wgpu.ops.quantized import QuantizedMatrix, StripStore
+from qlora_wgpu.ops.quantized import PackedWeightCache, QuantizedMatrix
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 from qlora_wgpu.reference import attention as attention_reference
@@ -170,7 +170,7 @@ def check_logits_of_a_prompt(run: Runner) -> None:
     run.compare(got, 0.5 * run.rounded(x)[row : row + 1] @ run.rounded_weight(w).T)
 
 
-def reading_strips(count: int, store: StripStore) -> BatchBuffers:
+def reading_strips(count: int, store: PackedWeightCache) -> BatchBuffers:
     """A batch of so many texts' next tokens, which read strips."""
     batch = new_tokens(count)
     assert batch.cache is not None
@@ -195,7 +195,7 @@ def check_strips(run: Runner, form: str, inner: int, rows: int, r: int, dense: b
     a, b = (array * (r > 0) for array in parts.values())
     stored = stored_weight(form, outer, inner)
     (matrix,) = in_one_range([stored], Storage("group", "check", 256))
-    store = StripStore(dense=dense)
+    store = PackedWeightCache(dense=dense)
     store.of_quantized(run.graph, [matrix])
     store.fill(run.graph)
     bias, residual = normal("bias", outer), normal("residual", rows, outer)
@@ -233,7 +233,7 @@ def check_strips_of_a_group(
     adapter, parts = filled_adapter(LoraConfig(r=max(r, 1), lora_alpha=2 * max(r, 1)), specs)
     stored = [stored_weight("double", columns, inner, n) for n, columns in enumerate(outer)]
     matrices = in_one_range(stored, Storage("group", "check", 256))
-    store = StripStore(dense=dense)
+    store = PackedWeightCache(dense=dense)
     store.of_quantized(run.graph, matrices)
     store.fill(run.graph)
     biases = [normal(f"bias {n}", columns) * exact_type for n, columns in enumerate(outer)]
@@ -268,7 +268,7 @@ def check_glu_of_strips(
     adapter, parts = filled_adapter(LoraConfig(r=max(r, 1), lora_alpha=max(r, 1)), specs)
     stored = [stored_weight("double", outer, inner, n) for n in range(2)]
     matrices = in_one_range(stored, Storage("group", "check", 256))
-    store = StripStore(dense=dense)
+    store = PackedWeightCache(dense=dense)
     store.of_quantized(run.graph, matrices)
     store.fill(run.graph)
     layers = [
@@ -297,7 +297,7 @@ def check_logits_of_strips(run: Runner) -> None:
     hidden, vocab, rows, first = 72, 141, 3, 64
     x, w = normal("x", rows, hidden), normal("w", vocab, hidden)
     upper, lower = run.weight(w[:first]), run.weight(w[first:])
-    store = StripStore()
+    store = PackedWeightCache()
     for piece in (upper, lower):
         store.of_dense(run.graph, piece)
     store.fill(run.graph)
@@ -339,7 +339,7 @@ def check_rotated_product(
     adapter, parts = filled_adapter(LoraConfig(r=max(r, 1), lora_alpha=max(r, 1)), specs)
     stored = [stored_weight("double", columns, inner, n) for n, columns in enumerate(outer)]
     matrices = in_one_range(stored, Storage("group", "check", 256))
-    store = StripStore(dense=dense)
+    store = PackedWeightCache(dense=dense)
     store.of_quantized(g, matrices)
     store.fill(g)
     assert batch.cache is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from qlora_wgpu.graph.offload import Recomputation
+from qlora_wgpu.graph.offload import CheckpointPolicy
 from qlora_wgpu.ops.norms import layer_norm, rms_norm
 from qlora_wgpu.ops.pointwise import (
     gated_rms_norm,
@@ -39,7 +39,7 @@ def check_rms_norm(run: Runner, rounded_first: bool, columns: int) -> None:
     skip, dy, dz = (normal(name, ROWS, columns) for name in ("skip", "dy", "dz"))
     tskip = (run.operand if rounded_first else run.float32)(skip, grad=True)
     tx = run.float32(x, grad=True)
-    run.graph.recomputation = Recomputation(remakes=True)
+    run.graph.recomputation = CheckpointPolicy(remakes=True)
     y = rms_norm(run.graph, tx, run.float32(weight), 1e-5)
     z = rms_norm(run.graph, tx, run.float32(weight), 1e-5, residual=tskip)
     again = run.graph.again(y)
@@ -65,7 +65,7 @@ def check_only_norm(run: Runner) -> None:
     """RMSNorm of an operand that goes nowhere else: dx is made in its type."""
     x, weight, dy = uneven("x", ROWS, 52), normal("weight", 52), normal("dy", ROWS, 52)
     tx = run.operand(x, grad=True)
-    run.graph.recomputation = Recomputation(remakes=True)
+    run.graph.recomputation = CheckpointPolicy(remakes=True)
     y = rms_norm(run.graph, tx, run.float32(weight), 1e-5)
     again = run.graph.again(y)
     (dx,) = run.gradients(y, run.float32(dy), tx)

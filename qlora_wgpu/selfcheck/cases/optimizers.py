@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.graph.sharded_vector import Pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, stored_bits, stored_floats, vector
 from qlora_wgpu.lora.moments import MOMENT_VALUES
 from qlora_wgpu.ops.moments import BlockTable, Span, TensorMoments
@@ -266,10 +266,12 @@ def _values(name: str) -> Array:
     return np.abs(flat) if name == "v" else flat
 
 
-def _pieces(run: Runner, values: Array | list[float], cuts: list[int]) -> Pieces:
+def _pieces(run: Runner, values: Array | list[float], cuts: list[int]) -> ShardedVector:
     flat = np.asarray(values, np.float32)
     ends = pairwise([0, *cuts, flat.size])
-    pieces = Pieces.laid_out("flat", "check", "float32", [end - begin for begin, end in ends])
+    pieces = ShardedVector.laid_out(
+        "flat", "check", "float32", [end - begin for begin, end in ends]
+    )
     for (begin, _), piece in zip(pairwise([0, *cuts, flat.size]), pieces.pieces, strict=True):
         assert piece.storage is not None
         piece.storage.data = flat[begin : begin + piece.columns]

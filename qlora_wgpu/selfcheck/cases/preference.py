@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.model.steps import Samples
+from qlora_wgpu.model.steps import PreferenceInputs
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.optimizers import STATS_LENGTH
 from qlora_wgpu.ops.preference import PAIR_LOSSES, Preference, divergence, preference
@@ -45,7 +45,7 @@ class _Answers:
         self.numbers = rng.integers(0, 2, self.count).astype(np.float64)
         if prompts:
             self.numbers = np.where(np.arange(self.count) % 2, 0.0, 0.25)
-        samples = Samples(
+        samples = PreferenceInputs(
             self.references.astype(np.float32), self.numbers.astype(np.float32), asked
         )
         self.batch: BatchBuffers = run.batch(mask, targets=targets, samples=samples)

@@ -16,7 +16,7 @@ from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.pointwise import qk_norm
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.sampling import (
-    MOST_AHEAD,
+    DECODE_STEPS_AHEAD,
     NONE,
     choose,
     encode_choices,
@@ -255,7 +255,7 @@ def check_choice(run: Runner, vocab: int) -> None:
     batch = new_tokens(count, past)
     choose(run.graph, run.float32(logits.astype(np.float64)), batch, choices)
     made, ids, positions = run.run(choices.chosen, batch.input_ids, batch.positions)
-    got = made.reshape(MOST_AHEAD, count)[past]
+    got = made.reshape(DECODE_STEPS_AHEAD, count)[past]
     run.compare_exactly(ids, np.minimum(ids, vocab - 1))
     run.compare_exactly(ids[:-1], got[:-1])
     run.compare_exactly(positions, np.full(count, past + 1.0))

@@ -15,8 +15,8 @@ from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.lora_ends import embedding
 from qlora_wgpu.ops.loss import Objective, cross_entropy
-from qlora_wgpu.ops.modules import DenseMatrix, Head, HostMatrix
-from qlora_wgpu.ops.trained import TrainedMatrix, TrainedRows, overwrite, write_whole
+from qlora_wgpu.ops.modules import DenseMatrix, Head, HostEmbedding
+from qlora_wgpu.ops.trained import SavedModule, TrainableTokens, overwrite, write_whole
 from qlora_wgpu.ops.trained_gradients import sum_up
 from qlora_wgpu.reference import linear as linear_reference
 from qlora_wgpu.reference import loss as loss_reference
@@ -64,7 +64,7 @@ def check_trained_matrix(run: Runner, confidence: bool) -> None:
     targets[:, ::4] = IGNORE_INDEX
     batch = run.batch(np.ones(_BATCH, np.int64), ids, targets)
     held, gradient = run.float32(rows), run.float32(np.ones_like(rows))
-    trained = TrainedMatrix("embed", _parts(held), _parts(gradient), _PADDING)
+    trained = SavedModule("embed", _parts(held), _parts(gradient), _PADDING)
     pieces = tuple((i, run.weight(np.zeros((n, _COLUMNS)))) for i, n in ((0, 512), (512, 589)))
     shared = DenseMatrix(_VOCAB, _COLUMNS, pieces, whole=trained)
     write_whole(g, trained, pieces)
@@ -91,7 +91,7 @@ def check_trained_matrix(run: Runner, confidence: bool) -> None:
 def check_trained_matrix_alone(run: Runner) -> None:
     """An embedding that is no head is written as operands have it, not as weights."""
     rows = no_ties("rows", _VOCAB, _COLUMNS)
-    trained = TrainedMatrix("embed", _parts(run.float32(rows)), (), _PADDING)
+    trained = SavedModule("embed", _parts(run.float32(rows)), (), _PADDING)
     piece = run.operand(np.zeros_like(rows))
     write_whole(run.graph, trained, ((0, piece),))
     (got,) = run.run(piece)
@@ -112,11 +112,11 @@ def _ids_tokens() -> np.ndarray:
     return ids
 
 
-def _trained(run: Runner, rows: Array) -> TrainedRows:
+def _trained(run: Runner, rows: Array) -> TrainableTokens:
     """The rows, with a gradient that was one before."""
     gradient = run.float32(np.ones_like(rows))
     names = tuple(map(int, _TOKENS))
-    return TrainedRows("embed", names, run.float32(rows), gradient, _VOCAB, _PADDING)
+    return TrainableTokens("embed", names, run.float32(rows), gradient, _VOCAB, _PADDING)
 
 
 def _pieces(run: Runner, weight: Array) -> DenseMatrix:
@@ -190,7 +190,7 @@ def check_trained_rows_looked_up(run: Runner, rounded: bool, is_head: bool) -> N
     )
     trained = _trained(run, rows)
     dtype = g.weight_dtype if is_head else run.dtype
-    host = HostMatrix(_VOCAB, _COLUMNS_TOKENS, dtype, trained=trained)
+    host = HostEmbedding(_VOCAB, _COLUMNS_TOKENS, dtype, trained=trained)
     batch = run.batch(np.ones(_BATCH, np.int64), ids)
     table = batch.rows_of(host).table
     held = stored_bits(pad_rows(weight[ids.ravel()].astype(np.float32)), dtype)
