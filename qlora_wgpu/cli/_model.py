@@ -66,28 +66,6 @@ def read_bytes(option: str, text: str) -> int:
     return size
 
 
-_OPTIONS = frozenset(
-    ("--adapter", "--chat-template", "--config", "--data", "--eval", "--gguf", "--model", "--out")
-)
-_PATH = click.Path(readable=False)  # whether it can be read is told by who reads it
-
-
-def complete_paths(command: click.Command) -> None:
-    """Lets a shell complete paths for options that name a file, and for all first arguments.
-
-    A hub name fits in their place as well: nothing is looked up.
-    """
-    for parameter in command.params:
-        if parameter.type is click.STRING and _takes_path(parameter):
-            parameter.type = _PATH
-
-
-def _takes_path(parameter: click.Parameter) -> bool:
-    if isinstance(parameter, click.Argument):
-        return parameter.nargs == 1
-    return not _OPTIONS.isdisjoint(parameter.opts)
-
-
 def target_file(option: str, name: str) -> Path:
     """Where an option's file goes; where a link leads, so that the link stays one.
 

@@ -8,7 +8,6 @@ from difflib import get_close_matches
 
 import click
 
-from qlora_wgpu.cli._model import complete_paths
 from qlora_wgpu.cli._terminal import Commands
 
 # Each verb's module, and the first sentence of its help, which a test holds to the command itself.
@@ -67,6 +66,10 @@ _VERBS = {
     ),
 }
 _FUNCTIONS = {"eval": "evaluate"}
+_OPTIONS = frozenset(
+    ("--adapter", "--chat-template", "--config", "--data", "--eval", "--gguf", "--model", "--out")
+)
+_PATH = click.Path(readable=False)  # whether it can be read is told by who reads it
 
 
 class Verbs(Commands):
@@ -108,3 +111,19 @@ class Verbs(Commands):
             formatter.write_dl(
                 [(name, command.get_short_help_str(limit)) for name, command in shown]
             )
+
+
+def complete_paths(command: click.Command) -> None:
+    """Lets a shell complete paths for options that name a file, and for all first arguments.
+
+    A hub name fits in their place as well: nothing is looked up.
+    """
+    for parameter in command.params:
+        if parameter.type is click.STRING and _takes_path(parameter):
+            parameter.type = _PATH
+
+
+def _takes_path(parameter: click.Parameter) -> bool:
+    if isinstance(parameter, click.Argument):
+        return parameter.nargs == 1
+    return not _OPTIONS.isdisjoint(parameter.opts)

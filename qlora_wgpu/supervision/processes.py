@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
-import psutil
-
 ERROR = 2  # of every failure that a sentence explains
 LOST = 75  # the device was lost, and the process could still say so
 HUNG = 76  # the driver did not answer for too long
@@ -55,6 +53,8 @@ def own_number() -> int:
 def is_running(number: int) -> bool:
     """Whether there is a process of this number, whoever's it is."""
     try:
+        import psutil
+
         return bool(psutil.pid_exists(number))
     except OverflowError:  # more than any system numbers
         return False

@@ -307,13 +307,13 @@ def test_layers_of_delta_nets():
     named = {"layer_types": kinds, "full_attention_interval": 4}
     assert attending("qwen3_5_moe_text", **named) == [True, False] * 2
     dense = [type(x.mlp).__name__ for x in layers("qwen3_next", mlp_only_layers=[1])]
-    assert dense == ["Experts", "GatedMLP", "Experts", "Experts"]
+    assert dense == ["SparseMoeBlock", "GatedMLP", "SparseMoeBlock", "SparseMoeBlock"]
     every_other = layers("qwen3_next", decoder_sparse_step=2)
-    assert [type(x.mlp).__name__ for x in every_other] == ["GatedMLP", "Experts"] * 2
+    assert [type(x.mlp).__name__ for x in every_other] == ["GatedMLP", "SparseMoeBlock"] * 2
     none = layers("qwen3_next", num_experts=0)
     assert {type(x.mlp).__name__ for x in none} == {"GatedMLP"}
     ignored = layers("qwen3_5_moe_text", mlp_only_layers=[1], decoder_sparse_step=2)
-    assert {type(x.mlp).__name__ for x in ignored} == {"Experts"}
+    assert {type(x.mlp).__name__ for x in ignored} == {"SparseMoeBlock"}
 
 
 def test_what_is_added_to_stored_norms():

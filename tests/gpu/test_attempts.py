@@ -13,8 +13,8 @@ from qlora_wgpu.gpu.driver import guarded_probe, has_crashed, under_way
 
 CRASH = """\
 import os
-from qlora_wgpu.gpu.driver import attempt
-with attempt("a", "trying a"):
+from qlora_wgpu.gpu.driver import guarded_probe
+with guarded_probe("a", "trying a"):
     os.abort()
 """
 

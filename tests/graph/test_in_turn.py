@@ -31,7 +31,7 @@ class Recorded:
     def __init__(self, monkeypatch, first):
         self.done = []
         self.in_turn, self.dispatches_per_submit = self, first
-        monkeypatch.setattr(program, "recorded", lambda device, dispatches: list(dispatches))
+        monkeypatch.setattr(program, "encode", lambda device, dispatches: list(dispatches))
 
     def __enter__(self):
         self.done.append("begin")
