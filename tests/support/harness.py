@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, cpu_profile
-from qlora_wgpu.graph.program import Program
+from qlora_wgpu.graph.plan import Plan
+from qlora_wgpu.graph.program import Program, SlotPool
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
-from qlora_wgpu.selfcheck.runner import Runner, rounded
+from qlora_wgpu.selfcheck import runner
+from qlora_wgpu.selfcheck.runner import POISON, Runner, rounded
 
 __all__ = [
     "DTYPES",
@@ -30,8 +34,41 @@ DTYPES = ("float32", "bfloat16")
 VARIANTS = [(p, d) for p in PROFILES for d in DTYPES]
 
 
+class Guarded(Program):
+    """A program whose kernels may write behind what they make, and then are told."""
+
+    _BYTES = 256
+
+    def __init__(self, device: Device, plan: Plan, pool: SlotPool) -> None:
+        self._ends = plan.slots
+        roomy = (s + self._BYTES * (not t) for s, t in zip(plan.slots, plan.textures, strict=True))
+        super().__init__(device, replace(plan, slots=tuple(roomy)), pool)
+        for slot, end in self._buffers():
+            device.write(slot, np.full(self._BYTES // 4, POISON, np.uint32), end)
+
+    def run(self) -> None:
+        super().run()
+        for slot, end in self._buffers():
+            behind = np.frombuffer(self._device.read(slot, self._BYTES, end), np.uint32)
+            assert (behind == POISON).all(), "a kernel has written behind its output"
+
+    def _window(self, tensor: Tensor) -> tuple[Any, int, int]:
+        buffer, offset, nbytes = super()._window(tensor)
+        is_slot = tensor.storage is None and not tensor.texture
+        return buffer, offset, nbytes + self._BYTES * is_slot
+
+    def read(self, tensor: Tensor) -> memoryview:
+        return super().read(tensor)[: tensor.nbytes]
+
+    def _buffers(self) -> Iterator[tuple[Any, int]]:
+        """The buffers of slots, and where their tensors end in them."""
+        for slot, end, texture in zip(self._slots, self._ends, self.plan.textures, strict=True):
+            if not texture:
+                yield slot, end
+
+
 class Bench(Runner):
-    """A graph under test; its outputs' padding must come out zero."""
+    """A graph under test; its outputs' padding must come out zero, and what is behind them stay."""
 
     def __init__(self, device: Device, dtype: str, profile: Profile) -> None:
         if profile.subgroup_size:  # as wide as this driver's subgroups
@@ -95,6 +132,10 @@ class Bench(Runner):
         put(batch.info.offset, info)
         batch.storage.data = data
         return batch
+
+    def _run(self, outputs: tuple[Tensor, ...]) -> Program:
+        with mock.patch.object(runner, "Program", Guarded):
+            return super()._run(outputs)
 
     def _array(self, program: Program, tensor: Tensor) -> np.ndarray:
         if tensor.dtype == "uint32":
