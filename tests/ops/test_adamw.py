@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
-from support.harness import PROFILES, Bench, assert_close
+from support.harness import PROFILES, Bench, assert_checked, assert_close
 
 from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.ops.adamw import AdamWConfig, AdamWState, adamw, gradient_norm
 from qlora_wgpu.reference import adamw as reference
+from qlora_wgpu.selfcheck.cases.gradient import check_update_from_halves
 
 LENGTH = 1216
 
@@ -149,3 +150,8 @@ def test_nothing_changes_but_the_gradient(device, case, profile):
     assert not got[1].any()
     if case != "no tokens":
         assert not np.isfinite(got[4][2]), "the norm tells that something was wrong"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_gradient_in_halves_makes_the_same_update(device, profile):
+    assert_checked(device, profile, "bfloat16", check_update_from_halves, False)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded
+from support.harness import PROFILES, VARIANTS, Bench, assert_checked, assert_close, rounded
 
 from qlora_wgpu.kernels import gated_delta as kernels
 from qlora_wgpu.model.batch_encoding import encode_batch
@@ -9,6 +9,8 @@ from qlora_wgpu.ops.gated_delta import gated_delta_rule
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.reference import gated_delta as reference
 from qlora_wgpu.reference.gated_delta import Heads
+from qlora_wgpu.selfcheck.cases.common import arguments_of
+from qlora_wgpu.selfcheck.cases.generation import check_gated_delta_step
 
 # float32 sums over states that hold a whole sample; and one rounding of o and the gradients.
 BOUNDS = {"float32": 2e-5, "bfloat16": 2**-8 + 2e-5}
@@ -156,3 +158,9 @@ def test_new_tokens_after_a_prompt(device, profile, dtype):
     assert_close(o, reference.forward(q, k, v, *inputs), BOUNDS[dtype], "sums over a sample")
     left = reference.last_state(k, v, *inputs).reshape(-1, 40)
     assert_close(state, left, BOUNDS["float32"], "sums over a sample")
+
+
+@pytest.mark.parametrize("sizes", arguments_of(check_gated_delta_step))
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_new_tokens_go_on_from_what_is_kept_of_the_prompt(device, profile, dtype, sizes):
+    assert_checked(device, profile, dtype, check_gated_delta_step, *sizes)

@@ -1,11 +1,21 @@
 import numpy as np
 import pytest
-from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from support.harness import (
+    PROFILES,
+    VARIANTS,
+    Bench,
+    assert_checked,
+    assert_close,
+    rounded,
+    tolerance,
+)
 
 from qlora_wgpu.ops.activation import activation as activate
 from qlora_wgpu.ops.glu import glu, sigmoid_gate
 from qlora_wgpu.reference import activation as activations
 from qlora_wgpu.reference import glu as reference
+from qlora_wgpu.selfcheck.cases.common import arguments_of
+from qlora_wgpu.selfcheck.cases.elementwise import check_activation
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh", "gelu", "quick_gelu", "relu", "relu2")
 
@@ -46,3 +56,9 @@ def test_activation(device, profile, dtype, activation):
     why = "exp is good to 1e-6, one rounding"
     assert_close(got_y, activations.forward(x, activation), tolerance(dtype), why)
     assert_close(got_dx, dy * activations.slope(x, activation), tolerance(dtype), why)
+
+
+def test_every_activation_in_turn(device):
+    """Of the kinds of kernels, those that are compiled in no time."""
+    for arguments in arguments_of(check_activation):
+        assert_checked(device, "cpu", "bfloat16", check_activation, *arguments)

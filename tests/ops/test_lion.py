@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 from references import record_lion as recorded
-from support.harness import PROFILES, Bench, assert_close
+from support.harness import PROFILES, Bench, assert_checked, assert_close
 
 from qlora_wgpu.graph.pieces import Pieces
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.ops.lion import LionConfig, LionState, lion
 from qlora_wgpu.reference import lion as reference
+from qlora_wgpu.selfcheck.cases.lion import check_lion
 
 LENGTH = recorded.ELEMENTS
 BETAS = {"beta1": 0.9, "beta2": 0.99}
@@ -127,3 +128,9 @@ def test_nothing_changes_but_the_gradient(device, wrong, profile):
     got = one_step(device, p, g, m, tokens, (1e-2, 1e-2), LionConfig(weight_decay=0.1), profile)
     assert np.array_equal(got[0], p) and np.array_equal(got[2], m)
     assert not got[1].any()
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("factor", [1.0, np.inf])
+def test_a_gradient_in_halves_makes_the_same_update(device, profile, factor):
+    assert_checked(device, profile, "bfloat16", check_lion, "bfloat16", 1.0, factor)

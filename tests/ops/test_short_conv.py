@@ -1,9 +1,19 @@
 import numpy as np
 import pytest
-from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from support.harness import (
+    PROFILES,
+    VARIANTS,
+    Bench,
+    assert_checked,
+    assert_close,
+    rounded,
+    tolerance,
+)
 
 from qlora_wgpu.ops.short_conv import short_conv
 from qlora_wgpu.reference import short_conv as reference
+from qlora_wgpu.selfcheck.cases.common import arguments_of
+from qlora_wgpu.selfcheck.cases.generation import check_short_conv_step
 
 # A whole row, and samples that are packed, of which the first has the number of the one before it.
 SEGMENTS = np.array([[1] * 19, [1] * 5 + [0] + [7] * 2 + [9] * 7 + [0] * 4])
@@ -24,3 +34,9 @@ def test_short_conv(device, profile, dtype, hidden, taps, has_bias):
     bound, why = tolerance(dtype, taps), "sums of a few products, one rounding"
     assert_close(got_y, reference.forward(x, weight, bias, SEGMENTS), bound, why)
     assert_close(got_dx, reference.backward(dy, x, weight, bias, SEGMENTS), bound, why)
+
+
+@pytest.mark.parametrize("arguments", arguments_of(check_short_conv_step))
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_new_tokens_go_on_from_what_is_kept_of_the_prompt(device, profile, dtype, arguments):
+    assert_checked(device, profile, dtype, check_short_conv_step, *arguments)

@@ -23,6 +23,7 @@ __all__ = [
     "PROFILES",
     "VARIANTS",
     "Bench",
+    "assert_checked",
     "assert_close",
     "finite_difference",
     "rounded",
@@ -143,6 +144,16 @@ class Bench(Runner):
         rows = self._rows(program, tensor)
         assert not rows[:, tensor.columns :].any(), f"{tensor}: padding is not zero"
         return rows[:, : tensor.columns].astype(np.float64)
+
+
+def assert_checked(
+    device: Device, profile: str, dtype: str, check: Callable[..., None], *arguments: object
+) -> Bench:
+    """What a check of a driver runs with these arguments is as its reference has it."""
+    bench = Bench(device, dtype, PROFILES[profile])
+    check(bench, *arguments)
+    assert bench.excess <= 1.0, f"{check.__name__}{arguments}: {bench.worst:.1e} off"
+    return bench
 
 
 def assert_close(
