@@ -13,7 +13,7 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report
 from qlora_wgpu.report.axes import Axis, log_ticks, ticks
 from qlora_wgpu.report.charts import Line, chart
-from qlora_wgpu.report.curves import smoothed, thinned
+from qlora_wgpu.report.curves import _MOST_DRAWN, smoothed, thinned
 from qlora_wgpu.report.page import page
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.observer import EVENTS
@@ -126,6 +126,15 @@ def test_axes():
     assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
     assert ticks(2.9, 3.1) == pytest.approx([2.9, 2.95, 3.0, 3.05, 3.1])
     assert len(ticks(0, 60)) <= 7 and len(ticks(1e-9, 3e-9)) >= 2
+
+
+def test_of_many_points_each_stretch_keeps_its_ends():
+    """Of neighbouring stretches each has its own points alone; few points all stay."""
+    points, size = [(step, float(step)) for step in range(4000)], 10
+    ends = [points[at] for first in range(0, 4000, size) for at in (first, first + size - 1)]
+    assert thinned(points) == ends and len(ends) == _MOST_DRAWN
+    assert thinned(points[:_MOST_DRAWN]) == points[:_MOST_DRAWN]
+    assert len(thinned(points[: _MOST_DRAWN + 1])) <= _MOST_DRAWN
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 30])

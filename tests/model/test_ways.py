@@ -1,0 +1,44 @@
+"""What a run is reckoned to take beside a step, from how far ways of the kind were off."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from qlora_wgpu.model.residency import Residency
+from qlora_wgpu.model.ways import More, Way, cost, least_count
+
+PLAIN = SimpleNamespace(layout="plain", options="step", total=1000)
+
+
+def fit_of(total):
+    return SimpleNamespace(layout="layout", options="step", total=total)
+
+
+def way_of(total=0, seconds=0.0, **residency):
+    return Way(Residency(**residency), "step", seconds, total)
+
+
+@pytest.mark.parametrize(("noted", "alike", "other"), [
+    ({"kept_layers": 3}, {"kept_layers": 5}, {"kept_layers": 0}),
+    ({"kept_layers": 0}, {"streamed_layers": 4}, {"kept_layers": 1}),
+    ({"kept_layers": 1}, {"kept_layers": 2, "streamed_layers": 1}, {"streamed_head": True}),
+])  # fmt: skip
+def test_what_is_known_of_a_way_is_known_of_its_kind(noted, alike, other):
+    """Ways that keep layers are of one kind, however many they keep; those that keep none are not."""
+    more = More(lambda layout, options: 7 if layout == "plain" else 40, PLAIN)
+    more.note(way_of(2000, **noted), fit_of(2100))
+    assert more.beside(way_of(**alike)) == 140 and more.beside(way_of(**other)) == 7
+    assert more.reckoned(way_of(500, **alike)) == 640 and more.reckoned(way_of(500, **other)) == 507
+
+
+def test_the_most_that_ways_of_a_kind_were_off_counts():
+    more = More(None, PLAIN)
+    for off in (5, 30, 20):
+        more.note(way_of(2000), fit_of(2000 + off))
+    assert more.beside(way_of()) == 30 and more.taken(PLAIN) == 1000
+
+
+def test_cheaper_ways_come_first_and_of_equals_the_smaller():
+    ways = [way_of(9, 1.0), way_of(5, 2.0), way_of(8, 1.0)]
+    assert min(ways, key=cost) is ways[2]
+    assert least_count(ways[0], [9, 4, 6, 4]) == 1
