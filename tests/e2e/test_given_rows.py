@@ -74,6 +74,7 @@ def test_weights_of_numpy(folder):
         load_dataset(rows, folder, 32, how=how)
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize("key", ["input_ids", "labels", "attention_mask"])
 @pytest.mark.parametrize("number", [2**32 + 1, -(2**40), 2**62])
 def test_numbers_that_32_bits_do_not_hold(model, tmp_path, key, number):
@@ -95,6 +96,7 @@ def test_what_is_no_tokenizer_and_no_length(folder, tokenizer, length, message):
         load_dataset(TEXTS, folder if tokenizer else None, length)
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize("made_for", ["dpo", "kto"])
 @pytest.mark.parametrize("objective", ["sft", "dpo", "orpo", "kto"])
 def test_data_of_another_objective_is_refused(model, tmp_path, made_for, objective):
@@ -118,6 +120,7 @@ MASKED = [
 ]
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize("row", MASKED, ids=lambda row: list(row)[-1])
 def test_what_says_which_tokens_are_learnt_is_read_or_refused(model, tmp_path, row):
     trainer = Trainer(model, config(model.folder.path, tmp_path))

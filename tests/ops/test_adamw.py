@@ -31,6 +31,7 @@ def one_step(device, p, g, m, v, t, tokens, lr, config, profile="cpu", cuts=()):
             next(rows)[0]]  # fmt: skip
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize("max_norm", [0.0, 0.05, 100.0])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_steps(device, max_norm, weight_decay):
@@ -66,6 +67,7 @@ def test_vectors_in_pieces(device, profile):
             np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(("split", "cuts"), [(128, ()), (640, (512, 1024)), (1024, (512, 1024))])
 def test_two_rates(device, split, cuts):
     """LoRA+: from `split` on, B has a rate of its own."""

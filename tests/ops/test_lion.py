@@ -70,6 +70,7 @@ def test_the_kernel_is_bitsandbytes(device, profile):
             assert_close(m, file[f"m.{t}"], 1e-6, "float32 arithmetic")
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize("max_norm", [0.0, 0.05, 100.0])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_steps(device, max_norm, weight_decay):
@@ -104,6 +105,7 @@ def test_vectors_in_pieces(device, profile):
             np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(("split", "cuts"), [(128, ()), (640, (512, 1024)), (1024, (512, 1024))])
 def test_two_rates(device, split, cuts):
     """LoRA+: from `split` on, B has a rate of its own."""

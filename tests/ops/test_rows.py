@@ -53,9 +53,7 @@ def test_a_chunk_becomes_columns(device, profile, dtype, chunk, columns):
     first, count = CHUNKS[chunk]
     bench, batch, x, _ = traced(device, profile, dtype)
     factors, given = 1.0 + np.arange(len(LABELLED)), bench.operand(x[:count])
-    (got,) = bench.run(
-        transposed(bench.graph, given, first, batch, bench.given(factors), columns)
-    )
+    (got,) = bench.run(transposed(bench.graph, given, first, batch, bench.given(factors), columns))
     begin, width = columns or (0, COLUMNS)
     expected, own = np.zeros((count, width)), factors[first : first + count, None]
     expected[: len(own)] = x[: len(own), begin : begin + width] * own

@@ -158,6 +158,7 @@ def test_the_template_gets_what_rows_give_it(url, written):
     assert asked == len(written.ids(TALK, None, {"brief": True})) > len(written.ids(TALK))
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -219,6 +220,7 @@ def test_logprobs_of_texts(url):
         assert len(top) <= 3 and top[token] == own == max(top.values())
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     ("change", "told"),
     [

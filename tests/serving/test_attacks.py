@@ -31,6 +31,7 @@ def told(status_and_text, status=400):
     return error["message"]
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -47,6 +48,7 @@ def test_bodies_that_are_no_requests(url, body, message):
     assert message in told(post(url, body))
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     "change",
     [
@@ -61,6 +63,7 @@ def test_values_of_wrong_kinds(url, change):
     told(post(url, {"model": "tiny", "messages": TALK, **change}))
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     ("path", "method", "status"), [("nothing", "POST", 404), ("chat/completions", "GET", 405)]
 )

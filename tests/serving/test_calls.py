@@ -122,6 +122,7 @@ def test_one_call_alone_ends_the_answer(url, says):
     assert answer["usage"]["completion_tokens"] < 3 * len(CALL)  # the rest was not written
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     "change",
     [{"tools": None}, {"tool_choice": "none"}, {"tools": TOOLS[1:]}],
@@ -170,6 +171,7 @@ def test_several_answers_have_calls_of_their_own(url, says):
     assert all(len(c["logprobs"]["content"]) == len(CALL) for c in choices)
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     ("change", "told"),
     [

@@ -168,9 +168,7 @@ def test_a_worker_begins_anew_until_five_lives_were_short(supervised, monkeypatc
     monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     code, made, told = supervised("worker", attempts=[(CRASH,)] * 7)
     assert code == 2 and len(made) == 7
-    assert told[:6] == [
-        "note: the GPU's driver ended the process (SIGABRT); beginning anew"
-    ] * 6
+    assert told[:6] == ["note: the GPU's driver ended the process (SIGABRT); beginning anew"] * 6
     assert "(SIGABRT), 5 times one after another: update" in told[6]
 
 
