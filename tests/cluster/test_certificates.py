@@ -112,6 +112,9 @@ def test_the_command_says_what_it_made_and_what_is_next(tmp_path):
     days = (begin, datetime.now(UTC))  # which differ at midnight
     assert any(f"{day + timedelta(days=20):%Y-%m-%d}" in done.stdout for day in days)
     assert "scp -rp c MACHINE:" in done.stdout
+    for days, code in (("0", 2), ("1", 0), ("3650", 0), ("3651", 2)):
+        asked = run_here("certificates", f"for {days}", "--days", days, cwd=tmp_path)
+        assert asked.returncode == code, asked.stderr
     again = run_here("certificates", "c", cwd=tmp_path)
     assert again.returncode == 2
     assert "never overwritten" in again.stderr

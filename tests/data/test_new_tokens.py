@@ -53,7 +53,7 @@ def test_what_cannot_be_added_to_is_told(folder):
     with pytest.raises(TokenizerError, match="is not a tokenizer that can be read"):
         extended_tokenizer(folder, ["a"], [])
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(TokenizerError, match="has no tokenizer.json"):
+    with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):
         extended_tokenizer(folder, ["a"], [])
 
 

@@ -24,7 +24,7 @@ def way_of(total=0, seconds=0.0, **residency):
     ({"kept_layers": 1}, {"kept_layers": 2, "streamed_layers": 1}, {"streamed_head": True}),
 ])  # fmt: skip
 def test_what_is_known_of_a_way_is_known_of_its_kind(noted, alike, other):
-    """Ways that keep layers are of one kind, however many they keep; those that keep none are not."""
+    """Ways that keep layers are of one kind, however many; those that keep none are not."""
     more = More(lambda layout, options: 7 if layout == "plain" else 40, PLAIN)
     more.note(way_of(2000, **noted), fit_of(2100))
     assert more.beside(way_of(**alike)) == 140 and more.beside(way_of(**other)) == 7

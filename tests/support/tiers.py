@@ -9,8 +9,8 @@ on a device have one case there, or one for each ``profile`` of kernels.
 
 ``@pytest.mark.cover("values")`` (or ``"pairs"``, ``"all"``) asks for another covering in test, and
 ``cover(family=["llama"])`` has both smaller tiers take these values of an argument alone;
-``quick(family=["llama"])`` has quick do so, and ``quick("values")`` asks for another covering there,
-for tests that have a device and compute next to nothing in a case.
+``quick(family=["llama"])`` has quick do so, and ``quick("values")`` asks for another covering
+there, for tests that have a device and compute next to nothing in a case.
 """
 
 from __future__ import annotations

@@ -100,7 +100,8 @@ def test_pure(a): pass
     [
         (
             "full",
-            "plain 1 slow 1 full 1 product 12 whole 6 values 6 named 6 on_device 10 cheap 10 cuts 6 pure 5",
+            "plain 1 slow 1 full 1 product 12 whole 6 values 6 named 6 on_device 10 cheap 10 "
+            "cuts 6 pure 5",
         ),
         (
             "test",
