@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from support.harness import PROFILES, VARIANTS, Bench, assert_checked, assert_close, rounded
 
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.kernels import gated_delta as kernels
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.batch import make_batch_buffers
@@ -164,3 +165,16 @@ def test_new_tokens_after_a_prompt(device, profile, dtype):
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_new_tokens_go_on_from_what_is_kept_of_the_prompt(device, profile, dtype, sizes):
     assert_checked(device, profile, dtype, check_gated_delta_step, *sizes)
+
+
+@pytest.mark.parametrize(("most", "blocks"), [(None, 1), (2**22, 2), (2**10, 4)])
+def test_heads_are_launched_together_as_far_as_they_are_bound(most, blocks):
+    """Eight value heads of four keys, whose largest intermediate is of 2 MiB a pair of heads."""
+    g = Graph("bfloat16", PROFILES["gpu"], most or 1 << 30)
+    rows = 2048
+    q, k = g.operand("q", rows, 4 * 64), g.operand("k", rows, 4 * 64)
+    v, gates = g.operand("v", rows, 8 * 64), [g.float32(n, rows, 8) for n in ("decay", "beta")]
+    gated_delta_rule(g, q, k, v, *gates, make_batch_buffers(1, rows), 4, 8, 64, 64)
+    launched = [launch.path for launch in g.launches]
+    counts = {path: launched.count(path) for path in launched if launched.count(path) > 1}
+    assert max(counts.values(), default=1) == blocks, counts

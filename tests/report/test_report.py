@@ -5,6 +5,7 @@ import re
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
@@ -357,3 +358,22 @@ def test_several_observers_are_told_everything():
         details = list(inspect.signature(getattr(Observer, name)).parameters)[1:]
         getattr(several, name)(*details)
     assert calls == [name for name in EVENTS for _ in range(2)]
+
+
+@pytest.mark.parametrize(("name", "label"), [
+    ("loss", ["training, smoothed"]), ("eval_loss", ["held-out"]), ("learning_rate", []),
+])  # fmt: skip
+def test_a_picture_names_what_it_shows(tmp_path, monkeypatch, name, label):
+    drawn, legends = [], []
+    axes = SimpleNamespace(
+        plot=lambda *given, label=None, **how: drawn.append(label) if label else None,
+        set_xlabel=print, set_ylabel=print, grid=lambda **how: None,
+        legend=lambda: legends.append(list(drawn)),
+    )  # fmt: skip
+    figure = SimpleNamespace(subplots=lambda: axes, savefig=lambda file, format: file.write(b"P"))
+    module = SimpleNamespace(Figure=lambda **how: figure)
+    monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", module)
+    assert write_png(tmp_path / "loss.png", [{"step": n, name: 2.0} for n in (1, 2)])
+    assert drawn == label and legends == ([label] if label else [])
+    assert (tmp_path / "loss.png").read_bytes() == b"P"
