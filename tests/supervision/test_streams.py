@@ -5,6 +5,7 @@ import io
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -84,5 +85,5 @@ def test_a_pipe_has_a_reader_until_it_is_closed():
         assert not streams._has_no_reader(stream)
         os.close(there)
         assert streams._has_no_reader(stream)
-    with open(os.devnull, "w") as stream:
+    with Path(os.devnull).open("w") as stream:
         assert not streams._has_no_reader(stream)

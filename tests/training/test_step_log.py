@@ -42,7 +42,8 @@ def test_a_row_is_the_mean_over_the_labels_of_its_steps():
 
 
 @pytest.mark.parametrize(("window", "loss", "hits"), [
-    ([(6.0, 2.0, None, 0.0)], 3.0, None), ([(6.0, 2.0, 1.0, 0.0), (1.0, 5.0, None, 0.0)], 1.0, None),
+    ([(6.0, 2.0, None, 0.0)], 3.0, None),
+    ([(6.0, 2.0, 1.0, 0.0), (1.0, 5.0, None, 0.0)], 1.0, None),
     ([(0.0, 0.0, 0.0, 0.0)], None, None),
 ])  # fmt: skip
 def test_what_is_not_known_of_every_step_is_not_told(window, loss, hits):
