@@ -1,13 +1,19 @@
 """What a run is reckoned to take beside a step, from how far ways of the kind were off."""
 
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
+from qlora_wgpu.model.fitting import Search
 from qlora_wgpu.model.residency import Residency
 from qlora_wgpu.model.ways import More, Way, cost, least_count
 
 PLAIN = SimpleNamespace(layout="plain", options="step", total=1000)
+
+
+class Options(NamedTuple):
+    checkpointing: bool
 
 
 def fit_of(total):
@@ -42,3 +48,40 @@ def test_cheaper_ways_come_first_and_of_equals_the_smaller():
     ways = [way_of(9, 1.0), way_of(5, 2.0), way_of(8, 1.0)]
     assert min(ways, key=cost) is ways[2]
     assert least_count(ways[0], [9, 4, 6, 4]) == 1
+
+
+@pytest.fixture
+def search(monkeypatch):
+    """Of six layers, which take 100 bytes if they are recomputed, and 150 if they are kept."""
+    found = Search.__new__(Search)
+    found._layout = SimpleNamespace(num_layers=6)
+    found._options, again = Options(checkpointing=False), Options(checkpointing=True)
+
+    def traced(residency, options):
+        kept = options is found._options
+        return Way(residency, options, 4.0 if kept else 10.0, 150 if kept else 100)
+
+    monkeypatch.setattr(found, "_traced", traced)
+    return found, again
+
+
+@pytest.mark.parametrize(("budget", "beside", "kept"), [
+    (99, 0, 0), (100, 0, 1), (109, 0, 1), (110, 0, 2), (125, 0, 3), (140, 0, 5), (10**6, 0, 5),
+    (125, 7, 2), (106, 7, 0),
+])  # fmt: skip
+def test_as_many_layers_are_reckoned_to_be_kept_as_have_room(search, budget, beside, kept):
+    """The first takes nothing, each further one a fifth of what all of them take more."""
+    found, again = search
+    more, way = More(lambda *given: beside, PLAIN), Way(Residency(), again, 10.0, 100)
+    got = found._keeping(way, (Residency(), again), budget, more)
+    assert got.residency.kept_layers == kept
+    assert got.total == 100 + 10 * max(kept - 1, 0) and got.seconds == 10.0 - kept
+
+
+@pytest.mark.parametrize("residency", [Residency(layers_together=2), Residency(parked_inputs=True)])
+def test_layers_are_kept_where_they_would_be_recomputed_one_by_one(search, residency):
+    found, again = search
+    way = Way(residency, again, 10.0, 100)
+    assert found._keeping(way, (residency, again), 10**6, More(None, PLAIN)) is way
+    kept = Way(Residency(), found._options, 4.0, 150)
+    assert found._keeping(kept, (Residency(), found._options), 10**6, More(None, PLAIN)) is kept
