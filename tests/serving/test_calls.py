@@ -122,7 +122,6 @@ def test_one_call_alone_ends_the_answer(url, says):
     assert answer["usage"]["completion_tokens"] < 3 * len(CALL)  # the rest was not written
 
 
-@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     "change",
     [{"tools": None}, {"tool_choice": "none"}, {"tools": TOOLS[1:]}],
