@@ -4,7 +4,15 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from support.harness import (
+    PROFILES,
+    VARIANTS,
+    Bench,
+    assert_checked,
+    assert_close,
+    rounded,
+    tolerance,
+)
 
 from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.model.samples import Samples, encode_samples
@@ -14,6 +22,7 @@ from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.reference import cross_entropy as head_reference
 from qlora_wgpu.reference import preference as reference
+from qlora_wgpu.selfcheck.cases.preference import check_divergence
 
 BETA, VOCAB, COLUMNS = 0.3, 83, 20
 LENGTHS = ((9, 6, 12, 4), (3, 3, 14, 10))
@@ -99,3 +108,8 @@ def test_samples_that_are_not_told_of():
     assert of_rows.tolist() == [0, 2] and table[:, :2].tolist() == [[0, 1], [1, 2]]
     with pytest.raises(ShapeError, match="2 samples have a label, but 3 are told of"):
         encode_samples(Samples.plain(3), segments, rows)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_kto_measures_from_is_added_to_what_there_is(device, profile):
+    assert_checked(device, profile, "float32", check_divergence)
