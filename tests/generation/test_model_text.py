@@ -7,6 +7,7 @@ from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation import model as module
+from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.generate import generate
 from qlora_wgpu.generation.model import QLoRAModel
 
@@ -63,3 +64,9 @@ def test_prompts_are_read_once_of_each_folder(monkeypatch):
         model.active_adapter = name
         assert QLoRAModel.prompts.fget(model) == f"prompts of {folder}"
     assert read == ["base", "run"]
+
+
+def test_texts_grow_in_batches_of_few_sizes():
+    assert {n: batch_sizes(n) for n in (1, 2, 3, 4, 5, 9)} == {
+        1: [1], 2: [1, 2], 3: [1, 2, 3], 4: [1, 2, 4], 5: [1, 2, 4, 5], 9: [1, 2, 4, 8, 9]
+    }  # fmt: skip
