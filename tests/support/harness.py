@@ -11,8 +11,9 @@ import numpy as np
 
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.profile import CPU_PROFILE, GPU_PROFILE, Profile, cpu_profile
+from qlora_wgpu.graph import program
 from qlora_wgpu.graph.plan import Plan
-from qlora_wgpu.graph.program import Program, SlotPool
+from qlora_wgpu.graph.program import Program, SlotPool, allocate
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.selfcheck import runner
@@ -35,33 +36,55 @@ DTYPES = ("float32", "bfloat16")
 VARIANTS = [(p, d) for p in PROFILES for d in DTYPES]
 
 
+ROOM = 256  # bytes behind what kernels make
+
+
+def allocate_with_room(device: Device, storage: Storage) -> None:
+    """As ``allocate`` does, with room behind a whole buffer that is its own."""
+    whole = storage.whole
+    elsewhere = whole.section is not None or whole.on_host is not None or whole.texture
+    if elsewhere or whole.buffer is not None or whole.parts:
+        allocate(device, storage)
+        return
+    whole.buffer = device.buffer(whole.nbytes + ROOM, whole.kind, whole.label)
+    if whole.data is not None:
+        device.fill(whole.buffer, whole.data)
+    device.write(whole.buffer, np.full(ROOM // 4, POISON, np.uint32), whole.nbytes)
+    vars(whole)["has_room"] = True
+
+
 class Guarded(Program):
     """A program whose kernels may write behind what they make, and then are told."""
 
-    _BYTES = 256
-
     def __init__(self, device: Device, plan: Plan, pool: SlotPool) -> None:
         self._ends = plan.slots
-        roomy = (s + self._BYTES * (not t) for s, t in zip(plan.slots, plan.textures, strict=True))
+        roomy = (s + ROOM * (not t) for s, t in zip(plan.slots, plan.textures, strict=True))
         super().__init__(device, replace(plan, slots=tuple(roomy)), pool)
-        for slot, end in self._buffers():
-            device.write(slot, np.full(self._BYTES // 4, POISON, np.uint32), end)
+        for slot, end in self._slots_with_room():
+            device.write(slot, np.full(ROOM // 4, POISON, np.uint32), end)
 
     def run(self) -> None:
         super().run()
-        for slot, end in self._buffers():
-            behind = np.frombuffer(self._device.read(slot, self._BYTES, end), np.uint32)
+        wholes = {id(s.whole): s.whole for s in self.plan.storages if "has_room" in vars(s.whole)}
+        own = ((whole.buffer, whole.nbytes) for whole in wholes.values())
+        for buffer, end in (*self._slots_with_room(), *own):
+            behind = np.frombuffer(self._device.read(buffer, ROOM, end), np.uint32)
             assert (behind == POISON).all(), "a kernel has written behind its output"
 
     def _window(self, tensor: Tensor) -> tuple[Any, int, int]:
         buffer, offset, nbytes = super()._window(tensor)
-        is_slot = tensor.storage is None and not tensor.texture
-        return buffer, offset, nbytes + self._BYTES * is_slot
+        if tensor.texture:
+            return buffer, offset, nbytes
+        if tensor.storage is None:
+            return buffer, offset, nbytes + ROOM
+        # What follows a part is another one, whose values a test compares.
+        more = ROOM if "has_room" in vars(tensor.storage.whole) else 0
+        return buffer, offset, nbytes + more
 
     def read(self, tensor: Tensor) -> memoryview:
         return super().read(tensor)[: tensor.nbytes]
 
-    def _buffers(self) -> Iterator[tuple[Any, int]]:
+    def _slots_with_room(self) -> Iterator[tuple[Any, int]]:
         """The buffers of slots, and where their tensors end in them."""
         for slot, end, texture in zip(self._slots, self._ends, self.plan.textures, strict=True):
             if not texture:
@@ -135,7 +158,11 @@ class Bench(Runner):
         return batch
 
     def _run(self, outputs: tuple[Tensor, ...]) -> Program:
-        with mock.patch.object(runner, "Program", Guarded):
+        with (
+            mock.patch.object(runner, "Program", Guarded),
+            mock.patch.object(runner, "allocate", allocate_with_room),
+            mock.patch.object(program, "allocate", allocate_with_room),
+        ):
             return super()._run(outputs)
 
     def _array(self, program: Program, tensor: Tensor) -> np.ndarray:
