@@ -227,6 +227,8 @@ def test_logprobs_of_texts(url):
         ({"prompt": None}, "'prompt' must be"),
         ({"prompt": []}, "'prompt' must be"),
         ({"prompt": [["a"]]}, "'prompt' must be"),
+        ({"prompt": [1, "a"]}, "'prompt' must be"),
+        ({"prompt": [[1, "a"]]}, "'prompt' must be"),
         ({"prompt": [1, 2, 1000]}, "1000"),
         ({"prompt": [1, 2, -1]}, "no token"),
         ({"prompt": [1, 2, 1 << 80]}, "no token"),
