@@ -220,7 +220,7 @@ def test_logprobs_of_texts(url):
         assert len(top) <= 3 and top[token] == own == max(top.values())
 
 
-@pytest.mark.quick("values")
+@pytest.mark.quick("values", streamed=[False])
 @pytest.mark.parametrize(
     ("change", "told"),
     [
