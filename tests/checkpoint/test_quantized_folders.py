@@ -357,3 +357,17 @@ def test_damage_is_one_sentence(tmp_path: Path, recorded: Arrays, number: int) -
     with pytest.raises(CheckpointError, match=expected) as caught:
         model.quantized(NAME)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shape", [(2, 6, 1, 15), (2, 6, 16), (2, 5, 1, 16)])
+def test_experts_of_another_shape_than_mxfp4s(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    stem = "model.layers.0.mlp.experts"
+    arrays = {f"{stem}.gate_up_proj_blocks": np.zeros(shape, np.uint8),
+              f"{stem}.gate_up_proj_scales": np.zeros(shape[:-1], np.uint8)}  # fmt: skip
+    model = opened(tmp_path, arrays, {"quant_method": "mxfp4"})
+    name = f"{stem}.1.gate_proj.weight"
+    assert model.has(name) == (len(shape) == 4)
+    assert not model.has(f"{stem}.2.gate_proj.weight")
+    told = "which is not that of experts' blocks" if model.has(name) else "has no tensor"
+    with pytest.raises(CheckpointError, match=told):
+        model.weight_shape(name)

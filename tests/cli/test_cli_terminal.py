@@ -53,6 +53,9 @@ def test_secrets_of_the_environment_are_left_out():
     text = "https://me:pass@host/x?a=secret-token-1 hf_abcdefghijklmnopqrstuv"
     assert without_secrets(text, environ) == "https://***@host/x?a=*** ***"
     assert without_secrets("", environ) == ""
+    # What is so short may stand anywhere.
+    assert without_secrets("a 12345678 1234567", {"HF_TOKEN": " 12345678\n"}) == "a *** 1234567"
+    assert without_secrets("a 1234567", {"HF_TOKEN": "1234567"}) == "a 1234567"
 
 
 def printed(show):

@@ -4,7 +4,9 @@ import io
 import sys
 from collections import Counter
 
-from qlora_wgpu.cli._display import TrainingDisplay, host_line, memory_line
+import pytest
+
+from qlora_wgpu.cli._display import TrainingDisplay, _workers_line, host_line, memory_line
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.training import RunSetup, WorkerFigures
 
@@ -96,3 +98,20 @@ def test_workers_of_a_cluster_get_a_line_when_they_change_and_now_and_then(monke
     assert lines[0].strip() == "workers: 0 75% at 600 tok/s, 1 25% at 100 tok/s"
     assert lines[2].endswith("1 silent") and lines[3].endswith("workers: 0 100% at 600 tok/s")
     assert "1,234 tok/s on 2" in out.getvalue() and "1,234 tok/s on 1" in out.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("count", "more"), [(1, ""), (8, ""), (9, " and 1 more"), (20, " and 12 more")]
+)
+def test_of_many_workers_the_first_are_shown(count, more):
+    workers = [WorkerFigures(f"w{n}", 10, 10, 2.0, answers=n != 1) for n in range(count)]
+    line = _workers_line(workers)
+    assert line.endswith(more) and ("more" in line) == bool(more)
+    shown = line.removesuffix(more).split(": ")[1].split(", ")
+    assert len(shown) == min(count, 8)
+    assert shown[0] == f"w0 {1 / count:.0%} at 5 tok/s"
+    assert count == 1 or shown[1] == "w1 silent"
+
+
+def test_workers_that_did_nothing_have_no_share():
+    assert _workers_line([WorkerFigures("a", 0, 0, 0.0)]).endswith("workers: a nothing")

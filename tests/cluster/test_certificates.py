@@ -6,6 +6,7 @@ import stat
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from cryptography import x509
 from support.commands import run_here
 
 from qlora_wgpu.cluster import certificates
@@ -26,6 +27,21 @@ def test_a_folder_holds_what_is_needed_and_no_key_of_the_authority(folder):
     assert sum("PRIVATE KEY" in path.read_text() for path in folder.iterdir()) == 1
     read = Credentials.read(folder)
     assert read.key == str(folder / "key.pem")
+
+
+def test_what_a_certificate_may_be_used_for_binds_whoever_reads_it(folder):
+    """Uses and the place in the chain are critical: who does not know them refuses."""
+    read = {n: x509.load_pem_x509_certificate((folder / f"{n}.pem").read_bytes())
+            for n in ("ca", "cert")}  # fmt: skip
+    for name, certificate in read.items():
+        marked = {each.value.__class__.__name__: each for each in certificate.extensions}
+        assert marked["BasicConstraints"].critical and marked["KeyUsage"].critical
+        assert marked["BasicConstraints"].value.ca == (name == "ca")
+        assert marked["KeyUsage"].value.key_cert_sign == (name == "ca")
+        assert marked["KeyUsage"].value.digital_signature == (name == "cert")
+    uses = read["cert"].extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+    assert len(set(uses.value)) == 2 and not uses.critical
+    assert read["cert"].issuer == read["ca"].subject
 
 
 def test_validity_is_what_was_asked_for(tmp_path):
@@ -96,6 +112,9 @@ def test_the_command_says_what_it_made_and_what_is_next(tmp_path):
     days = (begin, datetime.now(UTC))  # which differ at midnight
     assert any(f"{day + timedelta(days=20):%Y-%m-%d}" in done.stdout for day in days)
     assert "scp -rp c MACHINE:" in done.stdout
+    for days, code in (("0", 2), ("1", 0), ("3650", 0), ("3651", 2)):
+        asked = run_here("certificates", f"for {days}", "--days", days, cwd=tmp_path)
+        assert asked.returncode == code, asked.stderr
     again = run_here("certificates", "c", cwd=tmp_path)
     assert again.returncode == 2
     assert "never overwritten" in again.stderr

@@ -246,3 +246,16 @@ def test_new_tokens_of_axolotl(place, changes, plain, special):
     assert any("pad_token" in key for key in left) == ("<pad>" in str(changes))
     is_list = isinstance(changes.get("special_tokens"), list)
     assert ("it must name each one's use" in left.values()) == is_list
+
+
+@pytest.mark.parametrize(("entry", "columns"), [
+    ({"type": "sharegpt"}, {"conversations": "conversations"}),
+    ({"type": "chat_template"}, {"messages": "messages"}),
+    ({"type": "sharegpt", "field_messages": "talk"}, {"conversations": "talk"}),
+    ({"type": "chat_template", "field": "talk"}, {"messages": "talk"}),
+])  # fmt: skip
+def test_chats_lie_where_they_are_said_to_or_where_they_do_by_default(place, entry, columns):
+    data = converted(place, "axolotl.yml", {"datasets": [{"path": "o/n", **entry}]})[0].data
+    (name,) = columns
+    kept = {} if columns[name] == name else columns
+    assert (data.format, data.columns) == (name, kept)

@@ -243,3 +243,14 @@ def test_a_split_of_files_is_theirs(place):
     sets[0]["data_files"].append("b.json")
     _, conversion = converted(place, "trl.yaml", {"dataset_name": None, "datasets": sets})
     assert "datasets[0].split: train[:10%]" in reasons_of(conversion)
+
+
+@pytest.mark.parametrize(("theirs", "ours", "left_out"), [
+    ("wandb", ["wandb"], ""), (["tensorboard", "comet_ml"], ["tensorboard"], "comet_ml"),
+    ("comet_ml", [], "comet_ml"), (["none"], [], ""), ("none", [], ""),
+])  # fmt: skip
+def test_logs_go_to_one_place_or_to_several(place, theirs, ours, left_out):
+    config, conversion = converted(place, "trl.yaml", {"report_to": theirs})
+    assert config.log.report_to == ours
+    named = [key for key in reasons_of(conversion) if key.startswith("report_to")]
+    assert named == ([f"report_to: ['{left_out}']"] if left_out else [])

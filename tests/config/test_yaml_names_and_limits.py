@@ -7,7 +7,7 @@ import time
 import pytest
 from support.yaml_texts import MODEL, failure
 
-from qlora_wgpu.config import loading
+from qlora_wgpu.config import DataConfig, loading
 from qlora_wgpu.config.problems import RenamedKeyWarning
 from qlora_wgpu.errors import ConfigError
 
@@ -95,3 +95,23 @@ def test_what_was_meant_is_looked_for_where_it_is_shown(load, monkeypatch, place
 )
 def test_numbers_out_of_all_proportion(load, section, expected) -> None:
     assert expected in failure(load, MODEL + section + "\n")
+
+
+def test_numbers_end_where_32_bits_do(load):
+    """The largest that is taken of most, and the first that is not."""
+    text = "model: {path: x}\ndata: {train: a.jsonl}\ntrain: {gradient_accumulation_steps: N}\n"
+    most = 2**31 - 1
+    taken = load(text.replace("N", str(most)))
+    assert taken.train.gradient_accumulation_steps == most
+    for wrong in (most + 1, 0):
+        with pytest.raises(ConfigError, match=r"train\.gradient_accumulation_steps"):
+            load(text.replace("N", str(wrong)))
+
+
+@pytest.mark.parametrize(("count", "name"), [
+    (1, "a0"), (2, "a0 and a1"), (3, "a0, a1 and a2"), (4, "a0, a1 and 2 more"),
+    (9, "a0, a1 and 7 more"),
+])  # fmt: skip
+def test_data_is_told_by_the_names_of_its_sources(count, name):
+    sources = [{"path": f"a{n}"} for n in range(count)]
+    assert DataConfig.model_validate({"sources": sources}).train_name == name

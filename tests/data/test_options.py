@@ -202,6 +202,10 @@ def test_slices_that_hold_nothing(tmp_path):
             load(f"{tmp_path}/a.jsonl{rows}")
     with pytest.raises(DataError, match=r"slice \[:101%\] reaches beyond 100%"):
         load(f"{tmp_path}/a.jsonl[:101%]")
+    for rows in ("[10%:150%]", "[-101%:50%]", "[101%:]"):
+        with pytest.raises(DataError, match=r"reaches beyond 100%"):
+            load(f"{tmp_path}/a.jsonl{rows}")
+    assert len(load(f"{tmp_path}/a.jsonl[-100%:100%]")) == 3
     with pytest.raises(DataError, match=r"is text, which has no rows to take a slice of: leave"):
         load(f"{tmp_path}/a.txt[:2]")
     with pytest.raises(DataError, match=r"a.jsonl has no split 'test'"):

@@ -73,6 +73,7 @@ def test_weights_of_numpy(folder):
         load_dataset(rows, folder, 32, how=how)
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize("key", ["input_ids", "labels", "attention_mask"])
 @pytest.mark.parametrize("number", [2**32 + 1, -(2**40), 2**62])
 def test_numbers_that_32_bits_do_not_hold(model, tmp_path, key, number):
@@ -118,6 +119,7 @@ MASKED = [
 UNEVEN = {"input_ids": [5, 6], "turns": [[1], [1, 2]]}  # lists that numpy makes no array of
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize("row", MASKED, ids=lambda row: list(row)[-1])
 def test_what_says_which_tokens_are_learnt_is_read_or_refused(model, tmp_path, row):
     trainer = Trainer(model, config(model.folder.path, tmp_path))

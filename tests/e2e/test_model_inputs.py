@@ -51,6 +51,7 @@ def test_weights_of_labels(model):
     model.zero_gradient()
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     ("weights", "message"), [(np.ones((1, 4)), "shape"), (-np.ones((1, 5)), "finite"),
                              (np.full((1, 5), np.nan), "finite")],
@@ -61,6 +62,7 @@ def test_wrong_weights_of_labels(model, weights, message):
         model.accumulate(*model.checked(ids, ids), weights=weights)
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     ("ids", "labels", "mask", "message"),
     [
@@ -79,6 +81,7 @@ def test_wrong_inputs(model, ids, labels, mask, message):
         model.loss_and_grads(ids, labels, mask)
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -52,3 +52,19 @@ def test_a_lost_device_says_so_whatever_is_asked_of_it():
         device.write(buffer, np.zeros(4, np.float32))
     with pytest.raises(DeviceError):
         device.read(buffer, 16)
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_copies_on_their_way_come_in_order_and_their_room_may_count(counts):
+    device = Device()
+    before = device.memory.total
+    buffer = device.buffer(16, "weights")
+    copies = Readback(device, buffer, 16, 2, counts=counts)
+    assert device.memory.total - before == 16 + 2 * 16 * counts
+    for value in (1, 2):
+        assert len(copies) == value - 1 and not copies.full
+        device.write(buffer, np.full(4, value, np.uint32))
+        copies.request()
+    assert copies.full
+    got = [np.frombuffer(copies.take(), np.uint32).tolist() for _ in range(2)]
+    assert got == [[1] * 4, [2] * 4] and len(copies) == 0

@@ -10,9 +10,11 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.family import ExpertSpec, LinearSpec, Stacking
 from qlora_wgpu.lora.config import value_for
+from qlora_wgpu.lora.flat_vector import AdapterDtypes
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, MAGNITUDE, parse_name, tensor_name
 from qlora_wgpu.lora.targets import known_targets, lora_config, targeted
+from qlora_wgpu.lora.trained_tokens import Vocabulary
 
 LINEARS = [
     LinearSpec(f"model.layers.{i}.{leaf}", 24, 20)
@@ -255,3 +257,22 @@ def test_a_pattern_for_no_adapted_layer_is_an_error(key):
     for pattern in ("qproj", "up_proj"):  # misspelt; of a layer without an adapter
         with pytest.raises(ConfigError, match=f"lora.{key}: no adapted layer fits '{pattern}'"):
             names(target_modules=["q_proj", "v_proj"], **{key: {"v_proj": 2, pattern: 4}})
+
+
+@pytest.mark.parametrize(("lora", "told"), [
+    ({"use_dora": True}, "use_dora cannot adapt embed_tokens"),
+    ({"init_lora_weights": "pissa"}, "pissa cannot begin an adapter of embed_tokens"),
+    ({"trainable_token_indices": [1]}, "names embed_tokens, and rows of tokens are trained"),
+    ({"ensure_weight_tying": True}, "one pair for both is not computed here"),
+])  # fmt: skip
+def test_what_a_pair_on_an_embedding_cannot_be_with(lora, told):
+    tied = Vocabulary("embed_tokens", "lm_head", 50, 20, tied=True)
+
+    def laid_out(targets):
+        config = LoraConfig(target_modules=targets, **lora)
+        return AdapterLayout(config, LINEARS, (), AdapterDtypes(), None, vocabulary=tied)
+
+    with pytest.raises(ConfigError, match=told):
+        laid_out(["q_proj", "embed_tokens"])
+    if "ensure_weight_tying" not in lora:
+        assert laid_out(["q_proj"]).embedding is None

@@ -1,11 +1,12 @@
 import numpy as np
 import pytest
-from support.harness import PROFILES, Bench, assert_close
+from support.harness import PROFILES, Bench, assert_checked, assert_close
 
 from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw, gradient_norm
 from qlora_wgpu.reference import optimizers as reference
+from qlora_wgpu.selfcheck.cases.optimizers import check_update_from_halves
 
 LENGTH = 1216
 
@@ -30,6 +31,7 @@ def one_step(device, p, g, m, v, t, tokens, lr, config, profile="cpu", cuts=()):
             next(rows)[0]]  # fmt: skip
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize("max_norm", [0.0, 0.05, 100.0])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_steps(device, max_norm, weight_decay):
@@ -65,6 +67,7 @@ def test_vectors_in_pieces(device, profile):
             np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(("split", "cuts"), [(128, ()), (640, (512, 1024)), (1024, (512, 1024))])
 def test_two_rates(device, split, cuts):
     """LoRA+: from `split` on, B has a rate of its own."""
@@ -149,3 +152,8 @@ def test_nothing_changes_but_the_gradient(device, case, profile):
     assert not got[1].any()
     if case != "no tokens":
         assert not np.isfinite(got[4][2]), "the norm tells that something was wrong"
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_gradient_in_halves_makes_the_same_update(device, profile):
+    assert_checked(device, profile, "bfloat16", check_update_from_halves, False)

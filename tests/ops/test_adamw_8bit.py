@@ -5,7 +5,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from references import record_adamw_8bit as recorded
-from support.harness import PROFILES, Bench, assert_close
+from support.harness import PROFILES, Bench, assert_checked, assert_close
 
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.graph.tensor import Storage, vector
@@ -14,6 +14,7 @@ from qlora_wgpu.ops.moments import BlockTable, Span
 from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw_8bit
 from qlora_wgpu.quant.quantized_weight import dynamic_quant_map
 from qlora_wgpu.reference import optimizers as reference
+from qlora_wgpu.selfcheck.cases.optimizers import check_update_from_halves
 
 CONSTANTS = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "weight_decay": 0.1}
 STRIDES = {"odd": 136, "even": 264, "small": 88}
@@ -236,3 +237,8 @@ def test_blocks_of_pieces():
     assert [each[0][0] for each in cuts] == [tensor.first_block for tensor in whole.tensors]
     assert [each[-1] for each in cuts[:2]] == [each[0] for each in cuts[1:]]
     assert cuts[-1][-1] == (whole.blocks, whole.words)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_gradient_in_halves_makes_the_same_update(device, profile):
+    assert_checked(device, profile, "bfloat16", check_update_from_halves, True)

@@ -205,6 +205,7 @@ def test_several_tiles(device, dtype, case, least_workgroups):
 
 
 @pytest.mark.cover(case=["padding in front and within, tails", "two columns a lane"])
+@pytest.mark.quick(case=["two columns a lane"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", SEVERAL_TILES)
 def test_several_tiles_in_few_registers(device, dtype, case):

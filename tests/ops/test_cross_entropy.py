@@ -1,11 +1,12 @@
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
 
 from qlora_wgpu.gpu.matrix import Limits
-from qlora_wgpu.ops.loss import Objective, cross_entropy
+from qlora_wgpu.ops.loss import Objective, _Loss, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.reference import loss as reference
 from qlora_wgpu.reference.tape import grad
@@ -200,3 +201,11 @@ def test_a_bias_of_the_head(device, profile, dtype, shard):
     )
     expected = grad(reference.losses, 1.0, *wide, targets, 0.5)[:, :columns]
     assert_close(got, expected, 4 * tolerance(dtype, vocab), "sums over the vocabulary")
+
+
+@pytest.mark.parametrize(("rows", "step", "chunks"), [
+    (70, 32, [(0, 32), (32, 32), (64, 6)]), (64, 32, [(0, 32), (32, 32)]), (5, 32, [(0, 5)])
+])  # fmt: skip
+def test_chunks_end_with_the_rows(rows, step, chunks):
+    loss = SimpleNamespace(_batch=SimpleNamespace(rows=rows))
+    assert _Loss._chunks(loss, step) == chunks

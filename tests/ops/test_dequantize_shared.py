@@ -90,6 +90,7 @@ FORMATS = {
 }
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize("name", FORMATS)
 def test_formats(device, name):
     """To the bit what they stand for, too: their products are exact, or rounded once."""

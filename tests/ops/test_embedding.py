@@ -2,10 +2,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.harness import PROFILES, VARIANTS, Bench, rounded
+from support.harness import PROFILES, VARIANTS, Bench, assert_checked, rounded
 
 from qlora_wgpu.ops.lora_ends import embedding
 from qlora_wgpu.ops.modules import DenseMatrix
+from qlora_wgpu.selfcheck.cases.common import arguments_of
+from qlora_wgpu.selfcheck.cases.loss import check_embedding
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
@@ -41,3 +43,10 @@ def test_noise(device, profile, dtype):
         assert abs(noise.mean()) < 0.02 * most
         assert abs(noise.std() - most / np.sqrt(3)) < 0.01 * most
     assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.02
+
+
+@pytest.mark.quick("values")
+@pytest.mark.parametrize("arguments", arguments_of(check_embedding))
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_rows_of_two_shards_and_their_noise_are_the_references(device, profile, dtype, arguments):
+    assert_checked(device, profile, dtype, check_embedding, *arguments)

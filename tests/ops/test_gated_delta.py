@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
-from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded
+from support.harness import PROFILES, VARIANTS, Bench, assert_checked, assert_close, rounded
 
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.kernels import gated_delta as kernels
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.batch import make_batch_buffers
@@ -9,6 +10,12 @@ from qlora_wgpu.ops.delta_net import gated_delta_rule
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.reference import delta_net as reference
 from qlora_wgpu.reference.tape import grads
+from qlora_wgpu.selfcheck.cases.common import arguments_of
+from qlora_wgpu.selfcheck.cases.texts import (
+    check_causal_conv_step,
+    check_gated_delta_step,
+    check_short_conv_step,
+)
 
 # float32 sums over states that hold a whole sample; and one rounding of o and the gradients.
 BOUNDS = {"float32": 2e-5, "bfloat16": 2**-8 + 2e-5}
@@ -165,3 +172,26 @@ def test_new_tokens_after_a_prompt(device, profile, dtype):
     )
     left = reference.last_state(k, v, *inputs).reshape(-1, 40)
     assert_close(state, left, BOUNDS["float32"], "sums over a sample")
+
+
+@pytest.mark.parametrize(("check", "sizes"), [
+    (check, sizes)
+    for check in (check_gated_delta_step, check_causal_conv_step, check_short_conv_step)
+    for sizes in arguments_of(check)
+])  # fmt: skip
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_new_tokens_go_on_from_what_is_kept_of_the_prompt(device, profile, dtype, check, sizes):
+    assert_checked(device, profile, dtype, check, *sizes)
+
+
+@pytest.mark.parametrize(("most", "blocks"), [(None, 1), (2**22, 2), (2**10, 4)])
+def test_heads_are_launched_together_as_far_as_they_are_bound(most, blocks):
+    """Eight value heads of four keys, whose largest intermediate is of 2 MiB a pair of heads."""
+    g = Graph("bfloat16", PROFILES["gpu"], most or 1 << 30)
+    rows = 2048
+    q, k = g.operand("q", rows, 4 * 64), g.operand("k", rows, 4 * 64)
+    v, gates = g.operand("v", rows, 8 * 64), [g.float32(n, rows, 8) for n in ("decay", "beta")]
+    gated_delta_rule(g, q, k, v, *gates, make_batch_buffers(1, rows), 4, 8, 64, 64)
+    launched = [launch.path for launch in g.launches]
+    counts = {path: launched.count(path) for path in launched if launched.count(path) > 1}
+    assert max(counts.values(), default=1) == blocks, counts

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 from references import record_lion as recorded
-from support.harness import PROFILES, Bench, assert_close
+from support.harness import PROFILES, Bench, assert_checked, assert_close
 
 from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.ops.optimizers import LionConfig, LionState, lion
 from qlora_wgpu.reference import optimizers as reference
+from qlora_wgpu.selfcheck.cases.optimizers import check_lion
 
 LENGTH = recorded.ELEMENTS
 BETAS = {"beta1": 0.9, "beta2": 0.99}
@@ -69,6 +70,7 @@ def test_the_kernel_is_bitsandbytes(device, profile):
             assert_close(m, file[f"m.{t}"], 1e-6, "float32 arithmetic")
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize("max_norm", [0.0, 0.05, 100.0])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_steps(device, max_norm, weight_decay):
@@ -103,6 +105,7 @@ def test_vectors_in_pieces(device, profile):
             np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(("split", "cuts"), [(128, ()), (640, (512, 1024)), (1024, (512, 1024))])
 def test_two_rates(device, split, cuts):
     """LoRA+: from `split` on, B has a rate of its own."""
@@ -127,3 +130,9 @@ def test_nothing_changes_but_the_gradient(device, wrong, profile):
     got = one_step(device, p, g, m, tokens, (1e-2, 1e-2), LionConfig(weight_decay=0.1), profile)
     assert np.array_equal(got[0], p) and np.array_equal(got[2], m)
     assert not got[1].any()
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("factor", [1.0, np.inf])
+def test_a_gradient_in_halves_makes_the_same_update(device, profile, factor):
+    assert_checked(device, profile, "bfloat16", check_lion, "bfloat16", 1.0, factor)

@@ -1,9 +1,11 @@
 import numpy as np
-from support.harness import PROFILES, Bench, rounded
+from support.harness import PROFILES, Bench, assert_checked, rounded
 
 from qlora_wgpu.ops.pointwise import ClampedGLU, XIELUScalars, clamped_glu, xielu
 from qlora_wgpu.reference import pointwise as reference
 from qlora_wgpu.reference.tape import grad
+from qlora_wgpu.selfcheck.cases.common import arguments_of
+from qlora_wgpu.selfcheck.cases.pointwise import check_activation
 
 
 def test_nan_stays_nan_beside_a_clamp(device):
@@ -26,3 +28,9 @@ def test_nothing_is_lost_near_zero(device):
     x = rounded(x, "float32")
     assert np.abs(got_y / reference.xielu(x, scalars) - 1).max() <= 2e-6
     assert np.abs(got_dx / grad(reference.xielu, 1.0, x, scalars) - 1).max() <= 2e-6
+
+
+def test_every_activation_in_turn(device):
+    """Of the kinds of kernels, those that are compiled in no time."""
+    for arguments in arguments_of(check_activation):
+        assert_checked(device, "cpu", "bfloat16", check_activation, *arguments)

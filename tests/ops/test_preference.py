@@ -4,7 +4,15 @@ import dataclasses
 
 import numpy as np
 import pytest
-from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from support.harness import (
+    PROFILES,
+    VARIANTS,
+    Bench,
+    assert_checked,
+    assert_close,
+    rounded,
+    tolerance,
+)
 
 from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.model.steps import PreferenceInputs, encode_samples
@@ -15,6 +23,7 @@ from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.reference import loss as loss_reference
 from qlora_wgpu.reference import preference as preference_reference
 from qlora_wgpu.reference.tape import grad, grads
+from qlora_wgpu.selfcheck.cases.preference import check_divergence
 
 BETA, VOCAB, COLUMNS = 0.3, 83, 20
 LENGTHS = ((9, 6, 12, 4), (3, 3, 14, 10))
@@ -102,3 +111,8 @@ def test_samples_that_are_not_told_of():
     assert of_rows.tolist() == [0, 2] and table[:, :2].tolist() == [[0, 1], [1, 2]]
     with pytest.raises(ShapeError, match="2 samples have a label, but 3 are told of"):
         encode_samples(PreferenceInputs.plain(3), segments, rows)
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_what_kto_measures_from_is_added_to_what_there_is(device, profile):
+    assert_checked(device, profile, "float32", check_divergence)

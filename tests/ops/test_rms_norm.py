@@ -1,10 +1,19 @@
 import numpy as np
 import pytest
-from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from support.harness import (
+    PROFILES,
+    VARIANTS,
+    Bench,
+    assert_checked,
+    assert_close,
+    rounded,
+    tolerance,
+)
 
 from qlora_wgpu.ops.norms import layer_norm, rms_norm
 from qlora_wgpu.reference import norms as reference
 from qlora_wgpu.reference.tape import grad
+from qlora_wgpu.selfcheck.cases.norms import check_only_norm
 
 EPS = 0.3  # so much that it counts beside squares of numbers of order 1
 
@@ -44,6 +53,12 @@ def test_a_residual_is_added_in_float32(device, profile, dtype):
     assert_close(got[0], expected, tolerance("float32", 20), "sums over a row")
     assert_close(got[1], grad(reference.rms_norm, dy, x, weight, EPS), 4e-6, "sums over a row")
     assert_close(got[2], dy, 0.0, "handed on")
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_what_is_made_again_has_the_same_bits(device, profile, dtype):
+    bench = assert_checked(device, profile, dtype, check_only_norm)
+    assert "rms_norm/again.wgsl" in bench.shaders
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)

@@ -21,6 +21,7 @@ TOGETHER = "kv_cache/append_rotated.wgsl"
 IN_PRODUCT = "few_rows/strips_rotated.wgsl"
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize("arguments", arguments_of(texts.check_rotated_append))
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_norms_rotation_and_keys_that_are_kept(device, profile, dtype, arguments):

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from support.harness import PROFILES, Bench
+from support.harness import PROFILES, Bench, assert_checked
 
 from qlora_wgpu.ops import sampling
+from qlora_wgpu.selfcheck.cases.common import arguments_of
 from qlora_wgpu.selfcheck.cases.new_tokens import new_tokens
-from qlora_wgpu.selfcheck.cases.texts import Row, check_choice
+from qlora_wgpu.selfcheck.cases.texts import Row, check_choice, check_choice_after_a_prompt
 
 VOCAB = 50
 
@@ -27,6 +28,12 @@ def test_as_the_reference(device, profile):
     bench = Bench(device, "float32", PROFILES[profile])
     check_choice(bench, 49_155)
     assert bench.excess <= 1.0
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("arguments", arguments_of(check_choice_after_a_prompt))
+def test_a_prompts_first_token_is_as_the_reference(device, profile, arguments):
+    assert_checked(device, profile, "float32", check_choice_after_a_prompt, *arguments)
 
 
 @pytest.mark.slow

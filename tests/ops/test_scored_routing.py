@@ -56,6 +56,7 @@ def test_a_sum_at_its_least_does_not_grow(device):
     assert 5 < below.sum() < ROWS - 5
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize("scale", [0.0, 0.22])
 def test_weights_of_logits_are_scaled(device, normalized, scale):

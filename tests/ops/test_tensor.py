@@ -1,9 +1,19 @@
 import numpy as np
 import pytest
-from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from support.harness import (
+    DTYPES,
+    PROFILES,
+    VARIANTS,
+    Bench,
+    assert_checked,
+    assert_close,
+    rounded,
+    tolerance,
+)
 
 from qlora_wgpu.kernels.common import sum_parts
 from qlora_wgpu.ops.tensor import as_operand, fill_zero, softcap_in_place
+from qlora_wgpu.selfcheck.cases.optimizers import check_rounded_sums
 
 
 def test_cast_rounds_to_nearest_even(device):
@@ -63,3 +73,8 @@ def test_parts_are_added_up(device, profile, parts, accumulate):
     (got,) = bench.run(out)
     expected = x.reshape(parts, 7, 20).sum(0) + (y if accumulate else bias)
     assert_close(got, expected, tolerance("float32", parts), "a few terms of order 1")
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_a_part_of_a_gradient_is_rounded_once_and_its_neighbours_stay(device, profile):
+    assert_checked(device, profile, "bfloat16", check_rounded_sums)

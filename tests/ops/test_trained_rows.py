@@ -2,7 +2,15 @@
 
 import numpy as np
 import pytest
-from support.harness import PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from support.harness import (
+    PROFILES,
+    VARIANTS,
+    Bench,
+    assert_checked,
+    assert_close,
+    rounded,
+    tolerance,
+)
 
 from qlora_wgpu.ops.lora_ends import embedding
 from qlora_wgpu.ops.modules import DenseMatrix
@@ -10,6 +18,8 @@ from qlora_wgpu.ops.trained import TrainableTokens, overwrite
 from qlora_wgpu.ops.trained_gradients import sum_up
 from qlora_wgpu.reference import loss as reference
 from qlora_wgpu.reference.tape import grads
+from qlora_wgpu.selfcheck.cases import trained
+from qlora_wgpu.selfcheck.cases.common import arguments_of
 
 VOCAB, COLUMNS, SEQ = 83, 20, 61
 
@@ -76,3 +86,28 @@ def test_a_row_of_one_token_is_in_its_order(device):
     for profile in PROFILES.values():
         got = looked_up(Bench(device, "float32", profile), (0,), ids, dy)
         assert np.array_equal(got[0], np.float32(3.0) + np.float32(0.5) * total)
+
+
+@pytest.mark.quick(profile=["cpu"])
+@pytest.mark.parametrize("arguments", arguments_of(trained.check_trained_rows))
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_rows_that_both_ends_share(device, profile, dtype, arguments):
+    assert_checked(device, profile, dtype, trained.check_trained_rows, *arguments)
+
+
+@pytest.mark.parametrize("arguments", arguments_of(trained.check_trained_rows_looked_up))
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_rows_of_a_matrix_in_host_memory(device, profile, dtype, arguments):
+    assert_checked(device, profile, dtype, trained.check_trained_rows_looked_up, *arguments)
+
+
+@pytest.mark.quick(profile=["gpu"])
+@pytest.mark.parametrize("arguments", arguments_of(trained.check_trained_matrix))
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_a_whole_matrix(device, profile, dtype, arguments):
+    assert_checked(device, profile, dtype, trained.check_trained_matrix, *arguments)
+
+
+@pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
+def test_a_whole_embedding_that_is_no_head(device, profile, dtype):
+    assert_checked(device, profile, dtype, trained.check_trained_matrix_alone)

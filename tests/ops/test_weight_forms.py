@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from support.harness import PROFILES, Bench
+from support.harness import PROFILES, Bench, assert_checked
 
 from qlora_wgpu.gpu.kernel_config import gpu_profile
 from qlora_wgpu.gpu.matrix import MatrixShape
@@ -20,7 +20,8 @@ from qlora_wgpu.model.quantized_weights import (
 )
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
-from qlora_wgpu.selfcheck.cases.formats import FORMS, random_weight
+from qlora_wgpu.selfcheck.cases.common import arguments_of
+from qlora_wgpu.selfcheck.cases.formats import FORMS, check_format, random_weight
 
 
 def gradients(bench, w, weight):
@@ -49,6 +50,11 @@ def test_gradients_are_those_of_the_dequantized_weights(device, name):
     matrix = quantized_matrix("w", stored, textures=bench.profile.textures)
     for got, expected in zip(gradients(bench, w, matrix), dense, strict=True):
         assert np.array_equal(got, expected) and np.abs(got).max() > 0
+
+
+def test_every_form_is_decoded(device):
+    for number, arguments in enumerate(arguments_of(check_format)):
+        assert_checked(device, ("gpu", "cpu")[number % 2], "bfloat16", check_format, *arguments)
 
 
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "MXFP4", "LLM.int8", "FP8", "AWQ"])

@@ -5,13 +5,23 @@ import re
 import sys
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report
-from qlora_wgpu.report.charts import Axis, Line, chart, log_ticks, smoothed, thinned, ticks
+from qlora_wgpu.report.charts import (
+    _MOST_DRAWN,
+    Axis,
+    Line,
+    chart,
+    log_ticks,
+    smoothed,
+    thinned,
+    ticks,
+)
 from qlora_wgpu.report.page import page
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.observers import (
@@ -124,6 +134,15 @@ def test_axes():
     assert ticks(0, 10) == [0, 2, 4, 6, 8, 10]
     assert ticks(2.9, 3.1) == pytest.approx([2.9, 2.95, 3.0, 3.05, 3.1])
     assert len(ticks(0, 60)) <= 7 and len(ticks(1e-9, 3e-9)) >= 2
+
+
+def test_of_many_points_each_stretch_keeps_its_ends():
+    """Of neighbouring stretches each has its own points alone; few points all stay."""
+    points, size = [(step, float(step)) for step in range(4000)], 10
+    ends = [points[at] for first in range(0, 4000, size) for at in (first, first + size - 1)]
+    assert thinned(points) == ends and len(ends) == _MOST_DRAWN
+    assert thinned(points[:_MOST_DRAWN]) == points[:_MOST_DRAWN]
+    assert len(thinned(points[: _MOST_DRAWN + 1])) <= _MOST_DRAWN
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 30])
@@ -346,3 +365,22 @@ def test_several_observers_are_told_everything():
         details = list(inspect.signature(getattr(Observer, name)).parameters)[1:]
         getattr(several, name)(*details)
     assert calls == [name for name in EVENTS for _ in range(2)]
+
+
+@pytest.mark.parametrize(("name", "label"), [
+    ("loss", ["training, smoothed"]), ("eval_loss", ["held-out"]), ("learning_rate", []),
+])  # fmt: skip
+def test_a_picture_names_what_it_shows(tmp_path, monkeypatch, name, label):
+    drawn, legends = [], []
+    axes = SimpleNamespace(
+        plot=lambda *given, label=None, **how: drawn.append(label) if label else None,
+        set_xlabel=print, set_ylabel=print, grid=lambda **how: None,
+        legend=lambda: legends.append(list(drawn)),
+    )  # fmt: skip
+    figure = SimpleNamespace(subplots=lambda: axes, savefig=lambda file, format: file.write(b"P"))
+    module = SimpleNamespace(Figure=lambda **how: figure)
+    monkeypatch.setitem(sys.modules, "matplotlib", SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", module)
+    assert write_png(tmp_path / "loss.png", [{"step": n, name: 2.0} for n in (1, 2)])
+    assert drawn == label and legends == ([label] if label else [])
+    assert (tmp_path / "loss.png").read_bytes() == b"P"

@@ -69,6 +69,11 @@ def test_where_layers_are_kept_as_far_as_they_fit_rows_are_few(
     assert first.rows * first.micro_batches == 16
 
 
+def test_what_is_no_longer_once_it_is_computed_twice_is_not():
+    first = chosen([500] * 6000, 512, fits=at_most(512, 512), packable=False)
+    assert (first.rows, first.checkpointing, first.has_room) == (1, False, True)
+
+
 def test_where_nothing_fits_the_least_is_planned_and_told():
     first = chosen([900] * 6000, 1024, fits=at_most(0, 0))
     assert (first.rows, first.checkpointing, first.has_room) == (1, True, False)

@@ -7,13 +7,16 @@ from click.testing import CliRunner
 from e2e.tiny import CONFIG
 
 from qlora_wgpu.bench import measure
+from qlora_wgpu.cli.doctor import _describe as describe
+from qlora_wgpu.cli.doctor import _judge as judge
 from qlora_wgpu.cli.doctor import doctor
-from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.errors import ConfigError, DeviceError
 from qlora_wgpu.gpu import memory as sizes
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 from qlora_wgpu.runs import machine
 from qlora_wgpu.runs.workload import Target
+from qlora_wgpu.selfcheck.results import Result
 
 
 def card(name="A card", kind="DiscreteGPU"):
@@ -83,3 +86,65 @@ def test_a_quick_doctor_is_not_asked_for_all_checks():
     done = CliRunner().invoke(doctor, ["--quick", "--check"])
     assert isinstance(done.exception, ConfigError)
     assert str(done.exception) == "--check and --quick exclude each other: choose one"
+
+
+def test_the_largest_model_is_the_first_that_fits(monkeypatch):
+    totals = {3: None, 2: 500, 1: 100}
+    sizes = {f"{n}B": {"n": n} for n in totals}
+    monkeypatch.setattr(machine, "_SIZES", sizes)
+    monkeypatch.setattr(machine.Pretrained, "from_config", lambda config: config["n"])
+    monkeypatch.setattr(machine, "Workload", lambda base, *more: base)
+    target = SimpleNamespace(total=totals.__getitem__)
+    found = [machine.largest_model(target, room) for room in (99, 100, 499, 500, 10**9)]
+    assert found == [None, "1B", "1B", "2B", "2B"]
+
+
+def test_a_device_is_described_in_a_table():
+    """What cannot be learnt is said, too."""
+    limits = {
+        "max-buffer-size": 3 << 30, "max-storage-buffer-binding-size": 1 << 27,
+        "max-compute-invocations-per-workgroup": 256, "max-compute-workgroup-storage-size": 49_152,
+        "max-storage-buffers-per-shader-stage": 16,
+    }  # fmt: skip
+    info = {"adapter_type": "DiscreteGPU", "backend_type": "Vulkan", "description": "driver 7"}
+    backend = SimpleNamespace(
+        name="wgpu", features_of=lambda raw: {"subgroups"}, matrix_shapes=lambda raw: ()
+    )
+
+    def told(**changes):
+        raw = SimpleNamespace(info=info | changes, limits=limits)
+        gpu = SimpleNamespace(name="card", raw=raw, backend=backend)
+        table = describe(3, gpu, chosen=True)
+        cells = [list(column.cells) for column in table.columns]
+        return table.title, dict(zip(*cells, strict=True))
+
+    title, rows = told()
+    assert title == "3: card, device.backend: wgpu (auto)"
+    assert rows["type"] == "DiscreteGPU via Vulkan" and rows["driver"] == "driver 7"
+    assert rows["largest buffer"] == "3,072 MiB" and rows["largest binding"] == "128 MiB"
+    assert rows["workgroup"] == "256 invocations, 48 KiB shared"
+    assert rows["storage buffers"] == "16 per shader" and "matrix units" not in rows
+    assert "subgroups yes" in rows["features"] and " no" in rows["features"]
+    assert told(description="")[1]["driver"] == "not told"
+    backend.matrix_shapes = lambda raw: ("16x16x16", "8x8x8")
+    assert told()[1]["matrix units"] == "16x16x16, 8x8x8"
+
+
+@pytest.mark.parametrize(("wrong", "said"), [
+    ([], "all 4 checks are good"),
+    ([("as on GPUs", "float32")], "the kernels this device would use are good"),
+    ([("own", "bfloat16")], None),
+])  # fmt: skip
+def test_wrong_checks_are_named_and_only_the_devices_own_count(wrong, said):
+    console, lines = SimpleNamespace(print=lambda text, **_: lines.append(text)), []
+    results = {("rope", variant): {
+        dtype: Result("rope", variant, dtype, 0.0, 9.0 if (variant, dtype) in wrong else 0.5)
+        for dtype in ("float32", "bfloat16")
+    } for variant in ("own", "as on GPUs")}  # fmt: skip
+    if said is None:
+        with pytest.raises(DeviceError, match="A card does not compute rightly: update its driver"):
+            judge(console, card(), results)
+    else:
+        judge(console, card(), results)
+        assert lines.pop() == said
+    assert lines == [f"wrong: rope, {variant}, {dtype}" for variant, dtype in wrong]

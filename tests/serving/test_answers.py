@@ -158,6 +158,7 @@ def test_the_template_gets_what_rows_give_it(url, written):
     assert asked == len(written.ids(TALK, None, {"brief": True})) > len(written.ids(TALK))
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -219,12 +220,15 @@ def test_logprobs_of_texts(url):
         assert len(top) <= 3 and top[token] == own == max(top.values())
 
 
+@pytest.mark.quick("values", streamed=[False])
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"prompt": None}, "'prompt' must be"),
         ({"prompt": []}, "'prompt' must be"),
         ({"prompt": [["a"]]}, "'prompt' must be"),
+        ({"prompt": [1, "a"]}, "'prompt' must be"),
+        ({"prompt": [[1, "a"]]}, "'prompt' must be"),
         ({"prompt": [1, 2, 1000]}, "1000"),
         ({"prompt": [1, 2, -1]}, "no token"),
         ({"prompt": [1, 2, 1 << 80]}, "no token"),

@@ -32,6 +32,7 @@ def told(status_and_text, status=400):
     return error["message"]
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     ("body", "message"),
     [
@@ -76,6 +77,7 @@ def test_a_body_that_never_arrives_is_not_waited_for(url, monkeypatch, sent):
     assert ask(url, max_tokens=1)["choices"]
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     "change",
     [
@@ -90,6 +92,7 @@ def test_values_of_wrong_kinds(url, change):
     told(post(url, {"model": "tiny", "messages": TALK, **change}))
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     ("path", "method", "status"), [("nothing", "POST", 404), ("chat/completions", "GET", 405)]
 )

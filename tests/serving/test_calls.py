@@ -170,6 +170,7 @@ def test_several_answers_have_calls_of_their_own(url, says):
     assert all(len(c["logprobs"]["content"]) == len(CALL) for c in choices)
 
 
+@pytest.mark.quick("values")
 @pytest.mark.parametrize(
     ("change", "told"),
     [

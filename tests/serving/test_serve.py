@@ -119,6 +119,7 @@ def test_models_are_listed(url):
     caught.value.close()
 
 
+@pytest.mark.quick("values", streamed=[False])
 @pytest.mark.parametrize(
     ("change", "status", "told"),
     [

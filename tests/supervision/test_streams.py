@@ -2,8 +2,10 @@
 
 import errno
 import io
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +76,14 @@ def test_a_pipe_that_told_once_that_it_has_no_reader_is_asked_no_more(monkeypatc
         with pytest.raises(BrokenPipeError):
             sys.stdout.write("text")
         assert streams.drop_closed()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not tell")
+def test_a_pipe_has_a_reader_until_it_is_closed():
+    there, here = os.pipe()
+    with os.fdopen(here, "w") as stream:
+        assert not streams._has_no_reader(stream)
+        os.close(there)
+        assert streams._has_no_reader(stream)
+    with Path(os.devnull).open("w") as stream:
+        assert not streams._has_no_reader(stream)

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE, Profile, cpu_profile
-from qlora_wgpu.graph.program import Program
+from qlora_wgpu.graph import program
+from qlora_wgpu.graph.plan import Plan
+from qlora_wgpu.graph.program import BufferPool, Program, allocate
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
-from qlora_wgpu.selfcheck.runner import Runner, rounded
+from qlora_wgpu.selfcheck import runner
+from qlora_wgpu.selfcheck.runner import POISON, Runner, rounded
 
 __all__ = [
     "DTYPES",
     "PROFILES",
     "VARIANTS",
     "Bench",
+    "assert_checked",
     "assert_close",
     "finite_difference",
     "rounded",
@@ -30,8 +36,63 @@ DTYPES = ("float32", "bfloat16")
 VARIANTS = [(p, d) for p in PROFILES for d in DTYPES]
 
 
+ROOM = 256  # bytes behind what kernels make
+
+
+def allocate_with_room(device: Device, storage: Storage) -> None:
+    """As ``allocate`` does, with room behind a whole buffer that is its own."""
+    whole = storage.whole
+    elsewhere = whole.section is not None or whole.on_host is not None or whole.texture
+    if elsewhere or whole.buffer is not None or whole.parts:
+        allocate(device, storage)
+        return
+    whole.buffer = device.buffer(whole.nbytes + ROOM, whole.kind, whole.label)
+    if whole.data is not None:
+        device.fill(whole.buffer, whole.data)
+    device.write(whole.buffer, np.full(ROOM // 4, POISON, np.uint32), whole.nbytes)
+    vars(whole)["has_room"] = True
+
+
+class Guarded(Program):
+    """A program whose kernels may write behind what they make, and then are told."""
+
+    def __init__(self, device: Device, plan: Plan, pool: BufferPool) -> None:
+        self._ends = plan.slots
+        roomy = (s + ROOM * (not t) for s, t in zip(plan.slots, plan.textures, strict=True))
+        super().__init__(device, replace(plan, slots=tuple(roomy)), pool)
+        for slot, end in self._slots_with_room():
+            device.write(slot, np.full(ROOM // 4, POISON, np.uint32), end)
+
+    def run(self) -> None:
+        super().run()
+        wholes = {id(s.whole): s.whole for s in self.plan.storages if "has_room" in vars(s.whole)}
+        own = ((whole.buffer, whole.nbytes) for whole in wholes.values())
+        for buffer, end in (*self._slots_with_room(), *own):
+            behind = np.frombuffer(self._device.read(buffer, ROOM, end), np.uint32)
+            assert (behind == POISON).all(), "a kernel has written behind its output"
+
+    def _window(self, tensor: Tensor) -> tuple[Any, int, int]:
+        buffer, offset, nbytes = super()._window(tensor)
+        if tensor.texture:
+            return buffer, offset, nbytes
+        if tensor.storage is None:
+            return buffer, offset, nbytes + ROOM
+        # What follows a part is another one, whose values a test compares.
+        more = ROOM if "has_room" in vars(tensor.storage.whole) else 0
+        return buffer, offset, nbytes + more
+
+    def read(self, tensor: Tensor) -> memoryview:
+        return super().read(tensor)[: tensor.nbytes]
+
+    def _slots_with_room(self) -> Iterator[tuple[Any, int]]:
+        """The buffers of slots, and where their tensors end in them."""
+        for slot, end, texture in zip(self._slots, self._ends, self.plan.textures, strict=True):
+            if not texture:
+                yield slot, end
+
+
 class Bench(Runner):
-    """A graph under test; its outputs' padding must come out zero."""
+    """A graph under test; its outputs' padding must come out zero, and what is behind them stay."""
 
     def __init__(self, device: Device, dtype: str, profile: Profile) -> None:
         if profile.subgroup_size:  # as wide as this driver's subgroups
@@ -96,12 +157,30 @@ class Bench(Runner):
         batch.storage.data = data
         return batch
 
+    def _run(self, outputs: tuple[Tensor, ...]) -> Program:
+        with (
+            mock.patch.object(runner, "Program", Guarded),
+            mock.patch.object(runner, "allocate", allocate_with_room),
+            mock.patch.object(program, "allocate", allocate_with_room),
+        ):
+            return super()._run(outputs)
+
     def _array(self, program: Program, tensor: Tensor) -> np.ndarray:
         if tensor.dtype == "uint32":
             return self._integers(program, tensor)
         rows = self._rows(program, tensor)
         assert not rows[:, tensor.columns :].any(), f"{tensor}: padding is not zero"
         return rows[:, : tensor.columns].astype(np.float64)
+
+
+def assert_checked(
+    device: Device, profile: str, dtype: str, check: Callable[..., None], *arguments: object
+) -> Bench:
+    """What a check of a driver runs with these arguments is as its reference has it."""
+    bench = Bench(device, dtype, PROFILES[profile])
+    check(bench, *arguments)
+    assert bench.excess <= 1.0, f"{check.__name__}{arguments}: {bench.worst:.1e} off"
+    return bench
 
 
 def assert_close(

@@ -9,7 +9,8 @@ on a device have one case there, or one for each ``profile`` of kernels.
 
 ``@pytest.mark.cover("values")`` (or ``"pairs"``, ``"all"``) asks for another covering in test, and
 ``cover(family=["llama"])`` has both smaller tiers take these values of an argument alone;
-``quick(family=["llama"])`` has quick do so.
+``quick(family=["llama"])`` has quick do so, and ``quick("values")`` asks for another covering
+there, for tests that have a device and compute next to nothing in a case.
 """
 
 from __future__ import annotations
@@ -83,13 +84,15 @@ def _covered(cases: Sequence[pytest.Function], tier: str) -> Sequence[pytest.Fun
     """The cases of one test that a smaller tier has."""
     marker = cases[0].get_closest_marker("cover")
     cases = _named(cases, marker)
-    if tier == "quick":
-        cases = _named(cases, cases[0].get_closest_marker("quick"))
+    quick = cases[0].get_closest_marker("quick") if tier == "quick" else None
+    cases = _named(cases, quick)
     axes, axis = _axes(cases), None
     asked = _COVERS[marker.args[0]] if marker and marker.args else None
     on_device = "device" in cases[0].fixturenames
     strength = asked or (ALL if len(axes) < 2 else VALUES if on_device else PAIRS)
-    if tier == "quick" and on_device:
+    if quick and quick.args:
+        strength = _COVERS[quick.args[0]]
+    elif tier == "quick" and on_device:
         axis = list(axes).index("profile") if "profile" in axes else None
         strength = ONE if axis is None else VALUES
     elif tier == "quick" and strength != ALL:
@@ -115,7 +118,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "slow: not in the tier quick",
-        "quick(**only): in the tier quick, where tests/e2e is not, or there with these values",
+        "quick(what, **only): in the tier quick, where tests/e2e is not, or which cases it has",
         "full: in the tier full alone",
         "cover(what, **only): which cases the smaller tiers have: values, pairs or all",
     ):

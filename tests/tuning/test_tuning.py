@@ -324,3 +324,20 @@ def test_it_is_timed_on_a_device(settled_device, monkeypatch):
     assert choice.notes and not any("left out" in note for note in choice.notes), choice.notes
     # Each is gone before the next, and after the last.
     assert set(taken) == {device.memory.total} and len(taken) == 3
+
+
+def test_what_is_measured_ahead_of_a_product_is_part_of_it():
+    """Of launches in their order: what others take in between is none of a product's."""
+
+    def launch(path, **sizes):
+        return SimpleNamespace(kernel=path.split("/")[0], path=path, values=sizes)
+
+    small, large = {"rows": 8, "columns": 8, "k": 8}, {"rows": 4096, "columns": 4096, "k": 4096}
+    timed = [
+        (launch("rope/rotate.wgsl"), 100.0), (launch("gemm/measure.wgsl"), 1.0),
+        (launch("rope/rotate.wgsl"), 100.0), (launch("gemm/nt_tiled.wgsl", **small), 2.0),
+        (launch("gemm/nt_tiled.wgsl", **large), 4.0), (launch("gemm/nn_tiled.wgsl", **small), 8.0),
+        (launch("gemm/nt_tiled.wgsl", **small), 16.0),
+    ]  # fmt: skip
+    times = tuner._of_products(timed)
+    assert sorted(times.values()) == [4.0, 8.0, 19.0] and len(times) == 3

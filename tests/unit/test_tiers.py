@@ -80,6 +80,11 @@ def device(): pass
 @pytest.mark.parametrize("b", range(2))
 def test_on_device(device, a, b): pass
 
+@pytest.mark.quick("values")
+@pytest.mark.parametrize("a", range(5))
+@pytest.mark.parametrize("b", range(2))
+def test_cheap(device, a, b): pass
+
 @pytest.mark.parametrize("profile", range(3))
 @pytest.mark.parametrize("b", range(2))
 def test_cuts(device, profile, b): pass
@@ -95,13 +100,14 @@ def test_pure(a): pass
     [
         (
             "full",
-            "plain 1 slow 1 full 1 product 12 whole 6 values 6 named 6 on_device 10 cuts 6 pure 5",
+            "plain 1 slow 1 full 1 product 12 whole 6 values 6 named 6 on_device 10 cheap 10 "
+            "cuts 6 pure 5",
         ),
         (
             "test",
-            "plain 1 slow 1 product 6 whole 6 values 3 named 2 on_device 5 cuts 3 pure 5",
+            "plain 1 slow 1 product 6 whole 6 values 3 named 2 on_device 5 cheap 5 cuts 3 pure 5",
         ),
-        ("quick", "plain 1 product 3 whole 6 values 3 named 2 on_device 1 cuts 3 pure 5"),
+        ("quick", "plain 1 product 3 whole 6 values 3 named 2 on_device 1 cheap 5 cuts 3 pure 5"),
     ],
 )
 def test_a_tier_has_its_cases(pytester, tier, counts):

@@ -1,0 +1,89 @@
+"""What becomes of a GGUF file by how far it drifts, without a model."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+
+from qlora_wgpu.config import Config
+from qlora_wgpu.errors import CheckpointError, ConfigError
+from qlora_wgpu.export.gguf.tensors import find_file_type
+from qlora_wgpu.runs import exporting
+from qlora_wgpu.runs.exporting import Drift
+
+
+def drift(lost):
+    return Drift(9, "of a text", 0.0, 0.0, lost, 1.0, 1.0)
+
+
+@pytest.fixture
+def exported(monkeypatch, tmp_path):
+    """Exports what has lost such shares of what was trained, on NF4 and on the stored weights."""
+
+    def run(nf4, none=0.0, *, scheme="nf4", base="original", type_name="q8_0"):
+        lost, (out, *_) = {"nf4": nf4, "none": none}, (tmp_path / "new.gguf",)
+        folder = SimpleNamespace(text_folder=tmp_path, config={"model_type": "llama"})
+        made = SimpleNamespace(
+            file_type=find_file_type(type_name), keys={}, notes=("a note",),
+            check_room=lambda path: None,
+            write=lambda path, progress: path.write_bytes(b"GGUF"),
+        )  # fmt: skip
+        written = SimpleNamespace(template=None, kind="text", tokenizer=None)
+        check = SimpleNamespace(
+            trained=lambda settings: settings.quant.scheme,
+            drift=lambda trained, path: drift(lost[trained]),
+        )
+        for name, value in {
+            "MergedWeights": lambda *given: SimpleNamespace(folder=folder),
+            "_text_folder": lambda *given: nullcontext(tmp_path),
+            "read_prompt_files": lambda folder: written, "tokenizer_folder": lambda folder: None,
+            "gguf_model": lambda *given: made, "_modelfile": lambda *given: "FROM ./new.gguf\n",
+            "_difference": lambda *given, **options: None, "_Check": lambda *given: check,
+        }.items():  # fmt: skip
+            monkeypatch.setattr(exporting, name, value)
+        settings = Config.model_validate({"model": {"path": "base"}, "quant": {"scheme": scheme}})
+        return exporting.export_model("base", "adapter", out, base=base, settings=settings)
+
+    return run
+
+
+def test_a_file_that_has_lost_little_is_kept(exported, tmp_path):
+    for lost, type_name in ((0.0, "q8_0"), (0.1, "q8_0"), (0.25, "q4_0"), (0.1, "bf16")):
+        result = exported(lost, 9.0, type_name=type_name)
+        assert result.drift.lost == lost and result.notes == ("a note",)
+        assert result.nbytes == 4 and (tmp_path / "new.Modelfile").exists()
+        (tmp_path / "new.gguf").unlink()
+
+
+def test_what_nf4_took_is_no_fault_of_the_file(exported):
+    result = exported(0.4, 0.1)
+    assert result.drift.lost == 0.4
+    (own, note) = result.notes
+    assert own == "a note" and "comes of training on NF4, not of the file" in note
+    assert "10 % of what it knows" in note
+
+
+@pytest.mark.parametrize(("lost", "options"), [
+    ((0.11, 0.11), {}), ((float("nan"), 0.2), {}), ((0.26, 0.26), {"type_name": "q4_0"}),
+    ((0.4, 0.0), {"base": "dequantized"}), ((0.11, 0.11), {"type_name": "f16"}),
+    ((0.0, 0.4), {"scheme": "none"}),
+])  # fmt: skip
+def test_a_file_that_has_lost_much_is_not_kept(exported, tmp_path, lost, options):
+    with pytest.raises(CheckpointError, match="is not kept, for it computes something else"):
+        exported(*lost, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_cannot_be_is_refused_before_anything_is_done(tmp_path):
+    with pytest.raises(ConfigError, match=r"must end in \.gguf"):
+        exporting.export_model("base", "adapter", tmp_path / "new.bin")
+    (tmp_path / "new.gguf").touch()
+    with pytest.raises(ConfigError, match="is there already"):
+        exporting.export_model("base", "adapter", tmp_path / "new.gguf")
+
+
+def test_a_modelfile_of_somebody_else_stays(exported, tmp_path):
+    (tmp_path / "new.Modelfile").write_text("SYSTEM mine\n")
+    with pytest.raises(ConfigError, match=r"new\.Modelfile is there already"):
+        exported(0.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["new.Modelfile"]

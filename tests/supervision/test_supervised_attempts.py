@@ -1,0 +1,247 @@
+"""What a supervisor makes of how its process ended, without a process."""
+
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from qlora_wgpu.supervision import parent, processes
+from qlora_wgpu.supervision.journal import Journal
+from qlora_wgpu.supervision.processes import AGAIN, HUNG, LOST, crash_name
+
+CRASH = -signal.SIGABRT
+
+
+@pytest.fixture(autouse=True)
+def unlimited(monkeypatch):
+    monkeypatch.setattr(processes, "memory_limit", lambda: None)
+
+
+@pytest.fixture
+def supervised(monkeypatch, capsys):
+    """Supervises a command whose attempts do as they are told: the code, attempts and words."""
+
+    def run(*arguments, attempts):
+        made, todo = [], iter(attempts)
+
+        def one(arguments, journal, *, own_group):
+            assert own_group == (arguments[0] in ("train", "worker"))
+            made.append(" ".join(arguments))
+            code, *notes = next(todo)
+            for note in notes:
+                note(journal)
+            return code
+
+        monkeypatch.setattr(parent, "_run", one)
+        code = parent.supervise(arguments)
+        assert next(todo, None) is None
+        return code, made, capsys.readouterr().err.splitlines()
+
+    return run
+
+
+def opened(journal):
+    journal.note_opened()
+
+
+def done(journal):
+    journal.note_done()
+
+
+def saved(name):
+    return lambda journal: journal.note_checkpoint(name)
+
+
+def died(words):
+    text = f"thread panicked at a.rs:1\n note: x\n{words}\nnote: y\nstack backtrace:\n 1\n"
+    return lambda journal: journal.driver_log.write_text(text)
+
+
+def test_training_goes_on_from_its_newest_checkpoint(supervised):
+    code, made, told = supervised(
+        "train", "a.yaml", "--overwrite",
+        attempts=[(CRASH, opened, saved("step-1"), saved("step-2"), died("lost it")), (0, done)],
+    )  # fmt: skip
+    assert code == 0
+    assert made[1] == "train a.yaml device.submit_milliseconds=25 --resume"
+    assert told == [
+        "note: the GPU's driver ended the process (SIGABRT: lost it); going on from step-2 with "
+        "device.submit_milliseconds=25"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "notes", "last"),
+    [
+        ((), (), "device.submit_milliseconds=25"),  # whose folder may be another run's
+        ((), (opened,), "--overwrite"),
+        (("--overwrite",), (), "--overwrite"),
+        (("--resume",), (opened,), "--resume"),
+    ],
+)
+def test_without_a_checkpoint_a_run_begins_as_it_may(supervised, given, notes, last):
+    code, made, told = supervised("train", *given, attempts=[(LOST, *notes), (0, done)])
+    assert code == 0 and made[1].split()[-1] == last and made[1].count("--") == last.count("--")
+    assert told[0].startswith("note: the GPU was lost; going on from the beginning with")
+
+
+def test_each_attempt_asks_for_less_and_the_fourth_is_the_last(supervised):
+    crash = (HUNG, saved("step-1"), died("no answer"))
+    code, made, told = supervised("train", attempts=[crash] * 4)
+    assert code == 2 and made[0] == "train"
+    assert [line.split("=")[1].split()[0] for line in made[1:]] == ["25", "5", "1"]
+    assert told[-1].startswith(
+        "error: the GPU's driver hangs (no answer), as before: step-1 is kept, and --resume goes "
+        "on from it; update its driver"
+    )
+
+
+def test_progress_gives_new_attempts(supervised):
+    crashes = [(CRASH, saved(f"step-{n}")) for n in range(6)]
+    code, made, _ = supervised("train", attempts=[*crashes, (0, done)])
+    assert code == 0 and [line.split("=")[1].split()[0] for line in made[1:]] == ["25"] * 6
+
+
+def test_an_exit_before_anything_was_done_is_a_crash(supervised):
+    code, made, told = supervised("data", attempts=[(0,)])
+    assert code == 2 and len(made) == 1
+    assert told[0].startswith("error: the GPU's driver ended the process (exit code 0, before any")
+    assert supervised("data", attempts=[(0, done)]) == (0, ["data"], [])
+
+
+def test_what_was_tried_is_told_once(supervised):
+    crash = (CRASH, lambda journal: journal.note_under_way("checking gemm"))
+    _, _, told = supervised("train", attempts=[crash, (CRASH,), (0, done)])
+    assert "(SIGABRT) while checking gemm; going" in told[0] and "(SIGABRT); going" in told[1]
+
+
+@pytest.mark.parametrize(("ended", "code"), [(3, 3), (-signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_an_end_that_is_no_crash_is_handed_on(supervised, ended, code):
+    for verb in ("generate", "train", "worker"):
+        assert supervised(verb, attempts=[(ended,)]) == (code, [verb], [])
+
+
+def test_a_process_that_is_killed_from_outside(supervised):
+    for verb in ("generate", "train"):
+        code, _, told = supervised(verb, attempts=[(-signal.SIGKILL,)])
+        assert code == 2 and told[0].startswith("error: the process was killed from outside")
+    code, made, told = supervised("worker", attempts=[(-signal.SIGKILL,), (3,)])
+    assert code == 3 and made == ["worker"] * 2
+    assert told == ["note: the process was killed from outside; beginning anew"]
+
+
+def test_a_crash_under_a_memory_limit_is_not_the_drivers(supervised, monkeypatch):
+    monkeypatch.setattr(processes, "memory_limit", lambda: 3 << 30)
+    _, _, told = supervised("data", attempts=[(CRASH, died("why"))])
+    assert told[0].startswith(
+        "error: the process ended (SIGABRT: why), and it may have no more than 3,072 MiB of "
+        "address space (ulimit -v): raise that limit"
+    )
+
+
+@pytest.mark.parametrize("verb", ["train", "worker", "merge"])
+def test_a_file_that_was_cut_while_it_was_mapped(supervised, tmp_path, verb):
+    path, whole = tmp_path / "weights", tmp_path / "whole"
+    path.write_bytes(bytes(100))
+    whole.write_bytes(bytes(100))
+
+    def mapped(journal):
+        journal.note_mapped(str(tmp_path / "gone"), 1)
+        journal.note_mapped(str(whole), 100)
+        journal.note_mapped(str(path), 65_536)
+
+    ended = (-signal.SIGBUS, mapped, saved("step-1"))
+    code, made, told = supervised(verb, attempts=[ended])
+    assert code == 2 and made == [verb]
+    kept = "; step-1 is kept, and --resume goes on from it" if verb == "train" else ""
+    assert told == [
+        f"error: {path} was cut while it was read: 100 of 65,536 bytes are left; copy or download "
+        f"it again{kept}"
+    ]
+    crash = supervised("merge", attempts=[(CRASH, mapped)])[2]
+    assert "driver ended the process" in crash[0]
+
+
+def test_a_worker_begins_anew_until_five_lives_were_short(supervised, monkeypatch):
+    lives = [(0, 1), (10, 11), (20, 90), (100, 150), (200, 259), (300, 301), (400, 401)]
+    seconds = (second for life in lives for second in life)
+    monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    code, made, told = supervised("worker", attempts=[(CRASH,)] * 7)
+    assert code == 2 and len(made) == 7
+    assert told[:6] == ["note: the GPU's driver ended the process (SIGABRT); beginning anew"] * 6
+    assert "(SIGABRT), 5 times one after another: update" in told[6]
+
+
+def test_a_worker_that_its_scheduler_left_begins_anew_in_silence(supervised):
+    assert supervised("worker", attempts=[(AGAIN,)] * 9 + [(3,)])[::2] == (3, [])
+
+
+class Noted:
+    """A process that notes what is done to it."""
+
+    def __init__(self):
+        self.done, self.ended = [], None
+
+    def poll(self):
+        return self.ended
+
+    def send_signal(self, number):
+        self.done.append(number)
+
+    def kill(self):
+        self.done.append("killed")
+
+
+def test_the_second_wish_ends_a_training_run_and_what_comes_with_the_first_is_none(
+    monkeypatch, tmp_path, capsys
+):
+    seconds = iter((0.0, 0.9, 1.1))
+    monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    journal, process = Journal(0, tmp_path), Noted()
+    journal.note_opened()
+    asked = parent._Asked(process, journal, is_patient=True)
+    asked.again(signal.SIGTERM)
+    assert "once more ends it at once" in capsys.readouterr().err
+    asked.again(signal.SIGTERM)
+    assert process.done == [signal.SIGTERM] and asked.killed_by is None
+    asked.again(signal.SIGINT)
+    assert process.done == [signal.SIGTERM, "killed"] and asked.killed_by == signal.SIGINT
+
+
+def test_a_run_that_has_ended_by_itself_is_not_killed(monkeypatch, tmp_path, capsys):
+    seconds = iter((0.0, 9.0))
+    monkeypatch.setattr(parent, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    process = Noted()
+    asked = parent._Asked(process, Journal(0, tmp_path), is_patient=True)
+    asked.again(signal.SIGTERM)
+    process.ended = 0
+    asked.again(signal.SIGTERM)
+    assert process.done == [signal.SIGTERM] and asked.killed_by is None
+    assert not capsys.readouterr().err  # nothing is saved before the run's folder is opened
+
+
+def test_other_commands_are_asked_as_often_as_somebody_asks(tmp_path, capsys):
+    process = Noted()
+    asked = parent._Asked(process, Journal(0, tmp_path), is_patient=False)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGINT):
+        asked.again(number)
+    assert process.done == [signal.SIGINT, signal.SIGTERM, signal.SIGINT]
+    assert asked.killed_by is None and not capsys.readouterr().err
+
+
+def test_a_journal_is_handed_to_the_next_process_alone(monkeypatch, tmp_path):
+    journal = Journal(7, tmp_path)
+    for name, value in journal.environment().items():
+        monkeypatch.setenv(name, value)
+    assert Journal.inherited() == journal and Journal.inherited() is None
+    for wrong in ("a:b", "7", ""):
+        monkeypatch.setenv("QLORA_WGPU_SUPERVISOR", wrong)
+        assert Journal.inherited() is None
+
+
+@pytest.mark.parametrize(
+    ("code", "name"), [(3, "exception 0x3"), (0xC0000005, "exception 0xc0000005"), (2, None)]
+)
+def test_windows_tells_a_crash_by_its_code(code, name):
+    assert crash_name(code, windows=True) == name
+    assert crash_name(code, windows=False) is None
