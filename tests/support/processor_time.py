@@ -162,7 +162,7 @@ class _Causes:
         ("run", "qlora_wgpu.gpu.device", "Transfers", "read"),
         ("bind", "qlora_wgpu.graph.program", "Program", "__init__"),
         ("open device", "qlora_wgpu.gpu.device", "Device", "__init__"),
-        ("plan", "qlora_wgpu.graph.plan", None, "make_plan"),
+        ("plan", "qlora_wgpu.graph.plan", None, "compile_plan"),
     )
 
     def __init__(self) -> None:
