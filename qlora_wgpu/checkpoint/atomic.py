@@ -39,19 +39,12 @@ def write_file(path: str | PathLike[str], content: bytes) -> None:
     """Writes a file, or replaces it; its permissions follow the umask.
 
     What is there and no regular file, such as /dev/stdout or a named pipe, is written to as it is.
-
-    Raises:
-        CheckpointError: If it cannot be written.
     """
     write_pieces(path, (content,))
 
 
 def write_pieces(path: str | PathLike[str], pieces: Iterable[bytes | memoryview]) -> None:
-    """Writes a file likewise, of pieces that follow one another.
-
-    Raises:
-        CheckpointError: If it cannot be written.
-    """
+    """Writes a file likewise, of pieces that follow one another."""
     path = Path(path)
     with _explained(path):
         if is_dir(path):
@@ -82,9 +75,6 @@ def atomic_folder(path: str | PathLike[str]) -> Iterator[Path]:
 
     Usage: ``with atomic_folder(path) as unfinished: ...`` and write into ``unfinished``. If the
     body raises, nothing of it stays and what ``path`` held before is untouched.
-
-    Raises:
-        CheckpointError: If it cannot be written.
     """
     path = Path(path)
     temporary, replaced = (path.with_name(prefix + path.name) for prefix in (_TEMPORARY, _REPLACED))
@@ -115,9 +105,6 @@ def atomic_file(path: str | PathLike[str]) -> Iterator[Path]:
 
     Usage: ``with atomic_file(path) as unfinished: ...`` and write ``unfinished``. If the body
     raises, nothing of it stays and what ``path`` held before is untouched.
-
-    Raises:
-        CheckpointError: If it cannot be written.
     """
     path = Path(path)
     temporary = path.with_name(_TEMPORARY + path.name)
@@ -144,9 +131,6 @@ def append_line(path: str | PathLike[str], line: str) -> None:
     A last line that has no end was torn by a kill or a full disk, and is dropped first. If the new
     one cannot be written whole, nothing of it stays. A line that the file ends with already is not
     added: it was written, and only closing the file failed.
-
-    Raises:
-        CheckpointError: If it cannot be written.
     """
     path, data = Path(path), line.encode() + b"\n"
     # Without a buffer, or closing the file would try again what has just failed.
@@ -164,11 +148,7 @@ def append_line(path: str | PathLike[str], line: str) -> None:
 
 
 def remove(path: str | PathLike[str]) -> None:
-    """Removes a folder or a file if it is there; a folder loses its name before any of its files.
-
-    Raises:
-        CheckpointError: If it cannot be removed.
-    """
+    """Removes a folder or a file if it is there; a folder loses its name before its files."""
     path = Path(path)
     with _explained(path, "removed"):
         _settle(path)
@@ -180,20 +160,13 @@ def settle(path: str | PathLike[str]) -> None:
     """Clears up what killed writers of a file or folder left beside it.
 
     Nobody may be writing it meanwhile.
-
-    Raises:
-        CheckpointError: If that is impossible.
     """
     with _explained(Path(path)):
         _settle(Path(path))
 
 
 def settle_all(folder: Path) -> None:
-    """Clears up what killed writers of anything in a folder left there.
-
-    Raises:
-        CheckpointError: If that is impossible.
-    """
+    """Clears up what killed writers of anything in a folder left there."""
     with _explained(folder):
         entries = [entry.name for entry in folder.iterdir()] if is_dir(folder) else []
         prefixes = [(name, prefix) for name in entries for prefix in _LEFT_BEHIND]
@@ -277,11 +250,7 @@ def _write_all(file: IO[bytes], data: bytes) -> None:
 
 
 def flush_tree(folder: Path) -> None:
-    """Flushes all files and folders below a folder, and itself, to the disk.
-
-    Raises:
-        OSError: If that fails.
-    """
+    """Flushes all files and folders below a folder, and itself, to the disk."""
     mode = "rb+" if os.name == "nt" else "rb"  # Windows flushes only what can be written
     for parent, _, names in os.walk(folder):
         for name in names:

@@ -46,19 +46,7 @@ _OTHER_QUANTIZATIONS = {
 def read_4bit(
     files: Mapping[str, SafetensorsFile], name: str, *, mapped: bool = False
 ) -> QuantizedWeight:
-    """Reads a weight that has a state of 4 bits.
-
-    Args:
-        files: Which open file holds which tensor.
-        name: The weight's name, which must be there.
-        mapped: Whether its large arrays may be read-only views of the file instead of copies.
-
-    Returns:
-        The weight as stored, with the maps of the file.
-
-    Raises:
-        CheckpointError: If a companion is missing, damaged or does not fit.
-    """
+    """Reads a weight that has a state of 4 bits."""
     return _Reader(files, name, mapped=mapped).read()
 
 
@@ -83,12 +71,7 @@ def has_4bit_state(names: Container[str], name: str) -> bool:
 
 
 def refuse_unknown(files: Mapping[str, SafetensorsFile], name: str) -> None:
-    """Refuses a tensor that is quantized in a way that nothing in its folder says.
-
-    Raises:
-        CheckpointError: If its companions are missing.
-        UnsupportedModelError: If config.json should have told of it.
-    """
+    """Refuses a tensor that is quantized in a way that nothing in its folder says."""
     where = f"{files[name].path}: {name!r}"
     dtype = files[name].dtype(name)
     if dtype in _OTHER_QUANTIZATIONS:
@@ -281,12 +264,7 @@ def nf4_parts(name: str, weight: QuantizedWeight, dtype: str) -> dict[str, npt.N
 
 
 def quantization_config(double_quant: bool, skipped: Sequence[str]) -> dict[str, Any]:
-    """The ``quantization_config`` of config.json for a folder with weights in 4 bits.
-
-    Args:
-        double_quant: Whether their scales are in 8 bits.
-        skipped: The modules that are kept as they were, by transformers' names.
-    """
+    """The ``quantization_config`` of config.json for a folder with weights in 4 bits."""
     return {
         "quant_method": "bitsandbytes",
         "load_in_4bit": True,

@@ -40,12 +40,7 @@ class ExpertStacks:
     """The stacks of a folder's files, by the names of their parts."""
 
     def __init__(self, files: Mapping[str, SafetensorsFile], model_type: object = None) -> None:
-        """Looks into the files' headers only.
-
-        Args:
-            files: Which open file holds which tensor.
-            model_type: config.json's.
-        """
+        """Looks into the files' headers only."""
         self._files = files
         self._in_turns = model_type in IN_TURNS
 

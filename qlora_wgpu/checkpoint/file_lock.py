@@ -48,11 +48,7 @@ class FileLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> bool:
-        """Takes it; False if somebody else has it.
-
-        Raises:
-            OSError: If the file cannot be made.
-        """
+        """Takes it; False if somebody else has it."""
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             _claim(descriptor)
@@ -94,11 +90,7 @@ class FileLock:
 
 
 def write_cache_file(path: Path, content: str) -> str:
-    """Replaces a file of the cache, unless another process is writing it just now.
-
-    Returns:
-        Empty, or a sentence on why it cannot be written, which costs time only.
-    """
+    """Replaces a file of the cache, unless another process is writing it just now."""
     try:
         make_cache_folder(path.parent)
         lock = FileLock(path.with_name(f".{path.name}.lock"))

@@ -139,15 +139,7 @@ def is_hub_file(text: str) -> bool:
 
 
 def download_file(name: str) -> Path:
-    """A model's GGUF file in the local cache, downloaded if it is not there yet, with all parts.
-
-    Args:
-        name: owner/name/FILE.gguf.
-
-    Raises:
-        CheckpointError: If there is no such file, it is not open to the user, or the hub cannot be
-            reached.
-    """
+    """A model's GGUF file in the local cache, downloaded if it is not there yet, with all parts."""
     owner, repository, *folders, file = name.split("/")
     split = split_name(file)
     names = [file] if split is None else part_names(*split)
@@ -162,16 +154,7 @@ def download_file(name: str) -> Path:
 
 
 def download(name: str, *, weights: bool = True) -> Path:
-    """The folder of a hub's model in the local cache, downloaded if it is not there yet.
-
-    Args:
-        name: owner/name, or owner/name@REVISION.
-        weights: Whether its weights are wanted, too.
-
-    Raises:
-        CheckpointError: If there is no such model or revision, it is not open to the user, or the
-            hub cannot be reached.
-    """
+    """The folder of a hub's model in the local cache, downloaded if it is not there yet."""
     unwanted = _UNWANTED if weights else [*_UNWANTED, *_WEIGHTS]
     repository, _, revision = name.partition("@")
     return _snapshot(repository, name, _WANTED, unwanted, revision or None)
@@ -227,12 +210,7 @@ _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 
 
 def check_reachable() -> None:
-    """Makes sure that the hub may be written to from here, before anything is done for it.
-
-    Raises:
-        ConfigError: If the hub's client is switched off, nobody is logged in, or a token would
-            travel in the clear.
-    """
+    """Makes sure that the hub may be written to from here, before anything is done for it."""
     from huggingface_hub import constants, get_token
 
     if constants.HF_HUB_OFFLINE:
@@ -251,20 +229,7 @@ def check_reachable() -> None:
 
 
 def upload(name: str, files: Mapping[str, Path | bytes], *, private: bool) -> str:
-    """Puts files into a model repository of the hub, which is made if it is not there.
-
-    Args:
-        name: owner/name.
-        files: A path or the content of each file, by its path in the repository.
-        private: Whether a new repository is seen by its owner alone; one that is there stays as it
-            is.
-
-    Returns:
-        The address of its page.
-
-    Raises:
-        CheckpointError: If the hub refuses it or cannot be reached.
-    """
+    """Puts files into a model repository of the hub, which is made if it is not there."""
     from huggingface_hub import CommitOperationAdd, HfApi, constants
 
     api = HfApi(endpoint=constants.ENDPOINT)

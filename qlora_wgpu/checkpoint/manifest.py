@@ -21,15 +21,7 @@ from qlora_wgpu.presence import is_file
 
 
 def read_json_object(path: Path, most: int = MODEL_JSON_BYTES) -> dict[str, Any]:
-    """Reads a JSON object.
-
-    Args:
-        path: The file.
-        most: Bytes that it may have.
-
-    Raises:
-        CheckpointError: If the file is missing, too large, not JSON, or holds no object.
-    """
+    """Reads a JSON object."""
     try:
         raw = file_bytes(path, most)
     except OSError as err:
@@ -50,9 +42,6 @@ def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
     Args:
         folder: An unfinished folder, with everything else written; see ``atomic_folder``.
         about: What the files belong to, as JSON has it.
-
-    Raises:
-        OSError: If it cannot be written, or a file cannot be read.
     """
     files = {path.name: _record(path) for path in sorted(folder.iterdir()) if is_file(path)}
     body = {"format_version": _VERSION, **about, "files": files}
@@ -61,11 +50,7 @@ def write_manifest(folder: Path, about: Mapping[str, Any]) -> None:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a folder's files belong to; every one of them has been compared with its hash.
-
-    Raises:
-        CheckpointError: If anything is missing, damaged or of another folder.
-    """
+    """What a folder's files belong to; every one of them has been compared with its hash."""
     path = folder / MANIFEST
     if not is_file(path):
         raise CheckpointError(

@@ -36,13 +36,6 @@ def open_weights(folder: Path) -> dict[str, SafetensorsFile]:
     """Opens a model's weight files and says which of them holds which tensor.
 
     A single ``model.safetensors`` goes before an index, as in transformers.
-
-    Returns:
-        The open file of every tensor, by the tensor's name.
-
-    Raises:
-        CheckpointError: If there are none, one is missing or damaged, or the index contradicts
-            them.
     """
     if is_there(folder / WEIGHTS):
         file = SafetensorsFile(folder / WEIGHTS)
@@ -140,10 +133,6 @@ class ModelFolder:
 
         Args:
             path_or_name: A path, or a hub name such as "HuggingFaceTB/SmolLM2-135M".
-
-        Raises:
-            CheckpointError: If there is no such model, or a file of it is missing or damaged.
-            UnsupportedModelError: If its weights are quantized in a way that is not read.
         """
         path = _find(str(path_or_name), weights=True)
         if path.suffix == GGUF:
@@ -155,11 +144,7 @@ class ModelFolder:
 
     @classmethod
     def without_weights(cls, path_or_name: str | PathLike[str]) -> ModelFolder:
-        """Opens a folder for its config.json and its tokenizer; weights are not even downloaded.
-
-        Raises:
-            CheckpointError: If there is no such model or it has no config.json.
-        """
+        """Opens a folder for its config.json and its tokenizer; weights are not even downloaded."""
         path = _find(str(path_or_name), weights=False)
         if path.suffix == GGUF:
             return _gguf(path)
@@ -256,13 +241,7 @@ class ModelFolder:
         return self._quantized_files.float_dtype(name) if holds else self.dtype(name)
 
     def float32(self, name: str) -> npt.NDArray[np.float32]:
-        """A tensor that is not quantized, or in a form that no kernel has, as float32.
-
-        Raises:
-            CheckpointError: If there is no such tensor, it is no floating-point tensor, or not
-                finite.
-            UnsupportedModelError: If it is quantized in a way that is not read.
-        """
+        """A tensor that is not quantized, or in a form that no kernel has, as float32."""
         file = self._file(name)
         if self._quantized_files.holds(name):
             if form := self._quantized_files.format(name):
@@ -282,11 +261,7 @@ class ModelFolder:
     def _checked(
         self, name: str, array: npt.NDArray[np.float32], path: Path
     ) -> npt.NDArray[np.float32]:
-        """A tensor that is finite.
-
-        Raises:
-            CheckpointError: If it is not.
-        """
+        """A tensor that is finite."""
         # Both are NaN if any element is, and no temporary array is needed.
         if array.size and not (np.isfinite(array.min()) and np.isfinite(array.max())):
             raise _damaged(path, name)
@@ -297,16 +272,7 @@ class ModelFolder:
         return self._quantized_files.holds(name) and self._quantized_files.is_mapped(name)
 
     def quantized(self, name: str, *, mapped: bool = False) -> QuantizedWeight | None:
-        """A weight as it is stored, or None if it is not quantized.
-
-        Args:
-            name: The weight's.
-            mapped: Whether its large arrays may be read-only views of the file instead of copies.
-
-        Raises:
-            CheckpointError: If there is no such tensor, or a companion is missing or damaged.
-            UnsupportedModelError: If it is quantized in a way that is not read.
-        """
+        """A weight as it is stored, or None if it is not quantized."""
         self._file(name)
         if self._quantized_files.holds(name):
             if not self._quantized_files.format(name):
@@ -322,11 +288,7 @@ class ModelFolder:
         return name in self._files and self._files[name].dtype(name) == "BF16"
 
     def bfloat16(self, name: str) -> npt.NDArray[np.uint16]:
-        """The bits of a tensor that is stored as bfloat16: a read-only view of its file.
-
-        Raises:
-            CheckpointError: If it is not finite.
-        """
+        """The bits of a tensor that is stored as bfloat16: a read-only view of its file."""
         file = self._files[name]
         bits: npt.NDArray[np.uint16] = file.raw(name)
         flat = bits.reshape(-1)
@@ -341,9 +303,6 @@ class ModelFolder:
         """The format of ``quantized(name)``, without reading it; None if it is not quantized.
 
         A form that no kernel has is None, too: such a weight is quantized anew.
-
-        Raises:
-            CheckpointError: If what the file says of it is damaged.
         """
         return self._quantized_files.format(name) if self._quantized_files.holds(name) else None
 

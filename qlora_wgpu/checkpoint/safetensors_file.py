@@ -133,10 +133,6 @@ class _Place:
 def damage(raw: bytes, data_bytes: int) -> str | None:
     """What is wrong, as the end of a sentence that starts with the file's name.
 
-    Args:
-        raw: The header's JSON text.
-        data_bytes: Bytes that follow it in the file.
-
     Returns:
         The reason, or None where nothing is seen.
     """
@@ -236,37 +232,18 @@ class HeaderError(Exception):
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """A tensor's type, shape and place in the file.
+    """A tensor's type, shape and place in the file."""
 
-    Attributes:
-        dtype: The format's name of the element type, for example "BF16".
-        shape: The tensor's dimensions.
-        begin: First byte, counted from the end of the header.
-        end: Byte after its last.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
+    dtype: str  # the format's name of the element type, for example "BF16"
+    shape: tuple[int, ...]  # the tensor's dimensions
+    begin: int  # first byte, counted from the end of the header
+    end: int  # byte after its last
 
 
 def read_header(
     path: Path, raw: bytes, data_bytes: int
 ) -> tuple[dict[str, TensorEntry], Mapping[str, str]]:
-    """Reads and checks a header.
-
-    Args:
-        path: A regular file.
-        raw: Its header.
-        data_bytes: Bytes that follow the header.
-
-    Returns:
-        The tensors by name, in the order of the header, and the metadata.
-
-    Raises:
-        HeaderError: If the library refuses the file, or it is beyond the limits.
-    """
+    """Reads and checks a header."""
     with _refusals(raw, data_bytes), safe_open(path, framework="numpy") as file:
         names, metadata = set(file.keys()), file.metadata() or {}
     if len(names) > TENSORS:
@@ -332,11 +309,7 @@ class SafetensorsFile:
     on_read: Callable[[str], None] | None = None
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Opens a file and checks its header.
-
-        Raises:
-            CheckpointError: If it is missing, truncated, damaged or something else.
-        """
+        """Opens a file and checks its header."""
         self.path = Path(path)
         try:
             self._entries, self.metadata, self._data = _open(self.path)
@@ -376,11 +349,7 @@ class SafetensorsFile:
         return self._entry(name).dtype
 
     def raw(self, name: str) -> npt.NDArray[Any]:
-        """A tensor as a read-only view of the file; bfloat16 as uint16, 8-bit floats as uint8.
-
-        Raises:
-            CheckpointError: If there is no such tensor, or NumPy has no such elements or shape.
-        """
+        """A tensor as a read-only view of the file; bfloat16 as uint16, 8-bit floats as uint8."""
         entry = self._entry(name)
         if entry.dtype not in NUMPY_DTYPES:
             raise CheckpointError(
@@ -408,9 +377,6 @@ class SafetensorsFile:
         """A tensor of floating-point numbers, or a part of it, as a float32 array of its own.
 
         float64 numbers beyond float32's range become infinite.
-
-        Raises:
-            CheckpointError: If there is no such tensor, or its dtype is not F32, F16, BF16 or F64.
         """
         dtype = self.dtype(name)
         if dtype not in FLOATS:

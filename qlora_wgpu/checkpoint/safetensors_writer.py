@@ -48,9 +48,6 @@ def write_safetensors(
         tensors: Arrays by name, which may be views of others.
         metadata: Strings to store beside them; {"format": "pt"} if None, without which
             transformers refuses a model's file.
-
-    Raises:
-        CheckpointError: If it cannot be written.
     """
     write_pieces(path, _pieces(tensors, metadata or METADATA))
 
@@ -95,9 +92,6 @@ def write_stream(
         path: The file; not atomic, so write into a folder that is not finished yet.
         entries: Type and shape of each tensor, by name.
         data: Gives a tensor's bytes, in an array of any type.
-
-    Raises:
-        CheckpointError: If it cannot be written.
     """
     header: dict[str, Any] = {"__metadata__": METADATA}
     end = 0

@@ -31,16 +31,7 @@ def tokenizer_folder(adapter: str | PathLike[str]) -> Path | None:
 
 
 def copy_tokenizer(source: Path, target: Path, *, templates: bool = True) -> None:
-    """Copies all of a folder's files of that kind into another one, over those that are there.
-
-    Args:
-        source: The folder.
-        target: The other one.
-        templates: Whether files of chat templates are copied, too.
-
-    Raises:
-        CheckpointError: If one cannot be read or written.
-    """
+    """Copies all of a folder's files of that kind into another one, over those that are there."""
     names = [*_FILES, TEMPLATE] if templates else _FILES
     for name in names:
         if is_there(source / name):
@@ -50,11 +41,7 @@ def copy_tokenizer(source: Path, target: Path, *, templates: bool = True) -> Non
 
 
 def copy_more_templates(source: Path, target: Path) -> None:
-    """Copies the chat templates that a model has beside its usual one.
-
-    Raises:
-        CheckpointError: If one cannot be read or written.
-    """
+    """Copies the chat templates that a model has beside its usual one."""
     for path in sorted((source / MORE_TEMPLATES).glob("*.jinja")):
         copy = target / MORE_TEMPLATES / path.name
         copy.parent.mkdir(exist_ok=True)

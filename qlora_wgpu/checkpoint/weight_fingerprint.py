@@ -47,11 +47,7 @@ class WeightFingerprint:
     """
 
     def __init__(self, files: Mapping[str, HashedFile]) -> None:
-        """Watches what is read from now on.
-
-        Args:
-            files: The open file of every tensor, by the tensor's name.
-        """
+        """Watches what is read from now on."""
         self._files = files
         self._pool = ThreadPoolExecutor(1, "fingerprint")
         self._hashes: dict[str, Future[bytes]] = {}
@@ -82,15 +78,7 @@ class WeightFingerprint:
 
 
 def identity(files: Iterable[HashedFile], about: str) -> str:
-    """A hash of what tells files from others without reading them: see ``ModelFolder.identity``.
-
-    Args:
-        files: The files.
-        about: What counts beside them.
-
-    Raises:
-        CheckpointError: If a file has gone.
-    """
+    """A hash of what tells files from others without reading them: see ``ModelFolder.identity``."""
     whole = hashlib.sha256(about.encode())
     for file in sorted(set(files), key=lambda each: each.path.name):
         whole.update(repr(state_of(file.path)).encode())
@@ -105,11 +93,7 @@ def identity(files: Iterable[HashedFile], about: str) -> str:
 
 
 def state_of(path: Path) -> tuple[str, int, int]:
-    """What changes when a file does: its name, its size and when it was written.
-
-    Raises:
-        CheckpointError: If it has gone.
-    """
+    """What changes when a file does: its name, its size and when it was written."""
     try:
         status = path.stat()
     except OSError as err:

@@ -79,12 +79,7 @@ def measure(compute: Compute, batches: list[MicroBatch], add: Callable[[Sums], N
 
 
 def learnt(batch: MicroBatch, divergence: tuple[float, float]) -> Arguments:
-    """What goes to a worker of a micro-batch whose gradient is asked for.
-
-    Args:
-        batch: Of answers, or of rows that are learnt as they are.
-        divergence: Of the step's answers from the reference, and over how many it is summed.
-    """
+    """What goes to a worker of a micro-batch whose gradient is asked for."""
     of_answers = () if batch.samples is None else (batch.samples, divergence)
     return (*_tokens(batch), batch.dropout_key, batch.weights, *of_answers)
 
@@ -131,12 +126,7 @@ def _packed(value: Any) -> Packed:
 
 
 def unpacked(answer: Any) -> Any:
-    """What an actor's method gave.
-
-    Raises:
-        WrongAnswerError: If the answer cannot be read.
-        Exception: What the method raised.
-    """
+    """What an actor's method gave."""
     try:
         head, buffers = answer
         value = pickle.loads(head, buffers=buffers)

@@ -30,45 +30,30 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a worker is asked a block as.
+    """What a worker is asked a block as."""
 
-    Attributes:
-        version: The number of the parameters to compute with.
-        nonce: A number of its own, which comes back with the answer to this block alone.
-    """
-
-    version: int
-    nonce: int
+    version: int  # the number of the parameters to compute with
+    nonce: int  # a number of its own, which comes back with the answer to this block alone
 
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """What a block gives.
+    """What a block gives."""
 
-    Attributes:
-        loss: Summed over its label tokens; a float32.
-        tokens: Its label tokens; a float32.
-        saturated: Values that kernels held at the end of their type.
-        seconds: What the worker computed for, compiling not counted.
-        gradient: Flat, summed over its label tokens; None where only the loss was asked for.
-        correct: Label tokens whose logit is the largest; a float32.
-        balance: The loss that balances experts, times the label tokens; a float32.
-        metrics: What an objective over answers sums up beside its loss, in the order of
-            ``ops.preference.METRICS``; of the divergence only what the block itself adds.
-        answers: The summed log probability of each of its answers, where that was asked for.
-        nonce: As it was asked.
-    """
-
-    loss: float
-    tokens: float
-    saturated: int
-    seconds: float
+    loss: float  # summed over its label tokens; a float32
+    tokens: float  # its label tokens; a float32
+    saturated: int  # values that kernels held at the end of their type
+    seconds: float  # what the worker computed for, compiling not counted
+    # Flat, summed over its label tokens; None where only the loss was asked for
     gradient: FloatArray | None = None
-    correct: float = 0.0
-    balance: float = 0.0
+    correct: float = 0.0  # label tokens whose logit is the largest; a float32
+    balance: float = 0.0  # the loss that balances experts, times the label tokens; a float32
+    # What an objective over answers sums up beside its loss, in the order of
+    # ``ops.preference.METRICS``; of the divergence only what the block itself adds
     metrics: FloatArray | None = None
+    # The summed log probability of each of its answers, where that was asked for
     answers: FloatArray | None = None
-    nonce: int = 0
+    nonce: int = 0  # as it was asked
 
     @property
     def is_finite(self) -> bool:
@@ -87,46 +72,28 @@ class Sums:
 
 @dataclass(frozen=True)
 class Identity:
-    """What a worker is, once it has opened the model.
+    """What a worker is, once it has opened the model."""
 
-    Attributes:
-        device: Its GPU's name.
-        driver: Its driver.
-        kernels: How its kernels are cut; workers that differ may differ in the last bits.
-        memory: Bytes on its device.
-        version: The package's.
-        base: Hashes of the base's config.json and weights.
-        adapter: Names and shapes of the adapter's tensors.
-        notes: What it has to say.
-    """
-
-    device: str
-    driver: str
-    kernels: str
-    memory: int
-    version: str
-    base: dict[str, str]
-    adapter: dict[str, tuple[int, ...]]
-    notes: tuple[str, ...] = ()
+    device: str  # its GPU's name
+    driver: str  # its driver
+    kernels: str  # how its kernels are cut; workers that differ may differ in the last bits
+    memory: int  # bytes on its device
+    version: str  # the package's
+    base: dict[str, str]  # hashes of the base's config.json and weights
+    adapter: dict[str, tuple[int, ...]]  # names and shapes of the adapter's tensors
+    notes: tuple[str, ...] = ()  # what it has to say
 
 
 @dataclass(frozen=True)
 class Specification:
-    """What a worker opens.
+    """What a worker opens."""
 
-    Attributes:
-        settings: The run's, as plain data.
-        length: Tokens of its longest row.
-        version: The owner's version of the package.
-        shapes: All that the run computes, as plain data, from which its memory is planned.
-        gpu: The worker's GPU; None where it decides itself.
-    """
-
-    settings: dict[str, Any]
-    length: int
-    version: str
+    settings: dict[str, Any]  # the run's, as plain data
+    length: int  # tokens of its longest row
+    version: str  # the owner's version of the package
+    # All that the run computes, as plain data, from which its memory is planned
     shapes: dict[str, Any]
-    gpu: str | None = None
+    gpu: str | None = None  # the worker's GPU; None where it decides itself
 
 
 class RemoteWorker(Protocol):
@@ -213,28 +180,18 @@ class WrongAnswerError(ClusterError):
 
 @dataclass(frozen=True)
 class Expected:
-    """The form of a block's sums.
+    """The form of a block's sums."""
 
-    Attributes:
-        tokens: Its label tokens, or pairs or answers; the sum of its weights, where it has some.
-        is_weighted: Whether it is such a sum, which a device adds up in another order.
-        gradient: Length of its gradient; None without one.
-        has_metrics: Whether there are sums of ``METRICS``.
-        answers: How many log probabilities there are; None where none were asked for.
-    """
-
+    # Its label tokens, or pairs or answers; the sum of its weights, where it has some
     tokens: float
-    is_weighted: bool = False
-    gradient: int | None = None
-    has_metrics: bool = False
+    is_weighted: bool = False  # whether it is such a sum, which a device adds up in another order
+    gradient: int | None = None  # length of its gradient; None without one
+    has_metrics: bool = False  # whether there are sums of ``METRICS``
+    # How many log probabilities there are; None where none were asked for
     answers: int | None = None
 
     def check(self, asked: Asked, sums: Any) -> Sums:
-        """The sums, where they are an answer to this block.
-
-        Raises:
-            WrongAnswerError: If they are not; says how they differ.
-        """
+        """The sums, where they are an answer to this block."""
         if not isinstance(sums, Sums):
             raise WrongAnswerError(f"it answered with {_kind(sums)} in place of a block's sums")
         if sums.nonce != asked.nonce:
@@ -263,14 +220,7 @@ class Expected:
 def expected(
     method: str, given: Sequence[Any], length: int, preference: Preference | None
 ) -> Expected:
-    """What a worker's method gives for a block.
-
-    Args:
-        method: The worker's.
-        given: Its arguments, without what it is asked as.
-        length: Of the flat adapter.
-        preference: The objective over answers, if it is one.
-    """
+    """What a worker's method gives for a block."""
     _, targets, mask, *more = given
     if method == "loss":
         targets = shifted_targets(np.asarray(targets, np.int64), np.asarray(mask, np.int64))
@@ -290,11 +240,7 @@ def expected(
 
 
 def check_parameters(values: Any, length: int) -> FloatArray:
-    """A flat adapter that a worker told.
-
-    Raises:
-        WrongAnswerError: If it is none, or not finite.
-    """
+    """A flat adapter that a worker told."""
     _check_vector("adapter", values, length)
     if not np.isfinite(values).all():
         raise WrongAnswerError("its adapter has values that are not finite")
@@ -303,11 +249,7 @@ def check_parameters(values: Any, length: int) -> FloatArray:
 
 
 def check_text(ids: Any, most: int, vocab_size: int) -> list[int]:
-    """The tokens that a worker wrote.
-
-    Raises:
-        WrongAnswerError: If they are too many, or none of the vocabulary's.
-    """
+    """The tokens that a worker wrote."""
     if not isinstance(ids, list) or not all(isinstance(token, Integral) for token in ids):
         raise WrongAnswerError(f"it wrote {_kind(ids)} in place of a list of tokens")
     if len(ids) > most or not all(0 <= token < vocab_size for token in ids):

@@ -23,15 +23,10 @@ _CLOCKS_APART = timedelta(hours=24)  # of machines whose clocks or time zones ar
 
 @dataclass(frozen=True)
 class Made:
-    """What was made.
+    """What was made."""
 
-    Attributes:
-        folder: Where ca.pem, cert.pem and key.pem are.
-        until: The last moment at which the certificate is valid.
-    """
-
-    folder: Path
-    until: datetime
+    folder: Path  # where ca.pem, cert.pem and key.pem are
+    until: datetime  # the last moment at which the certificate is valid
 
 
 def make_certificates(folder: str | Path, days: int) -> Made:
@@ -39,14 +34,6 @@ def make_certificates(folder: str | Path, days: int) -> Made:
 
     The authority's own key is forgotten at once: nobody can sign another certificate for this
     cluster, and whoever is to be let in gets a copy of the folder.
-
-    Args:
-        folder: Is made if it is not there, for its owner alone.
-        days: For how long the certificate is valid, from now on.
-
-    Raises:
-        CheckpointError: If a file cannot be written.
-        ConfigError: If the folder holds a file of one of these names, or cannot be made.
     """
     require_extra()
     folder = Path(folder)

@@ -51,11 +51,7 @@ class GradientSum:
     """
 
     def __init__(self, model: AdapterModel) -> None:
-        """Allocates room for a gradient that has come.
-
-        Args:
-            model: The adapter.
-        """
+        """Allocates room for a gradient that has come."""
         self.model = model
         self._received = received_gradient(model.adapter)
         graph = model.new_graph()
@@ -114,10 +110,6 @@ class Cluster:
             check: A sentence about what is wrong with a worker, or None.
             warn: Told of workers that come, go and fail, in the caller's thread.
             processes: How many are started with ``local``.
-
-        Raises:
-            ConfigError: If the extra is missing, or the way there is not safe.
-            ClusterError: If there is no scheduler.
         """
         self._settings = settings
         self._warn = warn
@@ -177,21 +169,13 @@ class Cluster:
         return None if self._connection is None else self._connection.dashboard
 
     def wait_for(self, count: int) -> dict[str, Identity]:
-        """Waits until so many workers have opened the model; what they are, by name.
-
-        Raises:
-            ClusterError: If they do not come, or are all refused.
-        """
+        """Waits until so many workers have opened the model; what they are, by name."""
         engine = self._own_engine()
         self._run(engine.begin(count))
         return engine.identities
 
     def neutral(self) -> FloatArray:
-        """A flat adapter that does nothing, as the first worker has it.
-
-        Raises:
-            ClusterError: If no worker is left.
-        """
+        """A flat adapter that does nothing, as the first worker has it."""
         return self._run(self._own_engine().neutral(self._own_sum().model.adapter.length))
 
     def take(self, model: AdapterModel) -> None:
@@ -208,11 +192,7 @@ class Cluster:
         return sorted(self._devices.copy())
 
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
-        """Adds summed gradients, losses and label tokens of a step to the device's.
-
-        Raises:
-            ClusterError: If no worker is left to compute them.
-        """
+        """Adds summed gradients, losses and label tokens of a step to the device's."""
         blocks = list(batches)
         if is_stopped() or not blocks:
             return not is_stopped()
@@ -232,11 +212,7 @@ class Cluster:
         return done
 
     def summed_loss(self, batches: Iterable[Arrays]) -> LossSums:
-        """The loss summed over all labels of some batches, their number and hits.
-
-        Raises:
-            ClusterError: If no worker is left to compute it.
-        """
+        """The loss summed over all labels of some batches, their number and hits."""
         arguments = [tuple(np.asarray(array) for array in batch) for batch in batches]
         self._publish()
         total = RunningSums()
@@ -246,38 +222,20 @@ class Cluster:
         return LossSums(float(loss), int(tokens), int(correct))
 
     def answer_logps(self, batches: Iterable[MicroBatch], done: Done) -> Iterator[FloatArray]:
-        """The summed log probability of each answer, a micro-batch at a time.
-
-        Raises:
-            ClusterError: If no worker is left to compute it.
-        """
+        """The summed log probability of each answer, a micro-batch at a time."""
         self._publish()
         yield from actor.said(self._compute, batches, done)
         self.figures()
 
     def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
-        """Loss and metrics summed over some micro-batches of answers, as ``stats`` has them.
-
-        Raises:
-            ClusterError: If no worker is left to compute them.
-        """
+        """Loss and metrics summed over some micro-batches of answers, as ``stats`` has them."""
         self._publish()
         total = actor.summed(self._compute, batches, done)
         self.figures()
         return total.stats
 
     def text(self, ids: list[int], more: int, stop_ids: list[int], longest: int) -> list[int]:
-        """A text's continuation by the adapter as it is, greedily.
-
-        Args:
-            ids: The text so far.
-            more: Maximum number of tokens to add.
-            stop_ids: What ends it.
-            longest: Tokens of the longest text that will be asked for.
-
-        Raises:
-            ClusterError: If no worker is left to write it.
-        """
+        """A text's continuation by the adapter as it is, greedily."""
         self._publish()
         vocab_size = self._own_sum().model.architecture.vocab_size
         text = self._own_engine().text(ids, more, stop_ids, longest, vocab_size=vocab_size)

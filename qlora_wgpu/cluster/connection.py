@@ -68,12 +68,7 @@ class LoopThread:
     def run(
         self, work: Coroutine[Any, Any, _T], meanwhile: Callable[[], None] = lambda: None
     ) -> _T:
-        """Runs a coroutine to its end; one that is interrupted is cancelled.
-
-        Args:
-            work: The coroutine.
-            meanwhile: Called again and again in the caller's thread; what it raises ends the wait.
-        """
+        """Runs a coroutine to its end; one that is interrupted is cancelled."""
         future = self.submit(work)
         try:
             while True:
@@ -119,18 +114,7 @@ def wait_for_scheduler(
     patience: float,
     tell: Callable[[str], None],
 ) -> None:
-    """Returns once a scheduler lets this process in.
-
-    Args:
-        scheduler: Its address.
-        security: How to connect.
-        patience: Seconds to wait for one that does not answer.
-        tell: Gets a sentence when it begins to wait.
-
-    Raises:
-        ClusterError: If it refuses this process, is no scheduler, or does not answer in time.
-        ConfigError: If the certificates of Dask's configuration cannot be read.
-    """
+    """Returns once a scheduler lets this process in."""
     address = Address.parse(scheduler)
     end = time.monotonic() + patience
     told = False
@@ -263,19 +247,12 @@ _MET = 10.0  # seconds in which a worker has to answer
 
 @dataclass
 class Connection:
-    """An open Dask client, and the processes that were started for it.
+    """An open Dask client, and the processes that were started for it."""
 
-    Attributes:
-        client: Asynchronous, on the loop that it was opened on; it connects to workers itself.
-        address: Of the scheduler.
-        security: How to connect.
-        cluster: Of the processes started here; None with a scheduler of somebody's own.
-    """
-
-    client: Any
-    address: str
-    security: Any
-    cluster: Any = None
+    client: Any  # asynchronous, on the loop that it was opened on; it connects to workers itself
+    address: str  # of the scheduler
+    security: Any  # how to connect
+    cluster: Any = None  # of the processes started here; None with a scheduler of somebody's own
     _passing: asyncio.Future[Any] | None = None
 
     @property
@@ -287,11 +264,7 @@ class Connection:
         return str(link) if link else None
 
     async def unreached(self, worker: str) -> str | None:
-        """Why this process cannot connect to a worker; None where it can.
-
-        Args:
-            worker: Its address.
-        """
+        """Why this process cannot connect to a worker; None where it can."""
         options = self.security.get_connection_args("client")
         connect = import_module("distributed.comm").connect
         try:
@@ -305,11 +278,7 @@ class Connection:
         return None
 
     async def passing(self) -> Any:
-        """A client whose calls to workers the scheduler passes on; it is opened once.
-
-        Raises:
-            ClusterError: If the scheduler does not answer.
-        """
+        """A client whose calls to workers the scheduler passes on; it is opened once."""
         if self._passing is None:
             opening = _client(self.address, self.security, direct=False)
             self._passing = asyncio.ensure_future(opening)
@@ -335,10 +304,6 @@ async def connect(
         settings: Where the workers are.
         processes: How many to start with ``local``.
         tell: Told that it waits for a scheduler.
-
-    Raises:
-        ConfigError: If the extra is not installed, or the way there is not safe.
-        ClusterError: If there is no scheduler, or processes cannot be started.
     """
     require_extra()
     assert settings.scheduler is not None

@@ -55,11 +55,7 @@ class Parameters:
         self._values = values
 
     async def give(self, member: Member) -> int:
-        """Makes sure that a worker has the present parameters; their number.
-
-        Raises:
-            As ``Member.call`` does.
-        """
+        """Makes sure that a worker has the present parameters; their number."""
         async with member.writing:
             version, values = self._version, self._values
             if member.version != version:
@@ -78,14 +74,7 @@ class Patience:
     def __init__(
         self, seconds: float, progress: Progress, members: Members, tell: Callable[[str], None]
     ) -> None:
-        """Has told nothing yet.
-
-        Args:
-            seconds: Without progress, after which it ends.
-            progress: When there was some.
-            members: The workers.
-            tell: Told that workers are missing.
-        """
+        """Has told nothing yet."""
         self._seconds = seconds
         self._progress = progress
         self._members = members
@@ -93,15 +82,7 @@ class Patience:
         self._told = ""
 
     def check(self, what: str, *, count: int = 1) -> None:
-        """Tells who is missing, and ends what has had no progress for too long.
-
-        Args:
-            what: What there is, or is not, so far.
-            count: How many workers are needed.
-
-        Raises:
-            ClusterError: If there was no progress for too long.
-        """
+        """Tells who is missing, and ends what has had no progress for too long."""
         waited, members = self._progress.waited, self._members
         missing = ""
         if members.is_nobody_there:
@@ -166,13 +147,7 @@ async def anyone(
     progress: Progress,
     patience: Patience,
 ) -> _T:
-    """Asks one worker, and another if that fails or takes long; the first answer counts.
-
-    Raises:
-        ClusterError: If nobody answers.
-        OutOfMemoryError: If no worker that is there has room for it.
-        QLoRAError: What is not the worker's own fault.
-    """
+    """Asks one worker, and another if that fails or takes long; the first answer counts."""
     progress.advance()
     asked: dict[asyncio.Task[_T], Member] = {}
     tried: set[Member] = set()
@@ -220,15 +195,10 @@ Deliver = Callable[[int, Sums], None]
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """What a worker is asked, and what form its answer has.
+    """What a worker is asked, and what form its answer has."""
 
-    Attributes:
-        given: Arguments of the worker's method, after what it is asked as.
-        expected: The answer's form.
-    """
-
-    given: tuple[Any, ...]
-    expected: Expected
+    given: tuple[Any, ...]  # arguments of the worker's method, after what it is asked as
+    expected: Expected  # the answer's form
 
 
 class Steps:
@@ -263,9 +233,6 @@ class Steps:
             blocks: What is asked, and the form of the answer.
             sizes: Each block's tokens, padding included.
             deliver: Takes each block's number and its sums, once, in any order.
-
-        Raises:
-            ClusterError: If nobody is left to compute them.
         """
         division = self._division
         division.begin(sizes, method)
@@ -378,14 +345,7 @@ class Engine:
         )  # fmt: skip
 
     async def begin(self, count: int) -> None:
-        """Waits for workers that have opened the model.
-
-        Args:
-            count: How many.
-
-        Raises:
-            ClusterError: If they do not come, or all that came are refused.
-        """
+        """Waits for workers that have opened the model."""
         members = self._members
         self._progress.spawn(members.watch(self._silence))
         self._progress.advance()
@@ -423,25 +383,11 @@ class Engine:
             blocks: What is asked, and the form of the answer.
             sizes: Each block's tokens, padding included.
             deliver: Takes each block's number and its sums, once, in any order.
-
-        Raises:
-            ClusterError: If nobody is left to compute them.
         """
         await self._steps.compute(method, blocks, sizes, deliver)
 
     async def text(self, ids: list[int], more: int, *details: Any, vocab_size: int) -> list[int]:
-        """A text's continuation by one of the workers.
-
-        Args:
-            ids: The text so far.
-            more: Maximum number of tokens to add.
-            details: Further arguments of the worker's method.
-            vocab_size: Tokens that there are.
-
-        Raises:
-            ClusterError: If nobody is left to write it.
-            QLoRAError: If the model cannot.
-        """
+        """A text's continuation by one of the workers."""
 
         async def written(member: Member) -> list[int]:
             version = await self._parameters.give(member)
@@ -451,11 +397,7 @@ class Engine:
         return await self._anyone(written)
 
     async def neutral(self, length: int) -> FloatArray:
-        """A flat adapter that does nothing, of so many floats, from one of the workers.
-
-        Raises:
-            ClusterError: If nobody is left to tell.
-        """
+        """A flat adapter that does nothing, of so many floats, from one of the workers."""
 
         async def told(member: Member) -> FloatArray:
             return check_parameters(await self._members.call(member, "neutral"), length)

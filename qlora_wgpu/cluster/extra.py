@@ -10,11 +10,7 @@ _NEEDED = ("distributed", "cryptography")
 
 
 def require_extra() -> None:
-    """Tells how the extra is installed where it is not.
-
-    Raises:
-        ConfigError: If one of its packages is missing.
-    """
+    """Tells how the extra is installed where it is not."""
     if any(find_spec(package) is None for package in _NEEDED):
         raise ConfigError(
             "several GPUs and machines need the extra: pip install 'qlora-wgpu[cluster]'"

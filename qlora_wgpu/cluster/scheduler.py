@@ -14,36 +14,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Order:
-    """A block that is given to a worker.
+    """A block that is given to a worker."""
 
-    Attributes:
-        ticket: A number of its own.
-        step: The number of the step, of all that were begun.
-        worker: The worker's name.
-        block: The block's place in its step.
-    """
-
-    ticket: int
-    step: int
-    worker: str
-    block: int
+    ticket: int  # a number of its own
+    step: int  # the number of the step, of all that were begun
+    worker: str  # the worker's name
+    block: int  # the block's place in its step
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a worker has done in a while.
+    """What a worker has done in a while."""
 
-    Attributes:
-        tokens: Of the blocks that counted, padding included.
-        timed_tokens: Of the blocks whose time is known: not of those for which it compiled.
-        seconds: That it took for these.
-        is_suspect: Whether it has not answered for too long.
-    """
-
-    tokens: int
-    timed_tokens: int
-    seconds: float
-    is_suspect: bool
+    tokens: int  # of the blocks that counted, padding included
+    timed_tokens: int  # of the blocks whose time is known: not of those for which it compiled
+    seconds: float  # that it took for these
+    is_suspect: bool  # whether it has not answered for too long
 
 
 def in_order(name: str) -> tuple[int, int | str]:
@@ -57,36 +43,23 @@ _MOST = 4.0  # by how much one measurement may be slower than what was known
 
 @dataclass
 class Held:
-    """A block that a worker has been given and has not answered.
+    """A block that a worker has been given and has not answered."""
 
-    Attributes:
-        order: As it was given.
-        kind: What is computed of it.
-        size: Its tokens, padding included.
-        sent: When it was given.
-        begun: When the worker had the parameters that it needs; None before that.
-    """
-
-    order: Order
-    kind: str
-    size: int
-    sent: float
-    begun: float | None = None
+    order: Order  # as it was given
+    kind: str  # what is computed of it
+    size: int  # its tokens, padding included
+    sent: float  # when it was given
+    begun: float | None = None  # when the worker had the parameters that it needs; None before that
 
 
 @dataclass
 class Speed:
-    """How fast a worker computes one kind of block.
+    """How fast a worker computes one kind of block."""
 
-    Attributes:
-        pace: Seconds a token; None until a size was computed a second time.
-        first: The fewest seconds a token of blocks whose size was new, compiling included.
-        known: Sizes that it has computed.
-    """
-
-    pace: float | None = None
+    pace: float | None = None  # seconds a token; None until a size was computed a second time
+    # The fewest seconds a token of blocks whose size was new, compiling included
     first: float | None = None
-    known: set[int] = field(default_factory=set)
+    known: set[int] = field(default_factory=set)  # sizes that it has computed
 
     def measure(self, size: int, seconds: float) -> None:
         """Notes how long a block took."""
@@ -102,25 +75,18 @@ class Speed:
 
 @dataclass
 class Record:
-    """A worker, as a division knows it.
+    """A worker, as a division knows it."""
 
-    Attributes:
-        name: The worker's.
-        speeds: By the kind of block.
-        writing: Seconds until it has the parameters; None where that is not known.
-        last_done: When it answered last.
-        is_suspect: Whether it has not answered for too long.
-        held: What it has been given, by ticket, in the order of giving.
-        was_idle: Whether it got nothing in the present step.
-    """
-
-    name: str
+    name: str  # the worker's
+    # By the kind of block
     speeds: defaultdict[str, Speed] = field(default_factory=lambda: defaultdict(Speed))
+    # Seconds until it has the parameters; None where that is not known
     writing: float | None = None
-    last_done: float = 0.0
-    is_suspect: bool = False
+    last_done: float = 0.0  # when it answered last
+    is_suspect: bool = False  # whether it has not answered for too long
+    # What it has been given, by ticket, in the order of giving
     held: dict[int, Held] = field(default_factory=dict)
-    was_idle: bool = True
+    was_idle: bool = True  # whether it got nothing in the present step
     _tokens: int = 0
     _timed_tokens: int = 0
     _seconds: float = 0.0
@@ -131,15 +97,7 @@ class Record:
         held.begun = now
 
     def done(self, held: Held, now: float, seconds: float, *, counts: bool, timed: bool) -> None:
-        """A block has come back.
-
-        Args:
-            held: The block.
-            now: The time.
-            seconds: What the worker says that it has computed for.
-            counts: Whether its result is the first one.
-            timed: Whether its time belongs to what is told of the worker.
-        """
+        """A block has come back."""
         speed = self.speeds[held.kind]
         if held.size in speed.known:
             if held.begun is not None:  # the way back counts, and waiting for others does not
@@ -220,12 +178,7 @@ class Crew:
         return max(begun, record.last_done)
 
     def due(self, record: Record, *, compiles: bool = True) -> float:
-        """When the first block that a worker has is too late.
-
-        Args:
-            record: The worker.
-            compiles: Whether what is new to it may take longer.
-        """
+        """When the first block that a worker has is too late."""
         held = next(iter(record.held.values()), None)
         if held is None:
             return float("inf")
@@ -240,11 +193,7 @@ class Crew:
         return start + max(_LEAST, _LATE * expected) + grace
 
     def forgive(self, kind: str) -> None:
-        """One that was too slow to get any work is tried again in the end: it may be free now.
-
-        Args:
-            kind: Of the blocks of the step that is over.
-        """
+        """One that was too slow to get any work is tried again in the end: it may be free now."""
         paces = [r.speeds[kind].pace for r in self.records.values()]
         fastest = min((pace for pace in paces if pace is not None), default=0.0)
         for record in self.records.values():
@@ -259,24 +208,15 @@ Choice = tuple[str, int]  # a worker's name and a block
 
 @dataclass
 class Step:
-    """The blocks of a step, and what has become of them.
+    """The blocks of a step, and what has become of them."""
 
-    Attributes:
-        number: Of all steps that were begun.
-        kind: What is computed of each block.
-        sizes: Tokens of each block, padding included.
-        turn: Workers in whose turn blocks are given, where that is fixed.
-        wanted: Blocks that nobody computes, in their order.
-        finished: Blocks that have a result.
-        doubted: By block, the workers whose result for it is not believed.
-    """
-
-    number: int = 0
-    kind: str = ""
-    sizes: Sequence[int] = ()
-    turn: Sequence[str] = ()
-    wanted: list[int] = field(default_factory=list)
-    finished: set[int] = field(default_factory=set)
+    number: int = 0  # of all steps that were begun
+    kind: str = ""  # what is computed of each block
+    sizes: Sequence[int] = ()  # tokens of each block, padding included
+    turn: Sequence[str] = ()  # workers in whose turn blocks are given, where that is fixed
+    wanted: list[int] = field(default_factory=list)  # blocks that nobody computes, in their order
+    finished: set[int] = field(default_factory=set)  # blocks that have a result
+    # By block, the workers whose result for it is not believed
     doubted: dict[int, set[str]] = field(default_factory=dict)
 
     @property
@@ -320,16 +260,7 @@ class Step:
 def first_choices(
     step: Step, crew: Crew, now: float, *, fixed: bool, slots: int, window: int
 ) -> list[Choice]:
-    """Who gets which of the blocks that nobody computes.
-
-    Args:
-        step: The step.
-        crew: The workers.
-        now: The time.
-        fixed: Whether what was measured does not count.
-        slots: Blocks that a worker may have.
-        window: For each worker, how many blocks past the first that is not done may be given out.
-    """
+    """Who gets which of the blocks that nobody computes."""
     usable = crew.usable
     first = min((i for i in range(len(step.sizes)) if i not in step.finished), default=0)
     limit = first + window * max(len(usable), 1)
@@ -403,14 +334,7 @@ class Division:
     """
 
     def __init__(self, *, fixed: bool = False, queued: int = 1, window: int = 4) -> None:
-        """Knows no worker and has no step yet.
-
-        Args:
-            fixed: Whether what was measured does not count.
-            queued: Blocks that wait at a worker while it computes another.
-            window: For each worker, how many blocks past the first that is not done may be given
-                out: results that wait for their turn take memory.
-        """
+        """Knows no worker and has no step yet."""
         self._fixed = fixed
         self._slots = 1 + queued
         self._window = window
@@ -463,12 +387,7 @@ class Division:
     # -- a step ----------------------------------------------------------------------------
 
     def begin(self, sizes: Sequence[int], kind: str = "gradient") -> None:
-        """A step begins; what is still on its way for an older one does not count any more.
-
-        Args:
-            sizes: Tokens of each block, padding included: what it takes is in proportion.
-            kind: What is computed of each; another kind takes another time.
-        """
+        """A step begins; what is still on its way for an older one does not count any more."""
         self._crew.forgive(self._step.kind)
         self._step = Step(
             self._step.number + 1, kind, sizes, self.usable, wanted=list(range(len(sizes)))
@@ -498,13 +417,7 @@ class Division:
             record.begun(held, now)
 
     def done(self, order: Order, now: float, seconds: float) -> bool:
-        """A block has come back; whether it is this step's and the first result for it.
-
-        Args:
-            order: As it was given.
-            now: The time.
-            seconds: What the worker says that it has computed for.
-        """
+        """A block has come back; whether it is this step's and the first result for it."""
         counts = order.step == self._step.number and order.block not in self._step.finished
         record, held = self._held(order)
         if record is not None and held is not None:

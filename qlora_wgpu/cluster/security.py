@@ -32,25 +32,15 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True)
 class Address:
-    """Where a scheduler is.
+    """Where a scheduler is."""
 
-    Attributes:
-        protocol: ``"tls"`` or ``"tcp"``.
-        host: A name or an IP address, an IPv6 one without brackets.
-        port: From 1 to 65535.
-    """
-
-    protocol: str
-    host: str
-    port: int
+    protocol: str  # ``"tls"`` or ``"tcp"``
+    host: str  # a name or an IP address, an IPv6 one without brackets
+    port: int  # from 1 to 65535
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """Reads an address.
-
-        Raises:
-            ConfigError: If it is none.
-        """
+        """Reads an address."""
         match = _ADDRESS.fullmatch(text)
         if match is None or not 1 <= int(match["port"]) <= 65535:
             raise ConfigError(
@@ -79,26 +69,15 @@ _MAKE = "`qlora-wgpu certificates FOLDER` makes such a folder"
 
 @dataclass(frozen=True)
 class Credentials:
-    """Paths of the files that let this machine into a cluster.
+    """Paths of the files that let this machine into a cluster."""
 
-    Attributes:
-        authority: The certificate of who signs.
-        certificate: This machine's, or all machines'.
-        key: The secret that goes with it.
-    """
-
-    authority: str
-    certificate: str
-    key: str
+    authority: str  # the certificate of who signs
+    certificate: str  # this machine's, or all machines'
+    key: str  # the secret that goes with it
 
     @classmethod
     def read(cls, folder: str | Path) -> Credentials:
-        """Finds the three files of a folder and checks that they fit and are valid today.
-
-        Raises:
-            ConfigError: If one is missing, cannot be read, is not what it is called, has expired,
-                or is of another cluster, or if others than its owner can read the key.
-        """
+        """Finds the three files of a folder and checks that they fit and are valid today."""
         paths = [Path(folder) / name for name in (AUTHORITY, CERTIFICATE, KEY)]
         for path in paths:
             _check_readable(path)
@@ -206,10 +185,6 @@ def connection_security(
         certificates: Folder with ca.pem, cert.pem and key.pem; None for what Dask's own
             configuration says (distributed.comm.tls).
         allow_plain_tcp: Whether tcp:// may lead to another machine.
-
-    Raises:
-        ConfigError: If the address is none, plain TCP is not allowed, or a certificate is missing
-            or wrong.
     """
     require_extra()
     address = Address.parse(scheduler)
@@ -233,9 +208,6 @@ def listening_host(scheduler: str) -> str | None:
     """The address on which a worker of this scheduler listens; None is for Dask to choose.
 
     Dask would listen on all of a machine's addresses, for a scheduler on this machine as well.
-
-    Raises:
-        ConfigError: If the scheduler's address is none.
     """
     address = Address.parse(scheduler)
     if not address.is_loopback:

@@ -25,20 +25,7 @@ _LOOK = 0.5  # seconds between two looks at the memory
 
 
 async def work(service: Service, security: Security, gpu: str, tell: Tell) -> int:
-    """Connects, and stays until somebody ends it.
-
-    Args:
-        service: What the worker is to be.
-        security: How it connects.
-        gpu: The name of its GPU, to be told.
-        tell: Gets sentences for the user.
-
-    Returns:
-        The exit code of the process.
-
-    Raises:
-        ClusterError: If the scheduler does not take it.
-    """
+    """Connects, and stays until somebody ends it."""
     quieten_dask()
     asked = _signals()
     joining = asyncio.ensure_future(_joined(service, security, tell))

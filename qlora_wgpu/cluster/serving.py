@@ -31,28 +31,19 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Service:
-    """What a worker is to be.
+    """What a worker is to be."""
 
-    Attributes:
-        scheduler: Address of the scheduler, tls://HOST:PORT.
-        gpu: As the setting ``device.gpu``.
-        name: What it is called in messages, and in whose order micro-batches are divided; None for
-            the machine's name and the GPU.
-        certificates: Folder with ca.pem, cert.pem and key.pem, or None.
-        model: Folder or hub name of the base on this machine; None for the run's.
-        allow_plain_tcp: Whether tcp:// may lead to another machine.
-        memory_limit: Bytes of this machine's memory beyond which the worker begins anew, or None.
-        patience: Seconds to wait for a scheduler.
-    """
-
-    scheduler: str
-    gpu: str = "auto"
+    scheduler: str  # address of the scheduler, tls://HOST:PORT
+    gpu: str = "auto"  # as the setting ``device.gpu``
+    # What it is called in messages, and in whose order micro-batches are divided; None for the
+    # machine's name and the GPU
     name: str | None = None
-    certificates: str | None = None
-    model: str | None = None
-    allow_plain_tcp: bool = False
+    certificates: str | None = None  # folder with ca.pem, cert.pem and key.pem, or None
+    model: str | None = None  # folder or hub name of the base on this machine; None for the run's
+    allow_plain_tcp: bool = False  # whether tcp:// may lead to another machine
+    # Bytes of this machine's memory beyond which the worker begins anew, or None
     memory_limit: int | None = None
-    patience: float = PATIENCE
+    patience: float = PATIENCE  # seconds to wait for a scheduler
 
     @property
     def called(self) -> str:
@@ -65,15 +56,6 @@ def serve(service: Service, tell: Tell) -> None:
     """Works until it is asked to end; ends the process.
 
     Its exit code is that of a signal, or ``exit_codes.AGAIN`` where a new process is to go on.
-
-    Args:
-        service: What it is to be.
-        tell: Gets a sentence for each thing that its user should know.
-
-    Raises:
-        ConfigError: If the address or the certificates are wrong, or the extra is missing.
-        DeviceError: If there is no such GPU.
-        ClusterError: If there is no scheduler, or none that lets this worker in.
     """
     security = connection_security(
         service.scheduler, service.certificates, allow_plain_tcp=service.allow_plain_tcp

@@ -60,11 +60,7 @@ class Progress:
         return time.monotonic() - self._advanced
 
     async def change(self) -> None:
-        """Waits until something changes, or for a moment.
-
-        Raises:
-            BaseException: What ``fail`` was given.
-        """
+        """Waits until something changes, or for a moment."""
         with contextlib.suppress(TimeoutError):  # wait_for may lose a cancellation
             async with asyncio.timeout(_TICK):
                 await self._changed.wait()
@@ -83,33 +79,22 @@ class ProcessLost(Gone):
 
 @dataclass(eq=False)
 class Member:
-    """A worker process that there is.
+    """A worker process that there is."""
 
-    Attributes:
-        name: The worker's.
-        address: Where it listens.
-        key: What tells it from another process at the same address.
-        actor: Dask's proxy of the ``Actor`` there, once it is made.
-        identity: What it is, once it has opened the model and nothing is wrong with it.
-        version: Of the parameters that it has.
-        writing: Held while parameters are on their way to it.
-        gone: Is set when it is not there any more.
-        is_reached: Whether it could be connected to when that was tried last.
-        is_out: Whether it was refused, or left out for what it did.
-        is_probed: Whether it is being asked if it answers again.
-    """
-
-    name: str
-    address: str
-    key: Any
-    actor: Any = None
+    name: str  # the worker's
+    address: str  # where it listens
+    key: Any  # what tells it from another process at the same address
+    actor: Any = None  # Dask's proxy of the ``Actor`` there, once it is made
+    # What it is, once it has opened the model and nothing is wrong with it
     identity: Identity | None = None
-    version: int = -1
+    version: int = -1  # of the parameters that it has
+    # Held while parameters are on their way to it
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    # Is set when it is not there any more
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    is_reached: bool = True
-    is_out: bool = False
-    is_probed: bool = False
+    is_reached: bool = True  # whether it could be connected to when that was tried last
+    is_out: bool = False  # whether it was refused, or left out for what it did
+    is_probed: bool = False  # whether it is being asked if it answers again
 
     @property
     def is_ready(self) -> bool:
@@ -122,14 +107,7 @@ class Member:
         return self.identity is None and self.is_reached and not self.is_out
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the ``RemoteWorker``.
-
-        Raises:
-            Gone: If the worker goes meanwhile.
-            OSError: If it cannot be reached.
-            WrongAnswerError: If its answer cannot be read.
-            Exception: What the method raises.
-        """
+        """Calls a method of the ``RemoteWorker``."""
         if self.actor is None or self.gone.is_set():
             raise Gone
         try:
@@ -140,11 +118,7 @@ class Member:
             raise ProcessLost from None
 
     async def unless_gone(self, answer: Any) -> Any:
-        """Waits for an answer, or for the worker to be gone.
-
-        Raises:
-            Gone: If it is gone first.
-        """
+        """Waits for an answer, or for the worker to be gone."""
         asked = asyncio.ensure_future(_awaited(answer))
         waiting = asyncio.ensure_future(self.gone.wait())
         try:
@@ -175,14 +149,7 @@ class Opening:
         specify: Specify,
         tell: Callable[[str], None],
     ) -> None:
-        """Has made none yet.
-
-        Args:
-            connection: The way to the scheduler and the workers.
-            worker_class: What each worker process gets an instance of.
-            specify: What a worker of a name opens.
-            tell: Told of workers that cannot be reached.
-        """
+        """Has made none yet."""
         self._connection = connection
         self._worker_class = worker_class
         self._specify = specify
@@ -190,13 +157,7 @@ class Opening:
         self._told: set[str] = set()
 
     async def open(self, member: Member) -> Identity:
-        """What a worker is, once it has opened the model.
-
-        Raises:
-            Gone: If it goes meanwhile.
-            OSError: If it cannot be reached, not even through the scheduler.
-            Exception: What opening the model raises.
-        """
+        """What a worker is, once it has opened the model."""
         specification = self._specify(member.name)
         client = self._connection.client
         if (why := await self._connection.unreached(member.address)) is not None:
@@ -295,12 +256,7 @@ class Members:
     # -- coming and going ------------------------------------------------------------------
 
     async def watch(self, silence: float) -> None:
-        """Looks again and again which workers there are.
-
-        Args:
-            silence: Seconds after which a scheduler that says nothing is lost, where they are
-                fewer than usual.
-        """
+        """Looks again and again which workers there are."""
         while True:
             try:
                 if self._client.scheduler is None:
@@ -373,12 +329,7 @@ class Members:
         self._progress.notify()
 
     async def _opened(self, member: Member) -> Identity:
-        """What a worker is, once it has opened the model; one that is not reached is tried again.
-
-        Raises:
-            Gone: If it goes meanwhile.
-            Exception: What opening the model raises.
-        """
+        """What a worker is, once it has opened the model; one not reached is tried again."""
         while True:
             try:
                 return await self._opening.open(member)
@@ -429,11 +380,7 @@ class Members:
         self._progress.notify()
 
     async def call(self, member: Member, method: str, *arguments: Any) -> Any:
-        """Calls a worker's method; one whose process is lost is forgotten.
-
-        Raises:
-            As ``Member.call`` does.
-        """
+        """Calls a worker's method; one whose process is lost is forgotten."""
         try:
             return await member.call(method, *arguments)
         except ProcessLost:

@@ -20,11 +20,7 @@ Changes = Mapping[str, Mapping[str, Any]]
 
 
 def find_run(adapter: str | PathLike[str]) -> Path | None:
-    """The folder of the run that an adapter belongs to, or None where it lies in none.
-
-    Args:
-        adapter: Folder of an adapter: a run's final or best one, or a checkpoint.
-    """
+    """The folder of the run that an adapter belongs to, or None where it lies in none."""
     parent = Path(adapter).expanduser().resolve().parent
     run = parent.parent if parent.name == "checkpoints" else parent
     return run if is_run(run) else None
@@ -36,16 +32,7 @@ def is_run(folder: Path) -> bool:
 
 
 def as_trained(settings: Config, adapter: str | PathLike[str], explicit: Changes) -> Config:
-    """The settings with what decides how a model is opened as the adapter's run had it.
-
-    Args:
-        settings: Taken as they are for an adapter that belongs to no run.
-        adapter: The adapter's folder.
-        explicit: What the user asked for, whatever the run says.
-
-    Raises:
-        ConfigError: If the run's config.yaml is damaged, or a value of ``explicit`` is wrong.
-    """
+    """The settings with what decides how a model is opened as the adapter's run had it."""
     run = find_run(adapter)
     if run is not None:
         trained = load_config(run / "config.yaml")
@@ -54,11 +41,7 @@ def as_trained(settings: Config, adapter: str | PathLike[str], explicit: Changes
 
 
 def changed(settings: Config, changes: Changes) -> Config:
-    """The settings with some values changed.
-
-    Raises:
-        ConfigError: If a value is wrong.
-    """
+    """The settings with some values changed."""
     sections = {
         name: getattr(settings, name).model_copy(update=values) for name, values in changes.items()
     }

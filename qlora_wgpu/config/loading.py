@@ -115,9 +115,6 @@ def located(settings: Mapping[str, Any]) -> dict[Location, Any]:
     Args:
         settings: By key where one section alone has it (``learning_rate=1e-4``), by dotted key
             (``{"optim.learning_rate": 1e-4}``), or by section (``optim={"learning_rate": 1e-4}``).
-
-    Raises:
-        ConfigError: If a key is unknown, stands in several sections, or is given twice.
     """
     values: dict[Location, Any] = {}
     for name, value in settings.items():
@@ -197,9 +194,6 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
             one over earlier ones. The value is YAML; where the key holds text, it needs
             no quotes, whatever it looks like. Or a mapping of values, by key, dotted key or
             section: ``{"learning_rate": 1e-4}``.
-
-    Raises:
-        ConfigError: If anything is wrong; one message names all problems with their lines.
     """
     if not isinstance(path, str | os.PathLike):
         raise ConfigError(
@@ -264,9 +258,6 @@ def with_settings(config: Config | Mapping[str, Any], settings: Mapping[str, Any
     Args:
         config: The configuration, or a mapping with its sections.
         settings: What is other, as ``load_config`` takes it.
-
-    Raises:
-        ConfigError: If anything in it is wrong.
     """
     given = config.model_dump() if isinstance(config, Config) else dict(config)
     changes = located(settings)
@@ -380,13 +371,6 @@ def _override_value(section: str, leaf: str, raw: str, text: str, *, entry: bool
     """YAML, except that text keys keep what was typed: a folder may be called 2024 or a: b.
 
     A list of several paths is one, though, unless something has that name.
-
-    Args:
-        section: The key's section.
-        leaf: The key.
-        raw: What was typed.
-        text: The whole override.
-        entry: Whether it is an entry of the mapping that the key holds.
     """
     annotation = _annotation(section, leaf)
     holds_text = _holds_text(get_args(annotation)[1] if entry else annotation)

@@ -24,17 +24,11 @@ _PLACE = re.compile(
 
 
 class DataPlace(NamedTuple):
-    """Where data is, as ``PATH:SPLIT[FROM:TO]`` names it.
+    """Where data is, as ``PATH:SPLIT[FROM:TO]`` names it."""
 
-    Attributes:
-        path: A file, a folder or a name of the hub.
-        split: The split, with its configuration in front of it if one is named.
-        rows: The slice of its rows, with its brackets; empty for all.
-    """
-
-    path: str
-    split: str | None = None
-    rows: str = ""
+    path: str  # a file, a folder or a name of the hub
+    split: str | None = None  # the split, with its configuration in front of it if one is named
+    rows: str = ""  # the slice of its rows, with its brackets; empty for all
 
     @classmethod
     def parse(cls, text: str) -> DataPlace:

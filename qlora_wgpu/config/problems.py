@@ -129,17 +129,11 @@ _TYPE_WORDS = {
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """One thing that is wrong."""
 
-    Attributes:
-        loc: The key, outermost part first: ``("lora", "r")``.
-        kind: ``"unknown"`` (no such key), ``"missing"`` or ``"value"``.
-        text: The rest of the sentence, such as ``"must be at least 1, got 0"``.
-    """
-
-    loc: tuple[str, ...]
-    kind: str
-    text: str = ""
+    loc: tuple[str, ...]  # the key, outermost part first: ``("lora", "r")``
+    kind: str  # ``"unknown"`` (no such key), ``"missing"`` or ``"value"``
+    text: str = ""  # the rest of the sentence, such as ``"must be at least 1, got 0"``
 
     @property
     def key(self) -> str:

@@ -15,21 +15,13 @@ _CYCLES = 1e6
 
 @dataclass(frozen=True)
 class _Number:
-    """A number within bounds, the first of which may be left out.
+    """A number within bounds, the first of which may be left out."""
 
-    Attributes:
-        least: The least.
-        most: The largest.
-        is_whole: Whether it counts something.
-        open_below: Whether it must be more than the least.
-        open_above: Whether it must be less than the largest.
-    """
-
-    least: float
-    most: float
-    is_whole: bool = False
-    open_below: bool = False
-    open_above: bool = False
+    least: float  # the least
+    most: float  # the largest
+    is_whole: bool = False  # whether it counts something
+    open_below: bool = False  # whether it must be more than the least
+    open_above: bool = False  # whether it must be less than the largest
 
     def fault(self, value: Any) -> str:
         """What is wrong with a value, if anything is."""
@@ -101,9 +93,6 @@ def check_schedule(name: str, given: Mapping[str, Any], learning_rate: float) ->
         name: ``lr_scheduler_type``.
         given: ``lr_scheduler_kwargs``.
         learning_rate: The peak.
-
-    Raises:
-        ValueError: With the rest of a sentence that begins with the key.
     """
     known = ARGUMENTS[name]
     for key, value in given.items():

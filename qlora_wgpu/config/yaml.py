@@ -89,11 +89,7 @@ _FIRST = 64  # bytes of a .json file, which begins data with a list
 
 
 def refuse_other_than_yaml(path: Path) -> None:
-    """Refuses data, a model and every folder where the path of a YAML file is needed.
-
-    Raises:
-        ConfigError: If it is one of these.
-    """
+    """Refuses data, a model and every folder where the path of a YAML file is needed."""
     if is_dir(path):
         raise ConfigError(f"{path} is {_folder(path)}")
     suffix = path.suffix.lower()
@@ -166,16 +162,7 @@ def near_name(path: Path) -> str:
 
 
 def read_json_object(path: Path, most: int, error: type[QLoRAError]) -> dict[str, Any]:
-    """Reads a JSON object.
-
-    Args:
-        path: The file.
-        most: Bytes that it may have.
-        error: What is raised.
-
-    Raises:
-        QLoRAError: As ``error``, if the file is missing, too large, not JSON, or holds no object.
-    """
+    """Reads a JSON object."""
     try:
         raw = file_bytes(path, most)
     except OSError as err:
@@ -184,11 +171,7 @@ def read_json_object(path: Path, most: int, error: type[QLoRAError]) -> dict[str
 
 
 def json_object(raw: bytes, path: Path, error: type[QLoRAError]) -> dict[str, Any]:
-    """The object that a file's bytes hold; arguments as for ``read_json_object``.
-
-    Raises:
-        QLoRAError: As ``error``, if they are not JSON, or hold no object.
-    """
+    """The object that a file's bytes hold; arguments as for ``read_json_object``."""
     try:
         value = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError as err:
@@ -209,15 +192,7 @@ _Pair = tuple[yaml.Node, yaml.Node]
 
 
 def written_out(node: yaml.Node, name: str) -> yaml.Node:
-    """A document as a tree: each alias replaced by what it stands for, merge keys by their keys.
-
-    Args:
-        node: The document, as PyYAML composes it.
-        name: The file's, for messages.
-
-    Raises:
-        ConfigError: If it becomes too large or too deep, or a merge key names no mapping.
-    """
+    """A document as a tree: each alias replaced by what it stands for, merge keys by their keys."""
     return _Writer(name).node(node, 0)
 
 
@@ -283,14 +258,10 @@ _NULL = {"", "~", "null", "Null", "NULL"}
 
 @dataclass
 class YamlFile:
-    """Values of a file and where they stand.
+    """Values of a file and where they stand."""
 
-    Attributes:
-        values: The top-level mapping.
-        lines: Line number, from 1, of every key by its path: ``lines[("lora", "r")]``.
-    """
-
-    values: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)  # the top-level mapping
+    # Line number, from 1, of every key by its path: ``lines[("lora", "r")]``
     lines: dict[tuple[str, ...], int] = field(default_factory=dict)
 
 
@@ -299,16 +270,7 @@ class AliasError(ConfigError):
 
 
 def read_yaml_file(path: Path, *, aliases: bool = False) -> YamlFile:
-    """Reads a configuration file.
-
-    Args:
-        path: The file.
-        aliases: Whether it may have anchors, aliases and merge keys, as other trainers' files do.
-
-    Raises:
-        AliasError: If it has some, and may not.
-        ConfigError: If the file cannot be read, is not UTF-8 or is not plain YAML.
-    """
+    """Reads a configuration file."""
     try:
         refuse_other_than_yaml(path)
         raw = file_bytes(path, YAML_BYTES)
@@ -495,18 +457,12 @@ Value = str | bool | int | float | dict[str, str] | list[dict[str, str]]
 
 @dataclass(frozen=True)
 class Setting:
-    """One line of a configuration.
+    """One line of a configuration."""
 
-    Attributes:
-        key: Section and key, such as ``"optim.learning_rate"``.
-        value: The value.
-        why: What it is for, or why it is that; may be empty.
-        is_active: Whether it counts; else it is a comment itself, for the user to fill in.
-    """
-
-    key: str
-    value: Value
-    why: str = ""
+    key: str  # section and key, such as ``"optim.learning_rate"``
+    value: Value  # the value
+    why: str = ""  # what it is for, or why it is that; may be empty
+    # Whether it counts; else it is a comment itself, for the user to fill in
     is_active: bool = True
 
     @property
@@ -523,12 +479,7 @@ class Setting:
 
 
 def commented_yaml(title: str, settings: Sequence[Setting]) -> str:
-    """The text of a file.
-
-    Args:
-        title: Its first line.
-        settings: Its lines; those of a section follow one another.
-    """
+    """The text of a file."""
     parts = [f"# {one_line(title)}"]
     for section, lines in groupby(settings, key=lambda setting: setting.section):
         parts.append("\n".join([f"{section}:", *(line.line() for line in lines)]))

@@ -14,19 +14,12 @@ TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]
 
 @dataclass(frozen=True)
 class LearntTurns:
-    """A conversation as text, and what is learnt of it.
+    """A conversation as text, and what is learnt of it."""
 
-    Attributes:
-        text: The text.
-        spans: Ascending character ranges.
-        is_spared: Whether turns that would be learnt say that they are not.
-        turns: The assistant's that are learnt.
-    """
-
-    text: str
-    spans: list[Span]
-    is_spared: bool
-    turns: set[int]
+    text: str  # the text
+    spans: list[Span]  # ascending character ranges
+    is_spared: bool  # whether turns that would be learnt say that they are not
+    turns: set[int]  # the assistant's that are learnt
 
 
 class TurnChooser:
@@ -39,15 +32,7 @@ class TurnChooser:
     def __init__(
         self, template: ChatTemplate, train_on: TrainOn, eos_token: str | None, *, heeds: bool
     ) -> None:
-        """Builds one.
-
-        Args:
-            template: The chat template.
-            train_on: The turns that are learnt.
-            eos_token: Text that some templates put after the very last turn only.
-            heeds: Whether turns decide by what they say of themselves. A template that marks what
-                is learnt by what they say decides alone, unless everything is learnt.
-        """
+        """Builds one."""
         self._template = template
         self._train_on = train_on
         self._eos_token = eos_token
@@ -55,12 +40,7 @@ class TurnChooser:
         self.checks = heeds and (train_on == "all" or not decides(template))
 
     def choose(self, conversation: Conversation) -> LearntTurns:
-        """Renders a conversation and finds what is learnt of it.
-
-        Raises:
-            DataError: If the template refuses the conversation, or a turn cannot be found for
-                certain.
-        """
+        """Renders a conversation and finds what is learnt of it."""
         messages = conversation.messages
         first, is_whole = self._first(conversation), self._train_on == "all"
         own = {i for i, m in enumerate(messages) if i >= first and m["role"] == "assistant"}

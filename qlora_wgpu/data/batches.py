@@ -69,9 +69,6 @@ def pack(lengths: npt.NDArray[np.int64], limit: int) -> list[tuple[int, ...]]:
     Args:
         lengths: Tokens of each example, at most ``limit``.
         limit: Tokens of a row.
-
-    Returns:
-        The examples of each row, each once, rows and their examples in the order of the data set.
     """
     order = np.argsort(-lengths, kind="stable")
     rows: list[list[int]] = []
@@ -94,18 +91,14 @@ SMALLEST_BUCKET = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Batch:
-    """Padded examples; every array is (batch, length), int32 where nothing else is said.
+    """Padded examples; every array is (batch, length), int32 where nothing else is said."""
 
-    Attributes:
-        input_ids: Token ids, padded on the right.
-        labels: Ids where the model learns, -100 elsewhere and in the padding; not shifted.
-        attention_mask: 0 for padding, else the number, from 1 on, of the example within its row.
-        weights: Float32, of each token's example in the loss; zero in the padding.
-    """
-
-    input_ids: npt.NDArray[np.int32]
+    input_ids: npt.NDArray[np.int32]  # token ids, padded on the right
+    # Ids where the model learns, -100 elsewhere and in the padding; not shifted
     labels: npt.NDArray[np.int32]
+    # 0 for padding, else the number, from 1 on, of the example within its row
     attention_mask: npt.NDArray[np.int32]
+    # Float32, of each token's example in the loss; zero in the padding
     weights: npt.NDArray[np.float32]
 
 
@@ -125,16 +118,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
 
 
 def collate(rows: Sequence[Sequence[Example]], pad_token_id: int, length: int) -> Batch:
-    """Pads rows on the right into one batch.
-
-    Args:
-        rows: The examples of each row, which do not see each other; none for a row of padding.
-        pad_token_id: Id in the padding. It is masked, but must lie within the vocabulary.
-        length: Number of columns, at least that of the longest row.
-
-    Raises:
-        ShapeError: If there is no row, or one is longer than ``length``.
-    """
+    """Pads rows on the right into one batch."""
     if not rows:
         raise ShapeError("a batch needs at least one row")
     longest = max(row_length(row) for row in rows)
@@ -166,9 +150,6 @@ def bucket_length(longest: int, max_seq_length: int) -> int:
     """The padded length for a batch: 32, 48, 64, 96, 128, ... up to ``max_seq_length``.
 
     Few lengths mean few traced graphs; a step of at most 1.5 bounds the padding to a third.
-
-    Raises:
-        ShapeError: If ``longest`` exceeds ``max_seq_length``.
     """
     if longest > max_seq_length:
         raise ShapeError(f"{longest} tokens exceed max_seq_length={max_seq_length}")

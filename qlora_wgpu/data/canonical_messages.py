@@ -44,10 +44,6 @@ def canonical_message(given: Any, name: str) -> dict[str, Any]:
     Args:
         given: The message.
         name: What it is called in an error, such as ``message 2``.
-
-    Raises:
-        EmptyRow: If its content is null, and there is nothing else in it.
-        DataError: If it is no message.
     """
     if not isinstance(given, Mapping):
         raise DataError(f"{name} must be an object, got {kind_of(given)}")
@@ -112,11 +108,7 @@ def _check_content(content: Any, name: str) -> None:
 
 
 def canonical_tools(value: Any) -> list[dict[str, Any]] | None:
-    """Tools in the one form, each an object with its ``function``; None where there are none.
-
-    Raises:
-        DataError: If they are no list of objects.
-    """
+    """Tools in the one form, each an object with its ``function``; None where there are none."""
     tools = from_json(value)
     if tools is None or tools == [] or (isinstance(tools, str) and tools.strip() in ("", "null")):
         return None
@@ -135,11 +127,7 @@ def _canonical_tool(tool: Any) -> dict[str, Any]:
 
 
 def canonical_options(value: Any) -> dict[str, Any]:
-    """What a row gives the chat template besides, as TRL's ``chat_template_kwargs``.
-
-    Raises:
-        DataError: If it is no object, or names what a template is given in any case.
-    """
+    """What a row gives the chat template besides, as TRL's ``chat_template_kwargs``."""
     options = from_json(value, "{")
     if options is None or options == "":
         return {}
@@ -155,11 +143,7 @@ def canonical_options(value: Any) -> dict[str, Any]:
 
 
 def from_json(value: Any, opener: str = "[") -> Any:
-    """A list, or an object, that a table keeps as text.
-
-    Raises:
-        DataError: If the text is no JSON.
-    """
+    """A list, or an object, that a table keeps as text."""
     if isinstance(value, str) and value.lstrip().startswith(opener):
         what = "a list" if opener == "[" else "an object"
         try:

@@ -104,32 +104,23 @@ _MOST_OTHERS = 64  # templates with options that are remembered
 
 
 class Conversation(NamedTuple):
-    """A conversation.
+    """A conversation."""
 
-    Attributes:
-        messages: Its messages.
-        tools: The JSON schemas of functions that the model may call.
-        first: The first message that is no part of the prompt.
-        options: What else the chat template is given, by name.
-    """
-
-    messages: Sequence[Mapping[str, Any]]
+    messages: Sequence[Mapping[str, Any]]  # its messages
+    # The JSON schemas of functions that the model may call
     tools: Sequence[Mapping[str, Any]] | None = None
-    first: int = 0
+    first: int = 0  # the first message that is no part of the prompt
+    # What else the chat template is given, by name
     options: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
 class RenderedChat:
-    """A rendered conversation.
+    """A rendered conversation."""
 
-    Attributes:
-        text: The text that the model reads.
-        spans: Half-open character ranges of what the assistant writes, or None where the template
-            does not mark it with ``{% generation %}``.
-    """
-
-    text: str
+    text: str  # the text that the model reads
+    # Half-open character ranges of what the assistant writes, or None where the template does not
+    # mark it with ``{% generation %}``
     spans: list[tuple[int, int]] | None
 
 
@@ -155,9 +146,6 @@ class ChatTemplate:
             special_tokens: Texts by name, such as ``{"bos_token": "<s>"}``, and what else the
                 template is given.
             tool_source: That of the template for conversations with tools, if it is another one.
-
-        Raises:
-            TokenizerError: If the template is no valid Jinja, or takes too much to compile.
         """
         self.source = source
         self.tool_source = tool_source
@@ -234,10 +222,6 @@ class ChatTemplate:
             messages: Mappings with ``role`` and ``content``.
             add_generation_prompt: Whether to end with the header of an assistant turn.
             tools: JSON schemas of functions that the model may call.
-
-        Raises:
-            DataError: If the template refuses or cannot take the conversation.
-            TokenizerError: If the template exceeds its bounds.
         """
         text = self._ahead.text_of(messages, add_generation_prompt, tools)
         if text is not None:
@@ -327,9 +311,6 @@ def find_chat_template(setting: str | None, tokenizer: Tokenizer) -> ChatTemplat
 
     Returns:
         The template, or None if there is none at all.
-
-    Raises:
-        TokenizerError: If a file cannot be read or the template is broken.
     """
     if setting is None:
         source = tokenizer.chat_template

@@ -68,15 +68,7 @@ def keys_of(row_format: str) -> tuple[str, ...]:
 
 
 def with_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
-    """A row under its format's keys.
-
-    Args:
-        row: The row as it was read.
-        columns: The row's own names by the format's.
-
-    Raises:
-        DataError: If the row lacks a column, or no format has such a key.
-    """
+    """A row under its format's keys."""
     renamed = dict(row)
     for key, column in columns.items():
         if column not in row:
@@ -108,14 +100,6 @@ def detect_format(
 
     Keys without a value count only where nothing else makes a format: a table has all columns in
     every row. Formats that the user has named columns for go before others.
-
-    Args:
-        row: The row, under its format's keys.
-        row_format: The format it must have, if any.
-        columns: The row's own names by the format's.
-
-    Raises:
-        DataError: If the keys fit no format.
     """
     filled = {key for key, value in row.items() if value is not None}
     for present in (filled, row.keys()):
@@ -184,11 +168,7 @@ def is_blank(row: Mapping[str, Any]) -> bool:
 
 
 def weight_of(row: Mapping[str, Any], columns: Mapping[str, str]) -> float:
-    """A row's weight in the loss: one, unless ``data.columns`` names a column for it.
-
-    Raises:
-        DataError: If it is no finite number from 0 on.
-    """
+    """A row's weight in the loss: one, unless ``data.columns`` names a column for it."""
     if WEIGHT not in columns:
         return 1.0
     value = row[WEIGHT]
@@ -208,9 +188,6 @@ def refuse_masks(row: Mapping[str, Any]) -> None:
     """Refuses a column that says which tokens of a row are learnt, in the words of other trainers.
 
     ``labels`` that leave no token out say nothing, or are classes of the text.
-
-    Raises:
-        DataError: If the row has such a list of numbers.
     """
     for key in sorted(_MASKS & row.keys()):
         numbers = _numbers_of(row[key])

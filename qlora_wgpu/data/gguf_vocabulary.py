@@ -34,15 +34,7 @@ _PREFERRED = ("gpt-2", "smollm", "llama-bpe", "smaug-bpe", "qwen2", "qwen35", "g
 
 
 def pre_tokenizer_name(tokenizer: dict[str, Any], where: object) -> str:
-    """The value of ``tokenizer.ggml.pre``.
-
-    Args:
-        tokenizer: The contents of a tokenizer.json with byte-level BPE.
-        where: The file, for messages.
-
-    Raises:
-        TokenizerError: If llama.cpp has no name for it that is known here.
-    """
+    """The value of ``tokenizer.ggml.pre``."""
     ignores = tokenizer["model"].get("ignore_merges") is True
     cuts = tuple(_cuts(tokenizer.get("pre_tokenizer")))
     names = [*_PREFERRED, *(name for name in PRE_TOKENIZERS if name not in _PREFERRED)]
@@ -123,9 +115,6 @@ def vocabulary_keys(
             which the tokenizer puts its own special tokens.
         joins_pairs: Whether llama.cpp has a vocabulary with bytes for what is no token joined by
             its merges, as it has Gemma 4's, instead of by scores.
-
-    Raises:
-        TokenizerError: If it is none that llama.cpp has.
     """
     path = folder / "tokenizer.json"
     stored = json.loads(file_bytes(path, TOKENIZER_BYTES))
@@ -334,15 +323,7 @@ class LlamaCppTokenizer:
     """llama.cpp's tokenizer of a GGUF file."""
 
     def __init__(self, metadata: Mapping[str, Any], path: Path) -> None:
-        """Takes a file's keys.
-
-        Args:
-            metadata: The keys, as they are read.
-            path: The file, for messages.
-
-        Raises:
-            TokenizerError: If it has no vocabulary, or one that is not read.
-        """
+        """Takes a file's keys."""
         files = tokenizer_files(metadata, path)
         self._tokens = [token.decode("utf-8", "replace") for token in metadata[f"{_KEY}tokens"]]
         self._special = _special_tokens(self._tokens, metadata[f"{_KEY}token_type"].tolist())
@@ -373,11 +354,7 @@ class LlamaCppTokenizer:
         }
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a prompt, whose own token that begins it does not come twice.
-
-        Raises:
-            TokenizerError: If the text cannot be encoded.
-        """
+        """The ids of a prompt, whose own token that begins it does not come twice."""
         ids = [] if self._bos is None else [self._tokens.index(self._bos)]
         follows_special = True
         for part in self._parted(text.removeprefix(self._bos or "")):
@@ -392,12 +369,7 @@ class LlamaCppTokenizer:
         return ids if self._eos is None else [*ids, self._tokens.index(self._eos)]
 
     def first_difference(self, trained: Iterable[TrainedText], eos: int | None) -> str | None:
-        """Where the ids of a file part from those of training, in words; None where none do.
-
-        Args:
-            trained: Texts, and what they were in training.
-            eos: The token that rows may have behind their text.
-        """
+        """Where the ids of a file part from those of training, in words; None where none do."""
         seen, wrong, first = 0, 0, ""
         for text, ids in trained:
             seen += 1

@@ -41,12 +41,6 @@ def choose_converted(
         files: All of the branch, named as ``CONFIGURATION/SPLIT/0000.parquet``.
         asked: ``CONFIGURATION/SPLIT`` or ``SPLIT``; None for what is usual.
         held_out: Whether it is read to be measured on.
-
-    Returns:
-        The split, and the files of all of that configuration's.
-
-    Raises:
-        DataError: If there is no such split or configuration, or several may be meant.
     """
     *folders, split = (asked or "").split("/")
     configurations = _configurations(files)
@@ -130,9 +124,6 @@ def download(text: str, *, held_out: bool = False) -> Selection:
             ``owner/name:validation``; or with a folder or a configuration of the data set,
             ``owner/name:main/test``.
         held_out: Whether it is read to be measured on.
-
-    Raises:
-        DataError: If there is no such data set or split, or the hub cannot be reached.
     """
     # By name: what the package offers lazily is there only where somebody else has asked for it.
     from huggingface_hub import errors
@@ -189,11 +180,7 @@ def _of_branch(text: str, name: str, asked: str | None, *, held_out: bool) -> Se
 def _listed(
     text: str, name: str, names: list[str], asked: str | None, *, held_out: bool
 ) -> Selection | None:
-    """A split that the data set's README.md lists; None where it lists no files that can be read.
-
-    Raises:
-        DataError: If it has no such split, or several configurations.
-    """
+    """A split that the data set's README.md lists; None where it lists no readable files."""
     files = [PurePosixPath(file) for file in sorted(_rows(names))]
     if CARD not in names or not files:
         return None
@@ -289,11 +276,7 @@ def _rows(names: list[str]) -> list[str]:
 
 
 def choose(name: str, files: list[str], split: str) -> list[str]:
-    """The files of a split among all of a data set, by their names.
-
-    Raises:
-        DataError: If there is none, or they are in several folders.
-    """
+    """The files of a split among all of a data set, by their names."""
     rows = _rows(files)
     *folders, stem = split.split("/")
     inside = [f for f in rows if not folders or "/".join(folders) in _folder(f)]

@@ -21,9 +21,6 @@ def chosen_objective(data_path: str, columns: Mapping[str, str] | None = None) -
     Args:
         data_path: Path or hub name of the data.
         columns: The rows' own names by their format's, as ``data.columns`` has them.
-
-    Raises:
-        DataError: If the data cannot be read, or lacks such a column.
     """
     row = first_row(data_path)
     if row is None:
@@ -51,9 +48,6 @@ def chosen_template(
 
     Returns:
         The name; None where the tokenizer has a template, or the rows are no chats.
-
-    Raises:
-        DataError: If the data cannot be read.
     """
     if tokenizer.chat_template is not None:
         return None

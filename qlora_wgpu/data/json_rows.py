@@ -23,11 +23,7 @@ class TextFile:
     """A UTF-8 file, with or without a mark at its beginning, whose errors name a line."""
 
     def __init__(self, path: Path) -> None:
-        """Opens the file.
-
-        Raises:
-            DataError: If it cannot be opened.
-        """
+        """Opens the file."""
         self.name = path.name
         self._path = path
         self._decode = codecs.getincrementaldecoder("utf-8-sig")().decode
@@ -49,11 +45,7 @@ class TextFile:
         self._file.close()
 
     def read(self) -> str:
-        """The next characters; none at the end.
-
-        Raises:
-            DataError: If the file cannot be read on or is not UTF-8.
-        """
+        """The next characters; none at the end."""
         text = ""
         while not text:
             raw = self._read_bytes()
@@ -86,9 +78,6 @@ def file_parts(path: Path) -> Iterator[str]:
     """All of a file's text in parts of some size, line ends as line feeds.
 
     So a text has the same tokens whatever system it was written on.
-
-    Raises:
-        DataError: If it cannot be read or is not UTF-8.
     """
     line_ends = IncrementalNewlineDecoder(None, translate=True)
     with TextFile(path) as file:
@@ -111,9 +100,6 @@ def parse_json(text: str, first_line: int | None = None) -> Any:
     Args:
         text: All of it is the value.
         first_line: Number of its first line in a file; None for text of one line alone.
-
-    Raises:
-        DataError: If it is no JSON, or is refused; it names the place within the text alone.
     """
     decoder = _decoder()
     try:
@@ -129,13 +115,7 @@ def parse_json(text: str, first_line: int | None = None) -> Any:
 
 
 def raw_decode(text: str, begin: int) -> tuple[Any, int]:
-    """The value that begins at a place of a text, and where it ends; not checked yet.
-
-    Raises:
-        JSONDecodeError: If there is none, or the text ends within it.
-        ValueError: If it is refused; see ``refusal``.
-        RecursionError: Likewise.
-    """
+    """The value that begins at a place of a text, and where it ends; not checked yet."""
     value, end = _decoder().raw_decode(text, begin)
     return value, int(end)
 
@@ -150,15 +130,7 @@ def refusal(err: ValueError | RecursionError) -> DataError:
 
 
 def checked(value: Any, source: str) -> Any:
-    """The value, after a look at what the decoder lets through.
-
-    Args:
-        value: What was decoded.
-        source: Its text.
-
-    Raises:
-        DataError: If it is nested too deeply or holds half a character.
-    """
+    """The value, after a look at what the decoder lets through."""
     # Both looks are needed for few rows, which the text tells at once.
     if source.count("[") + source.count("{") > MAX_DEPTH and _is_deep(value):
         raise _too_deep()
@@ -233,11 +205,7 @@ Rows = Iterator[tuple[str, dict[str, Any]]]
 
 
 def json_lines(path: Path) -> Rows:
-    """Yields where a row stands and the row; empty lines are none.
-
-    Raises:
-        DataError: If the file cannot be read, or a line is too long, not UTF-8 or no JSON object.
-    """
+    """Yields where a row stands and the row; empty lines are none."""
     try:
         with open_file(path) as file:
             for number, raw in enumerate(_lines(file, path.name), start=1):
@@ -285,12 +253,7 @@ def _row(value: Any, where: str) -> dict[str, Any]:
 
 
 def json_list(path: Path) -> Rows:
-    """Yields where a row stands and the row, from a file that holds one list.
-
-    Raises:
-        DataError: If the file cannot be read, is not UTF-8 or holds no list of JSON objects, or a
-            row is too long.
-    """
+    """Yields where a row stands and the row, from a file that holds one list."""
     with TextFile(path) as file:
         text = _Window(file)
         if text.peek() != "[":
@@ -310,11 +273,7 @@ def json_list(path: Path) -> Rows:
 
 
 def _one_after_another(text: _Window, name: str) -> Rows:
-    """The rows of JSON lines, which many keep in a file called ``.json``; there may be one alone.
-
-    Raises:
-        DataError: If there is what is no row, or one object that holds the rows as a list.
-    """
+    """The rows of JSON lines, which many keep in a file called ``.json``; maybe one alone."""
     if not text.peek():
         raise _no_list(name)
     first = text.value()
@@ -384,21 +343,13 @@ class _Window:
         self._at += 1
 
     def expect(self, character: str) -> None:
-        """Goes past a character, which must be there.
-
-        Raises:
-            DataError: If it is not.
-        """
+        """Goes past a character, which must be there."""
         if self.peek() != character:
             raise self.error(f"Expecting {character!r} delimiter")
         self.take()
 
     def value(self) -> Any:
-        """Goes past a value, which it returns.
-
-        Raises:
-            DataError: If there is none, or it is refused.
-        """
+        """Goes past a value, which it returns."""
         self.peek()
         size = _FIRST_TRY
         while True:

@@ -31,31 +31,19 @@ _NUMBER = 7_130_000_000  # and up are marks in place of numbers
 
 
 class Part(NamedTuple):
-    """What a message, or the tools, consist of.
+    """What a message, or the tools, consist of."""
 
-    Attributes:
-        message: The message's number from 0, or ``TOOLS``.
-        kind: What it is: ``content``, ``thought``, ``call`` or ``tool``.
-    """
-
-    message: int
-    kind: str
+    message: int  # the message's number from 0, or ``TOOLS``
+    kind: str  # what it is: ``content``, ``thought``, ``call`` or ``tool``
 
 
 class Place(NamedTuple):
-    """Where something that a message says stands in the text.
+    """Where something that a message says stands in the text."""
 
-    Attributes:
-        start: Its first character.
-        end: The character after its last one.
-        behind: The character after the word that is exchanged.
-        number: The word's.
-    """
-
-    start: int
-    end: int
-    behind: int
-    number: int
+    start: int  # its first character
+    end: int  # the character after its last one
+    behind: int  # the character after the word that is exchanged
+    number: int  # the word's
 
 
 class _Mark(NamedTuple):
@@ -69,18 +57,13 @@ class _Mark(NamedTuple):
 
 @dataclass
 class MarkedConversation:
-    """A conversation with marks in it.
-
-    Attributes:
-        messages: The messages.
-        tools: The tools, marked or not.
-        whole: Of which message the content as a whole is exchanged, if of one; then what a template
-            keeps of it need not be all of it.
-    """
+    """A conversation with marks in it."""
 
     text: str
-    messages: list[Message]
-    tools: Sequence[Mapping[str, Any]] | None = None
+    messages: list[Message]  # the messages
+    tools: Sequence[Mapping[str, Any]] | None = None  # the tools, marked or not
+    # Of which message the content as a whole is exchanged, if of one; then what a template keeps of
+    # it need not be all of it
     whole: int | None = None
     _marks: list[_Mark] = field(default_factory=list)
 
@@ -109,9 +92,6 @@ class MarkedConversation:
 
         Args:
             marked: The text of these messages; None where the template refuses them.
-
-        Returns:
-            The spans by the messages' numbers; nothing where the text is another one.
         """
         if marked is None:
             return {}
@@ -272,25 +252,12 @@ class LeftOut:
     """
 
     def __init__(self, template: ChatTemplate) -> None:
-        """Has looked at none.
-
-        Args:
-            template: The chat template.
-        """
+        """Has looked at none."""
         self._template = template
         self._known: dict[Any, tuple[Set[Part], Set[Part]]] = {}
 
     def of(self, conversation: Conversation, text: str, learnt: Set[int]) -> frozenset[str]:
-        """What of a conversation is left out, in words.
-
-        Args:
-            conversation: The conversation.
-            text: Its text.
-            learnt: The numbers of the messages that are learnt.
-
-        Raises:
-            DataError: If nothing is left of a message that is learnt.
-        """
+        """What of a conversation is left out, in words."""
         messages = conversation.messages
         shape = (tuple(map(_shape, messages)), bool(conversation.tools))
         if shape not in self._known:

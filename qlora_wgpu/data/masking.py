@@ -86,18 +86,6 @@ def assistant_spans(
     the rendering up to and with it, provided that both begin the whole text. Templates that treat
     earlier turns differently (Qwen3 leaves their thoughts out) break this; then the turn is found
     by marker words in what it says, and may be in several pieces.
-
-    Args:
-        template: The chat template.
-        messages: The conversation.
-        tools: JSON schemas of functions that the model may call.
-        eos_token: Text that some templates put after the very last turn only.
-
-    Returns:
-        The text, and ascending half-open character ranges.
-
-    Raises:
-        DataError: If the template refuses the conversation, or a turn cannot be found for certain.
     """
     return spans_from(template, messages, 0, tools, eos_token)
 
@@ -108,22 +96,7 @@ def last_turn_spans(
     tools: Tools = None,
     eos_token: str | None = None,
 ) -> tuple[str, list[Span]]:
-    """Renders a conversation and finds the assistant's last turn, the last message, in it.
-
-    Args:
-        template: The chat template.
-        messages: The conversation.
-        tools: JSON schemas of functions that the model may call.
-        eos_token: Text that some templates put after the very last turn only.
-
-    Returns:
-        The text, and ascending half-open character ranges: none where the assistant has not spoken
-        last.
-
-    Raises:
-        DataError: If the template refuses the conversation, or the turn cannot be found for
-            certain.
-    """
+    """Renders a conversation and finds the assistant's last turn, the last message, in it."""
     return spans_from(template, messages, len(messages) - 1, tools, eos_token)
 
 
@@ -134,22 +107,7 @@ def spans_from(
     tools: Tools = None,
     eos_token: str | None = None,
 ) -> tuple[str, list[Span]]:
-    """Renders a conversation and finds the assistant's turns in it from one message on.
-
-    Args:
-        template: The chat template.
-        messages: The conversation.
-        first: The first message that counts, from 0.
-        tools: JSON schemas of functions that the model may call.
-        eos_token: Text that some templates put after the very last turn only.
-
-    Returns:
-        The text, and ascending half-open character ranges; none where the assistant does not speak
-        from there on.
-
-    Raises:
-        DataError: If the template refuses the conversation, or a turn cannot be found for certain.
-    """
+    """Renders a conversation and finds the assistant's turns in it from one message on."""
     turns = {i for i, message in enumerate(messages) if message["role"] == "assistant"}
     kept = {i for i in turns if i >= first}
     rendered = RenderedTurns(template, messages, tools, eos_token)
@@ -180,9 +138,6 @@ class RenderedTurns:
             tools: JSON schemas of functions that the model may call.
             eos_token: Text that some templates put after the very last turn only.
             heeds: Whether ``{% generation %}`` decides what the assistant's turns are.
-
-        Raises:
-            DataError: If the template refuses the conversation.
         """
         rendered = template.render(messages, tools=tools)
         self.text = rendered.text
@@ -194,11 +149,7 @@ class RenderedTurns:
         self._known: dict[int, list[Place]] = {}
 
     def spans_of(self, turns: set[int]) -> list[Span]:
-        """The spans of some of the assistant's turns, ascending.
-
-        Raises:
-            DataError: If a turn cannot be found for certain.
-        """
+        """The spans of some of the assistant's turns, ascending."""
         if self._marked is not None:
             return list(self._marked_of(turns))
         found = self._spans(sorted(turns))
@@ -224,9 +175,6 @@ class RenderedTurns:
 
         A turn of another than the assistant is what it says, and what the template writes after it,
         where that can be told. One that a template is free to leave out is none.
-
-        Raises:
-            DataError: If a turn cannot be found for certain.
         """
         found = self._spans(turns)
         for turn, spans in found.items():

@@ -65,9 +65,6 @@ def check_marks(message: Mapping[str, Any], name: str) -> None:
     Args:
         message: The message.
         name: What it is called in the error, such as ``message 2``.
-
-    Raises:
-        DataError: If a mark is neither 0 nor 1, or passages of the message are marked.
     """
     if MARKS.isdisjoint(message):
         return
@@ -101,14 +98,7 @@ _REQUEST = "Write a response that appropriately completes the request."
 def alpaca_prompt(
     instruction: str, extra: str = "", system: str = "", history: Sequence[tuple[str, str]] = ()
 ) -> str:
-    """The prompt of an instruction.
-
-    Args:
-        instruction: What is to be done.
-        extra: An input to it, if any.
-        system: What stands at the beginning instead of Alpaca's own sentence, if anything.
-        history: Instructions and answers that came before.
-    """
+    """The prompt of an instruction."""
     task = f"{_TASK}, paired with an input that provides further context." if extra.strip() else ""
     task = task or f"{_TASK}."
     parts = [system if system.strip() else f"{task} {_REQUEST}"]
@@ -121,11 +111,7 @@ def alpaca_prompt(
 
 
 def history_of(row: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Instructions and answers before a row's own, as Alpaca's form keeps them.
-
-    Raises:
-        DataError: If the row has them in another form.
-    """
+    """Instructions and answers before a row's own, as Alpaca's form keeps them."""
     turns = from_json(row.get("history")) or []
     pairs = [turn for turn in turns if isinstance(turn, list) and len(turn) == 2]
     if not isinstance(turns, list) or len(pairs) < len(turns):
@@ -163,12 +149,7 @@ _CALL = "function_call"  # of the assistant, whose value is JSON
 
 
 def with_system(messages: list[dict[str, Any]], row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row's messages behind its ``system``, where it has one and they do not begin with theirs.
-
-    Args:
-        messages: At least one.
-        row: The row.
-    """
+    """A row's messages behind its ``system``, where they do not begin with one of theirs."""
     system = row.get("system")
     if not isinstance(system, str) or not system.strip() or messages[0]["role"] in _SYSTEM_ROLES:
         return messages
@@ -176,12 +157,7 @@ def with_system(messages: list[dict[str, Any]], row: Mapping[str, Any]) -> list[
 
 
 def checked_messages(value: Any, key: str) -> list[dict[str, Any]]:
-    """The messages of a row, a request or a prompt, in the one form.
-
-    Raises:
-        EmptyRow: If there are none.
-        DataError: If it is no list of messages.
-    """
+    """The messages of a row, a request or a prompt, in the one form."""
     messages = _list_of(value, f"'{key}' must be a list of messages that is not empty")
     return [canonical_message(each, f"message {i}") for i, each in enumerate(messages, start=1)]
 
@@ -204,12 +180,7 @@ def first_holds(turns: Any, key: str) -> bool:
 
 
 def from_sharegpt(turns: Any) -> list[dict[str, Any]]:
-    """Turns in ShareGPT's form as messages.
-
-    Raises:
-        EmptyRow: If there are none.
-        DataError: If it is no list of turns.
-    """
+    """Turns in ShareGPT's form as messages."""
     messages = []
     requirement = "'conversations' must be a list of turns that is not empty"
     for number, turn in enumerate(_list_of(turns, requirement), start=1):
@@ -256,9 +227,6 @@ def as_chat(row: Mapping[str, Any], row_format: str) -> tuple[dict[str, Any], st
 
     An ``input`` stands in a line of its own behind its ``instruction``, and a ``history`` of
     earlier instructions and answers before both.
-
-    Raises:
-        DataError: If the history is none.
     """
     answer = _ANSWERS.get(row_format)
     if answer is None:
@@ -268,11 +236,7 @@ def as_chat(row: Mapping[str, Any], row_format: str) -> tuple[dict[str, Any], st
 
 
 def with_chat_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with answers that are compared or judged, with a message in place of a text's prompt.
-
-    Raises:
-        DataError: If the history is none.
-    """
+    """A row with answers that are compared or judged, a message in place of a text's prompt."""
     named = PAIR if row.get("prompt") is not None else INSTRUCTION
     if not isinstance(row.get("prompt", row.get("instruction")), str):
         return dict(row)

@@ -26,14 +26,10 @@ _CHOICES = 2**40  # orders by which examples are chosen lie beyond those of epoc
 
 @dataclass(frozen=True)
 class Portion:
-    """What one data set gives to a mixture.
+    """What one data set gives to a mixture."""
 
-    Attributes:
-        weight: Its share, beside the weights of all others; None without weights.
-        rows: Examples of it, or a share of its own where it is below 1; None for all.
-    """
-
-    weight: float | None = None
+    weight: float | None = None  # its share, beside the weights of all others; None without weights
+    # Examples of it, or a share of its own where it is below 1; None for all
     rows: float | None = None
 
 
@@ -41,12 +37,7 @@ class Joined(Dataset):
     """Data sets one behind the other, which stay where they are."""
 
     def __init__(self, parts: Sequence[Dataset], names: Sequence[str]) -> None:
-        """Joins data sets.
-
-        Args:
-            parts: The data sets, at least one.
-            names: A name of each for people.
-        """
+        """Joins data sets."""
         total: Counter[str] = Counter()
         for part in parts:
             total.update(asdict(part.counts))
@@ -124,9 +115,6 @@ def mix(
         portions: What each gives.
         strategy: How many examples weighted ones make together: see ``examples_of``.
         seed: Another one chooses other examples.
-
-    Raises:
-        DataError: If they make too many.
     """
     whole = Joined(parts, names)
     sizes = [part.num_rows for part in parts]
@@ -150,14 +138,7 @@ def mix(
 def examples_of(
     sizes: Sequence[int], portions: Sequence[Portion], strategy: StoppingStrategy
 ) -> list[int]:
-    """How many examples each data set gives an epoch, at least one.
-
-    Args:
-        sizes: Examples of each.
-        portions: What each is to give.
-        strategy: With weights, whether the epoch ends before the first one would have to repeat
-            an example (first_exhausted), or where the last one has given all (all_exhausted).
-    """
+    """How many examples each data set gives an epoch, at least one."""
     if portions[0].weight is None:
         return [_rows(portion, size) for portion, size in zip(portions, sizes, strict=True)]
     weights = [portion.weight or 0.0 for portion in portions]

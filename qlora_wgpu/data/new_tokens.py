@@ -19,33 +19,17 @@ from qlora_wgpu.presence import is_there
 
 @dataclass(frozen=True)
 class ExtendedTokenizer:
-    """A tokenizer's folder with tokens added.
+    """A tokenizer's folder with tokens added."""
 
-    Attributes:
-        folder: The folder, for as long as the process runs.
-        new_tokens: The ids of those that the tokenizer did not have.
-        count: How many tokens it has now, if they are numbered without a gap.
-    """
-
-    folder: Path
-    new_tokens: tuple[int, ...]
-    count: int
+    folder: Path  # the folder, for as long as the process runs
+    new_tokens: tuple[int, ...]  # the ids of those that the tokenizer did not have
+    count: int  # how many tokens it has now, if they are numbered without a gap
 
 
 def extended_tokenizer(
     folder: Path, tokens: Sequence[str], special_tokens: Sequence[str]
 ) -> ExtendedTokenizer:
-    """Adds tokens to a tokenizer; those that it has stay what they are.
-
-    Args:
-        folder: Its folder.
-        tokens: Texts that become a token each.
-        special_tokens: Texts that become special tokens, which texts that are shown leave out.
-
-    Raises:
-        TokenizerError: If there is no tokenizer, or it is damaged.
-        ConfigError: If a text is named twice.
-    """
+    """Adds tokens to a tokenizer; those that it has stay what they are."""
     path = folder / "tokenizer.json"
     if not is_there(path):
         raise TokenizerError(f"{folder} has no tokenizer.json, so no tokens can be added")

@@ -35,11 +35,7 @@ class Answer(NamedTuple):
 
 
 def format_of(row: Mapping[str, Any], objective: str) -> str:
-    """Which of the two forms a row has, by its keys.
-
-    Raises:
-        DataError: If it has neither, or one that the objective does not learn from.
-    """
+    """Which of the two forms a row has, by its keys."""
     filled = {key for key, value in row.items() if value is not None}
     for present in (filled, row.keys()):  # a table has all columns in every row
         if present >= {"chosen", "rejected"}:
@@ -57,12 +53,7 @@ def format_of(row: Mapping[str, Any], objective: str) -> str:
 
 
 def pair_of(row: Mapping[str, Any]) -> tuple[Answer, Answer]:
-    """The chosen answer and the rejected one.
-
-    Raises:
-        EmptyRow: If one of them holds nothing.
-        DataError: If they are no answers to one prompt.
-    """
+    """The chosen answer and the rejected one."""
     chosen, rejected = _side(row, "chosen"), _side(row, "rejected")
     prompt = _prompt(row, chosen, rejected)
     if isinstance(chosen, str) != isinstance(rejected, str):
@@ -83,12 +74,7 @@ def pair_of(row: Mapping[str, Any]) -> tuple[Answer, Answer]:
 
 
 def judged_of(row: Mapping[str, Any]) -> tuple[Answer, bool]:
-    """An answer, and whether it is good.
-
-    Raises:
-        EmptyRow: If it holds nothing.
-        DataError: If a value is missing or of the wrong type.
-    """
+    """An answer, and whether it is good."""
     label = row["label"]
     if label is None:
         raise EmptyRow("'label' is missing")

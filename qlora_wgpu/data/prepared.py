@@ -45,11 +45,7 @@ class Unfinished:
     """
 
     def __init__(self, parent: Path) -> None:
-        """Makes it, under a name of its own.
-
-        Raises:
-            OSError: If it cannot be made.
-        """
+        """Makes it, under a name of its own."""
         self._lock = _new_lock(parent)
         self.path = self._lock.path.with_suffix("")
         try:
@@ -59,11 +55,7 @@ class Unfinished:
             raise
 
     def publish(self, folder: Path) -> None:
-        """Gives it its final name, unless another process has just made the same.
-
-        Raises:
-            OSError: If it cannot be renamed.
-        """
+        """Gives it its final name, unless another process has just made the same."""
         if not exists(folder):
             self.path.rename(folder)
 

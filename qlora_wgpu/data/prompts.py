@@ -45,16 +45,11 @@ PromptKind = Literal["chat", "alpaca", "text"]
 
 @dataclass(frozen=True)
 class PromptFormat:
-    """How a prompt is written, and where its answer ends.
+    """How a prompt is written, and where its answer ends."""
 
-    Attributes:
-        kind: Turns of a chat template; Alpaca's instruction; or the text itself.
-        tokenizer: The model's tokenizer.
-        template: What writes turns; None for text, and for chats of which nobody knows the turns.
-    """
-
-    kind: PromptKind
-    tokenizer: Tokenizer
+    kind: PromptKind  # turns of a chat template; Alpaca's instruction; or the text itself
+    tokenizer: Tokenizer  # the model's tokenizer
+    # What writes turns; None for text, and for chats of which nobody knows the turns
     template: ChatTemplate | None
 
     @classmethod
@@ -65,9 +60,6 @@ class PromptFormat:
             row_format: A key of ``FORMATS``.
             tokenizer: The model's tokenizer.
             setting: ``data.chat_template``.
-
-        Raises:
-            TokenizerError: If the chat template is broken.
         """
         if row_format in CHATS:
             return cls("chat", tokenizer, find_chat_template(setting, tokenizer))
@@ -95,9 +87,6 @@ class PromptFormat:
             messages: The conversation.
             tools: JSON schemas of functions that the model may call, for a chat template.
             options: What else the chat template is given, as a row's ``chat_template_kwargs``.
-
-        Raises:
-            DataError: If the template refuses the conversation, or its text is longer than a row's.
         """
         if self.template is None:
             return self._as_rows(str(messages[-1]["content"]))
@@ -180,17 +169,7 @@ _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def save_prompt_files(folder: Path, base: Path, prompt: PromptFormat, name: str | None) -> None:
-    """Writes the tokenizer's files, the chat template, where answers end, and the prompt's format.
-
-    Args:
-        folder: The adapter's.
-        base: Folder of the base model, whose tokenizer it is.
-        prompt: The format of what was trained.
-        name: The template's, if it is a built-in one.
-
-    Raises:
-        CheckpointError: If a file cannot be read or written.
-    """
+    """Writes tokenizer files, the chat template, where answers end, and the prompt's format."""
     own = prompt.template is None or prompt.template.source == prompt.tokenizer.chat_template
     copy_tokenizer(base, folder, templates=own)
     _write(folder / CONFIG, _tokenizer_config(base, prompt, own=own))
@@ -207,10 +186,6 @@ def read_prompt_files(folder: Path) -> PromptFormat:
     """How prompts are written for what a folder holds: a model, or an adapter with a tokenizer.
 
     Where nothing says it, it is chats, with the tokenizer's template if there is one.
-
-    Raises:
-        TokenizerError: If a file of the tokenizer is damaged.
-        CheckpointError: If the prompt's format is.
     """
     tokenizer, kind = Tokenizer.from_folder(folder), prompt_kind(folder)
     if kind == "alpaca":
@@ -221,11 +196,7 @@ def read_prompt_files(folder: Path) -> PromptFormat:
 
 
 def prompt_kind(folder: Path) -> PromptKind:
-    """The kind of a model's or an adapter's prompts; chats where nothing says it.
-
-    Raises:
-        CheckpointError: If the file that says it is damaged.
-    """
+    """The kind of a model's or an adapter's prompts; chats where nothing says it."""
     path = folder / PROMPT_FORMAT
     if not is_there(path):
         return "chat"

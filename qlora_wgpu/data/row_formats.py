@@ -67,26 +67,16 @@ _AHEAD = 1 << 20  # characters of conversations that are rendered at once
 
 
 class RowText(NamedTuple):
-    """A row as text.
+    """A row as text."""
 
-    Attributes:
-        text: The text that the model reads.
-        spans: Ascending character ranges of what is learnt; None if all is.
-        add_special_tokens: Whether the tokenizer's own special tokens are added; a chat template
-            writes them itself.
-        is_ended: Whether the end-of-sequence token is put behind, and learnt.
-        roles: Roles in a conversation.
-        left_out: What of it the template leaves out, in words.
-        is_spared: Whether messages that would be learnt say that they are not.
-    """
-
-    text: str
-    spans: list[Span] | None
+    text: str  # the text that the model reads
+    spans: list[Span] | None  # ascending character ranges of what is learnt; None if all is
+    # Whether the tokenizer's own special tokens are added; a chat template writes them itself
     add_special_tokens: bool
-    is_ended: bool = True
-    roles: frozenset[str] = frozenset()
-    left_out: frozenset[str] = frozenset()
-    is_spared: bool = False
+    is_ended: bool = True  # whether the end-of-sequence token is put behind, and learnt
+    roles: frozenset[str] = frozenset()  # roles in a conversation
+    left_out: frozenset[str] = frozenset()  # what of it the template leaves out, in words
+    is_spared: bool = False  # whether messages that would be learnt say that they are not
 
 
 class RowTexts:
@@ -125,25 +115,14 @@ class RowTexts:
         }
 
     def write(self, row: Mapping[str, Any], row_format: str) -> RowText:
-        """Writes a row of a known format.
-
-        Raises:
-            EmptyRow: If the row holds nothing but white space.
-            DataError: If a value of the row is missing or of the wrong type, or the chat template
-                cannot take it.
-        """
+        """Writes a row of a known format."""
         if all(row.get(key) is None for key in keys_of(row_format)):
             needed = " or ".join(f"'{key}'" for key in keys_of(row_format))
             raise EmptyRow(f"{needed} must be a list of messages or a text, got nothing")
         return self.writers[row_format](row)
 
     def look_ahead(self, rows: Sequence[tuple[Mapping[str, Any], str]]) -> None:
-        """Has the chat template render what these rows hold, which will be written next.
-
-        Args:
-            rows: The very rows, and their formats. What is wrong with one is told when it is
-                written.
-        """
+        """Has the chat template render what these rows hold, which will be written next."""
         self._parsed = {}
         if self._template is None:
             return
@@ -304,16 +283,11 @@ _TOKENS_AHEAD = 1 << 17  # characters that become tokens at once; a last row may
 
 
 class Encoded(NamedTuple):
-    """A row as tokens.
+    """A row as tokens."""
 
-    Attributes:
-        ids: Its token ids.
-        labels: Equally many: the ids that are learnt, and -100.
-        text: The text that they stand for; None where the row was cut, since few ask for it.
-    """
-
-    ids: list[int]
-    labels: list[int]
+    ids: list[int]  # its token ids
+    labels: list[int]  # equally many: the ids that are learnt, and -100
+    # The text that they stand for; None where the row was cut, since few ask for it
     text: str | None
 
 
@@ -372,17 +346,7 @@ class RowEncoder:
         self._ready: dict[int, _Ready] = {}
 
     def encode(self, row: Mapping[str, Any], row_format: str) -> Encoded:
-        """Encodes a row of a known format.
-
-        Returns:
-            Ids and labels of equal length, and the text.
-
-        Raises:
-            EmptyRow: If the row holds nothing but white space.
-            DataError: If a value of the row is missing or of the wrong type, or the chat template
-                cannot take it.
-            TokenizerError: If its text cannot be encoded.
-        """
+        """Encodes a row of a known format."""
         ready = self._ready.pop(id(row), None)
         if ready is None:
             ready = _Ready(row, self._texts.write(row, row_format))
@@ -392,12 +356,7 @@ class RowEncoder:
         return self._encoded(written, ready.tokens or self._tokens(written))
 
     def look_ahead(self, rows: Sequence[tuple[Mapping[str, Any], str]]) -> None:
-        """Encodes rows that ``encode`` will be asked for next, on all processors.
-
-        Args:
-            rows: The very rows, and their formats. What is wrong with one is told when it is
-                encoded.
-        """
+        """Encodes rows that ``encode`` will be asked for next, on all processors."""
         self._texts.look_ahead(rows)
         self._ready = {}
         if not self._tokenizer.encodes_at_once:

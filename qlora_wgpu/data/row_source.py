@@ -91,11 +91,7 @@ def _settings(
 
 
 def _not_blank(path: Path) -> Iterator[str]:
-    """The parts of a text.
-
-    Raises:
-        DataError: If it cannot be read, or holds nothing but white space.
-    """
+    """The parts of a text."""
     blank = True
     for part in file_parts(path):
         blank = blank and not part.strip()
@@ -170,11 +166,7 @@ class RowSource:
         return self._tally.counts, self._tally.warnings()
 
     def examples(self, *, empty: bool = False) -> Iterator[Encoded]:
-        """Yields one example after another, and keeps count of what is left out.
-
-        Args:
-            empty: Whether those with nothing to learn are yielded, too.
-        """
+        """Yields one example after another, and keeps count of what is left out."""
         self._encoder = RowEncoder(self._tokenizer, self._template, self._how.train_on)
         self._tally = Tally(self._name, self._how, self._tokenizer, self._template)
         if holds_documents(self._files):
@@ -321,11 +313,7 @@ class RowSource:
             yield where, row, row_format
 
     def _chosen(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """The rows of all files, of which a slice may be asked for.
-
-        Raises:
-            DataError: If the slice holds none.
-        """
+        """The rows of all files, of which a slice may be asked for."""
         if self.slice is None:
             yield from self._all()
             return
@@ -342,19 +330,11 @@ class RowSource:
             yield from self._read(path)
 
     def _format_of(self, row: dict[str, Any]) -> str:
-        """The format of a row.
-
-        Raises:
-            DataError: If it has none.
-        """
+        """The format of a row."""
         return detect_format(row, self._how.row_format, self._how.columns)
 
     def _as_wanted(self, row: dict[str, Any], row_format: str) -> tuple[dict[str, Any], str]:
-        """A row and its format, as turns of a chat where this is asked for.
-
-        Raises:
-            DataError: If it holds no such turns.
-        """
+        """A row and its format, as turns of a chat where this is asked for."""
         return as_chat(row, row_format) if self._how.as_chats else (row, row_format)
 
     def _read(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -374,13 +354,9 @@ class RowSource:
 
 
 class RowsInMemory(RowSource):
-    """Rows that stand in no file.
+    """Rows that stand in no file."""
 
-    Attributes:
-        rows: The rows.
-    """
-
-    rows: Sequence[Mapping[str, Any]] = ()
+    rows: Sequence[Mapping[str, Any]] = ()  # the rows
 
     def _read(self, path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for index, row in enumerate(self.rows):
@@ -399,13 +375,9 @@ SAID = {
 
 
 class EncodedAnswer(Encoded):
-    """An answer of a row as tokens.
+    """An answer of a row as tokens."""
 
-    Attributes:
-        said: What is said of it.
-    """
-
-    said: str = ""
+    said: str = ""  # what is said of it
 
     @classmethod
     def of(cls, encoded: Encoded, said: str) -> EncodedAnswer:

@@ -19,30 +19,22 @@ Truncation = Literal["keep_start", "keep_end", "windows", "drop", "error"]
 
 @dataclass(frozen=True)
 class Preparation:
-    """Settings of how rows become examples.
+    """Settings of how rows become examples."""
 
-    Attributes:
-        max_seq_length: Longest example in tokens, at least 2.
-        chat_template: ``data.chat_template``: see ``find_chat_template``.
-        row_format: A key of ``FORMATS``, or "auto" to go by the first row.
-        columns: The row's own name of each key of its format, where it has another.
-        train_on: The tokens that are learnt; see ``RowEncoder``.
-        truncation: Treatment of longer rows: cut at the end (keep_start) or at the beginning
-            (keep_end), left out (drop), an error, or of texts cut into several examples (windows),
-            where other rows are cut at the end.
-        objective: What they are for: rows by themselves (sft), pairs of a chosen and a rejected
-            answer (dpo, orpo), or answers that are good or bad (kto).
-        as_chats: Whether prompts and answers that are text become turns of a chat.
-    """
-
-    max_seq_length: int
-    chat_template: str | None = None
-    row_format: str = "auto"
+    max_seq_length: int  # longest example in tokens, at least 2
+    chat_template: str | None = None  # ``data.chat_template``: see ``find_chat_template``
+    row_format: str = "auto"  # a key of ``FORMATS``, or "auto" to go by the first row
+    # The row's own name of each key of its format, where it has another
     columns: Mapping[str, str] = field(default_factory=dict)
-    train_on: TrainOn = "auto"
+    train_on: TrainOn = "auto"  # the tokens that are learnt; see ``RowEncoder``
+    # Treatment of longer rows: cut at the end (keep_start) or at the beginning (keep_end), left out
+    # (drop), an error, or of texts cut into several examples (windows), where other rows are cut at
+    # the end
     truncation: Truncation = "keep_start"
+    # What they are for: rows by themselves (sft), pairs of a chosen and a rejected answer (dpo,
+    # orpo), or answers that are good or bad (kto)
     objective: str = "sft"
-    as_chats: bool = False
+    as_chats: bool = False  # whether prompts and answers that are text become turns of a chat
 
 
 _NAMED = 5  # empty rows, or roles, in a warning
@@ -131,12 +123,7 @@ class Tally:
         self._count(dropped=1)
 
     def without_labels(self, roles: Set[str], *, is_spared: bool = False) -> None:
-        """It is left out because nothing in it is learnt.
-
-        Args:
-            roles: Those in its conversation, if it is one.
-            is_spared: Whether its turns say so of themselves.
-        """
+        """It is left out because nothing in it is learnt."""
         self._count(without_labels=1)
         if is_spared:
             self._num_wholly_spared += 1
@@ -161,13 +148,7 @@ class Tally:
             self._same.append(where)
 
     def kept(self, *, is_cut: bool, is_bad: bool = False, is_spared: bool = False) -> None:
-        """It is an example now.
-
-        Args:
-            is_cut: Whether it is a part of the row alone.
-            is_bad: Whether the row is labelled false.
-            is_spared: Whether an answer counts that says of itself that it is not learnt.
-        """
+        """It is an example now."""
         self._count(truncated=int(is_cut))
         self._num_bad += is_bad
         self._num_spared += is_spared

@@ -60,9 +60,6 @@ def check_file(path: Path) -> str:
 
     Returns:
         Its suffix in small letters: one of ``DATA_SUFFIXES``.
-
-    Raises:
-        DataError: If the file is missing, empty, no regular file or of an unknown kind.
     """
     try:
         if is_dir(path):
@@ -112,10 +109,6 @@ def read_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     Yields:
         Where the row stands, such as ``"train.jsonl line 17"``, and the row.
-
-    Raises:
-        DataError: If a row is no JSON object, is not UTF-8, or holds NaN, a key twice or a lone
-            surrogate.
     """
     readers = {
         ".jsonl": json_lines, ".csv": csv_rows, ".parquet": table_rows, ".arrow": table_rows
@@ -135,13 +128,6 @@ def select_files(path: Path, *, held_out: bool = False) -> Selection:
     ``FOLDER:SPLIT`` names another. Splits are those that the folder's README.md lists, as on the
     Hugging Face hub, else the files' names tell them. ``[FROM:TO]`` behind a path takes a slice of
     the rows.
-
-    Args:
-        path: The file or folder, perhaps with a split and a slice.
-        held_out: Whether it is read to be measured on.
-
-    Raises:
-        DataError: If one cannot be read, or the folder holds none.
     """
     place = place_of(str(path))
     folder, rows = Path(place.path), RowSlice.parse(place.rows)
@@ -179,11 +165,7 @@ def _splits_of(
 
 
 def _without_caches(folder: Path, names: list[PurePosixPath]) -> list[PurePosixPath]:
-    """The files of a folder without what ``datasets`` keeps beside a data set that it has saved.
-
-    Raises:
-        DataError: If rows of such a data set are chosen by a file of its own.
-    """
+    """The files of a folder without what ``datasets`` keeps beside a data set that it has saved."""
     kept = []
     for name in names:
         state = folder / name.parent / _SAVED
@@ -258,11 +240,7 @@ def holds_documents(files: list[Path]) -> bool:
 
 
 def _entries(folder: Path) -> Iterator[Path]:
-    """The files of a folder and of those in it; what begins with a point is left out.
-
-    Raises:
-        DataError: If there are too many, as in a folder that was not meant.
-    """
+    """The files of a folder and of those in it; what begins with a point is left out."""
     count = 0
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -38,21 +38,13 @@ _WHOLE = 100  # percent
 
 @dataclass(frozen=True)
 class RowSlice:
-    """Some of a split's rows, as ``datasets`` writes them: ``[100:200]``, ``[:80%]``, ``[-10%:]``.
+    """Rows of a split, as ``datasets`` writes them: ``[100:200]``, ``[:80%]``, ``[-10%:]``."""
 
-    Attributes:
-        text: The slice, with its brackets.
-    """
-
-    text: str
+    text: str  # the slice, with its brackets
 
     @classmethod
     def parse(cls, text: str) -> RowSlice | None:
-        """A slice by its text; None for all rows.
-
-        Raises:
-            DataError: If it is none.
-        """
+        """A slice by its text; None for all rows."""
         if not text:
             return None
         rows = cls(text)
@@ -66,11 +58,7 @@ class RowSlice:
         return begin or "0", end or str(sys.maxsize)
 
     def of(self, count: Callable[[], int]) -> tuple[int, int]:
-        """The number of the first row, and that behind the last.
-
-        Args:
-            count: Counts all rows; called only where an end depends on their number.
-        """
+        """The number of the first row, and that behind the last."""
         depends = any(end.startswith("-") or end.endswith("%") for end in self._ends)
         total = count() if depends else 0
         begin, end = (_row_number(each, total) for each in self._ends)
@@ -87,22 +75,14 @@ def _row_number(end: str, total: int) -> int:
 
 @dataclass(frozen=True)
 class Selection:
-    """The files of a data set that are read, and those that are not.
+    """The files of a data set that are read, and those that are not."""
 
-    Attributes:
-        name: The data set's name, for messages.
-        files: The files that are read.
-        split: Their split; empty where the names tell none.
-        left_out: Names of the other files by their split.
-        root: The folder that they lie in, if one was named.
-        rows: Which of their rows are read, one file behind the other; None for all.
-    """
-
-    name: str
-    files: Sequence[Path]
-    split: str
-    left_out: dict[str, list[str]]
-    root: Path | None = None
+    name: str  # the data set's name, for messages
+    files: Sequence[Path]  # the files that are read
+    split: str  # their split; empty where the names tell none
+    left_out: dict[str, list[str]]  # names of the other files by their split
+    root: Path | None = None  # the folder that they lie in, if one was named
+    # Which of their rows are read, one file behind the other; None for all
     rows: RowSlice | None = None
 
 
@@ -121,10 +101,6 @@ def by_split(
     meant so: one that differs in that word alone (``gsm8k_train``, ``gsm8k_test``) or lacks it
     (``chats``, ``chats_test``), or training data that is told from the rest anyway. ``dev-team``
     beside ``sales-team`` tells none.
-
-    Args:
-        files: The files, from the data set's folder on.
-        loosely: Whether a split's name as a word among others is enough.
     """
     files = list(files)
     stems = _splits_told({file.stem for file in files}, loosely=loosely)
@@ -195,15 +171,6 @@ def chosen_split(splits: Iterable[str], split: str | None, where: str, *, held_o
     """The split that is read.
 
     Without a request, training takes what is named for it, or else what has no split's name.
-
-    Args:
-        splits: Those that are there; empty for files that belong to none.
-        split: The one that is asked for, if any.
-        where: The data set, for messages.
-        held_out: Whether it is read to be measured on.
-
-    Raises:
-        DataError: If there is no such split, or none to train on.
     """
     present = set(splits)
     named = ", ".join(sorted(present - {""})) or "none"
@@ -226,14 +193,7 @@ def chosen_split(splits: Iterable[str], split: str | None, where: str, *, held_o
 def chosen_files(
     splits: Mapping[str, list[PurePosixPath]], split: str | None, where: str, *, held_out: bool
 ) -> tuple[str, list[PurePosixPath], dict[str, list[str]]]:
-    """The split that is read: see ``chosen_split``.
-
-    Returns:
-        Its name, its files, and the names of the other files by their split.
-
-    Raises:
-        DataError: If there is no such split, or none to train on.
-    """
+    """The split that is read: see ``chosen_split``."""
     chosen = chosen_split(splits, split, where, held_out=held_out)
     others = {name: list(map(str, files)) for name, files in splits.items() if name != chosen}
     return chosen, splits[chosen], others
@@ -257,29 +217,16 @@ Splits = dict[str, list[PurePosixPath]]
 
 @dataclass(frozen=True)
 class Configurations:
-    """What a README.md lists.
+    """What a README.md lists."""
 
-    Attributes:
-        entries: What it says of each configuration, by the configuration's name.
-        place: The data set, for messages.
-        named: What a configuration's name is put behind.
-    """
-
+    # What it says of each configuration, by the configuration's name
     entries: Mapping[str, Mapping[str, Any]]
-    place: str
-    named: str
+    place: str  # the data set, for messages
+    named: str  # what a configuration's name is put behind
 
     @classmethod
     def read(cls, folder: Path, name: str = "") -> Configurations | None:
-        """Those of a folder; None where its README.md lists none.
-
-        Args:
-            folder: The folder.
-            name: The data set's on the hub, if it is of there.
-
-        Raises:
-            DataError: If the list cannot be read.
-        """
+        """Those of a folder; None where its README.md lists none."""
         path = folder / CARD
         if not is_file(path):
             return None
@@ -308,9 +255,6 @@ class Configurations:
         Args:
             names: The data files that are there, from the folder on.
             asked: ``SPLIT``, ``CONFIGURATION`` or ``CONFIGURATION/SPLIT``; None for what is usual.
-
-        Raises:
-            DataError: If several configurations may be meant, or files are not there.
         """
         name, split = self._asked(asked)
         entry = self.entries[name]

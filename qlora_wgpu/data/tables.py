@@ -28,10 +28,6 @@ def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     They are separated by commas, or by semicolons or tabs where the first line has no comma. A
     first column without a name is the index that pandas writes, and is left out.
-
-    Raises:
-        DataError: If it is not UTF-8, a line has more or fewer cells than columns, two columns
-            have one name, or a row is too long.
     """
     csv.field_size_limit(MAX_LINE)
     try:
@@ -114,10 +110,6 @@ def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
     A process of its own reads the file: a few bytes of either can stand for gigabytes, and the
     library may end the process on a damaged file.
-
-    Raises:
-        DataError: If the extra ``parquet`` is not installed, the file is damaged or takes too much
-            memory, or a row is too long.
     """
     kind = "an Arrow" if path.suffix.lower() == ".arrow" else "a Parquet"
     if importlib.util.find_spec("pyarrow") is None or not _has_parquet():

@@ -32,17 +32,7 @@ MARGIN = 1 << 20
 
 
 def refuse_without_room(parent: Path, needed: int, what: str, advice: str) -> None:
-    """Makes sure that a disk has room, before anything is computed or written.
-
-    Args:
-        parent: The folder that will hold it; it need not be there yet.
-        needed: Bytes that will be written.
-        what: It, for a message.
-        advice: What a user can do where there is no room.
-
-    Raises:
-        CheckpointError: If there is none.
-    """
+    """Makes sure that a disk has room, before anything is computed or written."""
     place = parent.absolute()
     while not exists(place) and place != place.parent:
         place = place.parent
@@ -55,11 +45,7 @@ def refuse_without_room(parent: Path, needed: int, what: str, advice: str) -> No
 
 
 def take_over_prompts(adapter: Path, target: Path) -> None:
-    """Writes into a model's folder what an adapter was trained with, over what is there.
-
-    Raises:
-        CheckpointError: If a file cannot be read or written.
-    """
+    """Writes into a model's folder what an adapter was trained with, over what is there."""
     folder = tokenizer_folder(adapter)
     if folder is None:
         return
@@ -123,10 +109,6 @@ def write_folder(
         progress: Called with each tensor's name before it is written.
         adapter: The adapter that is part of the new model, whose tokenizer and chat template go
             before the source's.
-
-    Raises:
-        CheckpointError: If the folder cannot be written, or the disk has no room for it.
-        ConfigError: If it is there already.
     """
     refuse_existing(target)
     files: dict[str, Tensors] = {}
@@ -168,11 +150,7 @@ def _check_room(texts: Path, target: Path, files: Mapping[str, Tensors]) -> None
 
 
 def copy_rest(source: Path, target: Path) -> None:
-    """Copies tokenizer, templates and whatever else is no weight.
-
-    Raises:
-        CheckpointError: If a further chat template cannot be read or written.
-    """
+    """Copies tokenizer, templates and whatever else is no weight."""
     for path in _rest(source):
         if not exists(target / path.name):
             shutil.copyfile(path, target / path.name)

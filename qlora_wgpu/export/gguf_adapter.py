@@ -27,22 +27,7 @@ Pair = tuple[FloatArray, FloatArray]
 def export_gguf(
     model: str | PathLike[str], adapter: str | PathLike[str], out: str | PathLike[str]
 ) -> int:
-    """Writes an adapter that llama.cpp loads with ``--lora`` beside the base model's GGUF.
-
-    Args:
-        model: Folder or hub name of the base; its config.json alone is read, and of Gemma 4's
-            experts their factors.
-        adapter: Folder of the PEFT adapter.
-        out: The .gguf file.
-
-    Returns:
-        How many layers it adapts, each expert's counted.
-
-    Raises:
-        CheckpointError: If a file is missing, damaged or cannot be written, or the adapter does not
-            fit the base.
-        UnsupportedModelError: If llama.cpp's names for this model are not known here.
-    """
+    """Writes an adapter that llama.cpp loads with ``--lora`` beside the base model's GGUF."""
     import gguf  # takes its time, for those alone who need it
 
     config = ModelFolder.without_weights(model).config
@@ -136,9 +121,6 @@ def _past_factors(
     """The pairs with the factors of Gemma 4's experts in B.
 
     They multiply what an expert makes, and llama.cpp adds an adapter's share after that.
-
-    Raises:
-        CheckpointError: If the base's weights are not there to read them from.
     """
     changed = dict(pairs)
     downs = [s for s in experts if s.leaf == "down_proj" and s.linears[0].name in pairs]
@@ -156,15 +138,7 @@ def _past_factors(
 def _stacked(
     pairs: Mapping[str, Pair], experts: Iterable[tuple[str, Sequence[ExpertSpec]]]
 ) -> dict[str, Pair]:
-    """The pairs with those of a layer's experts in one: llama.cpp has all experts in one tensor.
-
-    Args:
-        pairs: A and B of each layer.
-        experts: The tensors, and what the rows of each are of.
-
-    Raises:
-        UnsupportedModelError: If some of a layer's experts have none, or another rank.
-    """
+    """The pairs with those of a layer's experts in one: llama.cpp has all experts in one tensor."""
     stacked = dict(pairs)
     for name, stacks in experts:
         made = {stack.name: pair for stack in stacks if (pair := _stack(stacked, stack))}

@@ -38,17 +38,7 @@ def check_vocabulary(
     tensors: Mapping[str, Float32Array],
     config: AdapterConfig,
 ) -> None:
-    """Makes sure that what an adapter trained of embedding and head goes into the base's.
-
-    Args:
-        folder: The base.
-        architecture: What its config.json describes.
-        tensors: The adapter's, by PEFT's names.
-        config: The adapter's settings.
-
-    Raises:
-        ConfigError: If it trained anything else whole, or what is tied as PEFT alone computes it.
-    """
+    """Makes sure that what an adapter trained of embedding and head goes into the base's."""
     vocabulary = Vocabulary.of(architecture)
     adapted = {layer.module for layer in adapted_layers(tensors)}
     has_pair = not adapted.isdisjoint((vocabulary.embedding, vocabulary.head))
@@ -68,17 +58,7 @@ def trained_rows_by_name(
     tensors: Mapping[str, Float32Array],
     config: AdapterConfig,
 ) -> dict[str, StoredRows]:
-    """The rows by stored names; those of a matrix that files hold twice, as tied ones may, twice.
-
-    Args:
-        folder: The base.
-        architecture: What its config.json describes.
-        tensors: The adapter's, by PEFT's names.
-        config: The adapter's settings.
-
-    Raises:
-        CheckpointError: If the base has no such row.
-    """
+    """The rows by stored names; those of a matrix that files hold twice, twice."""
     rows = {f"{each.module}.weight": each for each in stored_rows(tensors, config)}
     for each in rows.values():
         if max(each.indices) >= architecture.vocab_size:
@@ -101,11 +81,6 @@ def wholes_by_name(
     """Matrices that were trained whole, by the stored names of those that they replace.
 
     A tied one that files hold twice is there twice.
-
-    Args:
-        folder: The base.
-        architecture: What its config.json describes.
-        tensors: The adapter's, by PEFT's names.
     """
     found = {f"{module}.weight": array for module, array in of_kind(tensors, WHOLE).items()}
     ends = architecture.embed_name, architecture.head_name
@@ -118,13 +93,7 @@ def wholes_by_name(
 def untied_ends(
     folder: ModelFolder, architecture: Architecture, adapted: Collection[str]
 ) -> dict[str, str]:
-    """Each end by the stored tensor that it is made of; empty where they stay as they are.
-
-    Args:
-        folder: The base.
-        architecture: What its config.json describes.
-        adapted: What an adapter changes, by stored names.
-    """
+    """Each end by the stored tensor that it is made of; empty where they stay as they are."""
     ends = [
         stored_name(folder, architecture, name)
         for name in (architecture.embed_name, architecture.head_name)
@@ -172,10 +141,6 @@ class MergedWeights:
             quant: How they were quantized, for "dequantized"; by default as the config.yaml of
                 the adapter's run says, or with ``QuantConfig``'s defaults where it belongs to
                 none.
-
-        Raises:
-            CheckpointError: If a file is missing or damaged, or the adapter does not fit.
-            UnsupportedModelError: If the base is none that is computed here.
         """
         self.folder = folder = ModelFolder.open(model)
         self.architecture = architecture = find_family(folder.config).read(folder.config)
@@ -232,11 +197,7 @@ class MergedWeights:
         return any(name in each for each in changed)
 
     def is_as_stored(self, name: str) -> bool:
-        """Whether a stored tensor goes into the result as it is.
-
-        Raises:
-            UnsupportedModelError: If it is quantized, and the original weights are wanted.
-        """
+        """Whether a stored tensor goes into the result as it is."""
         if self.folder.holds_quantized(name):
             if self._base == "original":
                 raise UnsupportedModelError(
@@ -248,11 +209,7 @@ class MergedWeights:
         return not self.is_adapted(name) and not (self._quantizes and name in self._linears)
 
     def float32(self, name: str) -> FloatArray:
-        """The merged weight that is stored by this name.
-
-        Raises:
-            CheckpointError: If there is none, or it is damaged.
-        """
+        """The merged weight that is stored by this name."""
         folder, settings = self.folder, self._quant
         if name in self._biases:
             return self._biases[name]
@@ -308,11 +265,7 @@ class MergedWeights:
     def _trained_biases(
         self, tensors: Mapping[str, FloatArray], adapter: str | PathLike[str]
     ) -> dict[str, FloatArray]:
-        """The biases that were trained beside the adapter, by the names of those they replace.
-
-        Raises:
-            CheckpointError: If the base has no such bias.
-        """
+        """The biases that were trained beside the adapter, by the names of those they replace."""
         _, trained = split_biases(tensors)
         biases = {self.stored_name(f"{module}.bias"): a for module, a in trained.items()}
         for name, array in biases.items():
@@ -355,11 +308,6 @@ def merge(
         quant: How they were quantized, for "dequantized"; by default as the config.yaml of the
             adapter's run says, or with ``QuantConfig``'s defaults where it belongs to none.
         progress: Called with each tensor's name before it is written.
-
-    Raises:
-        CheckpointError: If a file is missing or damaged, or the adapter does not fit.
-        UnsupportedModelError: If the base is stored quantized and its original weights are wanted.
-        ConfigError: If ``out`` is there already.
     """
     if ModelFolder.without_weights(model).parts_stacks:
         raise UnsupportedModelError(

@@ -29,18 +29,7 @@ def model_card(
     file: str = "model.gguf",
     plot: str | None = None,
 ) -> str:
-    """The text of README.md; its licence is left to the user.
-
-    Args:
-        name: owner/name on the hub.
-        base: The base's name on the hub, if it has one.
-        adapter: How it was trained.
-        figures: Rows of a table: what there is to tell of its run.
-        prompt: A sentence on how prompts are written.
-        kind: What is sent.
-        file: The GGUF file's name, if it is one.
-        plot: The name of a picture of the loss beside the card, if there is one.
-    """
+    """The text of README.md; its licence is left to the user."""
     title = name.rpartition("/")[2]
     head = [f"base_model: {json.dumps(base)}"] if base else []
     if base and kind != "adapter":

@@ -31,11 +31,6 @@ def skipped_modules(
 
     They are named as in the files, and as in a running model of transformers 5, which puts
     ``model.`` before parts such as ``vision_tower``.
-
-    Args:
-        folder: The model.
-        architecture: Its text part, which tells how modules are called while it runs.
-        quantized: The names of the weights in 4 bits, as stored.
     """
     inner = {prefix for name in quantized for prefix in _prefixes(_module(name))}
     kept = {
@@ -81,18 +76,6 @@ def quantize_folder(
     Embeddings, ``lm_head``, norms, biases and routers stay as they are, and so does all that is no
     part of the text model. Experts do, too, since transformers 5 stacks them, and neither it nor
     bitsandbytes takes them in 4 bits.
-
-    Args:
-        model: Folder or hub name of the model.
-        out: The new folder.
-        quant: Block size and double quantization.
-        experts: Whether experts are quantized, too; this package alone opens such a folder.
-        progress: Called with each tensor's name before it is written.
-
-    Raises:
-        CheckpointError: If a file is missing or damaged.
-        UnsupportedModelError: If the model is quantized already.
-        ConfigError: If ``out`` is there already.
     """
     settings = quant or QuantConfig()
     form = settings.blocksize, settings.double_quant

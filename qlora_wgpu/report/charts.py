@@ -20,19 +20,12 @@ _WORTH_A_LOGARITHM = 5.0  # the largest value over the smallest
 
 @dataclass(frozen=True)
 class Axis:
-    """A range of values along a side of a chart.
+    """A range of values along a side of a chart."""
 
-    Attributes:
-        low: The least value that is shown.
-        high: The largest.
-        is_log: Whether equal ratios are equal distances, instead of equal differences.
-        only: The one value there is, if so: nothing else is marked.
-    """
-
-    low: float
-    high: float
-    is_log: bool = False
-    only: float | None = None
+    low: float  # the least value that is shown
+    high: float  # the largest
+    is_log: bool = False  # whether equal ratios are equal distances, instead of equal differences
+    only: float | None = None  # the one value there is, if so: nothing else is marked
 
     @classmethod
     def of_values(cls, values: Sequence[float], *, may_be_log: bool = False) -> Axis:
@@ -133,17 +126,11 @@ _Show = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Line:
-    """Points of a chart.
+    """Points of a chart."""
 
-    Attributes:
-        name: For the legend and for the values under the pointer.
-        style: A CSS class: "main", "faint" or "dots".
-        points: (step, value), steps rising.
-    """
-
-    name: str
-    style: str
-    points: Points
+    name: str  # for the legend and for the values under the pointer
+    style: str  # a CSS class: "main", "faint" or "dots"
+    points: Points  # (step, value), steps rising
 
 
 def chart(
@@ -153,14 +140,7 @@ def chart(
     *,
     may_be_log: bool = False,
 ) -> str:
-    """A figure; nothing where there is no point.
-
-    Args:
-        title: Above it.
-        lines: The lines, of which those without points are left out.
-        show: Writes a value.
-        may_be_log: Whether values that span several sizes get a logarithmic axis.
-    """
+    """A figure; nothing where there is no point."""
     lines = [line for line in lines if line.points]
     if not lines:
         return ""

@@ -46,66 +46,36 @@ _SHOWN = 2**20 / 20  # bytes of a kind that are more than 0.0 MiB
 
 @dataclass(frozen=True)
 class TextSample:
-    """One text that the model continues.
+    """One text that the model continues."""
 
-    Attributes:
-        prompt: The text to continue.
-        expected: How the data goes on.
-        before: The model's continuation before the first step.
-        after: The model's continuation in the end; empty while there is none.
-        between: Steps, and the model's continuation after each.
-    """
-
-    prompt: str
-    expected: str
-    before: str
-    after: str = ""
-    between: Sequence[tuple[int, str]] = ()
+    prompt: str  # the text to continue
+    expected: str  # how the data goes on
+    before: str  # the model's continuation before the first step
+    after: str = ""  # the model's continuation in the end; empty while there is none
+    between: Sequence[tuple[int, str]] = ()  # steps, and the model's continuation after each
 
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts that a page tells besides its curves.
+    """The facts that a page tells besides its curves."""
 
-    Attributes:
-        title: The model and the data.
-        subtitle: Device and versions.
-        figures: Short values by their names.
-        samples: Texts before and after.
-        memory: Bytes on the device by kind.
-        config: The run's YAML.
-        command: How the run was begun.
-        began: When.
-        state: Where it is: that it goes on, or how it ended.
-        warnings: What the run has told.
-        is_finished: Whether the page will not change any more; else a browser reads it again, and
-            stays where the reader was.
-    """
-
-    title: str
-    subtitle: str
-    figures: Mapping[str, str]
-    samples: Sequence[TextSample] = ()
-    memory: Mapping[str, int] = field(default_factory=dict)
-    config: str = ""
-    command: str = ""
-    began: str = ""
-    state: str = ""
-    warnings: Sequence[str] = ()
+    title: str  # the model and the data
+    subtitle: str  # device and versions
+    figures: Mapping[str, str]  # short values by their names
+    samples: Sequence[TextSample] = ()  # texts before and after
+    memory: Mapping[str, int] = field(default_factory=dict)  # bytes on the device by kind
+    config: str = ""  # the run's YAML
+    command: str = ""  # how the run was begun
+    began: str = ""  # when
+    state: str = ""  # where it is: that it goes on, or how it ended
+    warnings: Sequence[str] = ()  # what the run has told
+    # Whether the page will not change any more; else a browser reads it again, and stays where the
+    # reader was
     is_finished: bool = True
 
 
 def write_report(path: Path, facts: Facts, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the page, whole or not at all.
-
-    Args:
-        path: report.html.
-        facts: What the page tells besides its curves.
-        rows: The rows of metrics.jsonl.
-
-    Raises:
-        CheckpointError: If it cannot be written.
-    """
+    """Writes the page, whole or not at all."""
     write_file(path, page(facts, rows).encode())
 
 
@@ -126,12 +96,7 @@ def page(facts: Facts, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def inline(rows: Sequence[Mapping[str, Any]], head: str = "") -> str:
-    """The curves as a piece of HTML, for a notebook; its style touches nothing else there.
-
-    Args:
-        rows: The rows of metrics.jsonl.
-        head: A line above them.
-    """
+    """The curves as a piece of HTML, for a notebook; its style touches nothing else there."""
     drawn = [Markup(svg) for svg in _charts(rows) if svg]
     return _TEMPLATES.get_template("inline.html.jinja").render(charts=drawn, head=head)
 
@@ -203,11 +168,7 @@ def points(rows: Sequence[Mapping[str, Any]], key: str) -> list[tuple[float, flo
 
 
 def write_png(path: Path, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Writes the curve; False where matplotlib is not installed.
-
-    Raises:
-        CheckpointError: If it cannot be written.
-    """
+    """Writes the curve; False where matplotlib is not installed."""
     # It tells of a home folder that cannot be written, which is none of the run's business.
     logging.getLogger("matplotlib").setLevel(logging.ERROR)
     try:

@@ -24,18 +24,7 @@ class AnswerLoss:
     def __init__(
         self, model: QLoRAModel, dataset: Dataset, settings: Config, observer: Observer
     ) -> None:
-        """Asks the reference.
-
-        Args:
-            model: Base and adapter.
-            dataset: The answers.
-            settings: The run's.
-            observer: Who is told what goes on.
-
-        Raises:
-            CheckpointError: If the run's reference is an adapter that it went on from, and that is
-                not there any more.
-        """
+        """Asks the reference."""
         preference = preference_of(settings.train)
         assert preference is not None
         self._model, self._dataset, self._settings = model, dataset, settings

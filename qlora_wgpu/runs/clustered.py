@@ -31,21 +31,7 @@ from qlora_wgpu.version import __version__
 def opened_cluster(
     settings: Config, source: OpenedModel, data: RunData, device: Device, observer: Observer
 ) -> Iterator[tuple[AdapterModel, Cluster]]:
-    """The adapter on the owner's device, and workers that have opened the base.
-
-    Args:
-        settings: The run's.
-        source: The base.
-        data: The run's.
-        device: The owner's, which gets the adapter alone.
-        observer: Who is told.
-
-    Raises:
-        ClusterError: If there is no scheduler, or no worker that can be used.
-        ConfigError: If the extra is missing, or the way to the scheduler is not safe.
-        DeviceError: If the owner's device cannot compute.
-        OutOfMemoryError: If it has no room.
-    """
+    """The adapter on the owner's device, and workers that have opened the base."""
     if settings.lora.changes_base:
         raise ConfigError(
             f"lora.init_lora_weights: {settings.lora.init_lora_weights} is not there on a cluster: "

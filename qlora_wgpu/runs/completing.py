@@ -21,11 +21,7 @@ _FORMS = (
 
 
 def read_prompts(path: str) -> list[tuple[str, dict[str, Any]]]:
-    """The rows of a file of prompts, each with its place for messages.
-
-    Raises:
-        DataError: If the file cannot be read or has no row.
-    """
+    """The rows of a file of prompts, each with its place for messages."""
     check_file(Path(path))
     rows = list(read_rows(Path(path)))
     if not rows:
@@ -36,16 +32,7 @@ def read_prompts(path: str) -> list[tuple[str, dict[str, Any]]]:
 def prompts_of(
     rows: Sequence[tuple[str, Mapping[str, Any]]], written: PromptFormat, *, answered: bool
 ) -> list[Prompt]:
-    """What is completed of each row; an answer at the end of messages is left out.
-
-    Args:
-        rows: Each with its place for messages.
-        written: How conversations are written.
-        answered: Whether a prompt that is a text is a turn, instead of being continued.
-
-    Raises:
-        DataError: If a row is none, or the template refuses it.
-    """
+    """What is completed of each row; an answer at the end of messages is left out."""
     return [_prompt(where, row, written, answered=answered) for where, row in rows]
 
 
@@ -100,9 +87,6 @@ def completed_rows(
         max_new_tokens: Most tokens of a completion.
         max_length: Longest text that the model was made for.
         batch: How many are computed at a time.
-
-    Raises:
-        DataError: If a prompt is empty or longer than the model takes.
     """
     completions = complete(
         model,

@@ -38,38 +38,23 @@ from qlora_wgpu.training.observers import Unwatched
 
 @dataclass(frozen=True)
 class PreparedData:
-    """The data that a run learns from, or is measured on.
+    """The data that a run learns from, or is measured on."""
 
-    Attributes:
-        path: The path it was read from.
-        dataset: The examples.
-        tokenizer: The tokenizer that encoded them.
-        plan: How they are cut into steps.
-    """
-
-    path: str
-    dataset: Dataset
-    tokenizer: Tokenizer
-    plan: BatchPlan
+    path: str  # the path it was read from
+    dataset: Dataset  # the examples
+    tokenizer: Tokenizer  # the tokenizer that encoded them
+    plan: BatchPlan  # how they are cut into steps
 
 
 @dataclass(frozen=True)
 class RunData:
-    """The training data of a run, and its held-out data if there is any.
+    """The training data of a run, and its held-out data if there is any."""
 
-    Attributes:
-        train: What is learnt.
-        held_out: What is measured.
-        plan: How it is cut into steps.
-        max_seq_length: Longest row in tokens.
-        prompts: What the model continues before, in and after training.
-    """
-
-    train: Dataset
-    held_out: Dataset | None
-    plan: BatchPlan
-    max_seq_length: int
-    prompts: tuple[Prompt, ...] = ()
+    train: Dataset  # what is learnt
+    held_out: Dataset | None  # what is measured
+    plan: BatchPlan  # how it is cut into steps
+    max_seq_length: int  # longest row in tokens
+    prompts: tuple[Prompt, ...] = ()  # what the model continues before, in and after training
 
     @property
     def length(self) -> int:
@@ -102,11 +87,6 @@ def prepare(
         observer: Who is told what goes on.
         held_out: Whether it is ``data.eval`` instead of ``data.train``.
         overrides: Texts such as ``"data.packing=true"``, for a YAML file.
-
-    Raises:
-        ConfigError: If the configuration is wrong or names no such data.
-        DataError: If the data cannot be read or has nothing to learn.
-        TokenizerError: If the model's folder has no tokenizer.
     """
     settings = as_config(config, overrides)
     observer = observer or Unwatched()
@@ -120,11 +100,7 @@ def prepare(
 
 
 def tokenizer_of(settings: Config, folder: ModelFolder) -> Tokenizer:
-    """A base's tokenizer, with the tokens that a run adds.
-
-    Raises:
-        TokenizerError: If there is none, or it is damaged.
-    """
+    """A base's tokenizer, with the tokens that a run adds."""
     model, texts = settings.model, folder.text_folder
     if model.adds_tokens:
         texts = extended_tokenizer(texts, model.add_tokens, model.add_special_tokens).folder
@@ -132,11 +108,7 @@ def tokenizer_of(settings: Config, folder: ModelFolder) -> Tokenizer:
 
 
 def data_path(settings: Config, *, held_out: bool) -> str:
-    """The path of a run's data; of several sources, those of all.
-
-    Raises:
-        ConfigError: If it is not set.
-    """
+    """The path of a run's data; of several sources, those of all."""
     if not held_out or settings.data.eval_split is not None:
         parts = settings.require_train().parts()
         return ", ".join(part.train for part in parts if part.train is not None)
@@ -151,12 +123,7 @@ def data_path(settings: Config, *, held_out: bool) -> str:
 def read_data(
     settings: Config, tokenizer: Tokenizer, observer: Observer, *, held_out: bool
 ) -> Dataset:
-    """A run's training data, or its held-out data, read from a path or split off.
-
-    Raises:
-        ConfigError: If it is not set.
-        DataError: If it cannot be read or has nothing to learn.
-    """
+    """A run's training data, or its held-out data, read from a path or split off."""
     path, split = data_path(settings, held_out=held_out), settings.data.eval_split
     if held_out and split is None:
         return read_dataset(
@@ -173,12 +140,7 @@ def read_data(
 
 
 def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> RunData:
-    """Training and held-out data of a run, checked against the model.
-
-    Raises:
-        ConfigError: If ``data.train`` is not set.
-        DataError: If the data cannot be read or does not fit the model.
-    """
+    """Training and held-out data of a run, checked against the model."""
     warn_of_cache(observer)
     vocabulary, tokenizer = source.architecture.vocab_size, source.tokenizer
     positions = longest_text(source.pretrained.config)
@@ -221,11 +183,7 @@ def read_dataset(
     held_out: bool = False,
     objective: str = "sft",
 ) -> Dataset:
-    """Reads and encodes a data set, or takes what an earlier run prepared.
-
-    Raises:
-        DataError: If it cannot be read or has nothing to learn.
-    """
+    """Reads and encodes a data set, or takes what an earlier run prepared."""
     name = Path(path).name
     observer.activity(f"preparing {name}")
     dataset = load_dataset(
@@ -245,11 +203,7 @@ def read_dataset(
 
 
 def check_ids(path: str, dataset: Dataset, vocabulary: int) -> None:
-    """Refuses a tokenizer that makes ids which the model does not have.
-
-    Raises:
-        DataError: If there is such an id.
-    """
+    """Refuses a tokenizer that makes ids which the model does not have."""
     if dataset.max_token_id < vocabulary:
         return
     for number, example in enumerate(dataset, 1):

@@ -14,30 +14,19 @@ from qlora_wgpu.labels import IGNORE_INDEX
 
 @dataclass(frozen=True)
 class Answering:
-    """How held-out rows are answered: with the likeliest tokens.
+    """How held-out rows are answered: with the likeliest tokens."""
 
-    Attributes:
-        max_new_tokens: Most tokens of an answer.
-        batch: How many are computed at a time.
-    """
-
-    max_new_tokens: int = 256
-    batch: int = 8
+    max_new_tokens: int = 256  # most tokens of an answer
+    batch: int = 8  # how many are computed at a time
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A row's first answer.
+    """A row's first answer."""
 
-    Attributes:
-        prompt: The text before it.
-        reference: The data's answer.
-        prediction: The model's.
-    """
-
-    prompt: str
-    reference: str
-    prediction: str
+    prompt: str  # the text before it
+    reference: str  # the data's answer
+    prediction: str  # the model's
 
     @property
     def exact_match(self) -> bool:
@@ -54,11 +43,7 @@ class Question:
 
 
 def questions(dataset: Dataset) -> list[Question]:
-    """The rows that have something before what is learnt.
-
-    Raises:
-        DataError: If none has.
-    """
+    """The rows that have something before what is learnt."""
     found = []
     for number in range(len(dataset)):
         example = dataset[number]

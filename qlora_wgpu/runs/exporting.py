@@ -62,26 +62,16 @@ _AT_ONCE = 1 << 22  # logits that become float64 at once
 
 @dataclass(frozen=True)
 class Drift:
-    """How two models' next tokens differ.
+    """How two models' next tokens differ."""
 
-    Attributes:
-        tokens: Positions that were compared.
-        texts: What they are of, in words.
-        mean: Mean difference of logits.
-        largest: Largest difference.
-        divergence: Kullback-Leibler divergence from the first to the second, nats a token.
-        same: Share of positions whose likeliest token is the same.
-        knowledge: How far the first model's predictions are from their mean over all positions,
-            nats a token: what it knows from the texts. A model that predicts at random has lost
-            about as much.
-    """
-
-    tokens: int
-    texts: str
-    mean: float
-    largest: float
-    divergence: float
-    same: float
+    tokens: int  # positions that were compared
+    texts: str  # what they are of, in words
+    mean: float  # mean difference of logits
+    largest: float  # largest difference
+    divergence: float  # kullback-Leibler divergence from the first to the second, nats a token
+    same: float  # share of positions whose likeliest token is the same
+    # How far the first model's predictions are from their mean over all positions, nats a token:
+    # what it knows from the texts. A model that predicts at random has lost about as much
     knowledge: float
 
     @property
@@ -100,26 +90,16 @@ class Drift:
 
 @dataclass(frozen=True)
 class Measured:
-    """A model as it was trained, and what it predicts.
+    """A model as it was trained, and what it predicts."""
 
-    Attributes:
-        ids: The texts.
-        texts: What they are, in words.
-        logits: Of each text, (tokens, vocabulary).
-    """
-
-    ids: Sequence[Sequence[int]]
-    texts: str
-    logits: Logits
+    ids: Sequence[Sequence[int]]  # the texts
+    texts: str  # what they are, in words
+    logits: Logits  # of each text, (tokens, vocabulary)
 
 
 @contextmanager
 def on_a_device(what: str = "") -> Iterator[None]:
-    """Says where the device fails to measure that a result can be had without it.
-
-    Args:
-        what: What is there already, to be told first.
-    """
+    """Says where the device fails to measure that a result can be had without it."""
     try:
         yield
     except DeviceError as err:
@@ -261,29 +241,17 @@ _OF_PHI3 = re.compile("phi-?3", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Exported:
-    """A file that was written.
+    """A file that was written."""
 
-    Attributes:
-        path: The file.
-        nbytes: Its size.
-        type_name: What most of its matrices are stored as.
-        drift: How far it is from what was trained; None where that was not measured.
-        notes: What llama.cpp does otherwise.
-    """
-
-    path: Path
-    nbytes: int
-    type_name: str
-    drift: Drift | None
-    notes: tuple[str, ...]
+    path: Path  # the file
+    nbytes: int  # its size
+    type_name: str  # what most of its matrices are stored as
+    drift: Drift | None  # how far it is from what was trained; None where that was not measured
+    notes: tuple[str, ...]  # what llama.cpp does otherwise
 
 
 def check_target(path: Path, option: str) -> None:
-    """Refuses a file's name that cannot be written, before anything is done for it.
-
-    Raises:
-        ConfigError: If it does not end in .gguf, or is there already.
-    """
+    """Refuses a file's name that cannot be written, before anything is done for it."""
     if path.suffix != SUFFIX:
         raise ConfigError(f"{option} {str(path)!r} must end in {SUFFIX}")
     if exists(path):
@@ -316,14 +284,6 @@ def export_model(
             leaves that out.
         observer: Who is told how far it is.
         progress: Called with each tensor's name before it is written.
-
-    Raises:
-        ConfigError: If the name or the type is wrong, or the file is there already, or another
-            Modelfile beside it.
-        CheckpointError: If something is missing or damaged, the adapter does not fit, the disk is
-            full, or the file computes something else than what was trained.
-        UnsupportedModelError: If llama.cpp does not have the model.
-        TokenizerError: If it does not have its tokenizer.
     """
     path, observer = Path(out), observer or Unwatched()
     check_target(path, "--gguf")
@@ -376,22 +336,7 @@ def export_model(
 
 
 def export_adapter(model: str, adapter: str, out: str | Path) -> int:
-    """Writes an adapter that llama.cpp loads with ``--lora``, and a Modelfile beside it.
-
-    Args:
-        model: Folder, GGUF file or hub name of the base; no weight of it is read.
-        adapter: Folder of the PEFT adapter.
-        out: The file, whose name ends in .gguf.
-
-    Returns:
-        How many layers it adapts.
-
-    Raises:
-        ConfigError: If the name is wrong, or the file is there already, or another Modelfile beside
-            it.
-        CheckpointError: If something is missing or damaged, or cannot be written.
-        UnsupportedModelError: If llama.cpp does not have the model, or cannot apply the adapter.
-    """
+    """Writes an adapter that llama.cpp loads with ``--lora``, and a Modelfile beside it."""
     path = Path(out)
     check_target(path, "--gguf")
     with _text_folder(ModelFolder.without_weights(model), adapter) as texts:
@@ -413,9 +358,6 @@ def _modelfile_beside(path: Path, text: str) -> Iterator[None]:
     """Writes the Modelfile of a GGUF file that is being written, which stays if that does.
 
     It comes first, so that no file that took long to write lacks its own for want of room.
-
-    Raises:
-        ConfigError: If another is there, which its user may have changed.
     """
     beside, content = modelfile_of(path), text.encode()
     was_there = is_there(beside)
@@ -504,11 +446,7 @@ def _most_lost(kind: ElementType) -> float:
 
 
 def _refuse_worse(drift: Drift, most: float, path: Path) -> None:
-    """Refuses a file that computes something else than what was trained.
-
-    Raises:
-        CheckpointError: If it has lost more than this share.
-    """
+    """Refuses a file that computes something else than what was trained."""
     if not drift.lost <= most:  # NaN is none
         raise CheckpointError(
             f"{path} is not kept, for it computes something else than what was trained, {drift}, "

@@ -67,9 +67,6 @@ def kept_to_measure(
         budget: Bytes of it that there are, if they are bounded.
         asked: Whether they are kept; ``"auto"`` as training does.
         copies: Bytes of copies that texts read beside.
-
-    Raises:
-        OutOfMemoryError: If they were asked for, and the budget has no room for them.
     """
     bounded = device.budget is not None
     if asked is False or not layout.dequantized_bytes:
@@ -102,19 +99,7 @@ def settled(
     accumulation: int,
     beside: Beside,
 ) -> Fit:
-    """A fitted step with dequantized weights, or without, now that its memory is known.
-
-    Args:
-        fitted: The step.
-        settings: Whether they are kept.
-        device: The device.
-        budget: Bytes of it that there are, if they are bounded.
-        accumulation: Micro-batches of an optimizer step.
-        beside: Bytes that the run takes beside a step that is planned so.
-
-    Raises:
-        OutOfMemoryError: If they were asked for, and the budget has no room for them.
-    """
+    """A fitted step with dequantized weights, or without, now that its memory is known."""
 
     def taken(way: Fit) -> int:
         return way.total + beside(way.layout, way.options)
@@ -158,19 +143,12 @@ class Reading(Protocol):
 
 @dataclass(frozen=True)
 class Texts:
-    """Texts that grow.
+    """Texts that grow."""
 
-    Attributes:
-        prompt: Tokens of the longest prompt.
-        capacity: Most tokens of a text.
-        count: How many grow at a time.
-        others: Adapters that they may have instead of the model's own.
-    """
-
-    prompt: int
-    capacity: int
-    count: int = 1
-    others: tuple[LoraConfig, ...] = ()
+    prompt: int  # tokens of the longest prompt
+    capacity: int  # most tokens of a text
+    count: int = 1  # how many grow at a time
+    others: tuple[LoraConfig, ...] = ()  # adapters that they may have instead of the model's own
     measures = False
     writes = True
 
@@ -218,17 +196,11 @@ class Several:
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows whose loss is measured.
+    """Rows whose loss is measured."""
 
-    Attributes:
-        count: Rows of a micro-batch.
-        length: Tokens of the longest.
-        objective: What is measured.
-    """
-
-    count: int
-    length: int
-    objective: Objective = PLAIN
+    count: int  # rows of a micro-batch
+    length: int  # tokens of the longest
+    objective: Objective = PLAIN  # what is measured
     measures = True
     writes = False
 
@@ -253,19 +225,7 @@ def read_within_room(
     observer: Observer,
     keep_dequantized: KeepDequantized = False,
 ) -> ModelPlan:
-    """A layout that keeps within ``device.memory``: what has no room waits in host memory.
-
-    Args:
-        layout: The model, cut for the device.
-        reading: What will be computed.
-        device: The device.
-        observer: Told what waits.
-        keep_dequantized: Whether weights are kept dequantized where rows are measured; texts by
-            themselves, of which only prompts would gain, keep none.
-
-    Raises:
-        OutOfMemoryError: If nothing makes it fit, or the host has no room for what waits.
-    """
+    """A layout that keeps within ``device.memory``: what has no room waits in host memory."""
     asked = keep_dequantized if reading.measures else False
     copies = copied_bytes(layout, device.budget) if reading.writes else 0
     budget = device.budget if device.budget is not None else room(device)

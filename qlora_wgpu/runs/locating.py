@@ -31,15 +31,10 @@ from qlora_wgpu.training.observers import Unwatched
 
 @dataclass(frozen=True)
 class Located:
-    """What is to be opened.
+    """What is to be opened."""
 
-    Attributes:
-        model: Folder or hub name of the base.
-        adapter: Folder of the adapter, or None for the base alone.
-    """
-
-    model: str
-    adapter: str | None
+    model: str  # folder or hub name of the base
+    adapter: str | None  # folder of the adapter, or None for the base alone
 
 
 def locate(place: str | None, model: str | None = None, adapter: str | None = None) -> Located:
@@ -49,9 +44,6 @@ def locate(place: str | None, model: str | None = None, adapter: str | None = No
         place: The run, the adapter or the model.
         model: The base, whatever the run says.
         adapter: The adapter, instead of ``place``.
-
-    Raises:
-        ConfigError: If nothing, or too much, is named, or there is no adapter or no base.
     """
     if place is not None and adapter is not None:
         raise ConfigError(f"{place} and --adapter {adapter} both name an adapter: leave one out")
@@ -69,11 +61,7 @@ def locate(place: str | None, model: str | None = None, adapter: str | None = No
 
 
 def adapter_of_run(run: Path) -> str:
-    """The final adapter of a run, else that of its newest checkpoint.
-
-    Raises:
-        ConfigError: If it has neither yet.
-    """
+    """The final adapter of a run, else that of its newest checkpoint."""
     if _holds_adapter(run / "adapter"):
         return str(run / "adapter")
     whole = [folder for folder in checkpoint_folders(run) if _holds_adapter(folder)]
@@ -83,11 +71,7 @@ def adapter_of_run(run: Path) -> str:
 
 
 def base_of(adapter: str) -> str:
-    """The base that an adapter's run, or else the adapter itself, names.
-
-    Raises:
-        ConfigError: If neither does.
-    """
+    """The base that an adapter's run, or else the adapter itself, names."""
     if (run := find_run(adapter)) is not None:
         return load_config(run / "config.yaml").model.path
     name = load_adapter(adapter, biases=True)[1].base_model_name_or_path
@@ -99,11 +83,7 @@ def base_of(adapter: str) -> str:
 
 
 def existing_base(adapter: str) -> str:
-    """``base_of`` an adapter, where that is there.
-
-    Raises:
-        ConfigError: If it is not, or nothing names it.
-    """
+    """``base_of`` an adapter, where that is there."""
     base = base_of(adapter)
     if is_nowhere(base):
         raise ConfigError(
@@ -114,11 +94,7 @@ def existing_base(adapter: str) -> str:
 
 
 def base_in(settings: Config) -> str:
-    """The base that a configuration names.
-
-    Raises:
-        ConfigError: If it is plainly not there.
-    """
+    """The base that a configuration names."""
     path = settings.model.path
     if is_nowhere(path):
         if is_file(Path(path).expanduser()):
@@ -136,11 +112,7 @@ def base_in(settings: Config) -> str:
 
 
 def adapter_in(place: str) -> str | None:
-    """The adapter of a run's or an adapter's folder; None where a model is named.
-
-    Raises:
-        ConfigError: If it is nothing of these.
-    """
+    """The adapter of a run's or an adapter's folder; None where a model is named."""
     folder = Path(place).expanduser()
     if _holds_adapter(folder):
         return str(folder)
@@ -217,12 +189,7 @@ def _is_gguf(path: Path) -> bool:
 
 
 def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
-    """How prompts are written for what a run learns from.
-
-    Raises:
-        ConfigError: If ``data.train`` is not set.
-        DataError: If it cannot be read.
-    """
+    """How prompts are written for what a run learns from."""
     objective = settings.train.objective
     return prompt_of_data(settings.require_train(), source.tokenizer, objective)
 
@@ -230,12 +197,7 @@ def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
 def run_prompts(
     settings: Config, source: OpenedModel, written: PromptFormat, data: Dataset
 ) -> tuple[Prompt, ...]:
-    """The prompts of ``eval.sample_prompts``, written as the run's rows are, else some of the data.
-
-    Raises:
-        ConfigError: If one of them is longer than the model takes.
-        DataError: If the chat template refuses one.
-    """
+    """The prompts of ``eval.sample_prompts``, written as the run's rows are, or of the data."""
     most = longest_text(source.pretrained.config)
     own, most_new = settings.eval.sample_prompts, settings.eval.sample_max_new_tokens
     if not own:
@@ -256,11 +218,7 @@ def run_prompts(
 
 
 def tokenizer_for(source: OpenedModel, adapter: str | None) -> Tokenizer:
-    """The base's tokenizer; what is kept beside the adapter where that has more tokens.
-
-    Raises:
-        TokenizerError: If there is none, or it is damaged.
-    """
+    """The base's tokenizer; what is kept beside the adapter where that has more tokens."""
     has_none = not is_there(source.path / "tokenizer.json")
     kept = None if adapter is None else tokenizer_folder(adapter)
     own = None if kept is None else Tokenizer.from_folder(kept)
@@ -274,11 +232,6 @@ def prompt_for(source: OpenedModel, adapter: str | None) -> PromptFormat:
 
     What is kept beside the adapter counts, else the chat template that its run names, else the
     base's own.
-
-    Raises:
-        TokenizerError: If a file of the tokenizer, or the chat template, is damaged.
-        CheckpointError: If the prompts' format is.
-        ConfigError: If the run's config.yaml is.
     """
     folder = source.path if adapter is None else tokenizer_folder(adapter)
     if folder is not None and (adapter is None or exists(folder / PROMPT_FORMAT)):
@@ -291,11 +244,7 @@ def prompt_for(source: OpenedModel, adapter: str | None) -> PromptFormat:
 
 
 def _checked(memory: str | int | None) -> str | int | None:
-    """A size as the configuration takes it.
-
-    Raises:
-        ConfigError: If it is none.
-    """
+    """A size as the configuration takes it."""
     if memory is None:
         return None
     settings = {"model": {"path": "."}, "device": {"memory": memory}}
@@ -325,13 +274,6 @@ def open_adapter(
         backend: The WebGPU implementation, likewise.
         memory: Memory of the device that may be taken, such as ``"8GiB"``, likewise; what has no
             room waits in host memory.
-
-    Raises:
-        ConfigError: If there is no adapter, nothing names a base, or the run's config.yaml is
-            damaged.
-        CheckpointError: If the adapter or the base is missing or damaged, or they do not fit.
-        UnsupportedModelError: If one of them asks for something that is not computed here.
-        DeviceError: If there is no usable GPU.
     """
     observer = observer or Unwatched()
     adapter = adapter_in(str(adapter)) or str(adapter)

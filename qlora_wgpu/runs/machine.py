@@ -34,11 +34,7 @@ _SIZES: Mapping[str, dict[str, Any]] = {
 
 
 def what_it_means(device: Device) -> str:
-    """One or two sentences: of a GPU what fits, of the processor how long training takes.
-
-    Raises:
-        DeviceError: If the device refuses to be measured.
-    """
+    """One or two sentences: of a GPU what fits, of the processor how long training takes."""
     return _of_processor(device) if device.is_cpu else _of_gpu(device)
 
 

@@ -34,14 +34,7 @@ _READING = 3  # copies of an adapter: as its file has it, as the device takes it
 def host_memory(
     layout: ModelPlan, waiting: Counter[str], plans: Sequence[Plan], *, trains: bool
 ) -> Counter[str]:
-    """Bytes of host memory by kind at the peak; weights that files are read for are not among them.
-
-    Args:
-        layout: What is about to be loaded.
-        waiting: Bytes of what waits in host memory.
-        plans: All that will be computed.
-        trains: Whether an adapter is trained, and saved.
-    """
+    """Bytes of host memory by kind at the peak, without pages of the files that are read."""
     codes = {launch.shader.label: launch.shader.code for plan in plans for launch in plan.launches}
     taken = process_bytes()
     memory = Counter(
@@ -96,18 +89,6 @@ def require_host_room(
     """Tells what is planned of host memory, and ends where there is not so much.
 
     Where nothing is trained it is told only of what waits there.
-
-    Args:
-        layout: What is about to be loaded.
-        waiting: Bytes of host memory by kind.
-        device: A software GPU's memory is the host's, too.
-        on_device: Bytes that are planned on it.
-        observer: Who is told.
-        plans: All that will be computed.
-        trains: Whether an adapter is trained.
-
-    Raises:
-        OutOfMemoryError: If there is too little; says by how much.
     """
     memory = host_memory(layout, waiting, plans, trains=trains)
     if trains or waiting or layout.placement.mapped_bytes:
@@ -144,16 +125,7 @@ def _remedy(layout: ModelPlan, waiting: Counter[str]) -> str:
 
 
 def require_bindings(layout: ModelPlan, plans: Sequence[Plan], device: Device) -> None:
-    """Sees, before a weight is read, that nothing is beyond what the device binds in one piece.
-
-    Args:
-        layout: The model.
-        plans: What will run of it.
-        device: The device.
-
-    Raises:
-        OutOfMemoryError: If something is; says what, and what to do.
-    """
+    """Sees, before a weight is read, that nothing is beyond what the device binds in one piece."""
     most, texture = device.max_binding, device.max_texture
     if (too_large := layout.adapter.beyond_a_binding(most)) is not None:
         name, nbytes = too_large
@@ -209,13 +181,7 @@ def _beyond(plans: Sequence[Plan], most: int, *, texture: bool) -> tuple[str, in
 def text_plans(
     layout: ModelPlan, cache: KVCache, sizes: Iterable[tuple[int, int]]
 ) -> Iterator[Plan]:
-    """The plans of an engine's programs, two of each, in the order in which they are made ready.
-
-    Args:
-        layout: The model.
-        cache: Where the texts are kept.
-        sizes: Texts and tokens of each program: prompts, or a token of some texts.
-    """
+    """The plans of an engine's programs, two of each, in the order in which they are made ready."""
     seen = make_seen(cache.texts, layout.pretrained.architecture.vocab_size)
     for texts, tokens in sizes:
         graphs = layout.token_graphs(texts, tokens, cache, seen)

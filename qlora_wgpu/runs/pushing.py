@@ -44,17 +44,11 @@ _PROMPTS: dict[PromptKind, str] = {
 
 @dataclass(frozen=True)
 class Parcel:
-    """What is to be sent.
+    """What is to be sent."""
 
-    Attributes:
-        name: owner/name on the hub.
-        files: A path or the content of each file, by its name there.
-        private: Whether a new repository is seen by its owner alone.
-    """
-
-    name: str
-    files: Mapping[str, Path | bytes]
-    private: bool
+    name: str  # owner/name on the hub
+    files: Mapping[str, Path | bytes]  # a path or the content of each file, by its name there
+    private: bool  # whether a new repository is seen by its owner alone
 
     @property
     def nbytes(self) -> int:
@@ -91,11 +85,6 @@ def push(
 
     Returns:
         The address of its page; None where ``agree`` did not.
-
-    Raises:
-        ConfigError: If a name is none of the hub's, or the hub may not be written to from here.
-        CheckpointError: If what is to be sent is missing or damaged, or the hub refuses it or
-            cannot be reached.
     """
     for text in filter(None, (name, base)):
         if not is_hub_name(text):
@@ -177,18 +166,7 @@ def _card(
 def card_text(
     folder: Path, name: str, base: str | None, kind: CardKind = "adapter", file: str = "model.gguf"
 ) -> str:
-    """A model card made of an adapter and its run.
-
-    Args:
-        folder: The adapter's.
-        name: owner/name on the hub.
-        base: The base's name there, whatever the adapter says.
-        kind: What is sent.
-        file: The GGUF file's name, if it is one.
-
-    Raises:
-        CheckpointError: If the adapter is damaged.
-    """
+    """A model card made of an adapter and its run."""
     tensors, config = load_adapter(folder, biases=True)
     named = base or name_on_hub(config.base_model_name_or_path)
     run = find_run(folder)

@@ -46,25 +46,15 @@ _WINDOW, _LONG = 1024, 4096  # of documents, where they are longer than that
 
 @dataclass(frozen=True)
 class FirstData:
-    """The data of a first run.
+    """The data of a first run."""
 
-    Attributes:
-        dataset: Its examples, uncut.
-        objective: What its rows are for.
-        lengths: Tokens of each row, rising; of a pair, those of the longer answer.
-        are_documents: Whether they are texts that are cut into windows.
-        are_texts: Whether each row is a text, which may be cut into several.
-        length: Tokens of a row that nearly all fit in.
-        limit: The most that the model was made for.
-    """
-
-    dataset: Dataset
-    objective: str
-    lengths: list[int]
-    are_documents: bool
-    are_texts: bool
-    length: int
-    limit: int
+    dataset: Dataset  # its examples, uncut
+    objective: str  # what its rows are for
+    lengths: list[int]  # tokens of each row, rising; of a pair, those of the longer answer
+    are_documents: bool  # whether they are texts that are cut into windows
+    are_texts: bool  # whether each row is a text, which may be cut into several
+    length: int  # tokens of a row that nearly all fit in
+    limit: int  # the most that the model was made for
 
     @classmethod
     def read(
@@ -75,19 +65,7 @@ class FirstData:
         template: str | None,
         columns: Sequence[Mapping[str, str]],
     ) -> FirstData:
-        """Reads and encodes it.
-
-        Args:
-            paths: The data sets.
-            folder: The model's folder.
-            tokenizer: The model's tokenizer.
-            template: The chat template, where the tokenizer has none.
-            columns: The names of each data set's columns.
-
-        Raises:
-            DataError: If it cannot be read or has nothing to learn.
-            ConfigError: If there are several, and one of them compares or judges answers.
-        """
+        """Reads and encodes it."""
         objective = objective_of(paths, columns)
         each = Preparation(max_seq_length=1 << 20, chat_template=template, objective=objective)
         hows = [replace(each, columns=names) for names in columns]
@@ -111,11 +89,7 @@ class FirstData:
         return cls(dataset, objective, rows, documents, texts and not documents, length, limit)
 
     def windows(self, length: int) -> list[int]:
-        """Tokens of the rows that are learnt from: documents and texts are cut into several.
-
-        Args:
-            length: The most tokens of a row.
-        """
+        """Tokens of the rows that are learnt from: documents and texts are cut into several."""
         if not (self.are_texts or self.are_documents):
             return self.lengths
         starts = [(n, begin) for n in self.lengths for begin in (0, *range(length, n - 1, length))]
@@ -161,12 +135,7 @@ def columns_by_path(paths: Sequence[str], columns: Mapping[str, str]) -> list[Ma
 
 
 def objective_of(paths: Sequence[str], columns: Sequence[Mapping[str, str]]) -> str:
-    """What the data's rows are for, whose columns may have names of their own.
-
-    Raises:
-        DataError: If it cannot be read.
-        ConfigError: If there are several, whose rows are not for the same.
-    """
+    """What the data's rows are for, whose columns may have names of their own."""
     objectives = [chosen_objective(path, names) for path, names in zip(paths, columns, strict=True)]
     for path, objective in zip(paths, objectives, strict=True):
         if objective != objectives[0]:
@@ -183,12 +152,7 @@ def _document_length(lengths: list[int], limit: int) -> int:
 
 
 def _row_length(lengths: list[int], limit: int) -> int:
-    """A length that nearly all rows fit in, if the model and most GPUs take it.
-
-    Args:
-        lengths: Tokens of each row, rising.
-        limit: The model's longest text.
-    """
+    """A length that nearly all rows fit in, if the model and most GPUs take it."""
     common = _common(lengths)
     return min(next((b for b in _BUCKETS if b >= common), _BUCKETS[-1]), limit)
 
@@ -210,47 +174,24 @@ Fits = Callable[[int, int, bool], bool]
 
 @dataclass(frozen=True)
 class FirstBatches:
-    """How a first run cuts its data.
+    """How a first run cuts its data."""
 
-    Attributes:
-        epochs: Passes over the data.
-        packing: Whether examples share rows.
-        length: Tokens of a row.
-        examples_per_row: About how many examples share one.
-        rows: Rows of a micro-batch.
-        micro_batches: Micro-batches of a step.
-        checkpointing: Whether layers are recomputed in the backward pass.
-        steps: Steps of the run.
-        has_room: Whether even the smallest micro-batch fits.
-    """
-
-    epochs: int
-    packing: bool
-    length: int
-    examples_per_row: float
-    rows: int
-    micro_batches: int
-    checkpointing: bool
-    steps: int
-    has_room: bool
+    epochs: int  # passes over the data
+    packing: bool  # whether examples share rows
+    length: int  # tokens of a row
+    examples_per_row: float  # about how many examples share one
+    rows: int  # rows of a micro-batch
+    micro_batches: int  # micro-batches of a step
+    checkpointing: bool  # whether layers are recomputed in the backward pass
+    steps: int  # steps of the run
+    has_room: bool  # whether even the smallest micro-batch fits
 
 
 def first_batches(
     lengths: Sequence[int], length: int, limit: int, fits: Fits, *, is_cpu: bool, packable: bool,
     is_bounded: bool = False,
 ) -> FirstBatches:  # fmt: skip
-    """Chooses them.
-
-    Args:
-        lengths: Tokens of each example.
-        length: That nearly all examples fit in.
-        limit: The most tokens of a row.
-        fits: What fits into the device's memory.
-        is_cpu: Whether the device is a software GPU.
-        packable: Whether examples may share rows.
-        is_bounded: Whether training knows the device's memory, and so keeps of layers that do not
-            all fit as many as do.
-    """
+    """Chooses them."""
     epochs = next(epochs for least, epochs in _EPOCHS if len(lengths) >= least)
     examples = examples_of_a_step(len(lengths) * epochs)
     packed = packed_length(lengths, length, limit, examples) if packable else None
@@ -276,11 +217,7 @@ def first_batches(
 
 
 def examples_of_a_step(seen: int) -> int:
-    """Sixteen, or fewer where a run would have too few steps: a power of two.
-
-    Args:
-        seen: Examples that the run will see, one of several epochs each time.
-    """
+    """Sixteen, or fewer where a run would have too few steps: a power of two."""
     examples = EXAMPLES_OF_A_STEP
     while examples > 1 and seen < _LEAST_STEPS * examples:
         examples //= 2
@@ -288,14 +225,7 @@ def examples_of_a_step(seen: int) -> int:
 
 
 def packed_length(lengths: Sequence[int], length: int, limit: int, examples: int) -> int | None:
-    """Tokens of rows that short examples share; None where too few would.
-
-    Args:
-        lengths: Tokens of each example.
-        length: That nearly all examples fit in.
-        limit: The most tokens of a row.
-        examples: Of a step, which a row must not have more of.
-    """
+    """Tokens of rows that short examples share; None where too few would."""
     mean = sum(lengths) / len(lengths)
     room = min(limit, max(length, _PACKED_LENGTH), int(mean * examples))
     while length < room and 2 * length <= room:
@@ -330,21 +260,13 @@ _SHARE = 0.5  # of the machine's, which others need, too
 
 @dataclass(frozen=True)
 class Room:
-    """The memory that a run is planned for.
+    """The memory that a run is planned for."""
 
-    Attributes:
-        target: The device.
-        nbytes: Bytes of its memory that are planned with.
-        words: What that is, in a comment.
-        is_cpu: Whether it is a software GPU.
-        is_bounded: Whether training will know it, too.
-    """
-
-    target: Target
-    nbytes: int
-    words: str
-    is_cpu: bool
-    is_bounded: bool = False
+    target: Target  # the device
+    nbytes: int  # bytes of its memory that are planned with
+    words: str  # what that is, in a comment
+    is_cpu: bool  # whether it is a software GPU
+    is_bounded: bool = False  # whether training will know it, too
 
     @classmethod
     def here(cls) -> Room:
@@ -379,15 +301,6 @@ def first_settings(
         held_out: Path or hub name of held-out data.
         room: The memory to plan for; by default that of the GPU here.
         columns: The rows' own names by their format's, as ``data.columns`` has them.
-
-    Returns:
-        A title, and the settings in their order.
-
-    Raises:
-        CheckpointError: If the model is not there.
-        UnsupportedModelError: If it asks for something that is not computed here.
-        DataError: If the data cannot be read.
-        ConfigError: If it cannot be mixed.
     """
     named = [train] if isinstance(train, str) else list(train)
     paths = [file for path in named for file in files_apart(path)]

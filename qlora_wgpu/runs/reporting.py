@@ -50,12 +50,7 @@ class Reporter(Observer):
     """
 
     def __init__(self, settings: Config, observer: Observer) -> None:
-        """Writes nothing yet.
-
-        Args:
-            settings: The run's.
-            observer: Who is told that a page cannot be written.
-        """
+        """Writes nothing yet."""
         self._settings = settings
         self._observer = observer
         now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
@@ -119,9 +114,6 @@ class Reporter(Observer):
         """Writes the last page, and with matplotlib a picture of the loss.
 
         Those of a run that had been finished before stay as they are; what is missing is written.
-
-        Returns:
-            What was written.
         """
         page, picture = self._folder / "report.html", self._folder / "loss.png"
         written: list[Path] = []

@@ -44,14 +44,7 @@ Lengths = npt.NDArray[np.int64]
 def answer_shapes(
     data: RunData, preference: Preference, batch_size: int, longest: int
 ) -> tuple[tuple[int, ...], tuple[tuple[StepKind, int], ...]]:
-    """Lengths of batches whose loss is measured, and kinds and lengths of the others, in order.
-
-    Args:
-        data: The run's.
-        preference: The objective.
-        batch_size: Rows of a micro-batch.
-        longest: Most tokens of a training row.
-    """
+    """Lengths of batches whose loss is measured, and kinds and lengths of the others, in order."""
     measured: dict[int, None] = {}
     others: dict[tuple[StepKind, int], None] = {}
     for dataset in (data.train, data.held_out):
@@ -94,22 +87,14 @@ def _lengths(blocks: Iterable[Block], lengths: Lengths, longest: int) -> list[in
 
 @dataclass(frozen=True)
 class RunShapes:
-    """What a run computes beside its longest step, in its order.
+    """What a run computes beside its longest step, in its order."""
 
-    Attributes:
-        prompts: Tokens of the texts that are continued.
-        longest_sample: Most tokens of such a text.
-        held_out: Lengths of the batches whose loss is measured.
-        training: Lengths of the batches that are trained on, the longest first.
-        batch: Rows of a batch.
-        answers: Kinds and lengths of what else an objective over answers computes.
-    """
-
-    prompts: tuple[int, ...]
-    longest_sample: int
-    held_out: tuple[int, ...]
-    training: tuple[int, ...]
-    batch: int
+    prompts: tuple[int, ...]  # tokens of the texts that are continued
+    longest_sample: int  # most tokens of such a text
+    held_out: tuple[int, ...]  # lengths of the batches whose loss is measured
+    training: tuple[int, ...]  # lengths of the batches that are trained on, the longest first
+    batch: int  # rows of a batch
+    # Kinds and lengths of what else an objective over answers computes
     answers: tuple[tuple[StepKind, int], ...] = ()
 
     @classmethod
@@ -228,15 +213,10 @@ def _trained_lengths(data: RunData, longest: int) -> list[int]:
 
 @dataclass(frozen=True)
 class ClusterMemory:
-    """Bytes that a run takes of a cluster's devices.
+    """Bytes that a run takes of a cluster's devices."""
 
-    Attributes:
-        worker: Of each worker's, while it computes the longest step.
-        owner: Of the owner's.
-    """
-
-    worker: int
-    owner: int
+    worker: int  # of each worker's, while it computes the longest step
+    owner: int  # of the owner's
 
     @classmethod
     def of(cls, settings: Config, layout: ModelPlan, options: StepOptions) -> ClusterMemory:
@@ -252,12 +232,7 @@ def forms_of_worker(settings: Config) -> AdapterDtypes:
 
 
 def owner_memory(settings: Config, layout: ModelPlan) -> Counter[str]:
-    """Bytes on the owner's device by kind: no base, no activations, and a gradient that has come.
-
-    Args:
-        settings: The run's.
-        layout: The model's.
-    """
+    """Bytes on the owner's device by kind: no base, no activations, a gradient that came."""
     layout = layout.with_forms(layout.adapter.forms)
     layout.make_room_for_counts()  # of workers whose kernels have such a type
     graph = layout.new_graph()
@@ -269,11 +244,7 @@ def owner_memory(settings: Config, layout: ModelPlan) -> Counter[str]:
 
 
 def require_owner_room(memory: Counter[str], device: Device) -> None:
-    """Sees that the owner's device has room, before workers are asked for.
-
-    Raises:
-        OutOfMemoryError: If it has not; says by how much.
-    """
+    """Sees that the owner's device has room, before workers are asked for."""
     budget = device.budget if device.budget is not None else room(device)
     needed = sum(memory.values())
     if budget is not None and needed > budget:

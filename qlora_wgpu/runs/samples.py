@@ -25,17 +25,11 @@ _LONG = 10.0  # seconds after which no further text is begun
 
 @dataclass(frozen=True)
 class Prompt:
-    """The beginning of a text.
+    """The beginning of a text."""
 
-    Attributes:
-        ids: Its tokens.
-        answer: How the data goes on; empty where nobody says it.
-        most: Most tokens that the model adds; None goes by the answer.
-    """
-
-    ids: list[int]
-    answer: list[int]
-    most: int | None = None
+    ids: list[int]  # its tokens
+    answer: list[int]  # how the data goes on; empty where nobody says it
+    most: int | None = None  # most tokens that the model adds; None goes by the answer
 
     @property
     def new_tokens(self) -> int:

@@ -18,23 +18,14 @@ from qlora_wgpu.training.run_folder import PROGRESS, SAMPLES
 
 @dataclass(frozen=True)
 class RunView:
-    """What a run's folder says.
+    """What a run's folder says."""
 
-    Attributes:
-        path: The folder.
-        total_steps: Steps that the run is to have; 0 where nothing says it.
-        steps: The logged steps' rows.
-        evaluations: The evaluations' rows.
-        texts: What the model has written, as ``samples.jsonl`` has it.
-        is_running: Whether a process writes it; None where nobody here knows.
-    """
-
-    path: Path
-    total_steps: int
-    steps: list[Row]
-    evaluations: list[Row]
-    texts: list[Row]
-    is_running: bool | None
+    path: Path  # the folder
+    total_steps: int  # steps that the run is to have; 0 where nothing says it
+    steps: list[Row]  # the logged steps' rows
+    evaluations: list[Row]  # the evaluations' rows
+    texts: list[Row]  # what the model has written, as ``samples.jsonl`` has it
+    is_running: bool | None  # whether a process writes it; None where nobody here knows
 
     @property
     def step(self) -> int:
@@ -58,12 +49,7 @@ class RunView:
 
 
 def look(path: str | os.PathLike[str]) -> RunView:
-    """Reads a run's folder.
-
-    Raises:
-        ConfigError: If there is no run.
-        CheckpointError: If a file cannot be read.
-    """
+    """Reads a run's folder."""
     folder = Path(path)
     if not exists(folder / "metrics.jsonl"):
         raise ConfigError(f"{folder} holds no run: metrics.jsonl is not there (yet)")

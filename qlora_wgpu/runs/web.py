@@ -48,13 +48,6 @@ def write_page(
         options: What the page offers.
         with_data: Whether ``data.train`` goes along, as an example to take.
         progress: Called with each tensor's name before it is read.
-
-    Raises:
-        ConfigError: If a browser cannot train so, or the folder holds something else.
-        CheckpointError: If the base is damaged, or the folder cannot be written.
-        TokenizerError: If it has no tokenizer, or the chat template is broken.
-        DataError: If the example is of a kind that a page does not read, or nothing can be learnt
-            from it.
     """
     out = Path(out)
     if exists(out) and not is_file(out / MANIFEST):
@@ -100,15 +93,7 @@ class SiteServer(socketserver.ThreadingTCPServer):
     _free = threading.BoundedSemaphore(_CONNECTIONS)
 
     def __init__(self, folder: str | Path, port: int = 0) -> None:
-        """Binds a port; nothing is served yet.
-
-        Args:
-            folder: The site.
-            port: 0 for any that is free.
-
-        Raises:
-            ConfigError: If the folder is not a site, or the port is taken.
-        """
+        """Binds a port; nothing is served yet."""
         folder = Path(folder)
         try:
             json.loads(file_bytes(folder / MANIFEST, OWN_JSON_BYTES))

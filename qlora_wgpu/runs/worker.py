@@ -67,12 +67,7 @@ class Worker:
     """The frozen base and the adapter on a worker's device; its calls come one at a time."""
 
     def __init__(self, specification: Specification) -> None:
-        """Opens the model.
-
-        Raises:
-            ClusterError: If the owner has another version of this package.
-            QLoRAError: If there is no such model, no such GPU, or no room on it.
-        """
+        """Opens the model."""
         if specification.version != __version__:
             raise ClusterError(
                 f"it has qlora-wgpu {__version__}, and this machine {specification.version}: "
@@ -133,11 +128,6 @@ class Worker:
             samples: What an objective over answers knows of them, or None.
             divergence: Of all answers of the step from the reference, and over how many it is
                 summed.
-
-        Raises:
-            ClusterError: If the parameters here have another number.
-            OutOfMemoryError: If the device has no room.
-            DeviceLostError: If it is lost.
         """
         self._require(asked.version)
         model = self._model
@@ -154,30 +144,18 @@ class Worker:
     def divergence(
         self, asked: Asked, ids: Any, targets: Any, mask: Any, samples: PreferenceInputs
     ) -> Sums:
-        """How far a micro-batch's answers are from what the reference says; no gradient.
-
-        Raises:
-            As ``gradient`` does.
-        """
+        """How far a micro-batch's answers are from what the reference says; no gradient."""
         return self._measured("divergence", asked, ids, targets, mask, samples, NO_DIVERGENCE)
 
     def answer_loss(
         self, asked: Asked, ids: Any, targets: Any, mask: Any, samples: PreferenceInputs,
         divergence: tuple[float, float],
     ) -> Sums:  # fmt: skip
-        """Loss and metrics of a micro-batch's answers; no gradient.
-
-        Raises:
-            As ``gradient`` does.
-        """
+        """Loss and metrics of a micro-batch's answers; no gradient."""
         return self._measured("loss", asked, ids, targets, mask, samples, divergence)
 
     def answer_logps(self, asked: Asked, ids: Any, targets: Any, mask: Any, count: int) -> Sums:
-        """The summed log probabilities of so many answers.
-
-        Raises:
-            As ``gradient`` does.
-        """
+        """The summed log probabilities of so many answers."""
         self._require(asked.version)
         with self._model.device.in_turn:
             self._prepare("sums", *ids.shape)
@@ -186,11 +164,7 @@ class Worker:
             return Sums(0.0, 0.0, 0, time.perf_counter() - began, answers=said, nonce=asked.nonce)
 
     def loss(self, asked: Asked, ids: Any, labels: Any, mask: Any) -> Sums:
-        """The loss summed over a batch's labels, their number and hits; no gradient.
-
-        Raises:
-            As ``gradient`` does.
-        """
+        """The loss summed over a batch's labels, their number and hits; no gradient."""
         self._require(asked.version)
         with self._model.device.in_turn:
             self._prepare("loss", *ids.shape)
@@ -202,15 +176,7 @@ class Worker:
     def text(
         self, version: int, ids: list[int], more: int, stop_ids: list[int], longest: int
     ) -> list[int]:
-        """A text's continuation, greedily.
-
-        Args:
-            version: The number of the parameters.
-            ids: The text so far.
-            more: Maximum number of tokens to add.
-            stop_ids: What ends it.
-            longest: Tokens of the longest text that will be asked for.
-        """
+        """A text's continuation, greedily."""
         self._require(version)
         return self._write(ids, more, stop_ids, longest)
 

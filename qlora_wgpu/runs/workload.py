@@ -36,33 +36,19 @@ _LARGEST_BINDING = (1 << 31) - 1  # what most cards allow
 
 @dataclass(frozen=True)
 class Workload:
-    """The training that is to be planned.
+    """The training that is to be planned."""
 
-    Attributes:
-        pretrained: The base model, of which config.json is known.
-        lora: The adapter.
-        quant: How the base's linear layers are stored.
-        compute_dtype: Type of matmul operands.
-        batch: Rows of a micro-batch.
-        seq: Tokens of a row.
-        checkpointing: Whether layers are recomputed in the backward.
-        accumulation: Micro-batches of a step.
-        forms: In which types the adapter's gradient and moments are kept.
-        objective: The loss that is minimized.
-        sides: Rows of a micro-batch for each that the settings count: two of a pair.
-    """
-
-    pretrained: Pretrained
-    lora: LoraConfig
-    quant: QuantConfig
-    compute_dtype: str
-    batch: int
-    seq: int
-    checkpointing: bool
-    accumulation: int = 1
-    forms: AdapterDtypes = FLOAT32
-    objective: Objective = PLAIN
-    sides: int = 1
+    pretrained: Pretrained  # the base model, of which config.json is known
+    lora: LoraConfig  # the adapter
+    quant: QuantConfig  # how the base's linear layers are stored
+    compute_dtype: str  # type of matmul operands
+    batch: int  # rows of a micro-batch
+    seq: int  # tokens of a row
+    checkpointing: bool  # whether layers are recomputed in the backward
+    accumulation: int = 1  # micro-batches of a step
+    forms: AdapterDtypes = FLOAT32  # in which types the adapter's gradient and moments are kept
+    objective: Objective = PLAIN  # the loss that is minimized
+    sides: int = 1  # rows of a micro-batch for each that the settings count: two of a pair
 
     @property
     def options(self) -> StepOptions:
@@ -72,21 +58,13 @@ class Workload:
 
 @dataclass(frozen=True)
 class Target:
-    """For what it is planned: an open GPU, or a common one where none is there.
+    """For what it is planned: an open GPU, or a common one where none is there."""
 
-    Attributes:
-        name: The GPU's name.
-        max_binding: Bytes of its largest binding.
-        profile: How kernels are cut for it.
-        nbytes: Bytes of its memory, where they are known.
-        is_host: Whether that is the host's.
-    """
-
-    name: str = "a GPU"
-    max_binding: int = _LARGEST_BINDING
-    profile: Profile = GPU_PROFILE
-    nbytes: int | None = None
-    is_host: bool = False
+    name: str = "a GPU"  # the GPU's name
+    max_binding: int = _LARGEST_BINDING  # bytes of its largest binding
+    profile: Profile = GPU_PROFILE  # how kernels are cut for it
+    nbytes: int | None = None  # bytes of its memory, where they are known
+    is_host: bool = False  # whether that is the host's
 
     @classmethod
     def here(cls, settings: DeviceConfig | None = None) -> Target:
@@ -157,12 +135,7 @@ class Totals:
     """
 
     def __init__(self, layout: ModelPlan, workload: Workload) -> None:
-        """Plans nothing yet.
-
-        Args:
-            layout: The model.
-            workload: The training; what is not said of a size is as here.
-        """
+        """Plans nothing yet."""
         self.layout = layout
         self._workload = workload
         self._known: dict[StepOptions, int | None] = {}
@@ -207,15 +180,10 @@ LENGTHS = (
 
 @dataclass(frozen=True)
 class Fits:
-    """The largest batch and sequence that a budget has room for.
+    """The largest batch and sequence that a budget has room for."""
 
-    Attributes:
-        batch: Most rows at the planned length; 0 for none.
-        seq: Most tokens of one row; 0 for none.
-    """
-
-    batch: int
-    seq: int
+    batch: int  # most rows at the planned length; 0 for none
+    seq: int  # most tokens of one row; 0 for none
 
 
 def what_fits(totals: Totals, workload: Workload, budget: int) -> Fits:
@@ -307,25 +275,18 @@ _NEARLY = 1.1  # like ways differ by less
 
 @dataclass(frozen=True)
 class CardPlan:
-    """A training on a card of some size.
+    """A training on a card of some size."""
 
-    Attributes:
-        gib: The card's memory in GiB.
-        room: Bytes of it that training may take.
-        resident_seq: The longest of ``LENGTHS`` that a row may have with all weights on the card,
-            layers recomputed; 0 for none.
-        longest_seq: The same with all in host memory that can be. The next longer one has no room
-            in any way.
-        fitted: How the planned training keeps to the card; None where it cannot.
-        slow_down: How many times as long its step takes as with everything on a card and nothing
-            recomputed, if no traffic is hidden; None where it does not fit.
-    """
-
-    gib: int
-    room: int
+    gib: int  # the card's memory in GiB
+    room: int  # bytes of it that training may take
+    # The longest of ``LENGTHS`` that a row may have with all weights on the card, layers
+    # recomputed; 0 for none
     resident_seq: int
+    # The same with all in host memory that can be. The next longer one has no room in any way
     longest_seq: int
-    fitted: Fit | None
+    fitted: Fit | None  # how the planned training keeps to the card; None where it cannot
+    # How many times as long its step takes as with everything on a card and nothing recomputed, if
+    # no traffic is hidden; None where it does not fit
     slow_down: float | None
 
 
@@ -373,12 +334,7 @@ class _Waiting:
         return [self._resident.waiting(each) for each in ways]
 
     def longest(self, room: int, found: int) -> int:
-        """The longest row that has room, of those that are tried.
-
-        Args:
-            room: Bytes on the device.
-            found: The longest that has room without.
-        """
+        """The longest row that has room, of those that are tried."""
         for first, *_ in self._ways:
             longer = [length for length in LENGTHS if length > found]
             found = largest_fitting(lambda n: first(seq=n), room, longer) or found  # noqa: B023

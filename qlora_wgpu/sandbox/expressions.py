@@ -28,21 +28,13 @@ def _process() -> ChildProcess:
 
 
 def check_expression(expression: str) -> None:
-    """Makes sure that a regular expression is one.
-
-    Raises:
-        ExpressionError: If it is not, or is too long.
-    """
+    """Makes sure that a regular expression is one."""
     check_expressions((expression,))
 
 
 @lru_cache(maxsize=1024)
 def check_expressions(expressions: tuple[str, ...]) -> None:
-    """Makes sure that regular expressions are such, and not too many.
-
-    Raises:
-        ExpressionError: If one is not, or they are too long or too many; says which.
-    """
+    """Makes sure that regular expressions are such, and not too many."""
     if len(expressions) > PATTERNS:
         raise ExpressionError(f"are {len(expressions):,} patterns, more than {PATTERNS:,}")
     if sum(map(len, expressions)) > PATTERN_CHARACTERS:
@@ -58,11 +50,7 @@ def check_expressions(expressions: tuple[str, ...]) -> None:
 
 @lru_cache(maxsize=2**16)
 def fits(expression: str, text: str) -> bool:
-    """Whether a whole text fits a regular expression, as ``re.fullmatch`` has it.
-
-    Raises:
-        ExpressionError: If the expression is broken, or takes too long.
-    """
+    """Whether a whole text fits a regular expression, as ``re.fullmatch`` has it."""
     check_expression(expression)
     if _is_quick(expression, text):
         return _fits(expression, text)
@@ -75,9 +63,6 @@ def first_fitting(expressions: tuple[str, ...], text: str) -> int | None:
 
     All that may search back are asked of the other process at once: what they cost together is
     bounded as one is.
-
-    Raises:
-        ExpressionError: If one is broken, or they take too long.
     """
     searching: list[int] = []
     found = None
@@ -96,11 +81,7 @@ def first_fitting(expressions: tuple[str, ...], text: str) -> int | None:
 
 @lru_cache(maxsize=2**16)
 def begins(expression: str, text: str) -> bool:
-    """Whether a text begins with what fits a regular expression, as ``re.match`` has it.
-
-    Raises:
-        ExpressionError: If the expression is broken, or takes too long.
-    """
+    """Whether a text begins with what fits a regular expression, as ``re.match`` has it."""
     check_expression(expression)
     if _is_quick(expression, text):
         return _begins(expression, text)

@@ -83,12 +83,7 @@ class ChildProcess:
         self._answers = 0
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
-        """What a function gives for some arguments, as JSON keeps it.
-
-        Raises:
-            Stopped: If it takes too long or too much memory, or ends the process.
-            QLoRAError: What the function itself raises.
-        """
+        """What a function gives for some arguments, as JSON keeps it."""
         question = pickle.dumps((function, args), pickle.HIGHEST_PROTOCOL)
         with self._lock:
             if not self._is_running():

@@ -329,11 +329,7 @@ _MARKS = re.compile(f"([{SPAN_START}{SPAN_END}])")
 
 
 def marks_assistant(source: str) -> bool:
-    """Whether a template has ``{% generation %}`` blocks.
-
-    Raises:
-        TokenizerError: If it is no valid Jinja.
-    """
+    """Whether a template has ``{% generation %}`` blocks."""
     return _compile(source)[1]
 
 
@@ -344,12 +340,7 @@ def render(
     tools: Sequence[Mapping[str, Any]] | None,
     add_generation_prompt: bool,
 ) -> tuple[str, list[tuple[int, int]]]:
-    """A conversation's text, and the ranges of characters that the template marks.
-
-    Raises:
-        DataError: If the template refuses or cannot take the conversation.
-        TokenizerError: If the template exceeds its bounds.
-    """
+    """A conversation's text, and the ranges of characters that the template marks."""
     template = _compile(source)[0]
     start_counting()
     pieces, length = [], 0

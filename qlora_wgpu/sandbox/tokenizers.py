@@ -85,13 +85,7 @@ _KNOWN = frozenset(
 
 
 def is_bounded(parts: Mapping[str, Any], longest_token: int, longest_word: int) -> bool:
-    """Whether a tokenizer's time and memory are bounded by the length of a text.
-
-    Args:
-        parts: What tokenizer.json says of the normalizer and so on, by their names.
-        longest_token: Characters of the longest token.
-        longest_word: Characters of the longest word that WordPiece looks up.
-    """
+    """Whether a tokenizer's time and memory are bounded by the length of a text."""
     if longest_token > _LONGEST_TOKEN or longest_word > _LONGEST_WORD:
         return False
     steps = {name: _steps(part) for name, part in parts.items()}
@@ -141,11 +135,7 @@ _TRIAL = "A trial: 12 words,\n\tsome   of them naïve — 漢字. " * 4
 
 
 def open_tokenizer(content: bytes) -> tokenizers.Tokenizer | ConfinedTokenizer:
-    """The tokenizer of a file's content, here or in a process of its own.
-
-    Raises:
-        TokenizerError: If the library cannot read it or use it.
-    """
+    """The tokenizer of a file's content, here or in a process of its own."""
     seen = cache_path("tokenizers", f"{_VERSION}-{_library()}-{_hash(content)}")
     if not is_file(seen):
         if not _examine(content):

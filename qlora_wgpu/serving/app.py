@@ -37,15 +37,7 @@ T = TypeVar("T")
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What comes of the work for a request, which ends as soon as its client has gone.
-
-    Args:
-        request: One whose body has been read.
-        work: What is done for it.
-
-    Raises:
-        ClientDisconnect: If the client has gone.
-    """
+    """What comes of the work for a request, which ends as soon as its client has gone."""
     working, leaving = asyncio.create_task(work), asyncio.create_task(_left(request))
     try:
         await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
@@ -91,12 +83,7 @@ class ChatServer:
     """
 
     def __init__(self, models: Mapping[str, Served], writer: Writer) -> None:
-        """Takes who writes.
-
-        Args:
-            models: The models by the names that requests give.
-            writer: Writes answers.
-        """
+        """Takes who writes."""
         self.models = models
         self._writer = writer
         self._since = int(time.time())
@@ -164,12 +151,7 @@ class ChatServer:
         return StreamingResponse(events, media_type="text/event-stream", background=left)
 
     async def _body(self, request: Request) -> bytes:
-        """A request's bytes; of one that is too long a part is passed over, so that it is told.
-
-        Raises:
-            HTTPException: If it is too long, or too much of others is held at the moment.
-            TimeoutError: If it takes too long to come.
-        """
+        """A request's bytes; of one that is too long a part is passed over, so that it is told."""
         parts, size = [], 0
         try:
             async with asyncio.timeout(_READING):
@@ -243,11 +225,7 @@ async def _no_such(request: Request, err: Exception) -> Response:
 
 
 def _json(content: bytes) -> Any:
-    """A request's value.
-
-    Raises:
-        DataError: If it is no JSON.
-    """
+    """A request's value."""
     try:
         return parse_json(content.decode())
     except UnicodeDecodeError as err:

@@ -33,27 +33,17 @@ _STREAM_OPTIONS = {"include_usage", "include_obfuscation"}  # the latter says no
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked for.
+    """What is asked for."""
 
-    Attributes:
-        model: The name of the model.
-        sampling: How tokens are chosen; OpenAI's temperature of 1 by default.
-        max_new_tokens: Most tokens of an answer; None for as many as there is room for.
-        stop: Strings that end it.
-        streamed: Whether it is sent as it comes.
-        counted: Whether a streamed answer ends with the number of tokens.
-        count: Answers to each prompt.
-        logprobs: Of how many of the likeliest tokens log probabilities are told beside the chosen
-            one's; None for none at all.
-    """
-
-    model: str
-    sampling: Sampling
-    max_new_tokens: int | None
-    stop: tuple[str, ...]
-    streamed: bool
-    counted: bool
-    count: int
+    model: str  # the name of the model
+    sampling: Sampling  # how tokens are chosen; OpenAI's temperature of 1 by default
+    max_new_tokens: int | None  # most tokens of an answer; None for as many as there is room for
+    stop: tuple[str, ...]  # strings that end it
+    streamed: bool  # whether it is sent as it comes
+    counted: bool  # whether a streamed answer ends with the number of tokens
+    count: int  # answers to each prompt
+    # Of how many of the likeliest tokens log probabilities are told beside the chosen one's; None
+    # for none at all
     logprobs: int | None
 
     def sampling_of(self, number: int) -> Sampling:
@@ -69,10 +59,6 @@ def read_common(body: Any, known: Collection[str], defaults: Mapping[str, Any]) 
         body: The request's JSON.
         known: What requests of this kind may have beside.
         defaults: What of it is computed only as it is by default.
-
-    Raises:
-        DataError: If it is no such request.
-        ConfigError: If it asks for something that is not computed.
     """
     if not isinstance(body, dict):
         raise DataError("the request must be a JSON object")
@@ -97,11 +83,7 @@ def read_common(body: Any, known: Collection[str], defaults: Mapping[str, Any]) 
 
 
 def flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
-    """A truth value.
-
-    Raises:
-        DataError: If it is something else.
-    """
+    """A truth value."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise DataError(f"'{name}' must be true or false")
@@ -109,11 +91,7 @@ def flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
 
 
 def number_of_logprobs(name: str, value: Any) -> int:
-    """How many of the likeliest tokens are told.
-
-    Raises:
-        ConfigError: If it is no count, or too large.
-    """
+    """How many of the likeliest tokens are told."""
     check_count(name, value)
     if value > LOGPROBS:
         raise ConfigError(f"{name} = {brief(value)} is more than {LOGPROBS}")
@@ -193,29 +171,18 @@ _CHAT_DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class ChatRequest(Asked):
-    """What is asked for.
+    """What is asked for."""
 
-    Attributes:
-        messages: The conversation.
-        tools: JSON schemas of functions that the model may call, if there are any.
-        several_calls: Whether an answer may have more than one call.
-        options: What else the chat template is given, as by rows and by vLLM's
-            ``chat_template_kwargs``.
-    """
-
-    messages: list[dict[str, Any]]
+    messages: list[dict[str, Any]]  # the conversation
+    # JSON schemas of functions that the model may call, if there are any
     tools: list[dict[str, Any]] | None
-    several_calls: bool
+    several_calls: bool  # whether an answer may have more than one call
+    # What else the chat template is given, as by rows and by vLLM's ``chat_template_kwargs``
     options: dict[str, Any]
 
     @classmethod
     def read(cls, body: Any) -> ChatRequest:
-        """Reads a request's JSON.
-
-        Raises:
-            DataError: If it is no such request.
-            ConfigError: If it asks for something that is not computed.
-        """
+        """Reads a request's JSON."""
         common = read_common(body, _CHAT_KEYS, _CHAT_DEFAULTS)
         return cls(
             **common,
@@ -265,22 +232,13 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True)
 class CompletionRequest(Asked):
-    """What is asked for.
+    """What is asked for."""
 
-    Attributes:
-        prompts: Texts, or their tokens.
-    """
-
-    prompts: list[Prompt]
+    prompts: list[Prompt]  # texts, or their tokens
 
     @classmethod
     def read(cls, body: Any) -> CompletionRequest:
-        """Reads a request's JSON.
-
-        Raises:
-            DataError: If it is no such request.
-            ConfigError: If it asks for something that is not computed.
-        """
+        """Reads a request's JSON."""
         common = read_common(body, _COMPLETION_KEYS, _COMPLETION_DEFAULTS)
         if common["max_new_tokens"] is None:
             common["max_new_tokens"] = _MOST_TOKENS

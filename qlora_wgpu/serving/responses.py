@@ -15,17 +15,11 @@ Object = dict[str, Any]
 
 
 class Form(Protocol):
-    """How answers of a kind are written.
+    """How answers of a kind are written."""
 
-    Attributes:
-        prefix: What ids of answers begin with.
-        whole: The kind of an answer that comes at once.
-        chunk: The kind of a piece of a streamed one.
-    """
-
-    prefix: str
-    whole: str
-    chunk: str
+    prefix: str  # what ids of answers begin with
+    whole: str  # the kind of an answer that comes at once
+    chunk: str  # the kind of a piece of a streamed one
 
     def begun(self) -> Object | None:
         """What of a choice comes first where it is streamed, if anything."""
@@ -54,15 +48,7 @@ class Told:
         self, tokenizer: Tokenizer, before: Sequence[int], token: int, logprobs: TokenLogprobs,
         offset: int,
     ) -> None:  # fmt: skip
-        """Takes a token of an answer.
-
-        Args:
-            tokenizer: The model's.
-            before: The tokens before it.
-            token: Its id.
-            logprobs: How likely it was.
-            offset: Characters of the answer before it.
-        """
+        """Takes a token of an answer."""
         self.text = continuation(tokenizer, before, [token])
         self.logprobs = logprobs
         self.others = [(continuation(tokenizer, before, [i]), p) for i, p in logprobs.top]
@@ -150,9 +136,6 @@ async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Piece
     """Yields pieces as they come, each with its answer's number, until all have ended.
 
     Whoever stops earlier leaves the answers to nobody.
-
-    Raises:
-        QLoRAError: If one could not be computed.
     """
     pieces: asyncio.Queue[tuple[int, Piece | Exception]] = asyncio.Queue()
 
@@ -190,13 +173,7 @@ class Choice:
     """
 
     def __init__(self, number: int, answer: Answer, form: Form) -> None:
-        """Nothing has come.
-
-        Args:
-            number: Its place among the answers.
-            answer: What is written.
-            form: How it is written.
-        """
+        """Nothing has come."""
         self.tokens = 0
         self._number, self._answer, self._form = number, answer, form
         self._text = ""

@@ -15,23 +15,13 @@ from qlora_wgpu.serving.tool_calls import Offered, call_format, names_of
 
 @dataclass(frozen=True)
 class Served:
-    """A model that is served.
+    """A model that is served."""
 
-    Attributes:
-        adapter: The name of its adapter in the model that is open.
-        written: How conversations are written.
-    """
-
-    adapter: str
-    written: PromptFormat
+    adapter: str  # the name of its adapter in the model that is open
+    written: PromptFormat  # how conversations are written
 
     def wanted(self, asked: Asked) -> Iterator[Wanted]:
-        """Yields what is wanted for each prompt of a request, once for all answers to it.
-
-        Raises:
-            DataError: If the template refuses the conversation.
-            ConfigError: If it cannot write tools.
-        """
+        """Yields what is wanted for each prompt of a request, once for all answers to it."""
         if isinstance(asked, ChatRequest):
             yield self._chat(asked)
         else:
@@ -58,11 +48,7 @@ class Served:
 
     @staticmethod
     def _require_written(template: ChatTemplate, asked: ChatRequest) -> None:
-        """Refuses messages that the model would not see.
-
-        Raises:
-            DataError: If the template leaves out what another than the assistant says.
-        """
+        """Refuses messages that the model would not see."""
         conversation = Conversation(asked.messages, asked.tools, options=asked.options)
         if unseen := LeftOut(template).of(conversation, "", frozenset()) - ANSWERS:
             raise DataError(
@@ -92,18 +78,10 @@ class Served:
 
 @dataclass(frozen=True)
 class Wanted:
-    """An answer that is wanted.
+    """An answer that is wanted."""
 
-    Attributes:
-        prompt_ids: Its prompt.
-        stop_ids: Tokens that end it.
-        stop_text: A text that does, if there is one.
-        context: Tokens that its text goes on with; none where it begins one.
-        offered: Functions that it may call, where calls can be told from text.
-    """
-
-    prompt_ids: list[int]
-    stop_ids: Collection[int]
-    stop_text: str
-    context: Sequence[int]
-    offered: Offered | None = None
+    prompt_ids: list[int]  # its prompt
+    stop_ids: Collection[int]  # tokens that end it
+    stop_text: str  # a text that does, if there is one
+    context: Sequence[int]  # tokens that its text goes on with; none where it begins one
+    offered: Offered | None = None  # functions that it may call, where calls can be told from text

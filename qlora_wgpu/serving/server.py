@@ -18,12 +18,7 @@ class StoppableServer(uvicorn.Server):
     """Ends answers that are being written, for whose end it would wait else."""
 
     def __init__(self, config: uvicorn.Config, stop: Callable[[], None]) -> None:
-        """Runs nothing yet.
-
-        Args:
-            config: What is served, and how.
-            stop: Ends the answers.
-        """
+        """Runs nothing yet."""
         super().__init__(config)
         self._stop = stop
 

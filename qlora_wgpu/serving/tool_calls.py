@@ -25,36 +25,23 @@ _NAMED = re.compile(r"\s*([\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a function.
+    """A call of a function."""
 
-    Attributes:
-        name: The function's.
-        arguments: A JSON object as text.
-    """
-
-    name: str
-    arguments: str
+    name: str  # the function's
+    arguments: str  # a JSON object as text
 
 
 @dataclass(frozen=True)
 class CallFormat:
-    """One of these ways.
+    """One of these ways."""
 
-    Attributes:
-        opener: What a call begins with.
-        closer: What it ends with; empty where it goes on to the answer's end.
-        parse: The calls within, by the functions that are offered; raises ValueError or DataError.
-        bare: Whether an answer that begins with a brace is a call without the opener.
-        markers: Special tokens that it is told by.
-        short_ids: Whether ids are Mistral's.
-    """
-
-    opener: str
-    closer: str
+    opener: str  # what a call begins with
+    closer: str  # what it ends with; empty where it goes on to the answer's end
+    # The calls within, by the functions that are offered; raises ValueError or DataError
     parse: Callable[[str, Tools], list[Call]]
-    bare: bool = False
-    markers: tuple[str, ...] = ()
-    short_ids: bool = False
+    bare: bool = False  # whether an answer that begins with a brace is a call without the opener
+    markers: tuple[str, ...] = ()  # special tokens that it is told by
+    short_ids: bool = False  # whether ids are Mistral's
 
     def begins_at(self, text: str, *, said: bool) -> int | None:
         """Where a call begins, if anywhere; ``said`` tells of text before it."""
@@ -178,17 +165,11 @@ _LLAMA_WORDS = 'Respond in the format {"name": function name, "parameters"'
 
 @dataclass(frozen=True)
 class Offered:
-    """Functions that a request offers, and how the model writes calls of them.
+    """Functions that a request offers, and how the model writes calls of them."""
 
-    Attributes:
-        form: How.
-        tools: Each function's JSON schema, by its name.
-        several: Whether an answer may have more than one call.
-    """
-
-    form: CallFormat
-    tools: Mapping[str, Mapping[str, Any]]
-    several: bool = True
+    form: CallFormat  # how
+    tools: Mapping[str, Mapping[str, Any]]  # each function's JSON schema, by its name
+    several: bool = True  # whether an answer may have more than one call
 
     def read(self, text: str) -> list[Call]:
         """The calls that a text is made of; none where it is not, or of other functions."""

@@ -22,21 +22,13 @@ from qlora_wgpu.serving.served import Served, Wanted
 
 @dataclass(frozen=True)
 class Piece:
-    """What has come of an answer.
+    """What has come of an answer."""
 
-    Attributes:
-        text: What follows what came before.
-        tokens: Tokens so far.
-        finish_reason: Why it has ended, with the last piece.
-        ids: The tokens that are new.
-        told: How likely these were, where that is asked for.
-    """
-
-    text: str
-    tokens: int
-    finish_reason: FinishReason | None = None
-    ids: tuple[int, ...] = ()
-    told: tuple[TokenLogprobs, ...] = ()
+    text: str  # what follows what came before
+    tokens: int  # tokens so far
+    finish_reason: FinishReason | None = None  # why it has ended, with the last piece
+    ids: tuple[int, ...] = ()  # the tokens that are new
+    told: tuple[TokenLogprobs, ...] = ()  # how likely these were, where that is asked for
 
 
 class Answer:
@@ -74,19 +66,11 @@ class Answer:
     # -- in the event loop ---------------------------------------------------------------------
 
     async def begun(self) -> None:
-        """Waits until it has its turn to be looked at.
-
-        Raises:
-            QLoRAError: If it cannot be written.
-        """
+        """Waits until it has its turn to be looked at."""
         await self._begun
 
     async def pieces(self) -> AsyncIterator[Piece]:
-        """Yields pieces until its end.
-
-        Raises:
-            QLoRAError: If it could not be computed.
-        """
+        """Yields pieces until its end."""
         while True:
             piece = await self._pieces.get()
             if isinstance(piece, Exception):
@@ -150,12 +134,7 @@ class Writer:
     """
 
     def __init__(self, engine: Engine, model: QLoRAModel) -> None:
-        """Starts the thread.
-
-        Args:
-            engine: Nobody else uses it.
-            model: The engine's; nobody else chooses its adapter.
-        """
+        """Starts the thread."""
         self._engine = engine
         self._model = model
         self._changed = threading.Condition()
@@ -167,13 +146,7 @@ class Writer:
         self._thread.start()
 
     async def ask(self, served: Served, asked: Asked) -> list[Answer]:
-        """Begins the answers of a request.
-
-        Raises:
-            DataError: If the conversation has no room, or the template refuses it.
-            ConfigError: If a setting is out of its range.
-            QLoRAError: If nothing more is written.
-        """
+        """Begins the answers of a request."""
         # Elsewhere: answers go on while a long prompt becomes tokens.
         loop = asyncio.get_running_loop()
         each = await loop.run_in_executor(self._prompts, self._wanted, served, asked)
@@ -197,11 +170,7 @@ class Writer:
         return answers
 
     def _wanted(self, served: Served, asked: Asked) -> list[Wanted]:
-        """The answers of a request, those to the first prompt first.
-
-        Raises:
-            DataError: If a prompt has no room; what follows it is not looked at.
-        """
+        """The answers of a request, those to the first prompt first."""
         found: list[Wanted] = []
         for wanted in served.wanted(asked):
             self._engine.check_room(len(wanted.prompt_ids), asked.max_new_tokens)

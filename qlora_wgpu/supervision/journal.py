@@ -13,17 +13,11 @@ _VARIABLE = "QLORA_WGPU_SUPERVISOR"  # "process id:folder", for the next process
 
 @dataclass(frozen=True)
 class CutFile:
-    """A file that was cut while it was mapped; as a text, the beginning of a sentence.
+    """A file that was cut while it was mapped; as a text, the beginning of a sentence."""
 
-    Attributes:
-        path: The file.
-        left: Its bytes.
-        size: How many it had.
-    """
-
-    path: str
-    left: int
-    size: int
+    path: str  # the file
+    left: int  # its bytes
+    size: int  # how many it had
 
     def __str__(self) -> str:
         return (
@@ -34,15 +28,10 @@ class CutFile:
 
 @dataclass(frozen=True)
 class Journal:
-    """The folder between a supervisor and its process.
+    """The folder between a supervisor and its process."""
 
-    Attributes:
-        supervisor: The supervisor's process id.
-        folder: Where the files are.
-    """
-
-    supervisor: int
-    folder: Path
+    supervisor: int  # the supervisor's process id
+    folder: Path  # where the files are
 
     @property
     def driver_log(self) -> Path:

@@ -47,14 +47,7 @@ _ADVICE = (
 
 
 def supervise(arguments: Sequence[str]) -> int:
-    """Runs a command of ``qlora-wgpu`` in a process of its own.
-
-    Args:
-        arguments: Those of the command line.
-
-    Returns:
-        The exit code.
-    """
+    """Runs a command of ``qlora-wgpu`` in a process of its own."""
     if (lack := _missing_folder()) is not None:
         _tell_error(lack)
         return ERROR
@@ -237,20 +230,13 @@ class _Asked:
     long as a micro-batch and a checkpoint. The second time it is ended at once: what it had saved
     before is whole, and no call into a driver can hold that up. Signals that come together are one
     wish: `timeout` and service managers send theirs to a process and to all of its group.
-
-    Attributes:
-        process: The process.
-        journal: The process's.
-        is_patient: Whether the first time is such a wish.
-        since: When that was.
-        killed_by: The signal that came a second time.
     """
 
-    process: subprocess.Popen[bytes]
-    journal: Journal
-    is_patient: bool
-    since: float | None = None
-    killed_by: int | None = None
+    process: subprocess.Popen[bytes]  # the process
+    journal: Journal  # the process's
+    is_patient: bool  # whether the first time is such a wish
+    since: float | None = None  # when that was
+    killed_by: int | None = None  # the signal that came a second time
 
     def again(self, number: int) -> None:
         """Passes a signal on; the second time ends the process."""

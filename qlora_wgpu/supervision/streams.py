@@ -20,12 +20,7 @@ class NamedStream:
     """A standard stream whose errors say that it was this stream, which has no file's name."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
-        """Wraps a stream.
-
-        Args:
-            stream: Stdout.
-            name: What a person calls it.
-        """
+        """Wraps a stream."""
         self._stream = stream
         self._name = name
         self.has_no_reader = False
@@ -35,21 +30,12 @@ class NamedStream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes a text.
-
-        Raises:
-            BrokenPipeError: If it is a pipe that nobody reads, with the stream's name.
-            OSError: If it has no room, likewise.
-        """
+        """Writes a text."""
         with self._named():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        """Brings what is written to where it goes.
-
-        Raises:
-            OSError: As of ``write``.
-        """
+        """Brings what is written to where it goes."""
         with self._named():
             self._stream.flush()
 
@@ -100,9 +86,6 @@ def drop_closed() -> bool:
     """Puts stdout and stderr nowhere if a pipe that they go to has nobody who reads.
 
     Those that have no room are put there, too: Python would try again as it ends.
-
-    Returns:
-        Whether one of them was such a pipe.
     """
     found = False
     for stream in (sys.stdout, sys.stderr):

@@ -19,31 +19,20 @@ from qlora_wgpu.limits import STEPS
 
 @dataclass(frozen=True, eq=False)
 class BatchPlan:
-    """The division of a data set into optimizer steps.
+    """The division of a data set into optimizer steps."""
 
-    Attributes:
-        rows: The examples of each row of a batch: one, or with packing several; or the pair that
-            makes two rows.
-        lengths: Tokens of each row, of a pair's the longer one's.
-        batch_size: Rows of a micro-batch.
-        accumulation: Micro-batches of a step.
-        seed: Seed of the order.
-        grouped: Whether the micro-batches of a step get rows of about one length each.
-        steps_per_epoch: Optimizer steps of a pass over the data; the last may be short.
-        total_steps: Optimizer steps of the run.
-        sides: Rows of a micro-batch that ``rows`` has as one.
-    """
-
+    # The examples of each row of a batch: one, or with packing several; or the pair that makes two
+    # rows
     rows: PackedRows
-    lengths: npt.NDArray[np.int64]
-    batch_size: int
-    accumulation: int
-    seed: int
-    grouped: bool
-    steps_per_epoch: int
-    total_steps: int
+    lengths: npt.NDArray[np.int64]  # tokens of each row, of a pair's the longer one's
+    batch_size: int  # rows of a micro-batch
+    accumulation: int  # micro-batches of a step
+    seed: int  # seed of the order
+    grouped: bool  # whether the micro-batches of a step get rows of about one length each
+    steps_per_epoch: int  # optimizer steps of a pass over the data; the last may be short
+    total_steps: int  # optimizer steps of the run
     _orders: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, repr=False)
-    sides: int = 1
+    sides: int = 1  # rows of a micro-batch that ``rows`` has as one
 
     @classmethod
     def of(cls, lengths: npt.NDArray[np.int64], config: Config) -> BatchPlan:
@@ -51,14 +40,6 @@ class BatchPlan:
 
         Pairs of examples, where the objective compares them, stay together: in one row where rows
         are packed, else one below the other.
-
-        Args:
-            lengths: Tokens of each example; of one that is empty, as beside an answer that is
-                judged by itself, 0.
-            config: How they are packed, batched and repeated.
-
-        Raises:
-            ConfigError: If it makes more steps than there can be.
         """
         train, data = config.train, config.data
         rows = _units(lengths, config)
@@ -115,11 +96,7 @@ class BatchPlan:
         return [row] if self.sides == 1 else [(i,) for i in row]
 
     def examples_until(self, step: int) -> tuple[int, npt.NDArray[np.int64]]:
-        """What the first steps have learnt: whole epochs, and the examples of one that has begun.
-
-        Args:
-            step: Steps that are done.
-        """
+        """What the first steps have learnt: whole epochs, and examples of one that has begun."""
         epochs, within = divmod(step, self.steps_per_epoch)
         rows = self._order(epochs)[: within * self.accumulation * self.batch_size // self.sides]
         counts = np.diff(self.rows.ends, prepend=0)[rows]

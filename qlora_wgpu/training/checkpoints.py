@@ -38,55 +38,35 @@ from qlora_wgpu.training.run_folder import step_of
 
 @dataclass
 class RunState:
-    """Figures of a run so far.
+    """Figures of a run so far."""
 
-    Attributes:
-        step: Steps done.
-        num_tokens: Tokens trained on, padding not counted.
-        logged_step: The last step that metrics.jsonl has a row of.
-        window: Loss sum, label tokens, hits and sum of the losses that balance experts, of each
-            step since the last logged one; an older version kept no hits.
-        metrics: Sums of an objective over answers in these steps (``ops/preference.py``).
-        learning_rate: The last step's.
-        grad_norm: The last step's.
-        last_loss: Mean loss of the last logged steps.
-        eval_loss_before: Held-out loss before the first step.
-        eval_loss: The latest one, after ``eval_step`` steps.
-        eval_step: When it was measured.
-        best_loss: The one of the best evaluation.
-        best_step: When it was measured.
-        best_figure: What made it the best; None where that is the loss in an older version.
-        aim: What makes an evaluation the best: ``EvalConfig.aim``.
-        without_gain: Evaluations in a row that were not better by the user's threshold.
-        finished: Whether the run has ended, with all that belongs to its end.
-        seconds: Time that its parts have taken, from each one's first step on.
-        total_steps: Steps that the run was to have; 0 where an older version did not say.
-        plateau: The schedule's, where it follows evaluations.
-        rate_factor: What the schedule's learning rates are multiplied by, as the program asked.
-        log_digest: A hash of the rows in metrics.jsonl; None where an older version kept none.
-    """
-
-    step: int = 0
-    num_tokens: int = 0
-    logged_step: int = 0
+    step: int = 0  # steps done
+    num_tokens: int = 0  # tokens trained on, padding not counted
+    logged_step: int = 0  # the last step that metrics.jsonl has a row of
+    # Loss sum, label tokens, hits and sum of the losses that balance experts, of each step since
+    # the last logged one; an older version kept no hits
     window: list[tuple[float, float, float | None, float]] = field(default_factory=list)
+    # Sums of an objective over answers in these steps (``ops/preference.py``)
     metrics: list[float] = field(default_factory=list)
-    learning_rate: float = 0.0
-    grad_norm: float = 0.0
-    last_loss: float | None = None
-    eval_loss_before: float | None = None
-    eval_loss: float | None = None
-    eval_step: int = -1
-    best_loss: float | None = None
-    best_step: int = -1
+    learning_rate: float = 0.0  # the last step's
+    grad_norm: float = 0.0  # the last step's
+    last_loss: float | None = None  # mean loss of the last logged steps
+    eval_loss_before: float | None = None  # held-out loss before the first step
+    eval_loss: float | None = None  # the latest one, after ``eval_step`` steps
+    eval_step: int = -1  # when it was measured
+    best_loss: float | None = None  # the one of the best evaluation
+    best_step: int = -1  # when it was measured
+    # What made it the best; None where that is the loss in an older version
     best_figure: float | None = None
-    aim: str = EvalConfig().aim
-    without_gain: int = 0
-    finished: bool = False
-    seconds: float = 0.0
-    total_steps: int = 0
-    plateau: Plateau | None = None
+    aim: str = EvalConfig().aim  # what makes an evaluation the best: ``EvalConfig.aim``
+    without_gain: int = 0  # evaluations in a row that were not better by the user's threshold
+    finished: bool = False  # whether the run has ended, with all that belongs to its end
+    seconds: float = 0.0  # time that its parts have taken, from each one's first step on
+    total_steps: int = 0  # steps that the run was to have; 0 where an older version did not say
+    plateau: Plateau | None = None  # the schedule's, where it follows evaluations
+    # What the schedule's learning rates are multiplied by, as the program asked
     rate_factor: float = 1.0
+    # A hash of the rows in metrics.jsonl; None where an older version kept none
     log_digest: str | None = None
 
     def add_metrics(self, sums: Sequence[float]) -> None:
@@ -100,11 +80,7 @@ class RunState:
 
     @classmethod
     def from_json(cls, text: str, where: str) -> RunState:
-        """Reads it back.
-
-        Raises:
-            CheckpointError: If it is no such text.
-        """
+        """Reads it back."""
         try:
             values: dict[str, Any] = json.loads(text)
             state = cls(**values)
@@ -156,31 +132,18 @@ def _figures(
 
 @dataclass(frozen=True, eq=False)
 class BestAdapter:
-    """An adapter's parameters, the held-out figures with them, and the steps done.
+    """An adapter's parameters, the held-out figures with them, and the steps done."""
 
-    Attributes:
-        step: The steps done.
-        loss: The held-out loss.
-        figure: What it is the best by.
-        aim: What is best: ``EvalConfig.aim``.
-        parameters: In their order on the device.
-        is_saved: Whether it is on the disk.
-    """
-
-    step: int
-    loss: float
-    figure: float
-    aim: str
-    parameters: FloatArray
-    is_saved: bool = False
+    step: int  # the steps done
+    loss: float  # the held-out loss
+    figure: float  # what it is the best by
+    aim: str  # what is best: ``EvalConfig.aim``
+    parameters: FloatArray  # in their order on the device
+    is_saved: bool = False  # whether it is on the disk
 
 
 def save_best(folder: Path, model: AdapterModel, best: BestAdapter) -> BestAdapter:
-    """Writes an adapter; the model has its own again afterwards.
-
-    Raises:
-        CheckpointError: If it cannot be written.
-    """
+    """Writes an adapter; the model has its own again afterwards."""
     present = model.read_flat(model.adapter.parameters).copy()
     model.write_parameters(best.parameters)
     try:
@@ -194,11 +157,7 @@ def save_best(folder: Path, model: AdapterModel, best: BestAdapter) -> BestAdapt
 
 
 def load_best(folder: Path, model: AdapterModel, aim: str) -> BestAdapter | None:
-    """The adapter that a folder holds; None without one, or with one of another aim.
-
-    Raises:
-        CheckpointError: If it is damaged, or none of this model.
-    """
+    """The adapter that a folder holds; None without one, or with one of another aim."""
     if not exists(folder):
         return None
     manifest = read_manifest(folder)
@@ -223,15 +182,6 @@ def save_checkpoint(
     """Writes everything that a run needs to go on; the folder appears whole or not at all.
 
     Data order and dropout follow from the seed and the step, so they need no state.
-
-    Args:
-        folder: The checkpoint's folder.
-        model: Between two steps.
-        state: The run's figures.
-        identity: The run's identity, which the manifest keeps.
-
-    Raises:
-        CheckpointError: If it cannot be written.
     """
     adapter = model.adapter
     with atomic_folder(folder) as unfinished:
@@ -245,18 +195,7 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, model: AdapterModel, refuse_other: Callable[[Mapping[str, Any]], None]
 ) -> RunState:
-    """Puts a checkpoint's adapter and moments onto the device.
-
-    Args:
-        folder: The checkpoint's folder.
-        model: The model, whose adapter goes on.
-        refuse_other: Raises an error if the manifest is another run's.
-
-    Raises:
-        CheckpointError: If a file is missing, damaged or of another step, or does not fit the
-            model; nothing has been put anywhere then.
-        ConfigError: If ``refuse_other`` says so.
-    """
+    """Puts a checkpoint's adapter and moments onto the device."""
     manifest = read_manifest(folder)
     refuse_other(manifest)
     state = _read_state(folder / _STATE)
@@ -272,11 +211,7 @@ def load_checkpoint(
 
 
 def start_of(folders: list[Path]) -> Mapping[str, npt.NDArray[np.float32]] | None:
-    """What a run's adapter began as, if that is a part of its base; by one of its checkpoints.
-
-    Args:
-        folders: Checkpoints, oldest first.
-    """
+    """What a run's adapter began as, if that is a part of its base; by one of its checkpoints."""
     for folder in reversed(folders):
         with suppress(CheckpointError):
             started = started_in(folder, *load_adapter(folder))
@@ -300,20 +235,7 @@ def _read_moments(path: Path, adapter: AdapterLayout) -> list[npt.NDArray[Any]]:
 def load_newest(
     folders: list[Path], model: AdapterModel, refuse_other: Callable[[Mapping[str, Any]], None]
 ) -> tuple[Path, RunState, list[str]]:
-    """Loads the newest checkpoint that is whole.
-
-    Args:
-        folders: Checkpoints, oldest first.
-        model: The model, whose adapter goes on.
-        refuse_other: Raises an error if a whole one is another run's.
-
-    Returns:
-        The checkpoint, its figures, and a sentence about each newer one that was passed over.
-
-    Raises:
-        CheckpointError: If none can be loaded.
-        ConfigError: If ``refuse_other`` says so.
-    """
+    """Loads the newest checkpoint that is whole."""
     passed: list[str] = []
     for folder in reversed(folders):
         try:

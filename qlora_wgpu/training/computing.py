@@ -64,42 +64,24 @@ _QUEUED_BATCHES = 16
 
 @dataclass(frozen=True, eq=False)
 class MicroBatch:
-    """A micro-batch of a training step.
+    """A micro-batch of a training step."""
 
-    Attributes:
-        ids: Token ids (batch, seq).
-        targets: What each position predicts, (batch, seq).
-        mask: 0 for padding, else the number of the sample within its row, (batch, seq).
-        dropout_key: The key of its dropout masks and noise; None without.
-        tokens: Its tokens, padding not counted.
-        weights: Of each target in the loss, float32 (batch, seq); None where all are one.
-        samples: What an objective over answers knows of them.
-        is_measured: Whether its answers' divergence from the reference is added up alone.
-    """
-
-    ids: IntArray
-    targets: IntArray
-    mask: IntArray
-    dropout_key: int | None
-    tokens: int
+    ids: IntArray  # token ids (batch, seq)
+    targets: IntArray  # what each position predicts, (batch, seq)
+    mask: IntArray  # 0 for padding, else the number of the sample within its row, (batch, seq)
+    dropout_key: int | None  # the key of its dropout masks and noise; None without
+    tokens: int  # its tokens, padding not counted
+    # Of each target in the loss, float32 (batch, seq); None where all are one
     weights: FloatArray | None = None
-    samples: PreferenceInputs | None = None
+    samples: PreferenceInputs | None = None  # what an objective over answers knows of them
+    # Whether its answers' divergence from the reference is added up alone
     is_measured: bool = False
 
     @classmethod
     def of_answers(
         cls, model: AdapterModel, made: AnswerBatch, dropout_key: int | None = None
     ) -> MicroBatch:
-        """One of answers, checked.
-
-        Args:
-            model: Whose vocabulary counts.
-            made: Tokens and samples.
-            dropout_key: Of what is learnt.
-
-        Raises:
-            ShapeError: If a token is none of the model's.
-        """
+        """One of answers, checked."""
         batch = made.batch
         return cls(
             *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
@@ -128,36 +110,16 @@ class MeasuresAnswers(Protocol):
         """Makes ready what steps of this shape and kind need."""
 
     def neutral(self) -> FloatArray:
-        """A flat adapter that does nothing.
-
-        Raises:
-            ClusterError: If nobody is left to tell.
-        """
+        """A flat adapter that does nothing."""
 
     def devices(self) -> list[tuple[str, str]]:
         """Of whatever computes, or has so far: a device's name, and how its kernels are cut."""
 
     def answer_logps(self, batches: Iterable[MicroBatch], done: Done) -> Iterable[FloatArray]:
-        """The summed log probability of each answer of some micro-batches, float32.
-
-        Args:
-            batches: Micro-batches, of whose samples the number alone counts.
-            done: Told how far it is.
-
-        Raises:
-            ClusterError: If nobody is left to compute them.
-        """
+        """The summed log probability of each answer of some micro-batches, float32."""
 
     def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
-        """Loss and metrics summed over some micro-batches, as ``stats`` has them.
-
-        Args:
-            batches: Those whose divergence is measured come first.
-            done: Told how far it is.
-
-        Raises:
-            ClusterError: If nobody is left to compute them.
-        """
+        """Loss and metrics summed over some micro-batches, as ``stats`` has them."""
 
 
 class Computing(MeasuresLoss, MeasuresAnswers, Protocol):
@@ -167,19 +129,7 @@ class Computing(MeasuresLoss, MeasuresAnswers, Protocol):
     """
 
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
-        """Adds gradients, losses, label tokens and hits of a step; they may still be on the way.
-
-        Args:
-            batches: The step's; made one after another, and none follows where it is stopped.
-            is_stopped: Whether the user has asked to stop.
-
-        Returns:
-            Whether all were added; if not, somebody stopped it, and the sums are of no use.
-
-        Raises:
-            ClusterError: If nobody is left to compute them.
-            DeviceError: If the device cannot.
-        """
+        """Adds gradients, losses, label tokens and hits of a step; they may still be on the way."""
 
     def figures(self) -> tuple[WorkerFigures, ...]:
         """What each worker has done since the last call; none on the run's own device."""
@@ -189,12 +139,7 @@ class OwnDevice:
     """The device of the run's model."""
 
     def __init__(self, model: QLoRAModel, throughput: ThroughputMeter | None = None) -> None:
-        """Has compiled nothing yet.
-
-        Args:
-            model: Base and adapter.
-            throughput: Its clock stands still while a shape is compiled.
-        """
+        """Has compiled nothing yet."""
         self._model = model
         self._throughput = throughput or ThroughputMeter()
         self._shapes: set[tuple[int, int]] = set()

@@ -70,10 +70,6 @@ def encoded(
         settings: How rows are encoded.
         held_out: Whether it is read to be measured on, which decides between a folder's splits.
         objective: ``train.objective``, which says what rows are.
-
-    Raises:
-        DataError: If it cannot be read, or a row has no such format.
-        TokenizerError: If there is no tokenizer.
     """
     how = preparation(settings, objective)
     if isinstance(dataset, str | PathLike):
@@ -113,10 +109,6 @@ def prompt_of_data(
     """How prompts are written for the training data that a ``data`` section names.
 
     Of several sources the first with chats decides, else the first.
-
-    Raises:
-        DataError: If it cannot be read.
-        TokenizerError: If the chat template is broken.
     """
     kinds = [
         row_format(part.train, tokenizer, preparation(part, objective))
@@ -147,9 +139,6 @@ def as_dataset(dataset: Sequence[Any], name: str, vocab_size: int) -> Dataset:
             the positions where it is 0.
         name: For messages.
         vocab_size: Every id must be below it.
-
-    Raises:
-        DataError: If it is empty, an item has another form, or an id is outside the vocabulary.
     """
     if isinstance(dataset, Dataset):
         if not len(dataset):
@@ -212,16 +201,7 @@ def _integers(value: Any, where: str) -> Any:
 
 
 def refuse_other_objectives(dataset: Dataset, name: str, objective: str) -> None:
-    """Refuses data that was prepared for another ``train.objective``.
-
-    Args:
-        dataset: The data.
-        name: What the caller calls it.
-        objective: The run's.
-
-    Raises:
-        DataError: If its examples are no rows, no pairs, or no judged answers, as it would need.
-    """
+    """Refuses data that was prepared for another ``train.objective``."""
     if dataset.unit == 1:
         if objective != "sft":
             raise DataError(
@@ -239,17 +219,7 @@ def refuse_other_objectives(dataset: Dataset, name: str, objective: str) -> None
 
 
 def learnable(rows: Sequence[Any], name: str, vocabulary: int, otherwise: str) -> Dataset:
-    """A data set that has labels.
-
-    Args:
-        rows: The data.
-        name: What the caller calls it.
-        vocabulary: Tokens that the model knows.
-        otherwise: What follows where there is no label.
-
-    Raises:
-        DataError: If it has none, is empty, or does not fit the model.
-    """
+    """A data set that has labels."""
     dataset = as_dataset(rows, name, vocabulary)
     if not dataset.num_label_tokens:
         raise DataError(f"{name} has no label at all: {otherwise}")
@@ -266,9 +236,6 @@ def read_mixture(
         seed: ``train.seed``, by which examples are chosen.
         read: Reads what the section of one source names.
         observer: Told of sources that give an example more than once.
-
-    Raises:
-        DataError: If a source cannot be read or has nothing to learn.
     """
     parts = [read(part) for part in settings.parts()]
     if settings.sources is None:
@@ -336,16 +303,11 @@ def _name(path: str) -> str:
 
 @dataclass(frozen=True)
 class OwnRows:
-    """The data of a trainer's run.
+    """The data of a trainer's run."""
 
-    Attributes:
-        train: The training data.
-        held_out: The held-out data, if there is any.
-        prompt: How prompts are written for what is learnt; None of token ids, which do not say it.
-    """
-
-    train: Dataset
-    held_out: Dataset | None
+    train: Dataset  # the training data
+    held_out: Dataset | None  # the held-out data, if there is any
+    # How prompts are written for what is learnt; None of token ids, which do not say it
     prompt: PromptFormat | None
 
 
@@ -353,13 +315,7 @@ class RowReader:
     """Reads data as the commands do, with the tokenizer that a model's prompts are written with."""
 
     def __init__(self, model: AdapterModel, config: Config, observer: Observer) -> None:
-        """Reads nothing yet.
-
-        Args:
-            model: Whose tokenizer encodes: the one kept beside its adapter, else the base's.
-            config: The settings.
-            observer: Who is told of what is cut or left out.
-        """
+        """Reads nothing yet."""
         self._model = model
         self._config = config
         self._observer = observer
@@ -370,11 +326,6 @@ class RowReader:
         Args:
             train: The training data; None for ``data.train``, and then for ``data.eval``, too.
             held_out: The held-out data; without any, ``data.eval_split`` holds rows out.
-
-        Raises:
-            ConfigError: If there is no training data.
-            DataError: If a data set cannot be read, or a row is wrong.
-            TokenizerError: If rows are to be encoded, and there is no tokenizer.
         """
         settings = self._config.data
         train, held_out = lasting(train), lasting(held_out)

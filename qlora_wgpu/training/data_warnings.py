@@ -25,9 +25,6 @@ def tell_of_weights(rows: Dataset, settings: TrainConfig, observer: Observer) ->
         rows: The training data.
         settings: The ``train`` section; nothing is said with another objective.
         observer: Told so.
-
-    Raises:
-        ConfigError: If all answers have the weight 0.
     """
     if settings.objective != "kto":
         return
@@ -60,11 +57,7 @@ def tell_of_weights(rows: Dataset, settings: TrainConfig, observer: Observer) ->
 
 
 def require_both_kinds(held_out: Dataset | None, config: Config) -> None:
-    """Refuses to look for the best by a figure that comes of answers which are not there.
-
-    Raises:
-        ConfigError: If that is so.
-    """
+    """Refuses to look for the best by a figure that comes of answers which are not there."""
     if held_out is None or config.train.objective != "kto":
         return
     name = config.eval.metric_for_best_model
@@ -136,14 +129,7 @@ def warn_of_other_split(adapter: str, held_out: Dataset, observer: Observer) -> 
 def warn_of_long_rows(
     path: str, dataset: Dataset, positions: int | None, observer: Observer
 ) -> None:
-    """Tells of rows beyond what a model was made for.
-
-    Args:
-        path: Where they come from.
-        dataset: The rows.
-        positions: Tokens of the longest text that the model was made for, if it is known.
-        observer: Who is told.
-    """
+    """Tells of rows beyond what a model was made for."""
     if positions is None or dataset.longest <= positions:
         return
     count = int((dataset.lengths > positions).sum())

@@ -30,11 +30,7 @@ class Divergence:
     """
 
     def __init__(self, uniform: float = math.inf) -> None:
-        """Has seen nothing yet.
-
-        Args:
-            uniform: The loss of a guess of any token alike.
-        """
+        """Has seen nothing yet."""
         self._uniform = uniform
         self._steps = 0
         self._first: list[float] = []
@@ -92,19 +88,12 @@ _FACTOR, _PATIENCE, _THRESHOLD, _EPS = 0.1, 10, 1e-4, 1e-8  # torch's defaults
 
 @dataclass
 class Plateau:
-    """What is known of the evaluations so far.
+    """What is known of the evaluations so far."""
 
-    Attributes:
-        rate: The learning rate from here on.
-        best: The best figure; None before the first one.
-        bad: Evaluations in a row that were not better.
-        cooldown: Evaluations to come that do not count.
-    """
-
-    rate: float
-    best: float | None = None
-    bad: int = 0
-    cooldown: int = 0
+    rate: float  # the learning rate from here on
+    best: float | None = None  # the best figure; None before the first one
+    bad: int = 0  # evaluations in a row that were not better
+    cooldown: int = 0  # evaluations to come that do not count
 
     def measured(self, figure: float, optim: OptimConfig, *, more_is_better: bool = False) -> bool:
         """Takes an evaluation into account; whether it changes the rate.
@@ -140,15 +129,7 @@ class Plateau:
 
 
 def first_plateau(config: Config, *, held_out: bool) -> Plateau | None:
-    """What a run begins with; None with a schedule by steps.
-
-    Args:
-        config: The settings.
-        held_out: Whether there is held-out data.
-
-    Raises:
-        ConfigError: If nothing would ever be measured while the run goes on.
-    """
+    """What a run begins with; None with a schedule by steps."""
     if config.optim.lr_scheduler_type != PLATEAU:
         return None
     if not held_out or config.eval.eval_steps == 0:

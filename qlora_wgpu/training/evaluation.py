@@ -29,15 +29,7 @@ def held_out_loss(
     max_length: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> LossSums:
-    """The loss summed over all labels of a data set, their number and hits.
-
-    Args:
-        model: Base and adapter, wherever they are.
-        rows: The data.
-        batch_size: Rows of a micro-batch.
-        max_length: Most tokens of a row; what is longer has a length of its own.
-        progress: Told how many rows of all are done, before each micro-batch.
-    """
+    """The loss summed over all labels of a data set, their number and hits."""
     longest = max(max_length, rows.longest)
     return model.summed_loss(
         (batch.input_ids, batch.labels, batch.attention_mask)
@@ -62,16 +54,7 @@ def answer_sums(
     batch_size: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[float]:
-    """Loss, number of pairs or answers, and metrics, summed over all answers of a data set.
-
-    Args:
-        model: The adapter, whose options say the objective.
-        computing: Base and adapter, wherever they are.
-        answers: The data as the objective reads it.
-        rows: The same as examples.
-        batch_size: Rows of a micro-batch.
-        progress: Told how many rows of all are done, before each micro-batch.
-    """
+    """Loss, number of pairs or answers, and metrics, summed over all answers of a data set."""
     preference = model.options.objective.preference
     assert preference is not None
 
@@ -111,11 +94,7 @@ class Evaluator:
         return is_same and patience is not None and state.without_gain >= patience
 
     def measure(self, step: int) -> float | None:
-        """The mean loss per label token, of answers per pair or answer, logged; None without data.
-
-        Raises:
-            TrainingError: If it is not finite.
-        """
+        """The mean loss per label token, or per pair or answer, logged; None without data."""
         if self._rows is None:
             return None
         with self._run.throughput.paused():
@@ -156,11 +135,7 @@ class Evaluator:
         return {"eval_loss": loss / count, **answer_metrics(config.train, metrics, "eval_")}
 
     def _steering(self, found: Mapping[str, float], step: int) -> float:
-        """The figure that says what is best.
-
-        Raises:
-            TrainingError: If it is not finite.
-        """
+        """The figure that says what is best."""
         name = self._run.config.eval.metric_for_best_model
         figure = found[f"eval_{name}"]
         if not math.isfinite(figure):

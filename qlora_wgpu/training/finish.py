@@ -26,10 +26,6 @@ _RUN = "run.txt"  # in a rescued adapter's folder: the path of its run
 def rescued(run: Path, save: Callable[[Path], None]) -> Path | None:
     """Saves something in the first place that takes it.
 
-    Args:
-        run: The run's folder, by whose name the place is known.
-        save: Saves it into a folder.
-
     Returns:
         The folder, or None if no place takes it.
     """
@@ -45,11 +41,7 @@ def rescued(run: Path, save: Callable[[Path], None]) -> Path | None:
 
 
 def forget_rescued(run: Path) -> list[Path]:
-    """Removes what was rescued of a run that has ended well since; the folders.
-
-    Args:
-        run: The run's folder, which holds its adapter.
-    """
+    """Removes what was rescued of a run that has ended well since; the folders."""
     removed = []
     for place in _places():
         with suppress(OSError, CheckpointError, UnicodeError):
@@ -79,10 +71,6 @@ def finish(run: Run, evaluator: Evaluator) -> None:
 
     A kill at any point leaves a run that goes on and ends in the same way: that it is finished is
     written last.
-
-    Raises:
-        CheckpointError: If the adapter cannot be written into the run's folder; says where it is.
-        TrainingError: If the held-out loss is not finite.
     """
     log_window(run)
     if run.saved_at != run.state.step:
@@ -101,11 +89,7 @@ def finish(run: Run, evaluator: Evaluator) -> None:
 
 
 def interrupt(run: Run) -> None:
-    """Writes what a stopped run goes on from.
-
-    Raises:
-        CheckpointError: If its state or its adapter cannot be written; says where the adapter is.
-    """
+    """Writes what a stopped run goes on from."""
     run.model.zero_gradient()
     saved = run.saved_at == run.state.step or run.save()
     _save_adapter(run)
@@ -118,11 +102,7 @@ def interrupt(run: Run) -> None:
 
 
 def revisit(run: Run) -> None:
-    """Makes sure that a finished run has its adapter, and gives it to the model.
-
-    Raises:
-        CheckpointError: If it is missing and cannot be written; says where it is.
-    """
+    """Makes sure that a finished run has its adapter, and gives it to the model."""
     run.observer.note(
         f"the run in {run.folder.path} is finished, after {run.state.step} steps: nothing is left "
         "to train"
@@ -135,11 +115,7 @@ def revisit(run: Run) -> None:
 
 
 def check_ended(run: Run) -> None:
-    """Tells of an observer that has failed at a run's end.
-
-    Raises:
-        CallbackError: If one has; says that nothing is lost.
-    """
+    """Tells of an observer that has failed at a run's end."""
     failure = run.observer.failure
     if failure is None:
         return

@@ -48,12 +48,7 @@ class DiskWatch:
     def __init__(
         self, reading: DiskReadStats, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        """Has seen no step yet.
-
-        Args:
-            reading: What is read, which grows.
-            clock: Seconds.
-        """
+        """Has seen no step yet."""
         self._reading, self._clock = reading, clock
         self._steps = -1  # the first one finds files that nobody has read before
         self._begin = self._bytes = self._waited = 0.0
@@ -98,17 +93,7 @@ class TrainingLoop:
         texts: TextWriter,
         steering: Steering,
     ) -> None:
-        """Takes the parts of a run; its first step follows the state's.
-
-        Args:
-            run: The state that the parts of a run share.
-            rows: The training data.
-            plan: How it is cut into steps.
-            optimizer: The model's.
-            evaluator: Measures the held-out loss in between.
-            texts: Writes texts in between.
-            steering: Calls the program's own functions in between.
-        """
+        """Takes the parts of a run; its first step follows the state's."""
         self._run = run
         self._rows = rows
         self._plan = plan

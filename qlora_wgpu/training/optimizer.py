@@ -36,16 +36,7 @@ def trace_update(
     optim: OptimConfig,
     passing: Sequence[MomentsPart] = (),
 ) -> None:
-    """Adds the launches of one update.
-
-    Args:
-        graph: What they are added to.
-        adapter: Whose parameters are updated.
-        stats: The micro-batches' sums.
-        info: The step's learning rates and bias corrections.
-        optim: The optimizer and its constants.
-        passing: Parts of the moments, where they are in host memory.
-    """
+    """Adds the launches of one update."""
     if optim.name == "lion":
         lion(
             graph,
@@ -99,13 +90,7 @@ class Optimizer:
     """Clips and applies the gradient that a model has summed up."""
 
     def __init__(self, model: AdapterModel, optim: OptimConfig, total_steps: int) -> None:
-        """Allocates the moments, zeroed, and compiles the update.
-
-        Args:
-            model: The model, whose adapter is updated.
-            optim: The optimizer, its constants and the schedule.
-            total_steps: Steps of the whole run.
-        """
+        """Allocates the moments, zeroed, and compiles the update."""
         self._model = model
         self._trained = model.active_adapter
         self._schedule = Schedule(optim, total_steps)
@@ -126,11 +111,7 @@ class Optimizer:
             model.write_flat(moment, zeros)
 
     def step(self, step: int) -> None:
-        """Queues the update of step 1, 2, …; does not wait. The gradient is zeroed by it.
-
-        Raises:
-            ConfigError: If the model has switched to another adapter.
-        """
+        """Queues the update of step 1, 2, …; does not wait. The gradient is zeroed by it."""
         if self._model.active_adapter != self._trained:
             raise ConfigError(
                 f"adapter {self._model.active_adapter!r} is active, but {self._trained!r} is in "

@@ -70,12 +70,7 @@ class Mismatched(Sequence[Example]):
     """
 
     def __init__(self, dataset: Dataset, longest: int) -> None:
-        """Finds the answers.
-
-        Args:
-            dataset: The answers, one to each row, of which the other's place is empty.
-            longest: Tokens that are kept.
-        """
+        """Finds the answers."""
         self._dataset = dataset
         self._longest = longest
         present = np.flatnonzero(dataset.lengths)
@@ -111,15 +106,10 @@ class Mismatched(Sequence[Example]):
 
 @dataclass(frozen=True, eq=False)
 class References:
-    """What the reference says, float32: the summed log probability of each example's answer.
+    """What the reference says, float32: the summed log probability of each example's answer."""
 
-    Attributes:
-        own: Of the data set's examples.
-        mismatched: Of ``Mismatched``; empty where the objective has no use for them.
-    """
-
-    own: FloatArray
-    mismatched: FloatArray
+    own: FloatArray  # of the data set's examples
+    mismatched: FloatArray  # of ``Mismatched``; empty where the objective has no use for them
 
     @classmethod
     def none(cls, count: int) -> References:
@@ -129,20 +119,14 @@ class References:
 
 @dataclass(frozen=True, eq=False)
 class AnswerBatch:
-    """A micro-batch of answers.
+    """A micro-batch of answers."""
 
-    Attributes:
-        kind: Whether it is learnt (or its loss is measured), or its divergence from the reference
-            is added up before.
-        batch: Its tokens; labels are all that has a loss.
-        samples: What is known of its answers.
-        tokens: Its tokens, padding not counted.
-    """
-
+    # Whether it is learnt (or its loss is measured), or its divergence from the reference is added
+    # up before
     kind: Literal["loss", "divergence"]
-    batch: Batch
-    samples: PreferenceInputs
-    tokens: int
+    batch: Batch  # its tokens; labels are all that has a loss
+    samples: PreferenceInputs  # what is known of its answers
+    tokens: int  # its tokens, padding not counted
 
 
 class Answers:
@@ -151,14 +135,7 @@ class Answers:
     def __init__(
         self, dataset: Dataset, preference: Preference, references: References, longest: int
     ) -> None:
-        """Takes what is known of the answers.
-
-        Args:
-            dataset: Pairs, or answers with the other's place empty.
-            preference: The objective.
-            references: What the reference says of them.
-            longest: Tokens of the longest row.
-        """
+        """Takes what is known of the answers."""
         self._dataset = dataset
         self._preference = preference
         self._references = references
@@ -173,12 +150,7 @@ class Answers:
         return digest.hexdigest()[:16]
 
     def batches(self, blocks: Sequence[Block], batch_size: int) -> Iterator[AnswerBatch]:
-        """The micro-batches of a step, or of an evaluation.
-
-        Args:
-            blocks: The rows of each, as numbers of examples.
-            batch_size: Rows of each, with padding.
-        """
+        """The micro-batches of a step, or of an evaluation."""
         if self._preference.has_divergence:
             for block in blocks:
                 rows = [[self._mismatched[i] for i in row] for row in block]
@@ -236,13 +208,7 @@ class Answers:
 
 
 def in_blocks(dataset: Dataset, preference: Preference, batch_size: int) -> list[Block]:
-    """All answers, the longest first; pairs stay together, one row below the other.
-
-    Args:
-        dataset: The answers.
-        preference: The objective.
-        batch_size: Rows of a micro-batch.
-    """
+    """All answers, the longest first; pairs stay together, one row below the other."""
     lengths = dataset.lengths
     if preference.is_paired:
         size = max(batch_size // 2, 1)

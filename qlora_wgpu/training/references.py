@@ -48,19 +48,7 @@ def answers_of(
     observer: Observer,
     longest: int,
 ) -> Answers | None:
-    """A data set as an objective over answers reads it, with what the reference says of it.
-
-    Args:
-        rows: The data.
-        model: The adapter as the run begins.
-        computing: Base and adapter, wherever they are.
-        config: The run's settings.
-        observer: Told what is being done.
-        longest: Tokens of the longest row.
-
-    Raises:
-        DataError: If its rows are no pairs, or the reference's numbers are not finite.
-    """
+    """A data set as an objective over answers reads it, with what the reference says of it."""
     preference = preference_of(config.train)
     if preference is None or rows is None:
         return None
@@ -83,22 +71,7 @@ def references_of(
     keep: bool,
     progress: Progress = lambda text: None,
 ) -> References:
-    """What a model as it is now says of all answers of a data set.
-
-    Args:
-        model: The adapter as the run begins.
-        computing: Base and adapter, wherever they are.
-        dataset: The answers.
-        preference: The objective.
-        batch_size: Rows of a micro-batch.
-        longest: Tokens of the longest row.
-        keep: Whether it is kept on disk, and looked for there.
-        progress: Told what is being done.
-
-    Raises:
-        DataError: If what it says is not finite.
-        ClusterError: If nobody is left to ask.
-    """
+    """What a model as it is now says of all answers of a data set."""
     if not preference.has_reference:
         return References.none(len(dataset))
     parts: list[Sequence[Example]] = [dataset]

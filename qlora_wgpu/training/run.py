@@ -20,43 +20,25 @@ _USUAL_BETA = 1e-6, 1e6
 
 @dataclass
 class Run:
-    """A run that is going on.
+    """A run that is going on."""
 
-    Attributes:
-        model: The model, whose adapter is trained.
-        config: The settings.
-        observer: Who is told.
-        folder: The folder that everything is written to.
-        identity: The settings, data and base that checkpoints belong to.
-        state: The figures that checkpoints keep.
-        longest: Most tokens of a training row.
-        throughput: Tokens per second.
-        computing: Who computes micro-batches.
-        saved_at: The step of the newest checkpoint; -1 without.
-        best: The adapter with the best evaluation, where it is kept.
-        saturated: Values that kernels held at the end of their type, since this part began.
-        workers: What the workers of a cluster have done since the last row of the log, by name.
-        answers: The training data as an objective over answers reads it.
-        held_out_answers: The held-out data, likewise.
-        sources: Counts the rows of a mixture's sources, where it is one.
-    """
-
-    model: AdapterModel
-    config: Config
-    observer: Observer
-    folder: RunFolder
-    identity: RunIdentity
-    state: RunState
-    longest: int
-    throughput: ThroughputMeter
-    computing: Computing
-    saved_at: int = -1
-    best: BestAdapter | None = None
-    saturated: int = 0
+    model: AdapterModel  # the model, whose adapter is trained
+    config: Config  # the settings
+    observer: Observer  # who is told
+    folder: RunFolder  # the folder that everything is written to
+    identity: RunIdentity  # the settings, data and base that checkpoints belong to
+    state: RunState  # the figures that checkpoints keep
+    longest: int  # most tokens of a training row
+    throughput: ThroughputMeter  # tokens per second
+    computing: Computing  # who computes micro-batches
+    saved_at: int = -1  # the step of the newest checkpoint; -1 without
+    best: BestAdapter | None = None  # the adapter with the best evaluation, where it is kept
+    saturated: int = 0  # values that kernels held at the end of their type, since this part began
+    # What the workers of a cluster have done since the last row of the log, by name
     workers: dict[str, WorkerFigures] = field(default_factory=dict)
-    sources: SourceCounter | None = None
-    answers: Answers | None = None
-    held_out_answers: Answers | None = None
+    sources: SourceCounter | None = None  # counts the rows of a mixture's sources, where it is one
+    answers: Answers | None = None  # the training data as an objective over answers reads it
+    held_out_answers: Answers | None = None  # the held-out data, likewise
     _started: float | None = None
 
     def start_clock(self) -> None:
@@ -92,11 +74,7 @@ class Run:
         return True
 
     def save_best(self) -> None:
-        """Writes the best adapter into its folder, if it is not there.
-
-        Raises:
-            CheckpointError: If it cannot be written.
-        """
+        """Writes the best adapter into its folder, if it is not there."""
         if self.best is not None and not self.best.is_saved:
             self.folder.require_own()
             self.best = save_best(self.folder.best, self.model, self.best)

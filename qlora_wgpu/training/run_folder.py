@@ -42,15 +42,7 @@ class RunIdentity:
         held_out: Dataset | None,
         references: str | None = None,
     ) -> None:
-        """Begins to hash what has not been hashed of the base weights.
-
-        Args:
-            model: Base and adapter; their own settings count, not the configuration's.
-            config: All other settings.
-            rows: The training data.
-            held_out: The held-out data.
-            references: A hash of what the reference says of answers, where an objective asks it.
-        """
+        """Begins to hash what has not been hashed of the base weights."""
         self._references = references
         self._folder = model.folder
         self._folder.finish_fingerprint()
@@ -80,15 +72,7 @@ class RunIdentity:
         }
 
     def refuse_other(self, kept: Mapping[str, Any], where: str) -> None:
-        """Makes sure that a checkpoint is this run's.
-
-        Args:
-            kept: The checkpoint's record.
-            where: The run's folder.
-
-        Raises:
-            ConfigError: If something decides otherwise what is computed.
-        """
+        """Makes sure that a checkpoint is this run's."""
         refuse_other_settings(kept["settings"], self.record["settings"], where)
         for key, name, advice in (
             ("data", "training data", "the same"),
@@ -118,11 +102,7 @@ class RunIdentity:
 
 
 def adapter_fingerprint(folder: str) -> str:
-    """A hash of the values in an adapter's folder.
-
-    Raises:
-        CheckpointError: If they cannot be read.
-    """
+    """A hash of the values in an adapter's folder."""
     digest = hashlib.sha256()
     for name, array in sorted(load_adapter(Path(folder))[0].items()):
         digest.update(name.encode())
@@ -131,16 +111,7 @@ def adapter_fingerprint(folder: str) -> str:
 
 
 def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
-    """Makes sure that a run goes on with the settings that decide what is computed.
-
-    Args:
-        before: Those that it was begun with; what an older version did not know counts as equal.
-        now: Those that it would go on with.
-        where: The run's folder.
-
-    Raises:
-        ConfigError: If one differs.
-    """
+    """Makes sure that a run goes on with the settings that decide what is computed."""
     for key, value in now.items():
         old = before.get(key, value)
         if old != value:
@@ -169,13 +140,6 @@ def one_run_of(model: AdapterModel, folder: str) -> Iterator[None]:
     """Keeps other runs from a model.
 
     Two at a time would each go on from what the other one has learnt, and neither could be resumed.
-
-    Args:
-        model: The model.
-        folder: The run's, for the message to others.
-
-    Raises:
-        ConfigError: If another run trains it, be it in another thread.
     """
     with _lock:
         if model in _runs:
@@ -209,12 +173,7 @@ class Replaced:
         self.path = run / REPLACED
 
     def move_aside(self) -> None:
-        """Moves everything that the run has written.
-
-        Raises:
-            CheckpointError: If what was moved aside before cannot be removed.
-            OSError: If something cannot be moved.
-        """
+        """Moves everything that the run has written."""
         self.remove()
         self.path.mkdir()
         for part in self._parts:
@@ -222,12 +181,7 @@ class Replaced:
                 (self._run / part).rename(self.path / part)
 
     def settle(self) -> None:
-        """Brings back what was moved for a successor that has not begun.
-
-        Raises:
-            CheckpointError: If that is impossible.
-            OSError: If something cannot be moved.
-        """
+        """Brings back what was moved for a successor that has not begun."""
         settle(self.path)
         if not exists(self.path) or exists(self._run / _CONFIG):
             return
@@ -237,11 +191,7 @@ class Replaced:
         remove(self.path)
 
     def remove(self) -> None:
-        """Removes what was moved aside; nothing where there is none.
-
-        Raises:
-            CheckpointError: If it cannot be removed.
-        """
+        """Removes what was moved aside; nothing where there is none."""
         remove(self.path)
 
 
@@ -266,11 +216,7 @@ def refuse_existing_run(path: Path) -> None:
 
 
 def require_writable(path: Path) -> None:
-    """Makes sure, before anything takes time, that a run can write its folder.
-
-    Raises:
-        ConfigError: If it cannot, or another run is writing it.
-    """
+    """Makes sure, before anything takes time, that a run can write its folder."""
     _refuse_busy(path)
     try:
         around = (path, *path.absolute().parents)
@@ -300,11 +246,7 @@ def _refuse_busy(path: Path) -> None:
 
 
 def settle_run(path: Path) -> None:
-    """Clears up what a killed run left in a folder, if there is one.
-
-    Raises:
-        ConfigError: If another run is writing it, or it cannot be written.
-    """
+    """Clears up what a killed run left in a folder, if there is one."""
     if any(exists(path / name) for name in (*_PARTS, REPLACED)):
         RunFolder(path, "", resume=True).close()
 
@@ -329,19 +271,7 @@ class RunFolder:
         resume: bool = False,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Creates the folder and saves the resolved configuration in it.
-
-        Args:
-            path: The folder.
-            config_yaml: The configuration.
-            overwrite: Whether a run that is there may be replaced.
-            resume: Whether a run that is there may go on; its files stay as they are.
-            warn: Told what could not be written and does not end the run.
-
-        Raises:
-            ConfigError: If it holds a run already, another run is writing it, or it cannot be
-                created.
-        """
+        """Creates the folder and saves the resolved configuration in it."""
         self.path = path
         self.adapter = path / "adapter"
         self.best = path / "best"
@@ -380,9 +310,6 @@ class RunFolder:
 
         A run that is there and has a checkpoint or an adapter is moved aside, until this one has
         either, too.
-
-        Raises:
-            ConfigError: If the folder cannot be written.
         """
         with self._explained():
             if exists(self.adapter) or self.checkpoint_folders():
@@ -415,11 +342,7 @@ class RunFolder:
     # -- while it goes on ---------------------------------------------------------------------
 
     def require_own(self) -> None:
-        """Makes sure that the folder is still the one that was opened.
-
-        Raises:
-            CheckpointError: If it has been removed, moved or replaced.
-        """
+        """Makes sure that the folder is still the one that was opened."""
         if not self._lock.is_in_place:
             raise CheckpointError(f"{self.path} has been removed or replaced")
 
@@ -435,11 +358,7 @@ class RunFolder:
                 write_file(self.path / PROGRESS, (json.dumps(told) + "\n").encode())
 
     def write_config(self, config_yaml: str) -> None:
-        """Writes config.yaml.
-
-        Raises:
-            CheckpointError: If it cannot be written.
-        """
+        """Writes config.yaml."""
         write_file(self.path / "config.yaml", config_yaml.encode())
 
     def log(self, row: dict[str, Any]) -> None:
@@ -456,16 +375,7 @@ class RunFolder:
         self._log.flush()
 
     def forget_after(self, step: int, logged_step: int, eval_step: int) -> None:
-        """Removes the rows and checkpoints of what will be done again.
-
-        Args:
-            step: The last step whose checkpoint stays.
-            logged_step: The last step whose row stays.
-            eval_step: The last step whose evaluation stays.
-
-        Raises:
-            ConfigError: If the folder cannot be written.
-        """
+        """Removes the rows and checkpoints of what will be done again."""
 
         def is_kept(row: dict[str, Any]) -> bool:
             return bool(row["step"] <= (eval_step if "eval_loss" in row else logged_step))
@@ -487,11 +397,7 @@ class RunFolder:
         return checkpoint_folders(self.path)
 
     def prune(self, keep: int | None) -> None:
-        """Removes all but the newest ``keep`` checkpoints, and what was left of others.
-
-        Raises:
-            CheckpointError: If one cannot be removed.
-        """
+        """Removes all but the newest ``keep`` checkpoints, and what was left of others."""
         settle_all(self.checkpoints)
         if keep is None:
             return
@@ -504,20 +410,12 @@ class RunFolder:
         return self._replaced.path if exists(self._replaced.path) else None
 
     def forget_replaced(self) -> None:
-        """Removes the run that this one has replaced.
-
-        Raises:
-            CheckpointError: If it cannot be removed.
-        """
+        """Removes the run that this one has replaced."""
         self._replaced.remove()
 
 
 def checkpoint_folders(path: Path) -> list[Path]:
-    """The checkpoints of the run in a folder, oldest first.
-
-    Raises:
-        CheckpointError: If the folder cannot be looked into.
-    """
+    """The checkpoints of the run in a folder, oldest first."""
     folder = path / "checkpoints"
     try:
         entries = list(folder.iterdir())

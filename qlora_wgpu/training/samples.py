@@ -32,13 +32,6 @@ def keep_prompt(
 
     Those of a run that had been finished before stay as they are. What cannot be written is told,
     and does not end the run.
-
-    Args:
-        settings: The run's.
-        source: The folder whose tokenizer it is.
-        prompt: The format of what was trained.
-        result: The run's.
-        observer: Who is told.
     """
     folder = result.adapter_dir
     if result.was_finished and exists(folder / PROMPT_FORMAT):
@@ -50,17 +43,7 @@ def keep_prompt(
 
 
 def save_prompt(settings: Config, source: Path, prompt: PromptFormat, folder: Path) -> None:
-    """Writes those files into a folder.
-
-    Args:
-        settings: The run's.
-        source: The folder whose tokenizer it is.
-        prompt: The format.
-        folder: The adapter's.
-
-    Raises:
-        CheckpointError: If a file cannot be read or written.
-    """
+    """Writes those files into a folder."""
     name = settings.data.chat_template if prompt.kind == "chat" else prompt.kind
     save_prompt_files(folder, source, prompt, name if name in BUILT_IN_CHAT_TEMPLATES else None)
 

@@ -28,22 +28,13 @@ from qlora_wgpu.training.schedule import learning_rates, warmup_steps
 
 @dataclass(frozen=True)
 class Beginning:
-    """What becomes of a run that is in ``output.dir``.
+    """What becomes of a run that is in ``output.dir``."""
 
-    Attributes:
-        overwrite: Whether it may be replaced.
-        resume: Whether it goes on.
-    """
-
-    overwrite: bool
-    resume: bool
+    overwrite: bool  # whether it may be replaced
+    resume: bool  # whether it goes on
 
     def asked(self, overwrite: bool | None, resume: bool | None) -> Beginning:
-        """What one call asks for; of what it does not say, this holds unless it asks otherwise.
-
-        Raises:
-            ConfigError: If both are asked for.
-        """
+        """What one call asks for; of what it does not say, this holds unless it asks otherwise."""
         asked = Beginning(
             not resume and self.overwrite if overwrite is None else overwrite,
             not overwrite and self.resume if resume is None else resume,
@@ -54,12 +45,7 @@ class Beginning:
 
 
 def check_resumable(path: Path, config: Config) -> bool:
-    """Whether a folder holds a run to go on with; False if one may begin there.
-
-    Raises:
-        ConfigError: If it holds another run, or one that has nothing to go on from and would be
-            lost.
-    """
+    """Whether a folder holds a run to go on with; False if one may begin there."""
     has_checkpoint, has_adapter = bool(checkpoint_folders(path)), exists(path / "adapter")
     if exists(path / "config.yaml"):
         check_same_run(path, config)
@@ -77,11 +63,7 @@ def check_resumable(path: Path, config: Config) -> bool:
 
 
 def check_same_run(path: Path, config: Config) -> None:
-    """Makes sure that a run is not continued as another one.
-
-    Raises:
-        ConfigError: If a setting differs that decides what is computed.
-    """
+    """Makes sure that a run is not continued as another one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RenamedKeyWarning)  # the file is ours, not the user's
         before = load_config(path / "config.yaml")
@@ -100,23 +82,7 @@ def open_run(
     overwrite: bool,
     resume: bool,
 ) -> Run:
-    """Takes a run's folder; its ``close`` is the caller's.
-
-    Args:
-        model: Base and adapter.
-        config: The settings.
-        observer: Who is told.
-        identity: What checkpoints must belong to.
-        longest: Most tokens of a training row.
-        throughput: Tokens per second, before the first step.
-        computing: Who computes micro-batches.
-        overwrite: Whether a run that is there may be replaced.
-        resume: Whether a run that is there goes on.
-
-    Raises:
-        ConfigError: If the folder holds a run, is another run's or cannot be written.
-        CheckpointError: If a run is to go on and none of its checkpoints can be loaded.
-    """
+    """Takes a run's folder; its ``close`` is the caller's."""
     path = Path(config.output.dir)
     folder = RunFolder(
         path, config.to_yaml(), overwrite=overwrite, resume=resume, warn=observer.warning
@@ -164,9 +130,6 @@ def _load_best(run: Run) -> None:
 
     One of a later step than the checkpoint's is of this run, too: it was killed after that
     evaluation, which will be made again.
-
-    Raises:
-        CheckpointError: If it is damaged or an older one, and would be replaced by the next.
     """
     state, folder = run.state, run.folder.best
     if not run.keeps_best or state.best_loss is None:
@@ -210,11 +173,7 @@ def take_aim(run: Run) -> None:
 
 
 def refuse_fewer_steps(run: Run, total: int) -> None:
-    """Refuses to go on with a run that has more steps behind it than it is to have.
-
-    Raises:
-        ConfigError: If that is so.
-    """
+    """Refuses to go on with a run that has more steps behind it than it is to have."""
     if run.state.step > total:
         raise ConfigError(
             f"the run in {run.folder.path} has done {run.state.step:,} steps, more than the "

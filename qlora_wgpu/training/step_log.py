@@ -28,36 +28,22 @@ from qlora_wgpu.training.run import Run
 
 @dataclass(frozen=True)
 class SubmittedStep:
-    """A step that the device may still be working on, and what workers did for it.
+    """A step that the device may still be working on, and what workers did for it."""
 
-    Attributes:
-        step: Its number, from 1 on.
-        learning_rate: The rate of its update.
-        tokens: Tokens of its rows.
-        workers: What each worker did.
-        weight_unit: What weights of its rows were divided by.
-    """
-
-    step: int
-    learning_rate: float
-    tokens: int
-    workers: tuple[WorkerFigures, ...] = ()
-    weight_unit: float = 1.0
+    step: int  # its number, from 1 on
+    learning_rate: float  # the rate of its update
+    tokens: int  # tokens of its rows
+    workers: tuple[WorkerFigures, ...] = ()  # what each worker did
+    weight_unit: float = 1.0  # what weights of its rows were divided by
 
 
 @dataclass(frozen=True)
 class StepFigures:
-    """What a step has given.
+    """What a step has given."""
 
-    Attributes:
-        loss: Mean of its labels; None without one.
-        accuracy: Share of them that is predicted.
-        norm: Of its gradient.
-    """
-
-    loss: float | None
-    accuracy: float | None
-    norm: float | None
+    loss: float | None  # mean of its labels; None without one
+    accuracy: float | None  # share of them that is predicted
+    norm: float | None  # of its gradient
 
 
 class StepLog:
@@ -71,11 +57,7 @@ class StepLog:
         self._preference = preference_of(run.config.train)
 
     def finish(self, submitted: SubmittedStep, data: bytes) -> StepFigures:
-        """Takes in a step's sums.
-
-        Raises:
-            TrainingError: If loss or gradient are not finite, or the loss has diverged.
-        """
+        """Takes in a step's sums."""
         stats = np.frombuffer(data, np.float32)
         self._count_saturated(submitted, data)
         unit = submitted.weight_unit
@@ -120,11 +102,7 @@ class StepLog:
         self._run.saturated += count
 
     def check_end(self) -> None:
-        """Looks back once all steps are done.
-
-        Raises:
-            TrainingError: If a run of few steps has diverged.
-        """
+        """Looks back once all steps are done."""
         if self._preference is not None:
             return  # its losses are not those of tokens, and it may begin far above its end
         if reason := self._divergence.ended():

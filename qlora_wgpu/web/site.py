@@ -53,11 +53,7 @@ SCHEDULES = ("constant", "constant_with_warmup", "linear", "cosine")
 
 
 def check_settings(settings: Config) -> None:
-    """Refuses settings that need more than a page does.
-
-    Raises:
-        ConfigError: If there is one.
-    """
+    """Refuses settings that need more than a page does."""
     model, lora, optim = settings.model, settings.lora, settings.optim
     found = [
         ("train.objective", settings.train.objective, "sft"),
@@ -113,11 +109,7 @@ def _in_yaml(value: object) -> str:
 
 
 def check_model(layout: ModelPlan) -> None:
-    """Refuses a model whose micro-batches have inputs, or its adapter a start, beyond a page.
-
-    Raises:
-        ConfigError: If it is one.
-    """
+    """Refuses a model whose micro-batches have inputs, or its adapter a start, beyond a page."""
     if layout.adapter.embedding is not None:
         raise ConfigError(
             f"lora.target_modules: LoRA on {layout.adapter.embedding.name} is not trained in a "
@@ -140,18 +132,7 @@ _TOKENIZER = "tokenizer.json"
 
 
 def put_texts(files: SiteFiles, folder: Path, settings: Config, longest: int) -> dict[str, Any]:
-    """Copies the tokenizer, and tells how rows and prompts are written.
-
-    Args:
-        files: Where it goes.
-        folder: The tokenizer's folder.
-        settings: The run's.
-        longest: Tokens of the longest row.
-
-    Raises:
-        TokenizerError: If there is no tokenizer, or the chat template is broken.
-        CheckpointError: If a file beside it is damaged.
-    """
+    """Copies the tokenizer, and tells how rows and prompts are written."""
     tokenizer = Tokenizer.from_folder(folder)
     template = find_chat_template(settings.data.chat_template, tokenizer)
     data = settings.data
@@ -199,17 +180,12 @@ _MAX_BINDING = 128 * MIB  # what WebGPU promises on every device
 
 @dataclass(frozen=True)
 class _Cut:
-    """How kernels are cut for some browsers.
+    """How kernels are cut for some browsers."""
 
-    Attributes:
-        profile: How.
-        vendors: Whose GPUs they are for, by WebGPU's names; none for all that have no other.
-        suffix: Of their folder's name.
-    """
-
-    profile: Profile
+    profile: Profile  # how
+    # Whose GPUs they are for, by WebGPU's names; none for all that have no other
     vendors: tuple[str, ...] = ()
-    suffix: str = ""
+    suffix: str = ""  # of their folder's name
 
 
 _CUTS: Mapping[str, Sequence[_Cut]] = {
@@ -223,34 +199,24 @@ _CUTS: Mapping[str, Sequence[_Cut]] = {
 
 @dataclass(frozen=True)
 class SiteOptions:
-    """What a page offers.
+    """What a page offers."""
 
-    Attributes:
-        ranks: Ranks of the adapter; by default the run's.
-        buckets: Lengths of rows, the longest of which rows are cut to; by default all that the
-            run's ``data.max_seq_length`` leads to.
-        kernels: For which browsers kernels are cut: those on GPUs, or on software GPUs.
-    """
-
-    ranks: Sequence[int] = ()
+    ranks: Sequence[int] = ()  # ranks of the adapter; by default the run's
+    # Lengths of rows, the longest of which rows are cut to; by default all that the run's
+    # ``data.max_seq_length`` leads to
     buckets: Sequence[int] = ()
+    # For which browsers kernels are cut: those on GPUs, or on software GPUs
     kernels: Literal["gpu", "cpu"] = "gpu"
 
 
 @dataclass(frozen=True)
 class Site:
-    """What was written.
+    """What was written."""
 
-    Attributes:
-        folder: Where it is.
-        nbytes: Bytes of all files.
-        weight_bytes: Bytes of the weights.
-        memory: By rank and length of rows, the bytes that training takes of a GPU.
-    """
-
-    folder: Path
-    nbytes: int
-    weight_bytes: int
+    folder: Path  # where it is
+    nbytes: int  # bytes of all files
+    weight_bytes: int  # bytes of the weights
+    # By rank and length of rows, the bytes that training takes of a GPU
     memory: Mapping[int, Mapping[int, int]]
 
     def moved(self, folder: Path) -> Site:
@@ -268,22 +234,7 @@ def write_site(
     sample: str | None = None,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Site:
-    """Writes everything but the page itself.
-
-    Args:
-        settings: The run's.
-        pretrained: Its base.
-        text_folder: The folder of its tokenizer.
-        folder: Where to; it exists.
-        options: What is offered.
-        sample: A file of rows that is there as an example.
-        progress: Called with each tensor's name before it is read.
-
-    Raises:
-        ConfigError: If a browser cannot train so.
-        CheckpointError: If the base is damaged.
-        TokenizerError: If it has no tokenizer, or the chat template is broken.
-    """
+    """Writes everything but the page itself."""
     check_settings(settings)
     buckets = _buckets(settings, options)
     files, shaders = SiteFiles(folder), Shaders()

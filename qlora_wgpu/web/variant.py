@@ -146,12 +146,7 @@ class Needs:
         self._parameters += ALIGNMENT * max(sum(bool(launch[3]) for launch in launches), 1)
 
     def nbytes(self, sizes: Sequence[int], also: Iterable[int]) -> int:
-        """Bytes of everything.
-
-        Args:
-            sizes: Bytes of all buffers, by their numbers.
-            also: Numbers of buffers that are needed beside those of the plans.
-        """
+        """Bytes of everything."""
         buffers = self._buffers.union(also)
         pooled = sum(map(buffer_bytes, self.slots))
         return sum(sizes[number] for number in buffers) + pooled + self._parameters
@@ -273,15 +268,7 @@ class Variant:
         self, model: QLoRAModel, device: RecordingDevice, shaders: Shaders, files: SiteFiles,
         folder: str,
     ) -> None:  # fmt: skip
-        """Takes a model whose weights are recorded already.
-
-        Args:
-            model: Base and adapter.
-            device: Its device.
-            shaders: Those of the site.
-            files: Where its files go.
-            folder: Where within them.
-        """
+        """Takes a model whose weights are recorded already."""
         self._model, self._device = model, device
         self._shaders, self._files, self._folder = shaders, files, folder
         self._needs: dict[int, Needs] = {}
@@ -291,12 +278,6 @@ class Variant:
         self, optim: OptimConfig, batch: int, buckets: Sequence[int], filled: FilledBuffers
     ) -> dict[str, Any]:
         """Writes all files of the variant.
-
-        Args:
-            optim: The optimizer.
-            batch: Rows of a micro-batch.
-            buckets: Lengths of rows.
-            filled: What the device's buffers are filled with.
 
         Returns:
             What the site says of it: rank, file, memory in bytes by length of rows.

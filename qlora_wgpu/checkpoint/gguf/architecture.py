@@ -26,30 +26,21 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Change:
-    """How a tensor is made of floats that a file has in its place, where no order of them is it.
+    """How a tensor is made of floats that a file has in its place, where no order of them is it."""
 
-    Attributes:
-        sources: What the file has.
-        make: Makes the tensor of these, each by its placement's shape.
-        undo: What the file would have for a tensor, in the order of ``sources``.
-    """
-
-    sources: tuple[Placement, ...]
+    sources: tuple[Placement, ...]  # what the file has
+    # Makes the tensor of these, each by its placement's shape
     make: Callable[[Sequence[FloatArray]], FloatArray]
+    # What the file would have for a tensor, in the order of ``sources``
     undo: Callable[[FloatArray], Sequence[FloatArray]]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The order of groups of columns.
+    """The order of groups of columns."""
 
-    Attributes:
-        width: Columns of a group.
-        order: Which of the file's groups each is.
-    """
-
-    width: int
-    order: IntArray
+    width: int  # columns of a group
+    order: IntArray  # which of the file's groups each is
 
     def of(self, rows: npt.NDArray[Number], width: int) -> npt.NDArray[Number]:
         """Rows (n, groups · width) of elements, or of bytes, in this order."""
@@ -59,29 +50,20 @@ class Columns:
 
 @dataclass(frozen=True)
 class Placement:
-    """A tensor, or some rows of one.
+    """A tensor, or some rows of one."""
 
-    Attributes:
-        stored: The name of the file's tensor.
-        shape: The dimensions of what is meant here.
-        first_row: The first of its rows among those of the file's.
-        heads: As many heads' rows are stored for a rotation of neighbours; 0 for none.
-        offset: What was added to the weights.
-        then: What has the rows that follow, of the same type; ``shape`` has them, too.
-        order: Which stored row each is, those of ``then`` counted on; None where they are in order.
-        columns: The order of columns, if it is another.
-        change: What it is made of, if the file has no rows of it; of the rest ``shape`` alone
-            counts then.
-    """
-
-    stored: str
-    shape: tuple[int, ...]
-    first_row: int = 0
-    heads: int = 0
-    offset: float = 0.0
+    stored: str  # the name of the file's tensor
+    shape: tuple[int, ...]  # the dimensions of what is meant here
+    first_row: int = 0  # the first of its rows among those of the file's
+    heads: int = 0  # as many heads' rows are stored for a rotation of neighbours; 0 for none
+    offset: float = 0.0  # what was added to the weights
+    # What has the rows that follow, of the same type; ``shape`` has them, too
     then: Placement | None = None
+    # Which stored row each is, those of ``then`` counted on; None where they are in order
     order: IntArray | None = field(default=None, compare=False)
+    # The order of columns, if it is another
     columns: Columns | None = field(default=None, compare=False)
+    # What it is made of, if the file has no rows of it; of the rest ``shape`` alone counts then
     change: Change | None = field(default=None, compare=False)
 
     @property
@@ -138,60 +120,41 @@ MEAN = "attention.layer_norm_epsilon"
 
 @dataclass(frozen=True)
 class GGUFArchitecture:
-    """An architecture.
+    """An architecture."""
 
-    Attributes:
-        model_type: config.json's name of it.
-        causal_class: transformers' class.
-        more: The keys that this architecture has beside what all have.
-        pairs: Whether q and k are stored for a rotation of neighbours instead of halves.
-        norm_offset: What was added to the norms' weights.
-        names: What its blocks' tensors are called in Hugging Face's files, where others differ.
-        outside: The same of tensors outside of blocks.
-        epsilon: The key of what norms add, and config.json's.
-        scalars: Keys without the architecture's name that tell a number of each layer, and what
-            these are called in Hugging Face's files, which hold them as tensors.
-        joined: Tensors that are one in Hugging Face's files: its name, and those of its halves.
-        some_attend: Whether layers without heads of keys do something else.
-        as_stored: How norms end to which nothing was added, whatever was to the others.
-        own_sizes: Whether ``more`` reads the sizes of heads and MLPs, which may differ from layer
-            to layer.
-        layers: What the modules of its blocks begin with in Hugging Face's files.
-        arrange: Changes placements of tensors that the file has in another order or form.
-    """
-
-    model_type: str
-    causal_class: str
-    more: More
-    pairs: bool = False
-    norm_offset: float = 0.0
+    model_type: str  # config.json's name of it
+    causal_class: str  # transformers' class
+    more: More  # the keys that this architecture has beside what all have
+    pairs: bool = False  # whether q and k are stored for a rotation of neighbours instead of halves
+    norm_offset: float = 0.0  # what was added to the norms' weights
+    # What its blocks' tensors are called in Hugging Face's files, where others differ
     names: tuple[tuple[str, str], ...] = ()
-    outside: tuple[tuple[str, str], ...] = ()
-    epsilon: tuple[str, str] = RMS
+    outside: tuple[tuple[str, str], ...] = ()  # the same of tensors outside of blocks
+    epsilon: tuple[str, str] = RMS  # the key of what norms add, and config.json's
+    # Keys without the architecture's name that tell a number of each layer, and what these are
+    # called in Hugging Face's files, which hold them as tensors
     scalars: tuple[tuple[str, str], ...] = ()
+    # Tensors that are one in Hugging Face's files: its name, and those of its halves
     joined: tuple[tuple[str, str, str], ...] = ()
-    some_attend: bool = False
+    some_attend: bool = False  # whether layers without heads of keys do something else
+    # How norms end to which nothing was added, whatever was to the others
     as_stored: tuple[str, ...] = ()
+    # Whether ``more`` reads the sizes of heads and MLPs, which may differ from layer to layer
     own_sizes: bool = False
+    # What the modules of its blocks begin with in Hugging Face's files
     layers: str = "model.layers"
+    # Changes placements of tensors that the file has in another order or form
     arrange: Arrange = lambda *given: None
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Sizes of a delta net.
+    """Sizes of a delta net."""
 
-    Attributes:
-        key_heads: Heads of queries, and of keys.
-        value_heads: Heads of values, a multiple of it.
-        key_dim: Elements of a query or key.
-        value_dim: Elements of a value.
-    """
-
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
+    key_heads: int  # heads of queries, and of keys
+    value_heads: int  # heads of values, a multiple of it
+    key_dim: int  # elements of a query or key
+    value_dim: int  # elements of a value
 
 
 def tiled_order(heads: Heads, size: int) -> IntArray:
@@ -237,16 +200,7 @@ def usual_scale(keys: Keys, config: Config) -> None:
 
 
 def window_pattern(keys: Keys, config: Config, usual: int) -> Config:
-    """``layer_types``: all slide but every so manieth layer, or those of a list.
-
-    Args:
-        keys: The architecture's keys.
-        config: What is known already.
-        usual: The number, where no key says it.
-
-    Raises:
-        CheckpointError: If the list is of other layers, or the number is negative.
-    """
+    """``layer_types``: all slide but every so manieth layer, or those of a list."""
     name, layers = "attention.sliding_window_pattern", config["num_hidden_layers"]
     pattern = keys.raw(name, usual)
     if isinstance(pattern, np.ndarray):
@@ -279,17 +233,7 @@ _SAME = 1e-5  # relative: factors are made in float32, in another order
 
 
 def read_rope(keys: Keys, file: GGUFFile, head_dim: int) -> dict[str, Any]:
-    """``rope_theta`` and, where it is scaled, ``rope_scaling``.
-
-    Args:
-        keys: The architecture's keys.
-        file: The tensors, among which factors may be.
-        head_dim: Elements of a head.
-
-    Raises:
-        CheckpointError: If a value is wrong.
-        UnsupportedModelError: If it is scaled in a way that is not computed.
-    """
+    """``rope_theta`` and, where it is scaled, ``rope_scaling``."""
     theta = keys.number("rope.freq_base", _BASE)
     scaling = _scaling(keys) or {}
     if any(name in file for name in (LONG_FACTORS, SHORT_FACTORS)):

@@ -284,12 +284,7 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
 
 def read_config(file: GGUFFile) -> Config:
-    """What the model's config.json says.
-
-    Raises:
-        CheckpointError: If a key is missing or wrong.
-        UnsupportedModelError: If the architecture, or one of its keys, is not computed.
-    """
+    """What the model's config.json says."""
     keys = Keys(file.metadata, file.path)
     architecture = find_architecture(keys)
     config = _common(keys, file, architecture)
@@ -301,11 +296,7 @@ def read_config(file: GGUFFile) -> Config:
 
 
 def find_architecture(keys: Keys) -> GGUFArchitecture:
-    """The architecture that a file names.
-
-    Raises:
-        UnsupportedModelError: If it is none that is computed.
-    """
+    """The architecture that a file names."""
     if keys.architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
             f"{keys.where} has the architecture {keys.architecture[:80]!r}, of which GGUF files "

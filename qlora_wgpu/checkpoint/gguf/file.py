@@ -26,17 +26,11 @@ _PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", re.DOTALL)
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor as a file has it.
+    """A tensor as a file has it."""
 
-    Attributes:
-        place: Its type and shape.
-        data: Its bytes, a view of the file.
-        mapping: The whole file; None of what is made of the metadata.
-    """
-
-    place: TensorPlace
-    data: npt.NDArray[np.uint8]
-    mapping: mmap.mmap | None
+    place: TensorPlace  # its type and shape
+    data: npt.NDArray[np.uint8]  # its bytes, a view of the file
+    mapping: mmap.mmap | None  # the whole file; None of what is made of the metadata
 
     def release(self) -> None:
         """Gives its memory back; whoever reads it again has it from the file."""
@@ -60,11 +54,7 @@ class GGUFFile:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        """Opens a file and checks its header; of a split model any part names all.
-
-        Raises:
-            CheckpointError: If one is missing, truncated, damaged or something else.
-        """
+        """Opens a file and checks its header; of a split model any part names all."""
         paths = parts_of(Path(path))
         self.path, self.paths = paths[0], tuple(paths)
         parts = [_open(part) for part in paths]
@@ -89,11 +79,7 @@ class GGUFFile:
         return list(self._tensors)
 
     def tensor(self, name: str) -> StoredTensor:
-        """A tensor by such a name.
-
-        Raises:
-            CheckpointError: If there is none.
-        """
+        """A tensor by such a name."""
         found = self._tensors.get(name) or self._made.get(name)
         if found is None:
             raise CheckpointError(
@@ -113,11 +99,7 @@ class GGUFFile:
         self._made[name] = StoredTensor(place, data, None)
 
     def floats(self, name: str) -> npt.NDArray[np.float32]:
-        """A small tensor of floating-point numbers.
-
-        Raises:
-            CheckpointError: If there is none, or it is of another type.
-        """
+        """A small tensor of floating-point numbers."""
         place = self.tensor(name).place
         if place.type.name != "F32":
             raise CheckpointError(f"{self.path}: {name} is stored as {place.type.name}, not as F32")
@@ -133,11 +115,7 @@ class GGUFFile:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All files of a model, by the name of one: itself, or the parts of one that was split.
-
-    Raises:
-        CheckpointError: If a part is missing.
-    """
+    """All files of a model, by the name of one: itself, or the parts of one that was split."""
     split = split_name(path.name)
     if split is None:
         return [path]

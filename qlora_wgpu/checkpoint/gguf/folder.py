@@ -51,12 +51,7 @@ class GGUFWeights:
     on_read: Callable[[str], None] | None = None
 
     def __init__(self, file: GGUFFile, placements: Mapping[str, Placement]) -> None:
-        """Takes an open file.
-
-        Args:
-            file: The file.
-            placements: Where each tensor lies in it.
-        """
+        """Takes an open file."""
         self.path: Path = file.path
         self._file = file
         self._placements = placements
@@ -112,11 +107,7 @@ class GGUFWeights:
         return placement.columns.of(rows, width // kind.block * kind.nbytes)
 
     def raw(self, name: str) -> npt.NDArray[Any]:
-        """A tensor of floating-point numbers as stored, bfloat16 as uint16.
-
-        Raises:
-            CheckpointError: If it is another one.
-        """
+        """A tensor of floating-point numbers as stored, bfloat16 as uint16."""
         kind, placement = self.type(name), self._placements[name]
         is_made = bool(placement.offset) or placement.change is not None
         if is_made and kind.name == "F32":
@@ -127,11 +118,7 @@ class GGUFWeights:
         return rows.view(_NUMPY[kind.name]).reshape(self.shape(name))
 
     def float32(self, name: str) -> npt.NDArray[np.float32]:
-        """A tensor as float32 numbers, quantized ones as llama.cpp reads them.
-
-        Raises:
-            CheckpointError: If it has no such elements.
-        """
+        """A tensor as float32 numbers, quantized ones as llama.cpp reads them."""
         placement = self._placements[name]
         self._tell(name)
         if placement.change is None:
@@ -221,10 +208,6 @@ def text_folder(file: GGUFFile, config: dict[str, Any]) -> Path:
 
     It is made once for each header and kept in the cache. Where a file's vocabulary is not read, it
     has the reason instead of a tokenizer, which names the file and is kept for nobody else.
-
-    Args:
-        file: The model.
-        config: Its config.json.
     """
     folder = cache_path("gguf", f"{file.header_digest[:32]}-{_makers_digest()}")
     if is_own(folder):
@@ -303,13 +286,7 @@ class GGUFFolder(ModelFolder):
     tells_shapes = True
 
     def __init__(self, file: GGUFFile) -> None:
-        """Takes an open file.
-
-        Raises:
-            CheckpointError: If what it says is wrong.
-            UnsupportedModelError: If it is of an architecture, or says or holds something, that
-                is not computed here.
-        """
+        """Takes an open file."""
         config = read_config(file)
         super().__init__(file.path, config, {})
         self.file = file
@@ -370,12 +347,7 @@ class GGUFFolder(ModelFolder):
         return self._known(name).raw(name)
 
     def float32(self, name: str) -> npt.NDArray[np.float32]:
-        """A tensor as float32, quantized ones as llama.cpp reads them.
-
-        Raises:
-            CheckpointError: If there is no such tensor, it holds no such numbers, or they are not
-                finite.
-        """
+        """A tensor as float32, quantized ones as llama.cpp reads them."""
         return self._checked(name, self._known(name).float32(name), self.path)
 
     def dequantized(self, name: str) -> npt.NDArray[np.float32]:
@@ -383,11 +355,7 @@ class GGUFFolder(ModelFolder):
         return self.float32(name)
 
     def quantized(self, name: str, *, mapped: bool = False) -> QuantizedWeight | None:
-        """A matrix as it is stored; None of floats and of types that no kernel reads.
-
-        Raises:
-            CheckpointError: If there is no such tensor, or a scale is not finite.
-        """
+        """A matrix as it is stored; None of floats and of types that no kernel reads."""
         weights = self._known(name)
         shape = weights.shape(name)
         if self.weight_format(name) is None:

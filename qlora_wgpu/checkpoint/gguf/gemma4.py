@@ -110,11 +110,7 @@ def _feed_forward(keys: Keys, layers: int, shared: int) -> Config:
 
 
 def _rotation(file: GGUFFile, theta: float, head_dim: int) -> Config:
-    """That of layers which see everything: the first pairs turn, the others are left as they are.
-
-    Raises:
-        CheckpointError: If the divisors are of another form.
-    """
+    """That of layers which see everything: the first pairs turn, the others are left."""
     factors = file.floats(FACTORS) if FACTORS in file else np.ones(head_dim // 2, np.float32)
     turned = int((factors < _LARGE).sum())
     factor = factors[0] if turned else np.float32(1)

@@ -29,21 +29,13 @@ from qlora_wgpu.limits import (
 
 @dataclass(frozen=True)
 class ElementType:
-    """An element type.
+    """An element type."""
 
-    Attributes:
-        number: What the file calls it.
-        name: What llama.cpp calls it, for example "Q4_K".
-        block: Neighbours in a row that are stored together.
-        nbytes: Bytes of such a block.
-        is_float: Whether elements are floating-point numbers as they are.
-    """
-
-    number: int
-    name: str
-    block: int
-    nbytes: int
-    is_float: bool = False
+    number: int  # what the file calls it
+    name: str  # what llama.cpp calls it, for example "Q4_K"
+    block: int  # neighbours in a row that are stored together
+    nbytes: int  # bytes of such a block
+    is_float: bool = False  # whether elements are floating-point numbers as they are
 
     def row_bytes(self, columns: int) -> int:
         """Bytes of a row."""
@@ -93,35 +85,23 @@ _STRING, _ARRAY = 8, 9
 
 @dataclass(frozen=True)
 class TensorPlace:
-    """A tensor's type, shape and place.
+    """A tensor's type, shape and place."""
 
-    Attributes:
-        type: Its element type.
-        shape: Its dimensions, rows before columns as NumPy has them.
-        begin: Its first byte in the file.
-        end: The byte after its last.
-    """
-
-    type: ElementType
-    shape: tuple[int, ...]
-    begin: int
-    end: int
+    type: ElementType  # its element type
+    shape: tuple[int, ...]  # its dimensions, rows before columns as NumPy has them
+    begin: int  # its first byte in the file
+    end: int  # the byte after its last
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself.
+    """What a file says of itself."""
 
-    Attributes:
-        metadata: Values by key: numbers, flags, text, NumPy arrays of numbers, and lists of the
-            bytes of strings.
-        tensors: Where each tensor lies, by its name.
-        nbytes: Bytes of the header.
-    """
-
+    # Values by key: numbers, flags, text, NumPy arrays of numbers, and lists of the bytes of
+    # strings
     metadata: dict[str, Any]
-    tensors: dict[str, TensorPlace]
-    nbytes: int
+    tensors: dict[str, TensorPlace]  # where each tensor lies, by its name
+    nbytes: int  # bytes of the header
 
 
 def read_header(data: memoryview, size: int) -> Header:
@@ -130,9 +110,6 @@ def read_header(data: memoryview, size: int) -> Header:
     Args:
         data: The file's bytes, or its first ones.
         size: Bytes of the whole file.
-
-    Raises:
-        HeaderError: If it is none that is read, damaged, or beyond the limits.
     """
     if size < 24:
         raise HeaderError(f"is not a GGUF file: it has only {size} bytes")

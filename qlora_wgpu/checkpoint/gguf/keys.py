@@ -28,9 +28,6 @@ class Keys:
             metadata: Values by whole keys.
             where: The file.
             prefix: How the keys begin; by default with the architecture's name.
-
-        Raises:
-            CheckpointError: If it names no architecture.
         """
         self.where = where
         architecture = metadata.get("general.architecture")
@@ -57,12 +54,7 @@ class Keys:
         self._asked.update(keys)
 
     def integer(self, key: str, default: Any = _NOTHING) -> Any:
-        """A whole number; one for each layer counts where all are the same.
-
-        Raises:
-            CheckpointError: If it is missing and has no default, or is none.
-            UnsupportedModelError: If layers differ.
-        """
+        """A whole number; one for each layer counts where all are the same."""
         value = self.raw(key, default)
         if value is _NOTHING:
             raise CheckpointError(f"{self.where} lacks the key {self.prefix}{key}")
@@ -80,15 +72,7 @@ class Keys:
         return value
 
     def each(self, key: str, layers: int) -> list[Any]:
-        """A number of each layer, or one for all.
-
-        Args:
-            key: The key.
-            layers: How many there are.
-
-        Raises:
-            CheckpointError: If it is missing, or there are others than one a layer.
-        """
+        """A number of each layer, or one for all."""
         value = self.raw(key)
         if isinstance(value, np.ndarray) and len(value) == layers and value.dtype.kind in "iuf":
             return [shortest(v) if value.dtype.kind == "f" else v for v in value.tolist()]
@@ -99,11 +83,7 @@ class Keys:
         raise self._wrong(key, value, f"a number for each of the {layers} layers")
 
     def number(self, key: str, default: Any = _NOTHING) -> Any:
-        """A number; of float32, the shortest decimal that is the same.
-
-        Raises:
-            CheckpointError: If it is missing and has no default, or is none.
-        """
+        """A number; of float32, the shortest decimal that is the same."""
         value = self.raw(key, default)
         if value is _NOTHING:
             raise CheckpointError(f"{self.where} lacks the key {self.prefix}{key}")
@@ -114,22 +94,14 @@ class Keys:
         return shortest(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """True or false.
-
-        Raises:
-            CheckpointError: If it is neither.
-        """
+        """True or false."""
         value = self.raw(key, default)
         if not isinstance(value, bool):
             raise self._wrong(key, value, "true or false")
         return value
 
     def refuse(self, key: str, *allowed: Any) -> None:
-        """Refuses a value that is not computed.
-
-        Raises:
-            UnsupportedModelError: If the key is there with another value than these.
-        """
+        """Refuses a value that is not computed."""
         value = self.raw(key)
         if value is not None and not (type(value) in _SCALARS and value in allowed):
             raise UnsupportedModelError(
@@ -137,11 +109,7 @@ class Keys:
             )
 
     def refuse_the_rest(self) -> None:
-        """Refuses keys that nobody has asked for.
-
-        Raises:
-            UnsupportedModelError: If there are any.
-        """
+        """Refuses keys that nobody has asked for."""
         unread = [key for key in self._values if key not in self._asked]
         if unread:
             raise UnsupportedModelError(

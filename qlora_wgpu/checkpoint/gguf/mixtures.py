@@ -187,13 +187,7 @@ def _counted(keys: Keys) -> Config:
 
 
 def corrected(keys: Keys, config: Config, scoring: int = _SIGMOID) -> Config:
-    """The mixture of DeepSeek's kind.
-
-    Args:
-        keys: The keys.
-        config: What is known already.
-        scoring: llama.cpp's number of what scores are.
-    """
+    """The mixture of DeepSeek's kind."""
     keys.refuse("expert_gating_func", 0, scoring)
     groups = max(keys.integer("expert_group_count", 1), 1)
     counted, shared = _counted(keys), keys.integer("expert_shared_count")

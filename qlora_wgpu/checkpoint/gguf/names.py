@@ -69,17 +69,7 @@ _REPEATED = re.compile(r"(blk\.[0-9]+\.)?(attn_rot_embd|rope_freqs)\.weight")
 def placements(
     file: GGUFFile, architecture: GGUFArchitecture, config: dict[str, Any]
 ) -> dict[str, Placement]:
-    """Where each tensor lies, by its name in Hugging Face's files.
-
-    Args:
-        file: The file.
-        architecture: Its architecture.
-        config: What its keys say.
-
-    Raises:
-        UnsupportedModelError: If the file holds a tensor that is not computed.
-        CheckpointError: If a tensor's shape cannot be its own.
-    """
+    """Where each tensor lies, by its name in Hugging Face's files."""
     found: dict[str, Placement] = {}
     for stored in file.names():
         if stored in ROPE_TENSORS or _REPEATED.fullmatch(stored):
@@ -92,11 +82,7 @@ def placements(
 
 
 def _join(found: dict[str, Placement], file: GGUFFile, architecture: GGUFArchitecture) -> None:
-    """Makes one of two tensors that are one in Hugging Face's files.
-
-    Raises:
-        UnsupportedModelError: If they are stored in two ways.
-    """
+    """Makes one of two tensors that are one in Hugging Face's files."""
     for whole, first, second in architecture.joined:
         for name in [name for name in found if name.endswith(f".{first}.weight")]:
             at = name.removesuffix(f"{first}.weight")

@@ -19,13 +19,7 @@ from qlora_wgpu.errors import TokenizerError, brief
 
 
 def bpe_model(vocab: Mapping[str, int], merges: list[Any], **more: Any) -> dict[str, Any]:
-    """tokenizer.json's ``model``.
-
-    Args:
-        vocab: Ids by text.
-        merges: Pairs that are joined, first things first.
-        more: What is otherwise than usual.
-    """
+    """tokenizer.json's ``model``."""
     return {
         "type": "BPE",
         "dropout": None,
@@ -74,19 +68,12 @@ def _in_turn(*parts: Part) -> Part:
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """How texts are cut.
+    """How texts are cut."""
 
-    Attributes:
-        cut: tokenizer.json's ``pre_tokenizer``.
-        normalizer: Its ``normalizer``.
-        ignore_merges: Whether a word that is a token is taken whole.
-        begins: Whether texts begin with the token for that, where no key says it.
-    """
-
-    cut: Part
-    normalizer: Part | None = None
-    ignore_merges: bool = False
-    begins: bool = False
+    cut: Part  # tokenizer.json's ``pre_tokenizer``
+    normalizer: Part | None = None  # its ``normalizer``
+    ignore_merges: bool = False  # whether a word that is a token is taken whole
+    begins: bool = False  # whether texts begin with the token for that, where no key says it
 
 
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -194,29 +181,15 @@ _ROLES = {"bos": "bos", "eos": "eos", "pad": "padding", "unk": "unknown", "sep":
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The contents of a tokenizer's files.
+    """The contents of a tokenizer's files."""
 
-    Attributes:
-        tokenizer: tokenizer.json.
-        config: tokenizer_config.json.
-        generation: generation_config.json.
-    """
-
-    tokenizer: dict[str, Any]
-    config: dict[str, Any]
-    generation: dict[str, Any]
+    tokenizer: dict[str, Any]  # tokenizer.json
+    config: dict[str, Any]  # tokenizer_config.json
+    generation: dict[str, Any]  # generation_config.json
 
 
 def tokenizer_files(metadata: Mapping[str, Any], path: Path) -> TokenizerFiles:
-    """What the files beside a model would say.
-
-    Args:
-        metadata: The file's keys.
-        path: The file, for messages.
-
-    Raises:
-        TokenizerError: If it has no vocabulary, or one that is not read.
-    """
+    """What the files beside a model would say."""
     return _Vocabulary(metadata, path).files()
 
 

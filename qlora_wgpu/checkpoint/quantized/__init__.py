@@ -25,17 +25,7 @@ _READ = (
 def quantized_files(
     path: Path, files: Mapping[str, SafetensorsFile], config: Mapping[str, Any]
 ) -> QuantizedFiles:
-    """The reader of a folder's quantized weights; one that finds none where there are none.
-
-    Args:
-        path: The folder, for messages.
-        files: Which open file holds which tensor.
-        config: The config.json.
-
-    Raises:
-        CheckpointError: If ``quantization_config`` is damaged.
-        UnsupportedModelError: If it says something that is not read.
-    """
+    """The reader of a folder's quantized weights; one that finds none where there are none."""
     quantization = config.get("quantization_config")
     if quantization is None:
         return BitsAndBytesFiles(files, config)

@@ -45,21 +45,13 @@ _LARGEST = 2**20
 
 @dataclass(frozen=True)
 class Group:
-    """How the layers of a group are quantized.
+    """How the layers of a group are quantized."""
 
-    Attributes:
-        targets: Names, patterns and classes of its layers.
-        kind: In which form: ``FP8``, ``INT``, ``PACKED``, ``NVFP4`` or ``MXFP4``.
-        bits: Bits of an integer.
-        has_zeros: Whether blocks have zeros.
-        tile: Rows and columns that share a scale; ``WHOLE`` for all.
-    """
-
-    targets: tuple[str, ...]
-    kind: str
-    bits: int
-    has_zeros: bool
-    tile: tuple[int, int]
+    targets: tuple[str, ...]  # names, patterns and classes of its layers
+    kind: str  # in which form: ``FP8``, ``INT``, ``PACKED``, ``NVFP4`` or ``MXFP4``
+    bits: int  # bits of an integer
+    has_zeros: bool  # whether blocks have zeros
+    tile: tuple[int, int]  # rows and columns that share a scale; ``WHOLE`` for all
 
 
 class CompressedGroups:
@@ -76,10 +68,6 @@ class CompressedGroups:
         Args:
             quantization: The ``quantization_config``.
             place: The folder, for messages.
-
-        Raises:
-            CheckpointError: If a value is damaged.
-            UnsupportedModelError: If a group is stored in a form that is not read.
         """
         self._place = place
         self.quantizes_more = quantization.get("kv_cache_scheme") is not None
@@ -105,11 +93,7 @@ class CompressedGroups:
         self._ignored = [n for n in ignored if isinstance(n, str)] if ignored else []
 
     def of(self, module: str) -> Group | None:
-        """The group of a linear layer, by its full name; of a single group all are.
-
-        Raises:
-            CheckpointError: If a pattern is broken, or takes too long.
-        """
+        """The group of a linear layer, by its full name; of a single group all are."""
         if len(self.all) == 1:
             return self.all[0]
         targets = sorted(self._by_target, key=lambda target: (_PATTERN in target, target))
@@ -219,13 +203,7 @@ class _IntegerFiles(QuantizedFiles):
         config: Mapping[str, Any],
         groups: CompressedGroups,
     ) -> None:
-        """Notes where tensors are.
-
-        Args:
-            files: Which open file holds which tensor.
-            config: The config.json.
-            groups: What it says of the layers.
-        """
+        """Notes where tensors are."""
         super().__init__(files, config)
         self._groups = groups
 
@@ -265,22 +243,14 @@ class _IntegerFiles(QuantizedFiles):
         """Its form where columns are in order."""
 
     def _group(self, name: str) -> Group:
-        """What config.json says of a weight.
-
-        Raises:
-            CheckpointError: If it says nothing.
-        """
+        """What config.json says of a weight."""
         group = self._groups.of(name.removesuffix(".weight"))
         if group is None:
             raise self._wrong(self.stored(name), "is in no group of quantization_config's")
         return group
 
     def _tile(self, name: str) -> tuple[int, int]:
-        """Rows and columns that share a scale.
-
-        Raises:
-            CheckpointError: If there are not as many scales as there should be.
-        """
+        """Rows and columns that share a scale."""
         (rows, columns), scales = self.shape(name), self._shape_of(name, _SCALE)
         if int(np.prod(scales)) == 1:
             return WHOLE, WHOLE
@@ -409,10 +379,6 @@ class CompressedFiles(QuantizedFiles):
             config: The config.json.
             quantization: Its ``quantization_config``.
             path: The folder, for messages.
-
-        Raises:
-            CheckpointError: If a value is damaged.
-            UnsupportedModelError: If weights are sparse, rotated, or in a form that is not read.
         """
         super().__init__(files, config)
         _refuse_transforms(path, quantization)

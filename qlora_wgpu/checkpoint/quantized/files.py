@@ -28,12 +28,7 @@ class QuantizedFiles(ABC):
     companions: tuple[str, ...] = ()
 
     def __init__(self, files: Mapping[str, SafetensorsFile], config: Mapping[str, Any]) -> None:
-        """Notes where tensors are.
-
-        Args:
-            files: Which open file holds which tensor.
-            config: The config.json.
-        """
+        """Notes where tensors are."""
         self._files = files
         dtype = str(config.get("dtype") or config.get("torch_dtype"))
         self._dtype = dtype if dtype in TORCH_NAMES.values() else "bfloat16"
@@ -48,19 +43,11 @@ class QuantizedFiles(ABC):
 
     @abstractmethod
     def format(self, name: str) -> WeightFormat | None:
-        """The form of a weight that it holds; None where no kernel has it.
-
-        Raises:
-            CheckpointError: If what the files say of it is damaged.
-        """
+        """The form of a weight that it holds; None where no kernel has it."""
 
     @abstractmethod
     def read(self, name: str) -> QuantizedWeight:
-        """A weight that it holds, in the form that ``format`` says.
-
-        Raises:
-            CheckpointError: If a companion is missing or damaged.
-        """
+        """A weight that it holds, in the form that ``format`` says."""
 
     def is_mapped(self, name: str) -> bool:
         """Whether a weight that it holds is in its file nearly as the device takes it."""
@@ -106,11 +93,7 @@ class QuantizedFiles(ABC):
     # -- for subclasses ------------------------------------------------------------------------
 
     def _matrix(self, name: str, leaf: str) -> tuple[int, int]:
-        """The shape of a tensor of rows and columns.
-
-        Raises:
-            CheckpointError: If it is missing, or no matrix.
-        """
+        """The shape of a tensor of rows and columns."""
         shape = self._shape_of(name, leaf)
         if len(shape) != 2:
             raise self._wrong(self._name(name, leaf), f"has shape {shape}, which is no matrix's")
@@ -131,11 +114,7 @@ class QuantizedFiles(ABC):
         return self._files[tensor].shape(tensor)
 
     def _found(self, name: str, leaf: str) -> str:
-        """A tensor's name.
-
-        Raises:
-            CheckpointError: If it is missing.
-        """
+        """A tensor's name."""
         tensor = self._name(name, leaf)
         if tensor not in self._files:
             file = self._files[self.stored(name)]
@@ -147,11 +126,7 @@ class QuantizedFiles(ABC):
     def _raw(
         self, name: str, leaf: str, dtypes: tuple[str, ...], shape: tuple[int, ...] | None = None
     ) -> npt.NDArray[Any]:
-        """A tensor's elements as stored.
-
-        Raises:
-            CheckpointError: If it is missing, or of another type or shape.
-        """
+        """A tensor's elements as stored."""
         tensor = self._found(name, leaf)
         file = self._files[tensor]
         if file.dtype(tensor) not in dtypes:

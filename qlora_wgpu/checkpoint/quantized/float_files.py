@@ -240,13 +240,7 @@ class Fp8Files(QuantizedFiles):
         config: Mapping[str, Any],
         tile: tuple[int, int] | None,
     ) -> None:
-        """Notes where tensors are.
-
-        Args:
-            files: Which open file holds which tensor.
-            config: The config.json.
-            tile: Rows and columns of a tile, where config.json says so.
-        """
+        """Notes where tensors are."""
         super().__init__(files, config)
         self._tile = tile
 

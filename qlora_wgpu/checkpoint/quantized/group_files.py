@@ -37,9 +37,6 @@ def as_awq_or_gptq(quantization: Mapping[str, Any], place: object) -> Mapping[st
     Args:
         quantization: The ``quantization_config``.
         place: The folder, for messages.
-
-    Raises:
-        UnsupportedModelError: If AutoRound packed weights otherwise, or rotated them.
     """
     if quantization.get("quant_method") != "auto-round":
         return quantization
@@ -87,9 +84,6 @@ class GroupFiles(QuantizedFiles):
             config: The config.json.
             quantization: Its ``quantization_config``.
             path: The folder, for messages.
-
-        Raises:
-            UnsupportedModelError: If it is quantized to other bits, or in groups of no size.
         """
         super().__init__(files, config)
         self._bits: int = quantization.get("bits", quantization.get("w_bit", 4))

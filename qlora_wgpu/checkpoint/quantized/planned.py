@@ -35,12 +35,7 @@ class PlannedFormats:
     """The formats that a ``quantization_config`` asks for."""
 
     def __init__(self, quantization: Mapping[str, Any]) -> None:
-        """Notes it.
-
-        Raises:
-            CheckpointError: If what compressed-tensors says in it is damaged.
-            UnsupportedModelError: If its weights are stored in a form that is not read.
-        """
+        """Notes it."""
         self._config = as_awq_or_gptq(quantization, "config.json")
         self._groups = None
         if quantization.get("quant_method") == "compressed-tensors":
@@ -50,11 +45,7 @@ class PlannedFormats:
         self._skipped = [name for name in names if isinstance(name, str)]
 
     def format(self, name: str, columns: int) -> WeightFormat | None:
-        """The format of a weight of so many columns; None of one that is kept in floats.
-
-        Raises:
-            CheckpointError: If a pattern for names is broken, or takes too long.
-        """
+        """The format of a weight of so many columns; None of one that is kept in floats."""
         module = name.removesuffix(".weight")
         if self._groups is not None:
             group = None if self._groups.is_ignored(module) else self._groups.of(module)

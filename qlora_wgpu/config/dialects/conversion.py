@@ -45,21 +45,13 @@ _WIDTH = 42  # of what stands before a comment
 
 @dataclass(frozen=True)
 class Conversion:
-    """A run, made of another trainer's file.
+    """A run, made of another trainer's file."""
 
-    Attributes:
-        dialect: The trainer's name.
-        file: The file's name.
-        taken: Our values by dotted keys.
-        left_out: Keys that are not taken over.
-        notes: Sentences about what is otherwise here.
-    """
-
-    dialect: str
-    file: str
-    taken: Mapping[str, Taken]
-    left_out: list[LeftOut]
-    notes: list[str]
+    dialect: str  # the trainer's name
+    file: str  # the file's name
+    taken: Mapping[str, Taken]  # our values by dotted keys
+    left_out: list[LeftOut]  # keys that are not taken over
+    notes: list[str]  # sentences about what is otherwise here
 
     def text(self) -> str:
         """The run's YAML: each key says where it comes from, and the end what has no place here."""
@@ -105,10 +97,6 @@ def convert_file(
         path: The file, YAML or JSON.
         given: Our keys that win over what the file says, such as ``model.path``.
         num_layers: Asked for the number of a model's layers; may not know it.
-
-    Raises:
-        ConfigError: If the file cannot be read, no trainer is known by it, it trains something
-            else, or a value of it is refused here.
     """
     is_json = path.suffix.lower() == ".json"
     values = (

@@ -282,51 +282,32 @@ NumLayers = Callable[[str], int | None]
 
 @dataclass(frozen=True)
 class Taken:
-    """A value of ours and where it comes from.
+    """A value of ours and where it comes from."""
 
-    Attributes:
-        value: As the schema takes it.
-        origin: Their key, or why the value stands there.
-    """
-
-    value: Any
-    origin: str
+    value: Any  # as the schema takes it
+    origin: str  # their key, or why the value stands there
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A key of theirs that is not taken over.
+    """A key of theirs that is not taken over."""
 
-    Attributes:
-        key: Theirs, with the value.
-        reason: Why.
-    """
-
-    key: str
-    reason: str
+    key: str  # theirs, with the value
+    reason: str  # why
 
 
 @dataclass
 class Draft:
-    """What has been made of a file, and what is left of it.
+    """What has been made of a file, and what is left of it."""
 
-    Attributes:
-        theirs: Their keys that have not been looked at yet.
-        file: The file.
-        num_layers: Asked for a model's layers.
-        given: Our keys that win over what the file says.
-        taken: Our values by dotted keys.
-        left_out: Keys that are not taken over.
-        notes: Sentences about what is otherwise here.
-    """
-
-    theirs: dict[str, Any]
-    file: Path
-    num_layers: NumLayers = lambda model: None
+    theirs: dict[str, Any]  # their keys that have not been looked at yet
+    file: Path  # the file
+    num_layers: NumLayers = lambda model: None  # asked for a model's layers
+    # Our keys that win over what the file says
     given: Mapping[str, str] = field(default_factory=dict)
-    taken: dict[str, Taken] = field(default_factory=dict)
-    left_out: list[LeftOut] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    taken: dict[str, Taken] = field(default_factory=dict)  # our values by dotted keys
+    left_out: list[LeftOut] = field(default_factory=list)  # keys that are not taken over
+    notes: list[str] = field(default_factory=list)  # sentences about what is otherwise here
 
     def take(self, key: str, default: Any = None) -> Any:
         """A value of theirs, which is done with; an empty one is the default."""
@@ -367,21 +348,13 @@ class Draft:
 
 @dataclass(frozen=True)
 class Dialect:
-    """Another trainer's way to write a run down.
+    """Another trainer's way to write a run down."""
 
-    Attributes:
-        name: The trainer's.
-        marks: Keys by which its files are known.
-        keys: Our keys by theirs that mean the same.
-        convert: Makes of a draft what is more than another name.
-        defaults: What the trainer does where its file says nothing, by our keys.
-    """
-
-    name: str
-    marks: frozenset[str]
-    keys: Mapping[str, str]
-    convert: Callable[[Draft], None]
-    defaults: Mapping[str, Any]
+    name: str  # the trainer's
+    marks: frozenset[str]  # keys by which its files are known
+    keys: Mapping[str, str]  # our keys by theirs that mean the same
+    convert: Callable[[Draft], None]  # makes of a draft what is more than another name
+    defaults: Mapping[str, Any]  # what the trainer does where its file says nothing, by our keys
 
 
 def brief(value: Any) -> str:

@@ -18,19 +18,12 @@ _ENDING = {"cosine": ("cosine_with_min_lr", "min_lr"), "linear": ("polynomial", 
 
 @dataclass(frozen=True)
 class _Shape:
-    """A schedule, after its warm-up.
+    """A schedule, after its warm-up."""
 
-    Attributes:
-        name: MLX's.
-        first: The rate that it begins with.
-        last: The rate that it ends with.
-        updates: How many it takes to get there.
-    """
-
-    name: str
-    first: float
-    last: float
-    updates: int
+    name: str  # MLX's
+    first: float  # the rate that it begins with
+    last: float  # the rate that it ends with
+    updates: int  # how many it takes to get there
 
     @classmethod
     def of(cls, name: str, arguments: Sequence[Any]) -> _Shape | None:
@@ -45,12 +38,7 @@ class _Shape:
 
 
 def convert_schedule(draft: Draft, steps: int) -> None:
-    """The rate's shape.
-
-    Args:
-        draft: The draft.
-        steps: Updates of the whole run.
-    """
+    """The rate's shape."""
     rate, schedule = draft.take("learning_rate", _RATE), draft.take("lr_schedule")
     if not isinstance(schedule, Mapping):
         _set(draft, rate, "constant", "mlx-lm's default", 0)

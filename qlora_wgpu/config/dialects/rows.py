@@ -69,17 +69,12 @@ PACKED_APART = "rows packed into one sequence see each other there; here they do
 
 @dataclass(frozen=True)
 class RowsOf:
-    """How the rows of one data set are read.
+    """How the rows of one data set are read."""
 
-    Attributes:
-        format: Their format; None for what their keys tell.
-        columns: Their columns by the format's keys, where these are called otherwise.
-        origin: The key of theirs that says it.
-    """
-
-    format: str | None = None
+    format: str | None = None  # their format; None for what their keys tell
+    # Their columns by the format's keys, where these are called otherwise
     columns: Mapping[str, str] = field(default_factory=dict)
-    origin: str = ""
+    origin: str = ""  # the key of theirs that says it
 
     @classmethod
     def named(cls, row_format: str | None, columns: Mapping[str, Any], origin: str) -> RowsOf:
@@ -102,16 +97,11 @@ def _set_rows(draft: Draft, rows: RowsOf) -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """One of the data sets of a file.
+    """One of the data sets of a file."""
 
-    Attributes:
-        path: Where it is.
-        rows: How its rows are read.
-        portion: ``weight`` or ``rows``, where it gives no more than a part.
-    """
-
-    path: str
-    rows: RowsOf = RowsOf()
+    path: str  # where it is
+    rows: RowsOf = RowsOf()  # how its rows are read
+    # ``weight`` or ``rows``, where it gives no more than a part
     portion: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -189,14 +179,7 @@ def is_file(draft: Draft, path: str) -> bool:
 
 
 def set_template(draft: Draft, template: Any, origin: str, default: str = "") -> None:
-    """The chat template, where it is one that is known here.
-
-    Args:
-        draft: The draft.
-        template: Theirs.
-        origin: The key that names it.
-        default: Their name for the tokenizer's own.
-    """
+    """The chat template, where it is one that is known here."""
     if template is None or template == default:
         return
     name = str(template)

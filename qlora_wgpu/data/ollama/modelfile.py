@@ -30,14 +30,7 @@ def modelfile(
     *,
     adapter_of: str | None = None,
 ) -> str:
-    """The text of a Modelfile, for ``ollama create NAME -f Modelfile``.
-
-    Args:
-        file: The GGUF file beside it.
-        prompt: How prompts are written for the model.
-        generation: The contents of generation_config.json.
-        adapter_of: The base, of a file that holds an adapter alone.
-    """
+    """The text of a Modelfile, for ``ollama create NAME -f Modelfile``."""
     named = [f"FROM ./{file}"]
     if adapter_of is not None:
         named = [f"FROM {adapter_of}", f"ADAPTER ./{file}"]

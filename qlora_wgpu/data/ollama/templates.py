@@ -39,32 +39,19 @@ _UNQUOTED = ("{{", "}}", '"""')  # what would end the text that it stands in
 
 @dataclass(frozen=True)
 class TurnTexts:
-    """What a template writes around what is said.
+    """What a template writes around what is said."""
 
-    Attributes:
-        begin: Before the first turn of the user.
-        answer: Between what the user and the assistant say.
-        turn: Between what the assistant and the user say.
-        end: Behind the last turn of the user, before the answer that is wanted.
-        system: Before and behind what the system says.
-        is_last: Whether the system speaks within the last turn of the user, not before the first.
-    """
-
-    begin: str
-    answer: str
-    turn: str
-    end: str
-    system: tuple[str, str]
+    begin: str  # before the first turn of the user
+    answer: str  # between what the user and the assistant say
+    turn: str  # between what the assistant and the user say
+    end: str  # behind the last turn of the user, before the answer that is wanted
+    system: tuple[str, str]  # before and behind what the system says
+    # Whether the system speaks within the last turn of the user, not before the first
     is_last: bool
 
     @classmethod
     def of(cls, template: ChatTemplate, bos: str) -> TurnTexts | None:
-        """Those of a template; None if its turns are not of this form.
-
-        Args:
-            template: The template.
-            bos: The token that begins a text, which Ollama puts there by itself.
-        """
+        """Those of a template; None if its turns are not of this form."""
         plain = _between(template, bos, _talk(*_TURNS), _TURNS)
         if plain is None:
             return None
@@ -117,9 +104,6 @@ def ollama_template(prompt: PromptFormat) -> str | None:
     """The template in Go's language that writes what a model's own does; None if there is none.
 
     Text is continued as it is.
-
-    Args:
-        prompt: How prompts are written for the model.
     """
     if prompt.kind == "text":
         return "{{ .Prompt }}"

@@ -14,32 +14,22 @@ Windows = Literal["none", "periodic", "every other", "of 64 layers"]
 
 @dataclass(frozen=True)
 class LlamaCpp:
-    """An architecture of llama.cpp.
+    """An architecture of llama.cpp."""
 
-    Attributes:
-        label: Its name in the package ``gguf``.
-        pairs: Whether q and k are stored for a rotation of neighbours instead of halves.
-        head: Whether the file has a matrix for the logits, has none where it is the embedding, or
-            never has one.
-        is_square: Whether all heads together must be as wide as the residual stream.
-        biases: Modules that may have biases, by the last part of their name.
-        windows: Which layers llama.cpp has slide.
-        activation: The MLP's activation.
-        nearly: Activations for which it computes ``activation``, of which a note tells.
-        scalings: Kinds of RoPE whose factors llama.cpp reads as a tensor.
-        unadapted: Layers that it multiplies by without looking for an adapter, by the last part of
-            their name.
-    """
-
-    label: str
-    pairs: bool = False
+    label: str  # its name in the package ``gguf``
+    pairs: bool = False  # whether q and k are stored for a rotation of neighbours instead of halves
+    # Whether the file has a matrix for the logits, has none where it is the embedding, or never has
+    # one
     head: Head = "own or tied"
-    is_square: bool = False
+    is_square: bool = False  # whether all heads together must be as wide as the residual stream
+    # Modules that may have biases, by the last part of their name
     biases: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "qkv_proj")
-    windows: Windows = "none"
-    activation: str = "silu"
+    windows: Windows = "none"  # which layers llama.cpp has slide
+    activation: str = "silu"  # the MLP's activation
+    # Activations for which it computes ``activation``, of which a note tells
     nearly: tuple[str, ...] = ()
-    scalings: tuple[str, ...] = ()
+    scalings: tuple[str, ...] = ()  # kinds of RoPE whose factors llama.cpp reads as a tensor
+    # Layers that it multiplies by without looking for an adapter, by the last part of their name
     unadapted: tuple[str, ...] = ()
 
 
@@ -144,16 +134,7 @@ def model_type_of(config: Mapping[str, Any]) -> str:
 
 
 def find_llama_cpp(model_type: str, what: str, *, has_experts: bool) -> LlamaCpp:
-    """llama.cpp's architecture for a model type.
-
-    Args:
-        model_type: config.json's name.
-        has_experts: Whether the model has any, by which Granite 4 is one or another there.
-        what: What is exported, for the message.
-
-    Raises:
-        UnsupportedModelError: If it is not known here.
-    """
+    """llama.cpp's architecture for a model type."""
     is_granite_4 = model_type == "granitemoehybrid"
     of = "granitemoeshared" if is_granite_4 and has_experts else model_type
     found = ARCHITECTURES.get(of)

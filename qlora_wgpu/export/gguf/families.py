@@ -21,12 +21,7 @@ from qlora_wgpu.families.parts.shared_kv import SharingDecoder, SharingLayer
 
 
 def convolving(keys: ModelKeys) -> None:
-    """Which layers convolve, over how many tokens.
-
-    Raises:
-        UnsupportedModelError: If none does, of which llama.cpp knows no such model, or one is over
-            one token, for whose state of nothing it finds no room.
-    """
+    """Which layers convolve, over how many tokens."""
     halves = [layer.attention for layer in keys.decoder.layers]
     convolutions = [half for half in halves if isinstance(half, ShortConv)]
     if not convolutions:
@@ -151,11 +146,7 @@ def corrected(keys: ModelKeys) -> None:
 
 
 def tell_router(keys: ModelKeys, experts: SparseMoeBlock) -> None:
-    """Adds how experts are chosen and weighted, where there are keys for it.
-
-    Raises:
-        UnsupportedModelError: If llama.cpp ranks groups otherwise.
-    """
+    """Adds how experts are chosen and weighted, where there are keys for it."""
     assert experts.choice is not None
     scoring = experts.choice.scoring
     keys.values |= {
@@ -172,11 +163,7 @@ def tell_router(keys: ModelKeys, experts: SparseMoeBlock) -> None:
 
 
 def _after_dense(keys: ModelKeys) -> SparseMoeBlock:
-    """Adds the numbers of experts, and the first layers, which have none.
-
-    Raises:
-        UnsupportedModelError: If others have none, either.
-    """
+    """Adds the numbers of experts, and the first layers, which have none."""
     sparse = [isinstance(layer.mlp, SparseMoeBlock) for layer in keys.decoder.layers]
     if True not in sparse:
         raise keys.refuse("a model without experts")
@@ -308,11 +295,7 @@ def qwen3_5_moe(keys: ModelKeys) -> None:
 
 
 def _delta_nets(keys: ModelKeys) -> None:
-    """Adds which layers are such, and their sizes.
-
-    Raises:
-        UnsupportedModelError: If llama.cpp computes them otherwise.
-    """
+    """Adds which layers are such, and their sizes."""
     halves = [layer.attention for layer in keys.decoder.layers]
     nets = [half for half in halves if isinstance(half, GatedDeltaNet)]
     if not nets:

@@ -33,11 +33,7 @@ _GROWS = "MISTRAL3"  # whose queries grow with their position
 
 
 def rope_keys(keys: ModelKeys) -> None:
-    """Adds the base, the elements that are rotated, and how frequencies are scaled.
-
-    Raises:
-        UnsupportedModelError: If llama.cpp rotates otherwise.
-    """
+    """Adds the base, the elements that are rotated, and how frequencies are scaled."""
     _check_layers(keys)
     far, near = _ropes(keys)
     keys.values["rope.dimension_count"] = far.rotary_dim
@@ -146,11 +142,7 @@ def _parameters(keys: ModelKeys) -> dict[str, Any]:
 
 
 def rope_tensors(keys: ModelKeys) -> dict[str, FloatArray]:
-    """By what the frequency of each pair is divided, where no key tells it.
-
-    Raises:
-        UnsupportedModelError: If llama.cpp reads no such factors for the architecture.
-    """
+    """By what the frequency of each pair is divided, where no key tells it."""
     if keys.llama_cpp.label == "GEMMA4":
         return rotation_factors(keys)
     rope = next((a.rope for a in keys.attentions if a.rope is not None), None)
@@ -181,17 +173,7 @@ _WITH_QK_NORM = 64  # from so many layers on llama.cpp takes Command R for Comma
 def model_keys(
     model_type: str, config: Mapping[str, Any], decoder: Decoder, llama_cpp: LlamaCpp
 ) -> ModelKeys:
-    """What a file says of a model.
-
-    Args:
-        model_type: config.json's name of it.
-        config: config.json.
-        decoder: What it describes.
-        llama_cpp: llama.cpp's architecture.
-
-    Raises:
-        UnsupportedModelError: If llama.cpp computes something otherwise.
-    """
+    """What a file says of a model."""
     text = {**config, **(config.get("text_config") or {})}
     keys = ModelKeys(model_type, text, decoder, llama_cpp)
     _sizes(keys)

@@ -53,11 +53,6 @@ def carried_tensors(
     """A file's tensors: bit for bit, but for those that the adapter changes.
 
     A head that was the embedding, and is no longer, comes after them.
-
-    Args:
-        merged: The weights.
-        folder: The base.
-        wanted: What tensors that are changed are stored as.
     """
     parts: dict[str, list[_Source]] = {}
     for name, placement in folder.placements.items():
@@ -124,18 +119,7 @@ def write_file(
     tensors: Sequence[FileTensor],
     progress: Callable[[str], None],
 ) -> None:
-    """Writes a file; not atomic.
-
-    Args:
-        path: The file.
-        architecture: llama.cpp's name of it.
-        keys: The metadata, by whole keys.
-        tensors: The tensors, in the file's order.
-        progress: Called with each tensor's name before it is written.
-
-    Raises:
-        CheckpointError: If it cannot be written, or the disk has no room.
-    """
+    """Writes a file; not atomic."""
     import gguf  # takes its time, for those alone who need it
 
     check_room(path, tensors)
@@ -167,15 +151,7 @@ def write_file(
 
 
 def check_room(path: Path, tensors: Sequence[FileTensor]) -> None:
-    """Makes sure that the disk has room for a file.
-
-    Args:
-        path: The file.
-        tensors: Its tensors.
-
-    Raises:
-        CheckpointError: If it has none.
-    """
+    """Makes sure that the disk has room for a file."""
     needed = sum(tensor.nbytes + _ALIGNMENT for tensor in tensors) + MARGIN
     advice = "name another place with --gguf, or a smaller --type"
     refuse_without_room(path.parent, needed, "the file", advice)
@@ -218,21 +194,13 @@ _QUANTIZATION_VERSION = 2  # of ggml's blocks
 
 @dataclass(frozen=True)
 class GGUFModel:
-    """A file that is to be written.
+    """A file that is to be written."""
 
-    Attributes:
-        architecture: llama.cpp's name of it.
-        keys: Its metadata.
-        tensors: Its tensors.
-        file_type: What most matrices are stored as.
-        notes: What llama.cpp does otherwise, for the user to know.
-    """
-
-    architecture: str
-    keys: Mapping[str, Any]
-    tensors: tuple[FileTensor, ...]
-    file_type: FileType
-    notes: tuple[str, ...] = ()
+    architecture: str  # llama.cpp's name of it
+    keys: Mapping[str, Any]  # its metadata
+    tensors: tuple[FileTensor, ...]  # its tensors
+    file_type: FileType  # what most matrices are stored as
+    notes: tuple[str, ...] = ()  # what llama.cpp does otherwise, for the user to know
 
     @property
     def nbytes(self) -> int:
@@ -240,23 +208,11 @@ class GGUFModel:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def check_room(self, path: Path) -> None:
-        """Makes sure that the disk has room, before anything is measured or written.
-
-        Raises:
-            CheckpointError: If it has none.
-        """
+        """Makes sure that the disk has room, before anything is measured or written."""
         check_room(path, self.tensors)
 
     def write(self, path: Path, progress: Callable[[str], None]) -> None:
-        """Writes it; not atomic.
-
-        Args:
-            path: The file.
-            progress: Called with each tensor's name before it is written.
-
-        Raises:
-            CheckpointError: If it cannot be written, or a weight is missing or damaged.
-        """
+        """Writes it; not atomic."""
         write_file(path, self.architecture, self.keys, self.tensors, progress)
 
 
@@ -274,10 +230,6 @@ def gguf_model(
         merged: The weights.
         file_type: What matrices are stored as; by default the base's own type of 16 or 32 bits.
         vocabulary: The keys of the tokenizer, for so many tokens, and the model's name.
-
-    Raises:
-        UnsupportedModelError: If llama.cpp does not have the model.
-        TokenizerError: If it does not have its tokenizer.
     """
     file_type = file_type or own_type(merged)
     folder = merged.folder

@@ -20,22 +20,15 @@ from qlora_wgpu.families.parts.decoder import Decoder
 
 @dataclass
 class ModelKeys:
-    """What a file says of a model.
+    """What a file says of a model."""
 
-    Attributes:
-        model_type: config.json's name of it.
-        config: Its text part of config.json.
-        decoder: What that describes.
-        llama_cpp: llama.cpp's architecture.
-        values: The keys, without the architecture's name.
-        notes: What llama.cpp does otherwise, for the user to know.
-    """
-
-    model_type: str
-    config: Mapping[str, Any]
-    decoder: Decoder
-    llama_cpp: LlamaCpp
+    model_type: str  # config.json's name of it
+    config: Mapping[str, Any]  # its text part of config.json
+    decoder: Decoder  # what that describes
+    llama_cpp: LlamaCpp  # llama.cpp's architecture
+    # The keys, without the architecture's name
     values: dict[str, Any] = field(default_factory=dict)
+    # What llama.cpp does otherwise, for the user to know
     notes: list[str] = field(default_factory=list)
 
     def refuse(self, what: str) -> UnsupportedModelError:
@@ -53,11 +46,7 @@ class ModelKeys:
 
 
 def scalar_keys(merged: MergedWeights) -> dict[str, Any]:
-    """The keys, an array with a number of each layer; none where a model has no such tensors.
-
-    Args:
-        merged: The weights, of which these are read at once.
-    """
+    """The keys, an array with a number of each layer; none where a model has no such tensors."""
     layers, names = merged.architecture.num_layers, merged.architecture.norms
     keys: dict[str, Any] = {}
     for key, leaf in XIELU:
@@ -113,11 +102,7 @@ def granite_scales(keys: ModelKeys) -> None:
 
 
 def window_keys(keys: ModelKeys) -> None:
-    """Adds the window and its pattern.
-
-    Raises:
-        UnsupportedModelError: If llama.cpp has other layers slide.
-    """
+    """Adds the window and its pattern."""
     windows = [attention.window for attention in keys.attentions]
     widths = {window for window in windows if window is not None}
     kind = keys.llama_cpp.windows
@@ -159,12 +144,7 @@ Number = TypeVar("Number", bound="np.generic[Any]")
 
 
 def to_pairs(array: npt.NDArray[Number], heads: int) -> npt.NDArray[Number]:
-    """Rows of each head, from halves that rotate together to neighbours.
-
-    Args:
-        array: (rows, ...), a matrix, a bias or the numbers of rows.
-        heads: How many heads the rows are of; 0 where their order stays.
-    """
+    """Rows of each head, from halves that rotate together to neighbours."""
     if not heads:
         return array
     halves = array.reshape(heads, 2, len(array) // heads // 2, *array.shape[1:])

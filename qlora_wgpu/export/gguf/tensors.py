@@ -32,15 +32,10 @@ _AT_ONCE = 1 << 22  # numbers that become blocks at once
 
 @dataclass(frozen=True)
 class FileType:
-    """What most of a file's matrices are stored as.
+    """What most of a file's matrices are stored as."""
 
-    Attributes:
-        kind: The element type.
-        number: ``general.file_type``, by which llama.cpp shows the file.
-    """
-
-    kind: ElementType
-    number: int
+    kind: ElementType  # the element type
+    number: int  # ``general.file_type``, by which llama.cpp shows the file
 
 
 FILE_TYPES = {
@@ -57,11 +52,7 @@ FILE_TYPES = {
 
 
 def find_file_type(name: str) -> FileType:
-    """A file type by its name.
-
-    Raises:
-        ConfigError: If it is none that is written; of llama.cpp's others, says what makes them.
-    """
+    """A file type by its name."""
     found = FILE_TYPES.get(name.lower())
     if found is not None:
         return found
@@ -76,13 +67,7 @@ def find_file_type(name: str) -> FileType:
 
 
 def type_within(wanted: ElementType, shape: tuple[int, ...], *, is_head: bool) -> ElementType:
-    """What a matrix is stored as in a file of a type.
-
-    Args:
-        wanted: The file's type.
-        shape: The matrix's shape.
-        is_head: Whether the logits are its product, which blocks of few bits would tell on.
-    """
+    """What a matrix is stored as in a file of a type."""
     if shape[-1] % wanted.block:
         return F16  # as llama.cpp's converter has it: rows are no whole blocks
     if is_head and not wanted.is_float and wanted.nbytes * 8 < Q8_0.nbytes * 8:
@@ -93,16 +78,7 @@ def type_within(wanted: ElementType, shape: tuple[int, ...], *, is_head: bool) -
 def as_bytes(
     array: npt.NDArray[np.float32], kind: ElementType, name: str
 ) -> Iterator[npt.NDArray[np.uint8]]:
-    """A tensor's bytes, some rows at a time.
-
-    Args:
-        array: The tensor.
-        kind: What it is stored as.
-        name: Its name, for messages.
-
-    Raises:
-        UnsupportedModelError: If a number is larger than the type has.
-    """
+    """A tensor's bytes, some rows at a time."""
     largest = max(float(array.max(initial=0)), -float(array.min(initial=0)))
     if kind.name not in ("F32", "BF16") and not largest <= _LARGEST:
         raise UnsupportedModelError(
@@ -163,21 +139,14 @@ _TILED = ("QWEN35", "QWEN35MOE")  # whose heads of values that share a key are a
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor of the file that is made of a layer's weight.
+    """A tensor of the file that is made of a layer's weight."""
 
-    Attributes:
-        module: The layer by a name that llama.cpp knows.
-        rows: Which of the layer's rows it has, in its own order; None for all as they are.
-        columns: The same of columns.
-        heads: As many matrices the rows are, each by itself in the tensor; 0 for one in all.
-        transposed: Whether each of these is transposed.
-    """
-
-    module: str
+    module: str  # the layer by a name that llama.cpp knows
+    # Which of the layer's rows it has, in its own order; None for all as they are
     rows: IntArray | None = None
-    columns: IntArray | None = None
-    heads: int = 0
-    transposed: bool = False
+    columns: IntArray | None = None  # the same of columns
+    heads: int = 0  # as many matrices the rows are, each by itself in the tensor; 0 for one in all
+    transposed: bool = False  # whether each of these is transposed
 
     def of(self, array: FloatArray) -> FloatArray:
         """What of a weight the tensor holds."""
@@ -226,12 +195,7 @@ class LayerParts:
             self._delta = Heads(own.key_heads, own.value_heads, own.key_dim, own.value_dim)
 
     def of(self, module: str, rows: int) -> list[Part]:
-        """The tensors that a layer becomes.
-
-        Args:
-            module: The layer.
-            rows: Rows of its weight.
-        """
+        """The tensors that a layer becomes."""
         at, _, leaf = module.rpartition(".")
         if self._delta is not None and at.endswith("linear_attn"):
             return _of_delta_net(at, leaf, self._delta, tiled=self._is_tiled)
@@ -246,11 +210,7 @@ class LayerParts:
         return [Part(module, self._paired(leaf, rows))]
 
     def small(self, name: str) -> tuple[str, Callable[[FloatArray], FloatArray]]:
-        """What is small and float32: its name where llama.cpp's differs, and what it becomes.
-
-        Args:
-            name: The tensor's name.
-        """
+        """What is small and float32: its name where llama.cpp's differs, and what it becomes."""
         in_layer = _IN_LAYER.search(name)
         if in_layer is not None and in_layer[2] in _FACTORS:
             return f"{OF_FILE}{in_layer[1]}.{_FACTORS[in_layer[2]]}", _as_it_is
@@ -268,11 +228,7 @@ class LayerParts:
         return name, _as_it_is
 
     def stacks(self, experts: Iterable[ExpertSpec]) -> Iterator[tuple[str, list[ExpertSpec]]]:
-        """The stacks of experts in the file: the name of each, and what its rows are of.
-
-        Args:
-            experts: The stacks here.
-        """
+        """The stacks of experts in the file: the name of each, and what its rows are of."""
         held: list[ExpertSpec] = []
         for stack in experts:
             if self.joins_experts and stack.leaf != "down_proj":
@@ -347,18 +303,12 @@ _CORRECTIONS, _BIAS_OF_EXPERTS = "e_score_correction_bias", "feed_forward.expert
 
 @dataclass(frozen=True)
 class FileTensor:
-    """A tensor of the file.
+    """A tensor of the file."""
 
-    Attributes:
-        name: llama.cpp's name.
-        shape: Its dimensions, rows before columns.
-        kind: What it is stored as.
-        parts: Make its bytes one after the other: a stack of experts has as many as experts.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    kind: ElementType
+    name: str  # llama.cpp's name
+    shape: tuple[int, ...]  # its dimensions, rows before columns
+    kind: ElementType  # what it is stored as
+    # Make its bytes one after the other: a stack of experts has as many as experts
     parts: tuple[Callable[[], Iterator[npt.NDArray[np.uint8]]], ...]
 
     @property
@@ -381,9 +331,6 @@ def model_tensors(
         llama_cpp: llama.cpp's architecture.
         wanted: What matrices are stored as.
         extra: Further tensors by name, in float32.
-
-    Raises:
-        UnsupportedModelError: If llama.cpp has no name for one.
     """
     tensors = _Tensors(merged, llama_cpp, wanted)
     listed = [*tensors.ends(), *tensors.tables(), *tensors.small(), *tensors.linears()]
@@ -394,11 +341,7 @@ def model_tensors(
 
 
 def refuse_untied(merged: MergedWeights, llama_cpp: LlamaCpp) -> None:
-    """Refuses an embedding and a head that an adapter makes two, where llama.cpp has one.
-
-    Raises:
-        UnsupportedModelError: If so.
-    """
+    """Refuses an embedding and a head that an adapter makes two, where llama.cpp has one."""
     if merged.untied and llama_cpp.head == "tied":
         raise UnsupportedModelError(
             "the adapter changes the embedding and the head apart, and llama.cpp has no head of "
@@ -528,11 +471,7 @@ class _Tensors:
         return read
 
     def _named(self, name: str) -> str:
-        """llama.cpp's name of a tensor.
-
-        Raises:
-            UnsupportedModelError: If it has none.
-        """
+        """llama.cpp's name of a tensor."""
         if name.startswith(OF_FILE):
             return name
         plain = name.replace(".language_model.", ".")
