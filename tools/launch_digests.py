@@ -127,9 +127,9 @@ def _of_variant(
         least = (
             OffloadPlan.least(layout.num_layers)
             if streams_head
-            else OffloadPlan(parked_inputs=True)
+            else OffloadPlan(offload_layer_inputs=True)
         )
-        yield "offloaded", _digest(layout.waiting(least).step(step).plan)
+        yield "offloaded", _digest(layout.with_offload(least).step(step).plan)
     cache = KVCache(32, 2, in_strips=profile == "textures")
     seen = make_seen(2, layout.pretrained.architecture.vocab_size)
     for name, sequences, length in (("prefill", 1, 16), ("decode", 2, 1)):

@@ -75,7 +75,7 @@ def _measures(fitted: Fit) -> str:
         again = f"{fitted.recomputed} recomputed"
     elif residency.remakes:
         again = "norms and gated units made again"
-    waits = [short for short, _ in residency.waiting(fitted.layout.num_layers)]
+    waits = [short for short, _ in residency.in_words(fitted.layout.num_layers)]
     waiting = f"{', '.join(waits)} on the host" if waits else ""
     return "; ".join(filter(None, (again, waiting))) or "nothing"
 

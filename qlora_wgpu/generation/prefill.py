@@ -45,7 +45,7 @@ class Prefill:
         if self._pieces is None and math.isinf(seconds):
             self._program.hidden.run()  # which waits for nothing
             return True
-        self._pieces = self._pieces or self._program.hidden.run_in_pieces()
+        self._pieces = self._pieces or self._program.hidden.run_preemptible()
         end = time.perf_counter() + seconds
         return not any(time.perf_counter() >= end for _ in self._pieces)
 

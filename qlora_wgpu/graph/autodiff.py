@@ -60,12 +60,12 @@ class Tape:
             self._uses.update(inputs)
             self._wanted.update(dict.fromkeys(outputs, wanted) if wanted is not None else {})
 
-    def can_remake(self, tensor: Tensor, remake: RematRule) -> None:
+    def set_remat_rule(self, tensor: Tensor, remake: RematRule) -> None:
         """Notes how a backward may have what was just recorded without its being kept."""
         if tensor.requires_grad and self._ops is not None:
             self._remakes[tensor] = remake
 
-    def is_made_again(self, tensor: Tensor) -> bool:
+    def is_rematerialized(self, tensor: Tensor) -> bool:
         """Whether that is noted of a tensor."""
         return tensor in self._remakes
 
@@ -107,7 +107,7 @@ class Tape:
             fresh = matrix(f"d {tensor.name}", *tensor.shape, "float32")
             self._add(fresh, total, gradient)
             self._hold(tensor, fresh)
-        elif not self._made_in_place(total, gradient):
+        elif not self._accumulate_in_producer(total, gradient):
             self._add(total, None, gradient)
 
     def backward(self) -> None:
@@ -194,7 +194,7 @@ class Tape:
             and not any(total is handed for handed in self._handed)
         )
 
-    def _made_in_place(self, total: Tensor, gradient: Tensor) -> bool:
+    def _accumulate_in_producer(self, total: Tensor, gradient: Tensor) -> bool:
         """Lets the launches that made a gradient add to the total instead, if they can."""
         makers = [
             launch

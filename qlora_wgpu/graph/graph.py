@@ -207,28 +207,28 @@ class Graph:
 
         self._tape.record([output], inputs, joint, trains=trains, wanted=wanted)
         if remake is not None:
-            self.can_remake(output, remake)
+            self.set_remat_rule(output, remake)
 
-    def can_remake(self, output: Tensor, remake: RematRule) -> None:
+    def set_remat_rule(self, output: Tensor, remake: RematRule) -> None:
         """Notes how an output's bits are made again; ``remake`` as for ``record``."""
         if self.recomputation.remakes:
-            self._tape.can_remake(output, remake)
+            self._tape.set_remat_rule(output, remake)
 
     def can_remake_jointly(
         self, outputs: Sequence[Tensor], remake: Callable[[], Sequence[Tensor]]
     ) -> None:
-        """``can_remake`` of several outputs, which one launch makes."""
+        """``set_remat_rule`` of several outputs, which one launch makes."""
         made = cache(remake)
 
         def one(i: int) -> Tensor:
             return made()[i]
 
         for i, output in enumerate(outputs):
-            self.can_remake(output, partial(one, i))
+            self.set_remat_rule(output, partial(one, i))
 
-    def is_made_again(self, tensor: Tensor) -> bool:
+    def is_rematerialized(self, tensor: Tensor) -> bool:
         """Whether a backward makes an op's output again, which is not kept then."""
-        return self._tape.is_made_again(tensor)
+        return self._tape.is_rematerialized(tensor)
 
     def record_jointly(
         self,
@@ -254,7 +254,7 @@ class Graph:
         """An op's output for another one's VJP to read: itself, or the same made again."""
         return self._tape.again(tensor)
 
-    def gradient_for(self, tensor: Tensor) -> Tensor:
+    def new_gradient(self, tensor: Tensor) -> Tensor:
         """A fresh matrix for a contribution to a tensor's gradient, in the type that suits it."""
         dtype = self._tape.gradient_dtype(tensor)
         return matrix(f"d {tensor.name}", tensor.rows, tensor.columns, dtype)
@@ -303,13 +303,13 @@ class Graph:
 
     def _park(self, x: Tensor, parking: StagingBuffers) -> OffloadedTensor:
         parked = OffloadedTensor(x.name, x.nbytes)
-        out = parking.way_out(x.nbytes)
+        out = parking.download_buffer(x.nbytes)
         self._copy(x, matrix(x.name, *x.shape, x.dtype, out))
         self.launches[-1].saves = {"y": parked}
         return parked
 
     def _unpark(self, parked: OffloadedTensor, like: Tensor, parking: StagingBuffers) -> Tensor:
-        back = parking.way_back(parked.nbytes, self._fetched)
+        back = parking.upload_buffer(parked.nbytes, self._fetched)
         self._fetched += 1
         x = matrix(parked.name, *like.shape, like.dtype)
         self._copy(matrix(parked.name, *like.shape, like.dtype, back), x)

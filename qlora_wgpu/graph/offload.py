@@ -132,13 +132,13 @@ class StagingBuffers:
     outgoing: Storage | None = None  # what the host reads
     incoming: list[Storage] = field(default_factory=list)  # what it writes, in turns
 
-    def way_out(self, nbytes: int) -> Storage:
+    def download_buffer(self, nbytes: int) -> Storage:
         """The buffer through which a tensor goes to the host."""
         if self.outgoing is None or self.outgoing.nbytes < nbytes:
             self.outgoing = Storage("what goes to the host", "staging", nbytes)
         return self.outgoing
 
-    def way_back(self, nbytes: int, turn: int) -> Storage:
+    def upload_buffer(self, nbytes: int, turn: int) -> Storage:
         """The buffer through which the tensor of a turn comes back."""
         if not self.incoming or self.incoming[0].nbytes < nbytes:
             self.incoming = [

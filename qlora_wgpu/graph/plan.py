@@ -45,7 +45,7 @@ class Plan:
         return sum(launch.times * launch.flops for launch in self.launches)
 
     @property
-    def passed_bytes(self) -> int:
+    def memory_traffic(self) -> int:
         """About how many bytes of the device's memory its launches read and write."""
         return sum(launch.times * launch.nbytes for launch in self.launches)
 
@@ -79,7 +79,7 @@ class Plan:
         return list(dict.fromkeys(each.stream for each in sections if each is not None))
 
     @property
-    def moved_bytes(self) -> int:
+    def host_transfer_bytes(self) -> int:
         """Bytes that pass between host and device in a run that follows another of its kind."""
         needed = sum(section.nbytes for section in steady_state_uploads(self.launches))
         copies = (
@@ -88,7 +88,7 @@ class Plan:
         return needed + sum(parked.nbytes for parked in copies)
 
     @property
-    def parked_bytes(self) -> int:
+    def offloaded_bytes(self) -> int:
         """Bytes of what waits in host memory."""
         return sum(parked.nbytes for each in self.launches for parked in each.saves.values())
 

@@ -74,7 +74,7 @@ def _taken(plan: Plan, sizes: list[int], kinds: list[_Kind]) -> Iterator[int]:
         yield index
 
 
-def pooled_bytes(plans: Sequence[Plan]) -> int:
+def pool_bytes(plans: Sequence[Plan]) -> int:
     """Bytes of the slots of plans that share a pool, in the order in which they are made ready."""
     sizes: list[int] = []
     kinds: list[_Kind] = []
@@ -205,7 +205,7 @@ class Program:
         self._pool.runs += not self.plan.apart
         return self.dispatches
 
-    def run_in_pieces(self) -> Iterator[None]:
+    def run_preemptible(self) -> Iterator[None]:
         """Runs as ``run`` does, and waits and yields after each piece of the work.
 
         Programs that are apart may run in between. Where another one did, all of it is run anew, at

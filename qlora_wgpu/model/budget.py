@@ -16,7 +16,7 @@ from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.limits import buffer_bytes, texture_bytes
 from qlora_wgpu.graph.offload import NUM_BUFFERS
 from qlora_wgpu.graph.plan import Plan
-from qlora_wgpu.graph.program import pooled_bytes
+from qlora_wgpu.graph.program import pool_bytes
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.offload_plan import OffloadPlan
@@ -77,7 +77,7 @@ class Fit:
     def _again_in_words(self) -> str:
         residency, parts = self.residency, []
         if self.options.checkpointing:
-            together = residency.layers_together
+            together = residency.layers_per_segment
             few = "" if together == 1 else f", {together} at a time"
             verb = "is" if residency.kept_layers == self.layout.num_layers - 1 > 0 else "are"
             parts.append(f"{self.recomputed} {verb} recomputed in the backward{few}")
@@ -90,7 +90,7 @@ class Fit:
 
 def waiting_in_words(residency: OffloadPlan, layers: int) -> str:
     """What waits of a model with so many layers, and the verb; empty where nothing does."""
-    named = [sentence for _, sentence in residency.waiting(layers)]
+    named = [sentence for _, sentence in residency.in_words(layers)]
     if not named:
         return ""
     listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
@@ -102,11 +102,11 @@ def planned(
 ) -> Fit:
     """A layout's step, or this one of it, with what it takes and moves."""
     step = step or layout.step(options)
-    moved = accumulation * (step.plan.moved_bytes + step.batch.embedded_bytes)
+    moved = accumulation * (step.plan.host_transfer_bytes + step.batch.embedded_bytes)
     if layout.residency.host_moments:
         moved += 2 * layout.adapter.moments.nbytes  # there and back
     memory, on_host = (of(options, step.plan) for of in (layout.memory, layout.host_memory))
-    work = step.plan.flops, step.plan.passed_bytes
+    work = step.plan.flops, step.plan.memory_traffic
     return Fit(layout, options, memory, on_host, moved, work)
 
 
@@ -245,7 +245,7 @@ class Search:
         """Bytes of each layer that comes and goes, and of each block of the head."""
         head = self._layout.head_ways[-1]
         every = OffloadPlan(streamed_layers=self._layout.num_layers, streamed_head=head)
-        layout = self._layout.waiting(every)
+        layout = self._layout.with_offload(every)
         return layout.placement.section_bytes, layout.placement.head_block_bytes
 
     def within(self, budget: int | None, beside: Beside | None = None) -> Fit:
@@ -302,7 +302,7 @@ class Search:
         if key not in self._fits:
             layout = self._layout
             if residency != layout.residency:
-                layout = layout.waiting(residency)
+                layout = layout.with_offload(residency)
             step = layout.sized(options)
             self._fits[key] = planned(layout, options, self._accumulation, step)
         return self._fits[key]
@@ -326,7 +326,7 @@ class Search:
     def _may_keep(self, residency: OffloadPlan, options: StepOptions) -> bool:
         """Whether a way recomputes layers one by one that were to be kept."""
         asked = options.checkpointing and not self._options.checkpointing
-        return asked and residency.layers_together == 1 and not residency.parked_inputs
+        return asked and residency.layers_per_segment == 1 and not residency.offload_layer_inputs
 
     def _keeping(self, way: Candidate, base: Kind, budget: int, more: Overhead) -> Candidate:
         """A way with as many layers kept as have room.
@@ -383,8 +383,8 @@ class Search:
 
     def _least_seconds(self, residency: OffloadPlan, options: StepOptions) -> float:
         """What a way costs at least, by what is known without planning it."""
-        without = replace(residency, parked_inputs=False)
-        if residency.parked_inputs and (without, options) in self._fits:
+        without = replace(residency, offload_layer_inputs=False)
+        if residency.offload_layer_inputs and (without, options) in self._fits:
             return self._traced(without, options).seconds
         if residency.streamed_head:
             by_itself = OffloadPlan(
@@ -456,13 +456,13 @@ def fit_inference_to_budget(layout: ModelPlan, plans_of: PlansOf, budget: int) -
     ways = [plain, base]
     for head in layout.head_ways:
         way = replace(base, streamed_layers=layout.num_layers, streamed_head=head)
-        waiting = layout.waiting(way)
+        waiting = layout.with_offload(way)
         all_streamed = _total(waiting, plans_of)
         count = _fewest(waiting.placement.section_bytes, all_streamed, budget)
         least = min(least, all_streamed)
         ways.append(replace(way, streamed_layers=count))
     for way in dict.fromkeys(ways):
-        fitted = layout.waiting(way)
+        fitted = layout.with_offload(way)
         if _total(fitted, plans_of) <= budget:
             return fitted
     there = max(budget, 0)  # inputs and the like may have taken more than all of it
@@ -476,11 +476,11 @@ def fit_inference_to_budget(layout: ModelPlan, plans_of: PlansOf, budget: int) -
 
 def reading_memory(plans: Sequence[Plan], layout: ModelPlan | None = None) -> Counter[str]:
     """Bytes on the device by kind of programs that share slots and run in turn."""
-    if layout is not None and layout.filling is not None:
-        whole = reading_memory([layout.filling, *plans])
-        whole["uniforms"] -= layout.filling.uniform_bytes  # which do not stay
+    if layout is not None and layout.dequantize_plan is not None:
+        whole = reading_memory([layout.dequantize_plan, *plans])
+        whole["uniforms"] -= layout.dequantize_plan.uniform_bytes  # which do not stay
         return +whole
-    memory: Counter[str] = Counter({"activations": pooled_bytes(plans)})
+    memory: Counter[str] = Counter({"activations": pool_bytes(plans)})
     for storage in dict.fromkeys(storage for plan in plans for storage in plan.storages):
         if storage.section is None:
             size = texture_bytes if storage.texture else buffer_bytes

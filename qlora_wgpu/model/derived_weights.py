@@ -110,7 +110,7 @@ class CopySizes:
     fits: bool  # whether the machine has room for them
 
 
-def copy_sizes(head: int, weights: int, item_size: int) -> CopySizes:
+def packed_sizes(head: int, weights: int, item_size: int) -> CopySizes:
     """Dequantized where there is room for that, else as codes."""
     most = (machine_bytes() or 0) // SPARE_SHARE
     numbers, codes = item_size * weights, int(_CODE_BYTES * weights)

@@ -27,7 +27,7 @@ KeepDequantized = bool | Literal["auto"]
 
 def with_kept(layout: ModelPlan, *, kept: bool = True) -> ModelPlan:
     """The same model, of which nothing is loaded yet, with such weights or without them."""
-    return layout.waiting(replace(layout.residency, dequantized=kept))
+    return layout.with_offload(replace(layout.residency, dequantized=kept))
 
 
 def laid_out_for(
@@ -61,7 +61,7 @@ def copied_bytes(layout: ModelPlan, budget: int | None) -> int:
     """Bytes, more or less, of the copies that texts of a model get; 0 where they get none."""
     if budget is not None or not layout.profile.textures:
         return 0
-    return layout.copy_sizes.nbytes if layout.copy_sizes.fits else 0
+    return layout.packed_sizes.nbytes if layout.packed_sizes.fits else 0
 
 
 def are_copied(layout: ModelPlan, budget: int | None) -> bool:

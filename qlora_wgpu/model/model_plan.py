@@ -22,7 +22,7 @@ from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.model import derived_weights
-from qlora_wgpu.model.derived_weights import CopySizes, copy_sizes, kept_bytes
+from qlora_wgpu.model.derived_weights import CopySizes, kept_bytes, packed_sizes
 from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import Network, PlannedStep, StepOptions, make_sums, trace_step
@@ -110,15 +110,15 @@ class ModelPlan:
         self.stats, self.saturated = make_sums(counts=profile.counts_saturated)
         self.began = ""  # how the adapter's start was found in the base, if it was
         # Copies of the weights that new tokens read, where their cache asks for it.
-        self.copy_sizes = self.sizes_of_copies()
-        self.strips = PackedWeightCache(dense=self.copy_sizes.dense)
+        self.packed_sizes = self.sizes_of_copies()
+        self.strips = PackedWeightCache(dense=self.packed_sizes.dense)
         self._steps: dict[StepOptions, PlannedStep] = {}
 
-    def cut_for(self, profile: Profile) -> ModelPlan:
+    def with_profile(self, profile: Profile) -> ModelPlan:
         """The same model, of which nothing is loaded yet, for another profile."""
         return self._again(profile, self.residency)
 
-    def waiting(self, residency: OffloadPlan) -> ModelPlan:
+    def with_offload(self, residency: OffloadPlan) -> ModelPlan:
         """The same model, of which nothing is loaded yet, with what waits in host memory."""
         return self._again(self.profile, residency)
 
@@ -173,11 +173,11 @@ class ModelPlan:
 
     def new_graph(self, *, sized: bool = False, kept: bool = False) -> Graph:
         """An empty graph for this element type and profile."""
-        parking = self._parking if self.residency.parked_inputs else None
+        parking = self._parking if self.residency.offload_layer_inputs else None
         # Of layers that are recomputed, what is made again would save next to nothing.
         remakes = self.residency.remakes or (kept and self.profile.remakes)
         recomputation = CheckpointPolicy(
-            self.residency.layers_together, self.residency.kept_layers, parking, remakes
+            self.residency.layers_per_segment, self.residency.kept_layers, parking, remakes
         )
         # Sums in textures take two of them.
         saves = self.profile.in_textures and self.residency.waits
@@ -199,7 +199,7 @@ class ModelPlan:
         It may not run. Steps that do share what layers' inputs pass through, which has the size of
         the largest.
         """
-        if options in self._steps and not self.residency.parked_inputs:
+        if options in self._steps and not self.residency.offload_layer_inputs:
             return self._steps[options]
         parking, self._parking = self._parking, StagingBuffers()
         try:
@@ -250,8 +250,8 @@ class ModelPlan:
         """Bytes on the device by kind while steps with these options, or this plan, train."""
         plan = plan or self.step(options).plan
         memory = self.device_memory(plan)
-        if self.filling is not None:  # codes of which no step needs to know
-            memory += self.filling.storage_bytes(beside=plan)
+        if self.dequantize_plan is not None:  # codes of which no step needs to know
+            memory += self.dequantize_plan.storage_bytes(beside=plan)
         return memory
 
     def host_memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
@@ -259,7 +259,7 @@ class ModelPlan:
         return self.waiting_memory(plan or self.step(options).plan)
 
     @cached_property
-    def filling(self) -> Plan | None:
+    def dequantize_plan(self) -> Plan | None:
         """What makes the weights that are kept dequantized, once, before anything else runs."""
         if not self.residency.dequantized:
             return None
@@ -333,7 +333,7 @@ class ModelPlan:
         of = self.pretrained.architecture
         weights = sum(spec.out_features * spec.in_features for spec in of.linears)
         head = of.vocab_size * self.embedded_row_bytes
-        return copy_sizes(head, weights, ITEM_SIZE[self.weight_dtype])
+        return packed_sizes(head, weights, ITEM_SIZE[self.weight_dtype])
 
     @property
     def dequantized_bytes(self) -> int:
@@ -368,7 +368,7 @@ class ModelPlan:
     def waiting_memory(self, plan: Plan) -> Counter[str]:
         """Bytes of host memory by kind that wait while it does."""
         memory = self.placement.host_bytes()
-        memory["layer inputs"] = plan.parked_bytes
+        memory["layer inputs"] = plan.offloaded_bytes
         memory["transfers"] = transfer_bytes(plan)
         if self.residency.host_moments:
             moments = self.adapter.moments

@@ -13,8 +13,9 @@ class OffloadPlan:
     # embedding that is the head does so where the head is streamed.
     host_embedding: bool = False
     # Whether the layers' inputs, which checkpointing keeps for the backward, wait in host memory.
-    parked_inputs: bool = False
-    layers_together: int = 1  # how many layers are recomputed at once, of which one input is kept
+    offload_layer_inputs: bool = False
+    # How many layers are recomputed at once, of which one input is kept.
+    layers_per_segment: int = 1
     # Whether the optimizer's moments are in host memory, and pass through the device in each step's
     # update.
     host_moments: bool = False
@@ -43,12 +44,12 @@ class OffloadPlan:
         """Whether anything is done to save memory."""
         return replace(self, kept_layers=0, dequantized=False) != RESIDENT
 
-    def waiting(self, layers: int) -> list[tuple[str, str]]:
+    def in_words(self, layers: int) -> list[tuple[str, str]]:
         """What waits in host memory of a model of so many layers: for a table, and a sentence."""
         some = f"{self.streamed_layers} of {layers} layers"
         kinds = (
             (self.host_embedding, "embedding", "the input embedding"),
-            (self.parked_inputs, "layers' inputs", "the layers' inputs"),
+            (self.offload_layer_inputs, "layers' inputs", "the layers' inputs"),
             (self.host_moments, "moments", "the optimizer's moments"),
             (self.streamed_layers > 0, some, f"the weights of {some}"),
             (self.streamed_head, "lm_head", "lm_head"),

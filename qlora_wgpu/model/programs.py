@@ -213,9 +213,9 @@ class Programs:
 
     def fill_kept(self) -> None:
         """Dequantizes the weights that are kept so; their codes are there by now."""
-        if self._layout.filling is not None:
+        if self._layout.dequantize_plan is not None:
             with self._device.in_turn:
-                Program(self._device, self._layout.filling, self._pool).run()
+                Program(self._device, self._layout.dequantize_plan, self._pool).run()
 
     def step(self, options: StepOptions) -> tuple[BatchBuffers, Program]:
         """A step's inputs and its program."""

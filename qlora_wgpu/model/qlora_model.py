@@ -69,7 +69,7 @@ class QLoRAModel(AdapterModel):
         super().__init__(layout, device, options=options)
         layout.load(device, progress, seed=seed)
         self.programs.fill_kept()
-        if layout.filling is not None:  # which no step repeats, so that its count is kept here
+        if layout.dequantize_plan is not None:  # no step repeats it: its count is kept here
             self.kept_saturated = self.count_saturated()
             self.zero_stats()
         signature = AdapterSignature(layout, self.programs, device)

@@ -83,9 +83,9 @@ def gated_delta_rule(
     def vjp(do: Tensor) -> None:
         gradients = Gradients(
             do,
-            g.gradient_for(q),
-            g.gradient_for(k),
-            g.gradient_for(v),
+            g.new_gradient(q),
+            g.new_gradient(k),
+            g.new_gradient(v),
             *(g.float32(f"d {x.name}", *x.shape) for x in (decay, beta)),
         )
         kernels.backward(g, problem, gradients)
@@ -128,7 +128,7 @@ def gated_delta_gates(
     g.launch("gated_delta/gates.wgsl", units, {**inputs, **outputs}, params)
 
     def vjp(gradients: list[Tensor | None]) -> None:
-        da, db = g.gradient_for(a), g.gradient_for(b)
+        da, db = g.new_gradient(a), g.new_gradient(b)
         given = {"ddecay": gradients[0], "dbeta": gradients[1], "da": da, "db": db}
         g.launch("gated_delta/gates_backward.wgsl", units, {**inputs, **given}, params)
         g.add_gradient(a, da)

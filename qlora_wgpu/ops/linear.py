@@ -196,7 +196,7 @@ class _Product:
             du = backward(g, x, u, dys[0], lora, self.batch, others=others)
             term = lora.backward_term(du)
         if x.requires_grad:
-            dx, rows = g.gradient_for(x), sum(layer.weight.rows for layer in self.layers)
+            dx, rows = g.new_gradient(x), sum(layer.weight.rows for layer in self.layers)
             for row0, w in _operands(g, [layer.weight for layer in self.layers]):
                 if w.rows < rows and row0 == 0:  # shards' products add up
                     dx = replace(dx, dtype="float32")

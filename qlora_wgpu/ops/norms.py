@@ -44,7 +44,7 @@ def rms_norm(
         return same
 
     def vjp(dy: Tensor) -> None:
-        dx = g.gradient_for(x)
+        dx = g.new_gradient(x)
         g.launch(
             "rms_norm/backward.wgsl",
             row_workgroups(g, x.rows, held["EACH"]),
@@ -95,7 +95,7 @@ def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
     y = made(stats)
 
     def vjp(dy: Tensor) -> None:
-        dx = g.gradient_for(x)
+        dx = g.new_gradient(x)
         g.launch(
             "layer_norm/backward.wgsl",
             row_workgroups(g, x.rows),

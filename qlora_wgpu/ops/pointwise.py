@@ -79,7 +79,7 @@ def pointwise(
     def vjp(dy: Tensor) -> None:
         own = {key: tensor for key, tensor in given.items() if key != "bias"}
         made = {
-            key: g.gradient_for(each) if suited else g.operand(f"d {each.name}", *each.shape)
+            key: g.new_gradient(each) if suited else g.operand(f"d {each.name}", *each.shape)
             for key, each in inputs.items()
         }
         bound = {**own, "dy": dy, **{f"d{key}": tensor for key, tensor in made.items()}}
@@ -231,7 +231,7 @@ def row_gate(g: Graph, x: Tensor, gate: Tensor, residual: Tensor | None = None) 
     g.launch("row_gate/forward.wgsl", units, tensors)
 
     def vjp(dy: Tensor) -> None:
-        dx, dgate = g.gradient_for(x), g.float32(f"d {gate.name}", gate.rows, 1)
+        dx, dgate = g.new_gradient(x), g.float32(f"d {gate.name}", gate.rows, 1)
         g.launch(
             "row_gate/backward.wgsl",
             row_workgroups(g, x.rows),
@@ -297,7 +297,7 @@ def _linear(
     g.launch(path, units, {"x": x, **frozen, **(added or {}), "y": y}, params)
 
     def vjp(dy: Tensor) -> None:
-        dx = g.gradient_for(x)
+        dx = g.new_gradient(x)
         g.launch(path, units, {"x": dy, **frozen, "y": dx}, params)
         g.add_gradient(x, dx)
 
@@ -341,12 +341,12 @@ def dropout_parts(
     def vjp(gradients: list[Tensor | None]) -> None:
         dkept, drest = gradients
         assert dkept is not None and drest is not None
-        dx = g.gradient_for(x)
+        dx = g.new_gradient(x)
         tensors = {"dkept": dkept, "batch_info": batch.info, "drest": drest, "dx": dx}
         g.launch("dropout/backward.wgsl", units, tensors, params)
         g.add_gradient(x, dx)
 
     kept, rest = part(rest=False), part(rest=True)
     g.record_jointly([kept, rest], [x], vjp)
-    g.can_remake(kept, partial(part, rest=False))
+    g.set_remat_rule(kept, partial(part, rest=False))
     return kept, rest

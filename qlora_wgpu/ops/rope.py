@@ -70,6 +70,6 @@ def rope(
 
     ys = rotated(xs, [f"rope({x.name})" for x in xs], 1.0)
     g.record_jointly(ys, xs, vjp)
-    if all(g.is_made_again(x) for x in xs):  # what is rotated would have to be kept otherwise
+    if all(g.is_rematerialized(x) for x in xs):  # what is rotated would have to be kept otherwise
         g.can_remake_jointly(ys, made)
     return ys

@@ -119,7 +119,7 @@ def settled(
         return fitted
     kept = again(kept=True)
     fits = taken(kept) <= device.budget and (not device.is_cpu or has_room(taken(kept)))
-    return kept if fits and kept.layout.filling is not None else fitted
+    return kept if fits and kept.layout.dequantize_plan is not None else fitted
 
 
 _PROMPT, _ANSWER = 1024, 256  # tokens, where nobody says how many

@@ -107,7 +107,7 @@ def sound_layout(
         if profile is None:
             raise unsound(problem)
         observer.note(f"{problem}; {_instead(profile)} instead")
-        layout = layout.cut_for(profile)
+        layout = layout.with_profile(profile)
 
 
 def _instead(profile: Profile) -> str:
@@ -122,15 +122,15 @@ def run_launches(settings: Config, layout: ModelPlan, length: int) -> Iterator[L
     """All that a run launches: steps, evaluations, updates and texts."""
     options = training_options(settings.train, weighted=settings.data.has_weights)
     rows = settings.rows_at_once
-    if layout.filling is not None:
-        yield from layout.filling.launches
+    if layout.dequantize_plan is not None:
+        yield from layout.dequantize_plan.launches
     for kind in _kinds(options.objective.preference):
         yield from layout.step(options.step(kind, rows, length)).plan.launches
     yield from update_launches(settings, layout)
     for plan in text_plans(layout, KVCache(_TEXT), ((1, _TEXT), (1, 1))):
         yield from plan.launches
-    if layout.profile.textures and layout.copy_sizes.fits:
-        yield from _strip_launches(layout.cut_for(layout.profile))
+    if layout.profile.textures and layout.packed_sizes.fits:
+        yield from _strip_launches(layout.with_profile(layout.profile))
     if layout.adapter.config.use_dora:
         for name in layout.adapter.loras:
             graph, norms = norms_graph(layout, name)

@@ -184,8 +184,8 @@ def zeroing(layout: ModelPlan) -> Graph:
 
 def _first(layout: ModelPlan) -> Iterator[Plan]:
     """Plans that run once, before all others, and whose parameters do not stay."""
-    if layout.filling is not None:
-        yield layout.filling
+    if layout.dequantize_plan is not None:
+        yield layout.dequantize_plan
     if layout.adapter.config.use_dora:
         for name in layout.adapter.loras:
             graph, norms = norms_graph(layout, name)

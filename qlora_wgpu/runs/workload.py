@@ -151,9 +151,9 @@ class Totals:
         """A step's in these sizes."""
         return replace(self._workload, **sizes).options
 
-    def waiting(self, residency: OffloadPlan) -> Totals:
+    def with_offload(self, residency: OffloadPlan) -> Totals:
         """The same with what waits in host memory."""
-        return Totals(self.layout.waiting(residency), self._workload)
+        return Totals(self.layout.with_offload(residency), self._workload)
 
 
 def fitted_within(layout: ModelPlan, workload: Workload, budget: int) -> Fit | None:
@@ -331,7 +331,7 @@ class _Waiting:
         """A way that takes about the least, and those that may take a little less."""
         way = replace(OffloadPlan.least(layout.num_layers), streamed_head=streamed_head)
         ways = [way, replace(way, remakes=False)]
-        return [self._resident.waiting(each) for each in ways]
+        return [self._resident.with_offload(each) for each in ways]
 
     def longest(self, room: int, found: int) -> int:
         """The longest row that has room, of those that are tried."""
@@ -373,4 +373,4 @@ def _seconds(fitted: Fit, accumulation: int) -> float:
 
 
 def _computing(plan: Plan) -> float:
-    return plan.flops / FLOPS + plan.passed_bytes / BYTES
+    return plan.flops / FLOPS + plan.memory_traffic / BYTES

@@ -9,7 +9,7 @@ from qlora_wgpu.generation import Engine, generate
 from qlora_wgpu.generation import engine as engine_module
 from qlora_wgpu.generation.engine import batch_sizes
 from qlora_wgpu.generation.sampling import Sampling
-from qlora_wgpu.model.derived_weights import CopySizes, copy_sizes
+from qlora_wgpu.model.derived_weights import CopySizes, packed_sizes
 from qlora_wgpu.model.programs import DecodePrograms
 from qlora_wgpu.ops.sampling import DECODE_STEPS_AHEAD
 
@@ -170,13 +170,13 @@ def test_copies_of_weights_are_made_where_memory_is_not_bounded(device, tmp_path
     assert list(Engine(model, 1, 30).add(PROMPTS[0], max_new_tokens=2)) == alone
     assert bool(store.nbytes) == device.profile.textures and not store.waits
     # Whole strips: more than the weights themselves, where those are so few.
-    assert store.nbytes >= model.layout.copy_sizes.nbytes * device.profile.textures
+    assert store.nbytes >= model.layout.packed_sizes.nbytes * device.profile.textures
 
 
 def test_other_programs_decide_nothing_of_a_texts_digits(device, tmp_path, monkeypatch):
     copied = device.profile.textures
     free = "qlora_wgpu.model.memory_plan.available_bytes"
-    sizes = opened("llama", tmp_path, device, "bfloat16", "nf4").layout.copy_sizes
+    sizes = opened("llama", tmp_path, device, "bfloat16", "nf4").layout.packed_sizes
     monkeypatch.setattr("qlora_wgpu.model.derived_weights.machine_bytes", lambda: 3 * sizes.nbytes)
     model = opened("llama", tmp_path, device, "bfloat16", "nf4")
     monkeypatch.setattr(free, lambda: sizes.nbytes)
@@ -192,7 +192,7 @@ def test_copies_take_a_third_of_the_machine_dequantized_or_as_codes(monkeypatch)
 
     def sizes(machine, item=2, weights=weights):
         monkeypatch.setattr("qlora_wgpu.model.derived_weights.machine_bytes", lambda: machine)
-        return copy_sizes(head, weights, item)
+        return packed_sizes(head, weights, item)
 
     assert sizes(3 * 17000) == CopySizes(True, 17000, True)
     assert sizes(3 * 33000, 4) == CopySizes(True, 33000, True)

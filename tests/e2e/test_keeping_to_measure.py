@@ -80,7 +80,7 @@ def test_a_third_of_the_machine_is_for_them_and_for_what_texts_read(place, devic
         return read_within_room(layout, reading, device, Observer(), asked).residency.dequantized
 
     assert kept(rows) and kept(Several([rows, texts])) and not kept(texts)
-    assert sizes[1] - sizes[0] > layout.copy_sizes.nbytes > 0 and len(sizes) == 2
+    assert sizes[1] - sizes[0] > layout.packed_sizes.nbytes > 0 and len(sizes) == 2
     answer = False
     assert not kept(rows) and not kept(Several([texts, rows])) and not kept(rows, False)
     assert kept(rows, True) and not kept(texts, True) and len(sizes) == 4
@@ -113,8 +113,8 @@ def test_python_counts_what_texts_read_beside(place, device, monkeypatch):
             return model.layout
 
     plain = opened(keep_dequantized=False)
-    most = 3 * (plain.dequantized_bytes + plain.copy_sizes.nbytes)
-    assert opened().residency.dequantized and plain.copy_sizes.fits
+    most = 3 * (plain.dequantized_bytes + plain.packed_sizes.nbytes)
+    assert opened().residency.dequantized and plain.packed_sizes.fits
     for there in (most, most - 1):
         for module in (memory_plan, derived_weights):
             monkeypatch.setattr(module, "machine_bytes", lambda there=there: there)

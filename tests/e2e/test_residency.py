@@ -28,10 +28,11 @@ from qlora_wgpu.training.optimizer import Optimizer
 LAYERS = 5
 MEASURES = {
     "embedding": OffloadPlan(host_embedding=True),
-    "parked": OffloadPlan(parked_inputs=True),
-    "together": OffloadPlan(layers_together=2),
+    "parked": OffloadPlan(offload_layer_inputs=True),
+    "together": OffloadPlan(layers_per_segment=2),
     "some kept": OffloadPlan(kept_layers=2),
-    "some kept, two together": OffloadPlan(layers_together=2, kept_layers=2),  # and one by itself
+    # And one by itself.
+    "some kept, two together": OffloadPlan(layers_per_segment=2, kept_layers=2),
     "moments": OffloadPlan(host_moments=True),
     "streamed": OffloadPlan(streamed_layers=4),
     "head": OffloadPlan(streamed_head=True),
@@ -40,8 +41,8 @@ MEASURES = {
     "dequantized in part": OffloadPlan(dequantized=True, streamed_layers=3),
     "all": OffloadPlan(
         host_embedding=True,
-        parked_inputs=True,
-        layers_together=2,
+        offload_layer_inputs=True,
+        layers_per_segment=2,
         host_moments=True,
         streamed_layers=LAYERS,
         streamed_head=True,
@@ -232,7 +233,7 @@ def test_other_families(training, tmp_path, family, profile):
     write_family(tmp_path, family)
     expected, loss, *_ = training(tmp_path, RESIDENT, profile=profile)
     for measure in (
-        replace(MEASURES["all"], layers_together=1, streamed_layers=4),
+        replace(MEASURES["all"], layers_per_segment=1, streamed_layers=4),
         OffloadPlan(dequantized=True),
     ):
         got, other_loss, kinds, planned = training(tmp_path, measure, profile=profile)
@@ -253,9 +254,9 @@ def test_shared_keys_and_values(training, tmp_path, together, profile):
     kept, loss, *_ = training(tmp_path, RESIDENT, profile=profile, checkpointing=False)
     assert np.abs(kept).max() > 0
     for measure in (
-        OffloadPlan(layers_together=together),
+        OffloadPlan(layers_per_segment=together),
         OffloadPlan(kept_layers=together),
-        replace(MEASURES["all"], layers_together=together, streamed_layers=4),
+        replace(MEASURES["all"], layers_per_segment=together, streamed_layers=4),
     ):
         got, other_loss, kinds, planned = training(tmp_path, measure, profile=profile)
         np.testing.assert_array_equal(got, kept)

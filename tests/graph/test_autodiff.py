@@ -224,12 +224,12 @@ def test_a_gradient_with_one_source_has_the_type_that_is_wanted():
     batch, weight = make_batch_buffers(1, 4), row("w", 16, "float32", Storage("w", "test", 64))
     y = linear(graph, x, dense(graph, "y", 16, 16), batch, float32=True)
     z = rms_norm(graph, y, weight, 1e-5)
-    assert graph.gradient_for(x).dtype == "bfloat16"  # the product's alone
-    assert graph.gradient_for(y).dtype == "bfloat16"  # float32, but its product reads operands
+    assert graph.new_gradient(x).dtype == "bfloat16"  # the product's alone
+    assert graph.new_gradient(y).dtype == "bfloat16"  # float32, but its product reads operands
     linear(graph, z, dense(graph, "first", 24, 16), batch)
-    assert graph.gradient_for(z).dtype == "bfloat16"
+    assert graph.new_gradient(z).dtype == "bfloat16"
     linear(graph, z, dense(graph, "second", 24, 16), batch)
-    assert graph.gradient_for(z).dtype == "float32"  # a sum
+    assert graph.new_gradient(z).dtype == "float32"  # a sum
 
 
 def test_what_is_recomputed_may_take_and_make_several():

@@ -76,7 +76,7 @@ def test_as_many_layers_are_reckoned_to_be_kept_as_have_room(search, budget, bes
 
 
 @pytest.mark.parametrize(
-    "residency", [OffloadPlan(layers_together=2), OffloadPlan(parked_inputs=True)]
+    "residency", [OffloadPlan(layers_per_segment=2), OffloadPlan(offload_layer_inputs=True)]
 )
 def test_layers_are_kept_where_they_would_be_recomputed_one_by_one(search, residency):
     found, again = search

@@ -90,7 +90,7 @@ def test_the_least_that_is_told_suffices_and_less_does_not():
 def test_a_total_does_not_depend_on_what_was_planned_before():
     """Inputs that wait in host memory pass through what the longest step has, of those that run."""
     layout, _ = a_layout("llama", 3)
-    waiting = layout.waiting(OffloadPlan(parked_inputs=True))
+    waiting = layout.with_offload(OffloadPlan(offload_layer_inputs=True))
     short, long = (TrainingOptions(checkpointing=True).train(1, n) for n in (64, 1024))
     alone = waiting.total(short)
     assert waiting.total(long) > waiting.total(short) == alone
@@ -127,13 +127,13 @@ def test_a_step_traced_for_its_sizes_has_those_of_the_one_that_runs(family, prof
     )  # fmt: skip
     step = TrainingOptions(checkpointing=True).train(1, 1000)
     for residency in (
-        OffloadPlan(parked_inputs=True),
+        OffloadPlan(offload_layer_inputs=True),
         OffloadPlan(layout.tied, streamed_head=True),
     ):
-        waiting = layout.waiting(residency)
+        waiting = layout.with_offload(residency)
         sized, whole = waiting.sized(step).plan, waiting.step(step).plan
         assert waiting.memory(step, sized) == waiting.memory(step, whole)
         assert waiting.host_memory(step, sized) == waiting.host_memory(step, whole)
-        assert sized.slots == whole.slots and sized.moved_bytes == whole.moved_bytes
-        assert (sized.flops, sized.passed_bytes) == (whole.flops, whole.passed_bytes)
+        assert sized.slots == whole.slots and sized.host_transfer_bytes == whole.host_transfer_bytes
+        assert (sized.flops, sized.memory_traffic) == (whole.flops, whole.memory_traffic)
         assert len(sized.launches) < len(whole.launches) and waiting.step(step).plan is whole

@@ -24,7 +24,7 @@ class Layout:
     def __init__(self, residency=None):
         self.residency = residency or OffloadPlan()
 
-    def waiting(self, residency):
+    def with_offload(self, residency):
         return Layout(residency)
 
     @property

@@ -57,3 +57,11 @@ def test_modules_that_docs_and_shaders_name_exist():
         for module in re.findall(rf"(?<![\w/])(?:qlora_wgpu/)?((?:{rooms})/[\w/]+\.py)", text):
             known = package / module, ROOT / module
             assert any(path.exists() for path in known) or "NAME" in module, (page.name, module)
+
+
+def test_one_training_step_is_read_in_ten_short_files():
+    page = (ROOT / "docs" / "design.md").read_text("utf-8")
+    chapter = page.split("## One training step")[1].split("\n## ")[0]
+    files = re.findall(r"^\| `([\w/.]+)` \|", chapter, re.MULTILINE)
+    lines = sum(len((ROOT / file).read_text("utf-8").splitlines()) for file in files)
+    assert 6 <= len(files) <= 10 and lines <= 3500, lines
