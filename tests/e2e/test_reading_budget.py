@@ -168,7 +168,7 @@ def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_pa
             layout, waiting, device, 8 * MIB, told, plans, trains=False
         )  # fmt: skip
     monkeypatch.setattr(required, "available_bytes", lambda: 1 << 50)
-    monkeypatch.setattr(memory, "container_limit", lambda: MIB)  # less than is taken already
+    monkeypatch.setattr(required, "container_limit", lambda: MIB)  # less than is taken already
     with pytest.raises(OutOfMemoryError, match=r"host memory.* and 0 MiB are free"):
         required.require_host_room(layout, waiting, device, 0, told, plans, trains=False)
 

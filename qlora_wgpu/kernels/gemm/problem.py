@@ -138,12 +138,14 @@ class Gemm:
     @property
     def own_rows(self) -> int:
         """Rows of ``w``, with experts of each one's."""
+        if self.expert_stride:  # w begins with the first expert's, and shows what lies behind
+            return self.y.columns
         rows = self.w.shape[0]
         return rows if self.experts is None or self._apart else rows // self.experts.count
 
     @property
     def _apart(self) -> bool:
-        """Whether ``w`` has the rows of one expert, and others are found from there."""
+        """Whether other experts' rows are found from the first one's on."""
         return self.is_quantized or self.expert_stride > 0
 
     @property
