@@ -43,6 +43,7 @@ PROFILES = {
     "workgroup memory": GPU_PROFILE,
     "matrix units": gpu_profile(MatrixShape(8, 8, 8, 32)),
 }
+_ENDS = ["embed_tokens", "lm_head"]
 _TRAININGS = (("nf4", True, False, 0.1), ("nf4", False, False, 0.0), ("none", False, True, 0.0))
 
 
@@ -57,6 +58,7 @@ class Variant:
         checkpointing: Whether layers are recomputed.
         dora: Whether adapters have magnitudes.
         dropout: Of the adapters' inputs.
+        trained: What else is: layers of experts and both ends, tokens, or both ends as a whole.
     """
 
     head_dim: int | None
@@ -65,11 +67,27 @@ class Variant:
     checkpointing: bool
     dora: bool
     dropout: float
+    trained: str = ""
 
     def __str__(self) -> str:
         flags = "checkpointed" * self.checkpointing, "dora" * self.dora
         head = f"heads of {self.head_dim}" * bool(self.head_dim)
-        return ", ".join(filter(None, (head, self.dtype, self.scheme, *flags)))
+        return ", ".join(filter(None, (head, self.dtype, self.scheme, *flags, self.trained)))
+
+    def lora(self, pretrained: Pretrained) -> LoraConfig:
+        """The adapter on a model."""
+        more: dict[str, Any] = {}
+        if self.trained == "experts and ends":
+            architecture = pretrained.architecture
+            layers = {spec.name.rpartition(".")[2] for spec in architecture.linears}
+            more["target_modules"] = sorted(
+                {*layers, *(spec.leaf for spec in architecture.experts), *_ENDS}
+            )
+        elif self.trained == "tokens":
+            more["trainable_token_indices"] = [1, 3]
+        elif self.trained:
+            more["modules_to_save"] = _ENDS
+        return LoraConfig(r=8, lora_dropout=self.dropout, use_dora=self.dora, **more)
 
 
 def variants() -> Iterator[Variant]:
@@ -78,6 +96,8 @@ def variants() -> Iterator[Variant]:
         yield from (Variant(None, dtype, *training) for training in _TRAININGS)
     for head_dim in (16, 64):
         yield from (Variant(head_dim, "bfloat16", *training) for training in _TRAININGS[:2])
+    for trained in ("experts and ends", "tokens", "ends as a whole"):
+        yield Variant(None, "bfloat16", "nf4", False, False, 0.1, trained)
 
 
 SHORT = Variant(None, "bfloat16", *_TRAININGS[0])
@@ -110,10 +130,10 @@ def _of_variant(
 ) -> Iterator[tuple[str, str]]:
     if variant.head_dim is not None:
         config = with_head_dim(config, variant.head_dim)
-    lora = LoraConfig(r=8, lora_dropout=variant.dropout, use_dora=variant.dora)
     try:
+        pretrained = Pretrained.from_config(config)
         layout = ModelPlan(
-            Pretrained.from_config(config), lora, QuantConfig(scheme=variant.scheme), variant.dtype,
+            pretrained, variant.lora(pretrained), QuantConfig(scheme=variant.scheme), variant.dtype,
             profile=PROFILES[profile], max_binding=128 << 20,
         )  # fmt: skip
     except QLoRAError as err:
