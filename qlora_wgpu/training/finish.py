@@ -20,6 +20,8 @@ from qlora_wgpu.training.result import TrainResult
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import log_window
 
+# ---- an adapter that its run's folder does not take ----------------------------------------------
+
 _RUN = "run.txt"  # in a rescued adapter's folder: the path of its run
 
 
@@ -64,6 +66,9 @@ def _cache() -> Path:
     folder = cache_path("rescued")
     make_cache_folder(folder)
     return folder
+
+
+# ---- the end of a run ----------------------------------------------------------------------------
 
 
 def finish(run: Run, evaluator: Evaluator) -> None:
