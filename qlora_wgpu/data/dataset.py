@@ -39,6 +39,9 @@ from qlora_wgpu.presence import exists
 __all__ = ["Dataset", "Example", "Preparation", "load_dataset"]
 
 
+# ---- rows that are held out ----------------------------------------------------------------------
+
+
 class DatasetPart(Dataset):
     """Some of a data set's examples, which stay where they are."""
 
@@ -202,6 +205,9 @@ def content_digest(ids: npt.NDArray[Any] | list[int], seed: int = 0) -> int:
     data = np.asarray(ids, "<i4").tobytes()
     key = seed.to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(data, digest_size=8, key=key).digest(), "little")
+
+
+# ---- reading -------------------------------------------------------------------------------------
 
 
 def load_dataset(

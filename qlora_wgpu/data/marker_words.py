@@ -21,6 +21,8 @@ from qlora_wgpu.visible import quoted
 Message = Mapping[str, Any]
 Span = tuple[int, int]
 
+# ---- conversations with marks --------------------------------------------------------------------
+
 TOOLS = -1
 """In place of a message's number, what the tools' parts belong to."""
 
@@ -237,6 +239,8 @@ def unused(text: str) -> str:
     """A word that a text does not hold."""
     return next(word for word in map(_UNUSED.format, range(1 << 20)) if word not in text)
 
+
+# ---- what a template leaves out ------------------------------------------------------------------
 
 _KINDS = {"thought": "thoughts", "call": "tool calls", "tool": "the tools"}
 ANSWERS = frozenset({*_KINDS.values(), "messages of the role 'assistant'"})
