@@ -30,6 +30,8 @@ SHARED_NAMES = (
 """What tensors of the expert that every token meets are called in Hugging Face's files."""
 
 
+# ---- mixtures ------------------------------------------------------------------------------------
+
 _SIGMOID = 2  # of expert_gating_func
 SPARE = "nextn_predict_layers"
 """Layers at the end that guess further tokens, and take no part in the logits."""
@@ -204,6 +206,8 @@ def corrected(keys: Keys, config: Config, scoring: int = _SIGMOID) -> Config:
         "topk_group": max(keys.integer("expert_group_used_count", groups), 1),
     }
 
+
+# ---- latent attention ----------------------------------------------------------------------------
 
 NAMES = (
     ("attn_q_a", "self_attn.q_a_proj"),
