@@ -25,6 +25,8 @@ from qlora_wgpu.ops.optimizers import (
 )
 from qlora_wgpu.ops.preference import METRICS, Preference
 
+# ---- calls and what comes back -------------------------------------------------------------------
+
 FloatArray = npt.NDArray[np.float32]
 
 
@@ -136,6 +138,8 @@ class RemoteWorker(Protocol):
         """Continues a text: its ids, how many more, what ends it, and the longest."""
 
 
+# ---- sums ----------------------------------------------------------------------------------------
+
 DIVERGENCE = slice(METRICS.index("divergence"), METRICS.index("divergent") + 1)
 """Where metrics have KTO's divergence, and over how many answers it is summed."""
 NO_DIVERGENCE = (0.0, 0.0)
@@ -170,6 +174,8 @@ class RunningSums:
         total, count = self.stats[STATS_METRICS:][DIVERGENCE].tolist()
         return total, count
 
+
+# ---- what is expected ----------------------------------------------------------------------------
 
 _ROUNDING = 1e-3  # of a sum of weights
 

@@ -55,7 +55,7 @@ class Service:
 def serve(service: Service, tell: Tell) -> None:
     """Works until it is asked to end; ends the process.
 
-    Its exit code is that of a signal, or ``exit_codes.AGAIN`` where a new process is to go on.
+    Its exit code is that of a signal, or ``processes.AGAIN`` where a new process is to go on.
     """
     security = connection_security(
         service.scheduler, service.certificates, allow_plain_tcp=service.allow_plain_tcp
