@@ -19,6 +19,8 @@ from qlora_wgpu.families.parts.mlp import GatedMLP
 from qlora_wgpu.families.parts.moe import SparseMoeBlock
 from qlora_wgpu.families.parts.shared_kv import SharingDecoder, SharingLayer
 
+# ---- convolutions --------------------------------------------------------------------------------
+
 
 def convolving(keys: ModelKeys) -> None:
     """Which layers convolve, over how many tokens."""
@@ -33,6 +35,8 @@ def convolving(keys: ModelKeys) -> None:
     keys.values["attention.head_count_kv"] = np.array(counts, np.uint32)
     keys.values["shortconv.l_cache"] = convolutions[0].taps
 
+
+# ---- mixtures ------------------------------------------------------------------------------------
 
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of expert_gating_func
 
@@ -208,6 +212,8 @@ def granite(keys: ModelKeys) -> None:
         granite_scales(keys)
 
 
+# ---- latent attention ----------------------------------------------------------------------------
+
 # Models of so many layers llama.cpp takes for those that have no latent vector of queries.
 _LITE = (26, 27)
 _LITE_BY_VOCABULARY = (48, 128_256)
@@ -270,6 +276,8 @@ def _scaling(keys: ModelKeys, attention: LatentAttention) -> None:
     }
 
 
+# ---- delta nets ----------------------------------------------------------------------------------
+
 _EPS = 1e-6  # of the norm of queries and keys, whatever config.json says
 _SECTIONS = 4  # kinds of positions that llama.cpp has
 
@@ -331,6 +339,8 @@ def _sections(keys: ModelKeys) -> None:
         whole = told
     keys.values["rope.dimension_sections"] = np.array([*whole, 0][:_SECTIONS], np.int32)
 
+
+# ---- Gemma 4 -------------------------------------------------------------------------------------
 
 _STILL = 1e30  # divides the frequency of a pair that does not turn
 
