@@ -38,6 +38,8 @@ from qlora_wgpu.training.samples import save_prompt
 from qlora_wgpu.version import __version__
 from qlora_wgpu.web.variant import FilledBuffers, Shaders, SiteFiles, Variant, WeightFiles
 
+# ---- the page, and what it can do ----------------------------------------------------------------
+
 
 def page_folder() -> Path:
     """Where the page's files are in the installed package."""
@@ -128,6 +130,8 @@ def check_model(layout: ModelPlan) -> None:
         )
 
 
+# ---- texts ---------------------------------------------------------------------------------------
+
 _TOKENIZER = "tokenizer.json"
 
 
@@ -172,6 +176,8 @@ def _prompt_json(prompt: PromptFormat, base: Path, settings: Config) -> dict[str
         }
     return {"turn_end": prompt.turn_end, "stop_text": prompt.stop_text, "files": kept}
 
+
+# ---- the site ------------------------------------------------------------------------------------
 
 MANIFEST = "site.json"
 FORMAT = 1
