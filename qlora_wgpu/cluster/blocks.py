@@ -32,7 +32,7 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Asked:
-    """What a worker is asked a block as."""
+    """What goes to a worker with each block."""
 
     version: int  # the number of the parameters to compute with
     nonce: int  # a number of its own, which comes back with the answer to this block alone

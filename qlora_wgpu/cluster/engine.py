@@ -201,7 +201,7 @@ Deliver = Callable[[int, Sums], None]
 class Block:
     """What a worker is asked, and what form its answer has."""
 
-    given: tuple[Any, ...]  # arguments of the worker's method, after what it is asked as
+    given: tuple[Any, ...]  # arguments of the worker's method, after ``Asked``
     expected: Expected  # the answer's form
 
 

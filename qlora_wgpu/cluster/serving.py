@@ -35,7 +35,7 @@ class Service:
 
     scheduler: str  # address of the scheduler, tls://HOST:PORT
     gpu: str = "auto"  # as the setting ``device.gpu``
-    # What it is called in messages, and in whose order micro-batches are divided; None for the
+    # Its name in messages, and in the order in which micro-batches are divided; None for the
     # machine's name and the GPU
     name: str | None = None
     certificates: str | None = None  # folder with ca.pem, cert.pem and key.pem, or None

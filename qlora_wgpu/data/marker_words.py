@@ -64,8 +64,8 @@ class MarkedConversation:
     text: str
     messages: list[Message]  # the messages
     tools: Sequence[Mapping[str, Any]] | None = None  # the tools, marked or not
-    # Of which message the content as a whole is exchanged, if of one; then what a template keeps of
-    # it need not be all of it
+    # The message whose content is exchanged as a whole, if one's is; then a template need not keep
+    # all of it
     whole: int | None = None
     _marks: list[_Mark] = field(default_factory=list)
 

@@ -271,7 +271,7 @@ def _where(made: dict[int, int], budget: int) -> float:
 SIZES = (4, 6, 8, 12, 16, 24, 48, 80)  # GB, as cards are sold: 2**30 bytes each
 FLOPS, BYTES = 1e13, 5e11  # a second, of products and of the card's memory
 _FEW_LAYERS = 8
-_NEARLY = 1.1  # like ways differ by less
+_NEARLY = 1.1  # ways that are alike differ by a smaller factor
 
 
 @dataclass(frozen=True)

@@ -126,10 +126,10 @@ def _units(lengths: npt.NDArray[np.int64], config: Config) -> PackedRows:
 
 
 def weight_unit(examples: Iterable[Example]) -> float:
-    """What the weights of a step's examples are divided by: the largest is from 1 to below 2.
+    """What the weights of a step's examples are divided by, so that the largest is in [1, 2).
 
     A step's gradient is divided by the sum of its weights, so that what is common to all of them
-    cancels; but squares of it would leave float32. It is a power of two, which changes no bit.
+    cancels; but squares of it could leave float32. It is a power of two, which changes no bit.
     """
     largest = max((e.weight for e in examples if e.num_label_tokens), default=0.0)
     return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest > 0 else 1.0

@@ -46,7 +46,7 @@ from qlora_wgpu.training.observers import Observer, SourceFigures
 
 # ---- data sets as token ids ----------------------------------------------------------------------
 
-# What of a row of token ids is read, and what tokenizers give with them that says nothing more.
+# What is read of a row of token ids, and what tokenizers add that says nothing more.
 _READ = {"input_ids", "labels", "attention_mask", "token_type_ids", "position_ids",
          "special_tokens_mask", "length", "num_tokens", "id", "idx", "index"}  # fmt: skip
 Rows = str | PathLike[str] | Sequence[Any]

@@ -189,7 +189,7 @@ class _Cut:
     """How kernels are cut for some browsers."""
 
     profile: Profile  # how
-    # Whose GPUs they are for, by WebGPU's names; none for all that have no other
+    # The vendors whose GPUs they are for, by WebGPU's names; none for all others
     vendors: tuple[str, ...] = ()
     suffix: str = ""  # of their folder's name
 

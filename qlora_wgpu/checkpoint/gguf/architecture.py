@@ -211,7 +211,7 @@ def usual_scale(keys: Keys, config: Config) -> None:
 
 
 def window_pattern(keys: Keys, config: Config, usual: int) -> Config:
-    """``layer_types``: all slide but every so manieth layer, or those of a list."""
+    """``layer_types``: all layers slide but each n-th one, or those slide that a list names."""
     name, layers = "attention.sliding_window_pattern", config["num_hidden_layers"]
     pattern = keys.raw(name, usual)
     if isinstance(pattern, np.ndarray):

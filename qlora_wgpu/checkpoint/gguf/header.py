@@ -76,7 +76,7 @@ TYPES = FLOATS | QUANTIZED | {entry[0]: ElementType(*entry) for entry in _OTHERS
 # ---- the header ----------------------------------------------------------------------------------
 
 MAGIC = b"GGUF"
-_VERSIONS = (2, 3)  # 1 had other counts; what was written for big-endian machines is 3 elsewhere
+_VERSIONS = (2, 3)  # 1 had other counts; big-endian files have 3, too, with its bytes swapped
 _DIMENSIONS = 4
 _ALIGNMENT = 32  # where no key says it
 _MOST_ALIGNED = 1 << 20

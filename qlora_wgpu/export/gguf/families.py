@@ -73,12 +73,12 @@ def olmoe(keys: ModelKeys) -> None:
 
 
 def qwen2_moe(keys: ModelKeys) -> None:
-    """Qwen 1.5 and 2, with an expert that every token meets."""
+    """Qwen 1.5 and 2, with a shared expert."""
     qwen_shared(keys, normalized=False)
 
 
 def qwen_shared(keys: ModelKeys, *, normalized: bool = True) -> None:
-    """With an expert that every token meets, by a gate."""
+    """With a shared expert, which has a gate."""
     check_scales(keys)
     experts = _expert_counts(keys, normalized=normalized)
     assert experts.shared is not None
@@ -88,7 +88,7 @@ def qwen_shared(keys: ModelKeys, *, normalized: bool = True) -> None:
 
 
 def granite_moe(keys: ModelKeys) -> None:
-    """Granite's, with an MLP that every token meets or without."""
+    """Granite's, with a shared MLP or without."""
     granite_scales(keys)
     experts = _expert_counts(keys)
     if experts.shared is not None:
@@ -110,7 +110,7 @@ def _expert_counts(keys: ModelKeys, *, normalized: bool = True) -> SparseMoeBloc
 
 
 def hunyuan_moe(keys: ModelKeys) -> None:
-    """Hunyuan's, with an expert of the same size that every token meets."""
+    """Hunyuan's, with a shared expert of the same size."""
     check_scales(keys)
     experts = _expert_counts(keys)
     if any(
@@ -186,7 +186,7 @@ def _after_dense(keys: ModelKeys) -> SparseMoeBlock:
 
 
 def _shared(keys: ModelKeys, experts: SparseMoeBlock) -> None:
-    """Adds the sizes of what every token meets."""
+    """Adds the number and the size of shared experts."""
     size = experts.shared.mlp.dimensions.intermediate_size if experts.shared else 0
     keys.values["expert_shared_count"] = size // experts.intermediate_size
     keys.values["expert_shared_feed_forward_length"] = size
