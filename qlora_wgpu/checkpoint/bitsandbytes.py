@@ -1,11 +1,8 @@
 """Weights as bitsandbytes stores them in 4 bits, read and written with all their companions.
 
-A weight ``X`` is U8 (or any other type of the same bytes) and has companions ``X.absmax`` and so
-on. Its state, a JSON object as bytes, is ``X.quant_state.bitsandbytes__nf4``, or ``__fp4``.
-
-A quantized ``X.weight`` comes with ``X.weight.absmax``, ``.quant_map``,
-``.quant_state.bitsandbytes__nf4`` (or ``__fp4``) and, if doubly quantized, ``.nested_absmax``
-and ``.nested_quant_map``. ``bitsandbytes_writer.py`` writes them.
+A weight ``X`` is U8 (or any other type of the same bytes) and comes with ``X.absmax``,
+``X.quant_map`` and, if doubly quantized, ``X.nested_absmax`` and ``X.nested_quant_map``. Its state,
+a JSON object as bytes, is ``X.quant_state.bitsandbytes__nf4``, or ``__fp4``.
 """
 
 from __future__ import annotations
@@ -34,6 +31,8 @@ NESTED_QUANT_MAP = "nested_quant_map"
 QUANT_MAP_SIZE = 16
 NESTED_QUANT_MAP_SIZE = 256
 
+
+# ---- reading -------------------------------------------------------------------------------------
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _OTHER_QUANTIZATIONS = {
@@ -223,6 +222,8 @@ class _Reader:
     def _wrong(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._files[self._state_name].path}: {self._state_name!r} {what}")
 
+
+# ---- writing -------------------------------------------------------------------------------------
 
 _STATE_BYTES = 256  # filled up with spaces, so that its size does not depend on the weights
 

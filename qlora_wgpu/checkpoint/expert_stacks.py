@@ -4,11 +4,10 @@
 ``P.experts.down_proj`` (experts, rows, columns), neither of them quantized. Each expert's matrices
 are weights of their own here: ``P.experts.3.gate_proj.weight``.
 
-Granite's files call them ``P.input_linear.weight`` and ``P.output_linear.weight``.
-
-gpt-oss's stacks are transposed, columns of gate and up taking turns: (experts, columns, 2 · rows),
-with ``…_bias`` (experts, 2 · rows) beside them. Its published files have MXFP4 codes in their
-place, ``…_blocks``, whose parts are read as ``quantized/mxfp4_files.py`` says.
+Granite's files call the stacks ``P.input_linear.weight`` and ``P.output_linear.weight``. Those of
+gpt-oss are transposed, columns of gate and up taking turns: (experts, columns, 2 · rows), with
+``…_bias`` (experts, 2 · rows) beside them. Its published files have MXFP4 codes in their place,
+``…_blocks``, whose parts ``Mxfp4Files`` reads (``quantized/float_files.py``).
 """
 
 from __future__ import annotations

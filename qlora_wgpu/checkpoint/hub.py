@@ -18,6 +18,8 @@ from qlora_wgpu.checkpoint.gguf.file import part_names, split_name
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.presence import exists, is_dir
 
+# ---- progress bars -------------------------------------------------------------------------------
+
 _DELAY = 1.0  # seconds: what is in the local cache already is looked through in less
 _BETWEEN_LINES = 15.0  # seconds
 
@@ -95,6 +97,8 @@ def _told_of_interrupts(event: threading.Event) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
+# ---- names ---------------------------------------------------------------------------------------
+
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _REVISION = re.compile(r"\w[\w./-]{0,199}", re.ASCII)  # a branch, a tag or a commit
 _FOLDER = re.compile(r"[\w.+-]{1,200}", re.ASCII)
@@ -136,6 +140,9 @@ def is_hub_file(text: str) -> bool:
         and is_hub_name(named)
         and all(_FOLDER.fullmatch(part) and ".." not in part for part in parts[2:])
     )
+
+
+# ---- down ----------------------------------------------------------------------------------------
 
 
 def download_file(name: str) -> Path:
@@ -205,6 +212,8 @@ def _snapshot(
             f"{name} is not a folder, and downloading it from the Hugging Face hub failed: {reason}"
         ) from err
 
+
+# ---- up ------------------------------------------------------------------------------------------
 
 _THIS_MACHINE = ("localhost", "127.0.0.1", "::1")
 

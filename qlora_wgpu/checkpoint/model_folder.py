@@ -28,6 +28,8 @@ from qlora_wgpu.mapped_files import let_go
 from qlora_wgpu.presence import exists, is_dir, is_file, is_there
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 
+# ---- weight files --------------------------------------------------------------------------------
+
 _SHARD = re.compile(r"[^/\\\x00-\x1f\x7f]{1,240}\.safetensors")
 _ONE_OF_SEVERAL = re.compile(r"-of-(?!0*1\.)\d+\.safetensors$")
 
@@ -96,6 +98,8 @@ def _what_it_has_instead(folder: Path) -> str:
         return f", only {other}: take the model's safetensors version"
     return ": there are no weights in it"
 
+
+# ---- the folder ----------------------------------------------------------------------------------
 
 GGUF = ".gguf"
 _PIECE = 1 << 22  # numbers that are looked at a time

@@ -1,11 +1,9 @@
-"""Reading safetensors files tensor by tensor, through a memory map; what is wrong with a header.
+"""Safetensors files, read tensor by tensor through a memory map, or refused with the reason.
 
 Format: 8 bytes header length (little-endian), a JSON object, then the tensors' bytes. Every byte of
-the data belongs to exactly one tensor. ``safetensors_header.py`` decides whether a file is refused;
-this module looks for the reason.
-
-A file that the library refuses is refused here, and one that it takes is taken, within the limits
-of ``limits.py``: two readers that differ would make of one file two models.
+the data belongs to exactly one tensor. A file that the library refuses is refused here, and one
+that it takes is taken, within the limits of ``limits.py``: two readers that differ would make of
+one file two models.
 """
 
 from __future__ import annotations
@@ -30,6 +28,8 @@ from qlora_wgpu.errors import CheckpointError, brief
 from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import DIMENSIONS, HEADER_BYTES, TENSORS
 from qlora_wgpu.mapped_files import let_go, map_file, require_whole
+
+# ---- files of another kind -----------------------------------------------------------------------
 
 LFS_PREFIX = b"version https://git-lfs"
 
@@ -57,6 +57,8 @@ def what_it_is(start: bytes) -> str | None:
             return kind
     return None
 
+
+# ---- names of the format -------------------------------------------------------------------------
 
 BITS = {
     "BOOL": 8,
@@ -120,6 +122,9 @@ WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
+# ---- what is wrong with a header -----------------------------------------------------------------
+
+
 class _DamageError(Exception):
     pass
 
@@ -131,7 +136,9 @@ class _Place:
 
 
 def damage(raw: bytes, data_bytes: int) -> str | None:
-    """What is wrong, as the end of a sentence that starts with the file's name.
+    """What is wrong with a header, as the end of a sentence that starts with the file's name.
+
+    The library decides whether a file is refused; this looks for the reason.
 
     Returns:
         The reason, or None where nothing is seen.
@@ -226,6 +233,9 @@ def _check_cover(places: Mapping[str, _Place], data_bytes: int, header_bytes: in
         raise _DamageError(f"is damaged: its last {data_bytes - reached} bytes belong to no tensor")
 
 
+# ---- the header ----------------------------------------------------------------------------------
+
+
 class HeaderError(Exception):
     """What is wrong with a header, as the end of a sentence that starts with the file's name."""
 
@@ -292,6 +302,8 @@ def _refusals(raw: bytes, data_bytes: int) -> Iterator[None]:
         reason = damage(raw, data_bytes) or f"is damaged: {' '.join(str(err).split())[:300]}"
         raise HeaderError(reason) from err
 
+
+# ---- the file ------------------------------------------------------------------------------------
 
 _PIECE = 1 << 22  # numbers that are read at a time
 _MAX_SUGGESTED_FROM = 20_000  # a search for similar names takes seconds beyond that

@@ -1,7 +1,7 @@
 """Safetensors files tensor by tensor: the library's bytes, without a copy of all of them.
 
-The library makes bytes of every tensor and then of the whole file. An adapter's moments alone may
-be gigabytes.
+The library itself copies every tensor and then the whole file; an adapter's moments alone may be
+gigabytes.
 """
 
 from __future__ import annotations

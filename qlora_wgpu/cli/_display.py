@@ -27,14 +27,14 @@ from qlora_wgpu.training import Observer, RunSetup, TrainResult, WorkerFigures
 from qlora_wgpu.training.observers import Row
 from qlora_wgpu.training.result import Written
 
-_SECONDS_BETWEEN, _SHARE = (
-    1.0,
-    50,
-)  # seconds between two drawings, and how often as long as one takes
+# ---- in a notebook -------------------------------------------------------------------------------
+
+# Seconds between two drawings, and how many times as long as one takes.
+_SECONDS_BETWEEN, _SHARE = 1.0, 50
 
 
 class NotebookCurves(Observer):
-    """Needs no widgets: a display handle of IPython alone."""
+    """A run's curves in a notebook; needs no widgets, but a display handle of IPython alone."""
 
     def __init__(self) -> None:
         self._display: Any = importlib.import_module("IPython.display")
@@ -72,6 +72,8 @@ class NotebookCurves(Observer):
         step = self._rows[-1]["step"] if self._rows else 0
         return self._display.HTML(inline(self._rows, f"step {step:,} of {self._total:,}"))
 
+
+# ---- in a terminal -------------------------------------------------------------------------------
 
 _PROMPT, _ANSWER = 72, 240  # characters of a text that are shown while training goes on
 _SELDOM = 10  # steps between two lines about workers
@@ -178,7 +180,7 @@ class Display(Observer):
 
 
 class TrainingDisplay(Display):
-    """Also a progress bar with the latest figures.
+    """Adds a progress bar with the latest figures.
 
     Where there is no terminal, there is a line for each logged step instead.
     """

@@ -21,6 +21,8 @@ from qlora_wgpu.shell_words import shell_command
 from qlora_wgpu.supervision.streams import drop_closed, put_nowhere
 from qlora_wgpu.visible import visible, visible_json, without_secrets
 
+# ---- streams and consoles ------------------------------------------------------------------------
+
 
 class LastingOutput:
     """A stream that is shown: once nobody reads it, nothing is written any more.
@@ -196,6 +198,9 @@ def _plain(shown: RenderableType) -> RenderableType:
     return Text(visible(without_secrets(shown))) if isinstance(shown, str) else shown
 
 
+# ---- output --------------------------------------------------------------------------------------
+
+
 def write(text: str) -> None:
     """Writes a part of a text to stdout at once.
 
@@ -245,6 +250,8 @@ def write_what_can_be_written() -> None:
         if reconfigure is not None:
             reconfigure(errors=errors)
 
+
+# ---- click's messages ----------------------------------------------------------------------------
 
 _TYPED = f"{__name__}.typed"
 

@@ -27,6 +27,8 @@ from qlora_wgpu.model.budget import LINK, Fit
 from qlora_wgpu.runs.machine import of_several
 from qlora_wgpu.runs.workload import FLOPS, MOST_TOKENS, CardPlan
 
+# ---- cards and budgets ---------------------------------------------------------------------------
+
 
 def cards_table(plans: tuple[CardPlan, ...], batch: int, seq: int) -> Table:
     """A row for each card; what waits is that of the planned batch and sequence."""
@@ -105,6 +107,8 @@ def in_json(plan: CardPlan) -> dict[str, Any]:
         "fitted": None if fitted is None else fitted_in_json(fitted),
     }
 
+
+# ---- the command ---------------------------------------------------------------------------------
 
 _DTYPES = ("bfloat16", "float32")
 _SCHEMES = ("nf4", "none")

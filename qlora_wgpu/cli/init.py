@@ -23,6 +23,8 @@ from qlora_wgpu.presence import exists
 from qlora_wgpu.runs.recommend import first_settings
 from qlora_wgpu.shell_words import shell_word
 
+# ---- another trainer's file ----------------------------------------------------------------------
+
 
 def converted(
     path: str, model: str | None, data: str | None, held_out: str | None, console: Console
@@ -84,6 +86,9 @@ def _num_layers(model: str) -> int | None:
         return find_family(config).read(config).num_layers
     except QLoRAError:
         return None
+
+
+# ---- the command ---------------------------------------------------------------------------------
 
 
 @click.command()

@@ -1,12 +1,4 @@
-"""The one actor of a worker's process, what it computes of answers, and how its answers travel.
-
-A worker keeps nothing of it: what the reference says of a micro-batch's answers, and KTO's
-divergence over all of a step's or an evaluation's rows, come with each call. So workers may come
-and go here as well.
-
-An answer goes as bytes and is read by the owner's own code: Dask would lose one that it cannot
-read, and whoever waits for it would wait on.
-"""
+"""The one actor of a worker's process, and what objectives over answers have workers compute."""
 
 from __future__ import annotations
 
@@ -29,6 +21,12 @@ from qlora_wgpu.cluster.blocks import (
 )
 from qlora_wgpu.model.steps import PreferenceInputs
 from qlora_wgpu.training.computing import Done, MicroBatch
+
+# ---- objectives over answers ---------------------------------------------------------------------
+
+# A worker keeps nothing of them: what the reference says of a micro-batch's answers, and KTO's
+# divergence over all of a step's or an evaluation's rows, come with each call. So workers may come
+# and go here as well.
 
 _AT_ONCE = 256  # micro-batches, whose tokens are in memory until they are computed
 
@@ -93,6 +91,8 @@ def _samples(batch: MicroBatch) -> PreferenceInputs:
     return batch.samples
 
 
+# ---- the actor -----------------------------------------------------------------------------------
+
 Packed = tuple[bytes, list[npt.NDArray[np.uint8]]]
 """A pickle, and the arrays in it, which are not copied."""
 
@@ -105,7 +105,11 @@ class _Failed:
 
 
 class Actor:
-    """Answers for a worker."""
+    """Calls a worker's methods for the owner.
+
+    What they give goes as bytes and is read by the owner's own code: Dask would lose what it cannot
+    read, and whoever waits for it would wait on.
+    """
 
     def __init__(self, worker_class: type[RemoteWorker], specification: Specification) -> None:
         """Makes the worker, which opens the model."""

@@ -25,12 +25,14 @@ from qlora_wgpu.ops.optimizers import (
 )
 from qlora_wgpu.ops.preference import METRICS, Preference
 
+# ---- calls and what comes back -------------------------------------------------------------------
+
 FloatArray = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a worker is asked a block as."""
+    """What goes to a worker with each block."""
 
     version: int  # the number of the parameters to compute with
     nonce: int  # a number of its own, which comes back with the answer to this block alone
@@ -136,6 +138,8 @@ class RemoteWorker(Protocol):
         """Continues a text: its ids, how many more, what ends it, and the longest."""
 
 
+# ---- sums ----------------------------------------------------------------------------------------
+
 DIVERGENCE = slice(METRICS.index("divergence"), METRICS.index("divergent") + 1)
 """Where metrics have KTO's divergence, and over how many answers it is summed."""
 NO_DIVERGENCE = (0.0, 0.0)
@@ -170,6 +174,8 @@ class RunningSums:
         total, count = self.stats[STATS_METRICS:][DIVERGENCE].tolist()
         return total, count
 
+
+# ---- what is expected ----------------------------------------------------------------------------
 
 _ROUNDING = 1e-3  # of a sum of weights
 

@@ -34,6 +34,8 @@ from qlora_wgpu.ops.tensor import add_to
 from qlora_wgpu.training.computing import Arrays, Done, MicroBatch
 from qlora_wgpu.training.observers import WorkerFigures
 
+# ---- the sum on the owner's device ---------------------------------------------------------------
+
 
 def received_gradient(adapter: AdapterLayout) -> ShardedVector:
     """Room for a gradient that has come from a worker."""
@@ -78,6 +80,8 @@ class GradientSum:
         """Puts the step's loss, label tokens and the rest where update and log read them."""
         self.model.write_stats(self.sums.stats, self.sums.saturated)
 
+
+# ---- the workers ---------------------------------------------------------------------------------
 
 _T = TypeVar("_T")
 _END = 20.0  # seconds for an orderly end of everything

@@ -1,8 +1,4 @@
-"""The way to a cluster's workers: processes that are started here, or a scheduler somewhere.
-
-Dask tells all of this as one time-out; so a connection is tried beforehand, to the end of the
-handshakes, and given up again.
-"""
+"""The way to a cluster's workers: processes that are started here, or a scheduler somewhere."""
 
 from __future__ import annotations
 
@@ -29,6 +25,8 @@ from qlora_wgpu.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
     from distributed import Security
+
+# ---- Dask's log, and a thread for its loop -------------------------------------------------------
 
 _OTHERS = ("tornado.application", "asyncio")  # through which Dask's failures come as well
 
@@ -98,6 +96,8 @@ async def _cancelled() -> None:
     await asyncio.wait(others, timeout=1.0) if others else None
 
 
+# ---- a connection that is tried ------------------------------------------------------------------
+
 _ATTEMPT = 5.0  # seconds of one, beyond which a machine counts as silent
 _PAUSE = 1.0  # seconds between two
 _AFTERTHOUGHT = 0.5  # seconds within which TLS 1.3 tells that it refuses our certificate
@@ -114,7 +114,11 @@ def wait_for_scheduler(
     patience: float,
     tell: Callable[[str], None],
 ) -> None:
-    """Returns once a scheduler lets this process in."""
+    """Returns once a scheduler lets this process in.
+
+    Dask tells of all that may be wrong as one time-out. So a connection is tried beforehand, to the
+    end of the handshakes, and given up again.
+    """
     address = Address.parse(scheduler)
     end = time.monotonic() + patience
     told = False
@@ -238,6 +242,8 @@ def _not_dask(address: Address) -> ClusterError:
         "distributed: correct the address, or install the same version on all machines"
     )
 
+
+# ---- connections ---------------------------------------------------------------------------------
 
 _REACHED = 30.0  # seconds in which a scheduler has to answer
 _STARTED = 120.0  # seconds in which worker processes have to be there

@@ -2,8 +2,8 @@
 
 Each worker process holds one Dask actor, which has the model: a call to it goes from this process
 to that one and back, past the scheduler, and its results are stored nowhere. Which workers there
-are is known to ``members``, which of them gets which block is decided in ``division``, and what
-happens to it is in ``steps``.
+are is known to ``Members`` (``workers.py``), and which of them gets which block is decided by
+``Division`` (``scheduler.py``).
 """
 
 from __future__ import annotations
@@ -35,6 +35,8 @@ from qlora_wgpu.cluster.connection import Connection
 from qlora_wgpu.cluster.scheduler import Division, Order, Work
 from qlora_wgpu.cluster.workers import Check, Gone, Member, Members, Opening, Progress, sentence
 from qlora_wgpu.errors import ClusterError, DeviceLostError, OutOfMemoryError, QLoRAError
+
+# ---- parameters, patience and suspects -----------------------------------------------------------
 
 
 class Parameters:
@@ -106,7 +108,7 @@ _PAUSE = 2.0  # seconds between two questions
 
 
 class Suspects:
-    """Asks them, each by itself, while others work."""
+    """Workers that have not answered for too long: asks each by itself, while others work."""
 
     def __init__(self, members: Members, division: Division, progress: Progress) -> None:
         """Asks nobody yet."""
@@ -133,6 +135,8 @@ class Suspects:
         finally:
             member.is_probed = False
 
+
+# ---- questions and steps -------------------------------------------------------------------------
 
 _LONG = 15.0  # seconds after which another worker is asked, too
 
@@ -197,7 +201,7 @@ Deliver = Callable[[int, Sums], None]
 class Block:
     """What a worker is asked, and what form its answer has."""
 
-    given: tuple[Any, ...]  # arguments of the worker's method, after what it is asked as
+    given: tuple[Any, ...]  # arguments of the worker's method, after ``Asked``
     expected: Expected  # the answer's form
 
 
@@ -300,6 +304,9 @@ class Steps:
             self._members.leave_out(member, sentence(err))
         finally:
             self._progress.notify()
+
+
+# ---- the engine ----------------------------------------------------------------------------------
 
 
 class Engine:

@@ -11,6 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+# ---- blocks and what was measured ----------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Order:
@@ -119,6 +121,8 @@ class Record:
 def _mean(known: float | None, new: float) -> float:
     return new if known is None else known + _NEW * (new - known)
 
+
+# ---- who gets which block ------------------------------------------------------------------------
 
 _LATE = 2.0  # times what is expected, after which somebody else computes a block, too
 _LEAST = 2.0  # seconds that a block may always take
@@ -322,6 +326,9 @@ def copies(step: Step, crew: Crew, now: float) -> list[Choice]:
 def _one_that_knows(able: list[str], kind: str, size: int, crew: Crew) -> str:
     """One that has done such a block before, if there is one: it need not compile for it."""
     return min(able, key=lambda name: size not in crew.records[name].speeds[kind].known)
+
+
+# ---- the division of a step ----------------------------------------------------------------------
 
 
 class Division:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from cryptography import x509
     from distributed import Security
 
+# ---- addresses -----------------------------------------------------------------------------------
+
 _ADDRESS = re.compile(
     r"(?P<protocol>tls|tcp)://(?P<host>\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]@]+):(?P<port>[0-9]{1,5})/?"
 )
@@ -62,6 +64,8 @@ class Address:
         except ValueError:  # another name may mean any machine, whatever it means now
             return False
 
+
+# ---- certificates --------------------------------------------------------------------------------
 
 _MOST = 1 << 20  # bytes of such a file
 _MAKE = "`qlora-wgpu certificates FOLDER` makes such a folder"
@@ -171,6 +175,8 @@ def _check_fits(certificate: Path, key: Path) -> None:
 def _no_password() -> str:
     raise ValueError("a key with a password")  # instead of asking for one
 
+
+# ---- Dask's security -----------------------------------------------------------------------------
 
 LOOPBACK = "127.0.0.1"
 

@@ -35,7 +35,7 @@ class Service:
 
     scheduler: str  # address of the scheduler, tls://HOST:PORT
     gpu: str = "auto"  # as the setting ``device.gpu``
-    # What it is called in messages, and in whose order micro-batches are divided; None for the
+    # Its name in messages, and in the order in which micro-batches are divided; None for the
     # machine's name and the GPU
     name: str | None = None
     certificates: str | None = None  # folder with ca.pem, cert.pem and key.pem, or None
@@ -55,7 +55,7 @@ class Service:
 def serve(service: Service, tell: Tell) -> None:
     """Works until it is asked to end; ends the process.
 
-    Its exit code is that of a signal, or ``exit_codes.AGAIN`` where a new process is to go on.
+    Its exit code is that of a signal, or ``processes.AGAIN`` where a new process is to go on.
     """
     security = connection_security(
         service.scheduler, service.certificates, allow_plain_tcp=service.allow_plain_tcp

@@ -16,6 +16,8 @@ from qlora_wgpu.cluster.connection import Connection
 from qlora_wgpu.cluster.scheduler import Division, in_order
 from qlora_wgpu.errors import ClusterError, QLoRAError
 
+# ---- progress ------------------------------------------------------------------------------------
+
 _TICK = 0.2  # seconds after which it is asked again who is late
 
 
@@ -69,6 +71,9 @@ class Progress:
             raise self._failure
 
 
+# ---- a worker ------------------------------------------------------------------------------------
+
+
 class Gone(Exception):
     """A worker is not there any more."""
 
@@ -90,7 +95,7 @@ class Member:
     version: int = -1  # of the parameters that it has
     # Held while parameters are on their way to it
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    # Is set when it is not there any more
+    # Set once it is not there any more
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     is_reached: bool = True  # whether it could be connected to when that was tried last
     is_out: bool = False  # whether it was refused, or left out for what it did
@@ -188,6 +193,8 @@ class Opening:
             self._told.add(text)
             self._tell(text)
 
+
+# ---- all workers ---------------------------------------------------------------------------------
 
 _LOOK = 0.5  # seconds between two looks at which workers there are
 _SILENCE = 10.0  # seconds that the scheduler may be silent

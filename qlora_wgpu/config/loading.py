@@ -31,6 +31,8 @@ from qlora_wgpu.config.yaml import AliasError, YamlFile, parse_yaml_value, read_
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import PROBLEMS_SHOWN
 
+# ---- keys that are nearly right ------------------------------------------------------------------
+
 _OPPOSITES = (("train", "eval"), ("min", "max"), ("beta1", "beta2"), ("steps", "epochs"))
 
 
@@ -106,6 +108,8 @@ def _did_you_mean(section: str, leaf: str) -> str:
     return f": did you mean '{section}.{leaf}'?"
 
 
+# ---- values by section and key -------------------------------------------------------------------
+
 Location = tuple[str, str]
 
 
@@ -163,6 +167,8 @@ def _alone(name: str, value: Any) -> Location:
         )
     raise ConfigError(f"there is no setting '{name}'{suggest_key((name,))}")
 
+
+# ---- files and overrides -------------------------------------------------------------------------
 
 _SPACELESS = re.compile(r"([\w\"']):(?=[^\s:])")
 

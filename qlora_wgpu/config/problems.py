@@ -13,6 +13,8 @@ from pydantic import ValidationError
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import PROBLEMS_SHOWN
 
+# ---- names ---------------------------------------------------------------------------------------
+
 # Names from other trainers and everyday words, to the key that means the same here.
 _SYNONYMS = {
     "model.path": "base_model model_name model_name_or_path model_id model_path name_or_path hub "
@@ -112,6 +114,8 @@ def with_new_names(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
     old = {k for k, new in new_names(section).items() if new not in values}
     return {new_name(section, k) if k in old else k: value for k, value in values.items()}
 
+
+# ---- problems ------------------------------------------------------------------------------------
 
 _MAX_SHOWN = 60
 _WITH_COMMAS = re.compile(r"[+-]?[\d.]*\d,\d[\d.,]*", re.ASCII)

@@ -17,8 +17,8 @@ _CYCLES = 1e6
 class _Number:
     """A number within bounds, the first of which may be left out."""
 
-    least: float  # the least
-    most: float  # the largest
+    least: float
+    most: float
     is_whole: bool = False  # whether it counts something
     open_below: bool = False  # whether it must be more than the least
     open_above: bool = False  # whether it must be less than the largest

@@ -1,4 +1,4 @@
-"""Types of values: what a key of the schema may hold, and the sentence where it does not."""
+"""Types of values: what a key of the schema may hold, and the sentence for what it may not."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ from pydantic import (
 from qlora_wgpu.limits import COUNT, NUMBERS, RANK, STEPS
 from qlora_wgpu.sandbox.expressions import check_expression
 
+# ---- sizes in bytes ------------------------------------------------------------------------------
+
 _BYTE_SIZE = TypeAdapter(ByteSize)
 LEAST_ALONE = 1024
 """Bytes that a number without a unit may be: below it, a unit was forgotten."""
@@ -37,6 +39,8 @@ def parse_bytes(text: str) -> int | None:
         return None
     return int(_BYTE_SIZE.validate_python(f"{size[1]}{size[2] or ''}b"))
 
+
+# ---- figures of evaluations ----------------------------------------------------------------------
 
 LOSS = "loss"
 _ANSWERS = (
@@ -62,6 +66,8 @@ def figures_of(objective: str, loss_type: str | None) -> tuple[str, ...]:
     has_divergence = objective == "kto" and loss_type in (None, "kto")
     return (*own, "kl") if has_divergence else own
 
+
+# ---- types ---------------------------------------------------------------------------------------
 
 ALL_LINEAR = "all-linear"
 _ON_WINDOWS = os.name == "nt"
@@ -200,7 +206,7 @@ def _memory(value: Any) -> int | str:
     return value  # type: ignore[no-any-return]
 
 
-# As it was written; ``parse_bytes`` reads it.
+# It stays as it was written; ``parse_bytes`` reads it.
 MemorySize = Annotated[
     int | str,
     PlainValidator(_memory),

@@ -1,7 +1,4 @@
-"""Strict YAML and JSON: what a configuration needs, an error with a line for the rest, writing.
-
-What an alias stands for may hold further ones, so that a few lines can stand for more than any
-memory holds: the whole is counted while it is written out.
+"""Strict YAML and JSON: reads what a configuration needs, names the line of the rest, and writes.
 
 Against PyYAML's ``safe_load``: ``1e-4`` is a number, ``010`` and ``1:30`` are not, duplicate
 keys, anchors and aliases (which other trainers' files may have), tags and several documents are
@@ -29,6 +26,8 @@ from qlora_wgpu.limits import YAML_BYTES, YAML_DEPTH, YAML_KEY, YAML_NODES
 from qlora_wgpu.presence import exists, is_dir, is_file
 from qlora_wgpu.shell_words import shell_word
 from qlora_wgpu.visible import one_line, visible_json
+
+# ---- errors of YAML in words ---------------------------------------------------------------------
 
 _BRACKETS = {"mapping": "{", "sequence": "["}
 # PyYAML points behind what was begun and has no end; its context is where that begins.
@@ -81,6 +80,8 @@ def _misplaced(token: str) -> str:
         return "text goes on behind a closing quote: put the whole value in quotes of another kind"
     return f"a {token} stands where a key was expected"
 
+
+# ---- files that are something else ---------------------------------------------------------------
 
 _YAML = (".yaml", ".yml")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -161,6 +162,9 @@ def near_name(path: Path) -> str:
     return f": did you mean {path.with_name(near[0])}?" if near else ""
 
 
+# ---- JSON ----------------------------------------------------------------------------------------
+
+
 def read_json_object(path: Path, most: int, error: type[QLoRAError]) -> dict[str, Any]:
     """Reads a JSON object."""
     try:
@@ -187,12 +191,18 @@ def json_object(raw: bytes, path: Path, error: type[QLoRAError]) -> dict[str, An
     return value
 
 
+# ---- aliases and merge keys ----------------------------------------------------------------------
+
 _MERGE = "<<"
 _Pair = tuple[yaml.Node, yaml.Node]
 
 
 def written_out(node: yaml.Node, name: str) -> yaml.Node:
-    """A document as a tree: each alias replaced by what it stands for, merge keys by their keys."""
+    """A document as a tree: each alias replaced by what it stands for, merge keys by their keys.
+
+    What an alias stands for may hold further ones, so that a few lines can stand for more than any
+    memory holds: the whole is counted while it is written out.
+    """
     return _Writer(name).node(node, 0)
 
 
@@ -246,6 +256,8 @@ class _Writer:
 def _is_merge(key: yaml.Node) -> bool:
     return isinstance(key, yaml.ScalarNode) and key.value == _MERGE and key.style is None
 
+
+# ---- reading and writing -------------------------------------------------------------------------
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
 _FLOAT = re.compile(
@@ -449,6 +461,8 @@ def dump_yaml(values: Mapping[str, Any]) -> str:
     )
 
 
+# ---- writing with comments -----------------------------------------------------------------------
+
 _COMMENTS_AT = 38  # the column that comments begin in
 _PLAIN = frozenset("/._-")
 
@@ -461,8 +475,8 @@ class Setting:
 
     key: str  # section and key, such as ``"optim.learning_rate"``
     value: Value  # the value
-    why: str = ""  # what it is for, or why it is that; may be empty
-    # Whether it counts; else it is a comment itself, for the user to fill in
+    why: str = ""  # what it is for, or why it has this value; may be empty
+    # Whether it counts; else the line is a comment, for the user to fill in
     is_active: bool = True
 
     @property

@@ -15,6 +15,8 @@ from qlora_wgpu.data.examples import Example
 from qlora_wgpu.errors import ShapeError
 from qlora_wgpu.labels import IGNORE_INDEX
 
+# ---- packing -------------------------------------------------------------------------------------
+
 
 class PackedRows(Sequence[tuple[int, ...]]):
     """The examples of each row, in two flat arrays: there may be many millions.
@@ -85,6 +87,8 @@ def pack(lengths: npt.NDArray[np.int64], limit: int) -> list[tuple[int, ...]]:
         insort(room, (left - length, row))
     return sorted(tuple(sorted(row)) for row in rows)
 
+
+# ---- batches -------------------------------------------------------------------------------------
 
 SMALLEST_BUCKET = 32
 

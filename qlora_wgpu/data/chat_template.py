@@ -1,6 +1,6 @@
-"""Chat templates: from messages to the text a model was trained on; those that come by name.
+"""Chat templates, from messages to the text a model was trained on: built-in ones, and others.
 
-The templates are the files in ``templates/``, each of which stands alone and marks what the
+The built-in ones are the files in ``templates/``, each of which stands alone and marks what the
 assistant writes.
 """
 
@@ -31,6 +31,8 @@ from qlora_wgpu.sandbox.templates import (
     render_many,
     render_with_prefixes,
 )
+
+# ---- built-in templates --------------------------------------------------------------------------
 
 _FOLDER = Path(__file__).parent / "templates"
 BUILT_IN_TEMPLATES = {
@@ -99,6 +101,8 @@ def _for_all(source: str) -> str:
     """A template without what ``built_in_template`` changes for a tokenizer."""
     return source.replace(_BEGINNING, "").replace(_END_OF_A_WORD, _END)
 
+
+# ---- rendering -----------------------------------------------------------------------------------
 
 _MOST_OTHERS = 64  # templates with options that are remembered
 

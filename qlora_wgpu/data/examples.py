@@ -18,6 +18,8 @@ from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import MAX_AT_ONCE
 from qlora_wgpu.mapped_files import is_mapped, let_go
 
+# ---- long texts, piece by piece ------------------------------------------------------------------
+
 # Before a word that begins a line: there, tokenizers that split text at all split it, too.
 _SEAM = re.compile(r"\n(?=\S)")
 
@@ -83,6 +85,8 @@ def _seam(text: str) -> int:
         head.rfind(" ", longest // 2, longest) if " " in head[longest // 2 : longest] else longest
     )
 
+
+# ---- examples and data sets ----------------------------------------------------------------------
 
 _AT_ONCE = 1 << 20  # tokens that are looked at together
 _HELD = 1 << 23  # tokens whose pages stay in this process's memory

@@ -1,9 +1,4 @@
-"""A tokenizer's files as the keys of a GGUF file, and the ids that llama.cpp makes of a text.
-
-llama.cpp looks for special tokens in the text first, the longest of them first, and tokenizes what
-lies between them piece by piece. It normalizes nothing, and of the flags of added tokens it knows
-none but Phi 3's. The pieces go through the tokenizer that the file's reader makes.
-"""
+"""A tokenizer's files as the keys of a GGUF file, and the ids that llama.cpp makes of a text."""
 
 from __future__ import annotations
 
@@ -27,6 +22,8 @@ from qlora_wgpu.errors import TokenizerError, brief
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import TOKENIZER_BYTES
 from qlora_wgpu.sandbox.tokenizers import library_errors, open_tokenizer
+
+# ---- how texts are cut ---------------------------------------------------------------------------
 
 _WORDS = "words"  # GPT-2's expression, which ByteLevel has within it
 # Of several names for one way of cutting, this one; the rest differ in what keys say anyway.
@@ -83,11 +80,13 @@ def _cuts(part: Part | None) -> Iterator[object]:
         yield str(part)
 
 
+# ---- the vocabulary ------------------------------------------------------------------------------
+
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
 _SPACE = "▁"
 _ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "sep": "seperator", "pad": "padding"}
 _MORE_ENDS = ("eot", "eom")
-_PREFIX = "tokenizer.ggml."
+_KEY = "tokenizer.ggml."
 _TEXT_BYTES = (*range(0xC0), *range(0xC2, 0xF5))  # the others are in no text
 _PAIRED = "gemma4"
 
@@ -121,7 +120,7 @@ def vocabulary_keys(
     vocabulary = _Vocabulary(stored, where, vocab_size)
     keys = vocabulary.keys(joins_pairs, prompt)
     keys |= _special_keys(tokenizer, vocab_size, prompt)
-    named = {f"{_PREFIX}{key}": value for key, value in keys.items()}
+    named = {f"{_KEY}{key}": value for key, value in keys.items()}
     if tokenizer.chat_template:
         named["tokenizer.chat_template"] = tokenizer.chat_template
     return named
@@ -294,7 +293,8 @@ def _kinds(part: dict[str, Any] | None) -> Iterator[str]:
     return (str(each.get("type")) for each in _parts(part))
 
 
-_KEY = "tokenizer.ggml."
+# ---- llama.cpp's tokenizer -----------------------------------------------------------------------
+
 _GONE = "\0"  # what no byte-level vocabulary has
 _TO_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 _PHI3_PLAIN = ("<unk>", "<s>", "<|endoftext|>")
@@ -320,7 +320,12 @@ class TrainedText(NamedTuple):
 
 
 class LlamaCppTokenizer:
-    """llama.cpp's tokenizer of a GGUF file."""
+    """llama.cpp's tokenizer of a GGUF file.
+
+    It looks for special tokens in the text first, the longest of them first, and tokenizes what
+    lies between them piece by piece. It normalizes nothing, and of the flags of added tokens it
+    knows none but Phi 3's. The pieces go through the tokenizer that the file's reader makes.
+    """
 
     def __init__(self, metadata: Mapping[str, Any], path: Path) -> None:
         """Takes a file's keys."""

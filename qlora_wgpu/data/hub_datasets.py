@@ -24,6 +24,8 @@ from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import KIB
 from qlora_wgpu.presence import is_file
 
+# ---- the hub's conversion to Parquet -------------------------------------------------------------
+
 CONVERTED = "refs/convert/parquet"
 _DEFAULT = "default"  # of a data set that names no configuration
 _SHOWN = 8
@@ -95,6 +97,8 @@ def _configurations_in_words(names: Mapping[str, object]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(list(names)[:_SHOWN]) + more
 
+
+# ---- a data set and its splits -------------------------------------------------------------------
 
 _NAME = re.compile(
     r"(?P<name>[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95})(?::(?P<split>[\w./-]+))?", re.ASCII

@@ -16,6 +16,8 @@ from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MAX_COLUMNS, MAX_DEPTH, MAX_LINE
 from qlora_wgpu.visible import quoted
 
+# ---- text files ----------------------------------------------------------------------------------
+
 _CHUNK = 1 << 20  # bytes
 
 
@@ -85,6 +87,8 @@ def file_parts(path: Path) -> Iterator[str]:
             yield line_ends.decode(part)
         yield line_ends.decode("", final=True)
 
+
+# ---- values --------------------------------------------------------------------------------------
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -196,6 +200,8 @@ def _has_lone_surrogate(value: Any) -> bool:
         return any(_has_lone_surrogate(part) for pair in value.items() for part in pair)
     return isinstance(value, list) and any(map(_has_lone_surrogate, value))
 
+
+# ---- rows ----------------------------------------------------------------------------------------
 
 _LIST = "a row must be a JSON object, not a list: a file that is one list must end in .json"
 _NEAR_THE_END = 16  # characters: what is cut off within a number, an escape or a word

@@ -21,6 +21,8 @@ from qlora_wgpu.visible import quoted
 Message = Mapping[str, Any]
 Span = tuple[int, int]
 
+# ---- conversations with marks --------------------------------------------------------------------
+
 TOOLS = -1
 """In place of a message's number, what the tools' parts belong to."""
 
@@ -62,8 +64,8 @@ class MarkedConversation:
     text: str
     messages: list[Message]  # the messages
     tools: Sequence[Mapping[str, Any]] | None = None  # the tools, marked or not
-    # Of which message the content as a whole is exchanged, if of one; then what a template keeps of
-    # it need not be all of it
+    # The message whose content is exchanged as a whole, if one's is; then a template need not keep
+    # all of it
     whole: int | None = None
     _marks: list[_Mark] = field(default_factory=list)
 
@@ -237,6 +239,8 @@ def unused(text: str) -> str:
     """A word that a text does not hold."""
     return next(word for word in map(_UNUSED.format, range(1 << 20)) if word not in text)
 
+
+# ---- what a template leaves out ------------------------------------------------------------------
 
 _KINDS = {"thought": "thoughts", "call": "tool calls", "tool": "the tools"}
 ANSWERS = frozenset({*_KINDS.values(), "messages of the role 'assistant'"})

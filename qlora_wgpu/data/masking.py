@@ -20,6 +20,8 @@ from qlora_wgpu.errors import DataError, TokenizerError
 
 Span = tuple[int, int]
 
+# ---- spans ---------------------------------------------------------------------------------------
+
 _NOWHERE = (1 << 62, 1 << 62)
 
 
@@ -63,6 +65,8 @@ def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> npt.NDArr
     )
     return inside
 
+
+# ---- turns ---------------------------------------------------------------------------------------
 
 Message = Mapping[str, Any]
 Tools = Sequence[Mapping[str, Any]] | None
@@ -460,6 +464,9 @@ class Exchanged(NamedTuple):
         ends = (end for number, (_, end) in self.marked.found(text) if number == place.number)
         end = next(ends, None)
         return None if end is None else text[end:]
+
+
+# ---- how a turn ends -----------------------------------------------------------------------------
 
 
 def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:

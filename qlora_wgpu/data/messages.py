@@ -17,6 +17,8 @@ from qlora_wgpu.errors import DataError, brief
 from qlora_wgpu.limits import MAX_MESSAGES
 from qlora_wgpu.visible import quoted
 
+# ---- what messages say of being learnt -----------------------------------------------------------
+
 WEIGHT = "weight"  # OpenAI's, of the assistant's messages
 # Axolotl's, ms-swift's and LLaMA-Factory's, of anyone's.
 _TRAINS = ("train", "training", "loss", "loss_weight")
@@ -90,6 +92,8 @@ def _says(value: Any, what: int) -> bool:
     return isinstance(value, Real | np.bool_) and bool(value == what)
 
 
+# ---- Alpaca's prompts ----------------------------------------------------------------------------
+
 # The wording of Stanford Alpaca's prompts, which models and data sets have used since.
 _TASK = "Below is an instruction that describes a task"
 _REQUEST = "Write a response that appropriately completes the request."
@@ -120,6 +124,8 @@ def history_of(row: Mapping[str, Any]) -> list[tuple[str, str]]:
         raise DataError("'history' must hold text alone")
     return [(instruction, answer) for instruction, answer in pairs]
 
+
+# ---- messages from rows --------------------------------------------------------------------------
 
 # What chat templates know; there are more, which one or another does.
 USUAL_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})

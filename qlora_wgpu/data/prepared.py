@@ -1,8 +1,5 @@
 """Data sets made ready, on disk: written once, mapped into memory from then on.
 
-``.unfinished-X.lock`` is made and held before ``.unfinished-X``, and removed after it, so that a
-folder without its lock's holder is one that a killed process left.
-
 A prepared data set is a folder of flat arrays under a hash of everything it was made from. It
 appears whole or not at all, and what it holds may be larger than memory.
 """
@@ -33,12 +30,17 @@ from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.mapped_files import map_file
 from qlora_wgpu.presence import exists
 
+# ---- folders that are being filled ---------------------------------------------------------------
+
 _PREFIX, _LOCK = ".unfinished-", ".lock"
 _STALE_SECONDS = 3600  # for folders of older versions, whose locks are elsewhere
 
 
 class Unfinished:
     """A folder that is being filled.
+
+    ``.unfinished-X.lock`` is made and held before ``.unfinished-X``, and removed after it, so that
+    a folder without its lock's holder is one that a killed process left.
 
     Attributes:
         path: The folder.
@@ -100,6 +102,8 @@ def _is_old(folder: Path) -> bool:
     newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
     return time.time() - newest > _STALE_SECONDS
 
+
+# ---- prepared data sets --------------------------------------------------------------------------
 
 _KEPT = 32  # data sets in the cache
 VERSION = 11  # of how rows become tokens; a new one makes old folders unused

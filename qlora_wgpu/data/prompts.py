@@ -38,6 +38,8 @@ from qlora_wgpu.errors import CheckpointError, DataError, brief
 from qlora_wgpu.limits import MAX_AT_ONCE, TOKENIZER_CONFIG_BYTES
 from qlora_wgpu.presence import is_there
 
+# ---- prompts -------------------------------------------------------------------------------------
+
 _NO_TOKENS = {"bos_token": "", "eos_token": ""}
 _ANSWER = "A"
 PromptKind = Literal["chat", "alpaca", "text"]
@@ -164,6 +166,8 @@ def _check_size(*texts: Any) -> None:
             f"the prompt has {size:,} bytes of text, more than {MAX_AT_ONCE:,}: give a shorter one"
         )
 
+
+# ---- files beside an adapter ---------------------------------------------------------------------
 
 _IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 

@@ -62,6 +62,8 @@ __all__ = [
     "with_columns",
 ]
 
+# ---- rows as text --------------------------------------------------------------------------------
+
 _MOST_TEMPLATES = 64  # of which finders are kept
 _AHEAD = 1 << 20  # characters of conversations that are rendered at once
 
@@ -278,6 +280,8 @@ def _text_of(row: Mapping[str, Any], key: str) -> str:
         raise DataError(f"'{key}' must be text, got {kind_of(value)}")
     return value
 
+
+# ---- rows as tokens ------------------------------------------------------------------------------
 
 _TOKENS_AHEAD = 1 << 17  # characters that become tokens at once; a last row may double it
 

@@ -1,7 +1,4 @@
-"""The rows of files, or of a program, one after the other, as examples of token ids.
-
-Of a row that judges one answer the other's place is empty: in front stands what is good.
-"""
+"""The rows of files, or of a program, one after the other, as examples of token ids."""
 
 from __future__ import annotations
 
@@ -40,6 +37,8 @@ from qlora_wgpu.data.sources import holds_documents, read_rows
 from qlora_wgpu.data.splits import RowSlice
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
+
+# ---- rows that are learnt as they are ------------------------------------------------------------
 
 
 def lasting(rows: Any) -> Any:
@@ -366,6 +365,8 @@ class RowsInMemory(RowSource):
             yield where, dict(row)
 
 
+# ---- rows with answers ---------------------------------------------------------------------------
+
 SAID = {
     "dpo": ("chosen", "rejected"),
     "orpo": ("chosen", "rejected"),
@@ -396,7 +397,11 @@ def unit_of(how: Preparation) -> int:
 
 
 class AnswerSource(RowSource):
-    """Files of rows with answers."""
+    """Files of rows with answers.
+
+    Each row makes two examples, what is good in front. Where a row judges one answer alone, the
+    other's place is empty.
+    """
 
     _keeps_places = False
     _known: Mapping[int, tuple[Answer | None, Answer | None]] = {}  # of rows that come next

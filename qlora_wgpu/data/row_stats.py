@@ -28,8 +28,7 @@ class Preparation:
     columns: Mapping[str, str] = field(default_factory=dict)
     train_on: TrainOn = "auto"  # the tokens that are learnt; see ``RowEncoder``
     # Treatment of longer rows: cut at the end (keep_start) or at the beginning (keep_end), left out
-    # (drop), an error, or of texts cut into several examples (windows), where other rows are cut at
-    # the end
+    # (drop), an error, or (windows) texts cut into several examples, other rows at the end
     truncation: Truncation = "keep_start"
     # What they are for: rows by themselves (sft), pairs of a chosen and a rejected answer (dpo,
     # orpo), or answers that are good or bad (kto)

@@ -40,7 +40,7 @@ _CONTENTS = {
 }
 _SIGNATURE = max(map(len, (*_CONTENTS, LFS_PREFIX)))  # bytes
 _SAVED = "state.json"  # of a data set that ``datasets`` has saved
-# Of a data set or a model, no rows of it.
+# Files that tell of a data set or a model, and hold no rows.
 ABOUT = (
     *("dataset_infos.json", "dataset_info.json", "dataset_dict.json", _SAVED),
     *("config.json", "generation_config.json"),

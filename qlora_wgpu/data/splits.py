@@ -1,8 +1,4 @@
-"""Splits of a data set, by the names of its files and folders, or by its README.md.
-
-Its front matter says which files make a split: ``configs: [{config_name, data_files}]``. A folder
-with such a README is read by it, and not by its files' names.
-"""
+"""Splits of a data set, by the names of its files and folders, or by its README.md."""
 
 from __future__ import annotations
 
@@ -19,6 +15,8 @@ from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import YAML_BYTES
 from qlora_wgpu.presence import is_file
+
+# ---- by the names of files -----------------------------------------------------------------------
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 
@@ -205,6 +203,8 @@ def in_words(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
+# ---- by README.md --------------------------------------------------------------------------------
+
 CARD = "README.md"
 _FRONT = re.compile(r"\A\ufeff?---[ \t]*\n(.*?)^---[ \t]*$", re.DOTALL | re.MULTILINE)
 _CONFIGS = re.compile(r"^configs:.*?(?=^[\w\"']|\Z)", re.DOTALL | re.MULTILINE)
@@ -217,7 +217,11 @@ Splits = dict[str, list[PurePosixPath]]
 
 @dataclass(frozen=True)
 class Configurations:
-    """What a README.md lists."""
+    """What a README.md lists.
+
+    Its front matter says which files make a split: ``configs: [{config_name, data_files}]``. A
+    folder with such a README is read by it, and not by its files' names.
+    """
 
     # What it says of each configuration, by the configuration's name
     entries: Mapping[str, Mapping[str, Any]]

@@ -23,6 +23,9 @@ from qlora_wgpu.visible import one_line
 _LONGEST_REASON = 300  # characters of a library's message
 
 
+# ---- CSV -----------------------------------------------------------------------------------------
+
+
 def csv_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields where a row stands and the row; its first line names the columns.
 
@@ -103,6 +106,9 @@ def _check_columns(names: list[str], file: str) -> None:
         raise DataError(f"{file}: it has {len(names):,} columns, more than {MAX_COLUMNS:,}")
     if len(set(names)) != len(names) or not all(names):
         raise DataError(f"{file}: its first line must name every column once")
+
+
+# ---- Parquet and Arrow ---------------------------------------------------------------------------
 
 
 def table_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -27,6 +27,8 @@ from qlora_wgpu.checkpoint.tokenizer_files import (
 from qlora_wgpu.errors import CheckpointError, ConfigError, option
 from qlora_wgpu.presence import exists, is_dir, is_file, is_there
 
+# ---- room, and prompts that go along -------------------------------------------------------------
+
 MARGIN = 1 << 20
 """Bytes for what is written beside weights and is not counted: headers and indexes."""
 
@@ -76,6 +78,8 @@ def _read(path: Path) -> dict[str, Any]:
 def _write(path: Path, value: dict[str, Any]) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
 
+
+# ---- folders -------------------------------------------------------------------------------------
 
 _NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack", ".ckpt")
 Tensors = dict[str, tuple[Entry, Callable[[], npt.NDArray[Any]]]]

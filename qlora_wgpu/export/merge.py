@@ -31,6 +31,8 @@ from qlora_wgpu.model.checkpoint_reader import stored_embedding, stored_name
 from qlora_wgpu.model.pretrained import check_stored_shapes, has_own_head
 from qlora_wgpu.quant import quantize_nf4
 
+# ---- what is trained whole -----------------------------------------------------------------------
+
 
 def check_vocabulary(
     folder: ModelFolder,
@@ -104,6 +106,8 @@ def untied_ends(
     shared = stored_name(folder, architecture, stored_embedding(folder, architecture))
     return {name: name if folder.has(name) else shared for name in ends}
 
+
+# ---- merged weights ------------------------------------------------------------------------------
 
 Base = Literal["original", "dequantized"]
 FloatArray = npt.NDArray[np.float32]

@@ -1,9 +1,4 @@
-"""Line charts as SVG or text, drawn by hand: no script and no network.
-
-The lines are stretched to whatever room there is; texts lie beside them as HTML, so that they are
-as large on a phone as on a wide screen. Over the lines lie invisible bands, one for each step or
-several, of which the one under the pointer shows its values.
-"""
+"""Line charts as SVG or text, drawn by hand: no script and no network."""
 
 from __future__ import annotations
 
@@ -13,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
+
+# ---- axes ----------------------------------------------------------------------------------------
 
 _TICKS = 5
 _WORTH_A_LOGARITHM = 5.0  # the largest value over the smallest
@@ -80,6 +77,8 @@ def log_ticks(low: float, high: float) -> list[float]:
     return marks[:: math.ceil(len(marks) / _TICKS)]
 
 
+# ---- points --------------------------------------------------------------------------------------
+
 Points = Sequence[tuple[float, float]]
 _LONGEST_MEAN = 20  # points that a smoothed line is about the mean of
 _MOST_DRAWN = 800  # points of a line; a screen shows no more
@@ -119,6 +118,8 @@ def thinned(points: Points) -> list[tuple[float, float]]:
     return kept
 
 
+# ---- SVG -----------------------------------------------------------------------------------------
+
 _SIZE = 1000  # units of the drawing, either way
 _MOST_BANDS = 160
 _Show = Callable[[float], str]
@@ -140,7 +141,12 @@ def chart(
     *,
     may_be_log: bool = False,
 ) -> str:
-    """A figure; nothing where there is no point."""
+    """A figure; nothing where there is no point.
+
+    The lines are stretched to whatever room there is; texts lie beside them as HTML, so that they
+    are as large on a phone as on a wide screen. Over the lines lie invisible bands, one for each
+    step or several, of which the one under the pointer shows its values.
+    """
     lines = [line for line in lines if line.points]
     if not lines:
         return ""
@@ -217,6 +223,8 @@ def _values(lines: Sequence[Line], step: float, show: _Show) -> str:
             parts.append(f"{line.name} {show(value)}{when}".strip())
     return escape(" · ".join(parts))
 
+
+# ---- text ----------------------------------------------------------------------------------------
 
 MARK = "●"
 _BLANK = 0x2800

@@ -50,6 +50,8 @@ from qlora_wgpu.training import Observer
 from qlora_wgpu.training.data import preparation
 from qlora_wgpu.training.observers import Unwatched
 
+# ---- how far two models differ -------------------------------------------------------------------
+
 FloatArray = npt.NDArray[np.float64]
 Logits = list[npt.NDArray[np.float32]]
 _SAMPLE = (
@@ -68,7 +70,7 @@ class Drift:
     texts: str  # what they are of, in words
     mean: float  # mean difference of logits
     largest: float  # largest difference
-    divergence: float  # kullback-Leibler divergence from the first to the second, nats a token
+    divergence: float  # Kullback-Leibler divergence from the first to the second, nats a token
     same: float  # share of positions whose likeliest token is the same
     # How far the first model's predictions are from their mean over all positions, nats a token:
     # what it knows from the texts. A model that predicts at random has lost about as much
@@ -224,6 +226,8 @@ def _texts(
     ids_of_sample = [i for i in tokenizer.encode(_SAMPLE) if i < vocabulary][:_TOKENS]
     return [ids_of_sample], "of a sample text"
 
+
+# ---- GGUF files ----------------------------------------------------------------------------------
 
 SUFFIX = ".gguf"
 # The largest divergence that a good file has, as a share of what the model knows of its texts:

@@ -43,6 +43,8 @@ from qlora_wgpu.ops.loss import PLAIN, Objective
 from qlora_wgpu.runs.memory import require_bindings, require_host_room, text_plans
 from qlora_wgpu.training import Observer, training_options
 
+# ---- weights that are kept dequantized -----------------------------------------------------------
+
 
 def kept_as_asked(layout: ModelPlan, settings: Config, device: Device) -> ModelPlan:
     """A run's layout to begin with, which ``settled`` may change."""
@@ -121,6 +123,8 @@ def settled(
     fits = taken(kept) <= device.budget and (not device.is_cpu or has_room(taken(kept)))
     return kept if fits and kept.layout.dequantize_plan is not None else fitted
 
+
+# ---- texts and rows, within the room -------------------------------------------------------------
 
 _PROMPT, _ANSWER = 1024, 256  # tokens, where nobody says how many
 _OTHER_LENGTHS = 8  # programs that are kept beside those that are planned

@@ -28,6 +28,8 @@ from qlora_wgpu.training import Observer, checkpoint_folders
 from qlora_wgpu.training.data import prompt_of_data
 from qlora_wgpu.training.observers import Unwatched
 
+# ---- what a user names ---------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Located:
@@ -188,6 +190,9 @@ def _is_gguf(path: Path) -> bool:
     return path.suffix == GGUF and is_file(path)
 
 
+# ---- how prompts are written ---------------------------------------------------------------------
+
+
 def prompt_of_run(settings: Config, source: OpenedModel) -> PromptFormat:
     """How prompts are written for what a run learns from."""
     objective = settings.train.objective
@@ -241,6 +246,9 @@ def prompt_for(source: OpenedModel, adapter: str | None) -> PromptFormat:
         return read_prompt_files(folder or source.path)
     setting = load_config(run / "config.yaml").data.chat_template
     return PromptFormat("chat", source.tokenizer, find_chat_template(setting, source.tokenizer))
+
+
+# ---- opening -------------------------------------------------------------------------------------
 
 
 def _checked(memory: str | int | None) -> str | int | None:

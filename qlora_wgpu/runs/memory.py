@@ -24,6 +24,8 @@ from qlora_wgpu.ops.sampling import make_seen
 from qlora_wgpu.supervision.processes import container_limit
 from qlora_wgpu.training import Observer
 
+# ---- host memory ---------------------------------------------------------------------------------
+
 _PROCESS = 128 * MIB  # where the system does not tell: interpreter, libraries, driver
 _COMPILED = 165  # bytes that the driver keeps for each character of a shader
 _UPLOADS = UPLOAD_CHUNK  # what the driver keeps of uploads once weights are there
@@ -122,6 +124,9 @@ def _remedy(layout: ModelPlan, waiting: Counter[str]) -> str:
     if waiting:
         return "raise device.memory, lower data.max_seq_length or lora.r, or end other programs"
     return "lower data.max_seq_length or lora.r, or end other programs"
+
+
+# ---- bindings and textures -----------------------------------------------------------------------
 
 
 def require_bindings(layout: ModelPlan, plans: Sequence[Plan], device: Device) -> None:

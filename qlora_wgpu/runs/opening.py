@@ -40,33 +40,7 @@ from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.training.optimizer import trace_update
 from qlora_wgpu.training.schedule import STEP_NUMBERS
 
-_FASTER_SINCE = 25  # of Mesa: its later software GPUs are slow through wgpu
-
-
-def faster_through_dawn(device: Device, backend: str) -> str:
-    """A sentence where Dawn may be the faster one; empty where it is there, or wgpu was asked for.
-
-    Args:
-        device: What was opened.
-        backend: The ``device.backend`` that it was opened by.
-    """
-    dawn = BACKENDS["dawn"]
-    asked = os.environ.get(BACKEND_VARIABLE, "auto") if backend == "auto" else backend
-    if asked != "auto" or dawn in installed_backends():
-        return ""
-    info, install = device.gpu.info, f"pip install {dawn.requirement}"
-    if not device.is_cpu:
-        if not may_have_matrix_units(info):
-            return ""
-        return (
-            f"{device.name} may have matrix units, which make steps faster and which kernels reach "
-            f"through Dawn alone: {install} (docs/performance.md)"
-        )
-    mesa = re.search(r"\bMesa (\d+)", info["description"])
-    if mesa is None or int(mesa[1]) < _FASTER_SINCE:
-        return ""
-    return f"with {mesa[0]} steps take about half as long through Dawn: {install}"
-
+# ---- kernels that the driver computes right ------------------------------------------------------
 
 VERIFY_VARIABLE = "QLORA_WGPU_VERIFY_DRIVER"
 _TEXT = 64  # tokens: the shaders of a text do not depend on its length
@@ -171,6 +145,9 @@ def update_plan(settings: Config, layout: ModelPlan) -> Plan:
     info = vector("step_info", STEP_NUMBERS, "float32", storage)
     trace_update(graph, layout.adapter, layout.stats, info, settings.optim)
     return compile_plan(graph)
+
+
+# ---- base and device -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -282,6 +259,34 @@ def open_device(settings: DeviceConfig, observer: Observer) -> Device:
     return device
 
 
+_FASTER_SINCE = 25  # of Mesa: its later software GPUs are slow through wgpu
+
+
+def faster_through_dawn(device: Device, backend: str) -> str:
+    """A sentence where Dawn may be the faster one; empty where it is there, or wgpu was asked for.
+
+    Args:
+        device: What was opened.
+        backend: The ``device.backend`` that it was opened by.
+    """
+    dawn = BACKENDS["dawn"]
+    asked = os.environ.get(BACKEND_VARIABLE, "auto") if backend == "auto" else backend
+    if asked != "auto" or dawn in installed_backends():
+        return ""
+    info, install = device.gpu.info, f"pip install {dawn.requirement}"
+    if not device.is_cpu:
+        if not may_have_matrix_units(info):
+            return ""
+        return (
+            f"{device.name} may have matrix units, which make steps faster and which kernels reach "
+            f"through Dawn alone: {install} (docs/performance.md)"
+        )
+    mesa = re.search(r"\bMesa (\d+)", info["description"])
+    if mesa is None or int(mesa[1]) < _FASTER_SINCE:
+        return ""
+    return f"with {mesa[0]} steps take about half as long through Dawn: {install}"
+
+
 def load_model(
     layout: ModelPlan,
     device: Device,
@@ -310,6 +315,9 @@ def load_model(
     if layout.began:
         observer.note(layout.began)
     return model
+
+
+# ---- adapters as they were trained ---------------------------------------------------------------
 
 
 def opened_as_trained(

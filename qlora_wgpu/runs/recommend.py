@@ -39,6 +39,8 @@ from qlora_wgpu.presence import exists, is_dir
 from qlora_wgpu.runs.workload import Target, Workload
 from qlora_wgpu.training import refuse_existing_run, training_options
 
+# ---- the data ------------------------------------------------------------------------------------
+
 _BUCKETS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 _POSITIONS = 4096  # of a model that does not say how many it was made for
 _WINDOW, _LONG = 1024, 4096  # of documents, where they are longer than that
@@ -161,6 +163,8 @@ def _common(lengths: list[int]) -> int:
     return lengths[min(int(0.98 * len(lengths)), len(lengths) - 1)]
 
 
+# ---- batches -------------------------------------------------------------------------------------
+
 EXAMPLES_OF_A_STEP = 16  # neither noisy nor slow to begin with
 _LEAST_STEPS = 100  # of a run; fewer teach little, however large they are
 _EPOCHS = ((5000, 1), (2000, 2), (300, 3), (100, 5), (0, 10))  # by the least number of examples
@@ -252,10 +256,12 @@ def _micro_batch(
     return max(checkpointed, 1), True, checkpointed > 0
 
 
+# ---- the settings --------------------------------------------------------------------------------
+
 _UNKNOWN = 8 << 30  # bytes of a card that is not there to be asked
-_SPARE = 0.8  # of a card's memory is planned with: drivers and screens take some
-_RUNS = 1000  # of one name, in a folder
-_SHARE = 0.5  # of the machine's, which others need, too
+_SPARE = 0.8  # of a card's memory, that is planned with: drivers and screens take some
+_RUNS = 1000  # of one name in a folder, at most
+_SHARE = 0.5  # of the machine's memory, which others need, too
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ from qlora_wgpu.runs.samples import longest_sample
 from qlora_wgpu.training.batching import in_order
 from qlora_wgpu.training.preferences import Block, Mismatched, in_blocks, preference_of
 
+# ---- what a run computes -------------------------------------------------------------------------
+
 STEPS_LOOKED_AT = 2000  # for the lengths of their batches
 
 Lengths = npt.NDArray[np.int64]
@@ -209,6 +211,9 @@ def _trained_lengths(data: RunData, longest: int) -> list[int]:
     for block in (block for step in steps for block in data.plan.blocks(step)):
         found[bucket_length(max(int(examples[list(row)].sum()) for row in block), longest)] = None
     return list(found)
+
+
+# ---- with a cluster ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

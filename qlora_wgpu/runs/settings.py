@@ -1,8 +1,4 @@
-"""A configuration in whichever form it was given, also of a run that has moved.
-
-What is found is only a guess by name. The run's checkpoints hold hashes of the base, the data and
-the adapter that it began from, so anything else under that name is refused.
-"""
+"""A configuration in whichever form it was given, also of a run that has moved."""
 
 from __future__ import annotations
 
@@ -34,6 +30,8 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.presence import exists, is_file
 from qlora_wgpu.runs.locating import is_nowhere
 from qlora_wgpu.training import Observer, checkpoint_folders
+
+# ---- configurations in any form ------------------------------------------------------------------
 
 TRUSTED = "QLORA_WGPU_TRUSTED_CONFIGS"
 """The environment's name of files that may name other machines, apart as in PATH."""
@@ -134,6 +132,8 @@ def is_lost_template(template: str | None) -> bool:
     return not exists(Path(template))
 
 
+# ---- a run that has moved ------------------------------------------------------------------------
+
 _MARKS = {"model.path": "config.json", "lora.init_from": "adapter_config.json"}
 _DATA = ("data.train", "data.eval", "data.sources")
 
@@ -143,6 +143,8 @@ def found_again(settings: Config, observer: Observer) -> Config:
 
     The end of a path is looked for in the folders around the run and in the current one: of
     ``/home/ann/poems/data/train.jsonl`` first ``data/train.jsonl``, say, and then ``train.jsonl``.
+    That is a guess by name: the run's checkpoints hold hashes of the base, the data and the adapter
+    that it began from, so anything else under that name is refused later.
 
     Args:
         settings: Those of the run; without a checkpoint there is nothing to compare with.
@@ -226,6 +228,9 @@ def _sentence(run: Path, missing: dict[str, str]) -> str:
         f"the run in {run} was trained with {named}, which {verb} not there: if {pronoun} moved, "
         f"{advice}; the contents must be the same"
     )
+
+
+# ---- the adapter that a run goes on from ---------------------------------------------------------
 
 
 def require_init_from(lora: LoraConfig) -> None:

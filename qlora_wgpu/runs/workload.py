@@ -1,9 +1,4 @@
-"""A training to be planned, what of it fits into a budget, or on cards of the usual sizes.
-
-All cards are planned as a common GPU. Times are reckoned, never measured: operations over `FLOPS`,
-bytes of the card's memory over `BYTES`, traffic over `LINK`, one after the other. So a slow-down is
-an upper bound for such a card.
-"""
+"""A training to be planned, what of it fits into a budget, and what fits on usual cards."""
 
 from __future__ import annotations
 
@@ -30,6 +25,8 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions, TrainingOptions
 from qlora_wgpu.ops.loss import PLAIN, Objective
 from qlora_wgpu.runs.opening import device_of
+
+# ---- a training and its device -------------------------------------------------------------------
 
 _LARGEST_BINDING = (1 << 31) - 1  # what most cards allow
 
@@ -64,7 +61,7 @@ class Target:
     max_binding: int = _LARGEST_BINDING  # bytes of its largest binding
     profile: Profile = GPU_PROFILE  # how kernels are cut for it
     nbytes: int | None = None  # bytes of its memory, where they are known
-    is_host: bool = False  # whether that is the host's
+    is_host: bool = False  # whether its memory is the host's
 
     @classmethod
     def here(cls, settings: DeviceConfig | None = None) -> Target:
@@ -163,6 +160,8 @@ def fitted_within(layout: ModelPlan, workload: Workload, budget: int) -> Fit | N
     except OutOfMemoryError:
         return None
 
+
+# ---- what fits into a budget ---------------------------------------------------------------------
 
 MOST_TOKENS = 65_536  # of a micro-batch; more are not looked for
 # In which rows are tried: so far apart that a longer one takes more. Between neighbours that need
@@ -267,10 +266,12 @@ def _where(made: dict[int, int], budget: int) -> float:
     return a + (budget - taken) / slope if slope > 0 else 2 * max(a, b)
 
 
+# ---- cards ---------------------------------------------------------------------------------------
+
 SIZES = (4, 6, 8, 12, 16, 24, 48, 80)  # GB, as cards are sold: 2**30 bytes each
 FLOPS, BYTES = 1e13, 5e11  # a second, of products and of the card's memory
 _FEW_LAYERS = 8
-_NEARLY = 1.1  # like ways differ by less
+_NEARLY = 1.1  # ways that are alike differ by a smaller factor
 
 
 @dataclass(frozen=True)
@@ -291,7 +292,12 @@ class CardPlan:
 
 
 def plans_for_cards(workload: Workload) -> tuple[CardPlan, ...]:
-    """Plans a training for cards from 4 to 80 GB, until a card has room for everything."""
+    """Plans a training for cards from 4 to 80 GB, until a card has room for everything.
+
+    All cards are planned as a common GPU. Times are reckoned, never measured: operations over
+    ``FLOPS``, bytes of the card's memory over ``BYTES``, traffic over ``LINK``, one after the
+    other. So a slow-down is an upper bound for such a card.
+    """
     return tuple(_plans(workload))
 
 

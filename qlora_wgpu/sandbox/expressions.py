@@ -106,7 +106,7 @@ def _apart(function: Callable[..., Any], *args: str | list[str]) -> Any:
         raise ExpressionError(str(err)) from None
 
 
-# --- what follows runs in the child process, too
+# ---- what runs in the child process, too ---------------------------------------------------------
 
 
 def _problem(expression: str) -> str | None:

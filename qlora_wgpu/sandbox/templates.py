@@ -30,6 +30,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
 
+# ---- an environment with bounds ------------------------------------------------------------------
+
 MAX_CHARACTERS = 10_000_000
 MAX_STEPS = 250_000
 _LARGEST = {"*": 10**9, "**": 100}  # operands: products and powers of such stay small
@@ -322,6 +324,8 @@ for _module in ("html.entities", "jinja2.debug", "unicodedata"):
     importlib.import_module(_module)
 for _codec in ("ascii", "latin-1", "raw_unicode_escape", "unicode_escape", "utf-16", "utf-32"):
     codecs.lookup(_codec)
+
+# ---- rendering -----------------------------------------------------------------------------------
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _TURNS = 8  # of which the texts before and after are rendered at once

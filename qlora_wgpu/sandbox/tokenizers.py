@@ -1,12 +1,11 @@
 """Tokenizers of strangers: read and tried in a process of its own, bounded by a text's length.
 
-Anything else, a regular expression that is not known to search in a line above all, is computed in
-a process of its own: it is slower there, and nothing else changes.
-
 The library of tokenizers computes whatever tokenizer.json says: its regular expressions search back
 as long as they like, its replacements may grow a text without bound, and where memory runs out it
 ends the process. So a file is first read in a child process. If all its parts are ones whose
-time and memory are bounded by the text's, this process reads it, too; else the child keeps it.
+time and memory are bounded by the text's length, this process reads it, too. Else, above all where
+a regular expression is not known to take linear time, the child keeps it: it is slower there, and
+nothing else changes.
 """
 
 from __future__ import annotations
@@ -26,6 +25,8 @@ from qlora_wgpu.errors import TokenizerError
 from qlora_wgpu.limits import TOKEN_ID
 from qlora_wgpu.presence import is_file
 from qlora_wgpu.sandbox.process import ChildProcess, Stopped
+
+# ---- what is bounded -----------------------------------------------------------------------------
 
 _LONGEST_TOKEN = 4096  # characters; runs of spaces are the longest that are real
 _LONGEST_WORD = 1000  # characters that WordPiece looks up piece by piece
@@ -127,6 +128,8 @@ def _growth(steps: list[dict[str, Any]]) -> float:
             growth *= 1 + len(step.get("prepend", "")) / 16
     return growth
 
+
+# ---- opening -------------------------------------------------------------------------------------
 
 _VERSION = 2  # of what is looked at; a new one looks anew
 _PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
@@ -250,7 +253,7 @@ def library_errors(what: str) -> Iterator[None]:
         raise
 
 
-# --- what follows runs in the child process
+# ---- what runs in the child process --------------------------------------------------------------
 
 _backend: tokenizers.Tokenizer
 _longest_token: int

@@ -13,6 +13,8 @@ from qlora_wgpu.errors import ConfigError, DataError, brief
 from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.limits import ANSWERS, LOGPROBS, STOP_TEXTS
 
+# ---- what all requests have ----------------------------------------------------------------------
+
 # What changes nothing of the answer.
 _SAYS_NOTHING = frozenset(
     {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
@@ -42,8 +44,8 @@ class Asked:
     streamed: bool  # whether it is sent as it comes
     counted: bool  # whether a streamed answer ends with the number of tokens
     count: int  # answers to each prompt
-    # Of how many of the likeliest tokens log probabilities are told beside the chosen one's; None
-    # for none at all
+    # How many of the likeliest tokens are told with their log probabilities, beside the chosen one;
+    # None for not even that
     logprobs: int | None
 
     def sampling_of(self, number: int) -> Sampling:
@@ -159,6 +161,8 @@ def _count(value: Any) -> int:
     return value
 
 
+# ---- chat completions ----------------------------------------------------------------------------
+
 _CHAT_KEYS = {
     "messages", "max_completion_tokens", "logprobs", "top_logprobs", "tools", "tool_choice",
     "parallel_tool_calls", "chat_template_kwargs",
@@ -171,13 +175,13 @@ _CHAT_DEFAULTS: Mapping[str, Any] = {
 
 @dataclass(frozen=True)
 class ChatRequest(Asked):
-    """What is asked for."""
+    """What a request for a chat completion asks for."""
 
     messages: list[dict[str, Any]]  # the conversation
     # JSON schemas of functions that the model may call, if there are any
     tools: list[dict[str, Any]] | None
     several_calls: bool  # whether an answer may have more than one call
-    # What else the chat template is given, as by rows and by vLLM's ``chat_template_kwargs``
+    # What else the chat template is given: ``chat_template_kwargs``, as rows and vLLM have them
     options: dict[str, Any]
 
     @classmethod
@@ -223,6 +227,8 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return None if choice == "none" else tools or None
 
 
+# ---- completions ---------------------------------------------------------------------------------
+
 _COMPLETION_KEYS = {"prompt", "logprobs"}
 _COMPLETION_DEFAULTS: Mapping[str, Any] = {"echo": False, "suffix": "", "best_of": 1}
 _MOST_TOKENS = 16  # where nobody says how many, as OpenAI has it
@@ -232,7 +238,7 @@ Prompt = str | list[int]
 
 @dataclass(frozen=True)
 class CompletionRequest(Asked):
-    """What is asked for."""
+    """What a request for completions asks for."""
 
     prompts: list[Prompt]  # texts, or their tokens
 

@@ -11,6 +11,8 @@ from qlora_wgpu.generation.text import TokenLogprobs, continuation
 from qlora_wgpu.serving.tool_calls import Call, CallReader
 from qlora_wgpu.serving.writer import Answer, Piece
 
+# ---- forms of answers ----------------------------------------------------------------------------
+
 Object = dict[str, Any]
 
 
@@ -130,6 +132,9 @@ def _likely(text: str, logprob: float) -> Object:
     """A token; its bytes are not known where it is half a character."""
     whole = "\ufffd" not in text
     return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
+
+
+# ---- several answers at a time -------------------------------------------------------------------
 
 
 async def together(answers: Sequence[Answer]) -> AsyncGenerator[tuple[int, Piece], None]:

@@ -14,6 +14,8 @@ from qlora_wgpu.data.json_rows import parse_json, raw_decode
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation.text import beginning
 
+# ---- formats -------------------------------------------------------------------------------------
+
 Tools = Mapping[str, Mapping[str, Any]]
 _SHORT_ID = 9  # letters and digits of Mistral's ids, which its templates insist on
 _PARAMETER = re.compile(
@@ -33,7 +35,7 @@ class Call:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """One of these ways."""
+    """How models of a kind write calls."""
 
     opener: str  # what a call begins with
     closer: str  # what it ends with; empty where it goes on to the answer's end
@@ -161,6 +163,9 @@ def call_format(template: str) -> CallFormat | None:
 
 
 _LLAMA_WORDS = 'Respond in the format {"name": function name, "parameters"'
+
+
+# ---- reading -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
+# ---- how a process ended -------------------------------------------------------------------------
+
 ERROR = 2  # of every failure that a sentence explains
 LOST = 75  # the device was lost, and the process could still say so
 HUNG = 76  # the driver did not answer for too long
@@ -38,6 +40,8 @@ def crash_name(code: int, *, windows: bool) -> str | None:
         return f"exception {code:#x}"
     return None
 
+
+# ---- processes and their limits ------------------------------------------------------------------
 
 _GROUPS = Path("/proc/self/cgroup")
 _ROOT = Path("/sys/fs/cgroup")
@@ -95,6 +99,8 @@ def container_limit() -> int | None:
                 limits.append(int((root / group / name).read_text("ascii")))
     return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
+
+# ---- signals -------------------------------------------------------------------------------------
 
 SAME_WISH = 1.0
 """Seconds within which several are one wish, sent to a process and to its whole group."""

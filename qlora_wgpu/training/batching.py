@@ -21,8 +21,7 @@ from qlora_wgpu.limits import STEPS
 class BatchPlan:
     """The division of a data set into optimizer steps."""
 
-    # The examples of each row of a batch: one, or with packing several; or the pair that makes two
-    # rows
+    # The examples of each row: one, several where rows are packed, or the two of a pair
     rows: PackedRows
     lengths: npt.NDArray[np.int64]  # tokens of each row, of a pair's the longer one's
     batch_size: int  # rows of a micro-batch
@@ -32,7 +31,7 @@ class BatchPlan:
     steps_per_epoch: int  # optimizer steps of a pass over the data; the last may be short
     total_steps: int  # optimizer steps of the run
     _orders: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict, repr=False)
-    sides: int = 1  # rows of a micro-batch that ``rows`` has as one
+    sides: int = 1  # rows of a micro-batch for each of ``rows``
 
     @classmethod
     def of(cls, lengths: npt.NDArray[np.int64], config: Config) -> BatchPlan:
@@ -92,7 +91,7 @@ class BatchPlan:
         return [[row for i in group for row in self._below(self.rows[i])] for group in groups]
 
     def _below(self, row: tuple[int, ...]) -> list[tuple[int, ...]]:
-        """What is one row of the plan, as those of a batch."""
+        """A row of the plan as rows of a batch: two for a pair that is not packed."""
         return [row] if self.sides == 1 else [(i,) for i in row]
 
     def examples_until(self, step: int) -> tuple[int, npt.NDArray[np.int64]]:
@@ -127,10 +126,10 @@ def _units(lengths: npt.NDArray[np.int64], config: Config) -> PackedRows:
 
 
 def weight_unit(examples: Iterable[Example]) -> float:
-    """What the weights of a step's examples are divided by: the largest is from 1 to below 2.
+    """What the weights of a step's examples are divided by, so that the largest is in [1, 2).
 
     A step's gradient is divided by the sum of its weights, so that what is common to all of them
-    cancels; but squares of it would leave float32. It is a power of two, which changes no bit.
+    cancels; but squares of it could leave float32. It is a power of two, which changes no bit.
     """
     largest = max((e.weight for e in examples if e.num_label_tokens), default=0.0)
     return math.ldexp(1.0, math.frexp(largest)[1] - 1) if largest > 0 else 1.0

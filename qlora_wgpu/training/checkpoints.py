@@ -35,6 +35,8 @@ from qlora_wgpu.presence import exists
 from qlora_wgpu.training.divergence import Plateau
 from qlora_wgpu.training.run_folder import step_of
 
+# ---- a run's figures -----------------------------------------------------------------------------
+
 
 @dataclass
 class RunState:
@@ -43,8 +45,8 @@ class RunState:
     step: int = 0  # steps done
     num_tokens: int = 0  # tokens trained on, padding not counted
     logged_step: int = 0  # the last step that metrics.jsonl has a row of
-    # Loss sum, label tokens, hits and sum of the losses that balance experts, of each step since
-    # the last logged one; an older version kept no hits
+    # Of each step since the last logged one: loss sum, label tokens, hits (None from an older
+    # version), and the sum of the losses that balance experts
     window: list[tuple[float, float, float | None, float]] = field(default_factory=list)
     # Sums of an objective over answers in these steps (``ops/preference.py``)
     metrics: list[float] = field(default_factory=list)
@@ -54,9 +56,9 @@ class RunState:
     eval_loss_before: float | None = None  # held-out loss before the first step
     eval_loss: float | None = None  # the latest one, after ``eval_step`` steps
     eval_step: int = -1  # when it was measured
-    best_loss: float | None = None  # the one of the best evaluation
+    best_loss: float | None = None  # held-out loss of the best evaluation
     best_step: int = -1  # when it was measured
-    # What made it the best; None where that is the loss in an older version
+    # The figure that made it the best; None from an older version, where it was the loss
     best_figure: float | None = None
     aim: str = EvalConfig().aim  # what makes an evaluation the best: ``EvalConfig.aim``
     without_gain: int = 0  # evaluations in a row that were not better by the user's threshold
@@ -64,7 +66,7 @@ class RunState:
     seconds: float = 0.0  # time that its parts have taken, from each one's first step on
     total_steps: int = 0  # steps that the run was to have; 0 where an older version did not say
     plateau: Plateau | None = None  # the schedule's, where it follows evaluations
-    # What the schedule's learning rates are multiplied by, as the program asked
+    # What the user's program has the schedule's learning rates multiplied by
     rate_factor: float = 1.0
     # A hash of the rows in metrics.jsonl; None where an older version kept none
     log_digest: str | None = None
@@ -103,7 +105,7 @@ class RunState:
             loss: The held-out loss.
             figure: What the best one has most or least of (``settings.metric_for_best_model``).
             step: The steps done.
-            settings: Which of both, and the least change that patience counts.
+            settings: Whether more of it is better, and the least change that patience counts.
         """
         self.eval_loss, self.eval_step = loss, step
         gain = math.inf
@@ -128,6 +130,9 @@ def _figures(
 ) -> tuple[float, float, float | None, float]:
     """A step's sums, as JSON has them."""
     return float(loss), float(count), None if hits is None else float(hits), float(balance)
+
+
+# ---- the best adapter ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,6 +177,8 @@ def load_best(folder: Path, model: AdapterModel, aim: str) -> BestAdapter | None
         raise CheckpointError(f"{folder / MANIFEST} is of no best adapter") from err
     return best if best.aim == aim else None
 
+
+# ---- checkpoints ---------------------------------------------------------------------------------
 
 _MOMENTS, _STATE = "optimizer.safetensors", "trainer_state.json"
 

@@ -16,7 +16,9 @@ from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind
 from qlora_wgpu.training.observers import WorkerFigures
 from qlora_wgpu.training.preferences import AnswerBatch
 
-_WINDOW = 10
+# ---- how fast ------------------------------------------------------------------------------------
+
+_WINDOW = 10  # steps
 
 
 class ThroughputMeter:
@@ -56,6 +58,8 @@ class ThroughputMeter:
         return (n1 - n0) / max(t1 - t0, 1e-9)
 
 
+# ---- micro-batches, and what computes them -------------------------------------------------------
+
 Arrays = tuple[Any, Any, Any]
 Done = Callable[[int], None]
 """Told how many micro-batches are done, before the next."""
@@ -71,10 +75,10 @@ class MicroBatch:
     mask: IntArray  # 0 for padding, else the number of the sample within its row, (batch, seq)
     dropout_key: int | None  # the key of its dropout masks and noise; None without
     tokens: int  # its tokens, padding not counted
-    # Of each target in the loss, float32 (batch, seq); None where all are one
+    # Each target's weight in the loss, float32 (batch, seq); None where all are one
     weights: FloatArray | None = None
     samples: PreferenceInputs | None = None  # what an objective over answers knows of them
-    # Whether its answers' divergence from the reference is added up alone
+    # Whether only its answers' divergence from the reference is added up
     is_measured: bool = False
 
     @classmethod

@@ -44,7 +44,9 @@ from qlora_wgpu.training.data_warnings import (
 )
 from qlora_wgpu.training.observers import Observer, SourceFigures
 
-# What of a row of token ids is read, and what tokenizers give with them that says nothing more.
+# ---- data sets as token ids ----------------------------------------------------------------------
+
+# What is read of a row of token ids, and what tokenizers add that says nothing more.
 _READ = {"input_ids", "labels", "attention_mask", "token_type_ids", "position_ids",
          "special_tokens_mask", "length", "num_tokens", "id", "idx", "index"}  # fmt: skip
 Rows = str | PathLike[str] | Sequence[Any]
@@ -226,6 +228,9 @@ def learnable(rows: Sequence[Any], name: str, vocabulary: int, otherwise: str) -
     return dataset
 
 
+# ---- mixtures ------------------------------------------------------------------------------------
+
+
 def read_mixture(
     settings: DataConfig, seed: int, read: Callable[[DataConfig], Dataset], observer: Observer
 ) -> Dataset:
@@ -259,7 +264,7 @@ class SourceCounter:
     """
 
     def __init__(self, dataset: Dataset, plan: BatchPlan) -> None:
-        """Counts in no data set that is no mixture."""
+        """Counts nothing where the data set is no mixture."""
         self._names, self._sources, self._plan = dataset.source_names, dataset.source_of, plan
         self._shares = _shares_of_rows(dataset) if self._sources is not None else np.zeros(0)
 
@@ -299,6 +304,9 @@ def _shares_of_rows(dataset: Dataset) -> npt.NDArray[np.float64]:
 def _name(path: str) -> str:
     is_on_hub = not exists(Path(path)) and is_dataset_name(path)
     return path if is_on_hub else DataPlace.parse(path).name
+
+
+# ---- what a trainer is given ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

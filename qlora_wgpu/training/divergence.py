@@ -11,6 +11,8 @@ from qlora_wgpu.config import Config, OptimConfig
 from qlora_wgpu.config.schedules import PLATEAU
 from qlora_wgpu.errors import ConfigError
 
+# ---- losses that go wrong ------------------------------------------------------------------------
+
 _FIRST, _LAST = 5, 10  # steps
 _WORSE = 1.5  # nats
 _LEARNT = 0.01  # nats below which a gradient may vanish
@@ -83,12 +85,14 @@ class Divergence:
         return _FAR_ABOVE if loss > max(self._first[0], self._uniform) + _WORSE else None
 
 
+# ---- figures that get no better ------------------------------------------------------------------
+
 _FACTOR, _PATIENCE, _THRESHOLD, _EPS = 0.1, 10, 1e-4, 1e-8  # torch's defaults
 
 
 @dataclass
 class Plateau:
-    """What is known of the evaluations so far."""
+    """What torch's ``ReduceLROnPlateau`` keeps: the rate, and the evaluations so far."""
 
     rate: float  # the learning rate from here on
     best: float | None = None  # the best figure; None before the first one

@@ -20,50 +20,7 @@ from qlora_wgpu.training.result import TrainResult
 from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import log_window
 
-_RUN = "run.txt"  # in a rescued adapter's folder: the path of its run
-
-
-def rescued(run: Path, save: Callable[[Path], None]) -> Path | None:
-    """Saves something in the first place that takes it.
-
-    Returns:
-        The folder, or None if no place takes it.
-    """
-    for place in _places():
-        try:
-            folder = Path(tempfile.mkdtemp(prefix=f"{run.name}-", dir=place()))
-            save(folder)
-            write_file(folder / _RUN, f"{run.absolute()}\n".encode())
-            return folder
-        except (OSError, CheckpointError):
-            continue
-    return None
-
-
-def forget_rescued(run: Path) -> list[Path]:
-    """Removes what was rescued of a run that has ended well since; the folders."""
-    removed = []
-    for place in _places():
-        with suppress(OSError, CheckpointError, UnicodeError):
-            for mark in place().glob(f"{glob.escape(run.name)}-*/{_RUN}"):
-                is_ours = not hasattr(os, "getuid") or mark.stat().st_uid == os.getuid()
-                if is_ours and file_text(mark, 64 * KIB) == f"{run.absolute()}\n":
-                    remove(mark.parent)
-                    removed.append(mark.parent)
-    return removed
-
-
-def _places() -> Iterator[Callable[[], Path]]:
-    """The user's cache, the system's temporary folder, the present one."""
-    yield _cache
-    yield lambda: Path(tempfile.gettempdir())
-    yield Path.cwd
-
-
-def _cache() -> Path:
-    folder = cache_path("rescued")
-    make_cache_folder(folder)
-    return folder
+# ---- the end of a run ----------------------------------------------------------------------------
 
 
 def finish(run: Run, evaluator: Evaluator) -> None:
@@ -205,3 +162,51 @@ def result_of(
         adapter_dir=run.folder.adapter,
         peak_bytes=run.model.device.memory.peak,
     )
+
+
+# ---- an adapter that its run's folder does not take ----------------------------------------------
+
+_RUN = "run.txt"  # in a rescued adapter's folder: the path of its run
+
+
+def rescued(run: Path, save: Callable[[Path], None]) -> Path | None:
+    """Saves something in the first place that takes it.
+
+    Returns:
+        The folder, or None if no place takes it.
+    """
+    for place in _places():
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=f"{run.name}-", dir=place()))
+            save(folder)
+            write_file(folder / _RUN, f"{run.absolute()}\n".encode())
+            return folder
+        except (OSError, CheckpointError):
+            continue
+    return None
+
+
+def forget_rescued(run: Path) -> list[Path]:
+    """Removes what was rescued of a run that has ended well since; the folders."""
+    removed = []
+    for place in _places():
+        with suppress(OSError, CheckpointError, UnicodeError):
+            for mark in place().glob(f"{glob.escape(run.name)}-*/{_RUN}"):
+                is_ours = not hasattr(os, "getuid") or mark.stat().st_uid == os.getuid()
+                if is_ours and file_text(mark, 64 * KIB) == f"{run.absolute()}\n":
+                    remove(mark.parent)
+                    removed.append(mark.parent)
+    return removed
+
+
+def _places() -> Iterator[Callable[[], Path]]:
+    """The user's cache, the system's temporary folder, the present one."""
+    yield _cache
+    yield lambda: Path(tempfile.gettempdir())
+    yield Path.cwd
+
+
+def _cache() -> Path:
+    folder = cache_path("rescued")
+    make_cache_folder(folder)
+    return folder

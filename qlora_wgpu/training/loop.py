@@ -38,8 +38,10 @@ from qlora_wgpu.training.steering import Steering, Step
 from qlora_wgpu.training.step_log import StepLog, SubmittedStep
 from qlora_wgpu.training.stopping import StopRequest
 
-_SHARE = 0.5  # of the time, from which on it is told
-_STEPS, _SECONDS = 3, 10.0  # that are looked at, at least
+# ---- waiting for the disk ------------------------------------------------------------------------
+
+_SHARE = 0.5  # of the time: what is told from there on
+_STEPS, _SECONDS = 3, 10.0  # the least that is looked at
 
 
 class DiskWatch:
@@ -76,6 +78,8 @@ class DiskWatch:
             "device.memory"
         )
 
+
+# ---- the loop ------------------------------------------------------------------------------------
 
 _Error = TypeVar("_Error", bound=OutOfMemoryError | ClusterError | WeightFileError | CallbackError)
 

@@ -21,6 +21,8 @@ from qlora_wgpu.errors import CallbackError, ConfigError, QLoRAError, QLoRAWarni
 from qlora_wgpu.files import file_text
 from qlora_wgpu.training.result import Sample, TrainResult, Written
 
+# ---- events --------------------------------------------------------------------------------------
+
 Row = dict[str, Any]
 
 
@@ -225,6 +227,8 @@ class Unwatched(Observer):
 _OTHERS = ("stop_run", "stop_reason", "failure", "check", "forget_stop")
 EVENTS = tuple(n for n in vars(Observer) if not n.startswith("_") and n not in _OTHERS)
 
+
+# ---- reporters: the services of log.report_to ----------------------------------------------------
 
 WANDB_ID = "wandb-id.txt"
 _ID, _ID_BYTES = re.compile(r"[\w-]{1,128}"), 1024
@@ -443,6 +447,34 @@ class Guarded(Observer):
             self._warn(f"{name} gets no more rows: {err}")
 
 
+def reporters(
+    names: Sequence[str], folder: Path, config: dict[str, Any], *, resume: bool = False
+) -> list[Observer]:
+    """The observers that ``log.report_to`` names.
+
+    Args:
+        names: The services.
+        folder: The run's folder.
+        config: The run's settings, for a service to show.
+        resume: Whether the run in the folder goes on.
+
+    Raises:
+        ConfigError: If what one needs is not installed.
+    """
+    observers: list[Observer] = []
+    for name in names:
+        if name == "tensorboard":
+            observers.append(TensorBoard(folder / "tensorboard"))
+        elif name == "trackio":
+            observers.append(Trackio(folder, config, resume=resume))
+        else:
+            observers.append(WeightsAndBiases(folder, config, resume=resume))
+    return observers
+
+
+# ---- observers that pass events on ---------------------------------------------------------------
+
+
 class ObserverList(Observer):
     """Several observers, each told of every event in their order."""
 
@@ -482,31 +514,6 @@ def _forwarded(event: str) -> Callable[..., None]:
 
 for _event in EVENTS:  # so that no event can be forgotten
     setattr(ObserverList, _event, _forwarded(_event))
-
-
-def reporters(
-    names: Sequence[str], folder: Path, config: dict[str, Any], *, resume: bool = False
-) -> list[Observer]:
-    """The observers that ``log.report_to`` names.
-
-    Args:
-        names: The services.
-        folder: The run's folder.
-        config: The run's settings, for a service to show.
-        resume: Whether the run in the folder goes on.
-
-    Raises:
-        ConfigError: If what one needs is not installed.
-    """
-    observers: list[Observer] = []
-    for name in names:
-        if name == "tensorboard":
-            observers.append(TensorBoard(folder / "tensorboard"))
-        elif name == "trackio":
-            observers.append(Trackio(folder, config, resume=resume))
-        else:
-            observers.append(WeightsAndBiases(folder, config, resume=resume))
-    return observers
 
 
 def failure_of(what: str, err: Exception, when: str = "") -> CallbackError:

@@ -19,6 +19,8 @@ from qlora_wgpu.ops.loss import Objective
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.training.batching import padded_batch
 
+# ---- settings ------------------------------------------------------------------------------------
+
 
 def training_options(settings: TrainConfig, *, weighted: bool = False) -> TrainingOptions:
     """Options of training steps, from the ``train`` section.
@@ -55,6 +57,8 @@ def preference_of(settings: TrainConfig) -> Preference | None:
         settings.undesirable_weight,
     )
 
+
+# ---- answers -------------------------------------------------------------------------------------
 
 FloatArray = npt.NDArray[np.float32]
 Block = list[tuple[int, ...]]
@@ -121,8 +125,7 @@ class References:
 class AnswerBatch:
     """A micro-batch of answers."""
 
-    # Whether it is learnt (or its loss is measured), or its divergence from the reference is added
-    # up before
+    # Whether its loss is computed, or only, before that, its divergence from the reference
     kind: Literal["loss", "divergence"]
     batch: Batch  # its tokens; labels are all that has a loss
     samples: PreferenceInputs  # what is known of its answers

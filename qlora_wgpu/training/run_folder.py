@@ -27,6 +27,8 @@ from qlora_wgpu.presence import broken_link, exists, is_dir
 from qlora_wgpu.shell_words import shell_word
 from qlora_wgpu.training.run_log import RunLog
 
+# ---- which run it is -----------------------------------------------------------------------------
+
 _SOURCES = ("train", "sources", "eval", "chat_template")
 """Settings of the data that may differ as long as the same is learnt."""
 
@@ -131,6 +133,8 @@ def _named(name: str, kept: Any, identity: RunIdentity) -> str:
     return "values in the base's config.json"
 
 
+# ---- one run of a model at a time ----------------------------------------------------------------
+
 _runs: WeakKeyDictionary[AdapterModel, str] = WeakKeyDictionary()
 _lock = Lock()
 
@@ -154,6 +158,8 @@ def one_run_of(model: AdapterModel, folder: str) -> Iterator[None]:
         with _lock:
             _runs.pop(model, None)
 
+
+# ---- a run that another one replaces -------------------------------------------------------------
 
 REPLACED = "replaced"
 _CONFIG = "config.yaml"
@@ -194,6 +200,8 @@ class Replaced:
         """Removes what was moved aside; nothing where there is none."""
         remove(self.path)
 
+
+# ---- the folder ----------------------------------------------------------------------------------
 
 SAMPLES, PROGRESS = "samples.jsonl", "progress.json"
 _LOCK, _PROBE = ".lock", ".qlora-wgpu-"

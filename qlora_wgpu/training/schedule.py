@@ -12,6 +12,8 @@ import numpy.typing as npt
 from qlora_wgpu.config import OptimConfig
 from qlora_wgpu.config.schedules import PLATEAU, POLYNOMIAL_END
 
+# ---- learning rates ------------------------------------------------------------------------------
+
 Steps = npt.NDArray[np.float64]
 """Steps counted from 0, or a number for each of them."""
 
@@ -156,6 +158,8 @@ _FACTORS: dict[str, Factors] = {
     PLATEAU: _constant,
 }
 
+
+# ---- what the optimizer's kernel reads -----------------------------------------------------------
 
 STEP_NUMBERS = 4
 """Numbers of a row of the table."""

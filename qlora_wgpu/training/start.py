@@ -34,7 +34,7 @@ class Beginning:
     resume: bool  # whether it goes on
 
     def asked(self, overwrite: bool | None, resume: bool | None) -> Beginning:
-        """What one call asks for; of what it does not say, this holds unless it asks otherwise."""
+        """What one call asks for; where it says None, this holds, unless it asks for the other."""
         asked = Beginning(
             not resume and self.overwrite if overwrite is None else overwrite,
             not overwrite and self.resume if resume is None else resume,

@@ -38,6 +38,8 @@ from qlora_wgpu.training.samples import save_prompt
 from qlora_wgpu.version import __version__
 from qlora_wgpu.web.variant import FilledBuffers, Shaders, SiteFiles, Variant, WeightFiles
 
+# ---- the page, and what it can do ----------------------------------------------------------------
+
 
 def page_folder() -> Path:
     """Where the page's files are in the installed package."""
@@ -128,6 +130,8 @@ def check_model(layout: ModelPlan) -> None:
         )
 
 
+# ---- texts ---------------------------------------------------------------------------------------
+
 _TOKENIZER = "tokenizer.json"
 
 
@@ -173,6 +177,8 @@ def _prompt_json(prompt: PromptFormat, base: Path, settings: Config) -> dict[str
     return {"turn_end": prompt.turn_end, "stop_text": prompt.stop_text, "files": kept}
 
 
+# ---- the site ------------------------------------------------------------------------------------
+
 MANIFEST = "site.json"
 FORMAT = 1
 _MAX_BINDING = 128 * MIB  # what WebGPU promises on every device
@@ -183,7 +189,7 @@ class _Cut:
     """How kernels are cut for some browsers."""
 
     profile: Profile  # how
-    # Whose GPUs they are for, by WebGPU's names; none for all that have no other
+    # The vendors whose GPUs they are for, by WebGPU's names; none for all others
     vendors: tuple[str, ...] = ()
     suffix: str = ""  # of their folder's name
 

@@ -1,10 +1,4 @@
-"""A model with an adapter of one rank, as a page trains it: buffers, plans, places.
-
-A launch is ``[shader, [x, y, z], windows, parameters, microseconds]``. A window is ``[binding,
-memory, first byte, bytes]``, where a memory that is not negative is a buffer, and -1 - n the n-th
-slot. Parameters are the words of its uniform. The time is a slow GPU's, guessed as ``gpu.pace``
-does: a page sizes its first submits by it.
-"""
+"""A model with an adapter of one rank, as a page trains it: buffers, plans, places."""
 
 from __future__ import annotations
 
@@ -45,6 +39,8 @@ from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.training.optimizer import trace_update
 from qlora_wgpu.training.schedule import STEP_NUMBERS
+
+# ---- files ---------------------------------------------------------------------------------------
 
 FILE_BYTES = 64 * MIB  # of weights: static hosts refuse larger ones
 _ALIGNMENT = 4  # what a queue writes begins and ends with whole words
@@ -123,6 +119,9 @@ class WeightFiles:
             self._content = bytearray()
 
 
+# ---- plans ---------------------------------------------------------------------------------------
+
+
 class Needs:
     """What plans need that run one at a time.
 
@@ -196,7 +195,13 @@ def _compact(code: str) -> str:
 
 
 def plan_json(plan: Plan, shaders: Shaders, device: Device) -> dict[str, Any]:
-    """A plan as JSON values; what it needs is allocated on a recording device."""
+    """A plan as JSON values; what it needs is allocated on a recording device.
+
+    A launch is ``[shader, [x, y, z], windows, parameters, microseconds]``. A window is ``[binding,
+    memory, first byte, bytes]``, where a memory that is not negative is a buffer, and -1 - n the
+    n-th slot. Parameters are the words of its uniform. The time is a slow GPU's, guessed as
+    ``gpu.pace`` does: a page sizes its first submits by it.
+    """
     for storage in plan.storages:
         allocate(device, storage)
     return {
@@ -236,6 +241,8 @@ def _parts(launch: Launch) -> list[Launch]:
         return [launch]
     return [launch.part(*box) for box in split_grid(launch.workgroups, count)]
 
+
+# ---- the variant ---------------------------------------------------------------------------------
 
 VECTORS = ("parameters", "gradient", "first_moment", "second_moment")
 _FIELDS = ("input_ids", "targets", "label_rows", "positions", "segments", "info")

@@ -1,9 +1,4 @@
-"""What architectures of llama.cpp have in common: names, placement, heads, windows, rotations.
-
-Hugging Face has the heads of values that share a key side by side: of two keys and three values
-each, k0v0 k0v1 k0v2 k1v0 k1v1 k1v2. For Qwen 3.5 llama.cpp has them in turns, k0v0 k1v0 k0v1 k1v1
-k0v2 k1v2; for Qwen3-Next as Hugging Face, but queries, keys, values and gates each by themselves.
-"""
+"""What architectures of llama.cpp have in common: names, placement, heads, windows, rotations."""
 
 from __future__ import annotations
 
@@ -18,6 +13,8 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.keys import Keys, shortest
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
+
+# ---- placements ----------------------------------------------------------------------------------
 
 Number = TypeVar("Number", bound="np.generic[Any]")
 FloatArray = npt.NDArray[np.float32]
@@ -111,6 +108,8 @@ class Placement:
         return [array[rows] for _, rows in self.parts]
 
 
+# ---- an architecture -----------------------------------------------------------------------------
+
 Config = dict[str, Any]
 More = Callable[[Keys, GGUFFile, Config], Config]
 Arrange = Callable[[dict[str, Placement], GGUFFile, Config], None]
@@ -147,9 +146,18 @@ class GGUFArchitecture:
     arrange: Arrange = lambda *given: None
 
 
+# ---- heads of delta nets -------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Heads:
-    """Sizes of a delta net."""
+    """Sizes of a delta net.
+
+    Hugging Face has the heads of values that share a key side by side: of two keys and three values
+    each, k0v0 k0v1 k0v2 k1v0 k1v1 k1v2. For Qwen 3.5 llama.cpp has them in turns, k0v0 k1v0 k0v1
+    k1v1 k0v2 k1v2; for Qwen3-Next as Hugging Face, but queries, keys, values and gates each by
+    themselves.
+    """
 
     key_heads: int  # heads of queries, and of keys
     value_heads: int  # heads of values, a multiple of it
@@ -185,6 +193,9 @@ def inverse(order: IntArray) -> IntArray:
     return np.argsort(order, kind="stable")
 
 
+# ---- keys that several architectures read alike --------------------------------------------------
+
+
 def whole_heads(keys: Keys, config: Config) -> None:
     """Refuses heads of which a part is rotated."""
     keys.refuse("rope.dimension_count", config["head_dim"])
@@ -200,7 +211,7 @@ def usual_scale(keys: Keys, config: Config) -> None:
 
 
 def window_pattern(keys: Keys, config: Config, usual: int) -> Config:
-    """``layer_types``: all slide but every so manieth layer, or those of a list."""
+    """``layer_types``: all layers slide but each n-th one, or those slide that a list names."""
     name, layers = "attention.sliding_window_pattern", config["num_hidden_layers"]
     pattern = keys.raw(name, usual)
     if isinstance(pattern, np.ndarray):
@@ -220,6 +231,8 @@ def window_pattern(keys: Keys, config: Config, usual: int) -> Config:
     names = {True: "sliding_attention", False: "full_attention"}
     return {"layer_types": [names[slide] for slide in slides]}
 
+
+# ---- rotations -----------------------------------------------------------------------------------
 
 _BASE = 10_000.0
 FACTORS = "rope_freqs.weight"

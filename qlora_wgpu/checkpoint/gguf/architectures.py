@@ -35,7 +35,7 @@ _HUNYUAN_NAMES = (
 
 
 def _shared(at: str) -> tuple[tuple[str, str], ...]:
-    """What an expert that every token meets is called."""
+    """What a shared expert is called."""
     return tuple((f"ffn_{leaf}_shexp", f"{at}.{leaf}_proj") for leaf in ("gate", "up", "down"))
 
 

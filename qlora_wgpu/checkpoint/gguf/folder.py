@@ -35,6 +35,8 @@ from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, repack_ggml
 from qlora_wgpu.weight_format import WeightFormat
 
+# ---- weights -------------------------------------------------------------------------------------
+
 _AT_ONCE = 1 << 22  # elements that become floats at once
 _NUMPY = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "BF16": "<u2"}
 _Bytes = npt.NDArray[np.uint8]
@@ -200,6 +202,8 @@ def to_float32(rows: _Bytes, kind: ElementType) -> npt.NDArray[np.float32]:
     return floats
 
 
+# ---- the files of its text -----------------------------------------------------------------------
+
 _KEPT = 8  # folders of some ten megabytes
 
 
@@ -271,6 +275,9 @@ def _forget_oldest(cache: Path) -> None:
         folders = sorted(cache.iterdir(), key=lambda path: path.stat().st_mtime)
         for folder in folders[: -_KEPT + 1]:
             remove(folder)
+
+
+# ---- the folder ----------------------------------------------------------------------------------
 
 
 class GGUFFolder(ModelFolder):

@@ -26,6 +26,8 @@ from qlora_wgpu.limits import (
     TENSORS,
 )
 
+# ---- element types -------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class ElementType:
@@ -71,8 +73,10 @@ TYPES = FLOATS | QUANTIZED | {entry[0]: ElementType(*entry) for entry in _OTHERS
 """All that are known, by number; those beside the others are in no weights that are read."""
 
 
+# ---- the header ----------------------------------------------------------------------------------
+
 MAGIC = b"GGUF"
-_VERSIONS = (2, 3)  # 1 had other counts; what was written for big-endian machines is 3 elsewhere
+_VERSIONS = (2, 3)  # 1 had other counts; big-endian files have 3, too, with its bytes swapped
 _DIMENSIONS = 4
 _ALIGNMENT = 32  # where no key says it
 _MOST_ALIGNED = 1 << 20
@@ -97,8 +101,7 @@ class TensorPlace:
 class Header:
     """What a file says of itself."""
 
-    # Values by key: numbers, flags, text, NumPy arrays of numbers, and lists of the bytes of
-    # strings
+    # Values by key: numbers, flags, text, NumPy arrays of numbers, lists of strings as bytes
     metadata: dict[str, Any]
     tensors: dict[str, TensorPlace]  # where each tensor lies, by its name
     nbytes: int  # bytes of the header

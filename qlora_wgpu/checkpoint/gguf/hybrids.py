@@ -95,7 +95,7 @@ def _delta_nets(keys: Keys, file: GGUFFile, config: Config) -> Config:
 
 
 def _recurrent(keys: Keys, layers: int) -> list[bool]:
-    """Which layers are delta nets: those of a list, or all but each fourth, or another number."""
+    """Which layers are delta nets: those of a list, or all but each n-th, usually the fourth."""
     told = keys.raw("attention.recurrent_layers")
     every = keys.integer("full_attention_interval", 4)
     if told is None:

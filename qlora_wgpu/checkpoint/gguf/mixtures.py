@@ -27,12 +27,14 @@ SHARED_NAMES = (
     ("ffn_down_shexp", "mlp.shared_expert.down_proj"),
     ("ffn_gate_inp_shexp", "mlp.shared_expert_gate"),
 )
-"""What tensors of the expert that every token meets are called in Hugging Face's files."""
+"""What tensors of a shared expert are called in Hugging Face's files."""
 
+
+# ---- mixtures ------------------------------------------------------------------------------------
 
 _SIGMOID = 2  # of expert_gating_func
 SPARE = "nextn_predict_layers"
-"""Layers at the end that guess further tokens, and take no part in the logits."""
+"""Layers at the end for multi-token prediction, which take no part in the logits."""
 
 
 def refuse_other_weights(keys: Keys, *, normalized: bool, scaled: bool = False) -> None:
@@ -75,7 +77,7 @@ def qwen2_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
 
 
 def granite_moe(keys: Keys, file: GGUFFile, config: Config) -> Config:
-    """Granite's mixtures, with an MLP that every token meets or without."""
+    """Granite's mixtures, with a shared MLP or without."""
     whole_heads(keys, config)
     refuse_other_weights(keys, normalized=True)
     shared = keys.integer("expert_shared_feed_forward_length", 0)
@@ -204,6 +206,8 @@ def corrected(keys: Keys, config: Config, scoring: int = _SIGMOID) -> Config:
         "topk_group": max(keys.integer("expert_group_used_count", groups), 1),
     }
 
+
+# ---- latent attention ----------------------------------------------------------------------------
 
 NAMES = (
     ("attn_q_a", "self_attn.q_a_proj"),

@@ -153,7 +153,7 @@ def _leaf(block: re.Match[str], names: Mapping[str, str]) -> str | None:
 
 
 def _is_spare(file: GGUFFile, stored: str, layers: int) -> bool:
-    """Whether a tensor is of the layers at the end that guess further tokens."""
+    """Whether a tensor is of the layers at the end for multi-token prediction."""
     found = re.match(r"blk\.([0-9]{1,5})\.", stored)
     key = f"{file.metadata.get('general.architecture')}.{SPARE}"
     return bool(found and int(found[1]) >= layers and file.metadata.get(key, 0))

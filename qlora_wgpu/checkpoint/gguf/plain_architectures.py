@@ -1,7 +1,4 @@
-"""Architectures of llama.cpp without experts, by the keys that each has of its own.
-
-In Hugging Face's files each head's query, key and value are beside one another.
-"""
+"""Architectures of llama.cpp by the keys that each has of its own; most are without experts."""
 
 from __future__ import annotations
 
@@ -24,6 +21,9 @@ from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 
 Config = dict[str, Any]
 EPS = 1e-5  # of OLMo 1, whose config.json does not say it
+
+
+# ---- layer norms in place of RMS norms -----------------------------------------------------------
 
 
 def stablelm(keys: Keys, file: GGUFFile, config: Config) -> Config:
@@ -110,6 +110,8 @@ def _rotated_in_part(keys: Keys, config: Config) -> Config:
     return {"partial_rotary_factor": rotated / config["head_dim"]}
 
 
+# ---- GPT-NeoX ------------------------------------------------------------------------------------
+
 _QKV = "attention.query_key_value"
 NAMES = (
     ("attn_qkv", _QKV),
@@ -140,7 +142,7 @@ def kind_order(heads: int, rows: int) -> npt.NDArray[np.int64]:
 
 
 def by_head(found: dict[str, Placement], file: GGUFFile, config: Config) -> None:
-    """Puts each head's query, key and value beside one another."""
+    """Puts each head's query, key and value beside one another, as in Hugging Face's files."""
     heads, size = config["num_attention_heads"], config["head_dim"]
     order = inverse(kind_order(heads, 3 * heads * size))
     for name, placement in found.items():
@@ -152,6 +154,9 @@ def by_head(found: dict[str, Placement], file: GGUFFile, config: Config) -> None
                 f"of {size} make {len(order)}"
             )
         found[name] = replace(placement, order=order)
+
+
+# ---- Gemma ---------------------------------------------------------------------------------------
 
 
 def gemma(keys: Keys, file: GGUFFile, config: Config) -> Config:
@@ -198,6 +203,9 @@ def _query_scalar(keys: Keys, config: Config, largest: int) -> float:
     heads: int = config["num_attention_heads"]
     of_largest: float = config["hidden_size"] / heads
     return of_largest if config["num_hidden_layers"] == largest else float(config["head_dim"])
+
+
+# ---- Llama, Qwen and those near to them ----------------------------------------------------------
 
 
 def llama(keys: Keys, file: GGUFFile, config: Config) -> Config:
@@ -314,6 +322,8 @@ def gpt_oss(keys: Keys, file: GGUFFile, config: Config) -> Config:
         ),
     }
 
+
+# ---- others --------------------------------------------------------------------------------------
 
 _EXAONE_WITH_WINDOWS = 64
 

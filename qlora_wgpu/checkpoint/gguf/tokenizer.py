@@ -1,8 +1,4 @@
-"""The tokenizer.json and tokenizer_config.json of what a GGUF file says of its vocabulary.
-
-A name stands for the expression that a family's tokenizer.json has, not for llama.cpp's rendering
-of it in its own engine of expressions.
-"""
+"""The tokenizer.json and tokenizer_config.json of what a GGUF file says of its vocabulary."""
 
 from __future__ import annotations
 
@@ -16,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.errors import TokenizerError, brief
+
+# ---- models of pairs -----------------------------------------------------------------------------
 
 
 def bpe_model(vocab: Mapping[str, int], merges: list[Any], **more: Any) -> dict[str, Any]:
@@ -40,6 +38,8 @@ def halves(merge: str) -> tuple[str, str] | None:
     left, space, right = merge[1:].partition(" ")
     return (merge[:1] + left, right) if space and right else None
 
+
+# ---- how texts are cut ---------------------------------------------------------------------------
 
 Part = dict[str, Any]
 
@@ -143,7 +143,11 @@ PRE_TOKENIZERS = {
     "chatglm-bpe": _PLAIN,
     "hunyuan": PreTokenizer(_QWEN2.cut),
 }
-"""By the value of ``tokenizer.ggml.pre``."""
+"""By the value of ``tokenizer.ggml.pre``.
+
+It stands for the expression that a family's tokenizer.json has, not for llama.cpp's rendering of it
+in its own engine of expressions.
+"""
 
 BY_ASCII = ("gpt-4o", "llama4", "tekken")
 """Those whose capitals llama.cpp tells by ASCII alone."""
@@ -165,6 +169,8 @@ def with_ascii_capitals(name: str, cut: Part) -> Part:
     changed: Part = json.loads(text)
     return changed
 
+
+# ---- the vocabulary ------------------------------------------------------------------------------
 
 _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5

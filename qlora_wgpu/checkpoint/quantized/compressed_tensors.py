@@ -1,10 +1,4 @@
-"""Folders of compressed-tensors, as llm-compressor writes them: each layer in its group's form.
-
-The rules are those of its ``match_targets``: a layer's own name first, then patterns, then classes.
-
-``X.weight`` is I8, or ``X.weight_packed`` I32 with ``X.weight_shape`` beside it; ``X.weight_scale``
-and perhaps ``X.weight_zero_point`` have a number for each block.
-"""
+"""Folders of compressed-tensors, as llm-compressor writes them: each layer in its group's form."""
 
 from __future__ import annotations
 
@@ -25,6 +19,8 @@ from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 from qlora_wgpu.quant.safetensors_formats import byte_format, packed_format, scaled_weight, unpack
 from qlora_wgpu.sandbox.expressions import ExpressionError, begins
 from qlora_wgpu.weight_format import WHOLE
+
+# ---- groups --------------------------------------------------------------------------------------
 
 FP8, INT, PACKED, NVFP4, MXFP4 = "FP8", "INT", "PACKED", "NVFP4", "MXFP4"
 
@@ -93,7 +89,11 @@ class CompressedGroups:
         self._ignored = [n for n in ignored if isinstance(n, str)] if ignored else []
 
     def of(self, module: str) -> Group | None:
-        """The group of a linear layer, by its full name; of a single group all are."""
+        """The group of a linear layer, by its full name; of a single group all are.
+
+        As in compressed-tensors' ``match_targets``, a layer's own name goes first, then patterns,
+        then classes.
+        """
         if len(self.all) == 1:
             return self.all[0]
         targets = sorted(self._by_target, key=lambda target: (_PATTERN in target, target))
@@ -184,15 +184,19 @@ class CompressedGroups:
         )
 
 
+# ---- integers ------------------------------------------------------------------------------------
+
 _SCALE, _ZERO = "weight_scale", "weight_zero_point"
 _PACKED, _SHAPE, _ORDER = "weight_packed", "weight_shape", "weight_g_idx"
 _WORDS = ("I32", "U32")
 
 
 class _IntegerFiles(QuantizedFiles):
-    """What both have in common.
+    """Integers, in bytes or in words.
 
-    Where the columns of a group are no neighbours (``actorder: group``), no kernel reads them.
+    ``X.weight`` is I8, or ``X.weight_packed`` I32 with ``X.weight_shape`` beside it;
+    ``X.weight_scale`` and perhaps ``X.weight_zero_point`` have a number for each block. Where the
+    columns of a group are no neighbours (``actorder: group``), no kernel reads them.
     """
 
     companions = (_SCALE, _ZERO, _SHAPE, _ORDER)
@@ -351,6 +355,8 @@ class PackedFiles(_IntegerFiles):
         words = self._raw(name, _ZERO, _WORDS, stored).view(np.int32)
         return unpack(np.ascontiguousarray(words.T), bits)[:, :rows].T.astype(np.float32)
 
+
+# ---- the folder ----------------------------------------------------------------------------------
 
 _CACHE_SCALES = (".q_scale", ".k_scale", ".v_scale", ".k_zero_point", ".v_zero_point")
 _ACTIVATIONS = (

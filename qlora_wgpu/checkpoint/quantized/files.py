@@ -1,4 +1,4 @@
-"""What a folder's reader of quantized weights is, whoever quantized them."""
+"""The interface of a folder's reader of quantized weights, whoever quantized them."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""Folders with floats of 4 and 8 bits: NVFP4, MXFP4, and FP8 as DeepSeek's and Qwen's have it.
-
-``P.experts.gate_up_proj_blocks`` is (experts, rows, blocks of a row, 16 bytes), with
-``…_scales`` (experts, rows, blocks of a row) beside it. Rows of gate and up take turns. Each
-expert's matrices are weights of their own here: ``P.experts.3.gate_proj.weight``.
-"""
+"""Folders with floats of 4 and 8 bits: NVFP4, MXFP4, and FP8 as DeepSeek's and Qwen's have it."""
 
 from __future__ import annotations
 
@@ -28,6 +23,8 @@ from qlora_wgpu.quant.safetensors_formats import (
     of_bytes,
 )
 from qlora_wgpu.weight_format import WHOLE
+
+# ---- NVFP4 and MXFP4, by layers ------------------------------------------------------------------
 
 _GROUP = 16
 _EXPONENTS = ("U8", "F8_E8M0")
@@ -144,12 +141,19 @@ class Mxfp4PackedFiles(QuantizedFiles):
         return mxfp4(self._raw(name, self.codes_leaf, ("U8",)), exponents)
 
 
+# ---- MXFP4 of experts ----------------------------------------------------------------------------
+
 _WEIGHT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 _BLOCK = 32
 
 
 class Mxfp4Files(QuantizedFiles):
-    """Experts' matrices, each a part of a tensor."""
+    """Experts' matrices, each a part of a tensor, as gpt-oss has them.
+
+    ``P.experts.gate_up_proj_blocks`` is (experts, rows, blocks of a row, 16 bytes), with
+    ``…_scales`` (experts, rows, blocks of a row) beside it. Rows of gate and up take turns. Each
+    expert's matrices are weights of their own here: ``P.experts.3.gate_proj.weight``.
+    """
 
     companions = ("gate_up_proj_scales", "down_proj_scales")
 
@@ -221,6 +225,8 @@ class Mxfp4Files(QuantizedFiles):
         assert match is not None
         return match[1], int(match[2]), match[3]
 
+
+# ---- FP8 -----------------------------------------------------------------------------------------
 
 POWERS_OF_TWO = ("F8_E8M0", "U8")
 

@@ -19,6 +19,8 @@ from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 from qlora_wgpu.quant.safetensors_formats import group_format, grouped_weight, unpack, unpack_awq
 
+# ---- AutoRound's configuration -------------------------------------------------------------------
+
 _PACKED = {
     "auto": {"quant_method": "gptq"},
     "auto_round:gptq": {"quant_method": "gptq"},
@@ -56,6 +58,8 @@ def as_awq_or_gptq(quantization: Mapping[str, Any], place: object) -> Mapping[st
     own = {key: value for key, value in quantization.items() if key != "checkpoint_format"}
     return {**own, **packed}
 
+
+# ---- AWQ and GPTQ --------------------------------------------------------------------------------
 
 _WORDS = ("I32", "U32")
 _LAYOUTS = ("gptq", "gptq_v2")

@@ -10,6 +10,8 @@ from typing import Any
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.presence import exists
 
+# ---- why keys have no place here -----------------------------------------------------------------
+
 _ATTENTION = "attention is always computed in tiles"
 _ONE_GPU = "a run takes one GPU"
 _KERNELS = "the kernels are this program's own, and always on"
@@ -275,6 +277,8 @@ def reason_for(key: str) -> str | None:
         return _REASONS[key]
     return next((why for prefix, why in PREFIXES.items() if key.startswith(prefix)), None)
 
+
+# ---- a configuration in the making ---------------------------------------------------------------
 
 NumLayers = Callable[[str], int | None]
 """Number of a model's layers by its name, where it is known."""

@@ -12,6 +12,8 @@ from qlora_wgpu.config.dialects.hugging_face import set_quantization
 from qlora_wgpu.config.dialects.rows import Source, hub_place, hub_places, set_rows, set_sources
 from qlora_wgpu.presence import is_dir, is_file
 
+# ---- schedules -----------------------------------------------------------------------------------
+
 _RATE = 1e-5
 _ENDING = {"cosine": ("cosine_with_min_lr", "min_lr"), "linear": ("polynomial", "lr_end")}
 
@@ -80,6 +82,8 @@ def _set(draft: Draft, rate: float, shape: str, origin: str, warmup: int) -> Non
     draft.set("optim.learning_rate", rate, "learning_rate")
     draft.set("optim.lr_scheduler_type", shape, origin)
 
+
+# ---- the file ------------------------------------------------------------------------------------
 
 _MARKS = (
     "iters lora_parameters num_layers adapter_path steps_per_eval steps_per_report "

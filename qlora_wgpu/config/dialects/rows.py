@@ -11,6 +11,8 @@ from qlora_wgpu import presence
 from qlora_wgpu.config.dialects.draft import Draft
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, is_inline_template
 
+# ---- tokens that are added -----------------------------------------------------------------------
+
 _NAMED = ("bos_token", "eos_token", "unk_token")
 _TRAINED = "their rows of the embedding and of the head are trained here"
 
@@ -60,6 +62,8 @@ def _set(draft: Draft, key: str, tokens: list[str], origin: str) -> None:
     if tokens:
         draft.set(f"model.{key}", tokens, f"{origin}; {_TRAINED}")
 
+
+# ---- rows ----------------------------------------------------------------------------------------
 
 ONE_WINDOW = (
     "here data.truncation is of all rows; with windows texts are cut so, and other rows at the end"

@@ -18,8 +18,8 @@ class LlamaCpp:
 
     label: str  # its name in the package ``gguf``
     pairs: bool = False  # whether q and k are stored for a rotation of neighbours instead of halves
-    # Whether the file has a matrix for the logits, has none where it is the embedding, or never has
-    # one
+    # Whether the file has a matrix for the logits: always ("own"), where it is not the embedding
+    # ("own or tied"), or never ("tied")
     head: Head = "own or tied"
     is_square: bool = False  # whether all heads together must be as wide as the residual stream
     # Modules that may have biases, by the last part of their name
@@ -33,13 +33,14 @@ class LlamaCpp:
     unadapted: tuple[str, ...] = ()
 
 
+# Models with images, whose text part may leave its name out.
 _TEXT_PARTS = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
     "gemma4_unified": "gemma4_unified_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
-}  # whose text part may leave its name out
+}
 _QKV = ("q_proj", "k_proj", "v_proj")
 _ALL = (*_QKV, "o_proj", "gate_proj", "up_proj", "down_proj")
 _FACTORS = ("llama3", "longrope")
@@ -118,9 +119,8 @@ ARCHITECTURES = {
         nearly=("gelu",),
     ),
     "exaone_moe": LlamaCpp("EXAONE_MOE", head="own", biases=(), windows="periodic"),
-    "granitemoehybrid": LlamaCpp(
-        "GRANITE", pairs=True, biases=_ALL, scalings=_FACTORS
-    ),  # where it is dense
+    # Where it is dense.
+    "granitemoehybrid": LlamaCpp("GRANITE", pairs=True, biases=_ALL, scalings=_FACTORS),
 }
 """By config.json's ``model_type``: those of which adapters are exported."""
 

@@ -19,6 +19,8 @@ from qlora_wgpu.families.parts.mlp import GatedMLP
 from qlora_wgpu.families.parts.moe import SparseMoeBlock
 from qlora_wgpu.families.parts.shared_kv import SharingDecoder, SharingLayer
 
+# ---- convolutions --------------------------------------------------------------------------------
+
 
 def convolving(keys: ModelKeys) -> None:
     """Which layers convolve, over how many tokens."""
@@ -33,6 +35,8 @@ def convolving(keys: ModelKeys) -> None:
     keys.values["attention.head_count_kv"] = np.array(counts, np.uint32)
     keys.values["shortconv.l_cache"] = convolutions[0].taps
 
+
+# ---- mixtures ------------------------------------------------------------------------------------
 
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's numbers of expert_gating_func
 
@@ -69,12 +73,12 @@ def olmoe(keys: ModelKeys) -> None:
 
 
 def qwen2_moe(keys: ModelKeys) -> None:
-    """Qwen 1.5 and 2, with an expert that every token meets."""
+    """Qwen 1.5 and 2, with a shared expert."""
     qwen_shared(keys, normalized=False)
 
 
 def qwen_shared(keys: ModelKeys, *, normalized: bool = True) -> None:
-    """With an expert that every token meets, by a gate."""
+    """With a shared expert, which has a gate."""
     check_scales(keys)
     experts = _expert_counts(keys, normalized=normalized)
     assert experts.shared is not None
@@ -84,7 +88,7 @@ def qwen_shared(keys: ModelKeys, *, normalized: bool = True) -> None:
 
 
 def granite_moe(keys: ModelKeys) -> None:
-    """Granite's, with an MLP that every token meets or without."""
+    """Granite's, with a shared MLP or without."""
     granite_scales(keys)
     experts = _expert_counts(keys)
     if experts.shared is not None:
@@ -106,7 +110,7 @@ def _expert_counts(keys: ModelKeys, *, normalized: bool = True) -> SparseMoeBloc
 
 
 def hunyuan_moe(keys: ModelKeys) -> None:
-    """Hunyuan's, with an expert of the same size that every token meets."""
+    """Hunyuan's, with a shared expert of the same size."""
     check_scales(keys)
     experts = _expert_counts(keys)
     if any(
@@ -182,7 +186,7 @@ def _after_dense(keys: ModelKeys) -> SparseMoeBlock:
 
 
 def _shared(keys: ModelKeys, experts: SparseMoeBlock) -> None:
-    """Adds the sizes of what every token meets."""
+    """Adds the number and the size of shared experts."""
     size = experts.shared.mlp.dimensions.intermediate_size if experts.shared else 0
     keys.values["expert_shared_count"] = size // experts.intermediate_size
     keys.values["expert_shared_feed_forward_length"] = size
@@ -207,6 +211,8 @@ def granite(keys: ModelKeys) -> None:
     else:
         granite_scales(keys)
 
+
+# ---- latent attention ----------------------------------------------------------------------------
 
 # Models of so many layers llama.cpp takes for those that have no latent vector of queries.
 _LITE = (26, 27)
@@ -270,6 +276,8 @@ def _scaling(keys: ModelKeys, attention: LatentAttention) -> None:
     }
 
 
+# ---- delta nets ----------------------------------------------------------------------------------
+
 _EPS = 1e-6  # of the norm of queries and keys, whatever config.json says
 _SECTIONS = 4  # kinds of positions that llama.cpp has
 
@@ -331,6 +339,8 @@ def _sections(keys: ModelKeys) -> None:
         whole = told
     keys.values["rope.dimension_sections"] = np.array([*whole, 0][:_SECTIONS], np.int32)
 
+
+# ---- Gemma 4 -------------------------------------------------------------------------------------
 
 _STILL = 1e30  # divides the frequency of a pair that does not turn
 

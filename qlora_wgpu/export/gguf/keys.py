@@ -25,6 +25,8 @@ from qlora_wgpu.families.parts.norm import LayerNorm
 from qlora_wgpu.families.parts.rope import Rope
 from qlora_wgpu.ops.pointwise import ACTIVATIONS, ClampedGLU
 
+# ---- rotations -----------------------------------------------------------------------------------
+
 FloatArray = npt.NDArray[np.float32]
 _NO_ROTATION_EACH = {"SMOLLM3": 4}  # the layers that llama.cpp leaves unrotated
 # Where it rotates layers with a window alone, if there are any.
@@ -166,6 +168,8 @@ def _divisors(rope: Rope, length: int) -> FloatArray:
     plain = float(rope.theta) ** -exponents
     return (plain / rope.frequencies(length)).astype(np.float32)
 
+
+# ---- all keys of a model -------------------------------------------------------------------------
 
 _WITH_QK_NORM = 64  # from so many layers on llama.cpp takes Command R for Command R+
 

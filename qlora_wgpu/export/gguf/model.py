@@ -36,6 +36,8 @@ from qlora_wgpu.export.gguf.tensors import (
 from qlora_wgpu.export.merge import MergedWeights
 from qlora_wgpu.families.parts.decoder import Decoder
 
+# ---- a base's own file ---------------------------------------------------------------------------
+
 # How a file was split, quantized and aligned is not so of the new one.
 _LEFT_OUT = ("split.", "quantize.", "general.architecture", "general.alignment")
 _Source = tuple[str, Placement, int]  # a tensor, where it lies, and which of its parts
@@ -107,6 +109,8 @@ def _changed(
 
     return FileTensor(stored, shape, kind, tuple(map(part, ordered)))
 
+
+# ---- writing -------------------------------------------------------------------------------------
 
 _ALIGNMENT = 32
 _ARRAYS = {"u": "UINT", "i": "INT", "f": "FLOAT"}
@@ -188,6 +192,8 @@ def _add(writer: Any, key: str, value: Any) -> None:
     else:
         writer.add_array(key, value)
 
+
+# ---- a merged model ------------------------------------------------------------------------------
 
 _QUANTIZATION_VERSION = 2  # of ggml's blocks
 

@@ -24,6 +24,8 @@ from qlora_wgpu.families.parts.latent_attention import LatentAttention
 from qlora_wgpu.families.parts.mixers import GatedDeltaNet
 from qlora_wgpu.model.checkpoint_reader import stored_embedding
 
+# ---- types ---------------------------------------------------------------------------------------
+
 _BY_NAME = {kind.name: kind for kind in TYPES.values()}
 F32, F16, BF16, Q8_0 = (_BY_NAME[name] for name in ("F32", "F16", "BF16", "Q8_0"))
 _LARGEST = 65504.0  # of float16, which scales of blocks are, too
@@ -104,6 +106,8 @@ def _encoded(rows: npt.NDArray[np.float32], kind: ElementType) -> npt.NDArray[np
     )
     return np.ascontiguousarray(blocks)
 
+
+# ---- names, and parts of layers ------------------------------------------------------------------
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -293,6 +297,8 @@ def _of_latent(at: str, rows: int, attention: LatentAttention) -> list[Part]:
 def _as_it_is(array: FloatArray) -> FloatArray:
     return array
 
+
+# ---- tensors -------------------------------------------------------------------------------------
 
 Read = Callable[[], FloatArray]
 _SINKS = "self_attn.sinks"  # a parameter itself, where all others are modules' weights
