@@ -123,7 +123,7 @@ def _of_variant(
     yield "train", _digest(layout.step(step).plan)
     yield "loss", _digest(layout.step(StepOptions("loss", 2, 24)).plan)
     if variant.head_dim is None and variant.checkpointing:  # all that can wait in host memory
-        streams_head = True in layout.head_ways
+        streams_head = True in layout.head_options
         least = (
             OffloadPlan.least(layout.num_layers)
             if streams_head

@@ -1,4 +1,4 @@
-"""A long vector in several storages, where one would be larger than a binding may show."""
+"""A long vector in several storages, where one would be larger than a binding."""
 
 from __future__ import annotations
 

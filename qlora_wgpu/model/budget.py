@@ -40,9 +40,9 @@ class Fit:
     work: tuple[int, int]  # operations of a micro-batch, and bytes of memory that they pass
 
     @property
-    def residency(self) -> OffloadPlan:
+    def offload(self) -> OffloadPlan:
         """What waits in host memory."""
-        return self.layout.residency
+        return self.layout.offload
 
     @property
     def seconds(self) -> float:
@@ -57,7 +57,7 @@ class Fit:
     def in_words(self) -> str:
         """What is recomputed, what waits in host memory and what that costs, for a sentence."""
         again = self._again_in_words()
-        words = waiting_in_words(self.residency, self.layout.num_layers)
+        words = waiting_in_words(self.offload, self.layout.num_layers)
         if not words:
             return again or "nothing is recomputed, and nothing waits in host memory"
         waiting, mapped = sum(self.host_memory.values()), self.layout.placement.mapped_bytes
@@ -71,26 +71,26 @@ class Fit:
     @property
     def recomputed(self) -> str:
         """Which layers are recomputed, where layers are: for a table, and a sentence."""
-        layers, kept = self.layout.num_layers, self.residency.kept_layers
+        layers, kept = self.layout.num_layers, self.offload.kept_layers
         return f"{layers - kept} of {layers} layers" if kept else "layers"
 
     def _again_in_words(self) -> str:
-        residency, parts = self.residency, []
+        offload, parts = self.offload, []
         if self.options.checkpointing:
-            together = residency.layers_per_segment
+            together = offload.layers_per_segment
             few = "" if together == 1 else f", {together} at a time"
-            verb = "is" if residency.kept_layers == self.layout.num_layers - 1 > 0 else "are"
+            verb = "is" if offload.kept_layers == self.layout.num_layers - 1 > 0 else "are"
             parts.append(f"{self.recomputed} {verb} recomputed in the backward{few}")
-        if residency.remakes:
+        if offload.remakes:
             parts.append(_MADE_AGAIN)
-        if residency.in_buffers:
+        if offload.in_buffers:
             parts.append(IN_BUFFERS)
         return ", and ".join(parts)
 
 
-def waiting_in_words(residency: OffloadPlan, layers: int) -> str:
+def waiting_in_words(offload: OffloadPlan, layers: int) -> str:
     """What waits of a model with so many layers, and the verb; empty where nothing does."""
-    named = [sentence for _, sentence in residency.in_words(layers)]
+    named = [sentence for _, sentence in offload.in_words(layers)]
     if not named:
         return ""
     listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
@@ -103,7 +103,7 @@ def planned(
     """A layout's step, or this one of it, with what it takes and moves."""
     step = step or layout.step(options)
     moved = accumulation * (step.plan.host_transfer_bytes + step.batch.embedded_bytes)
-    if layout.residency.host_moments:
+    if layout.offload.host_moments:
         moved += 2 * layout.adapter.moments.nbytes  # there and back
     memory, on_host = (of(options, step.plan) for of in (layout.memory, layout.host_memory))
     work = step.plan.flops, step.plan.memory_traffic
@@ -120,7 +120,7 @@ Kind = tuple[OffloadPlan, StepOptions]
 class Candidate:
     """A way that is considered, with what it is reckoned to cost and to take."""
 
-    residency: OffloadPlan
+    offload: OffloadPlan
     options: StepOptions
     seconds: float
     total: int
@@ -133,8 +133,8 @@ class Candidate:
     @property
     def kind(self) -> Kind:
         """Of one are ways that differ alone in how many layers they stream, or keep if any."""
-        kept = min(self.residency.kept_layers, 1)
-        return replace(self.residency, streamed_layers=0, kept_layers=kept), self.options
+        kept = min(self.offload.kept_layers, 1)
+        return replace(self.offload, streamed_layers=0, kept_layers=kept), self.options
 
 
 class Overhead:
@@ -150,7 +150,7 @@ class Overhead:
         """Bytes of all of a run."""
         if self._beside is None:
             return found.total
-        key = found.residency, found.options
+        key = found.offload, found.options
         if key not in self._exact:
             self._exact[key] = self._beside(found.layout, found.options)
         return found.total + self._exact[key]
@@ -178,9 +178,9 @@ def streaming(layers: list[int], staying: list[int], blocks: list[int]) -> list[
     return more
 
 
-def _places(sections: list[int]) -> int:
-    """Bytes of the places that sections take turns in."""
-    return min(len(sections), NUM_BUFFERS) * max(sections, default=0)
+def _places(groups: list[int]) -> int:
+    """Bytes of the places that groups take turns in."""
+    return min(len(groups), NUM_BUFFERS) * max(groups, default=0)
 
 
 # How many layers are recomputed at once, and whether cheap outputs are made again. With several
@@ -236,17 +236,17 @@ class Search:
         self._layout, self._options = layout, options
         self._accumulation, self._rates = accumulation, rates
         self._fits: dict[Kind, Fit] = {}
-        self._plain = self._planned(layout.residency, options)
+        self._plain = self._planned(layout.offload, options)
         # Textures are the first that is given up, wherever there are any.
         self._in_buffers = layout.profile.in_textures
 
     @cached_property
     def _streamed(self) -> tuple[list[int], list[int]]:
         """Bytes of each layer that comes and goes, and of each block of the head."""
-        head = self._layout.head_ways[-1]
+        head = self._layout.head_options[-1]
         every = OffloadPlan(streamed_layers=self._layout.num_layers, streamed_head=head)
         layout = self._layout.with_offload(every)
-        return layout.placement.section_bytes, layout.placement.head_block_bytes
+        return layout.placement.group_bytes, layout.placement.head_block_bytes
 
     def within(self, budget: int | None, beside: Beside | None = None) -> Fit:
         """The cheapest way that keeps a budget.
@@ -262,7 +262,7 @@ class Search:
         if more.taken(plain) <= budget:
             return plain
         while way := self._cheapest(budget, more):
-            found = self._planned(way.residency, way.options)
+            found = self._planned(way.offload, way.options)
             if more.taken(found) <= budget:
                 return self._grown(found, budget, more)
             more.note(way, found)  # what a run takes beside differs, from way to way
@@ -286,7 +286,7 @@ class Search:
         more = Overhead(beside, self._plain)
         ways = [
             min(ways, key=lambda way: way.total)
-            for streamed in self._layout.head_ways
+            for streamed in self._layout.head_options
             for base in self._bases(streamed=streamed)
             for ways in self._with_weights(self._traced(*base))
         ]
@@ -294,15 +294,15 @@ class Search:
         for way in sorted(ways, key=more.reckoned):
             if more.reckoned(way) >= more.taken(least):
                 break
-            least = min(least, self._planned(way.residency, way.options), key=more.taken)
+            least = min(least, self._planned(way.offload, way.options), key=more.taken)
         return least
 
-    def _planned(self, residency: OffloadPlan, options: StepOptions) -> Fit:
-        key = residency, options
+    def _planned(self, offload: OffloadPlan, options: StepOptions) -> Fit:
+        key = offload, options
         if key not in self._fits:
             layout = self._layout
-            if residency != layout.residency:
-                layout = layout.with_offload(residency)
+            if offload != layout.offload:
+                layout = layout.with_offload(offload)
             step = layout.sized(options)
             self._fits[key] = planned(layout, options, self._accumulation, step)
         return self._fits[key]
@@ -310,7 +310,7 @@ class Search:
     def _cheapest(self, budget: int, more: Overhead) -> Candidate | None:
         """The cheapest way that is reckoned to keep a budget, with as few streamed layers as do."""
         best: Candidate | None = None
-        for streamed in self._layout.head_ways:
+        for streamed in self._layout.head_options:
             for base in self._bases(streamed=streamed):
                 if best is not None and self._least_seconds(*base) >= best.seconds:
                     continue
@@ -323,10 +323,10 @@ class Search:
                             best = way
         return best
 
-    def _may_keep(self, residency: OffloadPlan, options: StepOptions) -> bool:
+    def _may_keep(self, offload: OffloadPlan, options: StepOptions) -> bool:
         """Whether a way recomputes layers one by one that were to be kept."""
         asked = options.checkpointing and not self._options.checkpointing
-        return asked and residency.layers_per_segment == 1 and not residency.offload_layer_inputs
+        return asked and offload.layers_per_segment == 1 and not offload.offload_layer_inputs
 
     def _keeping(self, way: Candidate, base: Kind, budget: int, more: Overhead) -> Candidate:
         """A way with as many layers kept as have room.
@@ -339,13 +339,13 @@ class Search:
             return way
         none, all_of_them = self._traced(*base), self._traced(base[0], self._options)
         nbytes = -(-(all_of_them.total - none.total) // (layers - 1))
-        some = replace(way, residency=replace(way.residency, kept_layers=1))
+        some = replace(way, offload=replace(way.offload, kept_layers=1))
         room = budget - more.reckoned(some)
         if nbytes <= 0 or room < 0:
             return way
         kept = min(1 + room // nbytes, layers - 1)
         return Candidate(
-            replace(way.residency, kept_layers=kept),
+            replace(way.offload, kept_layers=kept),
             way.options,
             way.seconds - kept * (none.seconds - all_of_them.seconds) / layers,
             way.total + (kept - 1) * nbytes,
@@ -353,12 +353,12 @@ class Search:
 
     def _grown(self, found: Fit, budget: int, more: Overhead) -> Fit:
         """The same with layers kept that have room after all."""
-        residency, options = found.residency, found.options
-        while self._may_keep(residency, options) and (
-            residency.kept_layers < self._layout.num_layers - 1
+        offload, options = found.offload, found.options
+        while self._may_keep(offload, options) and (
+            offload.kept_layers < self._layout.num_layers - 1
         ):
-            residency = replace(residency, kept_layers=residency.kept_layers + 1)
-            larger = self._planned(residency, options)
+            offload = replace(offload, kept_layers=offload.kept_layers + 1)
+            larger = self._planned(offload, options)
             if more.taken(larger) > budget:
                 break
             found = larger
@@ -381,25 +381,25 @@ class Search:
                     )  # fmt: skip
                     yield base, options
 
-    def _least_seconds(self, residency: OffloadPlan, options: StepOptions) -> float:
+    def _least_seconds(self, offload: OffloadPlan, options: StepOptions) -> float:
         """What a way costs at least, by what is known without planning it."""
-        without = replace(residency, offload_layer_inputs=False)
-        if residency.offload_layer_inputs and (without, options) in self._fits:
+        without = replace(offload, offload_layer_inputs=False)
+        if offload.offload_layer_inputs and (without, options) in self._fits:
             return self._traced(without, options).seconds
-        if residency.streamed_head:
+        if offload.streamed_head:
             by_itself = OffloadPlan(
                 self._layout.tied, streamed_head=True, in_buffers=self._in_buffers
             )
             return self._traced(by_itself, self._options).seconds
         return 0.0
 
-    def _traced(self, residency: OffloadPlan, options: StepOptions) -> Candidate:
+    def _traced(self, offload: OffloadPlan, options: StepOptions) -> Candidate:
         """A way that is planned; it costs its traffic, and what it computes more than was asked."""
-        found = self._planned(residency, options)
+        found = self._planned(offload, options)
         more = zip(found.work, self._plain.work, self._rates, strict=True)
         computing = sum(max(own - asked, 0) / rate for own, asked, rate in more)
         seconds = found.seconds + self._accumulation * computing
-        return Candidate(residency, options, seconds, found.total)
+        return Candidate(offload, options, seconds, found.total)
 
     def _with_weights(self, way: Candidate) -> Iterator[list[Candidate]]:
         """A way with the embedding and the moments on the device or the host.
@@ -410,7 +410,7 @@ class Search:
         rows = way.options.batch * way.options.seq
         moments = layout.adapter.moments.nbytes
         changes = streaming(
-            layers, layout.placement.layer_bytes, blocks if way.residency.streamed_head else []
+            layers, layout.placement.layer_bytes, blocks if way.offload.streamed_head else []
         )
         brought = [sum(layers[len(layers) - count :]) for count in range(len(changes))]
         for embedding in (False, True) if layout.embedding_bytes else (False,):
@@ -423,14 +423,14 @@ class Search:
                 if on_host:
                     saved += moments - layout.moments_passing
                     moved += 2 * moments
-                residency = replace(
-                    way.residency,
-                    host_embedding=embedding or way.residency.host_embedding,
+                offload = replace(
+                    way.offload,
+                    host_embedding=embedding or way.offload.host_embedding,
                     host_moments=on_host,
                 )
                 yield [
                     Candidate(
-                        replace(residency, streamed_layers=count),
+                        replace(offload, streamed_layers=count),
                         way.options,
                         way.seconds + (moved + self._accumulation * 2 * brought[count]) / LINK,
                         way.total - saved + change,
@@ -454,11 +454,11 @@ def fit_inference_to_budget(layout: ModelPlan, plans_of: PlansOf, budget: int) -
     plain = OffloadPlan(in_buffers=layout.profile.in_textures)
     base = replace(plain, host_embedding=layout.embedding_bytes > 0)
     ways = [plain, base]
-    for head in layout.head_ways:
+    for head in layout.head_options:
         way = replace(base, streamed_layers=layout.num_layers, streamed_head=head)
         waiting = layout.with_offload(way)
         all_streamed = _total(waiting, plans_of)
-        count = _fewest(waiting.placement.section_bytes, all_streamed, budget)
+        count = _fewest(waiting.placement.group_bytes, all_streamed, budget)
         least = min(least, all_streamed)
         ways.append(replace(way, streamed_layers=count))
     for way in dict.fromkeys(ways):
@@ -482,7 +482,7 @@ def reading_memory(plans: Sequence[Plan], layout: ModelPlan | None = None) -> Co
         return +whole
     memory: Counter[str] = Counter({"activations": pool_bytes(plans)})
     for storage in dict.fromkeys(storage for plan in plans for storage in plan.storages):
-        if storage.section is None:
+        if storage.group is None:
             size = texture_bytes if storage.texture else buffer_bytes
             memory[storage.kind] += size(storage.nbytes)
     for stream in dict.fromkeys(stream for plan in plans for stream in plan.streams):

@@ -75,7 +75,7 @@ def stays(weight: Matrix | ExpertMatrix) -> TypeGuard[QuantizedMatrix]:
     if not isinstance(weight, QuantizedMatrix):
         return False
     storage = weight.codes.storage
-    return storage is not None and storage.whole.section is None
+    return storage is not None and storage.whole.group is None
 
 
 def quantized(modules: Modules) -> Iterator[QuantizedMatrix]:

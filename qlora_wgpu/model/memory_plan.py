@@ -27,7 +27,7 @@ KeepDequantized = bool | Literal["auto"]
 
 def with_kept(layout: ModelPlan, *, kept: bool = True) -> ModelPlan:
     """The same model, of which nothing is loaded yet, with such weights or without them."""
-    return layout.with_offload(replace(layout.residency, dequantized=kept))
+    return layout.with_offload(replace(layout.offload, dequantized=kept))
 
 
 def laid_out_for(

@@ -70,7 +70,7 @@ class ModelPlan:
         *,
         profile: Profile,
         max_binding: int,
-        residency: OffloadPlan = RESIDENT,
+        offload: OffloadPlan = RESIDENT,
         forms: AdapterDtypes = FLOAT32,
         keep: bool = False,
     ) -> None:
@@ -80,9 +80,9 @@ class ModelPlan:
         self.compute_dtype = compute_dtype
         self.profile = profile
         self.max_binding = max_binding
-        self.residency = residency
+        self.offload = offload
         self.keep = keep  # on disk, of layers that come and go
-        self._parking = StagingBuffers()
+        self._staging = StagingBuffers()
         architecture = pretrained.architecture
         if architecture.vocab_size > VOCABULARY_TRACED:
             raise OutOfMemoryError(
@@ -99,7 +99,7 @@ class ModelPlan:
             textures=profile.textures,
             head_block=profile.head_block,
             config=pretrained.config,
-            residency=residency,
+            offload=offload,
             keep=keep,
         )
         modules = self.weights.lay_out(architecture, self.adapter)
@@ -116,18 +116,18 @@ class ModelPlan:
 
     def with_profile(self, profile: Profile) -> ModelPlan:
         """The same model, of which nothing is loaded yet, for another profile."""
-        return self._again(profile, self.residency)
+        return self._again(profile, self.offload)
 
-    def with_offload(self, residency: OffloadPlan) -> ModelPlan:
+    def with_offload(self, offload: OffloadPlan) -> ModelPlan:
         """The same model, of which nothing is loaded yet, with what waits in host memory."""
-        return self._again(self.profile, residency)
+        return self._again(self.profile, offload)
 
     def with_forms(self, forms: AdapterDtypes) -> ModelPlan:
         """The same model, of which nothing is loaded yet, with an adapter in other types."""
-        return self._again(self.profile, self.residency, forms)
+        return self._again(self.profile, self.offload, forms)
 
     def _again(
-        self, profile: Profile, residency: OffloadPlan, forms: AdapterDtypes | None = None
+        self, profile: Profile, offload: OffloadPlan, forms: AdapterDtypes | None = None
     ) -> ModelPlan:
         other = ModelPlan(
             self.pretrained,
@@ -136,7 +136,7 @@ class ModelPlan:
             self.compute_dtype,
             profile=profile,
             max_binding=self.max_binding,
-            residency=residency,
+            offload=offload,
             forms=forms or self.adapter.forms,
             keep=self.keep,
         )
@@ -173,14 +173,14 @@ class ModelPlan:
 
     def new_graph(self, *, sized: bool = False, kept: bool = False) -> Graph:
         """An empty graph for this element type and profile."""
-        parking = self._parking if self.residency.offload_layer_inputs else None
+        staging = self._staging if self.offload.offload_layer_inputs else None
         # Of layers that are recomputed, what is made again would save next to nothing.
-        remakes = self.residency.remakes or (kept and self.profile.remakes)
+        remakes = self.offload.remakes or (kept and self.profile.remakes)
         recomputation = CheckpointPolicy(
-            self.residency.layers_per_segment, self.residency.kept_layers, parking, remakes
+            self.offload.layers_per_segment, self.offload.kept_layers, staging, remakes
         )
         # Sums in textures take two of them.
-        saves = self.profile.in_textures and self.residency.waits
+        saves = self.profile.in_textures and self.offload.waits
         profile = replace(self.profile, in_textures=False) if saves else self.profile
         return Graph(
             self.compute_dtype, profile, self.max_binding, self.saturated, recomputation,
@@ -199,16 +199,16 @@ class ModelPlan:
         It may not run. Steps that do share what layers' inputs pass through, which has the size of
         the largest.
         """
-        if options in self._steps and not self.residency.offload_layer_inputs:
+        if options in self._steps and not self.offload.offload_layer_inputs:
             return self._steps[options]
-        parking, self._parking = self._parking, StagingBuffers()
+        staging, self._staging = self._staging, StagingBuffers()
         try:
             return self._traced(options, sized=True)
         finally:
-            self._parking = parking
+            self._staging = staging
 
     def _traced(self, options: StepOptions, *, sized: bool = False) -> PlannedStep:
-        kept = not options.checkpointing or self.residency.kept_layers > 0
+        kept = not options.checkpointing or self.offload.kept_layers > 0
         graph = self.new_graph(sized=sized, kept=kept)
         return trace_step(graph, self.network, options, self.stats)
 
@@ -261,7 +261,7 @@ class ModelPlan:
     @cached_property
     def dequantize_plan(self) -> Plan | None:
         """What makes the weights that are kept dequantized, once, before anything else runs."""
-        if not self.residency.dequantized:
+        if not self.offload.dequantized:
             return None
         graph = self.new_graph()
         derived_weights.fill(graph, self.network.modules)
@@ -291,7 +291,7 @@ class ModelPlan:
         return self.pretrained.architecture.num_layers
 
     @property
-    def head_ways(self) -> tuple[bool, ...]:
+    def head_options(self) -> tuple[bool, ...]:
         """Whether the head may stay on the device, and whether it may wait in host memory.
 
         One that is trained whole stays.
@@ -341,7 +341,7 @@ class ModelPlan:
 
         What comes and goes is not, nor is what is so already.
         """
-        if self.residency.dequantized:
+        if self.offload.dequantized:
             return 0
         return kept_bytes(self.network.modules, self.weight_dtype)
 
@@ -359,7 +359,7 @@ class ModelPlan:
             return memory
         moments = self.adapter.moments
         memory["optimizer"] = moments.nbytes_beside
-        if self.residency.host_moments:
+        if self.offload.host_moments:
             memory["staging"] += self.moments_passing
         else:
             memory["optimizer"] += moments.nbytes
@@ -370,7 +370,7 @@ class ModelPlan:
         memory = self.placement.host_bytes()
         memory["layer inputs"] = plan.offloaded_bytes
         memory["transfers"] = transfer_bytes(plan)
-        if self.residency.host_moments:
+        if self.offload.host_moments:
             moments = self.adapter.moments
             memory["optimizer"] = moments.nbytes
             count = len(moments.vectors)

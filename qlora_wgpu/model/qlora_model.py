@@ -482,7 +482,7 @@ def device_layout(
     quant: QuantConfig,
     compute_dtype: str,
     device: Device,
-    residency: OffloadPlan = RESIDENT,
+    offload: OffloadPlan = RESIDENT,
     forms: AdapterDtypes = FLOAT32,
     *,
     keep: bool = False,
@@ -497,7 +497,7 @@ def device_layout(
         compute_dtype,
         profile=device.profile,
         max_binding=device.max_binding,
-        residency=residency,
+        offload=offload,
         forms=forms,
         keep=keep,
     )

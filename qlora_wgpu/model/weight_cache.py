@@ -42,7 +42,7 @@ class FlatLayer:
     """A layer's storages, one behind the other."""
 
     number: int
-    section: WeightGroup | None  # what they come and go with; None where they stay on the device
+    group: WeightGroup | None  # what they come and go with; None where they stay on the device
     parts: list[tuple[int, Storage]] = field(default_factory=list)  # and where they begin
     together: Storage | None = None  # what those lie in that stay and may be bound at once
     nbytes: int = 0  # of all, gaps included
@@ -52,8 +52,8 @@ class FlatLayer:
     def storage(self, label: str, nbytes: int, most: int = 0) -> Storage:
         """A storage at its end, in a larger one of ``most`` bytes together with its neighbours."""
         begin = self.nbytes
-        if self.section is not None:
-            storage = self.section.storage(label, nbytes)
+        if self.group is not None:
+            storage = self.group.storage(label, nbytes)
         elif nbytes > most:
             storage = Storage(label, "base", nbytes)
         else:
@@ -81,7 +81,7 @@ class FlatLayer:
     @property
     def device_bytes(self) -> int:
         """Bytes on the device of what stays there."""
-        if self.section is not None:
+        if self.group is not None:
             return 0
         wholes = dict.fromkeys(storage.whole for _, storage in self.parts)
         return sum(buffer_bytes(whole.nbytes) for whole in wholes)
@@ -89,14 +89,14 @@ class FlatLayer:
     @property
     def host_bytes(self) -> int:
         """Bytes of host memory that it takes without a file of its own."""
-        if self.section is None:
+        if self.group is None:
             return 0
         return self.copied if self.as_stored else self.nbytes
 
     def fill(self, image: npt.NDArray[np.uint8], fill: Fill) -> None:
         """Takes its bytes from an image, mapped or in memory; ``fill`` takes those that stay."""
-        if self.section is not None:
-            self.section.pieces = {0: image}
+        if self.group is not None:
+            self.group.chunks = {0: image}
             return
         for begin, storage in self.parts:
             fill(storage, image[begin : begin + storage.nbytes])

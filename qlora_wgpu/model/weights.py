@@ -83,7 +83,7 @@ class WeightLayout:
         textures: bool = False,
         head_block: int = 1 << 30,
         config: Mapping[str, Any] | None = None,
-        residency: OffloadPlan = RESIDENT,
+        offload: OffloadPlan = RESIDENT,
         keep: bool = False,
     ) -> None:
         """Without a folder, shapes and bytes only."""
@@ -91,7 +91,7 @@ class WeightLayout:
         self._policy = QuantizationPolicy(quant, folder, config)
         self._dtype, self._weight_dtype = dtype, weight_dtype or dtype
         self._max_binding, self._head_block = max_binding, head_block
-        self._textures, self._residency, self._keep = textures, residency, keep
+        self._textures, self._offload, self._keep = textures, offload, keep
         self._reader = CheckpointReader(folder, quant)
         self._codebooks: dict[bytes, Tensor] = {}
 
@@ -105,7 +105,7 @@ class WeightLayout:
             self._reader,
             self._weight_dtype if self._keep else "",
             textures=self._textures,
-            first_streamed=of.num_layers - self._residency.streamed_layers,
+            first_streamed=of.num_layers - self._offload.streamed_layers,
         )
         embedding, head = self._ends(of, adapter)
         groups = list(with_one_input(of.linears))
@@ -133,7 +133,7 @@ class WeightLayout:
             embedding, head, linears, norms, experts, routers, tables,
             adapter.loras.get(of.head.name), adapter.embedding_lora, of.padding_idx,
         )  # fmt: skip
-        if not self._residency.dequantized:
+        if not self._offload.dequantized:
             return modules
         kept = DequantizedWeights(self._weight_dtype, self._max_binding, self._textures)
         return kept.within(modules, ([spec.name for spec in specs] for specs in groups))
@@ -175,7 +175,7 @@ class WeightLayout:
         rows, whole = adapter.trained_rows, adapter.trained_whole
         as_head = of.embed_name if tied else of.head_name
         head: Matrix
-        if self._residency.streamed_head:
+        if self._offload.streamed_head:
             if head_module in whole:
                 raise ConfigError(
                     f"lora.modules_to_save trains {head_name} whole, which cannot wait in host "
@@ -191,7 +191,7 @@ class WeightLayout:
         if tied:
             return head.host if isinstance(head, StreamedMatrix) else head, head
         own, matrix = rows.get(embed_module), whole.get(embed_module)
-        if self._residency.host_embedding and matrix is None:
+        if self._offload.host_embedding and matrix is None:
             table = HostEmbedding(vocab, hidden, self._dtype, trained=own)
             return self._host("embedding", name, of.embed_name, table), head
         return self._dense(

@@ -157,7 +157,7 @@ def attention(
         dk = dv = None
         if k.requires_grad or v.requires_grad:
             dk, dv = (g.operand(f"d {n}", k.rows, k.columns) for n in ("k", "v"))
-        again = replace(problem, q=g.again(q), k=g.again(k), v=g.again(v))
+        again = replace(problem, q=g.rematerialize(q), k=g.rematerialize(k), v=g.rematerialize(v))
         ATTENTION.launch(g, replace(again, gradients=Gradients(do, dq, dk, dv)))
         for x, dx in ((q, dq), (k, dk), (v, dv)):
             if dx is not None:

@@ -315,7 +315,7 @@ def backward(
         experts: If given, each tile of rows belongs to an expert with factors of its own.
         others: Those of the further layers, whose ranks lie side by side in u and du.
     """
-    x = g.again(x)
+    x = g.rematerialize(x)
     du = g.float32("d lora u", x.rows, lora.r)
     UP_GRAD.launch(g, LoraBGradInput(dy, lora, du, experts, others))
     rows = experts.rows if experts is not None else None

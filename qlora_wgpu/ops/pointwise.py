@@ -88,7 +88,7 @@ def pointwise(
             g.add_gradient(each, made[key])
 
     y = made()
-    g.record(y, list(inputs.values()), vjp, remake=made if remade else None)
+    g.record(y, list(inputs.values()), vjp, remat=made if remade else None)
     return y
 
 

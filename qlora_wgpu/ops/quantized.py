@@ -229,7 +229,7 @@ def _together(g: Graph, matrices: Sequence[QuantizedMatrix]) -> tuple[Tensor, in
     if not alike or not whole_blocks(form, matrices[0].columns, 8):
         return None
     parts = [part for matrix in matrices for part in matrix.parts.values()]
-    places = {(part.storage.section, part.storage.within) for part in parts if part.storage}
+    places = {(part.storage.group, part.storage.within) for part in parts if part.storage}
     if len(places) > 1 or places & {(None, None)} or not all(part.storage for part in parts):
         return None
     parts.sort(key=_first_byte)
@@ -364,4 +364,4 @@ def _lanes(g: Graph) -> int:
 
 def _comes_and_goes(tensor: Tensor) -> bool:
     storage = tensor.storage
-    return storage is None or storage.whole.section is not None or storage.whole.on_host is not None
+    return storage is None or storage.whole.group is not None or storage.whole.on_host is not None

@@ -131,7 +131,7 @@ def permute(g: Graph, x: Tensor, routing: Routing) -> Tensor:
         _combine(g, dy, dx, routing)
         g.add_gradient(x, dx)
 
-    g.record(y, [x], vjp, remake=lambda: made(g.again(x)))
+    g.record(y, [x], vjp, remat=lambda: made(g.rematerialize(x)))
     return y
 
 

@@ -100,7 +100,7 @@ class Optimizer:
         adapter.keep_moments(optim.name)
         zeros = adapter.moments.zeros()
         passing: Sequence[MomentsPart] = ()
-        if model.layout.residency.host_moments:
+        if model.layout.offload.host_moments:
             passing = moments_in_parts(
                 [_on_host(each) for each in adapter.moments.vectors],
                 adapter.moments.blocks,

@@ -316,8 +316,8 @@ class LayerOps:
             for first in range(0, end, how.together):
                 numbers = range(first, min(first + how.together, end))
                 # The last layer's input is wanted again at once.
-                parking = how.parking if numbers.stop < count else None
-                state = self._recomputed(layer, state, numbers, parking)
+                staging = how.staging if numbers.stop < count else None
+                state = self._recomputed(layer, state, numbers, staging)
         return self._without_sums(self._applied(layer, state, range(end, count)))
 
     def _applied(
@@ -341,7 +341,7 @@ class LayerOps:
         layer: Callable[[State, int], State],
         state: State,
         numbers: range,
-        parking: StagingBuffers | None,
+        staging: StagingBuffers | None,
     ) -> State:
         """What some layers hand on, of which what they make is computed again in the backward."""
         names: list[str] = []
@@ -352,5 +352,5 @@ class LayerOps:
             names[:] = [name for name, tensor in after.items() if tensor is not given.get(name)]
             return [after[name] for name in names]
 
-        outputs = self.g.checkpoint_jointly(made, [*state.values()], parking)
+        outputs = self.g.checkpoint_jointly(made, [*state.values()], staging)
         return state | dict(zip(names, outputs, strict=True))
