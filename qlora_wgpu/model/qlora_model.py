@@ -69,7 +69,7 @@ class QLoRAModel(AdapterModel):
         super().__init__(layout, device, options=options)
         layout.load(device, progress, seed=seed)
         self.programs.fill_kept()
-        if layout.dequantize_plan is not None:  # no step repeats it: its count is kept here
+        if layout.dequantize_plan is not None:  # it runs once, so its count is kept here
             self.kept_saturated = self.count_saturated()
             self.zero_stats()
         signature = AdapterSignature(layout, self.programs, device)
@@ -458,7 +458,8 @@ def _config_of_folder(
 ) -> tuple[LoraConfig, Pretrained, Mapping[str, FloatArray] | None]:
     """The settings of an adapter's folder, where none are given beside it.
 
-    With it come the base for it, and its start, if that is a part of the base.
+    Returns:
+        The settings, the base for them, and the adapter's start if that is a part of the base.
     """
     if lora is not None:
         raise ConfigError(
@@ -471,7 +472,7 @@ def _config_of_folder(
 
 
 def _kept(layout: ModelPlan, asked: KeepDequantized, device: Device) -> ModelPlan:
-    """A layout with dequantized weights where they are asked for: texts may come as well."""
+    """The model with dequantized weights where they are asked for; texts may need copies, too."""
     copies = copied_bytes(layout, device.budget)
     return laid_out_for(layout, asked, is_cpu=device.is_cpu, budget=device.budget, beside=copies)
 
