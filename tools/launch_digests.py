@@ -130,7 +130,7 @@ def _of_variant(
             else OffloadPlan(offload_layer_inputs=True)
         )
         yield "offloaded", _digest(layout.with_offload(least).step(step).plan)
-    cache = KVCache(32, 2, in_strips=profile == "textures")
+    cache = KVCache(32, 2, packs_weights=profile == "textures")
     seen = make_seen(2, layout.pretrained.architecture.vocab_size)
     for name, sequences, length in (("prefill", 1, 16), ("decode", 2, 1)):
         graphs = layout.token_graphs(sequences, length, cache, seen)

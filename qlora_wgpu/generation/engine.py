@@ -39,7 +39,7 @@ class Engine:
     """
 
     def __init__(
-        self, model: QLoRAModel, texts: int, capacity: int, *, in_strips: bool | None = None
+        self, model: QLoRAModel, texts: int, capacity: int, *, packs_weights: bool | None = None
     ) -> None:
         """Allocates nothing yet.
 
@@ -48,13 +48,13 @@ class Engine:
                 computed anew.
             texts: Most texts that grow at a time; others wait.
             capacity: Most tokens of a text, its prompt included.
-            in_strips: Whether copies of the weights are made that software GPUs read faster; by
+            packs_weights: Whether copies of the weights are made that software GPUs read faster; by
                 default as ``model/memory_plan.py`` says of this machine.
         """
         self._model = model
-        if in_strips is None:
-            in_strips = are_copied(model.layout, model.device.budget)
-        self._cache = KVCache(capacity, texts, in_strips=in_strips)
+        if packs_weights is None:
+            packs_weights = are_copied(model.layout, model.device.budget)
+        self._cache = KVCache(capacity, texts, packs_weights=packs_weights)
         self._seen = make_seen(texts, model.architecture.vocab_size)
         self._programs: WeakKeyDictionary[Programs, dict[tuple[int, int, bool], DecodePrograms]]
         self._programs = WeakKeyDictionary()

@@ -65,7 +65,7 @@ def copied_bytes(layout: ModelPlan, budget: int | None) -> int:
 def are_copied(layout: ModelPlan, budget: int | None) -> bool:
     """Whether generation gets packed weights; an error if what is not made yet has no room."""
     wanted, free = copied_bytes(layout, budget), available_bytes()
-    missing = wanted - layout.strips.nbytes
+    missing = wanted - layout.packed_weights.nbytes
     if wanted and free is not None and missing > free:
         raise OutOfMemoryError(
             f"texts of this model read copies of its weights, which take {missing / MIB:,.0f} MiB "

@@ -111,7 +111,7 @@ class ModelPlan:
         self.began = ""  # how the adapter's start was found in the base, if it was
         # The packed weights that new tokens read, where their cache asks for them.
         self.packed_sizes = self.sizes_of_copies()
-        self.strips = PackedWeightCache(dense=self.packed_sizes.dense)
+        self.packed_weights = PackedWeightCache(dense=self.packed_sizes.dense)
         self._steps: dict[StepOptions, PlannedStep] = {}
 
     def with_profile(self, profile: Profile) -> ModelPlan:
@@ -224,8 +224,8 @@ class ModelPlan:
         if batch.cache is not None:
             # No sum is split by the number of rows: a text does not depend on those beside it.
             first.profile = replace(self.profile, least_workgroups=0)
-        if batch.cache is not None and batch.cache.in_strips:
-            batch.cache.strips = self.strips
+        if batch.cache is not None and batch.cache.packs_weights:
+            batch.cache.packed_weights = self.packed_weights
         hidden = self.network.trace_hidden(first, batch)
         return first, second, self.network.trace_logits(second, hidden, batch)
 

@@ -251,7 +251,7 @@ class Programs:
 
     def _fill_strips(self) -> None:
         """Packs the weights that traced graphs read, and that are not packed yet."""
-        if self._layout.strips.waits:
+        if self._layout.packed_weights.needs_fill:
             graph = self._layout.new_graph()
-            self._layout.strips.fill(graph)
+            self._layout.packed_weights.fill(graph)
             self.from_graph(graph).run()

@@ -17,11 +17,7 @@ from qlora_wgpu.ops.tensor import converted
 def append(
     g: Graph, pair: tuple[Tensor, Tensor], layer: tuple[Tensor, Tensor], batch: BatchBuffers
 ) -> None:
-    """Stores keys and values of new tokens behind those of their texts that are there.
-
-    Of one new token of each text, whose keys nobody else reads, that is a part of the launch that
-    rotates them, if it was the last one.
-    """
+    """Stores keys and values of new tokens behind the earlier ones of their texts."""
     (k, v), (keys, values), cache = pair, layer, batch.cache
     if cache is None or not k.columns == v.columns == keys.columns == values.columns:
         raise GraphError(f"kv_cache: {k} and {v} do not fit {keys}")

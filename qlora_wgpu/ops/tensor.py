@@ -1,4 +1,4 @@
-"""Zeroing, converting and adding whole tensors."""
+"""Zeroing, copying, converting and adding whole tensors."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def in_words(x: Tensor) -> Tensor:
 
 @contextmanager
 def summed(g: Graph, total: Tensor) -> Iterator[Tensor]:
-    """What a gradient is added to in float32: itself, or zeros that are added to it in the end."""
+    """Where to add to a gradient in float32: itself, or zeros that are added to it in the end."""
     if total.dtype == "float32":
         yield total
         return

@@ -174,7 +174,7 @@ def reading_strips(count: int, store: PackedWeightCache) -> BatchBuffers:
     """A batch of so many texts' next tokens, which read strips."""
     batch = new_tokens(count)
     assert batch.cache is not None
-    batch.cache.strips = store
+    batch.cache.packed_weights = store
     return batch
 
 
@@ -343,7 +343,7 @@ def check_rotated_product(
     store.of_quantized(g, matrices)
     store.fill(g)
     assert batch.cache is not None
-    batch.cache.strips = store
+    batch.cache.packed_weights = store
     biases = [normal(f"bias of {name}", n) * has_bias for name, n in zip(names, outer, strict=True)]
     tensors: list[Tensor] | list[None] = in_one_storage(biases) if has_bias else [None] * 3
     layers = [
