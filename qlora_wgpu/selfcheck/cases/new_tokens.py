@@ -1,4 +1,4 @@
-"""Products of few rows, as new tokens are: of weights, of copies in strips, with what is fused."""
+"""Products of few rows, as of new tokens: with weights, with packed weights, and fused."""
 
 from __future__ import annotations
 
