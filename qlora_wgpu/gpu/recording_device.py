@@ -76,7 +76,7 @@ class RecordingDevice(Device):
 
     @property
     def is_cpu(self) -> bool:
-        """It is no software GPU."""
+        """Whether this is a software GPU, which it is not."""
         return False
 
     @property

@@ -24,7 +24,7 @@ from qlora_wgpu.graph.submission import (
 )
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
-_CHUNK = 16  # dispatches between which a program can pause, where submits are not cut by time
+_CHUNK = 16  # dispatches between which a program can pause, where submits are not split by time
 _Kind = tuple[bool, bool]  # of a slot: whether it is a texture, and whether its plan is ``apart``
 
 # ---- memory ----------------------------------------------------------------------------------

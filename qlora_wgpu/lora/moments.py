@@ -40,7 +40,7 @@ class Moments(ABC):
     @property
     def piece_lengths(self) -> list[int]:
         """Words of each piece of one of them."""
-        return [piece.columns for piece in self.vectors[0].pieces]
+        return [piece.columns for piece in self.vectors[0].shards]
 
     def zeros(self) -> Array:
         """A moment before the first step."""

@@ -19,7 +19,7 @@ from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import UPLOAD_CHUNK, Device
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.program import allocate
-from qlora_wgpu.graph.sharded_vector import ShardedVector, in_pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector, as_sharded
 from qlora_wgpu.graph.tensor import ITEM_SIZE, Tensor, stored_bits, stored_floats
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base
@@ -125,24 +125,24 @@ def write_vector(device: Device, tensor: Tensor, values: npt.NDArray[Any]) -> No
 
 def read_flat(device: Device, flat: Tensor | ShardedVector) -> npt.NDArray[Any]:
     """The values of a vector that may be sharded, as ``read_vector`` gives them."""
-    sharded = in_pieces(flat)
-    if len(sharded.pieces) == 1:
+    sharded = as_sharded(flat)
+    if len(sharded.shards) == 1:
         return read_vector(device, sharded.whole)
     dtype = np.uint32 if flat.dtype == "uint32" else np.float32
     values = np.empty(sharded.columns, dtype)
-    for begin, piece in sharded.numbered():
-        values[begin : begin + piece.columns] = read_vector(device, piece)
+    for begin, shard in sharded.numbered():
+        values[begin : begin + shard.columns] = read_vector(device, shard)
     return values
 
 
 def write_flat(device: Device, flat: Tensor | ShardedVector, values: npt.NDArray[Any]) -> None:
     """Overwrites a vector that may be sharded."""
-    sharded = in_pieces(flat)
-    if len(sharded.pieces) == 1:
+    sharded = as_sharded(flat)
+    if len(sharded.shards) == 1:
         write_vector(device, sharded.whole, values)
         return
-    for begin, piece in sharded.numbered():
-        write_vector(device, piece, values[begin : begin + piece.columns])
+    for begin, shard in sharded.numbered():
+        write_vector(device, shard, values[begin : begin + shard.columns])
 
 
 def neutral_parameters(layout: ModelPlan, programs: Programs, device: Device) -> FloatArray:

@@ -41,7 +41,7 @@ _QUEUED_BATCHES = 16
 class QLoRAModel(AdapterModel):
     """A frozen base on a device, its adapters, and the programs that they replay.
 
-    Several adapters may be there by their names: one is active, others wait in host memory.
+    It may have several adapters by name: one is active, the others are in host memory.
     """
 
     def __init__(

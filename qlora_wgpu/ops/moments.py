@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.graph.offload import NUM_BUFFERS, OffloadedTensor
-from qlora_wgpu.graph.sharded_vector import ShardedVector, in_pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector, as_sharded
 from qlora_wgpu.graph.tensor import Storage, Tensor, ceil_div, vector
 
 # ---- 8 bits ----------------------------------------------------------------------------------
@@ -242,11 +242,11 @@ def updated_parts(
     passing: Sequence[MomentsPart],
 ) -> Iterator[tuple[int, tuple[Tensor, ...], MomentsPart | None]]:
     """Yields ``(first element, tensors, part)`` of each launch, for moments in float32."""
-    there = [in_pieces(each) for each in vectors]
+    there = [as_sharded(each) for each in vectors]
     if not passing:
-        all_pieces = [each.pieces for each in (*there, *map(in_pieces, moments))]
+        all_shards = [each.shards for each in (*there, *map(as_sharded, moments))]
         for (begin, _), tensors in zip(
-            there[0].numbered(), zip(*all_pieces, strict=True), strict=True
+            there[0].numbered(), zip(*all_shards, strict=True), strict=True
         ):
             yield begin, tensors, None
     for part in passing:

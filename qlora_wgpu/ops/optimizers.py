@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.sharded_vector import ShardedVector, in_pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector, as_sharded
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, round_up
 from qlora_wgpu.kernels.common import row_constants, row_workgroups
 from qlora_wgpu.ops.moments import BLOCK, BlockTable, MomentsPart, updated_parts
@@ -59,13 +59,13 @@ def gradient_norm(
 
     Sums do not depend on the pieces: an invocation continues in each where it was before.
     """
-    rows, whole = row_constants(g), in_pieces(gradient)
+    rows, whole = row_constants(g), as_sharded(gradient)
     threads = g.profile.threads_per_row
     sums = min(ceil_div(whole.columns // 4, _LEAST_UNITS * threads), _MOST_SUMS)
     sums = round_up(sums, g.profile.rows_per_group)
     squares = g.float_vector("sums of squares", sums)
     carried = None
-    if len(whole.pieces) > 1:
+    if len(whole.shards) > 1:
         carried = g.float_vector("sums of squares of invocations", sums * threads)
     for begin, piece in whole.numbered():
         g.launch(
@@ -220,10 +220,10 @@ def adamw_8bit(g: Graph, state: AdamWState, blocks: BlockTable, config: AdamWCon
     """
     gradient_norm(g, state.gradient, state.stats, config.max_grad_norm)
     vectors = list(
-        zip(in_pieces(state.parameters).numbered(), in_pieces(state.gradient).pieces, strict=True)
+        zip(as_sharded(state.parameters).numbered(), as_sharded(state.gradient).shards, strict=True)
     )
     if not state.passing:
-        moments = in_pieces(state.first_moment).pieces, in_pieces(state.second_moment).pieces
+        moments = as_sharded(state.first_moment).shards, as_sharded(state.second_moment).shards
         for ((first, p), gradient), piece, m, v in zip(
             vectors, blocks.pieces, *moments, strict=True
         ):
@@ -236,7 +236,7 @@ def adamw_8bit(g: Graph, state: AdamWState, blocks: BlockTable, config: AdamWCon
         _update_8bit(g, state, blocks, config, part)
         kept = dict(zip("mv", passing.kept, strict=True))
         g.launches[-1].fetches = g.launches[-1].saves = kept
-    if in_pieces(state.gradient).dtype == "bfloat16":
+    if as_sharded(state.gradient).dtype == "bfloat16":
         fill_zero(g, state.gradient)
 
 

@@ -78,7 +78,7 @@ def trace_update(
 def _on_host(moment: ShardedVector) -> list[npt.NDArray[Any]]:
     """The places of a moment's pieces in host memory, made the first time."""
     places = []
-    for piece in moment.pieces:
+    for piece in moment.shards:
         assert piece.storage is not None
         if piece.storage.on_host is None:
             piece.storage.on_host = np.zeros(piece.columns, piece.dtype)

@@ -261,7 +261,7 @@ Fields = tuple[tuple[str, Any], ...]
 def _by_size(
     tunable: Tunable, base: Profile, usual: Trial, trials: Sequence[Trial]
 ) -> dict[str, Fields]:
-    """Classes of products for which another cut than the usual one is the faster."""
+    """Classes of products for which another configuration than the usual one is faster."""
     products: dict[str, Fields] = {}
     for name, before in usual.times.products.items():
         with_it = [trial for trial in trials if name in trial.times.products]

@@ -29,7 +29,7 @@ def limited(monkeypatch):
 
     def laid_out(*given):
         adapter = AdapterLayout(*given[:4], max_binding=LIMIT)
-        most.append(len(adapter.parameters.pieces))
+        most.append(len(adapter.parameters.shards))
         return adapter
 
     return partial(monkeypatch.setattr, "qlora_wgpu.model.model_plan.AdapterLayout", laid_out), most

@@ -275,7 +275,7 @@ def test_a_65b_of_rank_64_keeps_to_48_gb_in_buffers_of_2_gib():
     )  # fmt: skip
     fitted = fit_to_budget(layout, STEP, 47.5 * 2**30)
     assert fitted.total <= 47.5 * 2**30 and not fitted.moved
-    assert [len(each.pieces) for each in (layout.adapter.parameters, layout.adapter.gradient)] == [
+    assert [len(each.shards) for each in (layout.adapter.parameters, layout.adapter.gradient)] == [
         2, 2
     ]  # fmt: skip
     storages = fitted.layout.step(fitted.options).plan.storages

@@ -171,7 +171,7 @@ def check_logits_of_a_prompt(run: Runner) -> None:
 
 
 def reading_strips(count: int, store: PackedWeightCache) -> BatchBuffers:
-    """A batch of so many texts' next tokens, which read strips."""
+    """A batch of so many texts' next tokens, which read packed weights."""
     batch = new_tokens(count)
     assert batch.cache is not None
     batch.cache.packed_weights = store
@@ -211,7 +211,7 @@ def check_strips(run: Runner, form: str, inner: int, rows: int, r: int, dense: b
 
 
 def multiplied(run: Runner, stored: QuantizedWeight, *, dense: bool) -> Array:
-    """A quantized matrix as the products of strips have it."""
+    """A quantized matrix as products with packed weights have it."""
     w = stored.dequantize().astype(np.float64)
     return run.rounded_weight(w) if dense and run.graph.profile.textures else w
 
