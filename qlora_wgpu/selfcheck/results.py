@@ -42,13 +42,13 @@ def cache_file() -> Path:
 def unchecked(cut: str, needed: Statements) -> Statements:
     """The statements of a run that were not found sound yet."""
     sound = _strings(_read(_SOUND).get(cut))
-    return frozenset(statement for statement in needed if _mark(statement) not in sound)
+    return frozenset(statement for statement in needed if key(statement) not in sound)
 
 
 def keep_sound(cut: str, checked: Statements) -> None:
     """Remembers statements that are sound; arguments as for ``unchecked``."""
     sound = _read(_SOUND)
-    marks = _strings(sound.pop(cut, None)) | {_mark(statement) for statement in checked}
+    marks = _strings(sound.pop(cut, None)) | {key(statement) for statement in checked}
     others = list(sound.items())[1 - _CUTS :]  # those that were added to last
     _write({_SOUND: {**dict(others), cut: sorted(marks)}, _WRONG: _read(_WRONG)})
 
@@ -66,10 +66,6 @@ def keep_wrong(kind: str) -> None:
 def key(parts: Iterable[object]) -> str:
     """A short hash of some values."""
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()[:16]
-
-
-def _mark(statement: tuple[str, str]) -> str:
-    return key(statement)
 
 
 def _read(what: str) -> dict[str, Any]:
