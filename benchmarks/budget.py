@@ -92,7 +92,7 @@ def main() -> None:
         seconds.append(time.perf_counter() - clock)
     gradient = model.read_flat(model.adapter.gradient)
     figures = {
-        "layers that come and go": fitted.residency.streamed_layers,
+        "layers that come and go": fitted.offload.streamed_layers,
         "device planned MiB": fitted.total / MIB,
         "device peak MiB": device.memory.peak / MIB,
         "host planned MiB": {k: v / MIB for k, v in fitted.host_memory.items()},

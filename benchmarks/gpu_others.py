@@ -128,7 +128,7 @@ def under_a_budget(shape: Shape, backend: str, seq: int) -> dict[str, Any]:
         "planned_mib": fitted.total / MIB,
         "peak_mib": device.memory.peak / MIB,
         "driver_mib": None if before is None or after is None else after - before,
-        "streamed_layers": fitted.residency.streamed_layers,
+        "streamed_layers": fitted.offload.streamed_layers,
     }
 
 

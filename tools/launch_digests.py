@@ -143,14 +143,14 @@ def _of_variant(
     yield "train", _digest(layout.step(step).plan)
     yield "loss", _digest(layout.step(StepOptions("loss", 2, 24)).plan)
     if variant.head_dim is None and variant.checkpointing:  # all that can wait in host memory
-        streams_head = True in layout.head_ways
+        streams_head = True in layout.head_options
         least = (
             OffloadPlan.least(layout.num_layers)
             if streams_head
             else OffloadPlan(offload_layer_inputs=True)
         )
         yield "offloaded", _digest(layout.with_offload(least).step(step).plan)
-    cache = KVCache(32, 2, in_strips=profile == "textures")
+    cache = KVCache(32, 2, packs_weights=profile == "textures")
     seen = make_seen(2, layout.pretrained.architecture.vocab_size)
     for name, sequences, length in (("prefill", 1, 16), ("decode", 2, 1)):
         graphs = layout.token_graphs(sequences, length, cache, seen)

@@ -35,13 +35,13 @@ from qlora_wgpu.training.optimizer import Optimizer
 class KernelTime:
     """All launches of one label in a step."""
 
-    label: str  # the launches' label
+    label: str
     launches: int
-    seconds: float  # time of all launches, each timed by itself
-    share: float  # part of the seconds of all kernels; 0 where no time was seen at all
+    seconds: float  # of all launches, each timed by itself
+    share: float  # of the seconds of all kernels; 0 where the clock saw none
     flops: int  # floating-point operations, of products only
-    nbytes: int  # bytes of the tensors they are bound to, each counted once a launch
-    on_matrix_units: bool = False  # whether matrix units make their products
+    nbytes: int  # bytes of the tensors they bind, each counted once a launch
+    on_matrix_units: bool = False
 
     @property
     def flops_per_second(self) -> float:
@@ -54,7 +54,7 @@ class KernelTime:
         return self.nbytes / self.seconds if self.seconds > 0 else 0.0
 
     def flops_ceiling(self, ceilings: Ceilings) -> float:
-        """The most operations a second of what makes its products."""
+        """The most operations a second of the units that it runs on."""
         most = ceilings.matrix_flops_per_second if self.on_matrix_units else 0.0
         return most or ceilings.flops_per_second
 
@@ -102,27 +102,26 @@ def sum_up(launches: Sequence[Launch], seconds: Sequence[float]) -> list[KernelT
     return sorted(table, key=lambda row: -row.seconds)
 
 
-_ROUNDS = 3  # the best of so many counts, of each launch
+_ROUNDS = 3  # of each launch, of which the best counts
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """All that was found."""
+    """The results of a measurement."""
 
     workload: Workload  # the training steps that ran
-    device: Device  # the device they ran on
-    ceilings: Ceilings  # the GPU's ceilings
+    device: Device
+    ceilings: Ceilings
     load_seconds: float  # from an open device to a model with all weights on it
     prepare_seconds: float  # tracing, planning, compiling and binding the step
     compile_seconds: float  # the part of it in which the driver compiled
-    gaps: Gaps  # what launches cost besides their work
+    gaps: Gaps  # the overhead of launches
     steps: StepTimes
     flops_per_step: int  # operations of a step's products
-    # The step's launches by label, the slowest first; None without timestamps.
-    kernels: list[KernelTime] | None
+    kernels: list[KernelTime] | None  # by label, the slowest first; None without timestamps
     planned: Counter[str]  # bytes on the device by kind, as planned from config.json
-    peak_bytes: int  # the most that was taken
-    adapter_parameters: int  # trained numbers
+    peak_bytes: int
+    adapter_parameters: int
 
     @property
     def tokens_per_step(self) -> int:
@@ -222,7 +221,7 @@ _SPEED_ROUNDS = 2
 
 
 def training_speed(config: Mapping[str, Any], device: Device) -> float:
-    """Tokens per second of QLoRA with the defaults, about: layers and head alone are measured."""
+    """About how many tokens per second QLoRA trains: a layer and a part of the head are timed."""
     few, more = (_step_seconds({**config, **_part(layers)}, device) for layers in _LAYERS)
     layer = max(more - few, 0.0) / (_LAYERS[1] - _LAYERS[0])
     head = max(few - layer, 0.0) * config["vocab_size"] / _VOCABULARY

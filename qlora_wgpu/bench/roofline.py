@@ -1,4 +1,4 @@
-"""What a GPU gives at most, and what launches cost besides their work."""
+"""A GPU's ceilings, and the overhead of launches."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ class Ceilings:
     """The measured ceilings of one GPU."""
 
     flops_per_second: float  # rate of a loop of float32 multiply-adds, two operations each
-    # Bytes read plus written by a copy kernel, in the faster kind of memory.
-    bytes_per_second: float
+    bytes_per_second: float  # read plus written by a copy kernel, in the faster kind of memory
     # Rate of matrix units whose operands stay in registers; 0 where kernels use none.
     matrix_flops_per_second: float = 0.0
 
@@ -47,7 +46,7 @@ class Ceilings:
 
 
 def measure_ceilings(device: Device) -> Ceilings:
-    """Measures both, in about a second."""
+    """Measures all ceilings, in about a second."""
     with device.memory.uncounted():
         copies = [_copy_rate(device, texture=False)]
         if device.profile.textures:
@@ -144,9 +143,8 @@ class Gaps:
     """Seconds without work, the least of some rounds."""
 
     dispatch: float  # from one dispatch to the next that needs its result, within a pass
-    submit: float  # of a submit more, its encoding included
-    # What timestamps show of a dispatch that does next to nothing; 0 without timestamps.
-    timed: float
+    submit: float  # of one more submit, its encoding included
+    timed: float  # of an almost empty dispatch, by timestamps; 0 without them
 
 
 def measure_gaps(device: Device) -> Gaps:

@@ -1,7 +1,7 @@
-"""Seconds of dispatches, submits and training steps, on a GPU kept busy.
+"""Times of dispatches, submits and training steps, on a GPU kept busy.
 
-A GPU at rest lowers its clock, some to a fifth. Only work raises it again, after a while, and work
-that is waited for piece by piece hardly does.
+A GPU at rest lowers its clock, some to a fifth. Only work raises it again, after a while; short
+pieces of work that are waited for hardly do.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ _GROUPS, _GROUP = 4096, 32  # enough to fill every GPU
 _QUEUED = 4  # submits that are waited for together
 _SECONDS = 0.005  # of each, once it is known how much work that is
 _FIRST_TURNS, _MOST_TURNS = 4, 32_768
-_RISES, _NEAR = 1.02, 0.95  # what is less, and what is nearer, is scatter
-_SETTLED, _MOST_SECONDS = 1.0, 2.0  # without a rise, which some drivers wait with, and in all
+_RISES, _NEAR = 1.02, 0.95  # smaller differences are scatter
+_SETTLED, _MOST_SECONDS = 1.0, 2.0  # without a rise, which some drivers delay, and in all
 
 
 class Load:
     """Multiply-adds for a GPU; a software GPU, whose clock is the host's, is left alone."""
 
     def __init__(self, device: Device) -> None:
-        """Makes the work ready; what it takes counts as nobody's memory."""
+        """Makes the work ready; its memory is not counted."""
         self._device = device
         self._turns = _FIRST_TURNS
         if device.is_cpu:
@@ -237,10 +237,10 @@ _WARM_UP = 2  # steps before those that count
 class StepTimes:
     """Times of the steps, each one micro-batch and one update."""
 
-    first_step_seconds: float  # time of the very first step, after everything was compiled
-    step_seconds: Spread  # times of the steps that count
-    # Time of packing and encoding over the whole step's, in the median; submits are left out, since
-    # a software GPU computes inside them.
+    first_step_seconds: float  # after everything was compiled
+    step_seconds: Spread  # of the steps that count
+    # The median share of packing and encoding in a step; without submits, since a software GPU
+    # computes inside them.
     host_share: float
     loss: float  # mean loss of the last step
 

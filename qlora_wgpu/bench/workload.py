@@ -35,7 +35,7 @@ _BLOCKS = 31_249  # the same of quantized blocks
 
 
 class RandomFolder(ModelFolder):
-    """Weights made when they are asked for, the same for the same config.json.
+    """Random weights, made when they are asked for, and the same for the same config.json.
 
     Norms are ones, all else is normal with a standard deviation of 0.02.
     """
@@ -80,7 +80,7 @@ class RandomFolder(ModelFolder):
         return self._shapes[name]
 
     def float_dtype(self, name: str) -> str:
-        """Of all of them."""
+        """The element type of all tensors."""
         return "F32"
 
     def float32(self, name: str) -> npt.NDArray[np.float32]:

@@ -71,13 +71,13 @@ def _planned(plan: CardPlan) -> tuple[str, str, str]:
 
 
 def _measures(fitted: Fit) -> str:
-    residency = fitted.residency
+    offload = fitted.offload
     again = ""
     if fitted.options.checkpointing:
         again = f"{fitted.recomputed} recomputed"
-    elif residency.remakes:
+    elif offload.remakes:
         again = "norms and gated units made again"
-    waits = [short for short, _ in residency.in_words(fitted.layout.num_layers)]
+    waits = [short for short, _ in offload.in_words(fitted.layout.num_layers)]
     waiting = f"{', '.join(waits)} on the host" if waits else ""
     return "; ".join(filter(None, (again, waiting))) or "nothing"
 
@@ -90,7 +90,7 @@ def fitted_in_json(fitted: Fit) -> dict[str, Any]:
         "host_bytes": dict(fitted.host_memory),
         "moved_bytes": fitted.moved,
         "gradient_checkpointing": fitted.options.checkpointing,
-        **asdict(fitted.residency),
+        **asdict(fitted.offload),
     }
 
 

@@ -23,32 +23,31 @@ from qlora_wgpu.ops.modules import DenseMatrix, ExpertLinear, HostEmbedding, Lin
 
 @dataclass(frozen=True)
 class Stacking:
-    """The parameters ``{held}.gate_up_proj`` and ``{held}.down_proj`` of a layer's experts.
+    """How transformers stacks a layer's experts, in ``gate_up_proj`` and ``down_proj``.
 
-    PEFT adapts each as one (``target_parameters``).
+    PEFT adapts each of these parameters as one (``target_parameters``).
     """
 
-    # An expert's names of gate, up and down.
-    leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
-    named: str = "experts"  # how files' name of the module of experts ends
-    held: str = "experts"  # how transformers' does, if otherwise
-    in_turns: bool = False  # whether rows of gate and up take turns; else gate's come first
+    leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")  # an expert's, in files
+    named: str = "experts"  # how the experts' module ends in files
+    held: str = "experts"  # and in transformers
+    in_turns: bool = False  # whether rows of gate and up alternate; else gate's come first
 
     def in_files(self, at: str) -> str:
-        """What files call a module of experts, by transformers' name."""
+        """The name of an experts' module in files, by its name in transformers."""
         return at.removesuffix(self.held) + self.named if at.endswith(self.held) else at
 
     def in_memory(self, at: str) -> str:
-        """What transformers calls it, by files' name."""
+        """Its name in transformers, by its name in files."""
         return at.removesuffix(self.named) + self.held if at.endswith(self.named) else at
 
     def to_json(self) -> str:
-        """It as a text."""
+        """The text for a file's metadata."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Stacking:
-        """It of ``to_json``'s text."""
+        """Reads ``to_json``'s text."""
         try:
             told = json.loads(text)
             gate, up, down = map(str, told["leaves"])
@@ -89,8 +88,7 @@ class ExpertSpec:
     in_features: int  # their columns
     bias: bool = False  # whether each has one
     stacking: Stacking = PLAIN  # how transformers holds them together with the layers beside
-    # Whether PEFT makes adapters of stacks, as transformers has them, of those of experts: it knows
-    # some model types.
+    # Whether PEFT stacks adapters of single experts itself, which it does for some model types.
     fused: bool = True
 
     @property
@@ -118,7 +116,7 @@ class Weights:
     experts: tuple[ExpertSpec, ...] = ()  # linear layers of experts
     # Shapes of the routers' matrices, by tensor name.
     routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    # Those of ``norms`` to which nothing is added, whatever is to the others.
+    # Those of ``norms`` that have no offset, whatever the others have.
     as_stored: frozenset[str] = frozenset()
     # Shapes of embeddings beside the input's, by tensor name: the host looks their rows up.
     tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -193,7 +191,7 @@ class Architecture:
     head_bias: str = ""  # the tensor that is added to the logits, one of ``norms``; empty without
 
     def resized(self, rows: int, new_tokens: tuple[int, ...] = ()) -> Architecture:
-        """The same with a larger vocabulary, as ``resize_token_embeddings`` makes it."""
+        """The same with a larger vocabulary, as by ``resize_token_embeddings``."""
         if rows <= self.vocab_size:
             return replace(self, new_tokens=new_tokens)
         if self.tables:

@@ -1,4 +1,4 @@
-"""Texts that grow together: each joins when it comes, has a token a turn, leaves at its end."""
+"""Continuous batching: texts join when they come, get a token a turn, and leave at their end."""
 
 from __future__ import annotations
 
@@ -22,49 +22,49 @@ from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import NONE, make_seen
 
-_AHEAD_SECONDS = 0.12  # of work that is done before its tokens are looked at
-_PROMPT_SECONDS = 0.25  # of prompts that are computed between two tokens of other texts
+_AHEAD_SECONDS = 0.12  # of decoding before its tokens are looked at
+_PROMPT_SECONDS = 0.25  # of prefill between two tokens of other texts
 
 Logits = npt.NDArray[np.float32] | None
-"""Of each text, where they are told."""
+"""Of each text, where they are asked for."""
 
 
 class Engine:
-    """Generates several texts at once; what comes of one does not depend on the others.
+    """Generates several texts at once; none depends on the others.
 
-    Each has a place in a cache. Its prompt is computed, beside others of like length, then each
-    turn gives a token to all texts that have a place. Several turns are computed at once where they
-    take no time to speak of: the device then needs not wait for the host, which drops what comes
-    after a text's end. One thread at a time.
+    Each has a place in a cache. Its prompt is computed, together with others of similar length;
+    then each turn gives a token to all texts that have a place. Where turns are short, several are
+    computed at once, so that the device need not wait for the host, which drops what comes after a
+    text's end. One thread at a time.
     """
 
     def __init__(
-        self, model: QLoRAModel, texts: int, capacity: int, *, in_strips: bool | None = None
+        self, model: QLoRAModel, texts: int, capacity: int, *, packs_weights: bool | None = None
     ) -> None:
         """Allocates nothing yet.
 
         Args:
             model: Base and adapter, as they are at each turn: where the adapter changes, texts are
                 computed anew.
-            texts: Most texts that grow at a time; others wait.
+            texts: Most texts at a time; others wait.
             capacity: Most tokens of a text, its prompt included.
-            in_strips: Whether copies of the weights are made that software GPUs read faster; by
-                default as ``model/memory_plan.py`` says of this machine.
+            packs_weights: Whether weights are packed for software GPUs, which takes memory; by
+                default where the machine has room (``model/memory_plan.py``).
         """
         self._model = model
-        if in_strips is None:
-            in_strips = are_copied(model.layout, model.device.budget)
-        self._cache = KVCache(capacity, texts, in_strips=in_strips)
+        if packs_weights is None:
+            packs_weights = are_copied(model.layout, model.device.budget)
+        self._cache = KVCache(capacity, texts, packs_weights=packs_weights)
         self._seen = make_seen(texts, model.architecture.vocab_size)
         self._programs: WeakKeyDictionary[Programs, dict[tuple[int, int, bool], DecodePrograms]]
         self._programs = WeakKeyDictionary()
         self._waiting: list[Request] = []  # in the order of their turns
         self._turn = 0  # of the text that began last
         self._growing: list[Request] = []
-        self._to_prefill: list[Request] = []  # those among them that are to be computed, or anew
-        self._prefill: Prefill | None = None  # of some of these, if it pauses
-        self._free = list(range(texts))[::-1]
-        self._seconds = math.inf  # that a turn takes
+        self._to_prefill: list[Request] = []  # those of them that have to be computed, or again
+        self._prefill: Prefill | None = None  # of some of these, while it pauses
+        self._free = list(range(texts))[::-1]  # places
+        self._seconds = math.inf  # of a turn
         self._version = model.parameters_version
 
     @property
@@ -74,7 +74,7 @@ class Engine:
 
     @property
     def texts(self) -> int:
-        """Most texts that grow at a time."""
+        """Most texts at a time."""
         return self._cache.texts
 
     @property
@@ -92,15 +92,15 @@ class Engine:
         logprobs: int | None = None,
         number: int = 0,
     ) -> Request:
-        """A text that waits for its turn.
+        """Adds a text, which waits for its turn.
 
         Args:
             prompt_ids: Its prompt; at least one token.
             sampling: How its tokens are chosen; the likeliest by default.
             max_new_tokens: Most tokens to add; fewer where the capacity ends.
             stop_ids: Tokens that end it; they are not its own.
-            logprobs: Of how many of the likeliest tokens log probabilities are told beside the
-                chosen one's; by default nothing is.
+            logprobs: How many of the likeliest tokens' log probabilities are kept beside the
+                chosen one's; by default none.
             number: How many texts of the same request come before it: requests take turns, so that
                 one for many texts does not hold up those after it.
         """
@@ -121,14 +121,14 @@ class Engine:
         return text
 
     def check_room(self, prompt_tokens: int, max_new_tokens: int | None) -> None:
-        """Whether a prompt leaves room for an answer, if there is to be one."""
+        """Refuses a prompt that leaves no room for an answer, if there is to be one."""
         if prompt_tokens >= self.capacity and max_new_tokens != 0:
             raise DataError(
                 f"the prompt has {prompt_tokens} tokens, and a text may have {self.capacity} in all"
             )
 
     def step(self) -> list[Request]:
-        """Gives each text its next token, those that wait and find a place their first."""
+        """Gives each text its next token, and waiting texts that find a place their first."""
         with self._model.device.in_turn:
             return self._step()
 
@@ -163,7 +163,7 @@ class Engine:
         return [text for text in self._growing if text not in self._to_prefill]
 
     def _find_stale(self) -> None:
-        """Where another adapter computes now, all texts are computed anew."""
+        """Has all texts computed anew where the adapter has changed."""
         if self._version == self._model.parameters_version:
             return
         self._version = self._model.parameters_version
@@ -194,13 +194,13 @@ class Engine:
         self._free.append(text.place)
 
     def _rope_changes(self, text: Request) -> bool:
-        """Whether its next token changes how its earlier ones are rotated."""
+        """Whether the rotation of its earlier tokens changes with its length."""
         made = [program for each in self._programs.values() for program in each.values()]
         rotations = {r for program in made for r in program.batch.angles}
         return not all(r.is_same(text.length, text.rotated_length) for r in rotations)
 
     def _prefill_prompts(self, seconds: float) -> list[Request]:
-        """Computes the texts that wait for it, all of each, and chooses the tokens after them."""
+        """Computes the texts that wait for it, and chooses the tokens after them."""
         done: list[Request] = []
         end = time.perf_counter() + seconds
         while self._to_prefill:
@@ -211,7 +211,7 @@ class Engine:
                 self._prefill = prefill
                 break
             tokens, logits = prefill.end()
-            # Who was cancelled meanwhile has left.
+            # Texts that were cancelled meanwhile have left.
             rows = [row for row, text in enumerate(prefill.texts) if text in self._to_prefill]
             texts = [prefill.texts[row] for row in rows]
             self._to_prefill = [text for text in self._to_prefill if text not in texts]
@@ -225,12 +225,12 @@ class Engine:
 
     @property
     def _pauses(self) -> bool:
-        """Whether new tokens may come in the middle of a prompt: states are whole at its end."""
+        """Whether new tokens may come in the middle of a prompt, whose states would be partial."""
         return not self._cache.states
 
     @property
     def _beside(self) -> bool:
-        """Whether prompts may be computed together: states are kept of one text at a time."""
+        """Whether prompts may be computed together: states are kept for one text at a time."""
         return bool(self._cache.layers) and not self._cache.states
 
     def _begin_prefill(self) -> Prefill:
@@ -242,13 +242,13 @@ class Engine:
         return Prefill(self._program(len(texts), length, told=told), texts)
 
     def _next_tokens(self, texts: Sequence[Request]) -> tuple[list[list[int]], Logits]:
-        """Computes a token of each text, and chooses the one after it; perhaps more of them.
+        """Computes the last token of each text and chooses the one after it, or several.
 
-        Where a text's logits are told, it is one: they are of the last.
+        Where a text's logits are asked for, it is one: only those of the last are kept.
         """
         rows = next(size for size in self.sizes if size >= len(texts))
         extra = rows - len(texts)
-        # Rows that no text has write at a place of which nothing is kept.
+        # Rows without a text write at a place that holds nothing yet.
         spares = [*self._free, *(text.place for text in self._to_prefill)]
         ids = [text.all_ids[-1] for text in texts] + [0] * extra
         past = [text.length - 1 for text in texts] + [self.capacity] * extra
@@ -269,13 +269,13 @@ class Engine:
         return tokens[: len(texts)], None if program.kept is None else program.logits()
 
     def _turns_at_once(self, texts: Sequence[Request]) -> int:
-        """How many turns may be computed before any text is as long as it may be."""
+        """How many turns are computed at once: few enough in time, and within every text's end."""
         least = min(text.max_new_tokens - len(text.ids) for text in texts)
         return max(min(least, int(_AHEAD_SECONDS / max(self._seconds, 1e-4))), 1)
 
     @property
     def sizes(self) -> list[int]:
-        """How many rows are computed at a time, the fewest that texts have room in."""
+        """The batch sizes of decoding; each turn takes the smallest that has room for its texts."""
         return batch_sizes(self.texts)
 
     def _program(self, rows: int, length: int, *, told: bool) -> DecodePrograms:
@@ -288,5 +288,5 @@ class Engine:
 
 
 def batch_sizes(texts: int) -> list[int]:
-    """Powers of two below a number of texts, and it."""
+    """The powers of two below a number of texts, and the number itself."""
     return [1 << n for n in range((texts - 1).bit_length())] + [texts]

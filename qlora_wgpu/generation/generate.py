@@ -89,23 +89,21 @@ def token_ids(prompt: Iterable[Any]) -> list[int]:
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is completed."""
+    """A prompt to complete."""
 
-    ids: Sequence[int]  # its tokens
+    ids: Sequence[int]
     stop_ids: Collection[int] = ()  # tokens that end the completion
     stop: Collection[str] = ()  # strings that end it
-    # Whether the completion goes on with it as one text, instead of answering.
-    is_text: bool = False
+    is_text: bool = False  # whether the completion continues the prompt's text, not answers it
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What a prompt was completed with."""
+    """The completion of a prompt."""
 
     text: str  # without what ended it
-    # Why it ended: a stop token or string came, or it is as long as it may be.
-    finish_reason: FinishReason
-    tokens: int  # how many there are, those of a stop string included
+    finish_reason: FinishReason  # a stop token or string, or the length
+    tokens: int  # their number, those of a stop string included
 
 
 def complete(
@@ -150,7 +148,7 @@ def complete(
 
 
 def _read(text: Request, stream: TextStream) -> None:
-    """Takes the token that a text has got, if it did not end with none."""
+    """Takes the token that a text got, unless it ended without one."""
     if len(text.ids) > stream.count:
         stream.push(text.ids[-1])
         if stream.stopped:

@@ -1,8 +1,7 @@
-"""Which prompts are computed together: those of like length, in few shapes.
+"""Prefill: which prompts are computed together, those of similar length in few shapes.
 
-A text's own length decides nothing of its digits, nor do those beside it: a row's sums have one
+A text's digits depend neither on the padding nor on the texts beside it: a row's sums have one
 order, and causal attention ends with the row's own tokens.
-
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _MOST_PROMPTS = 8
 
 
 class Prefill:
-    """Prompts that are being computed, piece by piece.
+    """Prompts that are being computed, a few dispatches at a time.
 
     Attributes:
-        texts: Whose they are.
+        texts: Their texts.
     """
 
     def __init__(self, program: DecodePrograms, texts: Sequence[Request]) -> None:
@@ -41,16 +40,16 @@ class Prefill:
         self._pieces: Iterator[None] | None = None
 
     def go_on(self, seconds: float) -> bool:
-        """Computes for so long, a piece at least; whether that was all."""
+        """Computes for so long, at least some dispatches; returns whether that was all."""
         if self._pieces is None and math.isinf(seconds):
-            self._program.hidden.run()  # which waits for nothing
+            self._program.hidden.run()  # does not wait
             return True
         self._pieces = self._pieces or self._program.hidden.run_preemptible()
         end = time.perf_counter() + seconds
         return not any(time.perf_counter() >= end for _ in self._pieces)
 
     def end(self) -> tuple[list[int], npt.NDArray[np.float32] | None]:
-        """The tokens after them, and the logits where they are told."""
+        """The tokens after them, and the logits where they are asked for."""
         program, texts = self._program, self.texts
         tokens = program.end_prompts(
             self._prompts,

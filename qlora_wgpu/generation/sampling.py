@@ -1,4 +1,4 @@
-"""The settings of a text that is generated, and what they may be."""
+"""Sampling settings of a text, and their ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A text that an engine writes."""
+"""A request of an engine: one text, from its prompt to its end."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Request:
     Attributes:
         prompt_ids: What it begins with.
         ids: The tokens so far, without the prompt's.
-        told: How likely each of them was, where that is asked for.
+        told: The log probabilities of each of them, where they are asked for.
         finish_reason: Why it ended, once it has: a stop token came, it is as long as it may be, or
             it was cancelled.
     """

@@ -1,4 +1,4 @@
-"""The text of tokens as they come, and how likely they were."""
+"""The text of tokens as they come, and their log probabilities."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class IncrementalDetokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
-        """Begins behind a context, of which nothing is told."""
+        """Begins behind a context, whose text is not returned."""
         self.waiting = ""
         self._tokenizer = tokenizer
         self._near = list(context)[-CONTEXT:]  # tokens whose text is settled
@@ -41,7 +41,7 @@ class IncrementalDetokenizer:
         self._unsettled: list[int] = []
 
     def push(self, token: int) -> str:
-        """Takes a token; the text that is settled by it."""
+        """Takes a token; returns the text that it settles."""
         self._unsettled.append(token)
         ids = [*self._near, *self._unsettled]
         whole = self._tokenizer.decode(ids)
@@ -58,7 +58,7 @@ class IncrementalDetokenizer:
         begun = self._before.rstrip(_HALF)
         if begun != self._before and whole.startswith(begun):  # its last character goes on
             return whole[len(begun) :]
-        # Bytes that are no character spoil those before them, which were told as they were.
+        # Bytes that are no character spoil those before them, whose text was returned already.
         return self._tokenizer.decode(self._unsettled)
 
     def _cut(self, whole: str) -> str:
@@ -147,7 +147,7 @@ class TextStream:
         return "".join((*self._shown, self._held, waiting))
 
     def push(self, token: int) -> str:
-        """Takes a token; what can be shown by now and was not."""
+        """Takes a token; returns the text that can be shown now."""
         self.count += 1
         if token in self._special:
             self._held += self._tokens.waiting + self._special[token]
@@ -181,6 +181,6 @@ class TextStream:
 
 
 def beginning(text: str, other: str) -> int:
-    """The number of characters at the end of a text that begin another one."""
+    """The length of the longest end of a text that begins another one."""
     sizes = range(min(len(other), len(text)), 0, -1)
     return next((n for n in sizes if text.endswith(other[:n])), 0)

@@ -18,8 +18,10 @@ from qlora_wgpu.gpu.dawn import Dawn
 from qlora_wgpu.gpu.wgpu_native import WgpuNative
 from qlora_wgpu.limits import MIB
 
+# ---- Mesa's software GPU ---------------------------------------------------------------------
+
 _THREADS_PER_PROCESSOR = 2  # with more, waking them takes longer than they gain
-_MOST_THREADS = 16  # that Mesa takes
+_MOST_THREADS = 16  # that Mesa allows
 _WIDTH = "LP_NATIVE_VECTOR_WIDTH"
 _WIDTHS = (128, 256, 512)  # bits: Mesa 22 and 26 crash or hang with any other
 _FAMILY = re.compile(r"^cpu family\s*:\s*(\d+)$", re.MULTILINE)
@@ -32,8 +34,7 @@ def add_software_threads(environ: MutableMapping[str, str]) -> None:
 
     It gives each thread an equal share of a launch beforehand and then waits for the last one: with
     a thread per processor, one that has to wait for its processor holds up the launch. Smaller
-    shares even that out. What the user has set stays. It must be called before the driver
-    is loaded.
+    shares even that out. What the user has set stays. To be called before the driver is loaded.
     """
     threads = min(_THREADS_PER_PROCESSOR * _processors(), _MOST_THREADS)
     environ.setdefault("LP_NUM_THREADS", str(threads))
@@ -141,11 +142,12 @@ def _cpu() -> str:
         return ""
 
 
+# ---- adapters --------------------------------------------------------------------------------
+
 BACKENDS: dict[str, Backend] = {backend.name: backend for backend in (WgpuNative(), Dawn())}
 BACKEND_VARIABLE = "QLORA_WGPU_BACKEND"
 
-# Native APIs, the preferred first: matrix units, and compilers that take our kernels in moments,
-# are Vulkan's.
+# Native APIs, the preferred first: Vulkan has matrix units, and compilers that take moments.
 _APIS = {"darwin": ("Metal",), "win32": ("Vulkan", "D3D12")}
 _TYPE_ORDER = {"DiscreteGPU": 0, "IntegratedGPU": 1, "Unknown": 2, "CPU": 3}
 _FASTEST_SOFTWARE = "llvmpipe"  # as lavapipe calls itself; SwiftShader takes several times as long
@@ -209,7 +211,7 @@ def list_adapters(backend: str = "auto") -> list[FoundAdapter]:
 
 
 def cards(backend: str = "auto") -> list[str]:
-    """The indices in ``list_adapters`` of all GPUs that are none of software."""
+    """The indices in ``list_adapters`` of all hardware GPUs."""
     return [str(i) for i, adapter in enumerate(list_adapters(backend)) if not adapter.is_cpu]
 
 
@@ -235,7 +237,7 @@ def choose_adapter(gpu: str = "auto", backend: str = "auto") -> FoundAdapter:
 
 
 def no_gpu(backend: str = "auto") -> DeviceError:
-    """What is told where no GPU is listed: what to install, and which one is out of reach."""
+    """The error where no GPU is listed: what to install, and which GPU is out of reach."""
     asked = os.environ.get(BACKEND_VARIABLE) if backend == "auto" else backend
     hint = _DAWN_HINT if asked == "dawn" else ""
     native = BACKENDS["wgpu" if asked not in BACKENDS else asked]
@@ -259,12 +261,12 @@ def _automatic() -> list[FoundAdapter]:
             adapters = _listed(dawn)
         except DeviceError:
             adapters = []
-        # Its matrix units on GPUs, and on lavapipe its compiler's code, are the faster ones.
+        # Dawn is faster with matrix units, and on lavapipe for its compiler's code.
         if any(dawn.matrix_shapes(adapter.raw) for adapter in adapters):
             return adapters
         if adapters and adapters[0].is_cpu:
             others = _listed(BACKENDS["wgpu"])
-            # It does not list every driver that wgpu does: that of a card may be among these.
+            # Dawn does not list every driver that wgpu does: a GPU's may be missing.
             faster = others and others[0].slowness < adapters[0].slowness
             return others if faster else adapters
     return _listed(BACKENDS["wgpu"])
@@ -286,7 +288,7 @@ def _listed(backend: Backend) -> list[FoundAdapter]:
 
 
 def _one_api_a_card(adapters: list[Any]) -> list[Any]:
-    """Each card once, by the best API that lists it; cards of one kind stay as many as they are."""
+    """Each GPU once, by the best API that lists it; several GPUs of one kind are all listed."""
     taken: list[Any] = []
     for api in _APIS.get(sys.platform, ("Vulkan",)):
         known = {name for adapter in taken for name in _names(adapter)}
@@ -296,6 +298,6 @@ def _one_api_a_card(adapters: list[Any]) -> list[Any]:
 
 
 def _names(adapter: Any) -> set[Any]:
-    """What tells a card by two APIs: its name, and its numbers on the bus, if they are known."""
+    """What identifies a GPU across APIs: its name, and its PCI numbers if they are known."""
     numbers = (adapter.info.get("vendor_id"), adapter.info.get("device_id"))
     return {adapter.info["device"], *([numbers] if all(numbers) else [])}

@@ -24,10 +24,9 @@ class Backend(ABC):
     name: ClassVar[str]  # the value of ``device.backend`` in a config
     package: ClassVar[str]  # the package's name
     requirement: ClassVar[str]  # what pip installs it by, in the version that is used
-    # The features that are used, by WebGPU's names, as this package calls them
+    # The features that are used, by WebGPU's names, with the package's own names for them.
     features: ClassVar[Mapping[str, tuple[str, ...]]]
-    # Whether it refuses barriers that copies of uniforms decide on, since it does not follow what
-    # becomes of the copies
+    # Whether its uniformity analysis refuses barriers that depend on copies of uniforms.
     proves_uniformity: ClassVar[bool] = False
 
     @abstractmethod
@@ -66,10 +65,10 @@ class Backend(ABC):
             raise explain_refusal(adapter, err) from err
 
     def let_go(self, device: Any) -> None:
-        """Lets a device end with the last reference to it, and its memory with it.
+        """Breaks a device's reference cycles, so that it is freed with the last reference to it.
 
-        wgpu-py's devices refer to themselves, so that Python would keep them until it looks for
-        cycles, and the driver's pools with them, which freed buffers go back to.
+        Otherwise wgpu-py's devices would live until a garbage collection, and with them the
+        driver's pools, which freed buffers go back to.
         """
         with suppress(AttributeError):  # private names, which another version may not have
             device._device = device._queue._device = None
@@ -99,8 +98,8 @@ class Backend(ABC):
     def matrix_shapes(self, adapter: Any) -> tuple[MatrixShape, ...]:
         """Products with float32 sums that the adapter's matrix units offer, the best first.
 
-        Only those whose subgroups can be held to their size: by asking for it, or since the
-        adapter has one size alone.
+        Only those whose subgroup size is certain: because it can be requested, or because the
+        adapter has a single one.
         """
         return ()
 
@@ -111,7 +110,7 @@ def checks_everything() -> bool:
 
 
 def explain_refusal(adapter: Any, error: Exception) -> DeviceError:
-    """What is told where an adapter gives no device."""
+    """The error where an adapter gives no device."""
     return DeviceError(
         f"the GPU {adapter.info['device']} gave no device ({error}): update its driver, "
         "or choose another with device.gpu"

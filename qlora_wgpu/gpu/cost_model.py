@@ -1,11 +1,4 @@
-"""How long launches take on a device, guessed at first and then measured.
-
-Desktop systems end work that takes too long: Windows after two seconds, macOS after a few hundred
-milliseconds. So work is handed to the driver in pieces of bounded time. What is planned of a launch
-are its operations and bytes; what they take is guessed by the kind of the GPU until launches of the
-same shader were seen.
-
-"""
+"""How long launches take on a device: guessed at first, then measured."""
 
 from __future__ import annotations
 
@@ -22,23 +15,28 @@ _TELLING = 2e-4  # seconds of launches that tell of a rate: shorter ones wait mo
 
 @dataclass
 class CostModel:
-    """The rates of one device."""
+    """The rates of one device.
+
+    Desktop systems end work that takes too long: Windows after two seconds, macOS after a few
+    hundred milliseconds. So work is handed to the driver in submits of bounded time. A launch's
+    time follows from its operations and bytes: by the kind of the GPU until launches of the same
+    shader were measured, then by these.
+    """
 
     flops_per_second: float  # operations, before anything was measured
     bytes_per_second: float  # bytes read and written, likewise
-    limit: float  # seconds of work that the driver gets at once
-    # The most of the busy work of ``bench/timing.py`` that was done in a second
-    busy_rate: float = field(default=0.0, kw_only=True)
+    limit: float  # seconds of work of a submit
+    busy_rate: float = field(default=0.0, kw_only=True)  # most busy work a second, for bench/timing
     _seen: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     @classmethod
     def of_kind(cls, kind: str, limit: float) -> CostModel:
-        """What is guessed of a GPU."""
+        """A guess by a GPU's kind."""
         return cls(*_GUESSES.get(kind, _SLOWEST), limit)
 
     @property
     def is_bounded(self) -> bool:
-        """Whether work is cut by time at all: software GPUs work within the submit itself."""
+        """Whether work is split by time at all: software GPUs work within the submit itself."""
         return math.isfinite(self.flops_per_second)
 
     def seconds(self, path: str, flops: int, nbytes: int) -> float:

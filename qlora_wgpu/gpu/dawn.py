@@ -29,7 +29,7 @@ _ADAPTER_TOGGLES = (
     "vulkan_enable_f16_on_nvidia",
     "use_vulkan_memory_model",
 )
-# What guards against shaders of strangers: indices and loops are bounded, memory is cleared.
+# Toggles that remove the guards against untrusted shaders: checks of indices, cleared memory.
 _GUARDS = (
     "disable_robustness",
     "disable_workgroup_init",
@@ -89,7 +89,7 @@ class Dawn(Backend):
             raise explain_refusal(adapter, err) from err
 
     def dialect(self, code: str, subgroup_size: int = 0) -> str:
-        """Enables subgroups where they are used, on the first line so that numbers stay true."""
+        """Enables subgroups where they are used, on the first line so that line numbers stay."""
         if not _SUBGROUPS.search(without_comments(code)):
             return code
         if not subgroup_size:
@@ -124,7 +124,7 @@ def _known(extras: Any, toggles: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _shapes(entry: dict[str, Any], *, any_size: bool) -> Iterator[MatrixShape]:
-    """The shapes of one line of an adapter's list; none where subgroups' size is left open."""
+    """The shapes of one entry of an adapter's list; none where the subgroup size is not fixed."""
     element = entry["component_type"]
     m, n, k = entry["m"], entry["n"], entry["k"]
     if entry["result_component_type"] != "f32" or element not in _FACTORS:

@@ -1,4 +1,4 @@
-"""A GPU opened for computing: buffers counted by kind, transfers, pipelines compiled once."""
+"""A GPU opened for computing: its memory counted by kind, transfers, pipelines compiled once."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class MemoryCounter:
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """What is made within is there for a moment only, and counts nowhere."""
+        """Within the context, allocations are not counted: they live for a moment only."""
         before, self._counts = self._counts, False
         try:
             yield
@@ -82,7 +82,7 @@ class MemoryCounter:
         return sum(self.by_kind.values())
 
 
-UPLOAD_CHUNK = 16 << 20  # unsubmitted writes pile up in host memory
+UPLOAD_CHUNK = 16 << 20  # bytes of a write: unsubmitted ones pile up in host memory
 
 
 class Transfers:
@@ -135,9 +135,9 @@ class Transfers:
                 self.submit()
 
     def fill(self, buffer: Any, data: npt.NDArray[Any], offset: int = 0) -> None:
-        """Writes what a new buffer, or a part of one, holds, and waits where much is on its way.
+        """Fills a new buffer, or a part of one, and waits where much is under way.
 
-        The driver's copies would else lie between buffers that stay, and leave holes.
+        The driver's staging copies would lie between buffers that stay, and leave holes.
         """
         self.write(buffer, data, offset)
         if self._under_way >= UPLOAD_CHUNK:
@@ -187,10 +187,8 @@ class Transfers:
 
 
 _TIMEOUT = 1800.0  # seconds
-# So that the GPU begins while the host still encodes.
-DISPATCHES_PER_SUBMIT = 100
-# Desktop systems end work that takes too long: some of them after a few hundred milliseconds.
-SUBMIT_MILLISECONDS = 100.0
+DISPATCHES_PER_SUBMIT = 100  # so that the GPU begins while the host still encodes
+SUBMIT_MILLISECONDS = 100.0  # see ``CostModel``
 
 
 class Device(Transfers):
@@ -204,14 +202,14 @@ class Device(Transfers):
         params_at_once: Whether shaders begin with reading all their parameters.
         memory: Bytes allocated on the device, by kind.
         limits: What the GPU allows a workgroup.
-        profile: How kernels are cut for this kind of GPU.
+        profile: How kernels are configured for this kind of GPU.
         notes: What a user should know of that choice.
         dispatches_per_submit: After how many dispatches work is handed to the driver.
-        pace: How long work takes, and how much time of it the driver gets at once.
+        pace: The cost model, with the time that a submit may take.
         timeout: Seconds after which a call into the driver counts as hung.
         budget: Bytes that may be taken of it; None for as much as there is.
-        in_turn: Held by a thread for what another must not come between: programs share memory.
-        computes: Whether programs can run on it: one that only writes them down has no results.
+        in_turn: A lock for what must not interleave: programs share memory.
+        computes: Whether programs run on it; a recording device has no results.
     """
 
     computes = True

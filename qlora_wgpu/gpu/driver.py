@@ -1,9 +1,4 @@
-"""Calls into the driver: timed, their errors explained, tried where they may end the process.
-
-Compilers of some drivers crash where they should refuse, and nothing that they crash in can say so
-afterwards. So a process that tries leaves its number in the user's cache until it has come through:
-the numbers of processes that are no more are crashes.
-"""
+"""Calls into the driver: timed, with errors explained, and with a memory of crashes."""
 
 from __future__ import annotations
 
@@ -21,6 +16,8 @@ from qlora_wgpu.files import file_text
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.supervision.processes import is_running, own_number
 
+# ---- timing and errors -----------------------------------------------------------------------
+
 _HEADINGS = ("", "Validation Error", "Caused by:")
 
 
@@ -31,7 +28,7 @@ class _Call:
     timeout: float
 
 
-_present: _Call | None = None  # one process drives one GPU, from one thread
+_present: _Call | None = None  # one at a time: a process drives one GPU, from one thread
 
 
 def overdue_call() -> str | None:
@@ -91,6 +88,8 @@ def _is_out_of_memory(error: Exception) -> bool:
     return "not enough memory" in text or "out of memory" in text or "outofmemory" in text
 
 
+# ---- forks -----------------------------------------------------------------------------------
+
 _SPAWN = 'start the process with "spawn", and open the model in it'
 _processes: set[int] = set()  # that have opened a device: this one, and those it is a fork of
 
@@ -116,13 +115,15 @@ def refuse_inherited(process: int, name: str) -> None:
         )
 
 
-CRASHES = 2  # after which it is not tried again: one may have had another cause
+# ---- crashes ---------------------------------------------------------------------------------
+
+CRASHES = 2  # after which a probe is not tried again: one may have had another cause
 
 listeners: list[Callable[[str], None]] = []  # told what is under way, and "" when it is not
 
 
 def has_crashed(what: str) -> bool:
-    """Whether processes that tried this ended before they had come through, twice."""
+    """Whether processes ended within this probe, twice."""
     mark = _mark(what)
     if not is_own(mark):
         return False
@@ -136,11 +137,15 @@ def has_crashed(what: str) -> bool:
 
 @contextmanager
 def guarded_probe(what: str, doing: str) -> Iterator[None]:
-    """Notes that something is tried, and that it was come through, however it turned out.
+    """Remembers a probe that may crash the process, until it is over.
+
+    Compilers of some drivers crash where they should refuse, and the process cannot say so
+    afterwards. So it leaves its number in the user's cache meanwhile: numbers of processes that no
+    longer run are crashes.
 
     Args:
-        what: What it is, and with which driver.
-        doing: What is told of it: ``"checking this driver"``.
+        what: What is probed, and with which driver.
+        doing: What listeners are told: ``"checking this driver"``.
     """
     mark = _mark(what)
     with suppress(OSError):  # without a cache a crash is not remembered
@@ -157,7 +162,7 @@ def guarded_probe(what: str, doing: str) -> Iterator[None]:
 
 @contextmanager
 def under_way(doing: str) -> Iterator[None]:
-    """Tells the listeners what a crash would be a crash of."""
+    """Tells the listeners what is under way, should the process crash."""
     _tell(doing)
     try:
         yield

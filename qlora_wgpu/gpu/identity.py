@@ -14,7 +14,7 @@ from qlora_wgpu.version import __version__
 
 
 def identity(device: Device) -> str:
-    """A name of all that."""
+    """A short hash that identifies a device in caches."""
     info = device.gpu.info
     parts = [
         [device.name, info["description"], info["backend_type"], device.backend.name],

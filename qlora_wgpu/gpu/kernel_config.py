@@ -1,4 +1,4 @@
-"""How kernels are cut for a kind of GPU: tiles, workgroups, memory, and what vendors need."""
+"""How kernels are configured for a kind of GPU: tiles, workgroups, memory, vendors' needs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qlora_wgpu.gpu.matrix import PROMISED, Limits, MatrixShape, MatrixTile, fitting_tiles
+
+# ---- vendors ---------------------------------------------------------------------------------
 
 FEW_REGISTERS = ("apple", "intel")  # by WebGPU's names of vendors
 _HOIST_LOADS = {"qualcomm"}
@@ -31,111 +33,105 @@ def takes_deep_tiles(info: Mapping[str, Any]) -> bool:
 
 
 def may_have_matrix_units(info: Mapping[str, Any]) -> bool:
-    """Whether a GPU is of a vendor whose newer ones have matrix units that kernels can use."""
+    """Whether newer GPUs of this vendor have matrix units that kernels can use."""
     return not _WITH_UNITS.isdisjoint(_names(info))
 
 
 def _names(info: Mapping[str, Any]) -> set[str]:
-    """What may be the vendor's name.
+    """Possible names of the vendor.
 
-    Some drivers tell of themselves alone, not of the vendor; the GPU's name then begins with it.
+    Some drivers name themselves instead of the vendor; the GPU's name then begins with it.
     """
     first = str(info.get("device", "")).lower().partition(" ")[0]
     told = str(info.get("vendor", "")).lower()
     return {told, first.removesuffix("(r)"), _IDS.get(info.get("vendor_id", 0), "")}
 
 
+# ---- profiles --------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class Profile:
-    """How kernels are cut for a kind of GPU. A tuner may refine it; these are the defaults."""
+    """How kernels are configured for a kind of GPU; a tuner may refine the defaults."""
 
     name: str  # the name that ``doctor`` shows
     flat_group: int  # invocations of a workgroup in element-wise kernels
-    elements_per_thread: int  # elements that each invocation of those takes
+    elements_per_thread: int  # elements of each of these invocations
     threads_per_row: int  # invocations that share a row in row-wise kernels
     rows_per_group: int  # rows of a workgroup in row-wise kernels
     gemm_tile: int  # rows of results an invocation of a GEMM holds (by 8 columns)
     gemm_group: tuple[int, int]  # invocations of a GEMM's workgroup, along columns and rows
     skinny_tile: int  # ``gemm_tile`` for GEMMs with as few columns as a LoRA rank
-    skinny_group: tuple[int, int]  # ``gemm_group`` for GEMMs with as few columns as a LoRA rank
-    attention_threads: int  # queries or keys of an attention workgroup without such memory
+    skinny_group: tuple[int, int]  # ``gemm_group`` for those
+    attention_threads: int  # queries or keys of an attention workgroup without workgroup memory
     attention_keys: int  # keys a query looks at in one turn, for heads of up to 128 elements
-    # Rows of ``lm_head`` whose part of the loss and of its gradient is summed by itself, a multiple
-    # of 256, and that come at once where it is streamed; on CPUs so few that they stay in the cache
+    # Rows of a block of ``lm_head``, a multiple of 256: its part of the loss and of the gradient is
+    # summed by itself, and it is uploaded at once where the head is streamed. On CPUs so few that
+    # they stay in the cache.
     head_block: int
-    # Bytes of the float32 logits that exist at once; GPUs want more rows to work on
-    logits_bytes: int
-    # Such blocks whose gradient is one launch and one product, where they are on the device: fewer
-    # launches and more workgroups, for more memory
+    logits_bytes: int  # of the float32 logits that exist at once; GPUs want more rows to work on
+    # Blocks of a resident head whose gradient is one launch and one product: fewer launches and
+    # more workgroups, for more memory.
     head_group: int = 1
-    # Label rows of which one such block is work enough for a launch, so that more are taken of
-    # fewer rows alone; 0 where they always are
+    # Label rows for which a single block is work enough for a launch, so that only chunks of fewer
+    # rows take more blocks; 0 where all do.
     head_rows: int = 0
-    # ``"register"``, without workgroup memory; ``"tiled"``, with it; or ``"matrix"``, on matrix
-    # units
+    # Of GEMMs and of attention: ``"register"``, without workgroup memory; ``"tiled"``, with it; or
+    # ``"matrix"``, on matrix units.
     gemm_kind: str = "register"
-    # ``"register"``, without workgroup memory; ``"tiled"``, with it; or ``"matrix"``, on matrix
-    # units
     attention_kind: str = "register"
-    # Strips of 16 queries or keys of such an attention workgroup, at most
-    attention_strips: int = 4
+    attention_strips: int = 4  # of 16 queries or keys of an attention workgroup, at most
     # Whether tiled GEMMs hold less of their factors in registers at once, for GPUs whose
-    # invocations have 128 of 4 bytes (Intel's, Apple's)
+    # invocations have 128 registers of 4 bytes (Intel's, Apple's).
     gemm_few_registers: bool = False
-    # Whether tiled attention holds fewer rows, and lets no compiler write its loops out, which
-    # takes more registers
+    # Whether tiled attention holds fewer rows, in loops that no compiler unrolls, for these.
     attention_few_registers: bool = False
     # Rows from which a product of few rows with a quantized matrix takes its units one after the
-    # other, in a loop that no compiler writes out; 0 for never. With 1 a new token's attention and
-    # do·o do the like, for GPUs whose compilers load ahead more than they have registers for
-    # (Adreno)
+    # other, in a loop that no compiler unrolls; 0 for never. With 1 a new token's attention and
+    # do·o do so, too, for GPUs whose compilers load ahead more than registers hold (Adreno).
     unit_by_unit: int = 0
-    # Most invocations of a tiled GEMM's workgroup, along columns and rows, 8 × 8 results each
+    # Most invocations of a tiled GEMM's workgroup, along columns and rows, 8 × 8 results each.
     tile_group: tuple[int, int] = (16, 16)
-    # What the matrix units multiply: m, n, k, and the invocations that do it
-    matrix: tuple[int, ...] = ()
-    matrix_element: str = "f16"  # the type of the factors in them, ``"f16"`` or ``"f32"``
+    matrix: tuple[int, ...] = ()  # a product of the matrix units: m, n, k, and its invocations
+    matrix_element: str = "f16"  # the type of its factors, ``"f16"`` or ``"f32"``
     # Subgroups of a workgroup along rows and columns, then the products of matrix units that each
-    # makes along rows and columns
+    # makes along rows and columns.
     matrix_tile: tuple[int, int, int, int] = (2, 4, 4, 2)
-    # Whether twice as many products lie along a tile's depth, in a loop that no compiler writes out
-    # (NVIDIA's takes too many registers for one that it does)
+    # Whether twice as many products lie along a tile's depth, in a loop that no compiler unrolls
+    # (NVIDIA's takes too many registers for one that it does).
     matrix_deep: bool = False
-    # Workgroups of 64 invocations that fill a GPU: products of fewer are cut along their reduction,
-    # if that is long
+    # Workgroups of 64 invocations that fill a GPU: smaller products are split along their
+    # reduction, if that is long.
     least_workgroups: int = 0
     # Invocations of a workgroup of LoRA's thin products, a power of two from 32 to 256; 0 for
-    # skinny GEMMs
+    # skinny GEMMs.
     lora_threads: int = 0
-    # Rows that such a workgroup makes at most, a power of two, where enough of them are left: the
-    # thin factor is read again for each
+    # Most rows of such a workgroup, a power of two, where enough workgroups are left: it reads the
+    # thin factor once.
     lora_rows: int = 8
-    # Invocations of a workgroup of LoRA's gradients: along columns, and those that share the rows
+    # Invocations of a workgroup of LoRA's gradients: along columns, and those that share the rows.
     lora_grad_group: tuple[int, int] = (8, 1)
-    # Ranks that an invocation of those holds at most, by four columns: 4 or 8
-    lora_grad_ranks: int = 4
+    lora_grad_ranks: int = 4  # most ranks of each of them, by four columns: 4 or 8
     # Invocations of a subgroup, for kernels that read their operands from textures and broadcast
-    # them; 0 where those are not used
+    # them; 0 where those are not used.
     subgroup_size: int = 0
-    # Rows of results that an invocation of such a kernel holds, in products with rows
-    texture_nt_rows: int = 32
-    texture_nn_rows: int = 32  # ``texture_nt_rows`` in products with columns
-    # Whether all intermediates lie in textures that may, not only what products and attention read
+    texture_nt_rows: int = 32  # rows of results of an invocation of such kernels, in x·Wᵀ
+    texture_nn_rows: int = 32  # the same in dy·W
+    # Whether all intermediates lie in textures that may, not only what products and attention read.
     in_textures: bool = False
-    # Whether loops of attention that read textures take half as many keys, or queries, a turn
+    # Whether loops of attention that read textures take half as many keys, or queries, a turn.
     short_loops: bool = False
     # Whether layers of one input are one product, where they may be: fewer launches, and workgroups
-    # enough; on CPUs the larger weights leave the cache sooner
+    # enough; on CPUs the larger weights leave the cache sooner.
     fused_linears: bool = False
-    # Whether layers that are kept for the backward leave out what cheap launches make again there
-    # (``Graph.record``): a GPU's memory is dearer than those bytes of traffic
+    # Whether cheap outputs of layers that are kept for the backward are rematerialized there
+    # (``Graph.record``): a GPU's memory is dearer than that traffic.
     remakes: bool = False
     limits: Limits = PROMISED  # what the GPU allows a workgroup
-    # Turns that all loops of an invocation may take together, 0 for any number: Mesa's software
-    # GPUs leave loops after so many, without a word
+    # Iterations that all loops of an invocation may take together, 0 for any number: Mesa's
+    # software GPUs leave loops after so many, without an error.
     most_turns: int = 0
-    # Other values for products of some sizes: a class of them (``Gemm.size_class``) and the fields
-    # that differ
+    # Other values for products of some sizes: their class (``Gemm.size_class``) and the fields.
     products: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
 
     @property
@@ -145,7 +141,7 @@ class Profile:
 
     @property
     def is_software(self) -> bool:
-        """Whether it is of GPUs that are software."""
+        """Whether it is for software GPUs."""
         return self.name == CPU_PROFILE.name
 
     @property
@@ -155,7 +151,7 @@ class Profile:
 
     @property
     def counts_saturated(self) -> bool:
-        """Whether any kernel counts what it holds at the end of such a type."""
+        """Whether any kernel counts the values that it clamps to such a type."""
         return self.matrix_element == "f16" and "matrix" in (self.gemm_kind, self.attention_kind)
 
     def weight_dtype(self, dtype: str) -> str:
@@ -163,13 +159,13 @@ class Profile:
         return "float16" if self.saturates and dtype == "bfloat16" else dtype
 
     def tile_on_matrix_units(self) -> MatrixTile:
-        """What a workgroup makes of a product on matrix units."""
+        """The tile of a workgroup on matrix units."""
         m, n, k, threads = self.matrix
         shape = MatrixShape(m, n, k, threads, self.matrix_element)
         return MatrixTile(shape, *self.matrix_tile, self.matrix_deep).within(self.limits)
 
     def for_products(self, size_class: str) -> Profile:
-        """The profile that products of a class are cut by."""
+        """The profile for products of a class of sizes."""
         changes: Mapping[str, Any] = dict(dict(self.products).get(size_class, ()))
         return replace(self, **changes) if changes else self
 

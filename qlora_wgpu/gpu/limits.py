@@ -1,4 +1,4 @@
-"""Limits of WebGPU: how large buffers are, where bindings begin, what every GPU must grant."""
+"""Limits of WebGPU: sizes of buffers and textures, alignment, and what every GPU must grant."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def most_invocations(limits: Mapping[str, int]) -> int:
 
 
 def most_bytes(limits: Mapping[str, int], *, in_textures: bool) -> int:
-    """Bytes of a tensor that a shader is shown as one."""
+    """The largest binding, in bytes."""
     most = min(limits["max-storage-buffer-binding-size"], limits["max-buffer-size"])
     if in_textures:
         most = min(most, TEXTURE_ROW * limits["max-texture-dimension-2d"])

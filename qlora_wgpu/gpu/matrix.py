@@ -1,4 +1,4 @@
-"""Products on a GPU's matrix units: what they multiply, and tiles of that within its limits."""
+"""A GPU's matrix units: the products that they make, and tiles of these within its limits."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _TERM_BYTES = {"f16": 136, "f32": 0}  # in which an adapter's largest values are
 class Limits:
     """What a GPU allows a workgroup; as little as WebGPU promises, if nothing is known."""
 
-    invocations: int = 256  # its invocations
-    workgroup_bytes: int = 16_384  # its memory
+    invocations: int = 256
+    workgroup_bytes: int = 16_384  # of workgroup memory
 
     def within(self, others: Limits) -> bool:
         """Whether a workgroup that takes so much is allowed where the others hold."""
@@ -67,8 +67,7 @@ class MatrixTile:
     groups_n: int  # subgroups along the columns
     fragments_m: int  # products of each along the rows
     fragments_n: int  # products of each along the columns
-    # Whether four products instead of two lie along its depth, in a loop that no compiler writes
-    # out
+    # Whether four products instead of two lie along its depth, in a loop that no compiler unrolls.
     deep: bool = False
 
     @property

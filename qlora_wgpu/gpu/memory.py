@@ -1,4 +1,4 @@
-"""The memory that a device has, which WebGPU does not tell."""
+"""The memory of devices, which WebGPU does not tell, and of the machine."""
 
 from __future__ import annotations
 
@@ -33,10 +33,7 @@ _TAKEN = re.compile(r"^Rss(?:Anon|Shmem):\s*(\d+) kB$", re.MULTILINE)
 
 
 def memory_size(device: Device) -> int | None:
-    """Bytes that a device can have: a card's own, or for a software GPU the machine's free ones.
-
-    None where nobody tells.
-    """
+    """A GPU's own memory, or for a software GPU what is free on the machine; None if unknown."""
     if device.is_cpu:
         return available_bytes()
     own = _own_memory(device.name)
@@ -46,11 +43,10 @@ def memory_size(device: Device) -> int | None:
 
 
 def room(device: Device) -> int | None:
-    """Bytes that training may take of a device when nobody says how many.
+    """Bytes that training may take of a device by default.
 
-    A card's own memory, less what other programs have taken of it, where the driver tells, and some
-    for the driver itself. None for a software GPU, whose memory is the host's, and where nobody
-    tells.
+    That is a GPU's own memory, less what other programs take, where the driver tells, and some for
+    the driver itself. None for a software GPU, whose memory is the host's, and where it is unknown.
     """
     if device.is_cpu:
         return None
@@ -64,7 +60,7 @@ def room(device: Device) -> int | None:
 
 
 def room_of(free: int) -> int:
-    """Bytes that training may take of a card on which so many are free."""
+    """Bytes that training may take of a GPU on which so many are free."""
     return max(int(_SHARE * free) - _RESERVE, 1)
 
 
@@ -107,9 +103,9 @@ def _unused() -> int | None:
 
 
 def _container_room() -> int | None:
-    """What the control group of a container leaves; None without a limit.
+    """What a container's control group leaves; None without a limit.
 
-    Pages of files, which weights on disk are, give way to whatever needs memory.
+    Pages of files, such as mapped weights, do not count: they give way to whatever needs memory.
     """
     try:
         limit, used, kinds = (
@@ -139,7 +135,7 @@ def _host_memory() -> int | None:
 
 @dataclass(frozen=True)
 class _Heap:
-    """A card's largest memory, and what of it this process may take."""
+    """A GPU's largest heap, and how much of it this process may take."""
 
     nbytes: int
     free: int
@@ -193,7 +189,7 @@ def _own_memory(name: str) -> int | None:
 
 
 def _own_heap(name: str) -> _Heap | None:
-    """A card's largest heap, as Vulkan tells it of the one that has this name."""
+    """The largest heap of the GPU of this name, by Vulkan."""
     try:
         vulkan = ctypes.CDLL(_VULKAN.get(sys.platform, ""))
         instance = ctypes.c_void_p()
@@ -226,7 +222,7 @@ def _name_of(vulkan: ctypes.CDLL, gpu: int) -> str:
 
 
 def _largest_heap(vulkan: ctypes.CDLL, gpu: int) -> _Heap:
-    """The largest heap that is the card's own."""
+    """The largest heap that is device-local."""
     budget = _Budget(kind=_BUDGET)  # stays 0 where the driver does not know it
     found = _Properties2(kind=_PROPERTIES_2, next=ctypes.addressof(budget))
     vulkan.vkGetPhysicalDeviceMemoryProperties2(ctypes.c_void_p(gpu), ctypes.byref(found))

@@ -69,13 +69,13 @@ _PACKED = {
     },
     "float32": {"8": "Float8(low(v), high(v))", "4": "v", "2": "v"},
 }
-# The same of eight values of which none is NaN or beyond float16's end.
+# The same for eight values of which none is NaN or beyond float16's range.
 _SMALL_PACKED = {
     "bfloat16": "small_bf16(v)",
     "float16": "near_f16(v)",
     "float32": _PACKED["float32"]["8"],
 }
-# One of a word of two.
+# One of the two elements of a word.
 _OF_WORD = {
     "bfloat16": "return bitcast<f32>(select(raw & 0xffff0000u, raw << 16u, i % 2u == 0u));",
     "float16": "return unpack2x16float(raw)[i % 2u];",

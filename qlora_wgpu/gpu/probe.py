@@ -1,7 +1,7 @@
-"""Self-tests of a device that is opened: features that some kernels rest on.
+"""Probes of an opened device: features that some kernels rely on.
 
-Work is divided among subgroups by a size that is fixed when a shader is written. Where a driver
-may take another, results would be wrong without an error: each test reads back which size it got.
+Work is divided among subgroups by a size that is fixed when a shader is compiled. Where a driver
+chose another, results would be wrong without an error: each probe reads back which size it got.
 """
 
 from __future__ import annotations

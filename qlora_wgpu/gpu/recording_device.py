@@ -1,4 +1,4 @@
-"""A device that writes down what is asked of it: a model is laid out and filled without a GPU."""
+"""A device that records what is asked of it: a model is laid out and filled without a GPU."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from qlora_wgpu.mapped_files import let_go, require_whole
 class RecordedBuffer:
     """A buffer that was asked for."""
 
-    number: int  # how many were before it
-    label: str  # for the driver's messages
+    number: int  # how many came before it
+    label: str
     kind: str  # what it is counted as
-    nbytes: int  # its size
+    nbytes: int
 
 
 Filled = Callable[[RecordedBuffer, int, npt.NDArray[np.uint8]], None]
 
 
 class RecordingDevice(Device):
-    """Device's interface; nothing is computed, and nothing can be read.
+    """A device that computes nothing, and of which nothing can be read.
 
     Attributes:
         buffers: All that were asked for.
@@ -48,8 +48,8 @@ class RecordingDevice(Device):
         """Opens nothing.
 
         Args:
-            profile: How kernels are cut; one without textures.
-            max_binding: Largest number of bytes that one binding may show.
+            profile: How kernels are configured; one without textures.
+            max_binding: The largest binding, in bytes.
             filled: Called with what a buffer is filled with: the buffer, the first byte, the bytes.
         """
         assert not profile.textures
@@ -76,7 +76,7 @@ class RecordingDevice(Device):
 
     @property
     def is_cpu(self) -> bool:
-        """It is nobody's software."""
+        """Whether this is a software GPU, which it is not."""
         return False
 
     @property

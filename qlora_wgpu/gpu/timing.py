@@ -1,4 +1,4 @@
-"""Reading back without stopping the queue: numbers, and seconds by the device's own clock."""
+"""Readback without stopping the queue, and times by the device's own clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device
 
 READ_AHEAD = 2
-"""Copies that may be on their way, where nobody says how many."""
+"""Copies under way, by default."""
 
 
 class Readback:

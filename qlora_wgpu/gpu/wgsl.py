@@ -1,9 +1,4 @@
-"""Shaders: their sources and variants, their bindings and uniforms, and grids of workgroups.
-
-Kernels are launched on grids of any size. One that fits is dispatched as it is. Any other is
-dispatched as a rectangle of as many workgroups, and the preprocessor begins the shader's ``main``
-with finding the place in the grid again, from constants that say what the grid was.
-"""
+"""Shaders: their variants, their bindings and uniforms, and grids of workgroups."""
 
 from __future__ import annotations
 
@@ -31,6 +26,8 @@ from qlora_wgpu.presence import is_dir
 
 __all__ = ["Binding", "Constant", "Constants", "Shader", "ShaderSourceError", "load_shader"]
 
+# ---- grids -----------------------------------------------------------------------------------
+
 MAX_WORKGROUPS = 65_535  # along each dimension, by WebGPU's default limits
 
 Workgroups = tuple[int, int, int]
@@ -54,7 +51,11 @@ def fold_workgroups(count: int) -> Workgroups:
 
 
 def fold_grid(workgroups: Workgroups) -> tuple[Workgroups, dict[str, Constant]]:
-    """What is dispatched for a grid, and the constants by which a shader finds its place in it."""
+    """What is dispatched for a grid, and the constants by which a shader finds its place in it.
+
+    A grid beyond the limits is dispatched as a rectangle of as many workgroups. The preprocessor
+    lets ``main`` begin with finding its place in the grid again.
+    """
     if is_within_limits(workgroups):
         return workgroups, {}
     folded = fold_workgroups(math.prod(workgroups))
@@ -62,16 +63,18 @@ def fold_grid(workgroups: Workgroups) -> tuple[Workgroups, dict[str, Constant]]:
     return folded, {**sizes, FOLD: folded[0]}
 
 
+# ---- uniforms --------------------------------------------------------------------------------
+
 _DECLARATION = "var<uniform> params: Params;"
 _MAIN = re.compile(r"\bfn\s+main\s*\([^{]*\{")
 
 
 def hoist_uniform_loads(code: str) -> str:
-    """Lets ``main`` begin with reading all of ``params``, of which it then has a copy of its own.
+    """Lets ``main`` begin with copying all of ``params``.
 
-    Mesa's software GPU reads a uniform once for all invocations only as long as none of them can
-    have left or waits for others: before the first return, branch and loop. Anywhere else each
-    invocation reads by itself, some thirty instructions a word. Lines keep their numbers.
+    Mesa's software GPU reads a uniform once for all invocations only before the first return,
+    branch or loop. Anywhere else each invocation reads by itself, some thirty instructions a word.
+    Lines keep their numbers.
     Compilers that prove uniform control flow refuse such copies (``Backend.proves_uniformity``).
     """
     if _DECLARATION not in code:
@@ -80,6 +83,8 @@ def hoist_uniform_loads(code: str) -> str:
     code = code.replace(_DECLARATION, copied)
     return _MAIN.sub(lambda main: f"{main[0]} params = given_params;", code, count=1)
 
+
+# ---- shaders ---------------------------------------------------------------------------------
 
 Constants = tuple[tuple[str, Constant], ...]
 Bindings = tuple[tuple[str, Bound], ...]
@@ -95,7 +100,7 @@ _TEXTURE = re.compile(
 _PARAMS = re.compile(r"struct\s+Params\s*\{([^}]*)\}")
 _FIELD = re.compile(r"(\w+)\s*:\s*(\w+)\s*,?")
 _WORKGROUP = re.compile(r"@workgroup_size\(([^)]*)\)")
-# What Direct3D's compiler DXC has for itself, a namespace, and naga gives to it all the same.
+# A namespace of Direct3D's compiler DXC, which naga does not avoid.
 _TAKEN_NAME = re.compile(r"\bdx\b")
 _FORMATS = {"u32": "I", "i32": "i", "f32": "f"}
 
@@ -106,11 +111,10 @@ class Binding:
 
     index: int  # the number of the binding
     name: str  # the name of the variable
-    uniform: bool  # whether it is the uniform
-    writable: bool  # whether it is written
-    texture: bool = False  # whether it is a texture
-    # ``"buffer"`` or ``"texture"`` where the kernel insists on that kind, else ``"any"``
-    memory: str = "buffer"
+    uniform: bool
+    writable: bool
+    texture: bool = False
+    memory: str = "buffer"  # or ``"texture"``, where the kernel insists on one, else ``"any"``
     dtypes: frozenset[str] = ANYTHING  # element types that may be bound
     optional: bool = False  # whether it need not be bound
     sums: bool = False  # whether the kernel can add to what is there
@@ -120,11 +124,11 @@ class Binding:
 
 @dataclass(frozen=True)
 class Measure:
-    """A field of ``Params`` that a tensor's size is, so that a launcher need not give it.
+    """A field of ``Params`` that is a tensor's size, so that a launcher need not give it.
 
-    It is its rows or columns, its stride or all of it in units of the width that it is declared
-    with, or its stride in elements. A field is one by its name (``x_stride`` for a binding x), or
-    by what stands behind it: ``rows: u32, //= x.rows``.
+    That is its rows or columns, its stride or size in units of the width that it is declared with,
+    or its stride in elements. Such a field is known by its name (``x_stride`` for a binding x), or
+    by a comment behind it: ``rows: u32, //= x.rows``.
     """
 
     binding: str
@@ -134,19 +138,16 @@ class Measure:
 
 @dataclass(frozen=True)
 class Shader:
-    """A shader as it is compiled."""
+    """A variant of a shader, as it is compiled."""
 
     label: str  # the file, its constants and what is bound, for the driver's messages
     path: str  # the file
     code: str  # WGSL
-    # By name, in the order of their indices, the uniform ``params`` left out
-    bindings: Mapping[str, Binding]
-    # ``(name, struct format)`` of each field of ``Params``, in order
-    params: tuple[tuple[str, str], ...]
+    bindings: Mapping[str, Binding]  # by name, in the order of their indices, without ``params``
+    params: tuple[tuple[str, str], ...]  # name and struct format of each field of ``Params``
     workgroup_size: tuple[int, int, int]  # invocations along x, y, z
-    subgroup_size: int = 0  # the size that it counts on by its constant SUBGROUP_SIZE; 0 if none
-    # The fields of ``Params`` that tensors' sizes are
-    measures: Mapping[str, Measure] = field(default_factory=dict)
+    subgroup_size: int = 0  # the size that it relies on, by its constant SUBGROUP_SIZE; 0 if none
+    measures: Mapping[str, Measure] = field(default_factory=dict)  # fields that are tensors' sizes
 
     def pack_params(self, values: Mapping[str, int | float]) -> bytes:
         """Returns the bytes of the uniform ``Params``; every field must be given, and no other."""
@@ -270,7 +271,7 @@ def _reflect(
 
 
 def _measures(shader: Shader, source: Source) -> dict[str, Measure]:
-    """Fields that sizes are: of what is not bound here, too, which has none."""
+    """The fields of ``Params`` that are sizes, those of operands that are not bound among them."""
     ends = [(name, name.removesuffix("_stride")) for name, _ in shader.params]
     named = {name: (start, "stride") for name, start in ends if start in source.names - {name}}
     return {

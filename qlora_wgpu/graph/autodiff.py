@@ -1,4 +1,4 @@
-"""Reverse mode: a tape of ops, and gradients that add up whatever arrives."""
+"""Reverse-mode differentiation: a tape of ops, and the accumulation of their gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Add = Callable[[Tensor, Tensor | None, Tensor], None]
 
 
 class Tape:
-    """The ops recorded, and the gradients gathered so far.
+    """The ops recorded, and the gradients accumulated so far.
 
     A gradient may belong to several tensors (a residual hands on what it gets), so nothing is added
     to it in place unless it has one holder and no running VJP may still read it.
@@ -39,8 +39,8 @@ class Tape:
         self._wanted: dict[Tensor, str] = {}  # types of gradients, where not their tensors'
         self._handed: list[Tensor | None] = []  # the gradients that the running VJP was given
         self._begin = 0  # the running VJP's first launch
-        self._remakes: dict[Tensor, RematRule] = {}
-        self._made_again: dict[Tensor, Tensor] = {}
+        self._remat_rules: dict[Tensor, RematRule] = {}
+        self._rematerialized: dict[Tensor, Tensor] = {}
 
     def record(
         self,
@@ -60,33 +60,33 @@ class Tape:
             self._uses.update(inputs)
             self._wanted.update(dict.fromkeys(outputs, wanted) if wanted is not None else {})
 
-    def set_remat_rule(self, tensor: Tensor, remake: RematRule) -> None:
-        """Notes how a backward may have what was just recorded without its being kept."""
+    def set_remat_rule(self, tensor: Tensor, remat: RematRule) -> None:
+        """Notes how the backward may recompute what was just recorded instead of keeping it."""
         if tensor.requires_grad and self._ops is not None:
-            self._remakes[tensor] = remake
+            self._remat_rules[tensor] = remat
 
     def is_rematerialized(self, tensor: Tensor) -> bool:
-        """Whether that is noted of a tensor."""
-        return tensor in self._remakes
+        """Whether a tensor is to be recomputed in the backward."""
+        return tensor in self._remat_rules
 
-    def again(self, tensor: Tensor) -> Tensor:
-        """A tensor for a VJP to read: itself, or the same bits made again the first time."""
-        if tensor in self._remakes:
-            self._made_again[tensor] = self._remakes.pop(tensor)()
-        return self._made_again.get(tensor, tensor)
+    def rematerialize(self, tensor: Tensor) -> Tensor:
+        """A tensor for a VJP to read: itself, or the same recomputed by the first that asks."""
+        if tensor in self._remat_rules:
+            self._rematerialized[tensor] = self._remat_rules.pop(tensor)()
+        return self._rematerialized.get(tensor, tensor)
 
     def gradient_dtype(self, tensor: Tensor) -> str:
         """The type that a contribution to a tensor's gradient is best made in.
 
-        What is wanted, where one recorded op alone takes the tensor and so makes all of its
-        gradient; what adds up does so in float32.
+        Where a single recorded op reads the tensor, and so makes all of its gradient, that is the
+        type in which the gradient is wanted; sums of several contributions are float32.
         """
         if self._uses[tensor] != 1:
             return "float32"
         return self._wanted.get(tensor, tensor.dtype)
 
     def gradient_of(self, tensor: Tensor) -> Tensor:
-        """The gradient of a tensor as gathered so far."""
+        """The gradient of a tensor as accumulated so far."""
         return self._gradients[tensor]
 
     def add_gradient(self, tensor: Tensor, gradient: Tensor) -> None:
@@ -174,7 +174,7 @@ class Tape:
         """Forgets everything: what is recorded holds the graph, and the graph holds the tape."""
         self._ops, self._gradients = [], {}
         self._holders, self._uses, self._wanted = Counter(), Counter(), {}
-        self._remakes, self._made_again = {}, {}
+        self._remat_rules, self._rematerialized = {}, {}
         self._add = _after_the_end
 
     def _hold(self, tensor: Tensor, gradient: Tensor) -> None:
@@ -195,22 +195,22 @@ class Tape:
         )
 
     def _accumulate_in_producer(self, total: Tensor, gradient: Tensor) -> bool:
-        """Lets the launches that made a gradient add to the total instead, if they can."""
-        makers = [
+        """Lets the launches that produced a gradient add to the total instead, if they can."""
+        producers = [
             launch
             for launch in self._launches[self._begin :]
             if gradient in launch.tensors.values()
         ]
-        if self._holders[gradient] or gradient.dtype != "float32" or not makers:
+        if self._holders[gradient] or gradient.dtype != "float32" or not producers:
             return False
-        if gradient.stride != total.stride or not all(_can_add(m, gradient) for m in makers):
+        if gradient.stride != total.stride or not all(_can_add(p, gradient) for p in producers):
             return False
         if any(total in launch.tensors.values() for launch in self._launches[self._begin :]):
             return False
-        for maker in makers:
-            name = next(n for n, t in maker.tensors.items() if t is gradient)
-            maker.tensors[name] = total
-            maker.accumulate()
+        for producer in producers:
+            name = next(n for n, t in producer.tensors.items() if t is gradient)
+            producer.tensors[name] = total
+            producer.accumulate()
         return True
 
 

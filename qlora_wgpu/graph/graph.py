@@ -31,13 +31,13 @@ class Graph:
 
     Attributes:
         dtype: Element type of matmul operands, ``"bfloat16"`` or ``"float32"``.
-        profile: How kernels are cut for the GPU.
-        max_binding: Largest number of bytes that one binding may show.
+        profile: How kernels are configured for the GPU.
+        max_binding: The largest binding, in bytes.
         launches: What has been traced.
-        saturated: uint32; where kernels count values that they had to hold at the end of their
+        saturated: uint32; where kernels count the values that they clamped to the range of their
             type, if anywhere.
         recomputation: What is computed again in the backward.
-        rules: What rewrites its launches before they are planned.
+        rules: Fusions, which rewrite the launches before they are planned.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Graph:
     ) -> None:
         """Starts an empty graph.
 
-        With ``sized`` it is traced for its sizes alone: a few launches stand for all that repeat.
+        With ``sized`` it is traced for its sizes alone: one launch stands for all that repeat it.
         """
         self.dtype = dtype
         self.profile = profile
@@ -122,8 +122,8 @@ class Graph:
             constants: What is appended to its source; booleans choose its lines.
             flops: Floating-point operations, of products only.
             label: Shown in timing tables; the file's name by default.
-            turns: Most turns that the loops of an invocation take together, where they grow with
-                a batch or a model; of an element-wise kernel those of an element, of which an
+            turns: Upper bound of the iterations of an invocation's loops, where they grow with a
+                batch or a model; of an element-wise kernel those for one element, of which an
                 invocation takes fewer then.
         """
         label = label or path.removesuffix(".wgsl")
@@ -155,14 +155,15 @@ class Graph:
         *,
         stands_for_all: bool = False,
     ) -> Sequence[Launch]:
-        """Adds launches that were added before once more, which is cheaper than tracing them again.
+        """Adds earlier launches once more, which is cheaper than tracing them again.
 
         Args:
-            launches: Those, as they were added; nothing of them is recorded for a gradient.
-            shared: What they write of others', and what takes its place. All other intermediates
-                that they write are fresh ones.
-            params: Fields of ``Params`` that are others, where a shader has them.
-            stands_for_all: Whether ``launches`` are repeated ones, and one more changes no size.
+            launches: Those, as they were added; nothing is recorded for a gradient.
+            shared: Tensors that they bind, with what takes their place. All other intermediates
+                that they write become fresh ones.
+            params: Fields of ``Params`` that change, where a shader has them.
+            stands_for_all: Whether ``launches`` are repeated ones, so that one more changes no
+                size.
         """
         if self._sized and stands_for_all:
             for launch in launches:
@@ -186,7 +187,7 @@ class Graph:
         *,
         trains: bool = False,
         wanted: str | None = None,
-        remake: RematRule | None = None,
+        remat: RematRule | None = None,
     ) -> None:
         """Notes how a gradient passes back from an op's output.
 
@@ -194,10 +195,10 @@ class Graph:
             output: What the op made.
             inputs: What it was made from.
             vjp: Adds the launches that pass ``output``'s gradient, of any type, on.
-            trains: Whether the op itself holds parameters that want a gradient.
+            trains: Whether the op itself has trained parameters.
             wanted: The type that it reads ``output``'s gradient in, if not ``output``'s.
-            remake: Makes the output's bits again in a cheap launch, from tensors that its VJP reads
-                anyway.
+            remat: Recomputes the output bit for bit in a cheap launch, from tensors that its VJP
+                reads anyway.
         """
 
         def joint(gradients: list[Tensor | None]) -> None:
@@ -206,28 +207,28 @@ class Graph:
                     vjp(gradient)
 
         self._tape.record([output], inputs, joint, trains=trains, wanted=wanted)
-        if remake is not None:
-            self.set_remat_rule(output, remake)
+        if remat is not None:
+            self.set_remat_rule(output, remat)
 
-    def set_remat_rule(self, output: Tensor, remake: RematRule) -> None:
-        """Notes how an output's bits are made again; ``remake`` as for ``record``."""
+    def set_remat_rule(self, output: Tensor, remat: RematRule) -> None:
+        """Notes how an output is rematerialized; ``remat`` as for ``record``."""
         if self.recomputation.remakes:
-            self._tape.set_remat_rule(output, remake)
+            self._tape.set_remat_rule(output, remat)
 
-    def can_remake_jointly(
-        self, outputs: Sequence[Tensor], remake: Callable[[], Sequence[Tensor]]
+    def set_joint_remat_rule(
+        self, outputs: Sequence[Tensor], remat: Callable[[], Sequence[Tensor]]
     ) -> None:
-        """``set_remat_rule`` of several outputs, which one launch makes."""
-        made = cache(remake)
+        """``set_remat_rule`` of several outputs of one launch."""
+        remat_once = cache(remat)
 
         def one(i: int) -> Tensor:
-            return made()[i]
+            return remat_once()[i]
 
         for i, output in enumerate(outputs):
             self.set_remat_rule(output, partial(one, i))
 
     def is_rematerialized(self, tensor: Tensor) -> bool:
-        """Whether a backward makes an op's output again, which is not kept then."""
+        """Whether an op's output is recomputed in the backward instead of kept."""
         return self._tape.is_rematerialized(tensor)
 
     def record_jointly(
@@ -245,26 +246,26 @@ class Graph:
             outputs: What the op made.
             inputs: What it was made from.
             vjp: Is given the gradients of all outputs, None for those that lead to nothing.
-            trains: Whether the op itself holds parameters that want a gradient.
+            trains: Whether the op itself has trained parameters.
             wanted: The type that it reads their gradients in, if not their own.
         """
         self._tape.record(outputs, inputs, vjp, trains=trains, wanted=wanted)
 
-    def again(self, tensor: Tensor) -> Tensor:
-        """An op's output for another one's VJP to read: itself, or the same made again."""
-        return self._tape.again(tensor)
+    def rematerialize(self, tensor: Tensor) -> Tensor:
+        """An op's output for a VJP to read: the tensor itself, or the same recomputed."""
+        return self._tape.rematerialize(tensor)
 
     def new_gradient(self, tensor: Tensor) -> Tensor:
-        """A fresh matrix for a contribution to a tensor's gradient, in the type that suits it."""
+        """A fresh matrix for a contribution to a tensor's gradient, in the best type for it."""
         dtype = self._tape.gradient_dtype(tensor)
         return matrix(f"d {tensor.name}", tensor.rows, tensor.columns, dtype)
 
     def add_gradient(self, tensor: Tensor, gradient: Tensor) -> None:
-        """Adds a contribution, of any type, to a tensor's gradient; its giver is done with it."""
+        """Adds a contribution, of any type, to a tensor's gradient; the caller gives it away."""
         self._tape.add_gradient(tensor, gradient)
 
     def gradient_of(self, tensor: Tensor) -> Tensor:
-        """The gradient of a tensor as gathered so far."""
+        """The gradient of a tensor as accumulated so far."""
         return self._tape.gradient_of(tensor)
 
     def backward(self) -> None:
@@ -272,17 +273,17 @@ class Graph:
         self._tape.backward()
 
     def checkpoint(
-        self, function: Callable[[Tensor], Tensor], x: Tensor, parking: StagingBuffers | None = None
+        self, function: Callable[[Tensor], Tensor], x: Tensor, staging: StagingBuffers | None = None
     ) -> Tensor:
         """``checkpoint_jointly`` of a function of one tensor that makes one."""
 
         def listed(xs: Sequence[Tensor]) -> Sequence[Tensor]:
             return [function(*xs)]
 
-        return self.checkpoint_jointly(listed, [x], parking)[0]
+        return self.checkpoint_jointly(listed, [x], staging)[0]
 
     def checkpoint_jointly(
-        self, function: Checkpointed, xs: Sequence[Tensor], parking: StagingBuffers | None = None
+        self, function: Checkpointed, xs: Sequence[Tensor], staging: StagingBuffers | None = None
     ) -> Sequence[Tensor]:
         """Calls ``function(xs)`` and keeps nothing but xs for the backward, which calls it again.
 
@@ -292,28 +293,28 @@ class Graph:
         Args:
             function: What is called twice; its results are fresh tensors, none of xs.
             xs: Its arguments.
-            parking: What the first of them passes through to wait in host memory in between; by
-                default it stays, as the others do.
+            staging: The buffers through which the first of them is offloaded to host memory in
+                between; by default it stays on the device, as the others do.
         """
-        if parking is None:
+        if staging is None:
             return self._tape.checkpoint(function, xs)
         first = xs[0]
-        waiting = self._park(first, parking)
-        return self._tape.checkpoint(function, xs, lambda: self._unpark(waiting, first, parking))
+        offloaded = self._offload(first, staging)
+        return self._tape.checkpoint(function, xs, lambda: self._restore(offloaded, first, staging))
 
-    def _park(self, x: Tensor, parking: StagingBuffers) -> OffloadedTensor:
-        parked = OffloadedTensor(x.name, x.nbytes)
-        out = parking.download_buffer(x.nbytes)
+    def _offload(self, x: Tensor, staging: StagingBuffers) -> OffloadedTensor:
+        offloaded = OffloadedTensor(x.name, x.nbytes)
+        out = staging.download_buffer(x.nbytes)
         self._copy(x, matrix(x.name, *x.shape, x.dtype, out))
-        self.launches[-1].saves = {"y": parked}
-        return parked
+        self.launches[-1].saves = {"y": offloaded}
+        return offloaded
 
-    def _unpark(self, parked: OffloadedTensor, like: Tensor, parking: StagingBuffers) -> Tensor:
-        back = parking.upload_buffer(parked.nbytes, self._fetched)
+    def _restore(self, offloaded: OffloadedTensor, like: Tensor, staging: StagingBuffers) -> Tensor:
+        back = staging.upload_buffer(offloaded.nbytes, self._fetched)
         self._fetched += 1
-        x = matrix(parked.name, *like.shape, like.dtype)
-        self._copy(matrix(parked.name, *like.shape, like.dtype, back), x)
-        self.launches[-1].fetches = {"x": parked}
+        x = matrix(offloaded.name, *like.shape, like.dtype)
+        self._copy(matrix(offloaded.name, *like.shape, like.dtype, back), x)
+        self.launches[-1].fetches = {"x": offloaded}
         return x
 
     def _copy(self, x: Tensor, y: Tensor) -> None:
@@ -321,7 +322,7 @@ class Graph:
         self.launch("tensor/copy.wgsl", units, {"x": x, "y": y})
 
     def end(self) -> None:
-        """Lets go of the tape, which would keep graph and memory until Python looks for cycles."""
+        """Drops the tape, which would keep graph and memory alive until a garbage collection."""
         self._tape.end()
 
     def _add(self, total: Tensor, a: Tensor | None, b: Tensor) -> None:

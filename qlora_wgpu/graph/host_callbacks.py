@@ -1,9 +1,7 @@
-"""What the host does between the launches of a run that streams: where, and how.
+"""The host's part of a run that offloads: the transfers between launches, and when they are queued.
 
-Uploads are queued as early as the buffer that they go to is free, so that they pass while the
-launches before them run. The driver keeps what is queued in memory of its own: no more than two
-uploads are under way.
-
+An upload is queued as soon as its buffer is free, so that it overlaps with the launches before it.
+The driver keeps queued bytes in memory of its own, so no more than two uploads are under way.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ from qlora_wgpu.graph.offload import (
     OffloadedTensor,
     WeightGroup,
     WeightStream,
-    sections_needed,
+    groups_needed,
 )
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.tensor import Storage
@@ -44,14 +42,14 @@ class HostCallback:
 
 @dataclass
 class DiskReadStats:
-    """What the host has read of files on its way to the device."""
+    """What was read from files on the way to the device."""
 
     path: str = ""  # the file that was read last
-    nbytes: int = 0  # bytes of all files
-    seconds: float = 0.0  # how long they were waited for
+    nbytes: int = 0  # of all files
+    seconds: float = 0.0  # how long the host waited for them
 
     def add(self, path: str, nbytes: int, seconds: float) -> None:
-        """Counts a piece of a file."""
+        """Counts a part of a file."""
         self.path = path
         self.nbytes += nbytes
         self.seconds += seconds
@@ -61,115 +59,115 @@ class OffloadEngine:
     """The host's side of all programs of a model, which run one at a time.
 
     Attributes:
-        moved: Bytes that passed, both ways.
-        reading: What was read of files for it.
+        moved: Bytes transferred, both ways.
+        reading: What was read from files for that.
     """
 
     def __init__(self, device: Device) -> None:
         """Moves nothing yet."""
         self._device = device
-        self._places: dict[WeightStream, list[Any]] = {}
+        self._stream_buffers: dict[WeightStream, list[Any]] = {}
         self._present: dict[tuple[WeightStream, int], WeightGroup] = {}
         self._uploads: Readback | None = None
         self._downloads: dict[Storage, Readback] = {}
         self._awaited: list[tuple[Readback, OffloadedTensor]] = []
-        self.moved = 0  # bytes, both ways
+        self.moved = 0
         self.reading = DiskReadStats()
 
     # -- what a program needs to know --------------------------------------------------------
 
     def window(self, storage: Storage, offset: int, nbytes: int) -> tuple[Any, int, int]:
-        """The window of a storage that comes and goes."""
-        section = storage.section
-        assert section is not None
-        return self._buffers(section.stream)[section.place], storage.first_byte + offset, nbytes
+        """The window of a streamed storage."""
+        group = storage.group
+        assert group is not None
+        return self._buffers(group.stream)[group.buffer_index], storage.first_byte + offset, nbytes
 
     def steps(self, launches: Sequence[Launch]) -> list[HostCallback]:
         """What the host does in a run of these launches, in order."""
-        needed = sections_needed(launches)
-        following = [section for _, section in needed[1:] + needed[:1]]
+        needed = groups_needed(launches)
+        following = [group for _, group in needed[1:] + needed[:1]]
         steps = [
-            HostCallback(at, partial(self._bring, section, after))
-            for (at, section), after in zip(needed, following, strict=True)
+            HostCallback(at, partial(self._bring, group, after))
+            for (at, group), after in zip(needed, following, strict=True)
         ]
         for index, launch in enumerate(launches):
-            for name, parked in launch.saves.items():
-                save = partial(self._save, _storage(launch, name), parked)
+            for name, offloaded in launch.saves.items():
+                save = partial(self._save, _storage(launch, name), offloaded)
                 steps.append(HostCallback(index + 1, save))
         for at, index in fetches(launches):
-            for name, parked in launches[index].fetches.items():
-                fetch = partial(self._fetch, _storage(launches[index], name), parked)
+            for name, offloaded in launches[index].fetches.items():
+                fetch = partial(self._fetch, _storage(launches[index], name), offloaded)
                 steps.append(HostCallback(at, fetch))
-        if any(parked.lasts for launch in launches for parked in launch.saves.values()):
+        if any(offloaded.lasts for launch in launches for offloaded in launch.saves.values()):
             steps.append(HostCallback(len(launches), self._receive_all))
         return sorted(steps, key=lambda step: step.before)
 
     # -- doing it ----------------------------------------------------------------------------
 
-    def _bring(self, section: WeightGroup, following: WeightGroup) -> None:
-        """Uploads a section unless it is there."""
-        key = section.stream, section.place
-        if self._present.get(key) is section:
+    def _bring(self, group: WeightGroup, following: WeightGroup) -> None:
+        """Uploads a group unless it is there."""
+        key = group.stream, group.buffer_index
+        if self._present.get(key) is group:
             return
         self._present.pop(key, None)
-        self._upload(self._buffers(section.stream)[section.place], section.pieces)
-        self._present[key] = section
-        following.expect()
+        self._upload(self._buffers(group.stream)[group.buffer_index], group.chunks)
+        self._present[key] = group
+        following.prefetch()
 
-    def _upload(self, buffer: Any, pieces: Mapping[int, npt.NDArray[np.uint8]]) -> None:
-        """Queues bytes for a buffer, once few enough are on their way."""
+    def _upload(self, buffer: Any, chunks: Mapping[int, npt.NDArray[np.uint8]]) -> None:
+        """Queues bytes for a buffer, once few enough uploads are under way."""
         uploads = self._fence()
         if uploads.full:
             uploads.take()
-        for begin, data in pieces.items():
+        for begin, data in chunks.items():
             self._device.write(buffer, data, begin, self._read)
             self.moved += data.nbytes
         uploads.request()
 
-    def _read(self, piece: npt.NDArray[Any]) -> None:
-        """Reads a piece of a file, and notes how long that takes."""
-        if (path := path_of(piece)) is None:
+    def _read(self, chunk: npt.NDArray[Any]) -> None:
+        """Reads a part of a file, and notes how long that takes."""
+        if (path := path_of(chunk)) is None:
             return
-        require_whole(piece)
+        require_whole(chunk)
         begin = time.perf_counter()
-        read_now(piece)
-        self.reading.add(path, piece.nbytes, time.perf_counter() - begin)
+        read_now(chunk)
+        self.reading.add(path, chunk.nbytes, time.perf_counter() - begin)
 
-    def _save(self, source: Storage, parked: OffloadedTensor) -> None:
+    def _save(self, source: Storage, offloaded: OffloadedTensor) -> None:
         """Queues the download of a tensor."""
         readback = self._download(source)
         while readback.full:
             self._receive()
         readback.request()
-        self._awaited.append((readback, parked))
-        self.moved += parked.nbytes
+        self._awaited.append((readback, offloaded))
+        self.moved += offloaded.nbytes
 
-    def _fetch(self, target: Storage, parked: OffloadedTensor) -> None:
+    def _fetch(self, target: Storage, offloaded: OffloadedTensor) -> None:
         """Queues the upload of a tensor that was saved; waits until it has arrived."""
-        while any(each is parked for _, each in self._awaited):
+        while any(each is offloaded for _, each in self._awaited):
             self._receive()
-        assert parked.data is not None
-        self._upload(target.buffer, {0: parked.data})
+        assert offloaded.data is not None
+        self._upload(target.buffer, {0: offloaded.data})
 
     def _receive_all(self) -> None:
         while self._awaited:
             self._receive()
 
     def _receive(self) -> None:
-        """Takes in the oldest download."""
-        readback, parked = self._awaited.pop(0)
-        if parked.data is None:
-            parked.data = np.empty(parked.nbytes, np.uint8)
-        parked.data[:] = np.frombuffer(readback.take(), np.uint8)[: parked.nbytes]
+        """Takes the oldest download."""
+        readback, offloaded = self._awaited.pop(0)
+        if offloaded.data is None:
+            offloaded.data = np.empty(offloaded.nbytes, np.uint8)
+        offloaded.data[:] = np.frombuffer(readback.take(), np.uint8)[: offloaded.nbytes]
 
     def _buffers(self, stream: WeightStream) -> list[Any]:
-        if stream not in self._places:
-            count = min(len(stream.sections), NUM_BUFFERS)
-            self._places[stream] = [
-                self._device.buffer(stream.place_bytes, "staging", "streamed weights", bound=False)
+        if stream not in self._stream_buffers:
+            count = min(len(stream.groups), NUM_BUFFERS)
+            self._stream_buffers[stream] = [
+                self._device.buffer(stream.buffer_bytes, "staging", "streamed weights", bound=False)
                 for _ in range(count)
             ]
-        return self._places[stream]
+        return self._stream_buffers[stream]
 
     def _fence(self) -> Readback:
         """Words that are read back behind uploads, to know when these have arrived."""
@@ -189,14 +187,14 @@ class OffloadEngine:
 
 def transfer_bytes(plan: Plan) -> int:
     """Bytes of host memory that a plan's uploads and downloads pass through."""
-    sections = [stream.place_bytes for stream in plan.streams]
+    groups = [stream.buffer_bytes for stream in plan.streams]
     up = [p.nbytes for launch in plan.launches for p in launch.fetches.values()]
     down = {
         _storage(launch, name): p.nbytes
         for launch in plan.launches
         for name, p in launch.saves.items()
     }
-    return _UNDER_WAY * (max([*sections, *up], default=0) + sum(down.values()))
+    return _UNDER_WAY * (max([*groups, *up], default=0) + sum(down.values()))
 
 
 def _storage(launch: Launch, name: str) -> Storage:
@@ -206,7 +204,7 @@ def _storage(launch: Launch, name: str) -> Storage:
 
 
 def fetches(launches: Sequence[Launch]) -> list[tuple[int, int]]:
-    """``(launch before which it may be fetched, launch that reads it)`` of what was parked.
+    """``(launch before which it may be fetched, launch that reads it)`` of what was offloaded.
 
     Each is fetched when the one before it is read, which has a buffer of its own.
     """

@@ -38,20 +38,19 @@ class Launch:
     tensors: dict[str, Tensor]  # what is bound, by the shader's names
     values: Mapping[str, int | float]  # the fields of the shader's uniform ``Params``
     constants: dict[str, Constant]  # what is appended to its source; booleans choose its lines
-    workgroups: Workgroups  # how many are dispatched, along x, y, z
+    workgroups: Workgroups  # along x, y, z
     label: str  # for timing tables
     flops: int  # floating-point operations, of products only
-    # Where inputs begin that are windows of a texture's copy
+    # Where inputs begin that are windows of a texture's copy.
     first_texels: dict[str, int] = field(default_factory=dict)
-    # What the host takes of its outputs behind it, by the shader's names
+    # The outputs that the host downloads after it, by the shader's names.
     saves: Mapping[str, OffloadedTensor] = field(default_factory=dict)
-    # What it brings of its inputs before it
+    # The inputs that the host uploads before it, likewise.
     fetches: Mapping[str, OffloadedTensor] = field(default_factory=dict)
-    times: int = 1  # how many there would be, where it stands for all that are alike
-    # Whether it does once more what one before it has done, on tensors like that one's
-    repeats: bool = False
-    shader: Shader = field(init=False)  # the file as compiled for what is bound
-    params: bytes = field(init=False)  # bytes of the uniform
+    times: int = 1  # how many launches it stands for, in a graph traced for its sizes
+    repeats: bool = False  # whether it repeats an earlier launch on other tensors
+    shader: Shader = field(init=False)  # the variant compiled for what is bound
+    params: bytes = field(init=False)  # the uniform's bytes
 
     def __post_init__(self) -> None:
         if not is_within_limits(self.workgroups):
@@ -131,11 +130,11 @@ class Launch:
     def repeated(
         self, tensors: Mapping[Tensor, Tensor], values: Mapping[str, int | float]
     ) -> Launch:
-        """The same launch on other tensors, which are as those that they replace.
+        """The same launch on other tensors of the same shapes and types.
 
         Args:
-            tensors: What is bound in place of some that are bound here.
-            values: Fields of ``Params`` that are others, where this shader has them.
+            tensors: What takes the place of tensors that are bound here.
+            values: Fields of ``Params`` that change, where this shader has them.
         """
         again = copy(self)
         again.repeats = True

@@ -1,11 +1,6 @@
-"""Offloading: weights and activations that wait in host memory, and what the host does meanwhile.
+"""Offloading: weights that are streamed from the host, and activations that are kept there.
 
-A section's storages lie one behind the other in one of two buffers, which all sections of a stream
-share in turns: while the launches of one run, the next is brought. The host keeps all of them, in
-its memory or in files.
-
-Copies stand in between: one launch puts a tensor into a buffer that the host reads, another takes
-it from one that the host has written.
+Weights are double-buffered: while the launches that read one group run, the next is uploaded.
 """
 
 from __future__ import annotations
@@ -23,114 +18,122 @@ from qlora_wgpu.mapped_files import expect
 if TYPE_CHECKING:
     from qlora_wgpu.graph.launch import Launch
 
-NUM_BUFFERS = 2  # buffers that sections take turns in
+NUM_BUFFERS = 2  # for what is uploaded; its users take turns
+
+# ---- weights ---------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class WeightStream:
-    """The sections of a model."""
+    """The weight groups of a model, which share the buffers in turn."""
 
-    # In the order in which a forward reads them
-    sections: list[WeightGroup] = field(default_factory=list)
+    groups: list[WeightGroup] = field(default_factory=list)  # as a forward reads them
 
-    def new_section(self, label: str) -> WeightGroup:
-        """A section behind those that there are."""
-        section = WeightGroup(label, self, len(self.sections) % NUM_BUFFERS)
-        self.sections.append(section)
-        return section
+    def new_group(self, label: str) -> WeightGroup:
+        """Adds a group behind the others."""
+        group = WeightGroup(label, self, len(self.groups) % NUM_BUFFERS)
+        self.groups.append(group)
+        return group
 
     @property
-    def place_bytes(self) -> int:
-        """Bytes of each of the buffers."""
-        return max((section.nbytes for section in self.sections), default=0)
+    def buffer_bytes(self) -> int:
+        """Bytes of one of the buffers."""
+        return max((group.nbytes for group in self.groups), default=0)
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of both."""
-        return min(len(self.sections), NUM_BUFFERS) * self.place_bytes
+        """Bytes of all buffers."""
+        return min(len(self.groups), NUM_BUFFERS) * self.buffer_bytes
 
 
 @dataclass(eq=False)
 class WeightGroup:
-    """Storages that come and go together."""
+    """Weights that are uploaded together: storages one behind the other in a buffer."""
 
     label: str  # for messages
-    stream: WeightStream  # what it is a section of
-    place: int  # which of the buffers it takes
-    nbytes: int = 0  # bytes of all its storages, gaps included
-    # These bytes by where they begin, once its weights are read. A piece may be a file's
-    pieces: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
+    stream: WeightStream
+    buffer_index: int  # which of the stream's buffers it takes
+    nbytes: int = 0  # of all its storages, gaps included
+    # Its bytes by where they begin, once its weights are read; a chunk may be mapped from a file.
+    chunks: dict[int, npt.NDArray[np.uint8]] = field(default_factory=dict)
 
     def storage(self, label: str, nbytes: int) -> Storage:
-        """A storage at its end."""
-        storage = Storage(label, "base", nbytes, section=self, first_byte=self.nbytes)
+        """Adds a storage at its end."""
+        storage = Storage(label, "base", nbytes, group=self, first_byte=self.nbytes)
         self.nbytes += -(-nbytes // WINDOW) * WINDOW
         return storage
 
     def put(self, storage: Storage, data: npt.NDArray[Any]) -> None:
         """Keeps the bytes of one of its storages."""
         raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        self.pieces[storage.first_byte] = raw
+        self.chunks[storage.first_byte] = raw
 
-    def expect(self) -> None:
-        """Lets the system read ahead what is in files."""
-        for piece in self.pieces.values():
-            expect(piece)
+    def prefetch(self) -> None:
+        """Lets the operating system read ahead what is in files."""
+        for chunk in self.chunks.values():
+            expect(chunk)
 
     def show(self, data: npt.NDArray[Any]) -> None:
-        """Takes the bytes of all of it where they are, without a copy."""
-        self.pieces = {0: data.reshape(-1).view(np.uint8)}
+        """Takes all of its bytes where they are, without a copy."""
+        self.chunks = {0: data.reshape(-1).view(np.uint8)}
 
 
-def sections_needed(launches: Sequence[Launch]) -> list[tuple[int, WeightGroup]]:
-    """The sections that launches read, each with the launch before which it may be brought.
+def groups_needed(launches: Sequence[Launch]) -> list[tuple[int, WeightGroup]]:
+    """The groups that launches read, each with the launch before which it may be uploaded.
 
-    That is behind the last one that reads what was in its place.
+    That is the one behind the last that reads the group before it in the same buffer.
     """
     needed: list[tuple[int, WeightGroup]] = []
     present: dict[tuple[WeightStream, int], WeightGroup] = {}
     free_from: dict[tuple[WeightStream, int], int] = {}
     for index, launch in enumerate(launches):
         for tensor in launch.tensors.values():
-            section = None if tensor.storage is None else tensor.storage.section
-            if section is None:
+            group = None if tensor.storage is None else tensor.storage.group
+            if group is None:
                 continue
-            key = section.stream, section.place
-            if present.get(key) is not section:
-                needed.append((free_from.get(key, 0), section))
-                present[key] = section
+            key = group.stream, group.buffer_index
+            if present.get(key) is not group:
+                needed.append((free_from.get(key, 0), group))
+                present[key] = group
             free_from[key] = index + 1
     return needed
 
 
 def steady_state_uploads(launches: Sequence[Launch]) -> list[WeightGroup]:
-    """The sections that a run of launches brings, if a run of the same went before."""
-    needed = [section for _, section in sections_needed(launches)]
-    last = {(section.stream, section.place): section for section in needed}
+    """The groups that a run of launches uploads, if a run of the same launches came before it."""
+    needed = [group for _, group in groups_needed(launches)]
+    last = {(group.stream, group.buffer_index): group for group in needed}
     brought = []
-    for section in needed:
-        if last[section.stream, section.place] is not section:
-            brought.append(section)
-        last[section.stream, section.place] = section
+    for group in needed:
+        if last[group.stream, group.buffer_index] is not group:
+            brought.append(group)
+        last[group.stream, group.buffer_index] = group
     return brought
+
+
+# ---- activations -----------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
 class OffloadedTensor:
-    """A tensor's bytes while it waits."""
+    """A tensor's bytes in host memory."""
 
     name: str  # the tensor's
-    nbytes: int  # their number
-    data: npt.NDArray[np.uint8] | None = None  # the bytes themselves
-    lasts: bool = False  # whether they outlive the run: they are all there at its end
+    nbytes: int
+    data: npt.NDArray[np.uint8] | None = None  # once they were downloaded the first time
+    lasts: bool = False  # whether they outlive the run, which then ends with all of them here
 
 
 @dataclass
 class StagingBuffers:
-    """The buffers that a model's parked tensors pass through, whatever the shape of its steps."""
+    """The buffers that a model's offloaded tensors pass through, whatever the shape of its steps.
+
+    One launch copies a tensor into a buffer that the host reads; another copies it back from one
+    that the host has written.
+    """
 
     outgoing: Storage | None = None  # what the host reads
-    incoming: list[Storage] = field(default_factory=list)  # what it writes, in turns
+    incoming: list[Storage] = field(default_factory=list)  # what the host writes, in turn
 
     def download_buffer(self, nbytes: int) -> Storage:
         """The buffer through which a tensor goes to the host."""
@@ -139,7 +142,7 @@ class StagingBuffers:
         return self.outgoing
 
     def upload_buffer(self, nbytes: int, turn: int) -> Storage:
-        """The buffer through which the tensor of a turn comes back."""
+        """The buffer through which the tensor number ``turn`` comes back."""
         if not self.incoming or self.incoming[0].nbytes < nbytes:
             self.incoming = [
                 Storage("what comes from the host", "staging", nbytes) for _ in range(NUM_BUFFERS)
@@ -151,11 +154,8 @@ class StagingBuffers:
 class CheckpointPolicy:
     """What is computed again in the backward, and how."""
 
-    # How many layers at once, where they are recomputed; the first one's input is kept
-    together: int = 1
-    # How many layers, the last, are not, whose results are free before others are made
-    kept: int = 0
-    # What these inputs pass through to wait in host memory; None where they stay
-    parking: StagingBuffers | None = None
-    # Whether what a cheap launch makes from tensors that are kept anyway is made again
+    together: int = 1  # layers of a segment, of which only the first one's input is kept
+    kept: int = 0  # the last layers that are not recomputed: theirs are freed first
+    staging: StagingBuffers | None = None  # through which the inputs are offloaded, if they are
+    # Whether outputs that a cheap launch makes from tensors that are kept anyway are recomputed.
     remakes: bool = False

@@ -1,13 +1,4 @@
-"""Passes over launches: scheduling, and which intermediates lie in textures.
-
-A layer's weights are dequantized for a product. Its other factor is prepared by launches of its
-own, which need not have the weights in memory beside them.
-
-Ops never speak of memory. Kernels say what they insist on (``gpu/operands.py``); a tensor lies in a
-texture where some reader insists on one and everything that writes it can write one. With a
-profile's ``in_textures`` that is every tensor that all its readers and writers can, and so it is of
-those that no binding of a buffer shows.
-"""
+"""Passes over launches before memory is planned: late scheduling, and the choice of textures."""
 
 from __future__ import annotations
 
@@ -21,11 +12,14 @@ from qlora_wgpu.gpu.wgsl import fold_workgroups
 from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Storage, Tensor, ceil_div, vector
 
+# ---- scheduling ------------------------------------------------------------------------------
+
 
 def schedule_late(launches: Sequence[Launch], counted: Tensor | None = None) -> list[Launch]:
-    """The same launches, with those that read no intermediate moved behind others.
+    """The same launches, with those that read no intermediate sunk behind others.
 
-    Each comes right before the first that touches what it makes, or writes what it reads.
+    Each comes right before the first that touches what it makes, or writes what it reads. So
+    weights that are dequantized for a product are in memory only once its other factor is ready.
     """
     before = list(range(len(launches)))  # the launch that each runs right before, or is
     touched: dict[Tensor | Storage, int] = {}  # the next that touches what is made
@@ -47,7 +41,7 @@ def _place(tensor: Tensor) -> Tensor | Storage:
 
 
 def _may_wait(launch: Launch, made: set[Tensor | Storage], read: set[Tensor | Storage]) -> bool:
-    # What is filled with zeros reads nothing: it stays before a loop, whose turns are then alike.
+    # What fills with zeros reads nothing: it stays before a loop, whose iterations are then alike.
     return (
         bool(read)
         and all(isinstance(place, Tensor) for place in made)
@@ -61,14 +55,22 @@ def _found(known: dict[Tensor | Storage, int], places: set[Tensor | Storage]) ->
     return (known[place] for place in places if place in known)
 
 
+# ---- buffers and textures --------------------------------------------------------------------
+
 Wants = Callable[[Tensor], bool]
 
 
 def assign_layouts(launches: list[Launch], profile: Profile, max_binding: int) -> list[Launch]:
-    """Gives every tensor its memory and every launch its variant; inserts the copies."""
+    """Chooses between buffers and textures for every tensor; inserts the copies that this needs.
+
+    Kernels say what they insist on (``gpu/operands.py``), and ops never speak of memory. A tensor
+    lies in a texture where some reader insists on one and everything that writes it can write one.
+    Tensors that are larger than a binding, and with a profile's ``in_textures`` all tensors, lie in
+    textures wherever all their readers and writers allow it.
+    """
 
     def wants(tensor: Tensor) -> bool:
-        """Whether an intermediate lies in a texture that need not."""
+        """Whether an intermediate should lie in a texture though no reader insists on one."""
         return profile.in_textures or (profile.textures and tensor.nbytes > max_binding)
 
     launches = _sums_apart(launches, wants)

@@ -21,14 +21,14 @@ from qlora_wgpu.graph.tensor import Storage, Tensor
 
 @dataclass(frozen=True)
 class Plan:
-    """A graph with its memory settled, before anything is allocated."""
+    """A graph with its memory planned, before anything is allocated."""
 
-    launches: tuple[Launch, ...]  # the launches that lead to a result
+    launches: tuple[Launch, ...]  # those that lead to a result
     slots: tuple[int, ...]  # bytes of each slot, largest first
     textures: tuple[bool, ...]  # whether each slot is a texture
     slot_of: dict[Tensor, int]  # the slot of each intermediate
     storages: tuple[Storage, ...]  # what lives outside the slots, in the order of first use
-    # Whether it may run while another program pauses: slots are those of such plans alone
+    # Whether it may run while another program pauses: only such plans share its slots then.
     apart: bool = False
 
     @property
@@ -63,34 +63,34 @@ class Plan:
         return total
 
     def storage_bytes(self, beside: Plan | None = None) -> Counter[str]:
-        """Bytes by kind of what outlives a run and stays; ``beside`` a plan, what that lacks."""
+        """Bytes by kind of what stays on the device between runs, but for what ``beside`` has."""
         total: Counter[str] = Counter()
         known = set() if beside is None else set(beside.storages)
         for storage in self.storages:
-            if storage.section is None and storage not in known:
+            if storage.group is None and storage not in known:
                 size = texture_bytes if storage.texture else buffer_bytes
                 total[storage.kind] += size(storage.nbytes)
         return total
 
     @property
     def streams(self) -> list[WeightStream]:
-        """What its launches read that comes and goes."""
-        sections = (storage.section for storage in self.storages)
-        return list(dict.fromkeys(each.stream for each in sections if each is not None))
+        """The streams of the weights that its launches read."""
+        groups = (storage.group for storage in self.storages)
+        return list(dict.fromkeys(each.stream for each in groups if each is not None))
 
     @property
     def host_transfer_bytes(self) -> int:
         """Bytes that pass between host and device in a run that follows another of its kind."""
-        needed = sum(section.nbytes for section in steady_state_uploads(self.launches))
+        needed = sum(group.nbytes for group in steady_state_uploads(self.launches))
         copies = (
             p for each in self.launches for p in (*each.saves.values(), *each.fetches.values())
         )
-        return needed + sum(parked.nbytes for parked in copies)
+        return needed + sum(offloaded.nbytes for offloaded in copies)
 
     @property
     def offloaded_bytes(self) -> int:
-        """Bytes of what waits in host memory."""
-        return sum(parked.nbytes for each in self.launches for parked in each.saves.values())
+        """Bytes of the activations that are offloaded to host memory."""
+        return sum(offloaded.nbytes for each in self.launches for offloaded in each.saves.values())
 
 
 def compile_plan(
@@ -150,7 +150,8 @@ def _plan_memory(
     """Greedy by size: the largest tensors first, each into the tightest slot that is free.
 
     Of tensors of one size those that live long come first: short ones find room between them.
-    Launches that repeat others do not count in that, since a plan for sizes alone has but some.
+    Lifetimes are counted in launches that repeat no other, since a graph that is traced for its
+    sizes alone lacks most repetitions.
     """
     passed = [0, *accumulate(not launch.repeats for launch in launches)]
 
@@ -161,9 +162,10 @@ def _plan_memory(
     sizes: list[int] = []
     textures: list[bool] = []
     slot_of: dict[Tensor, int] = {}
-    # The slots that are taken while a launch runs, as the bits of a number.
+    # Sets of slots are the bits of an integer: those taken during a launch, and those that are
+    # textures or not.
     taken = _IntervalTree(max((last for _, last in lives.values()), default=0) + 1)
-    of_kind = {False: 0, True: 0}  # slots, likewise
+    of_kind = {False: 0, True: 0}
     for tensor, (first, last) in sorted(lives.items(), key=size_and_length, reverse=True):
         # Slots come in falling size, so the last one that is free is the tightest.
         slot = (of_kind[tensor.texture] & ~taken.during(first, last)).bit_length() - 1
@@ -178,12 +180,12 @@ def _plan_memory(
 
 
 class _IntervalTree:
-    """Sets, as the bits of numbers, over spans of launches: a tree, each node of two halves."""
+    """A segment tree over launches, whose values are sets as the bits of integers."""
 
     def __init__(self, length: int) -> None:
         self._leaves = 1 << (length - 1).bit_length()
-        self._whole = [0] * (2 * self._leaves)  # what was added to all that is below a node
-        self._some = [0] * (2 * self._leaves)  # and to some of it
+        self._whole = [0] * (2 * self._leaves)  # what was added to every launch below a node
+        self._some = [0] * (2 * self._leaves)  # what was added to some launch below a node
 
     def add(self, first: int, last: int, bits: int) -> None:
         """Adds to every launch from ``first`` to ``last``."""

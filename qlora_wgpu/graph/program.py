@@ -1,4 +1,4 @@
-"""A plan made ready on a device: buffers, pipelines and bind groups, to be replayed."""
+"""Plans made ready on a device: buffers, pipelines and bind groups, to be replayed."""
 
 from __future__ import annotations
 
@@ -24,16 +24,18 @@ from qlora_wgpu.graph.submission import (
 )
 from qlora_wgpu.graph.tensor import Storage, Tensor
 
-_PIECE = 16  # dispatches between which a program can pause, where submits are not cut by time
-_Kind = tuple[bool, bool]  # of a slot: whether it is a texture, and of plans that are apart
+_CHUNK = 16  # dispatches between which a program can pause, where submits are not split by time
+_Kind = tuple[bool, bool]  # of a slot: whether it is a texture, and whether its plan is ``apart``
+
+# ---- memory ----------------------------------------------------------------------------------
 
 
 class BufferPool:
     """The memory behind the slots of all plans of a model; plans run one at a time and share it.
 
     Attributes:
-        traffic: What comes and goes while they run.
-        runs: How many have begun, but for those whose slots are apart.
+        traffic: The transfers between host and device while they run.
+        runs: How many have begun, but for those of plans that are ``apart``.
     """
 
     def __init__(self, device: Device) -> None:
@@ -48,7 +50,7 @@ class BufferPool:
     def take(self, plan: Plan) -> list[Any]:
         """Finds a buffer or texture for each of a plan's slots, allocating what the pool lacks."""
         chosen = []
-        for index in _taken(plan, self._sizes, self._kinds):
+        for index in _assign_buffers(plan, self._sizes, self._kinds):
             if index == len(self._buffers):
                 is_texture, _ = self._kinds[index]
                 make = self._device.texture if is_texture else self._device.buffer
@@ -57,10 +59,10 @@ class BufferPool:
         return chosen
 
 
-def _taken(plan: Plan, sizes: list[int], kinds: list[_Kind]) -> Iterator[int]:
-    """Which of a pool's buffers a plan's slots take; what is lacking is added to the lists."""
+def _assign_buffers(plan: Plan, sizes: list[int], kinds: list[_Kind]) -> Iterator[int]:
+    """Yields the number of each slot's buffer; what a pool lacks is added to the lists."""
     free = sorted(range(len(sizes)), key=lambda i: sizes[i])
-    # The largest first: those that fit nowhere are new, the rest take the tightest.
+    # The largest slot first; each takes the tightest buffer that is free, else a new one.
     for size, texture in zip(plan.slots, plan.textures, strict=True):
         kind = texture, plan.apart
         fits = (i for i in free if sizes[i] >= size and kinds[i] == kind)
@@ -79,19 +81,19 @@ def pool_bytes(plans: Sequence[Plan]) -> int:
     sizes: list[int] = []
     kinds: list[_Kind] = []
     for plan in plans:
-        for _ in _taken(plan, sizes, kinds):
+        for _ in _assign_buffers(plan, sizes, kinds):
             pass
     each = zip(sizes, kinds, strict=True)
     return sum((texture_bytes if kind[0] else buffer_bytes)(nbytes) for nbytes, kind in each)
 
 
 def allocate(device: Device, storage: Storage) -> None:
-    """Gives a storage its buffer, filled with its data, unless it has one or comes and goes.
+    """Gives a storage its buffer, filled with its data, unless it has one or is streamed.
 
-    One that lies within another gets it that, and is filled.
+    Of a storage within a larger one, the larger one is allocated.
     """
     whole = storage.whole
-    if whole.section is not None or whole.on_host is not None:
+    if whole.group is not None or whole.on_host is not None:
         return
     if whole.buffer is not None:
         _fill_part(device, storage)
@@ -105,7 +107,7 @@ def allocate(device: Device, storage: Storage) -> None:
         write(whole.buffer, whole.data)
     for part in whole.parts:
         _fill_part(device, part)
-    whole.parts.clear()  # which lead back here: what is no longer used is freed at once
+    whole.parts.clear()  # reference cycles: what is no longer used is to be freed at once
 
 
 def _fill_part(device: Device, part: Storage) -> None:
@@ -113,11 +115,14 @@ def _fill_part(device: Device, part: Storage) -> None:
         device.fill(part.within.buffer, part.data, part.first_byte)
 
 
+# ---- running ---------------------------------------------------------------------------------
+
+
 class Program:
     """Replays a plan: no allocation, no bind group, no decision in a run but the first.
 
-    The first run is measured, so that later ones hand their work to the driver in pieces that take
-    no longer than the device's pace allows.
+    Where the device bounds the time of a submit, the first run is measured, and later ones are
+    split into submits accordingly.
 
     Attributes:
         plan: What runs.
@@ -173,14 +178,14 @@ class Program:
 
     def _window(self, tensor: Tensor) -> tuple[Any, int, int]:
         storage = tensor.storage
-        if storage is not None and storage.section is not None:
+        if storage is not None and storage.group is not None:
             return self._traffic.window(storage, tensor.offset, tensor.nbytes)
         if storage is not None:
             return storage.whole.buffer, storage.first_byte + tensor.offset, tensor.nbytes
         return self._slots[self.plan.slot_of[tensor]], 0, tensor.nbytes
 
     def run(self) -> None:
-        """Submits all dispatches, in pieces; does not wait but in the first run."""
+        """Submits all dispatches; waits for them only where the run is measured."""
         with self._device.in_turn:
             self._pool.runs += not self.plan.apart
             if self._submits is None:
@@ -206,10 +211,10 @@ class Program:
         return self.dispatches
 
     def run_preemptible(self) -> Iterator[None]:
-        """Runs as ``run`` does, and waits and yields after each piece of the work.
+        """Runs as ``run`` does, but waits and yields after every few dispatches.
 
-        Programs that are apart may run in between. Where another one did, all of it is run anew, at
-        once, as it is where the host has something to do within it.
+        Programs of plans that are ``apart`` may run in between. If any other did, all is run anew
+        at once; so it is where the host has something to do within the run.
         """
         if self._submits is None or self._host_steps:
             self.run()
@@ -218,7 +223,7 @@ class Program:
         own = self._pool.runs
         for submit in self._submits:
             assert not isinstance(submit, HostCallback)
-            size = len(submit) if self._device.pace.is_bounded else _PIECE
+            size = len(submit) if self._device.pace.is_bounded else _CHUNK
             for first in range(0, len(submit), size):
                 if self._pool.runs != own:
                     self.run()
@@ -237,10 +242,16 @@ class Program:
         took = self._took or [self._guess(launch) for launch in self.plan.launches]
         return [[piece.dispatch for piece in self._pieces(*each)] for each in enumerate(took)]
 
+    def read(self, tensor: Tensor) -> memoryview:
+        """Waits, and returns a tensor's bytes, padding included."""
+        buffer, offset, nbytes = self._window(tensor)
+        read = self._device.read_texture if tensor.texture else self._device.read
+        return read(buffer, nbytes, offset)
+
     # -- submits -----------------------------------------------------------------------------
 
     def _measured(self) -> list[float]:
-        """Runs everything, a submit after the other, and returns what each launch took."""
+        """Runs everything, one submit after the other, and returns what each launch took."""
         submits = ProfiledSubmission(self._device, self._recorded, len(self.plan.launches))
         for begin, end, steps in self._spans():
             for step in steps:
@@ -296,20 +307,14 @@ class Program:
     def _recorded(self, dispatches: list[Dispatch]) -> Any:
         return encode(self._device, dispatches)
 
-    def read(self, tensor: Tensor) -> memoryview:
-        """Waits, and returns a tensor's bytes, padding included."""
-        buffer, offset, nbytes = self._window(tensor)
-        read = self._device.read_texture if tensor.texture else self._device.read
-        return read(buffer, nbytes, offset)
-
 
 def submit_batched(device: Device, programs: Sequence[Program]) -> None:
-    """Runs programs as ``run`` of each would, in their order; does not wait but in first runs.
+    """Runs programs in order, as ``run`` of each would, with fewer submits.
 
-    A submit takes the host as long as some hundred dispatches. So the first one is of no more than
-    ``dispatches_per_submit``, and the driver begins; each further one is of twice as many, which
-    are encoded while it computes. Programs that are cut by time, or within which the host has
-    something to do, are run by themselves.
+    A submit costs the host as much time as some hundred dispatches. The first one has no more than
+    ``dispatches_per_submit``, so that the device begins early, and each further one twice as many,
+    which are encoded while it computes. Programs that are split by time, or within which the host
+    has something to do, run by themselves.
     """
     with device.in_turn:
         waiting: list[Dispatch] = []

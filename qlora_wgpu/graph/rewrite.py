@@ -1,7 +1,7 @@
-"""Rewriting of a traced graph: rules put one launch in place of several that it does at once.
+"""Rewriting of a traced graph: fusion rules put one launch in place of several.
 
-Rules look at the end of what has been taken over so far, so that each sees what another made. Ops
-know nothing of them. An intermediate may go where its writer and its reader are fused.
+A rule looks at the last launches that have been taken over so far, and so sees what other rules
+made of them. Ops know nothing of rules.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Uses:
         return all(t.storage is None and self._bound[t] == 2 for t in tensors)
 
     def replace(self, tensor: Tensor, other: Tensor) -> bool:
-        """Has all later launches read another tensor; whether nobody needs the first any more."""
+        """Has later launches read another tensor; returns whether the first may be dropped."""
         if tensor is other or tensor in self._outputs or tensor.storage is not None:
             return tensor is other
         self._replaced[tensor] = other

@@ -1,4 +1,4 @@
-"""Cutting a program into submits: so many launches at once, and so much time."""
+"""Splitting a program into submits, by the number of launches and by the time that they take."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from qlora_wgpu.gpu.wgsl import Workgroups
 
 Box = tuple[Workgroups, Workgroups]  # its first workgroup, and how many it has along x, y, z
 
-_TOLERATED = 1.5  # limits that a single launch may take before it is cut
+_TOLERATED = 1.5  # times the limit that a single launch may take before it is split
 _MOST_TIMED = 1000  # dispatches of a submit: there are only so many timestamps
-_CREDIBLE = 1.5  # times the host's clock that the device's may have seen
+_CREDIBLE = 1.5  # times what the host's clock shows that the device's timestamps may add up to
 
 
 @dataclass(frozen=True)
 class TimedDispatch:
-    """A dispatch of a launch, or of a part of it."""
+    """A launch, or a part of its grid, with what the cost model needs to know of it."""
 
     index: int  # the launch's place in its plan
-    dispatch: Dispatch  # what runs
+    dispatch: Dispatch
     path: str  # the shader's file
-    flops: int  # its operations
-    nbytes: int  # its bytes
+    flops: int
+    nbytes: int
     seconds: float  # how long it will take
 
 
 class ProfiledSubmission:
-    """Runs pieces in submits that are waited for, and learns the device's pace by them.
+    """Runs dispatches in submits that it waits for, and teaches the cost model what they took.
 
     Attributes:
         took: Seconds of each launch so far.
@@ -47,25 +47,25 @@ class ProfiledSubmission:
         self._clock = Timestamps(device, self._most) if has_timestamps(device) else None
         self._waiting: list[TimedDispatch] = []
         self._awaited = device.buffer(16, "uniforms", "a word to wait for")
-        self._wait()  # for uploads, which are no piece's
+        self._wait()  # for uploads, which no launch is to be charged with
 
-    def add(self, piece: TimedDispatch) -> None:
-        """Runs what waits, where the piece would make it too much, and lets the piece wait."""
-        planned = sum(map(self._planned, [*self._waiting, piece]))
+    def add(self, timed: TimedDispatch) -> None:
+        """Queues a dispatch; runs those queued before it where it would make them too many."""
+        planned = sum(map(self._planned, [*self._waiting, timed]))
         full = planned > self._device.pace.limit or len(self._waiting) == self._most
         if self._waiting and full:
             self.run()
-        self._waiting.append(piece)
+        self._waiting.append(timed)
 
     def run(self) -> None:
-        """Runs what waits."""
-        pieces, self._waiting = self._waiting, []
-        for piece, seconds in zip(pieces, self._seconds(pieces), strict=True):
-            self.took[piece.index] += seconds
-            self._device.pace.learn(piece.path, piece.flops, piece.nbytes, seconds)
+        """Runs what is queued."""
+        queued, self._waiting = self._waiting, []
+        for timed, seconds in zip(queued, self._seconds(queued), strict=True):
+            self.took[timed.index] += seconds
+            self._device.pace.learn(timed.path, timed.flops, timed.nbytes, seconds)
 
-    def _seconds(self, pieces: list[TimedDispatch]) -> list[float]:
-        dispatches = [piece.dispatch for piece in pieces]
+    def _seconds(self, queued: list[TimedDispatch]) -> list[float]:
+        dispatches = [timed.dispatch for timed in queued]
         begin = time.perf_counter()
         seen = []
         if self._clock is not None:
@@ -76,12 +76,12 @@ class ProfiledSubmission:
         whole = time.perf_counter() - begin
         if 0.0 < sum(seen) < _CREDIBLE * whole:
             return seen
-        planned = [self._planned(piece) for piece in pieces]
+        planned = [self._planned(timed) for timed in queued]
         return [whole * each / sum(planned) for each in planned]
 
-    def _planned(self, piece: TimedDispatch) -> float:
-        """What a piece will take, by all that is known now."""
-        return self._device.pace.seconds(piece.path, piece.flops, piece.nbytes)
+    def _planned(self, timed: TimedDispatch) -> float:
+        """What a dispatch will take, by all that is known now."""
+        return self._device.pace.seconds(timed.path, timed.flops, timed.nbytes)
 
     def _wait(self) -> None:
         self._device.read(self._awaited, 4)
@@ -106,7 +106,7 @@ def doubling_chunks(dispatches: Sequence[Dispatch], first: int) -> Iterator[Sequ
 
 
 def cut(seconds: Sequence[float], limit: float, most: int) -> Iterator[slice]:
-    """Yields neighbours that fill a submit."""
+    """Yields runs of neighbours that fill a submit each."""
     begin, total = 0, 0.0
     for index, took in enumerate(seconds):
         if index > begin and (total + took > limit or index - begin == most):
@@ -118,7 +118,7 @@ def cut(seconds: Sequence[float], limit: float, most: int) -> Iterator[slice]:
 
 
 def parts_needed(seconds: float, limit: float) -> int:
-    """Into how many dispatches a launch is cut."""
+    """Into how many dispatches a launch is split."""
     return math.ceil(seconds / limit) if seconds > _TOLERATED * limit else 1
 
 
@@ -131,7 +131,7 @@ def split_grid(grid: Workgroups, count: int) -> list[Box]:
     found: list[Box] = [((0, 0, 0), grid)]
     for axis in (2, 1, 0):
         each = math.ceil(count / len(found))
-        found = [piece for box in found for piece in _along(box, axis, each)]
+        found = [part for box in found for part in _along(box, axis, each)]
     return found
 
 

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
 ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "uint32": 4, "int32": 4, "uint8": 1}
 ROW_UNIT = 8  # rows of matrices are padded with zeros to a multiple of this many elements
-
-
 LARGEST_FLOAT16 = 65_504.0
+TEXEL = 16  # bytes
+WINDOW = 256  # windows of a buffer begin at multiples of this many bytes
+
+# ---- numbers and sizes -----------------------------------------------------------------------
 
 
 def stored_bits(array: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
@@ -32,7 +34,7 @@ def stored_bits(array: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
 
 
 def stored_floats(raw: memoryview | bytes, dtype: str) -> npt.NDArray[np.float32]:
-    """The numbers that a tensor's bytes are, inverse of ``stored_bits``; of others the bits."""
+    """The numbers that a tensor's bytes stand for: the inverse of ``stored_bits``."""
     if dtype == "bfloat16":
         return from_bfloat16(np.frombuffer(raw, np.uint16))
     if dtype == "float16":
@@ -63,8 +65,7 @@ def pad_rows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, extra)])
 
 
-TEXEL = 16  # bytes
-WINDOW = 256  # bytes, in which windows of a buffer begin
+# ---- storages and tensors --------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -72,23 +73,21 @@ class Storage:
     """Bytes that outlive a step: weights, the adapter, optimizer state, a batch's inputs."""
 
     label: str  # for messages
-    kind: str  # what they are counted as in the memory plan
-    nbytes: int  # their number
-    data: npt.NDArray[Any] | None = None  # what they are filled with at allocation, if anything
-    texture: bool = False  # whether they are kept in a texture, which software adapters read faster
+    kind: str  # what it is counted as in the memory plan
+    nbytes: int
+    data: npt.NDArray[Any] | None = None  # what it is filled with at allocation, if anything
+    texture: bool = False  # whether it is a texture, which software adapters read faster
     buffer: Any = None  # the device's buffer or texture, once allocated
-    # What it comes and goes with, if it is not always on the device; it has no buffer of its own
-    # then
-    section: WeightGroup | None = None
-    # The larger storage that it is a part of, if it is; it has no buffer of its own then
+    # The group that it is streamed with, if it is not always on the device, or the larger storage
+    # that it is a part of; either way it has no buffer of its own.
+    group: WeightGroup | None = None
     within: Storage | None = None
-    first_byte: int = 0  # where it begins within the section, or within the larger storage
+    first_byte: int = 0  # where it begins within the group or the larger storage
     on_host: npt.NDArray[Any] | None = None  # the bytes, if they are in host memory alone
-    # The storages that lie within it, until it has a buffer
-    parts: list[Storage] = field(default_factory=list)
+    parts: list[Storage] = field(default_factory=list)  # what lies within it, until allocation
 
     def part(self, label: str, nbytes: int) -> Storage:
-        """A storage at its end, where a binding may begin, for as long as it has no buffer."""
+        """A new storage at its end, where a binding may begin; before it is allocated."""
         part = Storage(label, self.kind, nbytes, within=self, first_byte=self.nbytes)
         self.nbytes += -(-nbytes // WINDOW) * WINDOW
         self.parts.append(part)
@@ -96,24 +95,24 @@ class Storage:
 
     @property
     def whole(self) -> Storage:
-        """What has the buffer: it, or what it is a part of."""
+        """The storage that has the buffer: this one, or the one that it is a part of."""
         return self if self.within is None else self.within
 
 
 @dataclass(eq=False)
 class Tensor:
-    """A matrix, or a vector (``rows`` 1, not padded), of a graph."""
+    """A matrix of a graph, or a vector, which is one row without padding."""
 
     name: str  # for messages and plans
-    rows: int  # number of rows
-    columns: int  # elements of a row that count
-    dtype: str  # element type
+    rows: int
+    columns: int  # elements of a row, padding not counted
+    dtype: str
     stride: int  # elements from one row to the next; those past ``columns`` are zero
-    storage: Storage | None = None  # where the bytes live, or None if the plan finds them a slot
+    storage: Storage | None = None  # None of an intermediate: the plan finds it a slot
     offset: int = 0  # first byte within ``storage``
-    requires_grad: bool = False  # whether an adapter's parameter led to it
-    # Whether it lies in a texture, row after row as in a buffer. Of an intermediate the layout pass
-    # decides that; ops never ask
+    requires_grad: bool = False  # whether it depends on a trained parameter
+    # Whether it lies in a texture, row after row as in a buffer. Of intermediates the layout pass
+    # decides; ops never ask.
     texture: bool = False
 
     @property

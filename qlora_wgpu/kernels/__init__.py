@@ -1,7 +1,7 @@
 """Families of kernels as data: ops launch them, and tools enumerate them.
 
-A module here is a family. It may have a ``KERNELS`` (``kernel.Kernel``) and a ``TUNABLES``
-(``kernel.Tunable``); nothing else needs to know that it exists.
+A module or package here is a family. It may have a ``KERNELS`` (``common.Kernel``) and a
+``TUNABLES`` (``common.Tunable``); nothing else needs to know that it exists.
 """
 
 from __future__ import annotations

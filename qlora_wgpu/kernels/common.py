@@ -1,4 +1,4 @@
-"""What kernels have in common: variants, rows and elements, dropout's masks, experts' rows."""
+"""What kernels have in common: variants, grids over rows, dropout masks, experts' rows."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Tunable:
 
     name: str  # shown to users
     concerns: Callable[[Launch], bool]  # whether a launch depends on it
-    # Fields of a profile to try; the profile as it is is always tried too
+    # Fields of a profile to try, besides the profile as it is.
     changes: Callable[[Profile], tuple[Change, ...]]
 
 

@@ -29,20 +29,20 @@ class Dequantization:
     w: Tensor  # (rows, in_features), of any type
     row0: int  # the first row of ``w`` within the matrix
     codes: Tensor  # eight to a uint32, or four of 8 bits
-    # float32 scales of the blocks, or their 8-bit codes if doubly quantized; each with the block's
-    # minimum behind it, if there are any
+    # float32 scales of the blocks, or their 8-bit codes if doubly quantized; each followed by the
+    # block's minimum, if there are any.
     absmax: Tensor
     maps: Tensor  # the values of the codes, then the 256 of the scales' codes and their offset
     nested_absmax: Tensor | None  # scales of the scales, if doubly quantized
-    # The values of each pair of codes, (256, 4) float32 in a texture, if there is one
+    # The values of each pair of codes, (256, 4) float32 in a texture, if there is one.
     codebook: Tensor | None
     form: WeightFormat  # what codes stand for, and which elements share a scale
     experts: int  # how many matrices lie one below the other
     expert_rows: int  # rows of each of them
-    # Elements of ``codes``, ``absmax``, ``nested_absmax`` and ``maps`` from one matrix to the next
+    # Elements of ``codes``, ``absmax``, ``nested_absmax`` and ``maps`` from one matrix to the next.
     strides: tuple[int, int, int, int]
     # If given, ``w`` has the rows of several matrices, and the whole matrix is written to its rows
-    # from this one on
+    # from this one on.
     among: int | None = None
 
     def _stored(self) -> dict[str, Tensor | None]:
@@ -73,11 +73,10 @@ class GroupDequantization:
 
     w: Tensor  # (rows of all, in_features), of any type
     group: Tensor  # the range, in words: all parts of all matrices
-    # For codes, absmax, nested_absmax and maps where each matrix's begins, in words
+    # Where each matrix's codes, absmax, nested_absmax and maps begin, in words.
     begins: Mapping[str, Sequence[int]]
     rows: Sequence[int]  # of each matrix
-    # What codes stand for, and which elements share a scale; all share its values
-    form: WeightFormat
+    form: WeightFormat  # of all of them, which share the codes' values
 
     def launch(self, g: Graph) -> None:
         """Adds the launch."""

@@ -1,4 +1,4 @@
-"""LoRA's thin products: down to the rank, and the gradients of A, B and what comes there."""
+"""LoRA's thin products: down to the rank, and the gradients of A, B and of what they meet."""
 
 from __future__ import annotations
 
@@ -314,8 +314,8 @@ class LoraWeightGrad:
     batch_info: Tensor | None = None  # needed for dropout
     expert_rows: Tensor | None = None  # if given, each expert's rows add to its own gradient
     expert_stride: int = 0  # floats from one expert's gradient to the next one's
-    # If there are, the second's and the third's dy of layers of one input: u has their ranks side
-    # by side, a multiple of eight each, and ``gradient`` their rows
+    # The second's and the third's dy of layers of one input, if there are any: u has their ranks
+    # side by side, a multiple of eight each, and ``gradient`` their rows.
     others: tuple[Tensor, ...] = ()
 
     def __post_init__(self) -> None:

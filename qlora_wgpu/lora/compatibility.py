@@ -1,8 +1,4 @@
-"""Whether an adapter from a file belongs to a base, and what PEFT makes of it.
-
-It makes pairs of the stacks of those of experts for some model types (``ExpertSpec.fused``), and so
-only where that is all: what else has to be written as PEFT has it (``expert_parameters.together``).
-"""
+"""Whether an adapter from a file belongs to a base, and what PEFT computes otherwise."""
 
 from __future__ import annotations
 
@@ -33,12 +29,15 @@ from qlora_wgpu.lora.trained_tokens import Vocabulary
 _CACHED = re.compile(r"models--(.+)/snapshots/[^/]+/?$")
 _NO_NAMES = ("", "..")  # of the working directory, as a user gives them
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
-# What the same weights are called for the way in which they are stored.
+# How names tell in which form weights are stored.
 _FORM = re.compile(
     r"[-_.](?:bnb|unsloth|dynamic|gguf|awq|gptq|autoround|hf|mlx|nf4|fp4|mxfp4|nvfp4|fp8|int[48]"
     r"|[248]-?bits?|w\d+a\d+|bf16|fp?16|fp?32|i?q\d(?:_\w+)?|g\d+|quantized|dequantized)$"
 )
 _told: set[tuple[str, str, str]] = set()
+
+
+# ---- the base's name -------------------------------------------------------------------------
 
 
 def warn_of_other_name(
@@ -88,6 +87,9 @@ def _plain(name: str) -> str:
     return last
 
 
+# ---- the base's shapes -----------------------------------------------------------------------
+
+
 def refuse_other_base(
     path: str | PathLike[str],
     stored: AdapterConfig,
@@ -98,9 +100,9 @@ def refuse_other_base(
     whole: bool = True,
     routers: Iterable[str] = (),
 ) -> None:
-    """Sees that an adapter was made for a base of this shape; warns of one of another name.
+    """Refuses an adapter that was made for another shape; warns of a base of another name.
 
-    ``shapes`` are those that it may have, of which it has to have all where it is ``whole``.
+    ``shapes`` are those that it may have; where it is ``whole``, it must have all of them.
     """
     odd = _layers(tensors) - _layers(shapes)
     if odd and odd <= {name.removesuffix(".weight") for name in routers}:
@@ -188,7 +190,7 @@ def _difference(
         return f"it has nothing for {odd[0]} ({len(odd)} such layers)"
     for name, tensor in tensors.items():
         leaf = parsed[1] if (parsed := parse_name(name)) is not None else ""
-        # Of a pair one side is the rank, and of trained rows how many they are.
+        # One side of a pair's matrices is the rank, one of trained rows their number.
         free = 0 if leaf == TOKENS else RANK_AXIS.get(leaf)
         takes = shapes.get(name, tensor.shape)
         if any(tensor.shape[i] != takes[i] for i in range(len(takes)) if i != free):
@@ -200,14 +202,18 @@ def _layers(names: Iterable[str]) -> set[str]:
     return {module for module, _ in parsed_names(names)}
 
 
+# ---- PEFT ------------------------------------------------------------------------------------
+
+
 def is_written_together(
     config: AdapterConfig, targets: Sequence[LinearSpec], experts: Sequence[ExpertSpec]
 ) -> bool:
-    """Whether an adapter of experts is written as one of the parameters that hold them.
+    """Whether an adapter of experts is written with PEFT's ``target_parameters``.
 
-    PEFT reads the experts' own where their model type is one that it knows, without dropout, of one
-    scaling that is alpha / r, of gate, up and down or of down alone, by their last names, and where
-    no other adapted layer is called so.
+    PEFT reads matrices for each expert, and stacks them itself, only for model types that it knows
+    (``ExpertSpec.fused``), without dropout, with one scaling that is alpha / r, for gate, up and
+    down or for down alone, by their last names, and where no other adapted layer has these. All
+    else has to be written as PEFT has it in memory (``expert_parameters.to_target_parameters``).
     """
     names = {spec.name for spec in targets}
     if _dense_as_experts(names, experts):

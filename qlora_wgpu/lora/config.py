@@ -22,6 +22,8 @@ from qlora_wgpu.sandbox.expressions import (
 
 Number = TypeVar("Number", int, int | float)
 
+# ---- patterns for names of modules -----------------------------------------------------------
+
 
 def value_for(patterns: Mapping[str, Number], module: str, default: Number) -> Number:
     """The value of the first pattern that fits a module, or the default.
@@ -55,6 +57,8 @@ def _fits(pattern: str, module: str) -> bool:
     except ExpressionError as err:
         raise ConfigError(f"the pattern {pattern[:80]!r} for names of modules {err}") from err
 
+
+# ---- the settings ----------------------------------------------------------------------------
 
 TokenIndices = list[int] | dict[str, list[int]]
 """PEFT's trainable_token_indices: rows of the embedding, or rows by the matrices' names."""
@@ -109,26 +113,20 @@ class AdapterConfig:
     r: int  # rank
     lora_alpha: int | float  # numerator of the scaling
     lora_dropout: float  # probability of dropping an input while training
-    # Names, or last parts of names, of the adapted layers, or a pattern of names.
-    target_modules: list[str] | str
+    target_modules: list[str] | str  # names of the adapted layers, or their ends, or a pattern
     use_rslora: bool  # whether the scaling is lora_alpha / sqrt(r) instead of lora_alpha / r
-    base_model_name_or_path: str | None  # the base model as it was named, or None
-    # Ranks of modules that have another one.
-    rank_pattern: Mapping[str, int] = field(default_factory=dict)
-    # Alphas of modules that have another one.
-    alpha_pattern: Mapping[str, int | float] = field(default_factory=dict)
+    base_model_name_or_path: str | None  # the base model as it was named
+    rank_pattern: Mapping[str, int] = field(default_factory=dict)  # ranks other than r
+    alpha_pattern: Mapping[str, int | float] = field(default_factory=dict)  # alphas likewise
     layers_to_transform: list[int] | None = None  # the layers that are adapted, if not all
     use_dora: bool = False  # whether each output has a magnitude of its own
-    # Which of the base's biases were trained beside it: "none", "lora_only" or "all".
-    bias: str = "none"
-    # Names, or last parts of names, of adapted parameters of experts, which PEFT has instead of
-    # experts' modules.
+    bias: str = "none"  # which of the base's biases were trained: "none", "lora_only" or "all"
+    # Names, or their ends, of adapted parameters that hold a layer's experts.
     target_parameters: list[str] | None = None
-    # Rows of the embedding that were trained, or of matrices by name.
+    # Trained rows of the embedding, or of matrices by name.
     trainable_token_indices: TokenIndices | None = None
-    # Names, or last parts of names, of modules that were trained whole.
-    modules_to_save: list[str] | None = None
-    ensure_weight_tying: bool = False  # whether such as are tied were trained as one
+    modules_to_save: list[str] | None = None  # names, or their ends, of modules trained whole
+    ensure_weight_tying: bool = False  # whether tied ones of these were trained as one
 
     def rank_of(self, module: str) -> int:
         """A layer's rank."""

@@ -53,18 +53,18 @@ Tensors = dict[str, Float32Array]
 
 @dataclass(frozen=True)
 class ExpertArrangement:
-    """What of an adapter's experts ``to_target_parameters`` has put together."""
+    """How ``to_target_parameters`` has stacked an adapter's experts."""
 
     kinds: tuple[str, ...]  # those of gate, up and down that have matrices of their own
     stacking: Stacking  # how the base's experts are held
 
     def to_text(self) -> str:
-        """It as a file's metadata have it."""
+        """The text for a file's metadata."""
         return f"{' '.join(self.kinds)}; {self.stacking.to_json()}"
 
     @classmethod
     def from_text(cls, text: str) -> ExpertArrangement:
-        """It of ``to_text``'s text; without a stacking gpt-oss', which was the first to have it."""
+        """Reads ``to_text``'s text; without a stacking it is that of gpt-oss."""
         kinds, told, stacking = text.partition(";")
         of_base = Stacking.from_json(stacking) if told else Stacking(in_turns=True)
         return cls(tuple(kinds.split()), of_base)
@@ -73,10 +73,10 @@ class ExpertArrangement:
 def to_target_parameters(
     tensors: Mapping[str, Float32Array], config: AdapterConfig, stacking: Stacking
 ) -> tuple[Tensors, AdapterConfig]:
-    """An adapter as PEFT has it for experts that are held together, of one with each by itself.
+    """An adapter with matrices for each expert as one with PEFT's ``target_parameters``.
 
-    Layers that are called as an expert's are named by their parameters, too: PEFT would take their
-    modules' names for experts'.
+    Other layers with an expert's name are named by their parameters, too: PEFT would take their
+    modules for experts.
     """
     kept, experts = _sorted_out(tensors, stacking)
     modules = _modules_of(kept)
@@ -99,7 +99,7 @@ def to_target_parameters(
             kept[tensor_name(module, LORA_B)] = np.moveaxis(b, 0, 2).reshape(b.shape[1], -1)
             name, rank = f"{held}.{parameter}", a.shape[1]
             ranks[name], alphas[name] = rank, alpha_for(scaling, rank, config)
-    # Of a pattern, the layers themselves.
+    # In place of a pattern stand the layers themselves.
     others = [m for m in modules if m.rpartition(".")[2] not in stacking.leaves]
     if not isinstance(names := config.target_modules, str):
         others = [name for name in names if any(is_named(module, name) for module in others)]
@@ -136,7 +136,7 @@ def _rows(kind: str, count: int, *, in_turns: bool) -> slice:
 def _stacked(
     kinds: Mapping[str, Pair], scalings: Mapping[str, float], halves: int, *, in_turns: bool
 ) -> Pair:
-    """A parameter's pair, of those of its halves that have any: parts of the rank."""
+    """A parameter's pair, in which each of its adapted halves takes a part of the rank."""
     a = np.concatenate([pair[0] for pair in kinds.values()], axis=1)
     experts, out = next(iter(kinds.values()))[1].shape[:2]
     b = np.zeros((experts, halves * out, a.shape[1]), np.float32)
@@ -153,7 +153,7 @@ def _stacked(
 def _parted(
     pair: Pair, ranks: Mapping[str, int], factors: Mapping[str, float], *, in_turns: bool
 ) -> dict[str, Pair]:
-    """What ``_stacked`` put together, by the ranks of its parts, and what multiplies their B."""
+    """Takes apart what ``_stacked`` made, by its parts' ranks; ``factors`` multiply their B."""
     (a, b), begin = pair, 0
     made: dict[str, Pair] = {}
     for kind, rank in ranks.items():
@@ -165,7 +165,7 @@ def _parted(
 
 
 def _parted_by_zeros(parameter: str, pair: Pair, *, in_turns: bool) -> dict[str, Pair]:
-    """Each part's pair: parts of the rank where those of gate and up share none of it."""
+    """Each half's pair, with its part of the rank where gate and up share none of it."""
     kinds, (a, b) = PARAMETERS[parameter], pair
     if len(kinds) == 1:
         return {kinds[0]: pair}
@@ -177,7 +177,7 @@ def _parted_by_zeros(parameter: str, pair: Pair, *, in_turns: bool) -> dict[str,
 
 
 def arranged(tensors: Mapping[str, Float32Array], stacking: Stacking) -> ExpertArrangement:
-    """Which of gate, up and down have matrices of their own."""
+    """Which of gate, up and down are adapted."""
     modules = [module for module, _ in parsed_names(tensors)]
     pattern = _expert(stacking)
     leaves = {match[3] for module in modules if (match := pattern.fullmatch(module))}
@@ -203,7 +203,7 @@ def _expert(stacking: Stacking) -> re.Pattern[str]:
 def _sorted_out(
     tensors: Mapping[str, Float32Array], stacking: Stacking
 ) -> tuple[Tensors, dict[str, dict[str, Pair]]]:
-    """What is no expert's, and by the module of experts what each kind has."""
+    """The tensors of no expert, and by the experts' module the pairs of each kind."""
     kept: Tensors = {}
     found: dict[str, dict[str, dict[int, dict[str, Float32Array]]]] = {}
     pattern = _expert(stacking)
@@ -224,7 +224,7 @@ def _sorted_out(
 
 
 def alpha_for(scaling: float, rank: int, config: AdapterConfig) -> int | float:
-    """What PEFT divides by the rank, or its root, to that scaling."""
+    """The alpha with which PEFT gets this scaling."""
     alpha = scaling * (math.sqrt(rank) if config.use_rslora else rank)
     near = (config.lora_alpha, 2 * config.lora_alpha, round(alpha))
     return next((value for value in near if math.isclose(alpha, value, rel_tol=1e-12)), alpha)
@@ -244,11 +244,10 @@ def from_target_parameters(
     *,
     stacking: Stacking,
 ) -> tuple[Tensors, AdapterConfig]:
-    """An adapter with experts by themselves, of one as PEFT has it.
+    """An adapter with PEFT's ``target_parameters`` as one with matrices for each expert.
 
-    ``told`` is what ``arranged`` told of an adapter that ``to_target_parameters`` made this one of;
-    where it is not told, the base's experts are held as ``stacking`` says. ``where`` is
-    adapter_config.json.
+    ``told`` is what ``arranged`` said of the adapter, if ``to_target_parameters`` made this one of
+    it; else the base's experts are held as ``stacking`` says. ``where`` is adapter_config.json.
     """
     stacking = stacking if told is None else told.stacking
     made: Tensors = {}
@@ -307,7 +306,7 @@ def from_target_parameters(
 def _named_otherwise(
     config: AdapterConfig, kept: Mapping[str, Any], stacking: Stacking
 ) -> list[str]:
-    """What names the layers beside experts and no expert: these are called as some layers are."""
+    """Target modules that name the layers beside experts, and no expert with the same last name."""
     if isinstance(config.target_modules, str):
         return _modules_of(kept)
     names: list[str] = []

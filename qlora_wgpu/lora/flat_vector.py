@@ -1,4 +1,4 @@
-"""One flat float32 vector of all an adapter's tensors: where each lies, and in which types."""
+"""One flat vector for all of an adapter's tensors: where each lies, and in which types."""
 
 from __future__ import annotations
 
@@ -20,14 +20,12 @@ OptimizerKind = Literal["adamw", "adamw_8bit", "lion"]
 
 @dataclass(frozen=True)
 class AdapterDtypes:
-    """What changes an update's numbers, and so is chosen by the user alone."""
+    """Element types of gradient and moments; they change results, so the user alone chooses."""
 
-    # ``"adamw"``, whose moments are float32, ``"adamw_8bit"``, or ``"lion"``, which has one moment,
-    # in float32.
-    optimizer: OptimizerKind = "adamw"
-    # What micro-batches' gradients are summed in, each of them made in float32.
+    optimizer: OptimizerKind = "adamw"  # whose moments are float32, but for adamw_8bit's
+    # What the gradients of micro-batches are summed in; each is computed in float32.
     gradient: Literal["float32", "bfloat16"] = "float32"
-    updates: bool = True  # whether there are moments: a worker of a cluster never updates
+    updates: bool = True  # whether there are moments: a worker of a cluster has none
 
     @classmethod
     def of(cls, settings: Config) -> AdapterDtypes:
@@ -77,14 +75,13 @@ class Group:
     """Neighbours that kernels may read as one."""
 
     name: str
-    # Whether they are never cut apart; others are, where they are more than a piece.
-    always: bool = False
+    always: bool = False  # whether they are never cut apart, even if larger than a piece
 
 
 def cut(sizes: Sequence[int], groups: Sequence[Group], most: int) -> list[int]:
-    """The tensors that pieces of a limited size begin with, but the first.
+    """The tensors that pieces of a limited size begin with, except the first piece's.
 
-    What takes more makes a piece by itself, and so does a group that is never cut.
+    A tensor, or a group that is never cut, makes a piece by itself if it is larger.
     """
     cuts, taken = [], 0
     for group, run in groupby(range(len(sizes)), key=lambda index: groups[index]):
@@ -136,7 +133,7 @@ class FlatVector:
         return {name: view.copy() for name, view in self.views(flat).items()}
 
     def views(self, flat: Float32Array) -> dict[str, Float32Array]:
-        """The same where they lie in it."""
+        """The same as views of it."""
         return {name: place.view(flat) for name, place in self._places.items()}
 
     def join(self, tensors: Mapping[str, Float32Array], length: int) -> Float32Array:

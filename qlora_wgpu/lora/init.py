@@ -1,13 +1,4 @@
-"""How A and B start, PEFT's ``init_lora_weights``: drawn from a seed, or parts of the base.
-
-The base keeps the rest, W - s·B·A, so that the model is what it was, and what is trained are the
-directions in which the weight is largest (PiSSA, arXiv 2404.02948), or its first orthogonal ones
-(OLoRA, arXiv 2406.01775). Computed on the host, in float32 as PEFT does.
-
-Of W_rest = W - s·B₀·A₀ with s·B·A, s·(B·A - B₀·A₀) is what was learnt: a pair [A; A₀], [B, -B₀] on
-the original base. PEFT writes it so under ``path_initial_model_for_weight_conversion``. The second
-half of it is the start, so that the file knows all that was trained.
-"""
+"""How A and B start, PEFT's ``init_lora_weights``: drawn from a seed, or parts of the base."""
 
 from __future__ import annotations
 
@@ -38,6 +29,8 @@ from qlora_wgpu.lora.peft_names import (
     parse_name,
     tensor_name,
 )
+
+# ---- drawn -----------------------------------------------------------------------------------
 
 
 def draw_start(
@@ -71,14 +64,20 @@ def _stream(seed: int, name: str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
 
 
+# ---- parts of the base -----------------------------------------------------------------------
+
 _NITER = re.compile(r"pissa_niter_(\d+)")
-_ROWS = 1 << 22  # numbers of a product in float64 at a time
+_ELEMENTS = 1 << 22  # of a product that are float64 at a time
 
 
 def pair_of(
     name: str, weight: Float32Array, kind: str, r: int, scaling: float, seed: int
 ) -> tuple[Float32Array, Float32Array]:
-    """A (r, in_features) and B (out_features, r) of a layer.
+    """A (r, in_features) and B (out_features, r) of a layer, as parts of its weight.
+
+    What is trained are the directions in which the weight is largest (PiSSA, arXiv 2404.02948), or
+    its first orthogonal ones (OLoRA, arXiv 2406.01775). The base keeps the rest (``rest_of``), so
+    that the model is what it was. Computed on the host, in float32 as PEFT does.
 
     Args:
         name: The layer's, whose random numbers are its own.
@@ -93,8 +92,7 @@ def pair_of(
         q, _ = np.linalg.qr(weight[:, :r])
         return np.ascontiguousarray(q.T @ weight), np.ascontiguousarray(q)
     if match := _NITER.fullmatch(kind):
-        stream = np.random.Generator(np.random.Philox(key=[seed, zlib.crc32(name.encode())]))
-        u, s, vt = _svd_lowrank(weight, r, int(match[1]), stream)
+        u, s, vt = _svd_lowrank(weight, r, int(match[1]), _stream(seed, name))
     else:
         u, s, vt = (part.astype(np.float32) for part in np.linalg.svd(weight, full_matrices=False))
     root = np.sqrt(s[:r] / np.float32(scaling))
@@ -104,7 +102,7 @@ def pair_of(
 def rest_of(weight: Float32Array, a: Float32Array, b: Float32Array, scaling: float) -> Float32Array:
     """W - scaling · B·A, each sum rounded once, so that it does not depend on their order."""
     rest = np.empty_like(weight)
-    step = max(_ROWS // weight.shape[1], 1)
+    step = max(_ELEMENTS // weight.shape[1], 1)
     wide = scaling * a.astype(np.float64)
     for begin in range(0, len(weight), step):
         rows = slice(begin, begin + step)
@@ -132,8 +130,10 @@ def _svd_lowrank(
     return (vt.T, s, u.T) if is_wide else (u, s, vt)
 
 
+# ---- conversion to plain LoRA ----------------------------------------------------------------
+
 STARTED = "init_lora_weights"
-"""Under which a file's metadata say how its adapter began, and the settings it was trained with."""
+"""The key of a file's metadata with how its adapter began, and the settings of its training."""
 
 _SETTINGS = ("r", "lora_alpha", "rank_pattern", "alpha_pattern")
 
@@ -145,13 +145,20 @@ class InitialAdapter:
     """An adapter that began as a part of its base."""
 
     kind: str  # PEFT's ``init_lora_weights``
-    tensors: Tensors  # what it is, by PEFT's names
-    start: Tensors  # what it was, likewise
-    config: AdapterConfig  # its settings
+    tensors: Tensors  # by PEFT's names
+    start: Tensors  # the same before training
+    config: AdapterConfig
 
 
 def converted(started: InitialAdapter) -> tuple[Tensors, AdapterConfig, dict[str, str]]:
-    """An adapter as plain LoRA: its tensors, its settings, and metadata for its file."""
+    """An adapter as plain LoRA on the original base, as PEFT's conversion writes it.
+
+    Trained on W - s·B₀·A₀, it has learnt s·(B·A - B₀·A₀): a pair [A; A₀], [B, -B₀] of twice the
+    rank, whose second half is the start (``path_initial_model_for_weight_conversion``).
+
+    Returns:
+        Its tensors, its settings, and metadata for its file.
+    """
     tensors: Tensors = {}
     for name, array in started.tensors.items():
         axis, first = RANK_AXIS[_leaf(name)], started.start[name]
@@ -172,7 +179,7 @@ def converted(started: InitialAdapter) -> tuple[Tensors, AdapterConfig, dict[str
 def started_in(
     folder: str | PathLike[str], tensors: Mapping[str, Float32Array], config: AdapterConfig
 ) -> InitialAdapter | None:
-    """What ``converted`` put together; None of an adapter that began otherwise."""
+    """The adapter that ``converted`` has written; None for one that began otherwise."""
     path = Path(folder).expanduser() / WEIGHTS
     with SafetensorsFile(path) as file:
         text = file.metadata.get(STARTED)

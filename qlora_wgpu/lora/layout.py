@@ -1,4 +1,4 @@
-"""The adapter on the device: all A and B in one flat float32 vector, gradient and moments alike."""
+"""The adapter on the device: all A and B in one flat vector, gradient and moments alike."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ from qlora_wgpu.lora.targets import (
 from qlora_wgpu.lora.trained_tokens import Vocabulary, check_ends
 from qlora_wgpu.ops.trained import SavedModule, TrainableTokens
 
-_VIEW_ROWS = 256  # of any width, that a view of a matrix may begin at a multiple of
+_VIEW_ROWS = 256  # a view of a matrix of any width may begin at multiples of so many rows
 
 
 def _slack_of(flat: FlatVector, stacks: Sequence[ExpertSpec]) -> int:
-    """Floats at the end: bindings of experts' matrices are counted in rows, and may pass it."""
+    """Floats to add at the end: bindings of experts' matrices are whole rows, and may pass it."""
     stacked = {spec.name for stack in stacks for spec in stack.linears}
     places = ((parse_name(name), place) for name, place in flat.items())
     rows = [padded(place.columns) for parsed, place in places if parsed and parsed[0] in stacked]
@@ -68,10 +68,10 @@ def _slack_of(flat: FlatVector, stacks: Sequence[ExpertSpec]) -> int:
 
 
 def _cuts_of(flat: FlatVector, stacks: Sequence[ExpertSpec], most: int) -> tuple[int, ...]:
-    """Where the pieces of the flat vectors begin, in floats, but the first.
+    """Where the pieces of the flat vectors begin, in floats, except the first.
 
-    Kernels bind layers of one input as one, which therefore stay together if they can, and experts
-    of a layer always. A piece takes at most ``most`` floats.
+    Layers of one input, which kernels may bind as one, stay together if they can, and a layer's
+    experts always. A piece takes at most ``most`` floats.
     """
     of_stacks = {spec.name: stack.name for stack in stacks for spec in stack.linears}
     begins, sizes, groups = [], [], []
@@ -92,7 +92,7 @@ def _cuts_of(flat: FlatVector, stacks: Sequence[ExpertSpec], most: int) -> tuple
 
 
 def _row_blocks(place: Place, most: int) -> Iterator[tuple[int, int]]:
-    """Blocks of rows that a matrix may be cut into, each within ``most`` floats: place and size."""
+    """Yields the place and size of blocks of rows, of ``most`` floats, to cut a matrix between."""
     stride = place.size // place.rows
     rows = max(most // stride // _VIEW_ROWS * _VIEW_ROWS, _VIEW_ROWS)
     for first in range(0, place.rows, rows):
@@ -103,29 +103,28 @@ def _row_blocks(place: Place, most: int) -> Iterator[tuple[int, int]]:
 class AdapterLayout:
     """The places of each A and B, and the vectors they lie in.
 
-    A vector that is larger than a binding lies in pieces, all vectors in the same; places are those
-    in the whole.
+    Vectors that are larger than a binding lie in pieces, all vectors in the same ones; places count
+    from the beginning of the whole.
     """
 
     peft: AdapterConfig  # as PEFT writes it, without the base model's name
-    targets: list[LinearSpec]  # the adapted layers, but the embedding
-    embedding: LinearSpec | None  # as such a layer, if it is adapted
+    targets: list[LinearSpec]  # the adapted layers, except the embedding
+    embedding: LinearSpec | None  # the embedding as a layer, if it is adapted
     peft_differences: list[str]  # a sentence for each thing that PEFT computes otherwise
-    is_written_together: bool  # whether files have experts' matrices as those of what holds them
-    b_begin: int  # where in the flat vectors, in floats, A's end and B's begin
+    is_written_together: bool  # whether experts are written with ``target_parameters``
+    b_begin: int  # where in the flat vectors A's end and B's begin, in floats
     length: int  # of the flat vectors, in floats
-    cuts: tuple[int, ...]  # where their pieces begin, in floats, but the first
-    parameters: ShardedVector  # the flat vector of all A and B
+    cuts: tuple[int, ...]  # where their pieces begin, in floats, except the first
+    parameters: ShardedVector  # the flat vector of all parameters
     gradient: ShardedVector  # their gradients, summed
-    forms: AdapterDtypes  # in which types gradient and moments are kept
-    loras: dict[str, Lora]  # each layer's A and B, by module name
+    forms: AdapterDtypes  # the element types of gradient and moments
+    loras: dict[str, Lora]  # each layer's A and B, by module
     embedding_lora: Lora | None  # A is (r, vocab_size), B (hidden_size, r)
     expert_loras: dict[str, Lora]  # the first expert's, by the names of ExpertSpec
-    trained_rows: dict[
-        str, TrainableTokens
-    ]  # of the embedding and of a head of its own, by modules
-    trained_whole: dict[str, SavedModule]  # these two if they are trained whole, likewise
-    start: Float32Array | None = None  # what it began as, where that is a known part of the base
+    # The trained rows of the embedding and of an untied head, or all of them, by module.
+    trained_rows: dict[str, TrainableTokens]
+    trained_whole: dict[str, SavedModule]
+    start: Float32Array | None = None  # what it began as, where that is a part of the base
 
     def __init__(
         self,
@@ -289,7 +288,7 @@ class AdapterLayout:
         return matrix(name, rows, place.columns, flat.dtype, piece.storage, offset)
 
     def _row_pieces(self, flat: ShardedVector, module: str) -> Iterator[tuple[int, Tensor]]:
-        """``(first row, rows)`` of a whole matrix, which may go through several pieces."""
+        """Yields ``(first row, rows)`` of a whole matrix, which may span several pieces."""
         place = self.place(module, WHOLE)
         stride = place.size // place.rows
         for begin, piece in flat.numbered():
@@ -339,7 +338,7 @@ class AdapterLayout:
         return [end - begin for begin, end in pairwise([0, *self.cuts, self.length])]
 
     def beyond_a_binding(self, max_binding: int) -> tuple[str, int] | None:
-        """The first of what kernels read as one and no binding shows: its name and its bytes."""
+        """The first pair of which a matrix is larger than a binding: its name and its bytes."""
         pairs = [*self.loras.items(), *self.expert_loras.items()]
         if self.embedding is not None and self.embedding_lora is not None:
             pairs.append((self.embedding.name, self.embedding_lora))
@@ -351,12 +350,12 @@ class AdapterLayout:
 
     @property
     def adapted(self) -> list[LinearSpec]:
-        """All layers that have a pair, the embedding the last."""
+        """All layers that have a pair, the embedding last."""
         return [*self.targets, *([] if self.embedding is None else [self.embedding])]
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What of an adapter decides the launches of a step; equal ones may share programs."""
+        """What decides the launches of a step: adapters with an equal one may share programs."""
         layers = tuple(
             (s.name, self.peft.rank_of(s.name), self.peft.scaling_of(s.name)) for s in self.adapted
         )
@@ -386,7 +385,7 @@ class AdapterLayout:
         return self._flat.num_parameters
 
     def initial(self, seed: int) -> Float32Array:
-        """PEFT's start, by ``draw_start``; zeros where it is to be found in the base."""
+        """PEFT's start, by ``draw_start``; zeros where it is computed from the base."""
         values = np.zeros(self.length, np.float32)
         if not self.config.changes_base:
             gaussian = self.config.init_lora_weights == "gaussian"
@@ -398,7 +397,7 @@ class AdapterLayout:
         return self._flat.split(flat)
 
     def views(self, flat: Float32Array) -> dict[str, Float32Array]:
-        """The same where they lie in it."""
+        """The same as views of it."""
         return self._flat.views(flat)
 
     def join(self, tensors: Mapping[str, Float32Array]) -> Float32Array:

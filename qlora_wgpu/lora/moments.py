@@ -1,4 +1,4 @@
-"""An adapter's moments: their places on the device, and their tensors in a checkpoint."""
+"""The optimizer's moments: their places on the device, and their tensors in a checkpoint."""
 
 from __future__ import annotations
 
@@ -34,33 +34,33 @@ class Moments(ABC):
 
     @property
     def nbytes_beside(self) -> int:
-        """Bytes on the device beside them, wherever they are."""
+        """Bytes that stay on the device even where the moments are offloaded."""
         return 0 if self.blocks is None else self.blocks.table.nbytes
 
     @property
     def piece_lengths(self) -> list[int]:
         """Words of each piece of one of them."""
-        return [piece.columns for piece in self.vectors[0].pieces]
+        return [piece.columns for piece in self.vectors[0].shards]
 
     def zeros(self) -> Array:
-        """One of them before the first step."""
+        """A moment before the first step."""
         first = self.vectors[0]
         return np.zeros(first.columns, first.dtype)
 
     @abstractmethod
     def split(self, values: Sequence[Array]) -> dict[str, Array]:
-        """Their tensors by name, as a checkpoint keeps them, from what the device holds.
+        """Their tensors by name, as a checkpoint keeps them, from the device's vectors.
 
-        They may lie in what is given.
+        The tensors may be views.
         """
 
     @abstractmethod
     def join(self, tensors: Mapping[str, Array]) -> list[Array]:
-        """What the device holds, from a checkpoint's tensors."""
+        """The device's vectors, from a checkpoint's tensors."""
 
 
 class Float32Moments(Moments):
-    """Flat vectors of the adapter's layout, two or one."""
+    """Float32 vectors of the adapter's layout: AdamW's two, or Lion's one."""
 
     def __init__(
         self, flat: FlatVector, length: int, cuts: Sequence[int] = (), count: int = 2

@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's format, out and in."""
+"""LoRA adapters in PEFT's files: saved, loaded and checked."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StoredRows:
     """A matrix's trained rows."""
 
     module: str
-    indices: Sequence[int]  # which rows they take the place of
+    indices: Sequence[int]  # the rows that they replace
     rows: Float32Array  # (indices, columns)
 
 
@@ -82,9 +82,9 @@ def save_adapter(
             "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight" (r, in_features) and
             "….lora_B.weight" (out_features, r).
         config: Settings of its training, and the base model that PEFT loads.
-        stacking: How the base's experts are held together, where they are written as PEFT adapts
-            what is held so; else each is written by itself.
-        metadata: What else the file says of itself.
+        stacking: How the base holds its experts, where they are written with PEFT's
+            ``target_parameters``; else each is written by itself.
+        metadata: Further metadata for the file.
     """
     folder = Path(folder)
     own, trained = split_biases(tensors)
@@ -183,11 +183,10 @@ def _arranged(folder: Path, text: str | None) -> ExpertArrangement | None:
 
 
 def _is_copy(name: str, names: Collection[str]) -> bool:
-    """Whether a tensor is one that PEFT writes beside what it adapts of a matrix.
+    """Whether a tensor is a copy that PEFT writes beside the adapter's own tensors.
 
-    That is the base's own, of trained rows of a resized one and of a pair on the head or the
-    embedding, all rows of which are the base's or trained; and beside a whole matrix it by its name
-    in the model, and the one that it took the place of.
+    That is the base's matrix beside trained rows or a pair on head or embedding; and beside a
+    matrix that is trained whole the same under its name in the model, and the one it replaces.
     """
     if name.endswith(".base_layer.weight"):
         return True
@@ -249,7 +248,7 @@ def _is_saved(module: str, config: AdapterConfig) -> bool:
 
 
 def _check(where: Path, tensors: Mapping[str, Float32Array], config: AdapterConfig) -> None:
-    """Sees that tensors fit each other and the settings, and are finite."""
+    """Checks that tensors fit each other and the settings, and are finite."""
     for module in of_kind(tensors, WHOLE):
         if not _is_saved(module, config):
             raise UnsupportedModelError(
@@ -311,7 +310,7 @@ def _check_magnitudes(
 
 
 def _check_rows(where: Path, every: Sequence[StoredRows], config: AdapterConfig) -> None:
-    """Each matrix that is said to have trained rows has so many, and no other has any."""
+    """Checks that matrices have as many trained rows as the settings name, and no other has any."""
     if config.trainable_token_indices and not every:
         raise CheckpointError(f"{where}: trainable_token_indices is set, but it holds no rows")
     for each in every:
@@ -330,7 +329,7 @@ def _check_rows(where: Path, every: Sequence[StoredRows], config: AdapterConfig)
 
 
 def _check_whole(where: Path, found: Mapping[str, Float32Array], config: AdapterConfig) -> None:
-    """Matrices that were trained whole are there, and no norm was."""
+    """Checks that matrices that were trained whole are there, and that no norm was."""
     if config.modules_to_save and not found:
         raise CheckpointError(f"{where}: modules_to_save is set, but it holds no such matrix")
     for module, array in found.items():

@@ -1,4 +1,4 @@
-"""PEFT's tensors of an adapter: the kinds there are, their names in files, and their shapes."""
+"""PEFT's tensors of an adapter: their kinds, their names in files, and their shapes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ WHOLE = "weight"  # an embedding or a head that is trained whole
 TOKENS = "token_adapter.trainable_tokens_delta"  # trained rows of an embedding or a head
 
 RANK_AXIS = {LORA_A: 0, LORA_B: 1, EMBEDDING_A: 0, EMBEDDING_B: 1}
-"""Where r is among a pair's sides."""
+"""The axis of a pair's matrices that has r elements."""
 OTHER_OF_PAIR = {
     LORA_A: LORA_B, LORA_B: LORA_A, EMBEDDING_A: EMBEDDING_B, EMBEDDING_B: EMBEDDING_A,
 }  # fmt: skip
 BIAS_KINDS = ("none", "lora_only", "all")
-"""Which of the base's biases were trained beside it, as PEFT's ``bias`` says; nothing here does."""
+"""PEFT's ``bias``: which of the base's biases were trained with the adapter; none are here."""
 
 _PREFIX = "base_model.model."
 # PEFT leaves the adapter's own name out of files; some tools keep it: lora_A.default.weight.
@@ -40,7 +40,7 @@ _NAME = re.compile(
 _WHOLE = re.compile(rf"{re.escape(_PREFIX)}(?P<module>(?:(?!\.lora_|\.base_layer).)+)\.{WHOLE}")
 # PEFT wraps layers that have a pair, and calls their own biases base_layer.bias.
 _BIAS = re.compile(rf"{re.escape(_PREFIX)}(?P<module>.+?)(?<!\.lora_[AB])(?:\.base_layer)?\.bias")
-# What names began with before transformers 4.52, when text parts of models were models.
+# How names began before transformers 4.52, when the text part of a model was a model by itself.
 _BEFORE = {"language_model.model.": "model.language_model.", "language_model.lm_head": "lm_head"}
 
 
@@ -50,7 +50,7 @@ def tensor_name(module: str, leaf: str) -> str:
 
 
 def parse_name(name: str) -> tuple[str, str] | None:
-    """The module and the leaf of a name, the adapter's own name in it or not; None if neither."""
+    """The module and the leaf of a tensor's name, which may hold the adapter's own; else None."""
     match = _NAME.fullmatch(name)
     if match is not None:
         leaf = match["matrix"] or match["vector"] or match["embedding"] or match["rows"]
@@ -91,7 +91,7 @@ def is_named(name: str, target: str) -> bool:
 
 @dataclass(frozen=True)
 class AdaptedLayer:
-    """A layer's tensors: what is added to its weight as it is stored is scaling · b·a."""
+    """A layer's tensors: scaling · b·a is added to its weight as it is stored."""
 
     module: str
     a: Float32Array  # (r, in_features); of an embedding (r, hidden_size), PEFT's B transposed
@@ -109,7 +109,7 @@ def adapted_layers(tensors: Mapping[str, Float32Array]) -> Iterator[AdaptedLayer
 
 
 def bias_name(module: str) -> str:
-    """The name of a module's bias among an adapter's tensors, whether that has a pair or not."""
+    """The name of a module's bias among an adapter's tensors, with a pair or without."""
     return f"{_PREFIX}{module}.bias"
 
 

@@ -17,6 +17,8 @@ from qlora_wgpu.sandbox.expressions import ExpressionError, fits
 
 _LAYER = re.compile(r".*?\.[^.]*\.(\d+)\.")
 
+# ---- choosing layers -------------------------------------------------------------------------
+
 
 def targeted(
     linears: Sequence[LinearSpec],
@@ -26,13 +28,12 @@ def targeted(
 ) -> list[LinearSpec]:
     """The layers that get an adapter, matched as PEFT does: a whole name or its last parts.
 
-    Experts get one where they are named, each or by the name of their ``ExpertSpec``, all of a
-    layer's or none, and so do embedding and head.
+    Experts, embedding and head get one where they are named; experts each by itself or by the name
+    of their ``ExpertSpec``, and all of a layer's or none.
     """
     if target_modules == ALL_LINEAR:
         return list(linears)
-    every = [*linears, *(spec for stack in experts for spec in stack.linears)]
-    every += ends
+    every = [*linears, *(spec for stack in experts for spec in stack.linears), *ends]
     if isinstance(target_modules, str):
         names = _fitting_pattern(every, target_modules)
     else:
@@ -101,10 +102,13 @@ def in_layers(linears: Sequence[LinearSpec], layers: Sequence[int] | None) -> li
     return chosen
 
 
-def check_patterns(config: LoraConfig, targets: Sequence[LinearSpec]) -> None:
-    """Makes sure that each pattern of ranks and alphas is for a layer that is adapted.
+# ---- checks ----------------------------------------------------------------------------------
 
-    PEFT passes over one that is not, and trains another adapter than was asked for.
+
+def check_patterns(config: LoraConfig, targets: Sequence[LinearSpec]) -> None:
+    """Makes sure that each pattern of ranks and alphas fits an adapted layer.
+
+    PEFT ignores one that fits none, and trains another adapter than was asked for.
     """
     names = [spec.name for spec in targets]
     for key in ("rank_pattern", "alpha_pattern"):
@@ -163,6 +167,9 @@ def check_start(
             )
 
 
+# ---- PEFT's settings -------------------------------------------------------------------------
+
+
 def peft_config(
     config: LoraConfig,
     targets: Sequence[LinearSpec],
@@ -173,7 +180,7 @@ def peft_config(
     names = config.target_modules
     if names == ALL_LINEAR:
         leaves = {stack.leaf for stack in experts}
-        # Where experts, which are not adapted, are called so, too, only the whole name tells.
+        # Where experts, which are not adapted, have the same last name, the whole name is needed.
         names = sorted({_shortest_name(spec, leaves) for spec in targets})
     if within and not isinstance(names, str):
         beyond = [spec.name for spec in targets if not spec.name.startswith(within)]
@@ -209,8 +216,8 @@ def lora_config(
 ) -> LoraConfig:
     """The settings that a model is opened with to take an adapter.
 
-    Where target modules fit experts, and none of the layers that have tensors is one, these tell
-    which are meant: PEFT's ``all-linear`` leaves experts out.
+    Where target modules fit experts, but no expert has tensors, the layers that have some are the
+    targets: PEFT's ``all-linear`` leaves experts out.
     """
     targets = adapter.target_modules
     if not isinstance(targets, str) and _fit_experts_by_name_only(targets, adapted, experts):
@@ -239,11 +246,13 @@ def _fit_experts_by_name_only(
     return any(is_named(spec.name, target) for spec in stacked for target in targets)
 
 
+# ---- modules trained whole -------------------------------------------------------------------
+
 _SETTING = "lora.modules_to_save"
 
 
 def saved_modules(config: LoraConfig, vocabulary: Vocabulary) -> tuple[str, ...]:
-    """The modules, the embedding's first; of a tied head the embedding's alone, which is both."""
+    """The modules that are trained whole, the embedding first; the embedding alone if tied."""
     names = config.modules_to_save or []
     both = (vocabulary.embedding, vocabulary.head)
     chosen = {_module(name, both) for name in names}
@@ -284,7 +293,7 @@ def check_saved(
     *,
     trains_rows: bool,
 ) -> None:
-    """Makes sure that matrices which are trained whole can be, beside all else."""
+    """Makes sure that modules can be trained whole beside all else that is trained."""
     if not saved:
         return
     if twice := sorted(set(saved) & set(adapted)):

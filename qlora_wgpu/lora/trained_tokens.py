@@ -19,15 +19,14 @@ class Vocabulary:
     """The matrices of a model that have a row for each token."""
 
     embedding: str  # the embedding's module
-    head: str
+    head: str  # the head's
     rows: int
     columns: int
     tied: bool  # whether the head is the embedding
-    # The row that gets no gradient where it is looked up, if there is one.
-    padding: int | None = None
+    padding: int | None = None  # the row that gets no gradient where it is looked up
     new: tuple[int, ...] = ()  # the tokens that were added, whose rows are trained in any case
-    # Whether the head has one, which PEFT leaves out where it trains rows of the head, and trains
-    # where it trains the head whole.
+    # Whether the head has a bias, which PEFT leaves out where it trains rows of the head, and
+    # trains where it trains the head whole.
     bias: bool = False
 
     @classmethod
@@ -55,7 +54,7 @@ class Vocabulary:
         return LinearSpec(self.embedding, self.columns, self.rows)
 
     def trained(self, indices: TokenIndices | None) -> dict[str, tuple[int, ...]]:
-        """The trained rows by the modules of the matrices, the embedding's first."""
+        """The trained rows by module, the embedding's first."""
         indices = self.with_new(indices)
         if not indices:
             return {}
@@ -78,7 +77,7 @@ class Vocabulary:
         return {m: tuple(named[m]) for m in (self.embedding, self.head) if m in named}
 
     def with_new(self, indices: TokenIndices | None) -> TokenIndices | None:
-        """The setting with the tokens that were added, for each matrix of the model's own."""
+        """The setting with the tokens that were added, for each matrix."""
         if not self.new:
             return indices or None
         given = indices or []
@@ -125,7 +124,7 @@ def _with(rows: Sequence[int], new: Sequence[int]) -> list[int]:
 def check_ends(
     config: LoraConfig, vocabulary: Vocabulary, adapted: set[str], *, trains_rows: bool
 ) -> None:
-    """Makes sure that an embedding or a head which is adapted can be."""
+    """Makes sure that embedding and head can be adapted where they are."""
     ends = [name for name in (vocabulary.embedding, vocabulary.head) if name in adapted]
     if not ends:
         return

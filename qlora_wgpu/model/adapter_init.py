@@ -1,4 +1,4 @@
-"""The start of an adapter that is a part of its base: computed from the files, before they load."""
+"""The start of an adapter that is a part of its base, computed from the files before they load."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class AdapterModel:
     It is all that an optimizer step needs once the gradient is there, wherever that was computed.
     """
 
-    parameters_version = 0  # another number for every time that the adapter may have changed
-    kept_saturated = 0  # weights that are kept dequantized, held at the end of their type
+    parameters_version = 0  # grows whenever the adapter may have changed
+    kept_saturated = 0  # clamped values among the weights that are kept dequantized
 
     def __init__(
         self, layout: ModelPlan, device: Device, *, options: TrainingOptions | None = None
@@ -173,7 +173,7 @@ class AdapterModel:
 
     @property
     def parameters_changed(self) -> bool:
-        """Whether the adapter on the device may be another than it was; who changes it says so."""
+        """Whether the adapter on the device may have changed; whoever changes it sets this."""
         return self._parameters_changed
 
     @parameters_changed.setter
@@ -201,10 +201,7 @@ class AdapterModel:
         self.write_stats(np.zeros(STATS_LENGTH, np.float32))
 
     def write_stats(self, sums: FloatArray, saturated: int = 0) -> None:
-        """Overwrites the sums, and what kernels have counted.
-
-        Of those there is a counter where a kernel has such a type.
-        """
+        """Overwrites the sums, and the count of clamped values where kernels keep one."""
         assert self.stats.storage is not None
         whole = np.zeros(self.stats.storage.nbytes // 4, np.float32)
         whole[:STATS_LENGTH] = sums
@@ -213,7 +210,7 @@ class AdapterModel:
         self.write_flat(self.stats, whole)
 
     def count_saturated(self) -> int:
-        """How many values kernels held at the end of their type since sums were cleared; waits."""
+        """How many values kernels clamped to their type since the sums were cleared; waits."""
         counter = self.layout.saturated
         if counter is None:
             return 0
@@ -252,7 +249,7 @@ class AdapterModel:
         self.biases.take(biases)
 
     def _tied_copy(self, tensors: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-        """The head once more where it is the embedding and trained whole, as PEFT writes it."""
+        """A tied head that is trained whole, which PEFT writes beside the embedding."""
         of = self.architecture
         name = tensor_name(of.embed_name.removesuffix(".weight"), WHOLE)
         if not of.tied or name not in tensors:

@@ -1,4 +1,4 @@
-"""Several adapters on one base: one is on the device, the others wait in host memory."""
+"""Several adapters on one base: one is on the device, the others are in host memory."""
 
 from __future__ import annotations
 
@@ -57,10 +57,9 @@ class LoadedAdapter:
 
 
 class AdapterSignature:
-    """A base whose weights are on a device, laid out with adapters of one shape.
+    """What adapters of one shape share on a model: the plan, its programs, the neutral adapter.
 
-    One of them is on the device at a time. The weights and the memory of intermediates belong to
-    all shapes of a model together.
+    The weights and the memory of intermediates are shared by all shapes.
     """
 
     def __init__(self, layout: ModelPlan, programs: Programs, device: Device) -> None:
@@ -76,7 +75,7 @@ class AdapterSignature:
         return self.layout.adapter
 
     def logits(self, batch: int, seq: int) -> LogitsPrograms:
-        """The programs of batches of this shape, made the first time."""
+        """The programs for batches of this shape, made on the first call."""
         if (batch, seq) not in self._logits:
             self._logits[batch, seq] = self.programs.logits(make_batch_buffers(batch, seq))
         return self._logits[batch, seq]
@@ -84,20 +83,20 @@ class AdapterSignature:
 
 @dataclass
 class HeldAdapter:
-    """What is kept of an adapter."""
+    """An adapter of a model, on the device or not."""
 
-    signature: AdapterSignature  # shared with others
-    path: str | None  # of the folder that it was read from
-    prompt_folder: Path  # says how its prompts are written
+    signature: AdapterSignature  # shared with adapters of the same shape
+    path: str | None  # the folder that it was read from
+    prompt_folder: Path  # which says how its prompts are written
     flat: FloatArray | None = None  # its parameters; None while only the device has them
-    biases: Mapping[str, FloatArray] = field(default_factory=dict)  # by their layers
+    biases: Mapping[str, FloatArray] = field(default_factory=dict)  # by layers
 
 
 class AdapterSet:
     """A model's adapters by their names, in the order in which they came."""
 
     def __init__(self, held: HeldAdapter, device: Device, biases: AdapterBiases) -> None:
-        """Has the one that the model was opened with, which is on the device."""
+        """Starts with the one that the model was opened with, which is on the device."""
         self._device = device
         self._biases = biases
         self._held = {DEFAULT: held}
@@ -177,7 +176,7 @@ class AdapterSet:
         self.active_name = name
 
     def delete(self, name: str) -> None:
-        """Frees an adapter, and with the last of its shape what was made for that."""
+        """Frees an adapter, and with the last one of a shape its programs."""
         self.named(name)
         if name == self.active_name:
             raise ConfigError(
@@ -198,5 +197,4 @@ class AdapterSet:
 
 
 def _device_bytes(vectors: ShardedVector) -> int:
-    storages: list[Any] = [piece.storage for piece in vectors.pieces]
-    return sum(buffer_bytes(storage.nbytes) for storage in storages)
+    return sum(buffer_bytes(storage.nbytes) for storage in vectors.storages)

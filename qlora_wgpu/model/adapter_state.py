@@ -1,4 +1,4 @@
-"""What an adapter holds on the device, and whether an adapter from a file fits it."""
+"""An adapter's values on the device, and whether an adapter from a file fits them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import UPLOAD_CHUNK, Device
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.program import allocate
-from qlora_wgpu.graph.sharded_vector import ShardedVector, in_pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector, as_sharded
 from qlora_wgpu.graph.tensor import ITEM_SIZE, Tensor, stored_bits, stored_floats
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base
@@ -46,13 +46,20 @@ from qlora_wgpu.ops.quantized import QuantizedMatrix
 FloatArray = npt.NDArray[np.float32]
 
 
+# ---- settings --------------------------------------------------------------------------------
+
+
 def as_begun(
     folder: str | PathLike[str],
     stored: AdapterConfig,
     tensors: Mapping[str, FloatArray],
     architecture: Architecture,
 ) -> tuple[LoraConfig, Mapping[str, FloatArray], AdapterConfig, Mapping[str, FloatArray] | None]:
-    """How a base is laid out to take an adapter of a file as it was trained."""
+    """How a base is laid out to take an adapter of a file as it was trained.
+
+    Returns:
+        The settings, the tensors, their PEFT config, and the start if that is a part of the base.
+    """
     pairs, _ = split_biases(tensors)
     started = started_in(folder, pairs, stored)
     if started is None:
@@ -85,15 +92,18 @@ def config_of(
     return config.model_copy(update={"target_modules": known})
 
 
+# ---- vectors on the device -------------------------------------------------------------------
+
+
 def read_vector(device: Device, tensor: Tensor) -> npt.NDArray[Any]:
-    """A vector's values, float32 unless they are words; waits for the device."""
+    """A vector's values, float32 unless they are uint32; waits for the device."""
     assert tensor.storage is not None
     if tensor.storage.on_host is not None:
         return tensor.storage.on_host.copy()
     allocate(device, tensor.storage)
     of_words, size = tensor.dtype == "uint32", ITEM_SIZE[tensor.dtype]
     values = np.empty(tensor.nbytes // size, np.uint32 if of_words else np.float32)
-    for begin in range(0, tensor.nbytes, UPLOAD_CHUNK):  # what it passes through is as large
+    for begin in range(0, tensor.nbytes, UPLOAD_CHUNK):  # the staging buffer is no larger
         nbytes = min(UPLOAD_CHUNK, tensor.nbytes - begin)
         raw = device.read(tensor.storage.buffer, nbytes, tensor.offset + begin)
         part = np.frombuffer(raw, np.uint32) if of_words else stored_floats(raw, tensor.dtype)
@@ -114,33 +124,34 @@ def write_vector(device: Device, tensor: Tensor, values: npt.NDArray[Any]) -> No
 
 
 def read_flat(device: Device, flat: Tensor | ShardedVector) -> npt.NDArray[Any]:
-    """The values of a vector that may be in pieces, as ``read_vector`` gives them."""
-    pieces = in_pieces(flat)
-    if len(pieces.pieces) == 1:
-        return read_vector(device, pieces.whole)
+    """The values of a vector that may be sharded, as ``read_vector`` gives them."""
+    sharded = as_sharded(flat)
+    if len(sharded.shards) == 1:
+        return read_vector(device, sharded.whole)
     dtype = np.uint32 if flat.dtype == "uint32" else np.float32
-    values = np.empty(sum(piece.columns for piece in pieces.pieces), dtype)
-    for begin, piece in pieces.numbered():
-        values[begin : begin + piece.columns] = read_vector(device, piece)
+    values = np.empty(sharded.columns, dtype)
+    for begin, shard in sharded.numbered():
+        values[begin : begin + shard.columns] = read_vector(device, shard)
     return values
 
 
 def write_flat(device: Device, flat: Tensor | ShardedVector, values: npt.NDArray[Any]) -> None:
-    """Overwrites a vector that may be in pieces."""
-    pieces = in_pieces(flat)
-    if len(pieces.pieces) == 1:
-        write_vector(device, pieces.whole, values)
+    """Overwrites a vector that may be sharded."""
+    sharded = as_sharded(flat)
+    if len(sharded.shards) == 1:
+        write_vector(device, sharded.whole, values)
         return
-    for begin, piece in pieces.numbered():
-        write_vector(device, piece, values[begin : begin + piece.columns])
+    for begin, shard in sharded.numbered():
+        write_vector(device, shard, values[begin : begin + shard.columns])
 
 
 def neutral_parameters(layout: ModelPlan, programs: Programs, device: Device) -> FloatArray:
-    """A flat adapter that does nothing.
+    """A flat adapter that changes nothing.
 
-    Zeros, but the base's own rows of tokens, and with DoRA the norms of the base's rows. One that
-    began as a part of the base does nothing as it began. A device that does not compute leaves the
-    norms to whoever does, by ``norms_graph``.
+    That is zeros, but for trained tokens and matrices, which are the base's own, and DoRA's
+    magnitudes, which are the norms of the base's rows. An adapter that began as a part of the base
+    is neutral as it began. A device that does not compute leaves the norms to one that does, by
+    ``norms_graph``.
     """
     adapter = layout.adapter
     if adapter.start is not None:
@@ -173,13 +184,20 @@ def norms_graph(layout: ModelPlan, name: str) -> tuple[Graph, Tensor]:
     return graph, norms
 
 
+# ---- adapters of files -----------------------------------------------------------------------
+
+
 def read_fitting(
     folder: str | PathLike[str],
     adapter: AdapterLayout,
     architecture: Architecture,
     base: str | PathLike[str],
 ) -> tuple[Mapping[str, FloatArray], Mapping[str, FloatArray]]:
-    """An adapter's file for an adapter that is laid out; no weight of the base is needed."""
+    """Reads an adapter from files for one that is laid out, without the base's weights.
+
+    Returns:
+        Its tensors without biases, and its biases by modules.
+    """
     read, config = load_adapter(Path(folder), biases=True, stacking=architecture.stacking)
     tensors, stored = read_started(folder, read, config, adapter)
     shapes = adapter_shapes(architecture, stored)
@@ -216,7 +234,10 @@ def read_started(
     stored: AdapterConfig,
     adapter: AdapterLayout,
 ) -> tuple[Mapping[str, FloatArray], AdapterConfig]:
-    """An adapter's file for an adapter that may have begun as a part of its base."""
+    """An adapter's tensors and settings, without the conversion of one that began in its base.
+
+    That start has to be the one of the adapter that is laid out.
+    """
     if adapter.start is None:
         return tensors, stored
     pairs, _ = split_biases(tensors)
@@ -243,7 +264,7 @@ def warn_if_trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) 
 def trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> str | None:
     """A sentence where an adapter's run quantized the base otherwise, by its config.yaml.
 
-    Who opens a base without quantization has asked for it.
+    A base that is opened without quantization was asked for so, and is not warned of.
     """
     run = find_run(adapter)
     if run is None or quant.scheme == "none":
@@ -262,11 +283,14 @@ def trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> str |
     )
 
 
+# ---- the base's own parameters ---------------------------------------------------------------
+
+
 class AdapterBiases:
-    """The biases of a model's linear layers and norms that an adapter of a file brought."""
+    """The base's biases that an adapter of a file replaces."""
 
     def __init__(self, layout: ModelPlan, device: Device) -> None:
-        """Nothing is replaced yet."""
+        """Replaces nothing yet."""
         self._layout = layout
         self._device = device
         self._taken: dict[str, FloatArray] = {}
@@ -292,7 +316,7 @@ class AdapterBiases:
         return {bias_name(module): array for module, array in self._taken.items()}
 
     def take(self, biases: Mapping[str, FloatArray]) -> None:
-        """Puts an adapter's biases in the base's place; those of the adapter before go."""
+        """Replaces the base's biases by an adapter's; those of an adapter before it go."""
         places = {name: self._place(name, array) for name, array in biases.items()}
         for name, own in self._base.items():
             write_vector(self._device, self._place(name, own), own)
@@ -304,7 +328,7 @@ class AdapterBiases:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """While it is entered, the base has its own."""
+        """Within the context, the base has its own biases."""
         taken = self._taken
         self.take({})
         try:
@@ -345,7 +369,7 @@ def _values(
     held: Held,
     layout: ModelPlan, programs: Programs, device: Device,
 ) -> FloatArray:  # fmt: skip
-    """What is stored, (rows, columns), of experts one below the other."""
+    """A weight as it is stored, (rows, columns); experts one below the other."""
     if isinstance(held, Tensor):
         return read_vector(device, held).reshape(held.rows, -1)[:, : held.columns]
     if isinstance(held, StreamedMatrix):

@@ -197,10 +197,10 @@ def encode_batch(
         targets: (batch, seq) from ``shifted_targets``.
         rows: Rows to list as label rows instead of those that have a target.
         dropout_key: Turns dropout on, with this micro-batch's key.
-        past: Tokens that came before, kept in the batch's cache; of each text (batch, 1).
+        past: Tokens that came before, kept in the batch's cache; (batch, 1) if texts differ.
         weights: (batch, seq), of each target in the loss; ones by default.
-        places: Which of the cache's texts they are of; of each (batch, 1).
-        samples: What objectives over samples read of them.
+        places: Which of the cache's texts the rows are of; (batch, 1) if they differ.
+        samples: What objectives over whole answers read of the samples.
     """
     data = np.zeros(batch.storage.nbytes, np.uint8)
 

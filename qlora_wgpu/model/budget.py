@@ -1,9 +1,4 @@
-"""The cheapest way to keep training, texts and evaluations within a budget of device memory.
-
-A step is planned before it runs, so each way's memory is known: the search traces the few ways of
-recomputing layers, with the head on the device and, where nothing cheaper is enough, streamed;
-reckons what the other measures save, and plans the way it has chosen once more.
-"""
+"""The cheapest offload plan with which a training step, or inference, keeps a memory budget."""
 
 from __future__ import annotations
 
@@ -22,31 +17,33 @@ from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.steps import PlannedStep, StepOptions
 
-LINK = 5e9  # bytes a second between host and device, measured for uploads to a card
-_MADE_AGAIN = "what norms and gated units make is made again in the backward"
+LINK = 5e9  # bytes a second between host and device, measured for uploads to a GPU
+_REMATERIALIZED = "what norms and gated units make is made again in the backward"
 IN_BUFFERS = "intermediates lie in buffers instead of textures, which is slower here"
-_ALONE = {"the input embedding", "lm_head"}  # of which one thing alone is said
+_SINGULAR = {"the input embedding", "lm_head"}
+
+# ---- a planned step --------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A step within a budget."""
+    """A planned step within a budget."""
 
-    layout: ModelPlan  # the model, laid out so
-    options: StepOptions  # the step's; layers may be recomputed that were not to be
+    layout: ModelPlan
+    options: StepOptions  # the step's; checkpointing may be on that was not asked for
     memory: Counter[str]  # bytes on the device by kind
-    host_memory: Counter[str]  # bytes of host memory that wait, by kind
-    moved: int  # bytes that pass between host and device in an optimizer step
-    work: tuple[int, int]  # operations of a micro-batch, and bytes of memory that they pass
+    host_memory: Counter[str]  # bytes of what is offloaded, by kind
+    moved: int  # bytes between host and device in an optimizer step
+    work: tuple[int, int]  # floating-point operations of a micro-batch, and bytes of memory traffic
 
     @property
-    def residency(self) -> OffloadPlan:
-        """What waits in host memory."""
-        return self.layout.residency
+    def offload(self) -> OffloadPlan:
+        """What is offloaded to host memory."""
+        return self.layout.offload
 
     @property
     def seconds(self) -> float:
-        """What the traffic of an optimizer step takes, if nothing hides it."""
+        """How long the transfers of an optimizer step take, if nothing hides them."""
         return self.moved / LINK
 
     @property
@@ -57,7 +54,7 @@ class Fit:
     def in_words(self) -> str:
         """What is recomputed, what waits in host memory and what that costs, for a sentence."""
         again = self._again_in_words()
-        words = waiting_in_words(self.residency, self.layout.num_layers)
+        words = waiting_in_words(self.offload, self.layout.num_layers)
         if not words:
             return again or "nothing is recomputed, and nothing waits in host memory"
         waiting, mapped = sum(self.host_memory.values()), self.layout.placement.mapped_bytes
@@ -70,75 +67,75 @@ class Fit:
 
     @property
     def recomputed(self) -> str:
-        """Which layers are recomputed, where layers are: for a table, and a sentence."""
-        layers, kept = self.layout.num_layers, self.residency.kept_layers
+        """Which layers are recomputed, where any are: for a table, and a sentence."""
+        layers, kept = self.layout.num_layers, self.offload.kept_layers
         return f"{layers - kept} of {layers} layers" if kept else "layers"
 
     def _again_in_words(self) -> str:
-        residency, parts = self.residency, []
+        offload, parts = self.offload, []
         if self.options.checkpointing:
-            together = residency.layers_per_segment
+            together = offload.layers_per_segment
             few = "" if together == 1 else f", {together} at a time"
-            verb = "is" if residency.kept_layers == self.layout.num_layers - 1 > 0 else "are"
+            verb = "is" if offload.kept_layers == self.layout.num_layers - 1 > 0 else "are"
             parts.append(f"{self.recomputed} {verb} recomputed in the backward{few}")
-        if residency.remakes:
-            parts.append(_MADE_AGAIN)
-        if residency.in_buffers:
+        if offload.remakes:
+            parts.append(_REMATERIALIZED)
+        if offload.in_buffers:
             parts.append(IN_BUFFERS)
         return ", and ".join(parts)
 
 
-def waiting_in_words(residency: OffloadPlan, layers: int) -> str:
-    """What waits of a model with so many layers, and the verb; empty where nothing does."""
-    named = [sentence for _, sentence in residency.in_words(layers)]
+def waiting_in_words(offload: OffloadPlan, layers: int) -> str:
+    """What is offloaded of a model with so many layers, and the verb; empty for nothing."""
+    named = [sentence for _, sentence in offload.in_words(layers)]
     if not named:
         return ""
     listed = " and ".join(filter(None, (", ".join(named[:-1]), named[-1])))
-    return f"{listed} {'waits' if len(named) == 1 and named[0] in _ALONE else 'wait'}"
+    return f"{listed} {'waits' if len(named) == 1 and named[0] in _SINGULAR else 'wait'}"
 
 
 def planned(
     layout: ModelPlan, options: StepOptions, accumulation: int, step: PlannedStep | None = None
 ) -> Fit:
-    """A layout's step, or this one of it, with what it takes and moves."""
+    """A model's step, or the one that is given, with the memory it takes and the bytes it moves."""
     step = step or layout.step(options)
     moved = accumulation * (step.plan.host_transfer_bytes + step.batch.embedded_bytes)
-    if layout.residency.host_moments:
+    if layout.offload.host_moments:
         moved += 2 * layout.adapter.moments.nbytes  # there and back
     memory, on_host = (of(options, step.plan) for of in (layout.memory, layout.host_memory))
     work = step.plan.flops, step.plan.memory_traffic
     return Fit(layout, options, memory, on_host, moved, work)
 
 
+# ---- candidates ------------------------------------------------------------------------------
+
 Beside = Callable[[ModelPlan, StepOptions], int]
-
-
 Kind = tuple[OffloadPlan, StepOptions]
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way that is considered, with what it is reckoned to cost and to take."""
+    """An offload plan that is considered, with an estimate of its cost and its memory."""
 
-    residency: OffloadPlan
+    offload: OffloadPlan
     options: StepOptions
-    seconds: float
-    total: int
+    seconds: float  # of an optimizer step, more than without offloading
+    total: int  # bytes on the device
 
     @property
     def cost(self) -> tuple[float, int]:
-        """By which ways are compared."""
+        """What candidates are compared by."""
         return self.seconds, self.total
 
     @property
     def kind(self) -> Kind:
-        """Of one are ways that differ alone in how many layers they stream, or keep if any."""
-        kept = min(self.residency.kept_layers, 1)
-        return replace(self.residency, streamed_layers=0, kept_layers=kept), self.options
+        """The same for candidates that differ only in how many layers they stream or keep."""
+        kept = min(self.offload.kept_layers, 1)
+        return replace(self.offload, streamed_layers=0, kept_layers=kept), self.options
 
 
 class Overhead:
-    """What a run takes beside its step: exactly where a way was planned, reckoned elsewhere."""
+    """What a run takes beside its step: exact for planned candidates, estimated for others."""
 
     def __init__(self, beside: Beside | None, plain: Fit) -> None:
         self._beside = beside
@@ -150,40 +147,42 @@ class Overhead:
         """Bytes of all of a run."""
         if self._beside is None:
             return found.total
-        key = found.residency, found.options
+        key = found.offload, found.options
         if key not in self._exact:
             self._exact[key] = self._beside(found.layout, found.options)
         return found.total + self._exact[key]
 
-    def note(self, way: Candidate, found: Fit) -> None:
-        """Learns how far a way was reckoned wrong: the most of any of its kind."""
-        wrong = self.taken(found) - way.total
-        self._noted[way.kind] = max(wrong, self._noted.get(way.kind, wrong))
+    def note(self, candidate: Candidate, found: Fit) -> None:
+        """Learns the error of an estimate: the largest of any candidate of its kind counts."""
+        wrong = self.taken(found) - candidate.total
+        self._noted[candidate.kind] = max(wrong, self._noted.get(candidate.kind, wrong))
 
-    def reckoned(self, way: Candidate) -> int:
-        """Bytes that are reckoned of all of a run."""
-        return way.total + self._noted.get(way.kind, self._plain)
+    def reckoned(self, candidate: Candidate) -> int:
+        """An estimate of the bytes of all of a run."""
+        return candidate.total + self._noted.get(candidate.kind, self._plain)
 
 
 def streaming(layers: list[int], staying: list[int], blocks: list[int]) -> list[int]:
-    """What the device holds more, or less, when the last 0, 1, 2, … layers come and go.
+    """How the bytes on the device change when the last 0, 1, 2, … layers are streamed.
 
-    ``layers`` are bytes of each where it comes and goes, ``staying`` where it stays, ``blocks``
-    those of a streamed head, which take turns in the same places as layers.
+    ``layers`` are the bytes of each where it is streamed, ``staying`` where it stays, ``blocks``
+    those of a streamed head, which shares the layers' buffers.
     """
-    without, saved, more = _places(blocks), 0, [0]
+    without, saved, more = _stream_bytes(blocks), 0, [0]
     for number in reversed(range(len(layers))):
         saved += staying[number]
-        more.append(_places([*blocks, *layers[number:]]) - without - saved)
+        more.append(_stream_bytes([*blocks, *layers[number:]]) - without - saved)
     return more
 
 
-def _places(sections: list[int]) -> int:
-    """Bytes of the places that sections take turns in."""
-    return min(len(sections), NUM_BUFFERS) * max(sections, default=0)
+def _stream_bytes(groups: list[int]) -> int:
+    """Bytes of the buffers that weight groups share."""
+    return min(len(groups), NUM_BUFFERS) * max(groups, default=0)
 
 
-# How many layers are recomputed at once, and whether cheap outputs are made again. With several
+# ---- training --------------------------------------------------------------------------------
+
+# How many layers are recomputed at once, and whether cheap outputs are rematerialized. With several
 # layers that saves more than it does with one, at a price that is next to nothing.
 _RECOMPUTED = ((1, False), (1, True), (2, True), (3, True), (4, True))
 _KEPT = ((1, False), (1, True))
@@ -220,7 +219,12 @@ def _mib(nbytes: int) -> str:
 
 
 class Search:
-    """The ways of keeping budgets; each is planned once."""
+    """Looks for the cheapest plan within budgets; each plan is made once.
+
+    A step is planned before it runs, so its memory is known. The few ways of recomputing layers are
+    traced, with the head on the device and, where nothing cheaper is enough, streamed. What the
+    other measures save is estimated, and the chosen candidate is planned to be sure.
+    """
 
     def __init__(
         self,
@@ -231,22 +235,22 @@ class Search:
     ) -> None:
         """Plans the longest step of a model that is all on the device.
 
-        Of ``rates``, operations and bytes of its memory, the device makes so many in a second.
+        ``rates`` are the operations, and the bytes of memory traffic, of the device in a second.
         """
         self._layout, self._options = layout, options
         self._accumulation, self._rates = accumulation, rates
         self._fits: dict[Kind, Fit] = {}
-        self._plain = self._planned(layout.residency, options)
-        # Textures are the first that is given up, wherever there are any.
+        self._plain = self._planned(layout.offload, options)
+        # Textures are given up first, wherever there are any.
         self._in_buffers = layout.profile.in_textures
 
     @cached_property
     def _streamed(self) -> tuple[list[int], list[int]]:
-        """Bytes of each layer that comes and goes, and of each block of the head."""
-        head = self._layout.head_ways[-1]
+        """Bytes of each layer, and of each block of the head, where they are streamed."""
+        head = self._layout.head_options[-1]
         every = OffloadPlan(streamed_layers=self._layout.num_layers, streamed_head=head)
         layout = self._layout.with_offload(every)
-        return layout.placement.section_bytes, layout.placement.head_block_bytes
+        return layout.placement.group_bytes, layout.placement.head_block_bytes
 
     def within(self, budget: int | None, beside: Beside | None = None) -> Fit:
         """The cheapest way that keeps a budget.
@@ -261,11 +265,11 @@ class Search:
         more = Overhead(beside, plain)
         if more.taken(plain) <= budget:
             return plain
-        while way := self._cheapest(budget, more):
-            found = self._planned(way.residency, way.options)
+        while candidate := self._cheapest(budget, more):
+            found = self._planned(candidate.offload, candidate.options)
             if more.taken(found) <= budget:
                 return self._grown(found, budget, more)
-            more.note(way, found)  # what a run takes beside differs, from way to way
+            more.note(candidate, found)  # the overhead differs from candidate to candidate
         least = self.least(beside)
         if (taken := more.taken(least)) <= budget:
             return least
@@ -278,87 +282,88 @@ class Search:
         )
 
     def least(self, beside: Beside | None = None) -> Fit:
-        """The way that takes least memory, whatever it costs.
+        """The plan that takes the least memory, whatever it costs.
 
-        Ways are planned in the order of what they are reckoned to take, until none that is left
-        is reckoned to take less than one that is planned.
+        Candidates are planned in the order of their estimates, until no estimate that is left is
+        below the least that was planned.
         """
         more = Overhead(beside, self._plain)
-        ways = [
-            min(ways, key=lambda way: way.total)
-            for streamed in self._layout.head_ways
+        candidates = [
+            min(several, key=lambda candidate: candidate.total)
+            for streamed in self._layout.head_options
             for base in self._bases(streamed=streamed)
-            for ways in self._with_weights(self._traced(*base))
+            for several in self._with_weights(self._traced(*base))
         ]
         least: Fit = self._plain
-        for way in sorted(ways, key=more.reckoned):
-            if more.reckoned(way) >= more.taken(least):
+        for candidate in sorted(candidates, key=more.reckoned):
+            if more.reckoned(candidate) >= more.taken(least):
                 break
-            least = min(least, self._planned(way.residency, way.options), key=more.taken)
+            found = self._planned(candidate.offload, candidate.options)
+            least = min(least, found, key=more.taken)
         return least
 
-    def _planned(self, residency: OffloadPlan, options: StepOptions) -> Fit:
-        key = residency, options
+    def _planned(self, offload: OffloadPlan, options: StepOptions) -> Fit:
+        key = offload, options
         if key not in self._fits:
             layout = self._layout
-            if residency != layout.residency:
-                layout = layout.with_offload(residency)
+            if offload != layout.offload:
+                layout = layout.with_offload(offload)
             step = layout.sized(options)
             self._fits[key] = planned(layout, options, self._accumulation, step)
         return self._fits[key]
 
     def _cheapest(self, budget: int, more: Overhead) -> Candidate | None:
-        """The cheapest way that is reckoned to keep a budget, with as few streamed layers as do."""
+        """The cheapest candidate estimated to keep a budget, with as few streamed layers as do."""
         best: Candidate | None = None
-        for streamed in self._layout.head_ways:
+        for streamed in self._layout.head_options:
             for base in self._bases(streamed=streamed):
                 if best is not None and self._least_seconds(*base) >= best.seconds:
                     continue
-                for ways in self._with_weights(self._traced(*base)):
-                    fitting = (way for way in ways if more.reckoned(way) <= budget)
-                    plain = next(fitting, ways[0])
-                    for way in (plain, self._keeping(plain, base, budget, more)):
-                        fits = more.reckoned(way) <= budget
-                        if fits and (best is None or way.cost < best.cost):
-                            best = way
+                for several in self._with_weights(self._traced(*base)):
+                    fitting = (each for each in several if more.reckoned(each) <= budget)
+                    plain = next(fitting, several[0])
+                    for candidate in (plain, self._keeping(plain, base, budget, more)):
+                        fits = more.reckoned(candidate) <= budget
+                        if fits and (best is None or candidate.cost < best.cost):
+                            best = candidate
         return best
 
-    def _may_keep(self, residency: OffloadPlan, options: StepOptions) -> bool:
-        """Whether a way recomputes layers one by one that were to be kept."""
+    def _may_keep(self, offload: OffloadPlan, options: StepOptions) -> bool:
+        """Whether a plan recomputes layers one by one though that was not asked for."""
         asked = options.checkpointing and not self._options.checkpointing
-        return asked and residency.layers_per_segment == 1 and not residency.offload_layer_inputs
+        return asked and offload.layers_per_segment == 1 and not offload.offload_layer_inputs
 
-    def _keeping(self, way: Candidate, base: Kind, budget: int, more: Overhead) -> Candidate:
-        """A way with as many layers kept as have room.
+    def _keeping(self, candidate: Candidate, base: Kind, budget: int, more: Overhead) -> Candidate:
+        """A candidate with as many layers kept, instead of recomputed, as have room.
 
-        The first is reckoned to take nothing, since it is there while no other is recomputed, and
-        each further one as much.
+        The first one is estimated to take nothing, since it is there while no other is recomputed,
+        and all further ones to take the same.
         """
         layers = self._layout.num_layers
         if layers == 1 or not self._may_keep(*base):
-            return way
+            return candidate
         none, all_of_them = self._traced(*base), self._traced(base[0], self._options)
         nbytes = -(-(all_of_them.total - none.total) // (layers - 1))
-        some = replace(way, residency=replace(way.residency, kept_layers=1))
+        some = replace(candidate, offload=replace(candidate.offload, kept_layers=1))
         room = budget - more.reckoned(some)
         if nbytes <= 0 or room < 0:
-            return way
+            return candidate
         kept = min(1 + room // nbytes, layers - 1)
         return Candidate(
-            replace(way.residency, kept_layers=kept),
-            way.options,
-            way.seconds - kept * (none.seconds - all_of_them.seconds) / layers,
-            way.total + (kept - 1) * nbytes,
+            replace(candidate.offload, kept_layers=kept),
+            candidate.options,
+            candidate.seconds - kept * (none.seconds - all_of_them.seconds) / layers,
+            candidate.total + (kept - 1) * nbytes,
         )
 
     def _grown(self, found: Fit, budget: int, more: Overhead) -> Fit:
-        """The same with layers kept that have room after all."""
-        residency, options = found.residency, found.options
-        while self._may_keep(residency, options) and (
-            residency.kept_layers < self._layout.num_layers - 1
+        """The same plan with further layers kept that have room after all."""
+        offload, options = found.offload, found.options
+        while self._may_keep(offload, options) and (
+            offload.kept_layers < self._layout.num_layers - 1
         ):
-            residency = replace(residency, kept_layers=residency.kept_layers + 1)
-            larger = self._planned(residency, options)
+            offload = replace(offload, kept_layers=offload.kept_layers + 1)
+            larger = self._planned(offload, options)
             if more.taken(larger) > budget:
                 break
             found = larger
@@ -367,52 +372,52 @@ class Search:
     def _bases(self, *, streamed: bool) -> Iterator[Kind]:
         """Every combination of what has to be traced; those that cost less come first."""
         embedding = streamed and self._layout.tied
-        # Cheap outputs are made again on GPUs as a matter of course, where layers are kept.
+        # Where layers are kept, GPUs rematerialize cheap outputs as a matter of course.
         plain = _KEPT[:1] if self._layout.profile.remakes else _KEPT
-        for parked in (False, True):
+        for offloaded in (False, True):
             for checkpointing in dict.fromkeys((self._options.checkpointing, True)):
-                if parked and not checkpointing:
+                if offloaded and not checkpointing:
                     continue
                 options = replace(self._options, checkpointing=checkpointing)
                 for together, remakes in _RECOMPUTED if checkpointing else plain:
                     base = OffloadPlan(
-                        embedding, parked, together, streamed_head=streamed, remakes=remakes,
+                        embedding, offloaded, together, streamed_head=streamed, remakes=remakes,
                         in_buffers=self._in_buffers,
                     )  # fmt: skip
                     yield base, options
 
-    def _least_seconds(self, residency: OffloadPlan, options: StepOptions) -> float:
-        """What a way costs at least, by what is known without planning it."""
-        without = replace(residency, offload_layer_inputs=False)
-        if residency.offload_layer_inputs and (without, options) in self._fits:
+    def _least_seconds(self, offload: OffloadPlan, options: StepOptions) -> float:
+        """What a plan costs at least, as far as is known without making it."""
+        without = replace(offload, offload_layer_inputs=False)
+        if offload.offload_layer_inputs and (without, options) in self._fits:
             return self._traced(without, options).seconds
-        if residency.streamed_head:
+        if offload.streamed_head:
             by_itself = OffloadPlan(
                 self._layout.tied, streamed_head=True, in_buffers=self._in_buffers
             )
             return self._traced(by_itself, self._options).seconds
         return 0.0
 
-    def _traced(self, residency: OffloadPlan, options: StepOptions) -> Candidate:
-        """A way that is planned; it costs its traffic, and what it computes more than was asked."""
-        found = self._planned(residency, options)
+    def _traced(self, offload: OffloadPlan, options: StepOptions) -> Candidate:
+        """A candidate that is planned; it costs its transfers and its recomputation."""
+        found = self._planned(offload, options)
         more = zip(found.work, self._plain.work, self._rates, strict=True)
         computing = sum(max(own - asked, 0) / rate for own, asked, rate in more)
         seconds = found.seconds + self._accumulation * computing
-        return Candidate(residency, options, seconds, found.total)
+        return Candidate(offload, options, seconds, found.total)
 
-    def _with_weights(self, way: Candidate) -> Iterator[list[Candidate]]:
-        """A way with the embedding and the moments on the device or the host.
+    def _with_weights(self, base: Candidate) -> Iterator[list[Candidate]]:
+        """A candidate with the embedding and the moments on the device or the host.
 
-        Of each, the same with the last 0, 1, 2, … layers in host memory.
+        Each of these comes with the last 0, 1, 2, … layers streamed.
         """
         layout, (layers, blocks) = self._layout, self._streamed
-        rows = way.options.batch * way.options.seq
+        rows = base.options.batch * base.options.seq
         moments = layout.adapter.moments.nbytes
         changes = streaming(
-            layers, layout.placement.layer_bytes, blocks if way.residency.streamed_head else []
+            layers, layout.placement.layer_bytes, blocks if base.offload.streamed_head else []
         )
-        brought = [sum(layers[len(layers) - count :]) for count in range(len(changes))]
+        uploaded = [sum(layers[len(layers) - count :]) for count in range(len(changes))]
         for embedding in (False, True) if layout.embedding_bytes else (False,):
             for on_host in (False, True) if layout.adapter.forms.updates else (False,):
                 passing = rows * layout.embedded_row_bytes if embedding else 0
@@ -423,46 +428,47 @@ class Search:
                 if on_host:
                     saved += moments - layout.moments_passing
                     moved += 2 * moments
-                residency = replace(
-                    way.residency,
-                    host_embedding=embedding or way.residency.host_embedding,
+                offload = replace(
+                    base.offload,
+                    host_embedding=embedding or base.offload.host_embedding,
                     host_moments=on_host,
                 )
                 yield [
                     Candidate(
-                        replace(residency, streamed_layers=count),
-                        way.options,
-                        way.seconds + (moved + self._accumulation * 2 * brought[count]) / LINK,
-                        way.total - saved + change,
+                        replace(offload, streamed_layers=count),
+                        base.options,
+                        base.seconds + (moved + self._accumulation * 2 * uploaded[count]) / LINK,
+                        base.total - saved + change,
                     )
                     for count, change in enumerate(changes)
                 ]
 
 
+# ---- inference -------------------------------------------------------------------------------
+
 PlansOf = Callable[[ModelPlan], Sequence[Plan]]
 
 
 def fit_inference_to_budget(layout: ModelPlan, plans_of: PlansOf, budget: int) -> ModelPlan:
-    """Lays a model out so that what it computes keeps a budget.
+    """Lays a model out so that its inference keeps a budget.
 
-    Nothing waits in host memory as long as it need not, for which textures are given up; then
-    the input embedding, whose rows are few; then the weights of as few layers as will do; then the
-    head.
+    Textures are given up before anything is offloaded; then the input embedding is, of which few
+    rows are read; then the weights of as few layers as will do; then the head.
     """
     if (least := _total(layout, plans_of)) <= budget:
         return layout
     plain = OffloadPlan(in_buffers=layout.profile.in_textures)
     base = replace(plain, host_embedding=layout.embedding_bytes > 0)
-    ways = [plain, base]
-    for head in layout.head_ways:
-        way = replace(base, streamed_layers=layout.num_layers, streamed_head=head)
-        waiting = layout.with_offload(way)
-        all_streamed = _total(waiting, plans_of)
-        count = _fewest(waiting.placement.section_bytes, all_streamed, budget)
+    offloads = [plain, base]
+    for head in layout.head_options:
+        most = replace(base, streamed_layers=layout.num_layers, streamed_head=head)
+        streamed = layout.with_offload(most)
+        all_streamed = _total(streamed, plans_of)
+        count = _fewest(streamed.placement.group_bytes, all_streamed, budget)
         least = min(least, all_streamed)
-        ways.append(replace(way, streamed_layers=count))
-    for way in dict.fromkeys(ways):
-        fitted = layout.with_offload(way)
+        offloads.append(replace(most, streamed_layers=count))
+    for offload in dict.fromkeys(offloads):
+        fitted = layout.with_offload(offload)
         if _total(fitted, plans_of) <= budget:
             return fitted
     there = max(budget, 0)  # inputs and the like may have taken more than all of it
@@ -482,7 +488,7 @@ def reading_memory(plans: Sequence[Plan], layout: ModelPlan | None = None) -> Co
         return +whole
     memory: Counter[str] = Counter({"activations": pool_bytes(plans)})
     for storage in dict.fromkeys(storage for plan in plans for storage in plan.storages):
-        if storage.section is None:
+        if storage.group is None:
             size = texture_bytes if storage.texture else buffer_bytes
             memory[storage.kind] += size(storage.nbytes)
     for stream in dict.fromkeys(stream for plan in plans for stream in plan.streams):
@@ -496,14 +502,14 @@ def _total(layout: ModelPlan, plans_of: PlansOf) -> int:
 
 
 def _fewest(layers: list[int], all_streamed: int, budget: int) -> int:
-    """The fewest layers that have to come and go; all where that does not do, either.
+    """The fewest layers that have to be streamed; all where not even that is enough.
 
-    Each of the others adds its bytes to what is taken if all come and go.
+    Each of the others adds its bytes to what is taken if all are streamed.
     """
     room, count = budget - all_streamed, len(layers)
-    for nbytes in layers:  # the last ones come and go
+    for nbytes in layers:  # the last ones are streamed
         room -= nbytes
-        if room < 0 or count <= 3:  # two would always be there
+        if room < 0 or count <= 3:  # of three, two would always be on the device
             break
         count -= 1
     return count

@@ -1,4 +1,4 @@
-"""Weights as their files have them: found by a module's name, checked, and in the device's form."""
+"""Reads weights from a model's files by their modules' names, in the form that the device takes."""
 
 from __future__ import annotations
 
@@ -30,6 +30,8 @@ from qlora_wgpu.lora.peft_names import LORA_A, LORA_B
 from qlora_wgpu.ops.trained import TrainableTokens
 from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
 
+# ---- names -----------------------------------------------------------------------------------
+
 
 def stored_name(folder: ModelFolder, architecture: Architecture, name: str) -> str:
     """The name of a model's tensor in its files."""
@@ -46,7 +48,7 @@ def with_prefixes(folder: ModelFolder, prefixes: Sequence[tuple[str, str]], name
 
 
 def stored_embedding(folder: ModelFolder | None, architecture: Architecture) -> str:
-    """The embedding's tensor: a tied matrix may be stored as the head, another may not."""
+    """The name of the embedding's tensor, which of a tied matrix may be the head's."""
     name, head_name = architecture.embed_name, architecture.head_name
     if folder is None:
         return name
@@ -68,16 +70,19 @@ def stored_embedding(folder: ModelFolder | None, architecture: Architecture) -> 
     return head_name
 
 
+# ---- weights ---------------------------------------------------------------------------------
+
+
 @dataclass
 class Requantization:
     """Quantizes weights to NF4 and measures how far they move."""
 
-    count: int = 0  # number of weights so far
-    moved: float = 0.0  # sum of the squares of their movements
+    count: int = 0  # weights so far
+    moved: float = 0.0  # sum of the squares of their changes
     whole: float = 0.0  # sum of their own squares
 
     def since(self, before: Requantization) -> Requantization:
-        """What was added to what there was."""
+        """What was added since an earlier state."""
         return Requantization(
             self.count - before.count, self.moved - before.moved, self.whole - before.whole
         )
@@ -124,7 +129,7 @@ class CheckpointReader:
         """Reads nothing yet; ``quant`` is for layers that are not quantized in the files."""
         self.folder = folder
         self.prefixes: tuple[tuple[str, str], ...] = ()  # of names here, and in the files
-        # Rows that the files have of matrices that get more, which are their mean.
+        # How many rows the files have of matrices that get more; the new ones start as their mean.
         self.stored_rows: dict[str, int] = {}
         self.requantization = Requantization()
         self._quant = quant
@@ -150,7 +155,7 @@ class CheckpointReader:
         return self.folder is not None and self.folder.has(self.stored(name))
 
     def read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
-        """A tensor of a shape, in float32."""
+        """A tensor in float32, checked to be of this shape."""
         folder, stored, rows = self._folder, self.stored(name), self.stored_rows.get(name)
         missing = 0 if rows is None else max(shape[0] - rows, 0)
         own = (shape[0] - missing, *shape[1:]) if missing else shape
@@ -184,7 +189,7 @@ class CheckpointReader:
         return read + max(0 if taken_as_read else nbytes, more)
 
     def read_bits(self, name: str, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
-        """A matrix as the device takes it: as its file holds it, if that is so."""
+        """A matrix as the device takes it, without a copy if its file holds it so."""
         if self.is_as_stored(name, shape[1], dtype):
             bits = self._folder.bfloat16(self.stored(name))
             _check_shape(self._folder, name, bits.shape, shape)
@@ -192,7 +197,7 @@ class CheckpointReader:
         return bits_of(name, self.read(name, shape), dtype)
 
     def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight:
-        """A matrix in few bits: as its file holds it, or quantized here."""
+        """A quantized matrix: as its file holds it, or quantized here."""
         folder, name = self._folder, self.stored(name)
         stored = folder.quantized(name, mapped=True)
         if stored is not None:
@@ -204,7 +209,7 @@ class CheckpointReader:
         return quantize_nf4(weight, self._quant.blocksize, self._quant.double_quant)
 
     def refuse_bias(self, layer: str) -> None:
-        """Sees that the files have no bias of a layer that is to have none."""
+        """Refuses files with a bias of a layer that is to have none."""
         if self.folder is not None and self.has(f"{layer}.bias"):
             raise CheckpointError(
                 f"{self.folder.path}: the weights hold {layer}.bias, but config.json says that "
@@ -226,13 +231,13 @@ class CheckpointReader:
 
 
 def mean_row(matrix: FloatArray) -> FloatArray:
-    """What rows of new tokens begin with."""
+    """The mean of a matrix's rows, which rows of new tokens begin as."""
     mean: FloatArray = matrix.mean(axis=0, dtype=np.float64).astype(np.float32)
     return mean
 
 
 def bits_of(name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
-    """A matrix in a type, its rows padded."""
+    """A matrix in an element type, its rows padded."""
     if dtype == "float16" and (np.isfinite(array) & (np.abs(array) > LARGEST_FLOAT16)).any():
         raise CheckpointError(
             f"{name} holds weights that are larger than matrix units take "
@@ -245,7 +250,7 @@ def bits_of(name: str, array: FloatArray, dtype: str) -> npt.NDArray[Any]:
 def keep_originals(
     trained: TrainableTokens | None, bits: npt.NDArray[Any], columns: int, dtype: str
 ) -> None:
-    """Notes what a matrix holds in place of its trained rows, if it has any: where these begin."""
+    """Notes what a matrix holds in the place of its trained rows: their initial values."""
     if trained is not None:
         own = np.ascontiguousarray(bits[list(trained.indices)])
         floats = stored_floats(own.data.cast("B"), dtype).reshape(len(own), -1)

@@ -1,10 +1,4 @@
-"""Copies of weights that kernels read faster: dequantized, or packed for software GPUs.
-
-The bits are those that every step would make anew. Layers of one input lie one below the other, as
-kernels want them that make one product of them.
-
-The machine alone decides, not what other programs take of its memory: a text's digits depend on it.
-"""
+"""Copies of weights that kernels read faster: dequantized once, or packed for software GPUs."""
 
 from __future__ import annotations
 
@@ -22,17 +16,22 @@ from qlora_wgpu.ops.quantized import QuantizedMatrix
 KIND = "dequantized weights"
 """What they are counted as in the memory plan."""
 
+# ---- dequantized -----------------------------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class DequantizedWeights:
-    """How they are kept."""
+    """Keeps quantized matrices dequantized beside their codes; the bits are those of every step.
+
+    Layers of one input lie one below the other, so that kernels can make one product of them.
+    """
 
     dtype: str  # element type of the operands
-    max_binding: int  # largest number of bytes that one binding may show
+    max_binding: int  # the largest binding, in bytes
     textures: bool  # whether they lie in textures
 
     def within(self, modules: Modules, groups: Iterable[Sequence[str]]) -> Modules:
-        """The same modules, with memory for the operands of what does not come and go."""
+        """The same modules, with memory for the operands of what is not streamed."""
         linears, experts = dict(modules.linears), dict(modules.experts)
         for names in groups:
             staying = [name for name in names if stays(linears[name].weight)]
@@ -43,7 +42,7 @@ class DequantizedWeights:
             own = stack.weight
             if stays(own):
                 cut = own.expert_pieces(self.dtype, self.max_binding)
-                kept = tuple((first, self._apart(own, count * own.rows)) for first, count in cut)
+                kept = tuple((first, self._own(own, count * own.rows)) for first, count in cut)
                 experts[name] = replace(stack, weight=replace(own, kept=kept))
         return replace(modules, linears=linears, experts=experts)
 
@@ -54,7 +53,7 @@ class DequantizedWeights:
         if self.textures or not aligned or total > self.max_binding:
             for weight in weights:
                 cut = weight.row_pieces(self.dtype, self.max_binding)
-                kept = tuple((row0, self._apart(weight, rows)) for row0, rows in cut)
+                kept = tuple((row0, self._own(weight, rows)) for row0, rows in cut)
                 yield replace(weight, kept=kept)
             return
         storage = Storage("·".join(weight.name for weight in weights), KIND, total)
@@ -64,7 +63,7 @@ class DequantizedWeights:
             begin += whole.nbytes
             yield replace(weight, kept=((0, piece),))
 
-    def _apart(self, weight: QuantizedMatrix, rows: int) -> Tensor:
+    def _own(self, weight: QuantizedMatrix, rows: int) -> Tensor:
         nbytes = matrix("", rows, weight.columns, self.dtype).nbytes
         storage = Storage(weight.name, KIND, nbytes, texture=self.textures)
         return matrix(weight.name, rows, weight.columns, self.dtype, storage)
@@ -75,7 +74,7 @@ def stays(weight: Matrix | ExpertMatrix) -> TypeGuard[QuantizedMatrix]:
     if not isinstance(weight, QuantizedMatrix):
         return False
     storage = weight.codes.storage
-    return storage is not None and storage.whole.section is None
+    return storage is not None and storage.whole.group is None
 
 
 def quantized(modules: Modules) -> Iterator[QuantizedMatrix]:
@@ -97,21 +96,26 @@ def fill(g: Graph, modules: Modules) -> None:
         weight.fill(g)
 
 
+# ---- packed ----------------------------------------------------------------------------------
+
 _MOST_DENSE = 4 << 30  # bytes of linear layers that are kept dequantized
 _CODE_BYTES = 0.625  # of a weight as codes, with its part of a float32 scale
 
 
 @dataclass(frozen=True)
 class CopySizes:
-    """Copies as they would be."""
+    """The packed weights of a model, before they are made."""
 
-    dense: bool  # whether quantized weights are kept dequantized, which is faster
-    nbytes: int  # bytes of all, more or less
+    dense: bool  # whether quantized weights are packed dequantized, which is faster
+    nbytes: int  # of all of them, estimated
     fits: bool  # whether the machine has room for them
 
 
 def packed_sizes(head: int, weights: int, item_size: int) -> CopySizes:
-    """Dequantized where there is room for that, else as codes."""
+    """Dequantized where the machine has room for that, else as codes.
+
+    What other programs take of its memory must not matter: a text's last digits depend on this.
+    """
     most = (machine_bytes() or 0) // SPARE_SHARE
     numbers, codes = item_size * weights, int(_CODE_BYTES * weights)
     dense = numbers <= _MOST_DENSE and head + numbers <= most

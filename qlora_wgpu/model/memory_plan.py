@@ -1,10 +1,4 @@
-"""The memory plan of a run, from config.json alone, and which copies of weights there is room for.
-
-It changes no bit, so it may depend on what is free.
-
-Sums of a product have another order in strips, and so a text's logits other last digits: whether
-there are copies must not depend on what other programs take at that moment.
-"""
+"""The memory of a training run from config.json alone, and which copies of weights have room."""
 
 from __future__ import annotations
 
@@ -26,8 +20,8 @@ KeepDequantized = bool | Literal["auto"]
 
 
 def with_kept(layout: ModelPlan, *, kept: bool = True) -> ModelPlan:
-    """The same model, of which nothing is loaded yet, with such weights or without them."""
-    return layout.with_offload(replace(layout.residency, dequantized=kept))
+    """The same model, of which nothing is loaded yet, with dequantized weights or without."""
+    return layout.with_offload(replace(layout.offload, dequantized=kept))
 
 
 def laid_out_for(
@@ -38,10 +32,10 @@ def laid_out_for(
     budget: int | None,
     beside: int = 0,
 ) -> ModelPlan:
-    """A layout with such weights where they are asked for.
+    """The model with weights that are kept dequantized, where that is asked for.
 
-    ``"auto"`` asks for them on a software GPU whose memory has no bound: there main memory is
-    plentiful, and what dequantizing takes was measured.
+    ``"auto"`` keeps them on a software GPU whose memory has no bound, if there is room: main memory
+    is plentiful, and dequantizing was measured to cost much there. No result depends on it.
     """
     nbytes = layout.dequantized_bytes
     if asked is True:
@@ -52,22 +46,26 @@ def laid_out_for(
 
 
 def has_room(nbytes: int) -> bool:
-    """Whether a model that takes so many bytes leaves the machine most of its memory, and fits."""
+    """Whether so many bytes are free, and leave the machine most of its memory."""
     there, free = machine_bytes(), available_bytes()
     return there is not None and SPARE_SHARE * nbytes <= there and (free is None or nbytes <= free)
 
 
 def copied_bytes(layout: ModelPlan, budget: int | None) -> int:
-    """Bytes, more or less, of the copies that texts of a model get; 0 where they get none."""
+    """Estimated bytes of the packed weights that generation gets; 0 where it gets none.
+
+    Products with packed weights sum in another order, so that logits differ in their last digits:
+    whether there are any must not depend on what other programs take at the moment.
+    """
     if budget is not None or not layout.profile.textures:
         return 0
     return layout.packed_sizes.nbytes if layout.packed_sizes.fits else 0
 
 
 def are_copied(layout: ModelPlan, budget: int | None) -> bool:
-    """Whether they get any; what is not made yet has room."""
+    """Whether generation gets packed weights; an error if what is not made yet has no room."""
     wanted, free = copied_bytes(layout, budget), available_bytes()
-    missing = wanted - layout.strips.nbytes
+    missing = wanted - layout.packed_weights.nbytes
     if wanted and free is not None and missing > free:
         raise OutOfMemoryError(
             f"texts of this model read copies of its weights, which take {missing / MIB:,.0f} MiB "

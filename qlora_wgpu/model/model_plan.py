@@ -1,4 +1,4 @@
-"""A model laid out for a device, without its bytes: what is planned, and later loaded."""
+"""A model laid out for a device, without its bytes: it is planned first, and loaded later."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ from qlora_wgpu.ops.tensor import copied
 
 @dataclass(frozen=True)
 class TokenGraphs:
-    """What chooses the next tokens of texts."""
+    """The graphs that compute and choose the next tokens of texts."""
 
     batch: BatchBuffers  # the inputs of the hidden states
-    next: BatchBuffers  # what the choice reads of each text
-    choices: SamplerState  # what tokens are chosen by, and the tokens
+    next: BatchBuffers  # the inputs of the choice
+    choices: SamplerState  # the sampling settings, and the chosen tokens
     hidden: Graph
     head: Graph  # the logits and the choice
-    kept: Tensor | None  # a copy of the logits, where they are told
+    kept: Tensor | None  # a copy of the logits, where they are asked for
 
     @property
     def apart(self) -> bool:
-        """Whether it may run while a prompt pauses: new tokens, where there are other texts."""
+        """Whether they may run while a prompt pauses: new tokens, where there are other texts."""
         cache = self.batch.cache
         return self.batch.decodes and cache is not None and cache.texts > 1
 
 
 class ModelPlan:
-    """Weights, adapter and sums of a model as kernels see them, cut for one device profile.
+    """Weights, adapter and sums of a model as kernels see them, laid out for one device profile.
 
     Steps are traced once for their options, before or after the weights are read; the model that
     is loaded from a layout replays the very plans whose memory was told.
@@ -70,7 +70,7 @@ class ModelPlan:
         *,
         profile: Profile,
         max_binding: int,
-        residency: OffloadPlan = RESIDENT,
+        offload: OffloadPlan = RESIDENT,
         forms: AdapterDtypes = FLOAT32,
         keep: bool = False,
     ) -> None:
@@ -80,9 +80,9 @@ class ModelPlan:
         self.compute_dtype = compute_dtype
         self.profile = profile
         self.max_binding = max_binding
-        self.residency = residency
-        self.keep = keep  # on disk, of layers that come and go
-        self._parking = StagingBuffers()
+        self.offload = offload
+        self.keep = keep  # whether streamed layers that are quantized here are cached on disk
+        self._staging = StagingBuffers()
         architecture = pretrained.architecture
         if architecture.vocab_size > VOCABULARY_TRACED:
             raise OutOfMemoryError(
@@ -99,35 +99,35 @@ class ModelPlan:
             textures=profile.textures,
             head_block=profile.head_block,
             config=pretrained.config,
-            residency=residency,
+            offload=offload,
             keep=keep,
         )
         modules = self.weights.lay_out(architecture, self.adapter)
         self.placement = self.weights.placement
         self.network = Network(pretrained.family, architecture, modules)
-        # Loss, tokens, gradient norm and update factor; and how many values were held at the end
-        # of their type, where kernels have such a type.
+        # Loss, tokens, gradient norm and update factor; and how many values were clamped to the
+        # range of their type, where kernels have such a type.
         self.stats, self.saturated = make_sums(counts=profile.counts_saturated)
         self.began = ""  # how the adapter's start was found in the base, if it was
-        # Copies of the weights that new tokens read, where their cache asks for it.
+        # The packed weights that new tokens read, where their cache asks for them.
         self.packed_sizes = self.sizes_of_copies()
-        self.strips = PackedWeightCache(dense=self.packed_sizes.dense)
+        self.packed_weights = PackedWeightCache(dense=self.packed_sizes.dense)
         self._steps: dict[StepOptions, PlannedStep] = {}
 
     def with_profile(self, profile: Profile) -> ModelPlan:
         """The same model, of which nothing is loaded yet, for another profile."""
-        return self._again(profile, self.residency)
+        return self._again(profile, self.offload)
 
-    def with_offload(self, residency: OffloadPlan) -> ModelPlan:
-        """The same model, of which nothing is loaded yet, with what waits in host memory."""
-        return self._again(self.profile, residency)
+    def with_offload(self, offload: OffloadPlan) -> ModelPlan:
+        """The same model, of which nothing is loaded yet, with another offload plan."""
+        return self._again(self.profile, offload)
 
     def with_forms(self, forms: AdapterDtypes) -> ModelPlan:
         """The same model, of which nothing is loaded yet, with an adapter in other types."""
-        return self._again(self.profile, self.residency, forms)
+        return self._again(self.profile, self.offload, forms)
 
     def _again(
-        self, profile: Profile, residency: OffloadPlan, forms: AdapterDtypes | None = None
+        self, profile: Profile, offload: OffloadPlan, forms: AdapterDtypes | None = None
     ) -> ModelPlan:
         other = ModelPlan(
             self.pretrained,
@@ -136,7 +136,7 @@ class ModelPlan:
             self.compute_dtype,
             profile=profile,
             max_binding=self.max_binding,
-            residency=residency,
+            offload=offload,
             forms=forms or self.adapter.forms,
             keep=self.keep,
         )
@@ -173,15 +173,15 @@ class ModelPlan:
 
     def new_graph(self, *, sized: bool = False, kept: bool = False) -> Graph:
         """An empty graph for this element type and profile."""
-        parking = self._parking if self.residency.offload_layer_inputs else None
-        # Of layers that are recomputed, what is made again would save next to nothing.
-        remakes = self.residency.remakes or (kept and self.profile.remakes)
+        staging = self._staging if self.offload.offload_layer_inputs else None
+        # Of layers that are recomputed, rematerialization would save next to nothing.
+        remakes = self.offload.remakes or (kept and self.profile.remakes)
         recomputation = CheckpointPolicy(
-            self.residency.layers_per_segment, self.residency.kept_layers, parking, remakes
+            self.offload.layers_per_segment, self.offload.kept_layers, staging, remakes
         )
-        # Sums in textures take two of them.
-        saves = self.profile.in_textures and self.residency.waits
-        profile = replace(self.profile, in_textures=False) if saves else self.profile
+        # Sums in textures take two of them each.
+        in_buffers = self.profile.in_textures and self.offload.saves_memory
+        profile = replace(self.profile, in_textures=False) if in_buffers else self.profile
         return Graph(
             self.compute_dtype, profile, self.max_binding, self.saturated, recomputation,
             rules=FUSIONS, sized=sized,
@@ -194,21 +194,20 @@ class ModelPlan:
         return self._steps[options]
 
     def sized(self, options: StepOptions) -> PlannedStep:
-        """A step for its sizes alone, which is traced faster; whatever was traced before.
+        """A step for its sizes alone, which is traced faster, and cannot run.
 
-        It may not run. Steps that do share what layers' inputs pass through, which has the size of
-        the largest.
+        It gets staging buffers of its own: those of steps that run have the size of the largest.
         """
-        if options in self._steps and not self.residency.offload_layer_inputs:
+        if options in self._steps and not self.offload.offload_layer_inputs:
             return self._steps[options]
-        parking, self._parking = self._parking, StagingBuffers()
+        staging, self._staging = self._staging, StagingBuffers()
         try:
             return self._traced(options, sized=True)
         finally:
-            self._parking = parking
+            self._staging = staging
 
     def _traced(self, options: StepOptions, *, sized: bool = False) -> PlannedStep:
-        kept = not options.checkpointing or self.residency.kept_layers > 0
+        kept = not options.checkpointing or self.offload.kept_layers > 0
         graph = self.new_graph(sized=sized, kept=kept)
         return trace_step(graph, self.network, options, self.stats)
 
@@ -223,10 +222,10 @@ class ModelPlan:
         """The hidden states of a batch, and from them the logits of a few rows at a time."""
         first, second = self.new_graph(), self.new_graph()
         if batch.cache is not None:
-            # No sum is cut by the number of rows: a text does not depend on those beside it.
+            # No sum is split by the number of rows: a text does not depend on those beside it.
             first.profile = replace(self.profile, least_workgroups=0)
-        if batch.cache is not None and batch.cache.in_strips:
-            batch.cache.strips = self.strips
+        if batch.cache is not None and batch.cache.packs_weights:
+            batch.cache.packed_weights = self.packed_weights
         hidden = self.network.trace_hidden(first, batch)
         return first, second, self.network.trace_logits(second, hidden, batch)
 
@@ -235,10 +234,10 @@ class ModelPlan:
     ) -> TokenGraphs:
         """The hidden states of some of a cache's texts, and from them their next tokens.
 
-        Beside them a copy of the logits that the choice begins with, if they are to be ``told``.
+        With ``told`` there is a copy of the logits that the tokens are chosen by.
         """
         batch = make_batch_buffers(texts, length, CacheView(cache))
-        # Prompts are chosen after as new tokens are, by a token of each.
+        # After a prompt, as after a new token, the choice reads one token of each text.
         following = batch if batch.decodes else make_batch_buffers(texts, 1, CacheView(cache))
         first, second, logits = self.logits_graphs(batch)
         kept = copied(second, logits) if told else None
@@ -250,25 +249,25 @@ class ModelPlan:
         """Bytes on the device by kind while steps with these options, or this plan, train."""
         plan = plan or self.step(options).plan
         memory = self.device_memory(plan)
-        if self.dequantize_plan is not None:  # codes of which no step needs to know
+        if self.dequantize_plan is not None:  # the codes, which no step reads
             memory += self.dequantize_plan.storage_bytes(beside=plan)
         return memory
 
     def host_memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
-        """Bytes of host memory by kind that wait while they do."""
+        """Bytes of host memory by kind that such steps, or this plan, offload."""
         return self.waiting_memory(plan or self.step(options).plan)
 
     @cached_property
     def dequantize_plan(self) -> Plan | None:
         """What makes the weights that are kept dequantized, once, before anything else runs."""
-        if not self.residency.dequantized:
+        if not self.offload.dequantized:
             return None
         graph = self.new_graph()
         derived_weights.fill(graph, self.network.modules)
         return compile_plan(graph) if graph.launches else None
 
     def make_room_for_counts(self) -> None:
-        """Gives the sums room for what other devices count, whose kernels have such a type."""
+        """Gives the sums room for the counts of clamped values that other devices send."""
         self.stats, self.saturated = make_sums(counts=True)
 
     def load(
@@ -291,11 +290,8 @@ class ModelPlan:
         return self.pretrained.architecture.num_layers
 
     @property
-    def head_ways(self) -> tuple[bool, ...]:
-        """Whether the head may stay on the device, and whether it may wait in host memory.
-
-        One that is trained whole stays.
-        """
+    def head_options(self) -> tuple[bool, ...]:
+        """What ``streamed_head`` may be; a head that is trained whole stays on the device."""
         of = self.pretrained.architecture
         module = (of.embed_name if of.tied else of.head_name).removesuffix(".weight")
         return (False,) if module in self.adapter.trained_whole else (False, True)
@@ -307,19 +303,19 @@ class ModelPlan:
 
     @property
     def embedding_bytes(self) -> int:
-        """Bytes of the input embedding, if it may wait in host memory by itself; else 0."""
+        """Bytes of the input embedding, if it may be offloaded by itself; else 0."""
         of = self.pretrained.architecture
         stays = self.tied or of.embed_name.removesuffix(".weight") in self.adapter.trained_whole
         return 0 if stays else of.vocab_size * self.embedded_row_bytes
 
     @property
     def embedded_row_bytes(self) -> int:
-        """Bytes of a row of it."""
+        """Bytes of a row of the embedding."""
         return matrix("", 1, self.pretrained.architecture.hidden_size, self.compute_dtype).nbytes
 
     @property
     def moments_passing(self) -> int:
-        """Bytes on the device that moments pass through, if they wait in host memory."""
+        """Bytes of the buffers that moments pass through, if they are in host memory."""
         moments = self.adapter.moments
         return host_moments.passing_bytes(moments.piece_lengths, len(moments.vectors))
 
@@ -329,7 +325,7 @@ class ModelPlan:
         return self.profile.weight_dtype(self.compute_dtype)
 
     def sizes_of_copies(self) -> CopySizes:
-        """Those for new tokens: of all linear layers, without experts, and of the head."""
+        """The packed weights for new tokens: all linear layers, without experts, and the head."""
         of = self.pretrained.architecture
         weights = sum(spec.out_features * spec.in_features for spec in of.linears)
         head = of.vocab_size * self.embedded_row_bytes
@@ -337,16 +333,16 @@ class ModelPlan:
 
     @property
     def dequantized_bytes(self) -> int:
-        """Bytes, more or less, that quantized matrices take more where they are kept dequantized.
+        """Estimated bytes of quantized matrices if they were kept dequantized as well.
 
-        What comes and goes is not, nor is what is so already.
+        Streamed ones are left out; 0 where they are kept so already.
         """
-        if self.residency.dequantized:
+        if self.offload.dequantized:
             return 0
         return kept_bytes(self.network.modules, self.weight_dtype)
 
     def weights_on_host(self) -> Counter[str]:
-        """Bytes of host memory by kind that weights take, and what they pass through."""
+        """Bytes of host memory by kind that weights take, and their transfers."""
         memory = self.placement.host_bytes()
         memory["transfers"] = self.placement.stream.device_bytes
         return +memory
@@ -359,18 +355,18 @@ class ModelPlan:
             return memory
         moments = self.adapter.moments
         memory["optimizer"] = moments.nbytes_beside
-        if self.residency.host_moments:
+        if self.offload.host_moments:
             memory["staging"] += self.moments_passing
         else:
             memory["optimizer"] += moments.nbytes
         return memory
 
     def waiting_memory(self, plan: Plan) -> Counter[str]:
-        """Bytes of host memory by kind that wait while it does."""
+        """Bytes of host memory by kind that are offloaded while it does."""
         memory = self.placement.host_bytes()
         memory["layer inputs"] = plan.offloaded_bytes
         memory["transfers"] = transfer_bytes(plan)
-        if self.residency.host_moments:
+        if self.offload.host_moments:
             moments = self.adapter.moments
             memory["optimizer"] = moments.nbytes
             count = len(moments.vectors)

@@ -1,4 +1,4 @@
-"""What of a model and of its steps is on the device, and what waits in host memory."""
+"""What of a model and of its steps is on the device, and what is offloaded to host memory."""
 
 from __future__ import annotations
 
@@ -7,45 +7,43 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class OffloadPlan:
-    """What is kept where: measures that change memory and speed, and nothing that is computed."""
+    """Measures that change memory and speed, and nothing that is computed."""
 
-    # Whether the host looks up the input embedding, and writes its rows with each micro-batch. An
-    # embedding that is the head does so where the head is streamed.
+    # Whether the host looks up the input embedding, and writes its rows with each micro-batch. A
+    # tied embedding does so where the head is streamed.
     host_embedding: bool = False
-    # Whether the layers' inputs, which checkpointing keeps for the backward, wait in host memory.
+    # Whether the layers' inputs, which checkpointing keeps for the backward, are in host memory.
     offload_layer_inputs: bool = False
-    # How many layers are recomputed at once, of which one input is kept.
+    # How many layers are recomputed at once; only the first one's input is kept.
     layers_per_segment: int = 1
     # Whether the optimizer's moments are in host memory, and pass through the device in each step's
     # update.
     host_moments: bool = False
-    # How many layers, the last, have their linear weights in host memory and bring them for their
-    # launches.
+    # How many layers, counted from the last, have their linear weights streamed.
     streamed_layers: int = 0
-    # Whether ``lm_head`` is in host memory and comes in blocks of the vocabulary, so that neither
-    # it nor logits of all tokens are on the device.
+    # Whether ``lm_head`` is streamed in blocks of the vocabulary, so that neither it nor the logits
+    # of all tokens are on the device.
     streamed_head: bool = False
-    # Whether what norms, gated units and activations make is not kept for the backward, which makes
-    # it again from what is kept. On GPUs (``Profile.remakes``) that is so anyway where layers are
-    # not recomputed.
+    # Whether outputs of norms, gated units and activations are rematerialized in the backward. On
+    # GPUs (``Profile.remakes``) they are in any case where layers are not recomputed.
     remakes: bool = False
-    # Whether quantized matrices that stay on the device are kept dequantized beside their codes,
-    # which takes memory instead of saving it: no step dequantizes them anew.
+    # Whether quantized matrices that stay on the device are kept dequantized beside their codes.
+    # That takes memory instead of saving it: no step dequantizes them anew.
     dequantized: bool = False
     # Whether intermediates that would all lie in textures (``Profile.in_textures``) lie in buffers
-    # if a binding shows them, where sums take one place instead of two; so they do where anything
-    # else saves memory.
+    # if they fit a binding, where sums take one place instead of two. They do so as well where
+    # anything else saves memory.
     in_buffers: bool = False
-    # How many layers, the last, are kept for the backward where the others are recomputed.
+    # How many layers, counted from the last, are kept where the others are recomputed.
     kept_layers: int = 0
 
     @property
-    def waits(self) -> bool:
+    def saves_memory(self) -> bool:
         """Whether anything is done to save memory."""
         return replace(self, kept_layers=0, dequantized=False) != RESIDENT
 
     def in_words(self, layers: int) -> list[tuple[str, str]]:
-        """What waits in host memory of a model of so many layers: for a table, and a sentence."""
+        """What is offloaded of a model of so many layers: for a table, and for a sentence."""
         some = f"{self.streamed_layers} of {layers} layers"
         kinds = (
             (self.host_embedding, "embedding", "the input embedding"),
@@ -54,11 +52,11 @@ class OffloadPlan:
             (self.streamed_layers > 0, some, f"the weights of {some}"),
             (self.streamed_head, "lm_head", "lm_head"),
         )
-        return [(short, long) for waits, short, long in kinds if waits]
+        return [(short, long) for offloaded, short, long in kinds if offloaded]
 
     @classmethod
     def least(cls, num_layers: int) -> OffloadPlan:
-        """All that can wait in host memory, for a step whose layers are recomputed."""
+        """Everything offloaded that can be, for a step whose layers are recomputed."""
         return cls(True, True, 1, True, num_layers, True, True)
 
 

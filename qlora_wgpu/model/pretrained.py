@@ -29,7 +29,7 @@ _ROWS = 4096  # compared at a time
 
 
 def has_own_head(folder: ModelFolder, architecture: Architecture) -> bool:
-    """Whether the files hold a head and an embedding that differ; transformers uses both then."""
+    """Whether a head differs from the embedding in the files; transformers uses both then."""
     names = architecture.embed_name, architecture.head_name
     embedding, head = (stored_name(folder, architecture, name) for name in names)
     if not (folder.has(embedding) and folder.has(head)):
@@ -52,9 +52,9 @@ def _numbers(folder: ModelFolder, name: str) -> npt.NDArray[np.float32]:
 
 
 def check_stored_shapes(folder: ModelFolder, architecture: Architecture) -> None:
-    """Refuses a config.json that asks for more than there is in the files, by their headers.
+    """Refuses a config.json that asks for larger shapes than the files' headers have.
 
-    Smaller shapes are left to those who read the tensors, and so are quantized ones.
+    Smaller shapes are checked when the tensors are read, and so are quantized ones.
     """
     embedding = {architecture.embed_name: stored_embedding(folder, architecture)}
     for name, expected in tensor_shapes(architecture).items():
@@ -168,10 +168,8 @@ class Pretrained:
     family: Family  # the code that computes it
     architecture: Architecture  # the architecture that the family reads in config.json
     folder: ModelFolder | None = None  # the open files; None where only config.json is known
-    # What the files hold otherwise than one might think, for the user to know.
-    notes: tuple[str, ...] = ()
-    # The formats in which linear layers are quantized already, "Q4_K, Q6_K"; empty of a base in
-    # floats.
+    notes: tuple[str, ...] = ()  # what might surprise the user about the files
+    # The formats in which linear layers are quantized already, "Q4_K, Q6_K"; empty for floats.
     stored_as: str = ""
 
     @classmethod
@@ -225,7 +223,7 @@ class Pretrained:
         return replace(self, architecture=self.architecture.resized(rows, new_tokens))
 
     def without_new(self) -> Pretrained:
-        """The same base, of which only what an adapter names is trained."""
+        """The same base without added tokens, so that only what an adapter names is trained."""
         return replace(self, architecture=replace(self.architecture, new_tokens=()))
 
     def for_adapter(self, stored: AdapterConfig, tensors: Mapping[str, Float32Array]) -> Pretrained:

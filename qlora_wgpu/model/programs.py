@@ -33,18 +33,17 @@ from qlora_wgpu.ops.sampling import (
 class DecodePrograms:
     """Hidden states of a batch with a cache, and from them each text's next token."""
 
-    device: Device  # where they run
-    batch: BatchBuffers  # their inputs
-    # What the choice reads of each text, a token of each; of new tokens it is ``batch``.
-    next: BatchBuffers
-    hidden: Program  # the hidden states
+    device: Device
+    batch: BatchBuffers  # the inputs of the hidden states
+    next: BatchBuffers  # the inputs of the choice, a token of each text; ``batch`` in decoding
+    hidden: Program
     head: Program  # logits and the choice
-    choices: SamplerState  # what tokens are chosen by, and the tokens
-    vocab: int  # tokens that there are
-    kept: Tensor | None = None  # the logits that tokens are chosen by, where they are told
+    choices: SamplerState  # the sampling settings, and the chosen tokens
+    vocab: int  # size of the vocabulary
+    kept: Tensor | None = None  # the logits that tokens are chosen by, where they are asked for
 
     def logits(self) -> npt.NDArray[np.float32]:
-        """(rows, vocab_size) of the last run, of programs that tell them."""
+        """(rows, vocab_size) of the last run, of programs that keep them."""
         assert self.kept is not None
         values = np.frombuffer(self.head.read(self.kept), np.float32)
         return values.reshape(self.kept.rows, -1)[:, : self.vocab]
@@ -139,7 +138,7 @@ class DecodePrograms:
         self.device.write(own.buffer, encode_choices(settings, seeds, steps))
 
     def _chosen(self, at: batch_encoding.IntArray) -> list[list[int]]:
-        """The tokens of each text, (texts, ·): where they lie among those that may be ahead."""
+        """The tokens of each text, (texts, ·), ``at`` their places among the steps ahead."""
         chosen = self.choices.chosen.storage
         assert chosen is not None
         raw = np.frombuffer(self.device.read(chosen.buffer, chosen.nbytes), np.uint32)
@@ -201,7 +200,7 @@ class Programs:
 
     @property
     def traffic(self) -> OffloadEngine:
-        """What comes and goes while they run."""
+        """The transfers between host and device while they run."""
         return self._pool.traffic
 
     def from_graph(
@@ -251,8 +250,8 @@ class Programs:
             return LogitsPrograms(self._device, batch, first, head, logits)
 
     def _fill_strips(self) -> None:
-        """Makes the copies of weights that have been traced and are not there."""
-        if self._layout.strips.waits:
+        """Packs the weights that traced graphs read, and that are not packed yet."""
+        if self._layout.packed_weights.needs_fill:
             graph = self._layout.new_graph()
-            self._layout.strips.fill(graph)
+            self._layout.packed_weights.fill(graph)
             self.from_graph(graph).run()

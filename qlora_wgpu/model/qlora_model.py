@@ -41,7 +41,7 @@ _QUEUED_BATCHES = 16
 class QLoRAModel(AdapterModel):
     """A frozen base on a device, its adapters, and the programs that they replay.
 
-    Several adapters may be there by their names: one is active, others wait in host memory.
+    It may have several adapters by name: one is active, the others are in host memory.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class QLoRAModel(AdapterModel):
         super().__init__(layout, device, options=options)
         layout.load(device, progress, seed=seed)
         self.programs.fill_kept()
-        if layout.dequantize_plan is not None:  # no step repeats it: its count is kept here
+        if layout.dequantize_plan is not None:  # it runs once, so its count is kept here
             self.kept_saturated = self.count_saturated()
             self.zero_stats()
         signature = AdapterSignature(layout, self.programs, device)
@@ -458,7 +458,8 @@ def _config_of_folder(
 ) -> tuple[LoraConfig, Pretrained, Mapping[str, FloatArray] | None]:
     """The settings of an adapter's folder, where none are given beside it.
 
-    With it come the base for it, and its start, if that is a part of the base.
+    Returns:
+        The settings, the base for them, and the adapter's start if that is a part of the base.
     """
     if lora is not None:
         raise ConfigError(
@@ -471,7 +472,7 @@ def _config_of_folder(
 
 
 def _kept(layout: ModelPlan, asked: KeepDequantized, device: Device) -> ModelPlan:
-    """A layout with dequantized weights where they are asked for: texts may come as well."""
+    """The model with dequantized weights where they are asked for; texts may need copies, too."""
     copies = copied_bytes(layout, device.budget)
     return laid_out_for(layout, asked, is_cpu=device.is_cpu, budget=device.budget, beside=copies)
 
@@ -482,7 +483,7 @@ def device_layout(
     quant: QuantConfig,
     compute_dtype: str,
     device: Device,
-    residency: OffloadPlan = RESIDENT,
+    offload: OffloadPlan = RESIDENT,
     forms: AdapterDtypes = FLOAT32,
     *,
     keep: bool = False,
@@ -497,7 +498,7 @@ def device_layout(
         compute_dtype,
         profile=device.profile,
         max_binding=device.max_binding,
-        residency=residency,
+        offload=offload,
         forms=forms,
         keep=keep,
     )

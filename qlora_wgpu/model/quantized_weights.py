@@ -15,7 +15,7 @@ from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.ops.quantized import EXPERT_WORDS, QuantizedMatrix, pair_values
 from qlora_wgpu.quant import NESTED_BLOCKSIZE, NF4_QUANT_MAP, QuantizedWeight, WeightFormat
 
-# Behind the values of the codes: those of the scales' codes, and their offset or the last factor.
+# What follows the codes' values in ``maps``: those of the scales' codes, and an offset or a factor.
 _SCALE_VALUES = 257
 
 
@@ -88,7 +88,7 @@ def quantized_matrix(name: str, quantized: QuantizedWeight, *, textures: bool) -
 
 
 def codebook_tensor(form: WeightFormat, keep: Callable[..., Storage]) -> Tensor:
-    """The values of pairs of codes, for matrices that are read from textures."""
+    """The values of all pairs of codes, for matrices that are read from textures."""
     pairs = pair_values(form.quant_map)
     storage = keep("codebook", "base", pairs.nbytes, pairs, texture=True)
     return vector("codebook", pairs.size, "float32", storage)
@@ -97,7 +97,7 @@ def codebook_tensor(form: WeightFormat, keep: Callable[..., Storage]) -> Tensor:
 def device_arrays(quantized: QuantizedWeight) -> dict[str, npt.NDArray[Any]]:
     """The arrays to upload of a quantized matrix; bytes are padded to whole 32-bit words.
 
-    What needs no padding stays where it is, be it in a file.
+    What needs no padding is not copied, even from a mapped file.
     """
 
     def padded_words(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -142,6 +142,6 @@ def words(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _whole_windows(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Padded so that what follows may be bound by itself."""
+    """An array padded so that a binding may begin behind it."""
     flat = array.reshape(-1)
     return np.pad(flat, (0, -flat.nbytes % (4 * EXPERT_WORDS) // flat.itemsize))

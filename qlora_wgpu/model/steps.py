@@ -1,4 +1,4 @@
-"""A training step: its options, what it traces, and where its inputs are written."""
+"""A step: its options, what it traces, and where its inputs are written."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ StepKind = Literal["train", "loss", "sums", "divergence"]
 class StepOptions:
     """One step's shape and what is computed; equal options make equal programs."""
 
-    # ``"train"`` for loss and gradient, ``"loss"`` for the loss alone, ``"sums"`` for what the
-    # model says of each sample's answer, ``"divergence"`` for how far that is from what the
-    # reference says.
+    # ``"train"`` for loss and gradient, ``"loss"`` for the loss alone, ``"sums"`` for the log
+    # probability of each sample's answer, ``"divergence"`` for how far that is from the
+    # reference's.
     kind: StepKind
     batch: int  # sequences
     seq: int  # tokens of each, padding included
@@ -44,7 +44,7 @@ class StepOptions:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether a micro-batch's samples are told apart."""
+        """Whether each sample of a micro-batch counts by itself."""
         return self.objective.preference is not None or self.kind in ("sums", "divergence")
 
 
@@ -70,7 +70,7 @@ class TrainingOptions:
         )
 
     def step(self, kind: StepKind, batch: int, seq: int) -> StepOptions:
-        """A step of this kind; of answers what is trained is measured, else the plain loss."""
+        """A step of this kind; the loss is that of training for preferences, else the plain one."""
         if kind == "train":
             return self.train(batch, seq)
         if kind == "loss" and self.objective.preference is not None:
@@ -89,12 +89,12 @@ class PreferenceInputs:
     Pairs are neighbours, chosen before rejected, and every sample has a label.
     """
 
-    references: FloatArray  # float32, the reference's summed log probability of each answer
-    # Float32, of each what its objective reads: with DPO 1 where the answer's first token is not
-    # predicted, since no prompt is before it; with ORPO what the losses of the chosen answer and
-    # its prompt are multiplied by, with KTO 1 where it is desirable.
+    references: FloatArray  # the reference's summed log probability of each answer
+    # What the objective reads of each: with DPO 1 where the answer's first token is not predicted,
+    # since no prompt is before it; with ORPO what the losses of the chosen answer and its prompt
+    # are multiplied by; with KTO 1 where it is desirable.
     numbers: FloatArray
-    # (batch, seq), the targets that are not the answer's but have a loss; None for none.
+    # (batch, seq), the targets of prompts that have a loss; None for none.
     prompts: npt.NDArray[np.bool_] | None = None
 
     @classmethod
@@ -106,7 +106,7 @@ class PreferenceInputs:
 def encode_samples(
     samples: PreferenceInputs, segments: IntArray, rows: npt.NDArray[np.integer[Any]]
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """What kernels read of samples.
+    """Encodes samples as kernels read them.
 
     Args:
         samples: The samples.
@@ -233,8 +233,8 @@ class PlannedStep:
     """A traced step."""
 
     batch: BatchBuffers  # where its inputs are written
-    plan: Plan  # what runs
-    sums: Tensor | None = None  # what can be read of it, of the kind ``sums``
+    plan: Plan
+    sums: Tensor | None = None  # the result of a step of kind ``sums``
 
 
 def trace_step(graph: Graph, network: Network, options: StepOptions, stats: Tensor) -> PlannedStep:

@@ -1,9 +1,4 @@
-"""A layer's weights as one run of bytes, and a cache of files that hold such runs.
-
-A model has a folder under a hash of what its weights were made from and how they are laid out, and
-a layer a file in it: a header, then the layer's image. A file counts where its hash is right; else
-the layer is quantized again and its file replaced.
-"""
+"""A layer's weights as one run of bytes, and a cache on disk of layers that are quantized here."""
 
 from __future__ import annotations
 
@@ -42,18 +37,18 @@ class FlatLayer:
     """A layer's storages, one behind the other."""
 
     number: int
-    section: WeightGroup | None  # what they come and go with; None where they stay on the device
-    parts: list[tuple[int, Storage]] = field(default_factory=list)  # and where they begin
-    together: Storage | None = None  # what those lie in that stay and may be bound at once
+    group: WeightGroup | None  # that they are streamed with; None where they stay on the device
+    parts: list[tuple[int, Storage]] = field(default_factory=list)  # where each begins
+    together: Storage | None = None  # the larger storage that those which stay share, so far
     nbytes: int = 0  # of all, gaps included
-    copied: int = 0  # of what is in host memory where the rest is the model's own files'
+    copied: int = 0  # bytes in host memory where the rest is mapped from the model's files
     as_stored: bool = True  # whether the files hold nearly all of it as the device takes it
 
     def storage(self, label: str, nbytes: int, most: int = 0) -> Storage:
-        """A storage at its end, in a larger one of ``most`` bytes together with its neighbours."""
+        """Adds a storage at its end; those that stay share larger ones of ``most`` bytes."""
         begin = self.nbytes
-        if self.section is not None:
-            storage = self.section.storage(label, nbytes)
+        if self.group is not None:
+            storage = self.group.storage(label, nbytes)
         elif nbytes > most:
             storage = Storage(label, "base", nbytes)
         else:
@@ -75,13 +70,13 @@ class FlatLayer:
 
     @property
     def table(self) -> list[tuple[int, str, int]]:
-        """Where what begins, and how long it is."""
+        """Where each storage begins, its label and its length."""
         return [(begin, storage.label, storage.nbytes) for begin, storage in self.parts]
 
     @property
     def device_bytes(self) -> int:
-        """Bytes on the device of what stays there."""
-        if self.section is not None:
+        """Bytes on the device, if it stays there."""
+        if self.group is not None:
             return 0
         wholes = dict.fromkeys(storage.whole for _, storage in self.parts)
         return sum(buffer_bytes(whole.nbytes) for whole in wholes)
@@ -89,14 +84,14 @@ class FlatLayer:
     @property
     def host_bytes(self) -> int:
         """Bytes of host memory that it takes without a file of its own."""
-        if self.section is None:
+        if self.group is None:
             return 0
         return self.copied if self.as_stored else self.nbytes
 
     def fill(self, image: npt.NDArray[np.uint8], fill: Fill) -> None:
         """Takes its bytes from an image, mapped or in memory; ``fill`` takes those that stay."""
-        if self.section is not None:
-            self.section.pieces = {0: image}
+        if self.group is not None:
+            self.group.chunks = {0: image}
             return
         for begin, storage in self.parts:
             fill(storage, image[begin : begin + storage.nbytes])
@@ -121,10 +116,15 @@ class KeptLayer:
 
 
 class WeightCache:
-    """A model's folder in the cache."""
+    """A model's folder in the cache.
+
+    It lies under a hash of what the weights were made from and how they are laid out, and has a
+    file for each layer: a header, then the layer's image. A file counts where its hash is right;
+    else the layer is quantized again and its file replaced.
+    """
 
     def __init__(self, made_from: Any, images: Iterable[FlatLayer]) -> None:
-        """Looks at nothing yet; ``made_from`` decides the bytes of all layers, as JSON takes it."""
+        """Reads nothing yet; ``made_from``, as JSON takes it, decides the bytes of all layers."""
         tables = [(image.number, image.table) for image in images]
         about = json.dumps([VERSION, __version__, made_from, tables], sort_keys=True)
         self.folder = cache_path("weights", hashlib.sha256(about.encode()).hexdigest()[:32])
@@ -136,9 +136,9 @@ class WeightCache:
         return is_own(self.folder)
 
     def make_room(self, images: Iterable[FlatLayer]) -> bool:
-        """Whether those of these layers that are not there will find room on the disk.
+        """Whether the disk has room for those of these layers that are not there.
 
-        Models that were used longest ago give way. ``problem`` says where there is none.
+        The models used least recently are deleted for it. Without room, ``problem`` says so.
         """
         missing = [i for i in images if not exists(self._path(i))]
         needed = sum(_HEADER + image.nbytes for image in missing)
@@ -233,7 +233,7 @@ def _hash(data: npt.NDArray[np.uint8]) -> str:
 
 
 def _forget_oldest(cache: Path) -> None:
-    """Of all models, those used last are kept; what killed writers left goes, too."""
+    """Deletes all models but those used last, and what killed writers left."""
     folders = [path for path in cache.iterdir() if is_dir(path)]
     for folder in sorted(folders, key=lambda p: p.stat().st_mtime)[:-_KEPT]:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,4 @@
-"""Where weights are: on the device, coming and going with their layer, or in host memory.
-
-They are read in the order of layers, one after another, so that host memory stays near one tensor;
-layers that are quantized here are kept on disk where they come and go.
-"""
+"""Where weights are: on the device, streamed with their layer, or in host memory."""
 
 from __future__ import annotations
 
@@ -42,22 +38,26 @@ Filled = tuple[Storage, npt.NDArray[Any]]
 class Weight:
     """A row of a model's table: a tensor of the base, or several that are one on the device."""
 
-    name: str  # told before it is read
+    name: str  # shown before it is read
     parts: Sequence[tuple[str, tuple[int, ...]]]  # the tensors by Hugging Face's names, and shapes
-    held: Held
+    held: Held  # what ops see of it
     read: Callable[[CheckpointReader], Iterable[Filled]]
-    layer: FlatLayer | None = None  # that it comes with
+    layer: FlatLayer | None = None  # the layer whose storages it is among
     offset: float = 0.0  # added to what the files hold
 
 
 class WeightPlacement:
-    """Memory for weights, and the order in which it is filled."""
+    """Memory for weights, and the order in which it is filled.
+
+    They are read layer by layer, one after another, so that host memory stays near one tensor.
+    Layers that are quantized here are cached on disk where they are streamed.
+    """
 
     def __init__(
         self, reader: CheckpointReader, kept_as: str, *, textures: bool, first_streamed: int
     ) -> None:
         """Has nothing yet."""
-        self.stream = WeightStream()  # what sections of weights come with
+        self.stream = WeightStream()
         self.waiting: dict[str, HostEmbedding] = {}  # matrices in host memory, by kind
         self._reader = reader
         self._kept_as = kept_as
@@ -74,14 +74,14 @@ class WeightPlacement:
             return None
         if number not in self._layers:
             streamed = number >= self._first_streamed
-            section = self.stream.new_section(f"layer {number}") if streamed else None
-            self._layers[number] = FlatLayer(number, section)
+            group = self.stream.new_group(f"layer {number}") if streamed else None
+            self._layers[number] = FlatLayer(number, group)
         return self._layers[number]
 
     def storage(self, module: str, label: str, nbytes: int, most: int = 0) -> Storage:
-        """Memory for a part of a module, which may come and go with its layer of the model.
+        """Memory for a part of a module, which may be streamed with its layer of the model.
 
-        It and its neighbours in the layer may take ``most`` bytes to lie together.
+        Otherwise its neighbours in the layer share a storage of ``most`` bytes with it.
         """
         layer = self.layer_of(module)
         if layer is None:
@@ -90,16 +90,16 @@ class WeightPlacement:
 
     def dense_storage(self, name: str, nbytes: int) -> Storage:
         """Memory for a matrix that is not quantized."""
-        if self._textures:  # which are no windows of a buffer
+        if self._textures:  # a texture cannot be a window of a buffer
             return Storage(name, "base", nbytes, texture=True)
         return self.storage(name, name, nbytes)
 
     def dense_layer_of(self, name: str) -> FlatLayer | None:
-        """The layer that a matrix which is not quantized comes with."""
+        """The layer whose storages a matrix that is not quantized is among."""
         return None if self._textures else self.layer_of(name)
 
     def expect_load(self, nbytes: int) -> None:
-        """Counts what reading one thing takes for a moment."""
+        """Notes how much host memory the reading of one weight takes for a moment."""
         self._largest_load = max(self._largest_load, nbytes)
 
     # -- reading -------------------------------------------------------------------------------
@@ -109,28 +109,28 @@ class WeightPlacement:
         self._device = device
         # Layer by layer, so that what a file is to hold is complete before the next one begins.
         rows = sorted(table, key=lambda each: -1 if each.layer is None else each.layer.number)
-        for layer, group in groupby(rows, lambda each: each.layer):
+        for layer, weights in groupby(rows, lambda each: each.layer):
             if layer is None or layer.as_stored or self._cache is None:
-                self._read(group, progress)
+                self._read(weights, progress)
             else:
-                self._load_layer(layer, list(group), self._cache, progress)
+                self._load_layer(layer, list(weights), self._cache, progress)
 
-    def _read(self, group: Iterable[Weight], progress: Progress) -> None:
-        for weight in group:
+    def _read(self, weights: Iterable[Weight], progress: Progress) -> None:
+        for weight in weights:
             progress(weight.name)
             for storage, data in weight.read(self._reader):
                 self._fill(storage, data)
 
     def _fill(self, storage: Storage, data: npt.NDArray[Any]) -> None:
-        """Gives a storage its bytes: on the device, in its section, or in what is to be kept."""
+        """Gives a storage its bytes: on the device, in its group, or in what is to be kept."""
         if self._being_made is not None:
             layer, made = self._being_made
             if (begin := layer.begins.get(storage)) is not None:
                 raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
                 made[begin : begin + raw.size] = raw
-        elif storage.section is not None:
-            storage.section.put(storage, data)
-        if storage.section is None:
+        elif storage.group is not None:
+            storage.group.put(storage, data)
+        if storage.group is None:
             self._upload(storage, data)
 
     def _upload(self, storage: Storage, data: npt.NDArray[Any]) -> None:
@@ -140,33 +140,33 @@ class WeightPlacement:
         storage.data = None
 
     def _load_layer(
-        self, layer: FlatLayer, group: list[Weight], cache: WeightCache, progress: Progress
+        self, layer: FlatLayer, weights: list[Weight], cache: WeightCache, progress: Progress
     ) -> None:
-        """Takes a layer from the disk, or makes it and keeps it there."""
+        """Takes a layer from the cache on disk, or quantizes it and puts it there."""
         moved = self._reader.requantization
         kept = cache.read(layer)
         if kept is not None:
-            for each in group:
+            for each in weights:
                 progress(each.name)
             moved.add(kept.requantized)
             layer.fill(kept.data, self._upload)
             return
         if not self._is_kept:
-            self._read(group, progress)
+            self._read(weights, progress)
             return
         made = np.zeros(layer.nbytes, np.uint8)
         self._being_made, before = (layer, made), copy(moved)
-        self._read(group, progress)
+        self._read(weights, progress)
         self._being_made = None
         mapped = cache.write(layer, KeptLayer(made, moved.since(before)))
-        if layer.section is None:
+        if layer.group is None:
             return
         if mapped is None:
             self._require_room(layer, cache)
         layer.fill(made if mapped is None else mapped, self._upload)
 
     def _require_room(self, first: FlatLayer, cache: WeightCache) -> None:
-        """Ends where layers that have no room on the disk have none in host memory, either."""
+        """Refuses layers that have room neither on the disk nor in host memory."""
         rest = [layer for layer in self._made_here if layer.number > first.number]
         needed, room = sum(layer.host_bytes for layer in rest), available_bytes()
         if room is not None and needed > room:
@@ -177,53 +177,53 @@ class WeightPlacement:
 
     @property
     def _made_here(self) -> list[FlatLayer]:
-        """Layers of which files are made, since the model's own have them otherwise."""
+        """Layers that are quantized here, since the model's files have them otherwise."""
         return [layer for layer in self._layers.values() if not layer.as_stored]
 
     @cached_property
     def _cache(self) -> WeightCache | None:
-        """Where layers are kept that are quantized here; None where none are."""
+        """The cache of layers that are quantized here; None where it is not used."""
         if sum(layer.nbytes for layer in self._made_here) < _LEAST_KEPT:
             return None
         made_from = self._reader.made_from(self._kept_as) if self._kept_as else None
         if made_from is None:
             return None
         cache = WeightCache(made_from, self._layers.values())
-        return cache if self._sections or cache.is_there else None
+        return cache if self._groups or cache.is_there else None
 
     @cached_property
     def _is_kept(self) -> bool:
-        """Whether layers that are quantized here have room on the disk, where some come and go."""
-        if self._cache is None or not self._sections:
+        """Whether layers that are quantized here have room on the disk, where some are streamed."""
+        if self._cache is None or not self._groups:
             return False
         return self._cache.make_room(self._made_here)
 
     # -- what they take ------------------------------------------------------------------------
 
     @property
-    def _sections(self) -> list[WeightGroup]:
-        sections = (layer.section for layer in self._layers.values())
-        return [section for section in sections if section is not None]
+    def _groups(self) -> list[WeightGroup]:
+        groups = (layer.group for layer in self._layers.values())
+        return [group for group in groups if group is not None]
 
     @property
-    def section_bytes(self) -> list[int]:
-        """Bytes of each layer's part that comes and goes."""
-        return [section.nbytes for section in self._sections]
+    def group_bytes(self) -> list[int]:
+        """Bytes of each layer's weight group."""
+        return [group.nbytes for group in self._groups]
 
     @property
     def layer_bytes(self) -> list[int]:
-        """Bytes on the device of what of each layer could come and go, and stays."""
+        """Bytes on the device of each layer's weights that could be streamed, but stay."""
         return [layer.device_bytes for layer in self._layers.values()]
 
     @property
     def head_block_bytes(self) -> list[int]:
         """Bytes of each block of a streamed head."""
-        layers = self._sections
-        return [each.nbytes for each in self.stream.sections if each not in layers]
+        layers = self._groups
+        return [each.nbytes for each in self.stream.groups if each not in layers]
 
     @property
     def problem(self) -> str:
-        """Why layers are not kept on disk, where they should be; else empty."""
+        """Why layers are not cached on disk, where they should be; else empty."""
         return "" if self._cache is None else self._cache.problem
 
     @property
@@ -242,7 +242,7 @@ class WeightPlacement:
 
     @property
     def _streamed_bytes(self) -> int:
-        """Bytes of host memory that the layers take which come and go."""
+        """Bytes of host memory that the streamed layers take."""
         layers = (i for i in self._layers.values() if i.as_stored or not self._is_kept)
         return sum(layer.host_bytes for layer in layers)
 
@@ -250,7 +250,7 @@ class WeightPlacement:
     def mapped_bytes(self) -> int:
         """Bytes of the weights that are read from files whenever they are needed."""
         mapped = sum(each.nbytes for each in self.waiting.values() if each.as_stored)
-        return mapped + sum(self.section_bytes) - self._streamed_bytes
+        return mapped + sum(self.group_bytes) - self._streamed_bytes
 
 
 def layer_number(module: str) -> int | None:
@@ -268,22 +268,22 @@ def row_pieces(rows: int, most: int) -> Iterator[tuple[int, int]]:
 def streamed_matrix(
     name: str, host: HostEmbedding, stream: WeightStream, max_binding: int, block: int
 ) -> StreamedMatrix:
-    """A matrix whose blocks, of so many rows at most, are sections of a stream.
+    """A matrix in blocks of so many rows at most, each a weight group of the stream.
 
-    The stream's last section should not be in use with the first block.
+    The stream's last group should not be in use with the first block.
     """
     row_bytes = matrix("", 1, host.columns, host.dtype).nbytes
     blocks: list[tuple[int, Tensor]] = []
     for row0, count in row_pieces(host.rows, block_rows(row_bytes, max_binding, block)):
-        section = stream.new_section(f"{name} from row {row0}")
-        storage = section.storage(name, count * row_bytes)
+        group = stream.new_group(f"{name} from row {row0}")
+        storage = group.storage(name, count * row_bytes)
         blocks.append((row0, matrix(name, count, host.columns, host.dtype, storage)))
     return StreamedMatrix(host.rows, host.columns, tuple(blocks), host)
 
 
 def fill(streamed: StreamedMatrix, values: npt.NDArray[Any]) -> None:
-    """Gives a streamed matrix its stored rows (rows, padded columns), windows of which it keeps."""
+    """Gives a streamed matrix its rows (rows, padded columns), of which it keeps views."""
     streamed.host.values = values
     for row0, block in streamed.blocks:
-        assert block.storage is not None and block.storage.section is not None
-        block.storage.section.show(values[row0 : row0 + block.rows])
+        assert block.storage is not None and block.storage.group is not None
+        block.storage.group.show(values[row0 : row0 + block.rows])

@@ -1,7 +1,7 @@
 """A base's weights as one table: what each is on the device, where it lies, and how it is read.
 
-The same table lays out a model whose weights are still to be seen (for a plan) and one that is
-loaded; loading, memory and the state dict are loops over it.
+The same table serves a model that is only planned and one that is loaded; loading, memory and the
+state dict are loops over it.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ from qlora_wgpu.ops.trained import SavedModule, TrainableTokens
 from qlora_wgpu.quant import WeightFormat
 
 Shape = tuple[int, int]
-_COPIED = ("maps", "nested_absmax")  # what of a quantized matrix is never a file's own bytes
+_COPIED = ("maps", "nested_absmax")  # the parts of a quantized matrix that are no file's own bytes
 
 
 class WeightLayout:
-    """Builds the table, and of it a model's modules."""
+    """Builds the table, and a model's modules from it."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class WeightLayout:
         textures: bool = False,
         head_block: int = 1 << 30,
         config: Mapping[str, Any] | None = None,
-        residency: OffloadPlan = RESIDENT,
+        offload: OffloadPlan = RESIDENT,
         keep: bool = False,
     ) -> None:
         """Without a folder, shapes and bytes only."""
@@ -91,12 +91,12 @@ class WeightLayout:
         self._policy = QuantizationPolicy(quant, folder, config)
         self._dtype, self._weight_dtype = dtype, weight_dtype or dtype
         self._max_binding, self._head_block = max_binding, head_block
-        self._textures, self._residency, self._keep = textures, residency, keep
+        self._textures, self._offload, self._keep = textures, offload, keep
         self._reader = CheckpointReader(folder, quant)
         self._codebooks: dict[bytes, Tensor] = {}
 
     def lay_out(self, architecture: Architecture, adapter: AdapterLayout) -> Modules:
-        """The modules without their bytes, whose layers get the adapter's pairs."""
+        """The modules without their bytes, with the adapter's pairs on their layers."""
         of = architecture
         if adapter.config.changes_base:
             self._reader.changed = frozenset(f"{spec.name}.weight" for spec in adapter.targets)
@@ -105,7 +105,7 @@ class WeightLayout:
             self._reader,
             self._weight_dtype if self._keep else "",
             textures=self._textures,
-            first_streamed=of.num_layers - self._residency.streamed_layers,
+            first_streamed=of.num_layers - self._offload.streamed_layers,
         )
         embedding, head = self._ends(of, adapter)
         groups = list(with_one_input(of.linears))
@@ -133,15 +133,15 @@ class WeightLayout:
             embedding, head, linears, norms, experts, routers, tables,
             adapter.loras.get(of.head.name), adapter.embedding_lora, of.padding_idx,
         )  # fmt: skip
-        if not self._residency.dequantized:
+        if not self._offload.dequantized:
             return modules
         kept = DequantizedWeights(self._weight_dtype, self._max_binding, self._textures)
         return kept.within(modules, ([spec.name for spec in specs] for specs in groups))
 
     def begin(self, adapter: AdapterLayout, seed: int, progress: Progress) -> str:
-        """Takes the adapter's start from the weights, before they are loaded; what that took.
+        """Computes the adapter's start from the weights before they load; returns a sentence on it.
 
-        A start that the adapter has already is taken as it is.
+        A start that the adapter has already is kept.
         """
         told = ""
         if adapter.start is None:
@@ -175,7 +175,7 @@ class WeightLayout:
         rows, whole = adapter.trained_rows, adapter.trained_whole
         as_head = of.embed_name if tied else of.head_name
         head: Matrix
-        if self._residency.streamed_head:
+        if self._offload.streamed_head:
             if head_module in whole:
                 raise ConfigError(
                     f"lora.modules_to_save trains {head_name} whole, which cannot wait in host "
@@ -191,7 +191,7 @@ class WeightLayout:
         if tied:
             return head.host if isinstance(head, StreamedMatrix) else head, head
         own, matrix = rows.get(embed_module), whole.get(embed_module)
-        if self._residency.host_embedding and matrix is None:
+        if self._offload.host_embedding and matrix is None:
             table = HostEmbedding(vocab, hidden, self._dtype, trained=own)
             return self._host("embedding", name, of.embed_name, table), head
         return self._dense(
@@ -267,9 +267,9 @@ class WeightLayout:
         whole: SavedModule | None = None,
         called: str = "",
     ) -> DenseMatrix:
-        """A matrix that stays, or comes with its layer, in as many pieces as bindings ask for.
+        """A matrix that stays, or is streamed with its layer, in shards that fit a binding.
 
-        ``trained`` and ``whole`` get to know what they are trained in place of.
+        ``trained`` and ``whole`` are told the initial values of what they replace.
         """
         dtype = dtype or self._weight_dtype
         row_bytes = matrix("", 1, columns, dtype).nbytes
@@ -298,7 +298,7 @@ class WeightLayout:
         return held
 
     def _dense_experts(self, name: str, shape: Shape, names: list[str]) -> DenseExperts:
-        """The matrices of all experts, as many together as a binding shows."""
+        """The matrices of all experts, as many together as fit a binding."""
         dtype, (rows, columns) = self._weight_dtype, shape
         one = matrix("", rows, columns, dtype).nbytes
         most = max(self._max_binding // one, 1)
@@ -355,7 +355,7 @@ class WeightLayout:
         return held
 
     def _host_table(self, name: str, rows: int, columns: int) -> HostEmbedding:
-        """A further table; one that its file has in bfloat16 stays so."""
+        """A further table in host memory; one that its file has in bfloat16 stays so."""
         stays = self._reader.is_as_stored(name, columns, "bfloat16")
         held = HostEmbedding(rows, columns, "bfloat16" if stays else self._dtype)
         return self._host(name, name, name, held)
@@ -373,7 +373,7 @@ class WeightLayout:
         return held
 
     def _streamed_head(self, name: str, called: str, host: HostEmbedding) -> StreamedMatrix:
-        """A head whose blocks come and go."""
+        """A head whose blocks are streamed."""
         held = streamed_matrix(
             name, host, self.placement.stream, self._max_binding, self._head_block
         )
@@ -389,7 +389,7 @@ class WeightLayout:
         return held
 
     def _wait(self, kind: str, name: str, held: HostEmbedding) -> None:
-        """Counts what reading takes beside a matrix's own bytes, which wait."""
+        """Notes a matrix in host memory, and what its reading takes beside its own bytes."""
         self.placement.waiting[kind] = held
         held.as_stored = self._reader.is_as_stored(name, held.columns, held.dtype)
         if not held.as_stored:
@@ -398,6 +398,6 @@ class WeightLayout:
 
 
 def with_one_input(specs: Iterable[LinearSpec]) -> Iterator[list[LinearSpec]]:
-    """Neighbours of one module and as many inputs, as q, k and v are."""
+    """Groups neighbours of one module with equally many inputs, as q, k and v are."""
     for _, some in groupby(specs, lambda s: (s.name.rpartition(".")[0], s.in_features)):
         yield list(some)

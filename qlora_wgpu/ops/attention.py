@@ -17,11 +17,7 @@ from qlora_wgpu.ops.tensor import converted
 def append(
     g: Graph, pair: tuple[Tensor, Tensor], layer: tuple[Tensor, Tensor], batch: BatchBuffers
 ) -> None:
-    """Stores keys and values of new tokens behind those of their texts that are there.
-
-    Of one new token of each text, whose keys nobody else reads, that is a part of the launch that
-    rotates them, if it was the last one.
-    """
+    """Stores keys and values of new tokens behind the earlier ones of their texts."""
     (k, v), (keys, values), cache = pair, layer, batch.cache
     if cache is None or not k.columns == v.columns == keys.columns == values.columns:
         raise GraphError(f"kv_cache: {k} and {v} do not fit {keys}")
@@ -157,7 +153,7 @@ def attention(
         dk = dv = None
         if k.requires_grad or v.requires_grad:
             dk, dv = (g.operand(f"d {n}", k.rows, k.columns) for n in ("k", "v"))
-        again = replace(problem, q=g.again(q), k=g.again(k), v=g.again(v))
+        again = replace(problem, q=g.rematerialize(q), k=g.rematerialize(k), v=g.rematerialize(v))
         ATTENTION.launch(g, replace(again, gradients=Gradients(do, dq, dk, dv)))
         for x, dx in ((q, dq), (k, dk), (v, dv)):
             if dx is not None:

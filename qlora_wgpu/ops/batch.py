@@ -18,7 +18,7 @@ _SHORTEST = 2  # tokens of a sample that has a label
 
 
 class Rotation(Protocol):
-    """A rotation of heads whose angles depend on the length of a token's sample."""
+    """A RoPE whose angles depend on the length of a token's sample."""
 
     @property
     def rotary_dim(self) -> int:
@@ -35,10 +35,10 @@ class Rotation(Protocol):
 
 @dataclass(frozen=True)
 class Angles:
-    """A rotation of one micro-batch, which the host writes with it."""
+    """The angles of a rotation in one micro-batch, which the host writes with it."""
 
     table: Tensor  # float32 (batch · seq · rotary_dim) of (cos, sin): a row for each token
-    rows: Tensor  # uint32 (batch · seq), the numbers of its rows in order
+    rows: Tensor  # uint32 (batch · seq): 0, 1, 2, …
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,15 @@ class EmbeddedRows:
     """Rows of a matrix in host memory, which the host writes with a micro-batch."""
 
     table: Tensor  # (batch · seq, columns): the row of each token
-    rows: Tensor  # uint32 (batch · seq), the numbers of these rows in order
+    rows: Tensor  # uint32 (batch · seq): 0, 1, 2, …
 
 
 @dataclass
 class RouterSums:
-    """What a forward sums up of its routers' choices while it is traced, for a loss of these."""
+    """The routers' choices that a forward sums up while it is traced, for the balance loss."""
 
-    # (2, experts) float32, of the layers so far; None before the first that has a router
-    sums: Tensor | None = None
-    top_k: int = 0  # experts that each token meets
+    sums: Tensor | None = None  # (2, experts) float32, of the layers with a router so far
+    top_k: int = 0  # experts of each token
 
 
 @dataclass(frozen=True)
@@ -63,45 +62,44 @@ class SampleBuffers:
     """The samples of a micro-batch, where an objective asks for them."""
 
     # uint32 (4 · capacity): first label row, one past the last, the reference's summed log
-    # probability and a number of the objective's as bits of float32
+    # probability and a number of the objective's as bits of float32.
     table: Tensor
-    # uint32 (batch · seq), of each label row twice its sample's number, and one more where it is
-    # not the answer's
+    # uint32 (batch · seq), of each label row twice its sample's number, plus one where it is not
+    # the answer's.
     of_rows: Tensor
-    capacity: int  # most samples that there are
+    capacity: int  # most samples of a micro-batch
 
 
 @dataclass(frozen=True)
 class BatchBuffers:
     """The inputs that the host writes before a micro-batch: one buffer, written at once.
 
-    What few models need besides, angles by the samples' lengths, has buffers of its own.
+    Angles that depend on the samples' lengths and rows of host embeddings, which few models need,
+    have buffers of their own.
     """
 
     batch: int  # sequences
     seq: int  # tokens of each, padding included
-    storage: Storage
+    storage: Storage  # of all tensors that follow
     input_ids: Tensor  # uint32 (batch · seq)
     targets: Tensor  # int32 (batch · seq), the label of the token that follows
     label_rows: Tensor  # uint32 (batch · seq), the rows that have a target, in front
     positions: Tensor  # uint32 (batch · seq)
     # uint32 (batch · seq), 0 for padding, else one more than where the token's sample begins in its
-    # row
+    # row.
     segments: Tensor
     info: Tensor  # uint32: label rows, whether dropout is on, the micro-batch's random key, samples
     cache: CacheView | None = None  # where keys and values are kept while text is generated
     noise: float = 0.0  # NEFTune's α: how much noise the embedding of training batches gets
-    # float32 (batch · seq), of each label row in their order; None where all are one
+    # float32 (batch · seq), of the label rows in their order; None where all are one.
     weights: Tensor | None = None
-    # Where the routers' choices are summed up, if they are
+    # Where the routers' choices are summed up, if they are.
     routers: RouterSums | None = field(default=None, compare=False)
-    # uint32 (batch · seq), which of the cache's texts each row is of; with a cache
+    # uint32 (batch · seq), with a cache: which of its texts each row is of.
     places: Tensor | None = None
-    drops: bool = False  # whether it may have dropout, as what is trained on may
-    samples: SampleBuffers | None = None  # where samples are, for objectives over them
-    # Of the rotations that ``angles_of`` was asked for
+    drops: bool = False  # whether it may have dropout, as training batches may
+    samples: SampleBuffers | None = None  # for objectives over whole answers
     angles: dict[Rotation, Angles] = field(default_factory=dict, compare=False)
-    # Of the matrices that ``rows_of`` was asked for
     embedded: dict[HostEmbedding, EmbeddedRows] = field(default_factory=dict, compare=False)
 
     @property
@@ -115,9 +113,9 @@ class BatchBuffers:
         return self.cache is not None and self.seq == 1
 
     @property
-    def strips(self) -> PackedWeightCache | None:
-        """Where copies of the weights are that new tokens read, if they do."""
-        return None if self.cache is None else self.cache.strips
+    def packed_weights(self) -> PackedWeightCache | None:
+        """The packed weights that new tokens read, if they do."""
+        return None if self.cache is None else self.cache.packed_weights
 
     @property
     def span(self) -> int:

@@ -1,8 +1,4 @@
-"""Columns of matrices taken apart and put together, for layers that compute several things.
-
-DeepSeek-V2 (2024), section 2.1: a head's query and key have a part that is rotated, which all keys
-of a token share, and one that is not; its value may be shorter than both.
-"""
+"""Columns of matrices taken apart and put together, for layers that compute several things."""
 
 from __future__ import annotations
 
@@ -46,7 +42,7 @@ def columns(g: Graph, x: Tensor, first: int, count: int) -> Tensor:
     return y
 
 
-_MOST = 3  # parts that a launch takes
+_MOST = 3  # parts of a group that a launch takes
 
 
 def group_columns(
@@ -107,12 +103,16 @@ def group_columns(
 
 @dataclass(frozen=True)
 class HeadPart:
-    """Some columns of every head, and where they come from."""
+    """Some columns of every head, and where they come from.
+
+    In DeepSeek-V2 (2024, section 2.1), a head's query and key have a part that is rotated, which
+    all keys of a token share, and one that is not; its value may be shorter than both.
+    """
 
     x: Tensor  # (rows, columns) of any type
-    group: int  # columns of x for each head; 0 where all heads have the same
-    first: int  # the first that is taken of each
-    width: int  # how many are
+    group: int  # columns of x for each head; 0 where all heads share the same
+    first: int  # the first column that is taken of each
+    width: int  # how many are taken
 
     def fits(self, heads: int) -> bool:
         """Whether x has such columns for so many heads."""
@@ -149,14 +149,16 @@ def head_parts(g: Graph, parts: Sequence[HeadPart], heads: int, head_dim: int) -
         at = 0
         for part in parts:
             if part.x.requires_grad:
-                _give_back(g, dy, part, heads, head_dim, at)
+                _head_part_backward(g, dy, part, heads, head_dim, at)
             at += part.width
 
     g.record(y, [part.x for part in parts], vjp)
     return y
 
 
-def _give_back(g: Graph, dy: Tensor, part: HeadPart, heads: int, head_dim: int, at: int) -> None:
+def _head_part_backward(
+    g: Graph, dy: Tensor, part: HeadPart, heads: int, head_dim: int, at: int
+) -> None:
     x = part.x
     dx = g.float32(f"d {x.name}", x.rows, x.columns)
     params = {

@@ -10,6 +10,8 @@ from qlora_wgpu.kernels.gated_delta import CHUNK, GatedDelta, Gradients
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.pointwise import ACTIVATIONS
 
+# ---- gated delta rule ------------------------------------------------------------------------
+
 
 def gated_delta_rule(
     g: Graph,
@@ -52,7 +54,7 @@ def gated_delta_rule(
         num_value_heads: Heads of v, a multiple of num_key_heads.
         key_dim: Elements of a head of q and k, a multiple of 8, at most 512.
         value_dim: Elements of a head of v, a multiple of 8.
-        chunk: Tokens of a chunk, 16, 32 or 64; no matter of results but for rounding.
+        chunk: Tokens of a chunk, 16, 32 or 64; results differ in rounding alone.
 
     Returns:
         (rows, num_value_heads · value_dim) operand.
@@ -138,7 +140,10 @@ def gated_delta_gates(
     return decay, beta
 
 
+# ---- short convolutions ----------------------------------------------------------------------
+
 _GATED: dict[str, Constant] = {"GATED": True}
+_PLAIN: dict[str, Constant] = {"GATED": False, **ACTIVATIONS["silu"]}
 
 
 def short_conv(
@@ -199,10 +204,10 @@ def convolve(
         state = batch.cache.next_state(taps, channels)
         _keep(g, x, state, batch, shape, constants)
         if batch.decodes:
-            # Without gates all that is read of x is in the state.
+            # Without gates all that is needed of x is in the state.
             read = tensors if constants["GATED"] else {**tensors, "x": None}
             step = {**read, "y": y, "state": state, **_texts(batch)}
-            sizes = {**shape, "stride": x.units(8)}  # of x that is not read, too
+            sizes = {**shape, "stride": x.units(8)}  # given even where x is not bound
             g.launch("short_conv/step.wgsl", x.rows * channels // 8, step, sizes, constants)
             return
     units, params = x.rows * channels // 8, {"seq": batch.seq, **shape}
@@ -225,7 +230,7 @@ def _keep(
     shape: dict[str, int],
     constants: dict[str, Constant],
 ) -> None:
-    """Keeps what the tokens to come need of the last ones."""
+    """Keeps what later tokens need of the last ones."""
     tensors = {"segments": batch.segments, **_texts(batch), "x": x, "state": state}
     units = x.rows * shape["hidden"]
     g.launch(
@@ -237,9 +242,6 @@ def _keep(
 def _texts(batch: BatchBuffers) -> dict[str, Tensor | None]:
     """Which text each row is of, and where in it."""
     return {"positions": batch.positions, "places": batch.places}
-
-
-_CONSTANTS: dict[str, Constant] = {"GATED": False, **ACTIVATIONS["silu"]}
 
 
 def causal_conv(
@@ -265,6 +267,6 @@ def causal_conv(
     if wrong or (bias is not None and bias.columns != channels):
         raise GraphError(f"causal_conv: {x}, {weight} and {bias} do not fit")
     y = g.operand(f"conv({x.name})", x.rows, channels)
-    constants = {**_CONSTANTS, "TAPS": taps}
+    constants = {**_PLAIN, "TAPS": taps}
     convolve(g, x, y, (weight, bias), batch, constants, "short_conv/backward_silu.wgsl")
     return y

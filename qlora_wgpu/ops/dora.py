@@ -1,8 +1,8 @@
-"""DoRA (Liu et al., 2024): y = m ⊙ (x·Wᵀ + s·(x·Aᵀ)·Bᵀ) / ‖W + s·B·A‖, a norm for each output.
+"""DoRA (Liu et al., 2024): y = m ⊙ z / ‖W + s·B·A‖ with z = x·Wᵀ + s·(x·Aᵀ)·Bᵀ, a norm per output.
 
-Where training drops elements of the input, z is that of what is kept, and x·Wᵀ of the rest is added
-as it is (``ops/linear.py``). As in PEFT the norm counts as a constant in the backward:
-dz = m / ‖·‖ ⊙ dy and dm = Σ dy ⊙ z / ‖·‖, with z what the layer makes before.
+As in PEFT the norm counts as a constant in the backward: dz = m / ‖·‖ ⊙ dy, dm = Σ dy ⊙ z / ‖·‖.
+With dropout, z is made of what is kept of x, and x·Wᵀ of the rest is added as it is
+(``ops/linear.py``).
 """
 
 from __future__ import annotations

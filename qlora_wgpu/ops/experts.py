@@ -75,7 +75,7 @@ def expert_linear(
         u = None if lora is None else linear.down(g, x, lora, batch, tiles)
         term = lora.forward_term(u) if lora is not None and u is not None else None
     label = "few_rows/forward" if few else "gemm/forward"
-    for first, count, w in _pieces(g, layer, tiles) if few else weight.expert_shards(g):
+    for first, count, w in _few_rows_operands(g, layer, tiles) if few else weight.expert_shards(g):
         here = replace(tiles, first=first, count=count)
         product = Gemm(x, w, y, lora=term, bias=layer.bias, experts=here, few=few, label=label)
         GEMM.launch(g, product)
@@ -101,10 +101,10 @@ def expert_linear(
     return y
 
 
-def _pieces(
+def _few_rows_operands(
     g: Graph, layer: ExpertLinear, tiles: ExpertTiles
 ) -> Iterator[tuple[int, int, Tensor | QuantizedView]]:
-    """``(first expert, count, matrices)`` of new tokens: decoded on the way where they can be."""
+    """Yields ``(first expert, count, matrices)`` for new tokens: as codes where possible."""
     weight = layer.weight
     whole = rows_of(g, [weight]) if isinstance(weight, QuantizedMatrix) else None
     if whole is None:

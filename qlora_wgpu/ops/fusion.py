@@ -1,4 +1,4 @@
-"""Fusion rules: what one kernel does of the launches that ops trace one by one."""
+"""Fusion rules: one kernel in place of several launches that ops trace one by one."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from qlora_wgpu.kernels.common import row_constants
 
 _CAST = "tensor/convert.wgsl"
 _STRIPS, _ROPE = "few_rows/strips.wgsl", "rope/rotate_units.wgsl"
-_RANKS = 8  # that a workgroup of rms_norm/down.wgsl makes
-_MOST_RANKS = 64  # beyond them products of few rows are cut otherwise
+_RANKS = 8  # of a workgroup of rms_norm/down.wgsl
+_MOST_RANKS = 64  # beyond them products of few rows are split otherwise
 
 
 def _tail(g: Graph, *paths: str) -> list[Launch] | None:
@@ -47,7 +47,7 @@ def _norm_of_parts(g: Graph, uses: Uses) -> None:
 
 
 def _cast_beside(g: Graph, uses: Uses) -> None:
-    """A copy in the operands' type, by the launch that wrote the float32 matrix last."""
+    """A cast to the operands' type, done by the launch that wrote the float32 matrix last."""
     if (last := _tail(g, _CAST)) is None:
         return
     x, y = last[0].tensors["x"], last[0].tensors["y"]
@@ -68,7 +68,7 @@ def _cast_beside(g: Graph, uses: Uses) -> None:
 
 
 def _norm_and_down(g: Graph, uses: Uses) -> None:
-    """RMSNorm and the u of a LoRA pair of what it makes, for new tokens."""
+    """RMSNorm and the product of its output with a LoRA A, for new tokens."""
     if len(g.launches) < 2 or g.launches[-1].label != "lora/down":
         return
     norm, down = g.launches[-2:]
@@ -96,7 +96,7 @@ def _norm_and_down(g: Graph, uses: Uses) -> None:
 
 
 def _product_and_glu(g: Graph, uses: Uses) -> None:
-    """A product in strips that makes gate and up, and the gated unit of them."""
+    """A product with packed weights that makes gate and up, and the gated unit of them."""
     if (last := _tail(g, _STRIPS, "glu/forward.wgsl")) is None:
         return
     product, glu = last
@@ -121,8 +121,8 @@ def _product_and_glu(g: Graph, uses: Uses) -> None:
     )
 
 
-def _kept_as_rotated(g: Graph, uses: Uses) -> None:
-    """Rotation of new tokens, and what is kept of their keys and values, with what makes them."""
+def _rope_and_append(g: Graph, uses: Uses) -> None:
+    """RoPE of new tokens and the append to the KV cache, with the product or the norms before."""
     append = g.launches[-1]
     if append.path != "kv_cache/append.wgsl" or "places" not in append.tensors:
         return
@@ -176,7 +176,7 @@ def _kept_as_rotated(g: Graph, uses: Uses) -> None:
 
 
 def _within_product(g: Graph, bound: Mapping[str, Tensor], rope: Launch, append: Launch) -> bool:
-    """The same as a part of the product in strips that made q, k and v, of whole heads."""
+    """The same within the product with packed weights that made q, k and v, if heads are whole."""
     last = _tail(g, _STRIPS)
     if last is None or [last[0].tensors.get(n) for n in ("y", "y1", "y2")] != [
         bound[name] for name in "qkv"
@@ -209,7 +209,7 @@ def _within_product(g: Graph, bound: Mapping[str, Tensor], rope: Launch, append:
 
 
 def _take_norms(g: Graph, tensors: dict[str, Tensor]) -> float:
-    """The norms of queries and keys, if they came last; what they add under the root."""
+    """Takes in the norms of queries and keys, if they came last; returns their epsilon."""
     last = _tail(g, "qk_norm/forward.wgsl", "qk_norm/forward.wgsl")
     if last is None or [each.tensors["y"] for each in last] != [tensors["q"], tensors["k"]]:
         return 0.0
@@ -227,5 +227,5 @@ def _fits(tensors: Mapping[str, Tensor]) -> bool:
     return sum(not tensor.texture for tensor in tensors.values()) <= MOST_STORAGE_BUFFERS
 
 
-FUSIONS = (_norm_of_parts, _norm_and_down, _product_and_glu, _kept_as_rotated, _cast_beside)
+FUSIONS = (_norm_of_parts, _norm_and_down, _product_and_glu, _rope_and_append, _cast_beside)
 """All rules, in the order in which they are tried."""

@@ -21,14 +21,13 @@ class KVCache:
 
     capacity: int  # most tokens of a text
     texts: int = 1  # how many there is room for, their keys one below the other
-    # Whether new tokens read copies of the weights (``ops/quantized.py``) where the profile's
-    # kernels gain by it
-    in_strips: bool = False
-    # Keys and values of each layer's tokens, where it attends
-    layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    # What layers that convolve keep of the last tokens, and linear attention of all
+    # Whether new tokens read packed weights (``ops/quantized.py``), where the profile's kernels
+    # gain by them.
+    packs_weights: bool = False
+    layers: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # keys and values of each
+    # What convolutions keep of the last tokens, and linear attention of all.
     states: list[Tensor] = field(default_factory=list)
-    # DoRA's of each layer, by their names: prompts write them, new tokens read them
+    # DoRA's norms by layer: prompts write them, new tokens read them.
     norms: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -39,15 +38,15 @@ class CacheView:
         """Begins at the first layer."""
         self.capacity = cache.capacity
         self.texts = cache.texts
-        self.strips: PackedWeightCache | None = None
-        self.in_strips = cache.in_strips
+        self.packed_weights: PackedWeightCache | None = None
+        self.packs_weights = cache.packs_weights
         self._cache = cache
         self._next = 0
         self._stored: dict[Tensor, tuple[Tensor, Tensor]] = {}
         self._next_state = 0
 
     def next_layer(self, dtype: str, columns: int, most_texture: int = 0) -> tuple[Tensor, Tensor]:
-        """The keys and values of the layer that comes next."""
+        """The keys and values of the next layer."""
         if self._next == len(self._cache.layers):
             pair = tuple(
                 _kept(name, self.texts * self.capacity, columns, dtype, most_texture)
@@ -69,7 +68,7 @@ class CacheView:
         self._stored[keys] = layer
 
     def norm(self, name: str, length: int) -> Tensor:
-        """A vector of that name that is kept, float32."""
+        """The float32 vector of that name."""
         if name not in self._cache.norms:
             storage = Storage(name, "kv cache", 4 * length)
             self._cache.norms[name] = vector(name, length, "float32", storage)

@@ -1,9 +1,4 @@
-"""A batch's label rows: gathered, weighted, taken in chunks, and put back.
-
-A gradient is linear in such a number, so the head makes it without one, in the pass in which it
-finds the losses; the rows of d hidden are multiplied afterwards. So a weight may depend on all of
-the batch's losses, and the head is computed once all the same.
-"""
+"""A batch's label rows: gathered, weighted, taken in chunks, and put back."""
 
 from __future__ import annotations
 
@@ -80,6 +75,10 @@ def weighted_total(
     g: Graph, losses: Tensor, batch: BatchBuffers, stats: Tensor, *, confidence: bool
 ) -> Tensor:
     """Adds the weighted losses, the sum of the weights and the weighted hits to ``stats``.
+
+    A gradient is linear in its row's weight. So the head makes it without one, in the pass in which
+    it finds the losses, and the rows of d hidden are multiplied afterwards (``scale_label_rows``):
+    a weight may depend on all of the batch's losses, and the head is computed once all the same.
 
     Args:
         g: The graph.

@@ -2,10 +2,6 @@
 
 With u = s·drop(x)·Aᵀ and du = s·dy·B the gradients are dB = dyᵀ·u, dA = duᵀ·drop(x) and
 dx = dy·W + mask·(du·A): the adapter costs two skinny products and an epilogue of the base's.
-
-Up to three layers of one input are one product each way: their matrices are dequantized one below
-the other, so that y = x·Wᵀ and dx = Σ dy·W, and so are the thin products of adapters whose A and B
-follow each other in the flat vector. The layers keep what is theirs: results, adapters, gradients.
 """
 
 from __future__ import annotations
@@ -43,7 +39,7 @@ from qlora_wgpu.ops.quantized import (
 )
 from qlora_wgpu.ops.tensor import as_operand, fill_zero, summed
 
-_RANKS = 8  # of which the kernels of a group's adapters take so many at once
+_RANKS = 8  # that the kernels of a group's adapters take at once
 
 
 def linear(
@@ -96,12 +92,16 @@ def linear_group(
     batch: BatchBuffers,
     float32: Sequence[bool] | None = None,
 ) -> list[Tensor]:
-    """Applies layers that are a group.
+    """Applies up to three layers of one input that are a group (``is_group``).
+
+    They are one product each way: their matrices are dequantized one below the other, so that
+    y = x·Wᵀ and dx = Σ dy·W. So are the thin products of their adapters, whose A and B follow each
+    other in the flat vector. Each layer keeps its own result, adapter and gradients.
 
     Args:
         g: The graph.
         x: (rows, in_features) operand.
-        layers: What is applied.
+        layers: The layers to apply.
         batch: The micro-batch.
         float32: Which results are float32.
 
@@ -119,7 +119,7 @@ def linear_group(
 
 
 def _inverse(g: Graph, layer: Linear, batch: BatchBuffers) -> Tensor:
-    """Room for DoRA's 1 / ‖W + s·B·A‖: new tokens find there what their text's prompt put there."""
+    """Room for DoRA's 1 / ‖W + s·B·A‖, which new tokens find as their text's prompt left it."""
     name, rows = f"{layer.name}.norm", layer.weight.rows
     return g.float_vector(name, rows) if batch.cache is None else batch.cache.norm(name, rows)
 
@@ -139,13 +139,13 @@ class _Product:
     """multiplier · x·Wᵀ + u·Bᵀ + bias + residual, of one layer or of a group."""
 
     layers: tuple[Linear, ...]
-    lora: Lora | None  # the adapter, the multiplier in its scaling; of a group all ranks
+    lora: Lora | None  # with the multiplier in its scaling; of a group with the ranks of all
     batch: BatchBuffers
     multiplier: float = 1.0
     bias: Tensor | None = None  # of all layers
-    bias_begins: tuple[int, ...] = ()  # of the further layers, in elements
+    bias_begins: tuple[int, ...] = ()  # where those of further layers begin, in elements
     residual: Tensor | None = None  # of one layer
-    inverse: Tensor | None = None  # where DoRA's 1 / ‖W + s·B·A‖ go, of each shard of W
+    inverse: Tensor | None = None  # where DoRA's 1 / ‖W + s·B·A‖ go
 
     def add(self, g: Graph, x: Tensor, float32: Sequence[bool]) -> list[Tensor]:
         """Adds the launches and their backward; returns each layer's result."""
@@ -157,7 +157,7 @@ class _Product:
         weights, u = [layer.weight for layer in self.layers], None
         if few:
             term = few_rows_term(g, x, lora)
-            shards = pieces(g, weights, self.batch.strips)
+            shards = few_rows_operands(g, weights, self.batch.packed_weights)
         else:
             u = None if lora is None else down(g, x, lora, self.batch)
             term = lora.forward_term(u) if lora is not None and u is not None else None
@@ -222,9 +222,9 @@ def _zeros(g: Graph, like: Tensor) -> Tensor:
 
 
 def _operands(g: Graph, weights: Sequence[Matrix]) -> Iterator[tuple[int, Tensor]]:
-    """``(first row, some rows)`` of a matrix, or all rows of a group's, one below the other.
+    """Yields ``(first row, shard)`` of a matrix, or a group's matrices one below the other.
 
-    They are kept so, or free after the next product.
+    Unless they are kept dequantized, a shard's memory is free after the next product.
     """
     if len(weights) == 1:
         yield from weights[0].shards(g)
@@ -238,25 +238,25 @@ def _operands(g: Graph, weights: Sequence[Matrix]) -> Iterator[tuple[int, Tensor
     yield 0, w
 
 
-def pieces(
-    g: Graph, weights: Sequence[Matrix], strips: PackedWeightCache | None
+def few_rows_operands(
+    g: Graph, weights: Sequence[Matrix], packed: PackedWeightCache | None
 ) -> Iterator[tuple[int, Tensor | QuantizedView | PackedWeights]]:
-    """The same as products of few rows read them: in strips, decoded on the way, or operands."""
+    """The same for products of few rows: packed, as codes, or as operands."""
     whole: QuantizedView | PackedWeights | None = readable(g, weights)
-    if strips is not None and (quantized := _decodable(weights)):
-        whole = strips.of_quantized(g, quantized) or whole
+    if packed is not None and (quantized := _decodable(weights)):
+        whole = packed.of_quantized(g, quantized) or whole
     if whole is not None:
         yield 0, whole
         return
     first = weights[0]
     still = isinstance(first, DenseMatrix) and first.trained is None and first.whole is None
     for row0, w in _operands(g, weights):
-        made = strips.of_dense(g, w) if strips is not None and still else None
+        made = packed.of_dense(g, w) if packed is not None and still else None
         yield row0, made or w
 
 
 def readable(g: Graph, weights: Sequence[Matrix]) -> QuantizedView | None:
-    """Quantized matrices of one input as these products read them, if they can be one product."""
+    """Quantized matrices of one input as codes that one product can read; else None."""
     quantized = _decodable(weights)
     return rows_of(g, quantized) if quantized else None
 
@@ -315,7 +315,7 @@ def backward(
         experts: If given, each tile of rows belongs to an expert with factors of its own.
         others: Those of the further layers, whose ranks lie side by side in u and du.
     """
-    x = g.again(x)
+    x = g.rematerialize(x)
     du = g.float32("d lora u", x.rows, lora.r)
     UP_GRAD.launch(g, LoraBGradInput(dy, lora, du, experts, others))
     rows = experts.rows if experts is not None else None
@@ -332,11 +332,11 @@ def backward(
 
 
 def is_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> bool:
-    """Whether layers may be one product here; those that may not are applied one by one.
+    """Whether layers may be one product; those that may not are applied one by one.
 
-    They may where the profile says that it pays, or for new tokens, the weights are quantized and
-    of one input, the biases, if any, lie in one storage, and the adapters, if any, are alike and
-    lie together, without DoRA, and for all but new tokens without dropout.
+    It has to pay, by the profile, or be for new tokens. The weights have to be quantized and of one
+    input, the biases, if any, in one storage, and the adapters, if any, alike and next to each
+    other, without DoRA and, except for new tokens, without dropout.
     """
     weights = [layer.weight for layer in layers]
     if batch.decodes:
@@ -362,7 +362,7 @@ def _without_dropout(layers: Sequence[Linear]) -> list[Linear]:
 
 
 def largest_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> list[Linear]:
-    """As many of some layers of one input as may be one product, the last first; or none."""
+    """As many of some layers of one input as may be one product, the last preferred; or none."""
     for count in range(min(len(layers), MOST_TOGETHER), 1, -1):
         for some in reversed(list(combinations(layers, count))):
             if is_group(g, some, batch):
@@ -405,7 +405,7 @@ def _most_like(g: Graph, layer: Linear) -> int:
 def most_layers(g: Graph, *, with_bias: bool, with_lora: bool) -> int:
     """How many layers a product has at most, by the storage buffers that its forward binds.
 
-    It has the most: x, w and the results, u and B, biases, and where it counts saturated values.
+    These are x, w and the results, u and B, biases, and the counter of clamped values.
     """
     counted = g.profile.saturates and g.saturated is not None
     return min(MOST_TOGETHER, MOST_STORAGE_BUFFERS - 2 - 2 * with_lora - with_bias - counted)

@@ -17,7 +17,7 @@ from qlora_wgpu.ops.tensor import softcap_in_place
 
 Shard = tuple[int, Tensor | QuantizedView | PackedWeights]
 _LEAST_ROWS = 16
-_VIEW_ROWS = 256  # of any width, that a view of a matrix may begin at a multiple of
+_VIEW_ROWS = 256  # a view of a matrix of any width may begin at multiples of so many rows
 
 
 def chunk_rows(g: Graph, vocab: int, rows: int) -> int:
@@ -27,7 +27,7 @@ def chunk_rows(g: Graph, vocab: int, rows: int) -> int:
 
 
 def rows_of_a_text(g: Graph, head: Matrix, rows: int) -> int:
-    """``chunk_rows`` where no loss is taken; few of a head that is streamed to save memory."""
+    """``chunk_rows`` where no loss is computed; few for a head that is streamed to save memory."""
     few = isinstance(head, StreamedMatrix)
     return min(_LEAST_ROWS, rows) if few else chunk_rows(g, head.rows, rows)
 
@@ -50,7 +50,7 @@ def logits_of_rows(
         batch: The micro-batch.
         first: The first label row.
         count: How many there are.
-        u: What the head's adapter makes of all hidden states first, where that is known.
+        u: The adapter's scaling · dropout(hidden)·Aᵀ of all hidden states, where it is known.
     """
     shards = _shards(g, head.matrix, batch)
     return _logits(g, hidden, head, batch, first, count, head.matrix.rows, shards, u)
@@ -59,7 +59,7 @@ def logits_of_rows(
 def _shards(g: Graph, matrix: Matrix, batch: BatchBuffers) -> Iterator[Shard]:
     if batch.cache is None:
         return matrix.shards(g)
-    return linear.pieces(g, [matrix], batch.strips)
+    return linear.few_rows_operands(g, [matrix], batch.packed_weights)
 
 
 def logits_of_block(
@@ -73,7 +73,7 @@ def logits_of_block(
     row0: int,
     u: Tensor | None = None,
 ) -> Tensor:
-    """The same of the tokens whose rows of the head are a block, from ``row0`` on, to the bit."""
+    """The same bits for a block of the vocabulary: rows ``row0`` and on of the head."""
     lora = head.lora
     if lora is not None:
         head = replace(head, lora=replace(lora, b=rows_from(lora.b, row0, block.rows)))
@@ -83,7 +83,7 @@ def logits_of_block(
 
 
 def _elements_from(bias: Tensor, first: int, count: int) -> Tensor:
-    """A view of some numbers of a bias, from one on where a binding may begin."""
+    """A view of some elements of a bias, from one on where a binding may begin."""
     return row(bias.name, count, bias.dtype, bias.storage, bias.offset + 4 * first)
 
 
@@ -117,7 +117,7 @@ def _logits(
 def _term(
     g: Graph, chunk: Tensor, lora: Lora | None, batch: BatchBuffers, first: int, u: Tensor | None
 ) -> LoraTerm | None:
-    """The adapter's term of some label rows; u as it is known, or made of them, without dropout."""
+    """The adapter's term of some label rows; an unknown u is computed of them, without dropout."""
     if lora is None:
         return None
     if batch.cache is not None:
@@ -128,7 +128,7 @@ def _term(
 
 
 def block_rows(row_bytes: int, max_binding: int, block: int) -> int:
-    """Rows of a block of a head: as many as the profile says and one binding shows.
+    """Rows of a block of a head: as many as the profile says and fit a binding.
 
     Args:
         row_bytes: Bytes of a row.
@@ -141,7 +141,7 @@ def block_rows(row_bytes: int, max_binding: int, block: int) -> int:
 
 
 def shard_rows(row_bytes: int, max_binding: int, block: int) -> int:
-    """Rows of a resident matrix that one storage has: whole blocks, as ``block_rows`` has them."""
+    """Rows of a shard of a resident matrix: whole blocks of ``block_rows``."""
     rows = block_rows(row_bytes, max_binding, block)
     return max(max_binding // row_bytes // rows, 1) * rows
 
@@ -163,7 +163,7 @@ def head_group(g: Graph, rows: int) -> int:
 
 
 def head_groups(g: Graph, head: Matrix, rows: int) -> list[tuple[int, Tensor]]:
-    """``(first row, some rows)`` of a resident head: what one product with its columns takes."""
+    """``(first row, rows)`` of a resident head, as one product with its columns takes them."""
     block = rows_of_a_block(g, head)
     most = block * (1 if block % PART_UNIT else head_group(g, rows))
     return [

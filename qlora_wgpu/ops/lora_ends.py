@@ -1,14 +1,4 @@
-"""LoRA on the embedding and on the head, and the embedding itself.
-
-u = s·Aᵀ[ids] is (rows, r), so that u·Bᵀ is a thin product, dB = dyᵀ·u an ordinary one, and dA sums
-up du = s·dy·B over the places of each token.
-
-Those rows that are trained get their gradient, and so does a pair (LoRA) beside them.
-
-u = s·drop(hidden)·Aᵀ is made of all hidden states at once, so that their dropout is that of whole
-rows. Blocks of the vocabulary then add du = dlogits·B and dB = dlogitsᵀ·u, and what is left in the
-end is as of any layer: dA = duᵀ·drop(hidden) and mask·(du·A).
-"""
+"""The embedding, and LoRA on the embedding and on the head."""
 
 from __future__ import annotations
 
@@ -30,9 +20,14 @@ from qlora_wgpu.ops.tensor import add_to, fill_zero, summed
 from qlora_wgpu.ops.trained import overwrite_looked_up
 from qlora_wgpu.ops.trained_gradients import add_lookup_gradient, add_whole_lookup, following_places
 
+# ---- the embedding ---------------------------------------------------------------------------
+
 
 class EmbeddingPair:
     """The adapter of an embedding within one forward.
+
+    u = s·Aᵀ[ids] is (rows, r), so that u·Bᵀ is a thin product and dB = dyᵀ·u an ordinary one; dA
+    sums up du = s·dy·B over the places of each token.
 
     Attributes:
         u: scaling · Aᵀ[ids], (rows, r) float32.
@@ -80,7 +75,7 @@ class EmbeddingPair:
         )
 
     def add_gradients(self, dy: Tensor) -> None:
-        """Adds to the gradients of A and B, of dy (rows, hidden_size) of any type."""
+        """Adds to the gradients of A and B, given dy (rows, hidden_size) of any type."""
         g, lora, u = self._g, self._lora, self.u
         du = g.float32("d embedding u", *u.shape)
         UP_GRAD.launch(g, LoraBGradInput(dy, lora, du))
@@ -166,8 +161,16 @@ def embedding(
     return y
 
 
+# ---- the head --------------------------------------------------------------------------------
+
+
 class LoraHead:
-    """The adapter of a head within one loss."""
+    """The adapter of a head within one loss.
+
+    u = s·drop(hidden)·Aᵀ is made of all hidden states at once, so that dropout sees whole rows.
+    Blocks of the vocabulary then add du = dlogits·B and dB = dlogitsᵀ·u. The rest is as for any
+    layer: dA = duᵀ·drop(hidden) and mask·(du·A).
+    """
 
     u: Tensor  # scaling · dropout(hidden)·Aᵀ of all rows, (rows, r) float32
     du: Tensor  # its gradient of label rows, zero elsewhere, once there is one
@@ -180,7 +183,7 @@ class LoraHead:
 
     @classmethod
     def of(cls, g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers) -> LoraHead | None:
-        """That of a head which has one."""
+        """The adapter of a head that has one."""
         return None if head.pair is None else cls(g, hidden, head.pair, batch)
 
     def begin(self) -> None:
@@ -189,7 +192,7 @@ class LoraHead:
         self.du = g.float32("d u of the head", self._batch.rows, lora.r)
         fill_zero(g, self.du)
         self.of_b = lora.grad_b
-        if lora.grad_b.dtype != "float32":  # which would be rounded with every chunk of rows
+        if lora.grad_b.dtype != "float32":  # it would be rounded with every chunk of rows
             nbytes = lora.grad_b.nbytes // ITEM_SIZE[lora.grad_b.dtype] * 4
             storage = Storage("gradient of the head's B", "gradients", nbytes)
             self.of_b = matrix("d B of the head", *lora.b.shape, "float32", storage)
@@ -207,7 +210,7 @@ class LoraHead:
     def take(
         self, dlogits: Tensor, turned: Tensor, row0: int, first: int, chunk: Tensor, part: int
     ) -> None:
-        """Takes what some rows of the head add.
+        """Adds what some rows of the head contribute.
 
         Args:
             dlogits: (label rows, rows of the head from ``row0`` on).
@@ -215,7 +218,7 @@ class LoraHead:
             row0: The first row of the head; where that is 0, ``chunk`` is overwritten.
             first: The first of the label rows.
             chunk: du of these.
-            part: Terms of each part of the sums, as for the head's own.
+            part: Terms of each partial sum, as for the head's own.
         """
         g, lora, rows = self._g, self._lora, dlogits.columns
         b = rows_from(lora.b, row0, rows)

@@ -2,12 +2,6 @@
 
 Only rows with a label are multiplied (the batch lists them), and the gradient with respect to
 the hidden states is made in the same pass, so that no logits are kept or computed twice.
-
-Sums are made by blocks of the vocabulary, the gradient's parts too, and added up in their order. A
-head in host memory comes in these blocks, each once for all rows: a first pass, from the last on,
-sums up, and a second, from the first on, computes their logits again. So it has the bits of a head
-on the device, of which a launch takes many blocks at once.
-
 """
 
 from __future__ import annotations
@@ -44,9 +38,9 @@ class Objective:
     z_loss: float = 0.0  # ζ, which keeps the softmax's normalizer near one (Chowdhery et al., 2022)
     weighted: bool = False  # whether the micro-batch has a weight of each label row
     # Whether each row is weighted by its label's probability, through which no gradient passes
-    # (DFT, arXiv 2508.05629)
+    # (DFT, arXiv 2508.05629).
     confidence: bool = False
-    preference: Preference | None = None  # what is made of whole samples' losses, if anything is
+    preference: Preference | None = None  # the objective over whole answers, if it is one
 
     @property
     def has_factors(self) -> bool:
@@ -55,7 +49,7 @@ class Objective:
 
     @property
     def is_bent(self) -> bool:
-        """Whether a row's loss is another than the label's negative log-likelihood."""
+        """Whether a row's loss is not the label's plain negative log-likelihood."""
         return self.label_smoothing != 0.0 or self.z_loss != 0.0
 
 
@@ -89,7 +83,7 @@ def cross_entropy(
         stats: float32; element 0 gets the sum of losses, element 1 their number, element 4 the
             number of labels whose logit is the largest, or as large as it.
         gradient: Whether d loss / d hidden is made and added.
-        objective: The loss that is summed up.
+        objective: The loss that is minimized.
     """
     loss = _Loss(g, hidden, head, batch, objective)
     trained, whole = trained_rows(head.matrix), trained_whole(head.matrix)
@@ -111,7 +105,13 @@ def cross_entropy(
 
 
 class _Loss:
-    """The parts of the loss of a batch."""
+    """The loss of a batch, and its parts.
+
+    Sums are made by blocks of the vocabulary, the gradient's parts too, and added up in their
+    order. A streamed head comes in these blocks, each once for all rows: a first pass, from the
+    last block on, sums up, and a second, from the first on, computes the logits again. So it has
+    the bits of a resident head, of which a launch takes many blocks at once.
+    """
 
     def __init__(
         self, g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers, objective: Objective
@@ -131,14 +131,18 @@ class _Loss:
     def compute(
         self, stats: Tensor | None, *, gradient: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The losses, and d hidden of their sum if it is asked for."""
+        """The losses, and d hidden of their sum if it is asked for.
+
+        Returns:
+            d hidden, and the factors of the label rows' gradients; None where there are none.
+        """
         if gradient and self.pair is not None:
             self.pair.begin()
         if isinstance(self._head.matrix, StreamedMatrix):
             self._sum_up_blocks()
             factors = None if stats is None else self.total(stats)
             return self._streamed_gradient(factors) if gradient else None, factors
-        # What the head's own parameters are multiplied by is known when all losses are.
+        # The factors of the gradients of the head's own parameters depend on all losses.
         own = self.pair is not None or self.of_whole is not None
         if gradient and own and self._objective.has_factors:
             self._resident(gradient=False)
@@ -234,12 +238,12 @@ class _Loss:
         *,
         fresh: bool = False,
     ) -> Iterator[tuple[int, int]]:
-        """The chunks to trace launches for; others, as large as the first, get copies of its own.
+        """Yields the chunks to trace; others, as large as the first, repeat its launches.
 
         Args:
             chunks: ``(first row, rows)`` of each.
-            shared: What the launches of all of them write.
-            own: What those of each write besides, if that is read elsewhere.
+            shared: What the launches of all chunks write.
+            own: What those of each chunk write besides, if it is read elsewhere.
             fresh: Whether they write that for the first time.
         """
         launches, size = self._g.launches, chunks[0][1]
@@ -255,7 +259,7 @@ class _Loss:
             if self.of_rows is not None:
                 tensors[self.of_rows.columns] = self.of_rows.columns
             tensors |= dict(zip(written, own[number] if own else (), strict=True))
-            # A second one has all around it that any later one has.
+            # The second one has the same neighbours as any later one.
             again = self._g.repeat(
                 made, tensors, {"first": chunk[0], "first_row": chunk[0]},
                 stands_for_all=number > 1 and not fresh,
@@ -264,9 +268,9 @@ class _Loss:
                 made, written = again, own[number] if own else ()
 
     def _streamed_rows(self) -> int:
-        """Rows of a block's logits: those of whole ones where that decides how sums are cut.
+        """Rows whose logits of a block exist at once.
 
-        The gradient of a pair's B is summed up by chunks of rows.
+        As many as of a whole head where that decides how sums are split, as of a pair's dB.
         """
         g, rows = self._g, self._batch.rows
         cuts_sums = g.profile.least_workgroups > 0 or self.pair is not None

@@ -29,9 +29,9 @@ class Matrix(Protocol):
         """in_features."""
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
-        """Yields ``(first row, operand tensor)`` pieces, each within one binding.
+        """Yields ``(first row, operand tensor)``, each within one binding.
 
-        Adds the launches that a piece needs just before it is yielded.
+        Adds the launches that a shard needs just before it is yielded.
         """
 
 
@@ -39,15 +39,14 @@ class Matrix(Protocol):
 class DenseMatrix:
     """A matrix kept as matmul operands on the device."""
 
-    rows: int  # its rows
-    columns: int  # its columns
+    rows: int
+    columns: int
     pieces: tuple[tuple[int, Tensor], ...]  # ``(first row, operand tensor)``
-    # The rows that are trained, which overwrite theirs before a forward
-    trained: TrainableTokens | None = None
-    whole: SavedModule | None = None  # all of it, where all is trained, likewise
+    trained: TrainableTokens | None = None  # rows that overwrite these before a forward
+    whole: SavedModule | None = None  # the same where all rows are trained
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
-        """Yields the resident pieces."""
+        """Yields the resident shards."""
         yield from self.pieces
 
 
@@ -55,14 +54,12 @@ class DenseMatrix:
 class HostEmbedding:
     """A matrix in host memory, of which rows are uploaded with each micro-batch."""
 
-    rows: int  # its rows
-    columns: int  # its columns
+    rows: int
+    columns: int
     dtype: str  # element type of what is uploaded
-    # (rows, padded columns), bfloat16 as uint16, once it is read
-    values: npt.NDArray[Any] | None = None
-    as_stored: bool = False  # whether these are a file's own bytes, of which no copy is made
-    # The rows that are trained, which take the place of what is looked up
-    trained: TrainableTokens | None = None
+    values: npt.NDArray[Any] | None = None  # (rows, padded columns), bfloat16 as uint16, once read
+    as_stored: bool = False  # whether these are mapped from the model's file, without a copy
+    trained: TrainableTokens | None = None  # rows that overwrite what is looked up
 
     @property
     def nbytes(self) -> int:
@@ -79,17 +76,17 @@ class HostEmbedding:
 
 @dataclass(frozen=True)
 class StreamedMatrix:
-    """A matrix in host memory that comes to the device in blocks of rows, one after the other."""
+    """A matrix in host memory that is uploaded in blocks of rows, one after the other."""
 
-    rows: int  # its rows
-    columns: int  # its columns
-    # ``(first row, operand tensor)``, each the storage of a section of its own
+    rows: int
+    columns: int
+    # ``(first row, operand tensor)``, each in a weight group of its own.
     blocks: tuple[tuple[int, Tensor], ...]
     host: HostEmbedding  # all of it
 
     @property
     def trained(self) -> TrainableTokens | None:
-        """The rows that are trained, which overwrite those of a block when it has come."""
+        """The rows that are trained, which overwrite those of a block once it is uploaded."""
         return self.host.trained
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
@@ -98,9 +95,9 @@ class StreamedMatrix:
             yield row0, self.brought(g, row0, block)
 
     def brought(self, g: Graph, row0: int, block: Tensor) -> Tensor:
-        """A block for the launches that follow at once: in a texture where they want it there.
+        """A block for the launches that follow at once, in a texture where they want one.
 
-        A copy that the layout pass makes would be kept for whoever reads the block again.
+        The copy is made here: one made by the layout pass would live until the next reader.
         """
         if self.trained is not None:
             overwrite(g, self.trained, [(row0, block)])
@@ -147,7 +144,7 @@ class ExpertMatrix(Protocol):
     def expert_shards(self, g: Graph) -> Iterator[tuple[int, int, Tensor]]:
         """Yields ``(first expert, count, operand tensor)``, the experts one below the other.
 
-        Adds the launches that a piece needs just before it is yielded.
+        Adds the launches that a shard needs just before it is yielded.
         """
 
 
@@ -161,7 +158,7 @@ class DenseExperts:
     pieces: tuple[tuple[int, int, Tensor], ...]
 
     def expert_shards(self, g: Graph) -> Iterator[tuple[int, int, Tensor]]:
-        """Yields the resident pieces."""
+        """Yields the resident shards."""
         yield from self.pieces
 
 
@@ -169,8 +166,8 @@ class DenseExperts:
 class ExpertLinear:
     """A frozen linear layer of each expert."""
 
-    name: str  # what all of them are called together
-    weight: ExpertMatrix  # their matrices
+    name: str  # of all of them together
+    weight: ExpertMatrix
     lora: Lora | None  # the first expert's adapter, if they are adapted
     bias: Tensor | None = None  # (experts, out_features) float32, if they have biases
 
@@ -180,11 +177,10 @@ class Head:
     """``lm_head`` and what its logits go through."""
 
     matrix: Matrix  # (vocab_size, hidden_size)
-    scale: float = 1.0  # factor of the product, and of the pair's
+    scale: float = 1.0  # factor of the product, and of the adapter's
     softcap: float | None = None  # logits z become softcap · tanh(z / softcap), if given
-    lora: Lora | None = None  # its adapter, if it has one
-    # What is added to the logits before they are capped, float32, if anything
-    bias: Tensor | None = None
+    lora: Lora | None = None
+    bias: Tensor | None = None  # float32, added before the softcap
 
     @property
     def pair(self) -> Lora | None:

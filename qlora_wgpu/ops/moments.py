@@ -1,9 +1,4 @@
-"""Moments of optimizers that are kept in 8 bits, as bitsandbytes divides them, or in host memory.
-
-A tensor's elements, without the padding of its rows, make blocks of 256. A block of a moment is 64
-words of four codes and a word with the float32 that the codes' values are multiplied by; tensors of
-fewer than 4,096 elements stay in float32, a word each.
-"""
+"""Moments of optimizers that are kept in 8 bits, as bitsandbytes has them, or in host memory."""
 
 from __future__ import annotations
 
@@ -17,8 +12,10 @@ import numpy.typing as npt
 
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.graph.offload import NUM_BUFFERS, OffloadedTensor
-from qlora_wgpu.graph.sharded_vector import ShardedVector, in_pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector, as_sharded
 from qlora_wgpu.graph.tensor import Storage, Tensor, ceil_div, vector
+
+# ---- 8 bits ----------------------------------------------------------------------------------
 
 BLOCK = 256  # elements
 _CODE_WORDS = BLOCK // 4
@@ -44,11 +41,16 @@ class Span:
 
 @dataclass(frozen=True)
 class TensorMoments:
-    """The blocks of one tensor, the same in both moments."""
+    """The blocks of one tensor, the same in both moments.
+
+    Its elements, without the padding of its rows, make blocks of 256. A block of a moment is 64
+    words of four codes and a word with the float32 that the codes' values are multiplied by;
+    tensors of fewer than 4,096 elements stay in float32, a word each.
+    """
 
     span: Span  # the tensor
-    first_block: int  # the first of its blocks
-    first_word: int  # where that begins
+    first_block: int
+    first_word: int  # where its first block begins
 
     @property
     def in_codes(self) -> bool:
@@ -111,14 +113,14 @@ def _checked(
 class BlockPiece:
     """The blocks of a piece of the flat vectors."""
 
-    block: int  # the first of them
-    word: int  # where that begins
+    block: int  # the first one
+    word: int  # where the first one begins
     end: int  # the block behind the last
-    end_word: int  # where that would begin
+    end_word: int  # where that one would begin
 
 
 class BlockTable:
-    """The blocks of all tensors, and what the kernel knows of them.
+    """The blocks of all tensors, and their table for the kernel.
 
     Attributes:
         tensors: Each tensor's blocks, one tensor after another.
@@ -169,7 +171,7 @@ class BlockTable:
         return ShardedVector.laid_out(label, "optimizer", "uint32", lengths)
 
     def cuts(self, piece: BlockPiece, most: int) -> list[tuple[int, int]]:
-        """Cuts the blocks of a piece into parts of at most so many words."""
+        """Cuts a piece into parts of at most so many words: their first blocks and words."""
         cuts = [(piece.block, piece.word)]
         for tensor in self.tensors:
             if not piece.block <= tensor.first_block < piece.end:
@@ -185,6 +187,8 @@ class BlockTable:
         return [*cuts, (piece.end, piece.end_word)]
 
 
+# ---- host memory -----------------------------------------------------------------------------
+
 _PART = 1 << 21  # words; a multiple of 64, so that windows may be bound
 
 
@@ -192,23 +196,22 @@ _PART = 1 << 21  # words; a multiple of 64, so that windows may be bound
 class MomentsPart:
     """A part of all moments, and the buffers that it passes through."""
 
-    piece: int  # the number of the piece that it is of
-    # Its first word within a moment: in float32, the first float of the adapter that it belongs to
-    begin: int
+    piece: int  # the number of its piece
+    begin: int  # its first word within a moment; in float32 also its first float in the adapter
     block: int  # in 8 bits, its first block
     end: int  # in 8 bits, the block behind its last
-    kept: tuple[OffloadedTensor, ...]  # each moment's in host memory
-    moments: tuple[Tensor, ...]  # each moment's on the device
+    kept: tuple[OffloadedTensor, ...]  # each moment's part in host memory
+    moments: tuple[Tensor, ...]  # each moment's part on the device
 
 
 def moments_in_parts(
     moments: Sequence[Sequence[npt.NDArray[Any]]], blocks: BlockTable | None = None
 ) -> list[MomentsPart]:
-    """Cuts the moments; what the parts write goes to the very arrays.
+    """Cuts moments in host memory into parts, which are views of these arrays.
 
     Args:
         moments: The pieces of each, in words of four bytes.
-        blocks: Between which blocks they may be cut, in 8 bits.
+        blocks: In 8 bits, the blocks between which they may be cut.
     """
     lengths, dtype = [len(piece) for piece in moments[0]], str(moments[0][0].dtype)
     size = _part(lengths)
@@ -238,12 +241,12 @@ def updated_parts(
     moments: Sequence[Tensor | ShardedVector],
     passing: Sequence[MomentsPart],
 ) -> Iterator[tuple[int, tuple[Tensor, ...], MomentsPart | None]]:
-    """What one launch after another updates, where moments lie element by element."""
-    there = [in_pieces(each) for each in vectors]
+    """Yields ``(first element, tensors, part)`` of each launch, for moments in float32."""
+    there = [as_sharded(each) for each in vectors]
     if not passing:
-        all_pieces = [each.pieces for each in (*there, *map(in_pieces, moments))]
+        all_shards = [each.shards for each in (*there, *map(as_sharded, moments))]
         for (begin, _), tensors in zip(
-            there[0].numbered(), zip(*all_pieces, strict=True), strict=True
+            there[0].numbered(), zip(*all_shards, strict=True), strict=True
         ):
             yield begin, tensors, None
     for part in passing:
@@ -275,9 +278,8 @@ def passing_parts(lengths: Sequence[int], blocks: BlockTable | None = None) -> i
 
 def transfer_bytes(lengths: Sequence[int], moments: int = 2) -> int:
     """Bytes of host memory that so many moments, in such pieces, pass through on their way."""
-    return 2 * passing_bytes(
-        lengths, moments
-    )  # two copies of each buffer are on their way to the host
+    # Two copies of each buffer are on their way to the host.
+    return 2 * passing_bytes(lengths, moments)
 
 
 def passing_bytes(lengths: Sequence[int], moments: int = 2) -> int:

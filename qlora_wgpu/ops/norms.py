@@ -36,7 +36,7 @@ def rms_norm(
         {**row_constants(g), **held},
     )
 
-    def again() -> Tensor:
+    def recompute() -> Tensor:
         same = g.operand(y.name, y.rows, y.columns)
         units = y.rows * y.units(8)
         tensors = {"x": x, "weight": weight, "rstd": rstd, "y": same}
@@ -57,7 +57,7 @@ def rms_norm(
             g.add_gradient(residual, dy)
 
     inputs = [x] if residual is None else [x, residual]
-    g.record(y, inputs, vjp, remake=again if residual is None else None)
+    g.record(y, inputs, vjp, remat=recompute if residual is None else None)
     return y
 
 
@@ -105,5 +105,5 @@ def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
         )
         g.add_gradient(x, dx)
 
-    g.record(y, [x], vjp, remake=lambda: made(new_stats()))
+    g.record(y, [x], vjp, remat=lambda: made(new_stats()))
     return y

@@ -6,18 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.sharded_vector import ShardedVector, in_pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector, as_sharded
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, round_up
 from qlora_wgpu.kernels.common import row_constants, row_workgroups
 from qlora_wgpu.ops.moments import BLOCK, BlockTable, MomentsPart, updated_parts
 from qlora_wgpu.ops.tensor import fill_zero, in_words
 
-_MOST_SUMS = 512  # of squares, that are made side by side
+_MOST_SUMS = 512  # partial sums of squares
 _LEAST_UNITS = 16  # that an invocation adds up, where there are enough
 STATS_LOSS, STATS_TOKENS, STATS_NORM, STATS_FACTOR = range(4)
 STATS_CORRECT, STATS_BALANCE = range(4, 6)
 STATS_METRICS, STATS_LENGTH = 8, 22  # the first of those of ops/preference.py, and all
 SATURATED_OFFSET = 256  # bytes; the largest alignment of a binding
+
+
+# ---- AdamW -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -44,11 +47,9 @@ class AdamWState:
     second_moment: Tensor | ShardedVector  # v
     step_info: Tensor  # learning rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), learning rate of B
     stats: Tensor  # loss sum, label tokens, gradient norm, update factor; the rest is not looked at
-    # Where B begins, in floats, a multiple of four; None where all have A's rate
+    # Where B begins, in floats, a multiple of four; None where all have A's rate.
     split: int | None = None
-    # Parts of the moments that pass through the device one after another, where they are in host
-    # memory
-    passing: Sequence[MomentsPart] = ()
+    passing: Sequence[MomentsPart] = ()  # of moments in host memory, for one launch each
 
 
 def gradient_norm(
@@ -56,16 +57,15 @@ def gradient_norm(
 ) -> None:
     """Puts the norm of the mean gradient, and the factor that averages and clips, into stats.
 
-    Which squares an invocation adds up, and in which order, does not depend on the pieces: it goes
-    on where it was in the piece before.
+    Sums do not depend on the pieces: an invocation continues in each where it was before.
     """
-    rows, whole = row_constants(g), in_pieces(gradient)
+    rows, whole = row_constants(g), as_sharded(gradient)
     threads = g.profile.threads_per_row
     sums = min(ceil_div(whole.columns // 4, _LEAST_UNITS * threads), _MOST_SUMS)
     sums = round_up(sums, g.profile.rows_per_group)
     squares = g.float_vector("sums of squares", sums)
     carried = None
-    if len(whole.pieces) > 1:
+    if len(whole.shards) > 1:
         carried = g.float_vector("sums of squares of invocations", sums * threads)
     for begin, piece in whole.numbered():
         g.launch(
@@ -129,6 +129,9 @@ def _update(
     )
 
 
+# ---- Lion ------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True)
 class LionConfig:
     """Lion's constants; a ``max_grad_norm`` of 0 does not clip."""
@@ -151,10 +154,8 @@ class LionState:
     moment: Tensor | ShardedVector  # m
     step_info: Tensor  # learning rate of A, two numbers that are not looked at, learning rate of B
     stats: Tensor  # see ``AdamWState``
-    # Where B begins, in floats, a multiple of four; None where all have A's rate
-    split: int | None = None
-    # Parts of the moment that pass through the device one after another, where it is in host memory
-    passing: Sequence[MomentsPart] = ()
+    split: int | None = None  # see ``AdamWState``
+    passing: Sequence[MomentsPart] = ()  # likewise
 
 
 def lion(g: Graph, state: LionState, config: LionConfig) -> None:
@@ -188,6 +189,8 @@ def lion(g: Graph, state: LionState, config: LionConfig) -> None:
             g.launches[-1].fetches = g.launches[-1].saves = {"m": part.kept[0]}
 
 
+# ---- AdamW in 8 bits -------------------------------------------------------------------------
+
 _QUADS = BLOCK // 4
 _NO_SPLIT = (1 << 32) - 1
 
@@ -196,14 +199,14 @@ _NO_SPLIT = (1 << 32) - 1
 class _Part:
     """Blocks from ``begin`` to ``end``, and what is bound."""
 
-    begin: int  # the first block
-    end: int  # the block behind the last
+    begin: int
+    end: int
     first_word: int  # where ``m`` and ``v`` begin in the whole moments
     first_element: int  # where ``p`` and ``gradient`` begin in the whole vectors
     p: Tensor  # the piece of the parameters that has the blocks' tensors
-    gradient: Tensor  # that of the gradient
-    m: Tensor  # words of the blocks
-    v: Tensor  # the same
+    gradient: Tensor  # the same piece of the gradient
+    m: Tensor  # the blocks' words
+    v: Tensor  # likewise
 
 
 def adamw_8bit(g: Graph, state: AdamWState, blocks: BlockTable, config: AdamWConfig) -> None:
@@ -217,10 +220,10 @@ def adamw_8bit(g: Graph, state: AdamWState, blocks: BlockTable, config: AdamWCon
     """
     gradient_norm(g, state.gradient, state.stats, config.max_grad_norm)
     vectors = list(
-        zip(in_pieces(state.parameters).numbered(), in_pieces(state.gradient).pieces, strict=True)
+        zip(as_sharded(state.parameters).numbered(), as_sharded(state.gradient).shards, strict=True)
     )
     if not state.passing:
-        moments = in_pieces(state.first_moment).pieces, in_pieces(state.second_moment).pieces
+        moments = as_sharded(state.first_moment).shards, as_sharded(state.second_moment).shards
         for ((first, p), gradient), piece, m, v in zip(
             vectors, blocks.pieces, *moments, strict=True
         ):
@@ -233,7 +236,7 @@ def adamw_8bit(g: Graph, state: AdamWState, blocks: BlockTable, config: AdamWCon
         _update_8bit(g, state, blocks, config, part)
         kept = dict(zip("mv", passing.kept, strict=True))
         g.launches[-1].fetches = g.launches[-1].saves = kept
-    if in_pieces(state.gradient).dtype == "bfloat16":
+    if as_sharded(state.gradient).dtype == "bfloat16":
         fill_zero(g, state.gradient)
 
 

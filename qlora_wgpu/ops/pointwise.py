@@ -23,7 +23,7 @@ def _kind(name: str = "") -> dict[str, Constant]:
 
 
 SIGMOID = _kind("SIGMOID")
-"""What gates pass through, which no MLP has for its activation."""
+"""The activation of gates, which is none of an MLP's."""
 ACTIVATIONS = {
     "silu": _kind("SILU"),
     "swish": _kind("SILU"),
@@ -58,12 +58,12 @@ def pointwise(
         kernel: The shaders' folder.
         name: Of y.
         inputs: What gets a gradient, by the shaders' names.
-        params: Fields of ``Params``; those that tensors' sizes are not.
+        params: Fields of ``Params`` that are no tensors' sizes.
         constants: Of both shaders.
-        frozen: What gets none.
+        frozen: Inputs without a gradient.
         work: Elements that invocations take; by default x's units.
-        suited: Whether gradients are made in the types that suit, instead of operands'.
-        remade: Whether a backward may make y again.
+        suited: Whether gradients have the types of ``Graph.new_gradient``, instead of operands'.
+        remade: Whether y may be rematerialized.
     """
     x = next(iter(inputs.values()))
     if any(other.shape != x.shape for other in inputs.values()):
@@ -71,24 +71,24 @@ def pointwise(
     work = work or x.rows * x.units(8)
     given = {**inputs, **(frozen or {})}
 
-    def made() -> Tensor:
+    def forward() -> Tensor:
         y = g.operand(name, x.rows, x.columns)
         g.launch(f"{kernel}/forward.wgsl", work, {**given, "y": y}, params, constants)
         return y
 
     def vjp(dy: Tensor) -> None:
         own = {key: tensor for key, tensor in given.items() if key != "bias"}
-        made = {
+        gradients = {
             key: g.new_gradient(each) if suited else g.operand(f"d {each.name}", *each.shape)
             for key, each in inputs.items()
         }
-        bound = {**own, "dy": dy, **{f"d{key}": tensor for key, tensor in made.items()}}
+        bound = {**own, "dy": dy, **{f"d{key}": tensor for key, tensor in gradients.items()}}
         g.launch(f"{kernel}/backward.wgsl", work, bound, params, constants)
         for key, each in inputs.items():
-            g.add_gradient(each, made[key])
+            g.add_gradient(each, gradients[key])
 
-    y = made()
-    g.record(y, list(inputs.values()), vjp, remake=made if remade else None)
+    y = forward()
+    g.record(y, list(inputs.values()), vjp, remat=forward if remade else None)
     return y
 
 
@@ -182,10 +182,10 @@ def gated_rms_norm(g: Graph, x: Tensor, z: Tensor, weight: Tensor, eps: float) -
 
 @dataclass(frozen=True)
 class XIELUScalars:
-    """What a model's files hold of one xIELU; float32, one element each."""
+    """The parameters of one xIELU as a model's files have them; float32, one element each."""
 
-    alpha_p: Tensor  # the softplus of it bends the positive side
-    alpha_n: Tensor  # the softplus of it, and β, bend the negative side
+    alpha_p: Tensor  # its softplus bends the positive side
+    alpha_n: Tensor  # its softplus, and β, bend the negative side
     beta: Tensor  # the slope at zero
     eps: Tensor  # a little below zero: the negative side is computed no nearer to zero
 
@@ -292,7 +292,7 @@ def _linear(
     added: Mapping[str, Tensor] | None = None,
     params: Mapping[str, int | float] | None = None,
 ) -> Tensor:
-    """y by a kernel that passes its gradient back, too, without what it adds to x."""
+    """Computes y by a kernel that also passes the gradient back, without what it adds to x."""
     units = x.rows * x.units(8)
     g.launch(path, units, {"x": x, **frozen, **(added or {}), "y": y}, params)
 
@@ -318,7 +318,7 @@ def masked(g: Graph, x: Tensor, mask: DropoutMask, batch: BatchBuffers, dtype: s
 def dropout_parts(
     g: Graph, x: Tensor, mask: DropoutMask, batch: BatchBuffers
 ) -> tuple[Tensor, Tensor]:
-    """Divides x.
+    """Divides x into what dropout keeps and the rest.
 
     Args:
         g: The graph.

@@ -1,10 +1,9 @@
 """Objectives over whole answers: DPO and its kin, ORPO, KTO, with TRL's names and formulas.
 
 Each is a function of the answers' summed log probabilities, so its gradient is that of the rows'
-losses times a number for each sample. The head finds all losses in its one pass; kernels sum them
-up by samples, make loss, metrics and those numbers of the sums, and spread the numbers over the
-label rows, by which the rows of d hidden are multiplied (``ops/label_rows.py``). What the
-reference says of an answer is an input of the micro-batch.
+losses times a factor for each sample. The head computes all losses in its one pass; kernels sum
+them up by samples, compute loss, metrics and factors, and spread the factors over the label rows
+(``ops/label_rows.py``). The reference's log probabilities are an input of the micro-batch.
 """
 
 from __future__ import annotations

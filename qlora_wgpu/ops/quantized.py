@@ -28,8 +28,10 @@ from qlora_wgpu.kernels.gemm.packed import (
 )
 from qlora_wgpu.weight_format import WeightFormat
 
-EXPERT_WORDS = 64  # so that a binding may begin at any expert
+EXPERT_WORDS = 64  # an expert's parts begin at multiples, so that a binding may begin there
 _EXPERT_BYTES = 64 << 20  # of operands that are dequantized at once
+
+# ---- codes -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -41,19 +43,19 @@ class QuantizedMatrix:
     columns: int
     form: WeightFormat  # how it is stored
     codes: Tensor  # as ``QuantizedWeight`` has them, in words
-    # float32 scales of the blocks, or their 8-bit codes if doubly quantized; with minima, those
-    # take turns
+    # float32 scales of the blocks, or their 8-bit codes if doubly quantized; with minima, the two
+    # alternate.
     absmax: Tensor
     maps: Tensor  # the values of the codes, then the 256 of the scales' codes and their offset
     nested_absmax: Tensor | None  # scales of the scales, if doubly quantized
     # ``pair_values`` of the codes in a texture, for software GPUs and where 32 codes share a row
-    # and a block
+    # and a block.
     codebook: Tensor | None = None
     # If more than one, so many matrices of ``rows`` rows, whose parts follow each other in the
-    # tensors above, each beginning at a multiple of ``EXPERT_WORDS`` words
+    # tensors above, each beginning at a multiple of ``EXPERT_WORDS`` words.
     experts: int = 1
-    # ``(first row or expert, operands)``, if it is kept dequantized, too, cut as it is dequantized
-    # otherwise (``row_pieces``, ``expert_pieces``) and filled once
+    # ``(first row or expert, operands)`` if it is kept dequantized as well: in the shards in which
+    # it would be dequantized (``row_pieces``, ``expert_pieces``), filled once.
     kept: tuple[tuple[int, Tensor], ...] = ()
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
@@ -95,7 +97,7 @@ class QuantizedMatrix:
 
     @property
     def parts(self) -> dict[str, Tensor]:
-        """What it is made of, by the names that kernels know."""
+        """The tensors that it consists of, by the kernels' names."""
         parts = {
             "codes": self.codes,
             "absmax": self.absmax,
@@ -168,7 +170,7 @@ class QuantizedMatrix:
 
 
 def kept_together(matrices: Sequence[QuantizedMatrix]) -> Tensor | None:
-    """What is kept of matrices as one operand; None where they do not lie one below the other."""
+    """Kept matrices as one operand; None where they do not lie one below the other."""
     if any(len(matrix.kept) != 1 for matrix in matrices):
         return None
     pieces = [matrix.kept[0][1] for matrix in matrices]
@@ -223,13 +225,13 @@ def _begins(matrices: Sequence[QuantizedMatrix], first: int) -> dict[str, list[i
 
 
 def _together(g: Graph, matrices: Sequence[QuantizedMatrix]) -> tuple[Tensor, int] | None:
-    """All parts as words of one binding, and its first byte; None where they are apart."""
+    """All parts as words of one binding, and its first byte; None where they are not adjacent."""
     form = matrices[0].form
     alike = all(matrix.form.key == form.key for matrix in matrices)
     if not alike or not whole_blocks(form, matrices[0].columns, 8):
         return None
     parts = [part for matrix in matrices for part in matrix.parts.values()]
-    places = {(part.storage.section, part.storage.within) for part in parts if part.storage}
+    places = {(part.storage.group, part.storage.within) for part in parts if part.storage}
     if len(places) > 1 or places & {(None, None)} or not all(part.storage for part in parts):
         return None
     parts.sort(key=_first_byte)
@@ -258,21 +260,23 @@ def pair_values(quant_map: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     return pairs
 
 
+# ---- packed weights --------------------------------------------------------------------------
+
 Fill = Callable[[Graph], None]
 
 
 class PackedWeightCache:
-    """The strips of one model's frozen matrices, and the launches that have still to fill them.
+    """The packed weights of one model, and the launches that have still to fill them.
 
     Attributes:
-        dense: Whether quantized matrices are kept as the numbers that training multiplies with.
+        dense: Whether quantized matrices are packed dequantized, as training multiplies them.
     """
 
     def __init__(self, *, dense: bool = True) -> None:
         """Has none yet.
 
         Args:
-            dense: Whether quantized matrices are kept dequantized, in the type of frozen weights:
+            dense: Whether quantized matrices are packed dequantized, in the type of frozen weights:
                 bfloat16 takes three times as many bytes as codes, and 0.4 of their time.
         """
         self.dense = dense
@@ -281,13 +285,13 @@ class PackedWeightCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all strips so far."""
+        """Bytes of all packed weights so far."""
         tensors = [t for s in self._made.values() for t in (s.words, s.scales, s.minima)]
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     @property
-    def waits(self) -> bool:
-        """Whether strips that launches read are still to be filled."""
+    def needs_fill(self) -> bool:
+        """Whether packed weights that launches read are still to be filled."""
         return bool(self._fills)
 
     def fill(self, g: Graph) -> None:
@@ -297,19 +301,19 @@ class PackedWeightCache:
             each(g)
 
     def of_quantized(self, g: Graph, weights: Sequence[QuantizedMatrix]) -> PackedWeights | None:
-        """Quantized matrices of one input in strips; None where they cannot be read so."""
-        if not g.profile.textures or any(_comes_and_goes(weight.codes) for weight in weights):
+        """Quantized matrices of one input, packed; None where they cannot be read so."""
+        if not g.profile.textures or any(_is_offloaded(weight.codes) for weight in weights):
             return None
         key = tuple(weight.codes for weight in weights)
         if key not in self._made:
-            chosen = self._numbers(g, weights) if self.dense else self._codes(g, weights)
+            chosen = self._dense(g, weights) if self.dense else self._codes(g, weights)
             if chosen is None or chosen[0].words.nbytes > g.max_binding:
                 return None
             self._made[key], fill = chosen
             self._fills.append(fill)
         return self._made[key]
 
-    def _numbers(self, g: Graph, weights: Sequence[QuantizedMatrix]) -> tuple[PackedWeights, Fill]:
+    def _dense(self, g: Graph, weights: Sequence[QuantizedMatrix]) -> tuple[PackedWeights, Fill]:
         rows, name = sum(weight.rows for weight in weights), _name(weights)
         made = dense_strips(name, rows, g.weight(name, 1, weights[0].columns), _lanes(g))
 
@@ -341,8 +345,8 @@ class PackedWeightCache:
         return made, fill
 
     def of_dense(self, g: Graph, w: Tensor) -> PackedWeights | None:
-        """Operands in strips; None where they cannot be read so."""
-        if not g.profile.textures or _comes_and_goes(w):
+        """Operands, packed; None where they cannot be read so."""
+        if not g.profile.textures or _is_offloaded(w):
             return None
         key = (w.storage, w.offset, w.shape)
         if key not in self._made:
@@ -362,6 +366,6 @@ def _lanes(g: Graph) -> int:
     return g.profile.subgroup_size
 
 
-def _comes_and_goes(tensor: Tensor) -> bool:
+def _is_offloaded(tensor: Tensor) -> bool:
     storage = tensor.storage
-    return storage is None or storage.whole.section is not None or storage.whole.on_host is not None
+    return storage is None or storage.whole.group is not None or storage.whole.on_host is not None

@@ -65,11 +65,11 @@ def rope(
         for (x, _), dx in zip(given, dxs, strict=True):
             g.add_gradient(x, dx)
 
-    def made() -> list[Tensor]:
-        return rotated([g.again(x) for x in xs], [f"rope({x.name})" for x in xs], 1.0)
+    def recompute() -> list[Tensor]:
+        return rotated([g.rematerialize(x) for x in xs], [f"rope({x.name})" for x in xs], 1.0)
 
     ys = rotated(xs, [f"rope({x.name})" for x in xs], 1.0)
     g.record_jointly(ys, xs, vjp)
-    if all(g.is_rematerialized(x) for x in xs):  # what is rotated would have to be kept otherwise
-        g.can_remake_jointly(ys, made)
+    if all(g.is_rematerialized(x) for x in xs):  # else xs would have to be kept for it
+        g.set_joint_remat_rule(ys, recompute)
     return ys

@@ -3,17 +3,8 @@
 A row has an *assignment* for each of its top_k experts, and each assignment has a *slot*, a row
 among the experts'. Slots of one expert are next to each other, each expert's from a multiple of
 ``EXPERT_TILE`` on, so that products see tiles of one expert each (``ops/experts.py``); those of new
-tokens have no gaps (``NEW_TOKENS_TILE``). How many an
-expert has is known on the device only; there is room for any division.
-
-DeepSeek-V3 (2024), section 2.1.2: the corrections balance the experts' load without a loss; they
-change which experts are chosen, and neither their weights nor any gradient.
-
-As transformers computes it: experts · Σ_e f[e] · P[e], where f[e] is how many of all layers' tokens
-choose expert e and P[e] the mean of its probability, the softmax over all experts. Counts are no
-function that has a slope, so the gradient goes through P alone.
-
-Layers sum up one after another; the last sums are what the loss is made of, before the backward.
+tokens have no gaps (``NEW_TOKENS_TILE``). How many an expert has is known on the device only; there
+is room for any division.
 """
 
 from __future__ import annotations
@@ -28,6 +19,8 @@ from qlora_wgpu.ops.label_rows import row_words
 
 _THREADS = 32  # that share the assignments when they are counted and get slots
 
+# ---- choice by the softmax, and slots --------------------------------------------------------
+
 
 @dataclass(frozen=True)
 class Routing:
@@ -37,9 +30,9 @@ class Routing:
     ids: Tensor  # uint32 (rows · top_k), the expert of each assignment
     weights: Tensor  # (rows, top_k) float32, differentiable
     slots: Tensor  # uint32 (rows · top_k), the row among the experts' that each assignment got
-    assignments: Tensor  # uint32, the assignment that each of the experts' rows holds, or none
-    tiles: ExpertTiles  # which expert each tile of rows belongs to
-    rows: int  # how many rows the experts have, unused ones included
+    assignments: Tensor  # uint32, the assignment of each of the experts' rows, or none
+    tiles: ExpertTiles  # the expert of each tile of rows
+    rows: int  # the experts' rows, unused ones included
 
 
 def route(
@@ -81,7 +74,7 @@ def route(
 
 
 def largest(g: Graph, logits: Tensor, top_k: int) -> Tensor:
-    """uint32 (rows · top_k): the experts with the largest logits, whatever else is chosen by."""
+    """uint32 (rows · top_k): the experts with the largest logits, however they are chosen."""
     return _chosen(g, logits, top_k, normalized=True, scale=1.0)[1]["ids"]
 
 
@@ -131,7 +124,7 @@ def permute(g: Graph, x: Tensor, routing: Routing) -> Tensor:
         _combine(g, dy, dx, routing)
         g.add_gradient(x, dx)
 
-    g.record(y, [x], vjp, remake=lambda: made(g.again(x)))
+    g.record(y, [x], vjp, remat=lambda: made(g.rematerialize(x)))
     return y
 
 
@@ -183,7 +176,7 @@ def most_rows(assignments: int, experts: int, tile: int = EXPERT_TILE) -> int:
 def _chosen(
     g: Graph, logits: Tensor, top_k: int, *, normalized: bool, scale: float
 ) -> tuple[dict[str, int | float], dict[str, Tensor]]:
-    """Launches the choice; its numbers and its tensors."""
+    """Launches the choice; returns its parameters and its tensors."""
     ids = g.integers("expert ids", logits.rows * top_k)
     weights = g.float32("expert weights", logits.rows, top_k)
     params = {
@@ -283,15 +276,16 @@ def _weight_grad(g: Graph, dy: Tensor, x: Tensor, routing: Routing) -> None:
     g.add_gradient(weights, dweights)
 
 
-MOST_GROUPS = 32  # bits that tell which are chosen
+# ---- choice by scores ------------------------------------------------------------------------
+
+MOST_GROUPS = 32  # bits of a word, in which the chosen groups are
 
 
 @dataclass(frozen=True)
 class Scoring:
     """How experts are chosen by their scores, and weighted."""
 
-    # Whether scores are the logits' sigmoids, instead of their softmax over all experts
-    sigmoid: bool
+    sigmoid: bool  # whether scores are the logits' sigmoids instead of their softmax
     normalized: bool  # whether the weights are the chosen ones' scores divided by their sum
     least: float = 0.0  # what is added to that sum
     at_least: bool = False  # whether the sum is ``least`` at least instead
@@ -321,7 +315,9 @@ def route_by_scores(
     Args:
         g: The graph.
         logits: (rows, experts) float32, of the router.
-        bias: (experts) float32, added to the scores that choose, if given.
+        bias: (experts) float32, added to the scores that choose, if given. It balances the experts'
+            load without a loss, and changes neither weights nor gradients (DeepSeek-V3, 2024,
+            section 2.1.2).
         top_k: Experts that each row meets.
         scoring: What makes scores of logits, and weights of scores.
         tile: Rows of a tile.
@@ -371,6 +367,9 @@ def route_by_scores(
     return assigned(g, ids, weights, top_k, experts, tile)
 
 
+# ---- balance ---------------------------------------------------------------------------------
+
+
 def balance_sums(
     g: Graph,
     logits: Tensor,
@@ -379,6 +378,8 @@ def balance_sums(
     before: Tensor | None = None,
 ) -> Tensor:
     """How often each expert is chosen, and the sum of its probabilities; padding is left out.
+
+    Layers sum up one after another; the loss is computed from the last sums.
 
     Args:
         g: The graph.
@@ -427,9 +428,12 @@ def balance_sums(
 def balance_loss(
     g: Graph, sums: Tensor, top_k: int, batch: BatchBuffers, stats: Tensor, coefficient: float
 ) -> None:
-    """Adds the loss times the batch's labels to ``stats``; starts the reverse pass.
+    """Adds the balance loss times the batch's labels to ``stats``; starts the reverse pass.
 
-    So a step's loss is the mean of its micro-batches', weighted by their labels or these' weights.
+    As in transformers the loss is experts · Σ_e f[e] · P[e], where f[e] is how many of all layers'
+    tokens choose expert e and P[e] the mean of its probability. Counts have no gradient, so that it
+    goes through P alone. A step's loss is the mean of its micro-batches', weighted by their labels
+    or by the labels' weights.
 
     Args:
         g: The graph.

@@ -1,7 +1,7 @@
 """The choice of each text's next token, on the device.
 
-The token is put where the next one's forward reads it, so that several can be computed before the
-host reads what they are.
+The token is written where the next forward reads it, so that several can be computed before the
+host reads them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NONE = 0xFFFFFFFF
 """What is chosen where a logit is not finite."""
 DECODE_STEPS_AHEAD = 8
 """How many tokens of a text can be computed before they are read."""
-_THREADS = 256  # at least, that share a row: every device has so many in a workgroup
+_THREADS = 256  # that share a row, at least: every device allows so many in a workgroup
 _WORDS = 8  # of a text's settings
 _LEAST_LOG = -3.0e38
 
@@ -58,12 +58,12 @@ class Settings(Protocol):
 
 @dataclass(frozen=True)
 class SamplerState:
-    """What rows of a batch are chosen by, and what was chosen."""
+    """The settings by which the tokens of a batch's rows are chosen, and the chosen tokens."""
 
     settings: Tensor  # float32 (rows · 8), as ``encode_choices`` writes them
     seen: Tensor  # uint32 (texts · words), as ``seen_words`` has them
-    # uint32 (rows · MOST_AHEAD): the tokens at the positions that are 0, 1, 2 … by that module; of
-    # a prompt it is the first
+    # uint32 (rows · DECODE_STEPS_AHEAD): the tokens at positions 0, 1, 2, … modulo that number; of
+    # a prompt the first.
     chosen: Tensor
 
 
@@ -160,7 +160,7 @@ def inverse_of(temperature: float) -> float:
 def seen_words(
     ids: Sequence[int], vocab: int, biases: Mapping[int, float] | None = None
 ) -> npt.NDArray[np.uint32]:
-    """What is known of a text beside its settings: bits of its tokens, and its biases.
+    """A text's words beside its settings: a bit for each token it has, and its logit biases.
 
     Args:
         ids: Its tokens so far.

@@ -1,4 +1,4 @@
-"""Zeroing, converting and adding whole tensors."""
+"""Zeroing, copying, converting and adding whole tensors."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.sharded_vector import ShardedVector, in_pieces
+from qlora_wgpu.graph.sharded_vector import ShardedVector, as_sharded
 from qlora_wgpu.graph.tensor import TEXEL, Tensor, ceil_div, matrix, vector
 
 
 def fill_zero(g: Graph, y: Tensor | ShardedVector) -> None:
     """Zeroes y."""
-    for piece in in_pieces(y).pieces:
+    for piece in as_sharded(y).shards:
         units = ceil_div(piece.nbytes, 16)
         g.launch("tensor/fill.wgsl", units, {"y": piece})
 
@@ -35,7 +35,7 @@ def add_to(g: Graph, y: Tensor | ShardedVector, x: Tensor | ShardedVector) -> No
             rounded to nearest even.
         x: What is added, in the same pieces.
     """
-    for to, part in zip(in_pieces(y).pieces, in_pieces(x).pieces, strict=True):
+    for to, part in zip(as_sharded(y).shards, as_sharded(x).shards, strict=True):
         if to.dtype == "bfloat16":
             _add_rounded(g, to, part)
             continue
@@ -61,7 +61,7 @@ def in_words(x: Tensor) -> Tensor:
 
 @contextmanager
 def summed(g: Graph, total: Tensor) -> Iterator[Tensor]:
-    """What a gradient is added to in float32: itself, or zeros that are added to it in the end."""
+    """Where to add to a gradient in float32: itself, or zeros that are added to it in the end."""
     if total.dtype == "float32":
         yield total
         return

@@ -1,10 +1,7 @@
 """Tokens that are trained (``trainable_token_indices``) and matrices (``modules_to_save``).
 
-The matrix itself is what kernels read, so its rows are overwritten with the trained ones, rounded
-to its type, before anything reads them: lookups and products need not know.
-
-It is kept in float32 in the adapter; what kernels read is the matrix's own place, which is written
-anew, rounded to its type, before anything reads it.
+The trained rows are kept in float32 in the adapter. Before anything reads the matrix, they
+overwrite its rows, rounded to its type: lookups and products need not know of them.
 """
 
 from __future__ import annotations
@@ -28,17 +25,15 @@ class TrainableTokens:
     """Some rows of a matrix as a parameter."""
 
     name: str  # the matrix's module
-    indices: tuple[int, ...]  # which rows, each once, in the order in which ``rows`` has them
-    rows: Tensor  # (indices, columns) float32, in their place in the adapter
-    gradient: Tensor  # their gradient, summed up
+    indices: tuple[int, ...]  # the numbers of these rows, each once, in the order of ``rows``
+    rows: Tensor  # (indices, columns) float32, a view of the adapter
+    gradient: Tensor  # their gradient, summed over micro-batches
     count: int  # rows of the matrix
-    # A row that gets no gradient where it is looked up, as ``padding_idx`` of PyTorch's embedding
-    # has it
-    padding: int | None = None
-    # (indices, columns) float32, what the matrix has there, once it is read
+    padding: int | None = None  # the row without a gradient where it is looked up (padding_idx)
+    # (indices, columns), the matrix's own rows, once it is read.
     originals: npt.NDArray[np.float32] | None = None
-    tokens: Tensor = field(init=False)
-    slots: Tensor = field(init=False)
+    tokens: Tensor = field(init=False)  # ``indices`` on the device
+    slots: Tensor = field(init=False)  # for each row of the matrix its place in ``rows``, or none
 
     def __post_init__(self) -> None:
         self.rows.requires_grad = True
@@ -74,7 +69,7 @@ def overwrite(g: Graph, trained: TrainableTokens, pieces: Sequence[tuple[int, Te
 
 
 def overwrite_looked_up(g: Graph, trained: TrainableTokens, ids: Tensor, table: Tensor) -> None:
-    """Puts the trained rows into what the host has looked up: row m of the table is that of ids[m].
+    """Puts the trained rows into what the host has looked up: row m of the table is of ids[m].
 
     Args:
         g: The graph.
@@ -101,15 +96,15 @@ class SavedModule:
     """All rows of a matrix as a parameter."""
 
     name: str  # the matrix's module
-    rows: Rows  # ``(first row, rows)``, float32, in their places in the adapter
-    gradients: Rows  # their gradients likewise, summed up
-    padding: int | None = None  # a row that gets no gradient where it is looked up
-    # Reads what the matrix has in the files, float32, once they are there
+    rows: Rows  # ``(first row, rows)``, float32, views of the adapter
+    gradients: Rows  # their gradients likewise, summed over micro-batches
+    padding: int | None = None  # the row without a gradient where it is looked up
+    # Reads the matrix from the files, float32.
     originals: Callable[[], npt.NDArray[np.float32]] | None = None
 
 
 def overlapping(one: Rows, first: int, count: int) -> list[tuple[int, Tensor]]:
-    """Views of those rows that are among ``count`` rows from ``first`` on, behind their first."""
+    """``(first row, view)`` of those rows that are among ``count`` rows from ``first`` on."""
     views = []
     for row0, rows in one:
         begin, end = max(row0, first), min(row0 + rows.rows, first + count)
@@ -119,7 +114,7 @@ def overlapping(one: Rows, first: int, count: int) -> list[tuple[int, Tensor]]:
 
 
 def write_whole(g: Graph, trained: SavedModule, pieces: Sequence[tuple[int, Tensor]]) -> None:
-    """Puts the rows where kernels read them.
+    """Puts the trained matrix where kernels read it.
 
     Args:
         g: The graph.

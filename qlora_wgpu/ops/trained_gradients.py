@@ -1,8 +1,7 @@
 """Gradients of trained tokens and matrices: of the embedding's lookups, and of the head's logits.
 
-Both parts of a micro-batch meet on the tape, since the rows of a tied head are the embedding's.
-
-It is added where it belongs at once, since it is as large as the matrix.
+Those of trained tokens meet on the tape, since a tied head's rows are the embedding's. Those of
+whole matrices are added to the adapter's gradient at once, since they are as large as the matrix.
 """
 
 from __future__ import annotations
@@ -15,6 +14,8 @@ from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.label_rows import gather, scale_label_rows, transposed
 from qlora_wgpu.ops.tensor import add_to, fill_zero
 from qlora_wgpu.ops.trained import NONE, SavedModule, TrainableTokens, overlapping
+
+# ---- trained tokens --------------------------------------------------------------------------
 
 
 def add_lookup_gradient(
@@ -62,7 +63,7 @@ def add_lookup_gradient(
 
 
 class HeadGradient:
-    """The gradient of the trained rows of a head, gathered while its logits pass by.
+    """The gradient of the trained rows of a head, gathered while its logits exist.
 
     Attributes:
         columns: The logits' gradient, of these rows alone.
@@ -117,8 +118,11 @@ class HeadGradient:
 
 
 def sum_up(g: Graph, trained: TrainableTokens) -> None:
-    """Adds what a backward has gathered to the gradient of all micro-batches, once."""
+    """Adds a backward's gradient to the sum over micro-batches, once."""
     add_to(g, trained.gradient, g.gradient_of(trained.rows))
+
+
+# ---- whole matrices --------------------------------------------------------------------------
 
 
 def following_places(g: Graph, ids: Tensor, rows: int, padding: int | None) -> Tensor:
@@ -172,7 +176,7 @@ def add_whole_lookup(g: Graph, trained: SavedModule, ids: Tensor, dy: Tensor, sc
 
 
 class WholeHead:
-    """The gradient of a head that is trained whole, added while its logits pass by."""
+    """The gradient of a head that is trained whole, added while its logits exist."""
 
     def __init__(self, g: Graph, trained: SavedModule, hidden: Tensor, batch: BatchBuffers) -> None:
         """Notes what it is made of."""
@@ -181,7 +185,7 @@ class WholeHead:
     def take(
         self, dlogits: Tensor, row0: int, first: int, scale: float, factors: Tensor | None
     ) -> None:
-        """Adds what some rows of the head get of some label rows.
+        """Adds the gradient of some rows of the head from some label rows.
 
         Args:
             dlogits: (label rows, rows of the head from ``row0`` on).

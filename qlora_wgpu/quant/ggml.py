@@ -1,12 +1,9 @@
-"""Quantized tensors of GGUF files, kept as they are: the same numbers in this package's layout.
+"""Quantized tensors of GGUF files: the same numbers in this package's layout.
 
-A super-block's blocks have integers, which its one or two float16 numbers multiply: that is double
-quantization with blocks of 256 weights. Products and sums of them are exact in float32 up to the
-last rounding. Layouts and formulas: ggml-common.h and ggml-quants.c of llama.cpp.
-
-ggml stores a row as blocks of 32 to 256 weights with their scales among them. They are taken
-apart: codes of at most 4 bits become 4, wider ones 8, and scales that are integers times a float16
-stay so, as scales in 8 bits.
+ggml stores a row as blocks of 32 to 256 weights with their scales among them. They are taken apart:
+codes of at most 4 bits become 4, wider ones 8. A super-block's integer scales, which its one or two
+float16 numbers multiply, are double quantization with blocks of 256 weights. Products and sums are
+exact in float32 up to the last rounding. Layouts: ggml-common.h and ggml-quants.c of llama.cpp.
 """
 
 from __future__ import annotations
@@ -38,14 +35,13 @@ Float32Array = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Parts:
-    """What n stored blocks hold."""
+    """The parts of n stored blocks."""
 
     codes: UInt8Array  # (n, weights of a block), a code each
     # (n, scales of a block), or with minima (n, scales of a block, 2): float32, or uint8 codes of
     # integers.
     scales: npt.NDArray[Any]
-    # What those are multiplied by, float32 (n, 1), or with minima (n, 2).
-    nested: Float32Array | None = None
+    nested: Float32Array | None = None  # factors of these, float32 (n, 1), or with minima (n, 2)
 
 
 @dataclass(frozen=True, eq=False)

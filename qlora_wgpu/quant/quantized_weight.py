@@ -240,7 +240,7 @@ UInt8Array = npt.NDArray[np.uint8]
 class QuantizedWeight:
     """A matrix of n = out_features · in_features weights in nb blocks, in bitsandbytes' layout.
 
-    Where blocks have minima, scales and minima take turns: ``absmax`` is (nb, 2), and so is
+    Where blocks have minima, scales and minima alternate: ``absmax`` is (nb, 2), and so is
     ``nested_absmax``.
     """
 

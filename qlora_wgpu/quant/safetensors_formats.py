@@ -1,12 +1,6 @@
 """Quantized weights of safetensors: AWQ, GPTQ, compressed-tensors, 8-bit integers, FP8, FP4.
 
 Files have the even weight of a byte in the low nibble.
-
-w = (q - zero) · scale, which is q · scale + minimum with minimum = -zero · scale: scales are
-float16 and integers short, so that every product and the sum are exact in float32.
-
-w = (q - zero) · scale, with q and zero signed; the difference is exact, and only the product is
-rounded, so that scales may be of any type.
 """
 
 from __future__ import annotations
@@ -153,7 +147,10 @@ def group_format(name: str, bits: int, columns: int, group_size: int) -> WeightF
 def grouped_weight(
     form: WeightFormat, codes: UInt8Array, zeros: UInt8Array, scales: Float32Array
 ) -> QuantizedWeight:
-    """A matrix of AWQ or GPTQ.
+    """A matrix of AWQ or GPTQ: w = (q - zero) · scale.
+
+    That is kept as q · scale + minimum with minimum = -zero · scale. Scales are float16 and
+    integers short, so that every product and the sum are exact in float32.
 
     Args:
         form: Its form.

@@ -164,7 +164,7 @@ def estimate(
         remedy = remedy_for(totals, workload, room)
         if budget is not None or not here.is_host:
             fitted = fitted_within(totals.layout, workload, room)
-            if fitted is not None and asked is True and not fitted.residency.dequantized:
+            if fitted is not None and asked is True and not fitted.offload.dequantized:
                 fitted = None
     plans = plans_for_cards(workload) if cards else ()
     on_cluster = None

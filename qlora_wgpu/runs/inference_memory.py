@@ -75,7 +75,7 @@ def kept_to_measure(
         return layout
     if asked == "auto" and not bounded and not device.is_cpu:
         return layout
-    kept, streams = with_kept(layout), bool(layout.residency.streamed_layers)
+    kept, streams = with_kept(layout), bool(layout.offload.streamed_layers)
     taken = copies + sum(reading_memory(plans_of(kept), kept).values())
     fits = budget is None or (taken <= budget and not streams)
     if asked is True:
@@ -109,7 +109,7 @@ def settled(
     def again(*, kept: bool) -> Fit:
         return planned(with_kept(fitted.layout, kept=kept), fitted.options, accumulation)
 
-    asked, is_kept = settings.keep_dequantized, fitted.residency.dequantized
+    asked, is_kept = settings.keep_dequantized, fitted.offload.dequantized
     if asked is True and not is_kept:
         assert budget is not None
         raise _no_room(fitted.layout, "training", budget)
@@ -117,7 +117,7 @@ def settled(
         return fitted
     if is_kept:
         return fitted if has_room(taken(fitted)) else again(kept=False)
-    if device.budget is None or fitted.residency.streamed_layers:
+    if device.budget is None or fitted.offload.streamed_layers:
         return fitted
     kept = again(kept=True)
     fits = taken(kept) <= device.budget and (not device.is_cpu or has_room(taken(kept)))
@@ -255,8 +255,8 @@ def read_within_room(
 
 def _in_words(layout: ModelPlan) -> str:
     """What waits in host memory and what is given up; empty where nothing is."""
-    waiting = waiting_in_words(layout.residency, layout.num_layers)
-    buffers = IN_BUFFERS if layout.residency.in_buffers else ""
+    waiting = waiting_in_words(layout.offload, layout.num_layers)
+    buffers = IN_BUFFERS if layout.offload.in_buffers else ""
     return "; ".join(filter(None, (waiting and f"{waiting} in host memory", buffers)))
 
 

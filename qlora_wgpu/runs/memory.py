@@ -75,7 +75,7 @@ def _of_training(adapter: AdapterLayout) -> int:
 def _weights(plans: Sequence[Plan]) -> Iterator[Storage]:
     """What is uploaded before anything runs."""
     every = dict.fromkeys(storage for plan in plans for storage in plan.storages)
-    return (each for each in every if each.kind == "base" and each.section is None)
+    return (each for each in every if each.kind == "base" and each.group is None)
 
 
 def require_host_room(
@@ -157,7 +157,7 @@ def beyond_a_binding(plans: Sequence[Plan], most: int) -> tuple[str, int, str] |
         for plan in plans
         for storage in plan.storages
         if not storage.whole.texture
-        and storage.whole.section is None
+        and storage.whole.group is None
         and storage.whole.on_host is None
     }
     largest = max(buffers, key=buffers.__getitem__, default=None)

@@ -127,10 +127,10 @@ def _strip_launches(own: ModelPlan) -> Iterator[Launch]:
     Args:
         own: A layout of its own: what the plans ask of its copies is never filled.
     """
-    for plan in text_plans(own, KVCache(_TEXT, in_strips=True), ((1, 1),)):
+    for plan in text_plans(own, KVCache(_TEXT, packs_weights=True), ((1, 1),)):
         yield from plan.launches
     graph = own.new_graph()
-    own.strips.fill(graph)
+    own.packed_weights.fill(graph)
     yield from compile_plan(graph).launches
 
 

@@ -118,7 +118,7 @@ def within_room(
     require_bindings(fitted.layout, plans, device)
     memory = shapes.memory(fitted.layout, fitted.options, settings, plans)
     observer.planned(memory)
-    changed = fitted.options != options or fitted.residency.waits
+    changed = fitted.options != options or fitted.offload.saves_memory
     if changed and budget is not None:
         size = f"{budget / MIB:,.0f} MiB"
         observer.note(f"to keep within {size} of device memory, {fitted.in_words()}")

@@ -168,7 +168,7 @@ class RunShapes:
             return +memory
         assert layout.stats.storage is not None
         memory["inputs"] += READ_AHEAD * layout.stats.storage.nbytes  # copies for the log
-        if layout.residency.host_moments:
+        if layout.offload.host_moments:
             moments = layout.adapter.moments
             memory["optimizer"] -= moments.nbytes
             memory["staging"] += layout.moments_passing

@@ -50,7 +50,7 @@ def writer_of(model: QLoRAModel) -> Writer:
     def write(ids: list[int], more: int, stop_ids: list[int], longest: int) -> list[int]:
         nonlocal engine
         if engine is None or engine.capacity < longest:
-            engine = Engine(model, 1, longest, in_strips=False)  # as was planned
+            engine = Engine(model, 1, longest, packs_weights=False)  # as was planned
         added = generate(model, ids, max_new_tokens=more, stop_ids=stop_ids, engine=engine)
         return list(added)
 

@@ -148,9 +148,9 @@ class Totals:
         """A step's in these sizes."""
         return replace(self._workload, **sizes).options
 
-    def with_offload(self, residency: OffloadPlan) -> Totals:
+    def with_offload(self, offload: OffloadPlan) -> Totals:
         """The same with what waits in host memory."""
-        return Totals(self.layout.with_offload(residency), self._workload)
+        return Totals(self.layout.with_offload(offload), self._workload)
 
 
 def fitted_within(layout: ModelPlan, workload: Workload, budget: int) -> Fit | None:
@@ -331,7 +331,7 @@ class _Waiting:
         layout = resident.layout
         self._resident = resident
         # A head's blocks, and gradients of all rows, may take more than it does itself.
-        self._ways = [self._like(layout, streamed_head=head) for head in layout.head_ways]
+        self._ways = [self._like(layout, streamed_head=head) for head in layout.head_options]
 
     def _like(self, layout: ModelPlan, *, streamed_head: bool) -> list[Totals]:
         """A way that takes about the least, and those that may take a little less."""

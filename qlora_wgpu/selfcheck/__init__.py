@@ -1,4 +1,4 @@
-"""Whether a driver computes what the kernels say: every variant against its NumPy reference."""
+"""Checks of a driver: every variant of the kernels against its NumPy reference."""
 
 from qlora_wgpu.selfcheck.cases import checks
 from qlora_wgpu.selfcheck.results import (

@@ -1,6 +1,6 @@
-"""Which checks a run needs: few that execute every statement that its own shaders hold.
+"""Which checks a run needs: few that execute every statement of the run's shaders.
 
-Shapes decide some numbers of a shader, and how often a line is unrolled: numbers do not count.
+Statements are compared without their numbers, which depend on shapes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FIELDS = re.compile(r"(\w+: [\w<>]+,?\s*)+")  # of a struct: nothing is execute
 
 
 class Footprint(NamedTuple):
-    """What launches execute and what a driver has to compile for it."""
+    """The statements that launches execute, and the shaders that a driver compiles for them."""
 
     statements: Statements  # all statements, without their numbers
     shaders: Mapping[str, int]  # the length of each shader's code, by its label

@@ -1,7 +1,7 @@
-"""All checks of a device, which of them a run needs, and the cache of what was found.
+"""Runs the checks of a device, all or those that a training run needs, and caches the results.
 
-A statement of a shader that was checked once is sound for every run that is cut alike, so that one
-with other settings checks only what is new in it.
+A statement of a shader that was checked once is sound for every run with the same profile, so that
+a run with other settings checks only the statements that are new.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ from qlora_wgpu.selfcheck.cases import Case, cases_for, checks
 from qlora_wgpu.selfcheck.coverage import Footprint, Statements, covering
 from qlora_wgpu.selfcheck.runner import Runner, Tracer, TracingDone
 
+# ---- the cache -------------------------------------------------------------------------------
+
 _SOUND, _WRONG = "sound", "wrong"
-_CUTS = 32  # that are kept
+_CUTS = 32  # profiles that are kept
 
 
 def cache_file() -> Path:
-    """The file of what is known of devices: ``qlora-wgpu/checked.json`` in the cache folder."""
+    """The file of results: ``qlora-wgpu/checked.json`` in the cache folder."""
     return cache_path("checked.json")
 
 
 def unchecked(cut: str, needed: Statements) -> Statements:
-    """What of a run's statements was not found sound yet."""
+    """The statements of a run that were not found sound yet."""
     sound = _strings(_read(_SOUND).get(cut))
-    return frozenset(statement for statement in needed if _mark(statement) not in sound)
+    return frozenset(statement for statement in needed if key(statement) not in sound)
 
 
 def keep_sound(cut: str, checked: Statements) -> None:
     """Remembers statements that are sound; arguments as for ``unchecked``."""
     sound = _read(_SOUND)
-    marks = _strings(sound.pop(cut, None)) | {_mark(statement) for statement in checked}
+    marks = _strings(sound.pop(cut, None)) | {key(statement) for statement in checked}
     others = list(sound.items())[1 - _CUTS :]  # those that were added to last
     _write({_SOUND: {**dict(others), cut: sorted(marks)}, _WRONG: _read(_WRONG)})
 
@@ -62,12 +64,8 @@ def keep_wrong(kind: str) -> None:
 
 
 def key(parts: Iterable[object]) -> str:
-    """A short name of all that."""
+    """A short hash of some values."""
     return hashlib.sha256(json.dumps(list(parts)).encode()).hexdigest()[:16]
-
-
-def _mark(statement: tuple[str, str]) -> str:
-    return key(statement)
 
 
 def _read(what: str) -> dict[str, Any]:
@@ -85,6 +83,8 @@ def _strings(marks: object) -> Set[str]:
     return {mark for mark in marks if isinstance(mark, str)} if isinstance(marks, list) else set()
 
 
+# ---- checks ----------------------------------------------------------------------------------
+
 DTYPES = ("float32", "bfloat16")
 _VERIFYING = "Verifying the GPU driver (first run only)"
 
@@ -94,10 +94,9 @@ class Result:
     """One check of one variant."""
 
     check: str  # a key of ``checks()``
-    variant: str  # how its kernels were cut
+    variant: str  # the profile of its kernels
     dtype: str  # element type of operands
-    # The largest, relative to the largest value; infinite where something is no number
-    error: float
+    error: float  # the largest, relative to the largest value; infinite for NaN
     excess: float  # the largest as a multiple of what its type allows
     refusal: str = ""  # the driver's error instead of a result, if there was one
     shaders: frozenset[str] = frozenset()  # the files that ran
@@ -109,7 +108,7 @@ class Result:
 
 
 def variants(device: Device) -> dict[str, Profile]:
-    """Every way of cutting kernels that a device may run, its own first."""
+    """Every profile that a device may run, its own first."""
     profiles = {"own": device.profile}
     if device.profile.textures:
         profiles["buffers"] = CPU_PROFILE

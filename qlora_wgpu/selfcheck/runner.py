@@ -32,9 +32,9 @@ from qlora_wgpu.ops.fusion import FUSIONS
 Array = npt.NDArray[np.float64]
 
 
-# What float32 sums may be off by in any order, relative to the largest value.
+# The error of float32 sums in any order, relative to the largest value.
 SUMS = 2e-5
-# What storing a value in its type may change of it: half a unit of its last place.
+# The relative rounding error of storing a value: half a unit of its last place.
 ROUNDING = {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-11}
 
 # NaN as float32, and in both halves as bfloat16: what is read before it is written shows.

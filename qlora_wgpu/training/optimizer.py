@@ -78,7 +78,7 @@ def trace_update(
 def _on_host(moment: ShardedVector) -> list[npt.NDArray[Any]]:
     """The places of a moment's pieces in host memory, made the first time."""
     places = []
-    for piece in moment.pieces:
+    for piece in moment.shards:
         assert piece.storage is not None
         if piece.storage.on_host is None:
             piece.storage.on_host = np.zeros(piece.columns, piece.dtype)
@@ -100,7 +100,7 @@ class Optimizer:
         adapter.keep_moments(optim.name)
         zeros = adapter.moments.zeros()
         passing: Sequence[MomentsPart] = ()
-        if model.layout.residency.host_moments:
+        if model.layout.offload.host_moments:
             passing = moments_in_parts(
                 [_on_host(each) for each in adapter.moments.vectors],
                 adapter.moments.blocks,

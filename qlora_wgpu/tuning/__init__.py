@@ -1,1 +1,1 @@
-"""Choosing how kernels are cut by timing them on the user's GPU, once per GPU and shape."""
+"""Chooses the configuration of kernels by timing them on the user's GPU, once per GPU and shape."""

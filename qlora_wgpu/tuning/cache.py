@@ -57,7 +57,7 @@ def tuned(
 
 
 def choices_for(device: Device) -> list[dict[str, Any]]:
-    """All that is known of a GPU and its driver."""
+    """All choices for a GPU and its driver."""
     driver = device.gpu.info["description"]
     return [
         entry

@@ -1,4 +1,4 @@
-"""One layer of a model with its adapter: what is timed in place of the whole."""
+"""One layer of a model with its adapter, which is timed in place of the whole."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _MOST_VOCABULARY = 16_384  # rows of the head that are timed
 class OneLayer:
     """A model of one layer."""
 
-    # The config.json of the whole model, or of this one where it follows from that alone.
+    # The config.json of the whole model, or of one layer where the architecture is read from it.
     config: Mapping[str, Any]
-    architecture: Architecture  # its architecture
+    architecture: Architecture
     lora: LoraConfig  # the adapter of its layer
 
     @classmethod
@@ -77,7 +77,7 @@ def _adapted_layer(decoder: Decoder, targets: Sequence[LinearSpec]) -> int:
 
 
 def _moved(adapter: AdapterLayout, decoder: Decoder, index: int, head: str) -> LoraConfig:
-    """The adapter of one layer, which is the first and only one now."""
+    """The adapter of one layer, renamed to be of the first layer."""
     old, new = (f"{decoder.layer_prefix}{i}." for i in (index, 0))
     ranks = {
         new + spec.name.removeprefix(old): adapter.peft.rank_of(spec.name)

@@ -1,4 +1,4 @@
-"""Times the kernels of one layer of the user's model, for several ways of cutting them."""
+"""Times the kernels of one layer of the user's model, in several configurations."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bases(profile: Profile) -> list[Profile]:
 
 
 def tunables_of(profile: Profile) -> list[Tunable]:
-    """All that a tuner may change about a profile."""
+    """The choices that a tuner has about a profile."""
     return [tunable for tunable in tunables() if tunable.changes(profile)]
 
 
@@ -60,7 +60,7 @@ def fields_of(tunable: Tunable, base: Profile, profile: Profile) -> dict[str, An
     return {name: getattr(profile, name) for name in sorted(names)}
 
 
-# Each launch is timed so often, and its best counts.
+# Each launch is timed this often, and its best time counts.
 _LEAST_ROUNDS, _MOST_ROUNDS, _ENOUGH_SECONDS = 3, 20, 0.5
 _MOST_TOKENS = 2_048  # of the micro-batch that is timed
 _TOLD = (
@@ -77,16 +77,16 @@ _NOISE = 0.98  # what saves less than this leaves is the clock's own scatter
 
 @dataclass(frozen=True)
 class Times:
-    """What a way of cutting kernels takes for a layer, forward and backward."""
+    """The times of a configuration for a layer, forward and backward."""
 
     total: float  # seconds of all launches
     families: Mapping[str, float]  # of the families of kernels, by the names of their tunables
     products: Mapping[str, float]  # of products, by the class of their sizes
 
     def at_pace(self, now: Times, then: Times) -> Times:
-        """What these would have been then, by what other kernels took now and took then.
+        """These times corrected to an earlier pace, by what the base took ``now`` and ``then``.
 
-        Every family by its own: a lower clock of the processors leaves that of memory as it is.
+        Each family is corrected by itself: the processors' clock may fall without the memory's.
         """
         return Times(
             self.total * _pace(now.total, then.total),
@@ -110,7 +110,7 @@ def _pace(now: float, then: float) -> float:
 
 @dataclass(frozen=True)
 class Trial:
-    """A profile and what came of it: its times and what it computed, nothing of the device's."""
+    """A profile with its times and the gradients that it computed, all on the host."""
 
     profile: Profile
     times: Times
@@ -122,15 +122,15 @@ class Task:
     """The training that kernels are timed for."""
 
     config: Mapping[str, Any]  # the model's config.json
-    lora: LoraConfig  # the adapter
-    quant: QuantConfig  # how the frozen layers are stored
-    compute_dtype: ComputeDtype  # type of matmul operands
+    lora: LoraConfig
+    quant: QuantConfig
+    compute_dtype: ComputeDtype
     batch: int  # rows of a micro-batch
     seq: int  # tokens of a row
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What config.json says of the layers' shapes, in its text part where it has one."""
+        """The layers' shapes by config.json, or by its text part where it has one."""
         text = self.config.get("text_config")
         part = text if isinstance(text, Mapping) else self.config
         return {name: part.get(name) for name in _SIZES}
@@ -181,13 +181,13 @@ class _Tuning:
         self._expected = self._try(plainest(device.profile))
 
     def tried(self, profiles: Iterable[Profile]) -> list[Trial]:
-        """Those that are computed rightly."""
+        """The trials whose gradients are right."""
         return self._right(profiles, self._try)
 
     def tried_beside(self, base: Trial, profiles: Iterable[Profile]) -> list[Trial]:
-        """Those that are computed rightly, at the pace that the GPU had when the base was timed.
+        """The trials whose gradients are right, with times corrected to the base's pace.
 
-        A card that gets hot lowers its clock, and one that others use gets slower: so the base is
+        A GPU that gets hot lowers its clock, and one that others use gets slower: so the base is
         timed again after each.
         """
 
@@ -261,7 +261,7 @@ Fields = tuple[tuple[str, Any], ...]
 def _by_size(
     tunable: Tunable, base: Profile, usual: Trial, trials: Sequence[Trial]
 ) -> dict[str, Fields]:
-    """Classes of products for which another cut than the usual one is the faster."""
+    """Classes of products for which another configuration than the usual one is faster."""
     products: dict[str, Fields] = {}
     for name, before in usual.times.products.items():
         with_it = [trial for trial in trials if name in trial.times.products]

@@ -410,7 +410,7 @@ class Variant:
 
 def _pieces(vector: ShardedVector) -> list[list[int]]:
     """Buffer and elements of each piece of a vector."""
-    storages = zip(vector.storages, vector.pieces, strict=True)
+    storages = zip(vector.storages, vector.shards, strict=True)
     return [[storage.buffer.number, piece.columns] for storage, piece in storages]
 
 

@@ -29,7 +29,7 @@ def limited(monkeypatch):
 
     def laid_out(*given):
         adapter = AdapterLayout(*given[:4], max_binding=LIMIT)
-        most.append(len(adapter.parameters.pieces))
+        most.append(len(adapter.parameters.shards))
         return adapter
 
     return partial(monkeypatch.setattr, "qlora_wgpu.model.model_plan.AdapterLayout", laid_out), most
@@ -43,25 +43,25 @@ def folder(tmp_path_factory):
 CASES = {
     "adamw": {},
     "8 bits": {"optimizer": "adamw_8bit", "lora": LoraConfig(r=72)},
-    "on the host": {"residency": MEASURES["moments"]},
+    "on the host": {"offload": MEASURES["moments"]},
     "8 bits on the host": {
-        "optimizer": "adamw_8bit", "residency": MEASURES["moments"], "lora": LoraConfig(r=72),
+        "optimizer": "adamw_8bit", "offload": MEASURES["moments"], "lora": LoraConfig(r=72),
     },
     "dora": {"lora": LoraConfig(r=16, use_dora=True)},
     "lion": {"optimizer": "lion"},
-    "lion on the host": {"optimizer": "lion", "residency": MEASURES["moments"]},
+    "lion on the host": {"optimizer": "lion", "offload": MEASURES["moments"]},
 }  # fmt: skip
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES)
 def test_training(device, folder, limited, case):
-    given = {"lora": LoraConfig(r=16, lora_dropout=0.1), "residency": RESIDENT} | CASES[case]
-    residency = given.pop("residency")
-    expected, loss, kinds, _ = trained(device, folder, residency, **given)
+    given = {"lora": LoraConfig(r=16, lora_dropout=0.1), "offload": RESIDENT} | CASES[case]
+    offload = given.pop("offload")
+    expected, loss, kinds, _ = trained(device, folder, offload, **given)
     cut, pieces = limited
     cut()
-    got, other_loss, other_kinds, planned = trained(device, folder, residency, **given)
+    got, other_loss, other_kinds, planned = trained(device, folder, offload, **given)
     assert min(pieces) >= 3
     np.testing.assert_array_equal(got.view(np.uint32), expected.view(np.uint32))
     assert other_loss == loss and expected.view(np.uint32).any()

@@ -97,9 +97,9 @@ def test_what_waits_in_host_memory_has_the_same_bits(device, place, dtype):
     """A tied head that is streamed, whose embedding the host looks up, and an embedding alone."""
     lora, seen = LoraConfig(r=3, target_modules=["embed_tokens", "lm_head"]), []
     ids = np.random.default_rng(4).integers(0, VOCAB, (2, 12))
-    for residency in (OffloadPlan(), OffloadPlan(streamed_head=True)):
+    for offload in (OffloadPlan(), OffloadPlan(streamed_head=True)):
         layout = device_layout(
-            Pretrained.open(place / "model"), lora, PLAIN, dtype, device, residency
+            Pretrained.open(place / "model"), lora, PLAIN, dtype, device, offload
         )
         model = QLoRAModel(layout, device)
         random = np.random.default_rng(5)

@@ -161,14 +161,14 @@ def test_sizes_of_batches():
 
 def test_copies_of_weights_are_made_where_memory_is_not_bounded(device, tmp_path, monkeypatch):
     model = opened("llama", tmp_path, device, "bfloat16", "nf4")
-    store = model.layout.strips
-    alone = list(Engine(model, 1, 30, in_strips=False).add(PROMPTS[0], max_new_tokens=2))
+    store = model.layout.packed_weights
+    alone = list(Engine(model, 1, 30, packs_weights=False).add(PROMPTS[0], max_new_tokens=2))
     assert not store.nbytes
     with monkeypatch.context() as bounded:
         bounded.setattr(device, "budget", 1 << 40)
-        assert not Engine(model, 1, 30)._cache.in_strips
+        assert not Engine(model, 1, 30)._cache.packs_weights
     assert list(Engine(model, 1, 30).add(PROMPTS[0], max_new_tokens=2)) == alone
-    assert bool(store.nbytes) == device.profile.textures and not store.waits
+    assert bool(store.nbytes) == device.profile.textures and not store.needs_fill
     # Whole strips: more than the weights themselves, where those are so few.
     assert store.nbytes >= model.layout.packed_sizes.nbytes * device.profile.textures
 
@@ -180,7 +180,7 @@ def test_other_programs_decide_nothing_of_a_texts_digits(device, tmp_path, monke
     monkeypatch.setattr("qlora_wgpu.model.derived_weights.machine_bytes", lambda: 3 * sizes.nbytes)
     model = opened("llama", tmp_path, device, "bfloat16", "nf4")
     monkeypatch.setattr(free, lambda: sizes.nbytes)
-    assert Engine(model, 1, 30)._cache.in_strips is copied
+    assert Engine(model, 1, 30)._cache.packs_weights is copied
     monkeypatch.setattr(free, lambda: sizes.nbytes - 1)
     if copied:
         with pytest.raises(OutOfMemoryError, match=r"copies of its weights.* or set device.memory"):

@@ -39,12 +39,12 @@ def rounded(values):
 class Training:
     """A model whose gradient has a type, and its micro-batches."""
 
-    def __init__(self, folder, profile, lora, dtype, residency=RESIDENT):
+    def __init__(self, folder, profile, lora, dtype, offload=RESIDENT):
         device = Device()
         device.profile = profile or device.profile
         layout = device_layout(
             Pretrained.open(folder), lora, QuantConfig(scheme="none"), "bfloat16", device,
-            residency, AdapterDtypes(gradient=dtype),
+            offload, AdapterDtypes(gradient=dtype),
         )  # fmt: skip
         options = TrainingOptions(checkpointing=True)
         self.planned = layout.memory(options.train(2, 12))["gradients"]

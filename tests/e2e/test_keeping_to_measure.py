@@ -77,7 +77,7 @@ def test_a_third_of_the_machine_is_for_them_and_for_what_texts_read(place, devic
     monkeypatch.setattr(own, "has_room", lambda nbytes: sizes.append(nbytes) or answer)
 
     def kept(reading, asked="auto"):
-        return read_within_room(layout, reading, device, Observer(), asked).residency.dequantized
+        return read_within_room(layout, reading, device, Observer(), asked).offload.dequantized
 
     assert kept(rows) and kept(Several([rows, texts])) and not kept(texts)
     assert sizes[1] - sizes[0] > layout.packed_sizes.nbytes > 0 and len(sizes) == 2
@@ -114,8 +114,8 @@ def test_python_counts_what_texts_read_beside(place, device, monkeypatch):
 
     plain = opened(keep_dequantized=False)
     most = 3 * (plain.dequantized_bytes + plain.packed_sizes.nbytes)
-    assert opened().residency.dequantized and plain.packed_sizes.fits
+    assert opened().offload.dequantized and plain.packed_sizes.fits
     for there in (most, most - 1):
         for module in (memory_plan, derived_weights):
             monkeypatch.setattr(module, "machine_bytes", lambda there=there: there)
-        assert opened().residency.dequantized == (there == most)
+        assert opened().offload.dequantized == (there == most)

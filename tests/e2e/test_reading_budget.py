@@ -89,13 +89,13 @@ def test_textures_that_are_given_up_are_told(place, device, monkeypatch):
     least = sum(reading_memory(rows.plans(buffers)).values())
     assert least < sum(within.values())
     monkeypatch.setattr(device, "budget", least + _shorter(within))
-    assert read_within_room(layout, rows, device, told).residency == buffers.residency
+    assert read_within_room(layout, rows, device, told).offload == buffers.offload
     (text,) = told.texts
     assert re.fullmatch(
         "to keep within .* MiB of device memory, intermediates lie in buffers .*", text
     )
     monkeypatch.setattr(device, "budget", sum(within.values()) + _shorter(within))
-    assert read_within_room(layout, rows, device, told).residency.in_buffers is False
+    assert read_within_room(layout, rows, device, told).offload.in_buffers is False
     assert len(told.texts) == 1
 
 
@@ -112,7 +112,7 @@ def test_a_model_keeps_its_budget(place, budget):
     with open_adapter(place / "run", memory=least) as model:
         model.generate("what is", max_new_tokens=4)
         assert model.device.memory.peak <= least
-        assert model.layout.residency.streamed_layers >= 3
+        assert model.layout.offload.streamed_layers >= 3
 
 
 @pytest.mark.parametrize("memory", ["8 apples", "-1"])

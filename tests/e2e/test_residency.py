@@ -72,14 +72,14 @@ def training(device):
     gc.collect()  # what earlier tests left would go while what is taken is counted
     own, kept = device.profile, {}
 
-    def train(folder, residency, *, profile=None, **options):
-        key = residency, folder, repr(profile), repr(sorted(options.items()))
-        if key in kept and residency is RESIDENT:
+    def train(folder, offload, *, profile=None, **options):
+        key = offload, folder, repr(profile), repr(sorted(options.items()))
+        if key in kept and offload is RESIDENT:
             return kept[key]
         # Heads as small as these have several blocks.
         device.profile = replace(profile or own, head_block=32)
         try:
-            kept[key] = trained(device, folder, residency, **options)
+            kept[key] = trained(device, folder, offload, **options)
         finally:
             device.profile = own
         return kept[key]
@@ -88,7 +88,7 @@ def training(device):
 
 
 def trained(
-    device, folder, residency, *, dtype="bfloat16", scheme="nf4", steps=3, lora=LORA,
+    device, folder, offload, *, dtype="bfloat16", scheme="nf4", steps=3, lora=LORA,
     optimizer="adamw", checkpointing=True,
 ):  # fmt: skip
     """A model's adapter after some steps of two micro-batches, and what it took."""
@@ -96,7 +96,7 @@ def trained(
     pretrained = Pretrained.open(folder)
     quant = QuantConfig(scheme=scheme, blocksize=32)
     forms = AdapterDtypes(optimizer)
-    layout = device_layout(pretrained, lora, quant, dtype, device, residency, forms)
+    layout = device_layout(pretrained, lora, quant, dtype, device, offload, forms)
     options = TrainingOptions(checkpointing=checkpointing)
     planned = layout.memory(options.train(2, 24))
     model = QLoRAModel(layout, device, options=options)
@@ -291,11 +291,11 @@ def test_layers_that_are_kept_without_what_is_cheap(
     assert np.abs(expected).max() > 0
     # As GPUs do of themselves, and as a budget asks for it; and of layers that are recomputed.
     always, asked = replace(profile, remakes=True), OffloadPlan(remakes=True)
-    for residency, own in ((RESIDENT, {"profile": always}), (asked, {})):
-        got, _, kinds, planned = training(tmp_path, residency, **{**whole, **own})
+    for offload, own in ((RESIDENT, {"profile": always}), (asked, {})):
+        got, _, kinds, planned = training(tmp_path, offload, **{**whole, **own})
         np.testing.assert_array_equal(got, expected)
         # A budget has buffers instead of textures, too, which are rounded up less.
-        most = left if residency is asked or not profile.in_textures else 1.0
+        most = left if offload is asked or not profile.in_textures else 1.0
         assert kinds["activations"] == planned["activations"] < most * before["activations"]
     for recomputed in (RESIDENT, OffloadPlan(kept_layers=1)):
         got, _, kinds, planned = training(tmp_path, recomputed, **given, profile=always)
@@ -305,9 +305,9 @@ def test_layers_that_are_kept_without_what_is_cheap(
 
 def test_weights_are_read_back_from_the_host(device, folder):
     states = []
-    for residency in (RESIDENT, MEASURES["all"]):
+    for offload in (RESIDENT, MEASURES["all"]):
         layout = device_layout(
-            Pretrained.open(folder), LORA, QuantConfig(), "bfloat16", device, residency
+            Pretrained.open(folder), LORA, QuantConfig(), "bfloat16", device, offload
         )
         states.append(QLoRAModel(layout, device).base_state_dict())
     for name, array in states[0].items():
@@ -322,9 +322,9 @@ def test_each_measure_saves_memory(folder, device, monkeypatch, measure, seq):
     profile = replace(device.profile, head_block=32, logits_bytes=1 << 16)
     monkeypatch.setattr(device, "profile", profile)
 
-    def planned(residency):
+    def planned(offload):
         layout = device_layout(
-            Pretrained.open(folder), LORA, QuantConfig(), "bfloat16", device, residency
+            Pretrained.open(folder), LORA, QuantConfig(), "bfloat16", device, offload
         )
         return sum(layout.memory(TrainingOptions(True).train(2, seq)).values())
 

@@ -63,9 +63,9 @@ def test_a_streamed_head_has_the_same_bits(device, place, dtype):
     lora = LoraConfig(r=3, target_modules=["lm_head"])
     ids = np.random.default_rng(4).integers(0, VOCAB, (2, 12))
     seen = []
-    for residency in (OffloadPlan(), OffloadPlan(streamed_head=True)):
+    for offload in (OffloadPlan(), OffloadPlan(streamed_head=True)):
         layout = device_layout(
-            Pretrained.open(place / "model"), lora, PLAIN, dtype, device, residency
+            Pretrained.open(place / "model"), lora, PLAIN, dtype, device, offload
         )
         model = QLoRAModel(layout, device)
         random = np.random.default_rng(5)

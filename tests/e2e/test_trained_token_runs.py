@@ -71,9 +71,9 @@ def test_a_streamed_tied_head_has_the_same_bits(device, place, dtype):
     rng = np.random.default_rng(4)
     ids = rng.integers(0, VOCAB, (2, 12))
     seen = []
-    for residency in (OffloadPlan(), OffloadPlan(streamed_head=True)):
+    for offload in (OffloadPlan(), OffloadPlan(streamed_head=True)):
         layout = device_layout(
-            Pretrained.open(place / "model"), lora, PLAIN, dtype, device, residency
+            Pretrained.open(place / "model"), lora, PLAIN, dtype, device, offload
         )
         model = QLoRAModel(layout, device)
         random = np.random.default_rng(5)

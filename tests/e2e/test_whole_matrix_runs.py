@@ -139,7 +139,7 @@ def test_the_head_does_not_wait_in_host_memory(device, place):
         device_layout(base, LoraConfig(r=2, **lora), PLAIN, "float32", device)
         for lora in ({}, BOTH)
     )
-    assert plain.head_ways == (False, True) and whole.head_ways == (False,)
+    assert plain.head_options == (False, True) and whole.head_options == (False,)
     assert plain.embedding_bytes and not whole.embedding_bytes
     with pytest.raises(ConfigError, match="cannot wait in host memory"):
         whole.with_offload(OffloadPlan(streamed_head=True))

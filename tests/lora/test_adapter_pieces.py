@@ -41,7 +41,7 @@ def test_every_tensor_lies_in_one_piece(optimizer, limit, experts):
     whole = AdapterLayout(lora, LINEARS, stacks, forms)
     adapter = AdapterLayout(lora, LINEARS, stacks, forms, limit)
     assert adapter.length == whole.length and adapter.names == whole.names
-    assert (len(adapter.parameters.pieces) == 1) == (limit == 10**6)
+    assert (len(adapter.parameters.shards) == 1) == (limit == 10**6)
     seen = []
     for pair in (*adapter.loras.values(), *adapter.expert_loras.values()):
         for tensor, gradient in ((pair.a, pair.grad_a), (pair.b, pair.grad_b)):
@@ -50,10 +50,10 @@ def test_every_tensor_lies_in_one_piece(optimizer, limit, experts):
             assert tensor.offset == gradient.offset and tensor.offset % ALIGNMENT == 0
             assert tensor.offset + tensor.nbytes <= tensor.storage.nbytes
             seen.append(number)
-    assert set(seen) == set(range(len(adapter.parameters.pieces)))
+    assert set(seen) == set(range(len(adapter.parameters.shards)))
     vectors = [adapter.parameters, adapter.gradient, *adapter.moments.vectors]
     assert len(vectors) == (3 if optimizer == "lion" else 4)
-    assert len({len(each.pieces) for each in vectors}) == 1
+    assert len({len(each.shards) for each in vectors}) == 1
     if not experts:
         assert max(s.nbytes for each in vectors for s in each.storages) <= limit
     assert adapter.moments.nbytes == whole.moments.nbytes

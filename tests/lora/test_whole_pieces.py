@@ -27,7 +27,7 @@ def test_its_parts_are_its_rows():
     adapter = laid_out(MOST)
     whole = adapter.trained_whole["lm_head"]
     assert [(row0, rows.rows) for row0, rows in whole.rows] == [(0, 512), (512, 589)]
-    assert all(piece.nbytes <= MOST for piece in adapter.parameters.pieces)
+    assert all(piece.nbytes <= MOST for piece in adapter.parameters.shards)
     flat = np.arange(adapter.length, dtype=np.float32)
     expected = adapter.place("lm_head", WHOLE).view(flat)
     pieces = {id(p.storage): flat[b : b + p.columns] for b, p in adapter.parameters.numbered()}

@@ -8,7 +8,7 @@ import pytest
 from qlora_wgpu.model.budget import Candidate, Overhead, Search
 from qlora_wgpu.model.offload_plan import OffloadPlan
 
-PLAIN = SimpleNamespace(layout="plain", residency="plain", options="step", total=1000)
+PLAIN = SimpleNamespace(layout="plain", offload="plain", options="step", total=1000)
 
 
 class Options(NamedTuple):
@@ -16,11 +16,11 @@ class Options(NamedTuple):
 
 
 def fit_of(total):
-    return SimpleNamespace(layout="layout", residency=OffloadPlan(), options="step", total=total)
+    return SimpleNamespace(layout="layout", offload=OffloadPlan(), options="step", total=total)
 
 
-def way_of(total=0, seconds=0.0, **residency):
-    return Candidate(OffloadPlan(**residency), "step", seconds, total)
+def way_of(total=0, seconds=0.0, **offload):
+    return Candidate(OffloadPlan(**offload), "step", seconds, total)
 
 
 @pytest.mark.parametrize(("noted", "alike", "other"), [
@@ -54,9 +54,9 @@ def search(monkeypatch):
     found._layout = SimpleNamespace(num_layers=6)
     found._options, again = Options(checkpointing=False), Options(checkpointing=True)
 
-    def traced(residency, options):
+    def traced(offload, options):
         kept = options is found._options
-        return Candidate(residency, options, 4.0 if kept else 10.0, 150 if kept else 100)
+        return Candidate(offload, options, 4.0 if kept else 10.0, 150 if kept else 100)
 
     monkeypatch.setattr(found, "_traced", traced)
     return found, again
@@ -71,17 +71,17 @@ def test_as_many_layers_are_reckoned_to_be_kept_as_have_room(search, budget, bes
     found, again = search
     more, way = Overhead(lambda *given: beside, PLAIN), Candidate(OffloadPlan(), again, 10.0, 100)
     got = found._keeping(way, (OffloadPlan(), again), budget, more)
-    assert got.residency.kept_layers == kept
+    assert got.offload.kept_layers == kept
     assert got.total == 100 + 10 * max(kept - 1, 0) and got.seconds == 10.0 - kept
 
 
 @pytest.mark.parametrize(
-    "residency", [OffloadPlan(layers_per_segment=2), OffloadPlan(offload_layer_inputs=True)]
+    "offload", [OffloadPlan(layers_per_segment=2), OffloadPlan(offload_layer_inputs=True)]
 )
-def test_layers_are_kept_where_they_would_be_recomputed_one_by_one(search, residency):
+def test_layers_are_kept_where_they_would_be_recomputed_one_by_one(search, offload):
     found, again = search
-    way = Candidate(residency, again, 10.0, 100)
-    assert found._keeping(way, (residency, again), 10**6, Overhead(None, PLAIN)) is way
+    way = Candidate(offload, again, 10.0, 100)
+    assert found._keeping(way, (offload, again), 10**6, Overhead(None, PLAIN)) is way
     kept = Candidate(OffloadPlan(), found._options, 4.0, 150)
     assert (
         found._keeping(kept, (OffloadPlan(), found._options), 10**6, Overhead(None, PLAIN)) is kept

@@ -52,15 +52,15 @@ def wide(request):
     )  # fmt: skip
 
 
-def total(layout, residency=RESIDENT, options=STEP):
-    return sum(layout.with_offload(residency).memory(options).values())
+def total(layout, offload=RESIDENT, options=STEP):
+    return sum(layout.with_offload(offload).memory(options).values())
 
 
 @pytest.mark.slow
 def test_what_fits_stays_on_the_device(layout):
     for budget in (None, total(layout)):
         fitted = fit_to_budget(layout, STEP, budget)
-        assert fitted.residency == RESIDENT and fitted.moved == 0 and fitted.options == STEP
+        assert fitted.offload == RESIDENT and fitted.moved == 0 and fitted.options == STEP
         assert not fitted.host_memory
 
 
@@ -79,13 +79,13 @@ def test_textures_are_given_up_before_anything_waits(in_textures, spare):
     for budget in (least, total(in_textures) - 1):
         fitted = fit_to_budget(in_textures, STEP, budget + spare)
         if budget + spare >= least:
-            assert fitted.residency == buffers and fitted.options == STEP
+            assert fitted.offload == buffers and fitted.options == STEP
             assert not fitted.moved and not fitted.host_memory
             assert fitted.in_words().endswith(
                 "lie in buffers instead of textures, which is slower here"
             )
         else:
-            assert fitted.residency != buffers and fitted.total <= budget + spare
+            assert fitted.offload != buffers and fitted.total <= budget + spare
             assert "wait" in fitted.in_words() or "made again" in fitted.in_words()
 
 
@@ -98,11 +98,11 @@ def test_readings_give_up_textures_before_anything_waits(in_textures):
         return sum(reading_memory(plans(layout)).values())
 
     least = taken(in_textures.with_offload(OffloadPlan(in_buffers=True)))
-    assert fit_inference_to_budget(in_textures, plans, taken(in_textures)).residency == RESIDENT
-    assert fit_inference_to_budget(in_textures, plans, least).residency == OffloadPlan(
+    assert fit_inference_to_budget(in_textures, plans, taken(in_textures)).offload == RESIDENT
+    assert fit_inference_to_budget(in_textures, plans, least).offload == OffloadPlan(
         in_buffers=True
     )
-    assert fit_inference_to_budget(in_textures, plans, least - 1).residency.host_embedding
+    assert fit_inference_to_budget(in_textures, plans, least - 1).offload.host_embedding
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_less_room_costs_more_traffic(layout):
         budget = int(least + share * (most - least))
         fitted = fit_to_budget(layout, STEP, budget, accumulation=4)
         assert fitted.total <= budget
-        assert fitted.total == total(layout, fitted.residency)
+        assert fitted.total == total(layout, fitted.offload)
         seconds.append(fitted.seconds)
     assert seconds == sorted(seconds) and seconds[0] < seconds[-1]
 
@@ -129,7 +129,7 @@ def test_an_embedding_is_the_first_to_wait(layout):
 def test_traffic_is_that_of_a_run(layout):
     """Each layer is brought twice, but those that stay where a pass turns round."""
     waiting = layout.with_offload(OffloadPlan(streamed_layers=8))
-    (layer,) = set(waiting.placement.section_bytes)
+    (layer,) = set(waiting.placement.group_bytes)
     assert waiting.step(STEP).plan.host_transfer_bytes == 2 * (8 - 2) * layer
     parked = layout.with_offload(OffloadPlan(offload_layer_inputs=True)).step(STEP).plan
     assert parked.host_transfer_bytes == 2 * parked.offloaded_bytes == 2 * 7 * 512 * 256 * 4
@@ -164,20 +164,20 @@ def test_as_many_layers_are_kept_as_have_room(layout, profile):
         budget = int(least + share * (most - least))
         # So slow a link that nothing waits, and so fast a device that much may be recomputed.
         fitted = fit_to_budget(layout, asked, budget, flops_per_second=1e16, bytes_per_second=1e16)
-        residency = fitted.residency
+        offload = fitted.offload
         assert fitted.options == STEP and not fitted.moved and fitted.total <= budget
-        assert fitted.total == total(layout, residency)
-        one_more = replace(residency, kept_layers=residency.kept_layers + 1)
-        assert residency.kept_layers == 7 or total(layout, one_more) > budget
-        counts.append(residency.kept_layers)
-        if 0 < residency.kept_layers < 7:
-            again = f"{8 - residency.kept_layers} of 8 layers are recomputed in the backward"
+        assert fitted.total == total(layout, offload)
+        one_more = replace(offload, kept_layers=offload.kept_layers + 1)
+        assert offload.kept_layers == 7 or total(layout, one_more) > budget
+        counts.append(offload.kept_layers)
+        if 0 < offload.kept_layers < 7:
+            again = f"{8 - offload.kept_layers} of 8 layers are recomputed in the backward"
             assert again in fitted.in_words()
     assert counts == sorted(counts, reverse=True) and len(set(counts)) >= 4
     # Who asks for all of them to be recomputed has them recomputed.
     for budget in (most, least):
         fitted = fit_to_budget(layout, STEP, budget)
-        assert not fitted.residency.kept_layers and fitted.total <= budget
+        assert not fitted.offload.kept_layers and fitted.total <= budget
 
 
 @pytest.mark.slow
@@ -199,7 +199,7 @@ def test_what_is_cheap_is_made_again_before_layers_are(layout):
     assert least == total(layout, OffloadPlan(remakes=True), kept)
     assert least < 0.9 * total(layout, options=kept)
     fitted = fit_to_budget(layout, kept, least)
-    assert fitted.residency == OffloadPlan(remakes=True) and not fitted.options.checkpointing
+    assert fitted.offload == OffloadPlan(remakes=True) and not fitted.options.checkpointing
     assert fitted.moved == 0 and not fitted.host_memory
     assert fitted.in_words() == "what norms and gated units make is made again in the backward"
     less = fit_to_budget(layout, kept, least - 1)
@@ -222,7 +222,7 @@ def test_a_head_is_streamed_where_nothing_else_is_enough(wide):
     assert plan.host_transfer_bytes == sum(blocks[2:]) + sum(blocks[:-2])
     budget = total(wide, head) + total(wide) // 50
     fitted = fit_to_budget(wide, STEP, budget)
-    assert fitted.residency.streamed_head and fitted.residency.host_embedding
+    assert fitted.offload.streamed_head and fitted.offload.host_embedding
     assert fitted.total <= budget and "lm_head wait" in fitted.in_words()
     # Logits of all tokens are saved, too.
     assert total(wide) - total(wide, head) > sum(blocks) - 2 * blocks[0]
@@ -230,7 +230,7 @@ def test_a_head_is_streamed_where_nothing_else_is_enough(wide):
     embedding = 0 if wide.tied else sum(blocks)
     assert waiting["embedding"] == embedding and waiting["lm_head"] == sum(blocks)
     if not wide.tied:  # then the embedding waits first
-        assert not fit_to_budget(wide, STEP, total(wide) - 1).residency.streamed_head
+        assert not fit_to_budget(wide, STEP, total(wide) - 1).offload.streamed_head
 
 
 def test_layers_take_turns_in_the_places_of_a_heads_blocks(wide):
@@ -238,7 +238,7 @@ def test_layers_take_turns_in_the_places_of_a_heads_blocks(wide):
     both = replace(head, streamed_layers=2)
     saved = total(wide, head) - total(wide, both)
     # Windows begin at whole 256 bytes.
-    assert saved > 0.98 * sum(wide.with_offload(both).placement.section_bytes)
+    assert saved > 0.98 * sum(wide.with_offload(both).placement.group_bytes)
     assert (
         wide.with_offload(both).memory(STEP)["staging"]
         == wide.with_offload(head).memory(STEP)["staging"]
@@ -250,7 +250,7 @@ def test_what_a_run_takes_beside_its_step_is_counted_of_the_way_chosen(layout):
     more, budget = 1 << 20, fit_to_budget(layout, STEP, total(layout) - 1).total
 
     def beside(chosen, options):
-        return 0 if chosen.residency == RESIDENT else more
+        return 0 if chosen.offload == RESIDENT else more
 
     assert fit_to_budget(layout, STEP, budget, beside=beside).total + more <= budget
     with pytest.raises(OutOfMemoryError) as failure:
@@ -275,7 +275,7 @@ def test_a_65b_of_rank_64_keeps_to_48_gb_in_buffers_of_2_gib():
     )  # fmt: skip
     fitted = fit_to_budget(layout, STEP, 47.5 * 2**30)
     assert fitted.total <= 47.5 * 2**30 and not fitted.moved
-    assert [len(each.pieces) for each in (layout.adapter.parameters, layout.adapter.gradient)] == [
+    assert [len(each.shards) for each in (layout.adapter.parameters, layout.adapter.gradient)] == [
         2, 2
     ]  # fmt: skip
     storages = fitted.layout.step(fitted.options).plan.storages

@@ -58,11 +58,11 @@ def test_a_way_takes_what_it_is_reckoned_to_and_the_least_is_the_least(family):
         way = search._cheapest(budget, nothing)
         found = search.within(budget)
         assert found.total <= budget
-        kept = way.residency.kept_layers
-        assert kept or (found.total == way.total and found.residency == way.residency)
+        kept = way.offload.kept_layers
+        assert kept or (found.total == way.total and found.offload == way.offload)
         # Of two layers the first may take something after all.
-        assert found.residency.kept_layers in (kept, max(kept - 1, 0))
-        assert replace(found.residency, kept_layers=kept) == way.residency
+        assert found.offload.kept_layers in (kept, max(kept - 1, 0))
+        assert replace(found.offload, kept_layers=kept) == way.offload
     with pytest.raises(OutOfMemoryError):
         search.within(least - 1)
 
@@ -73,7 +73,7 @@ def test_the_least_that_is_told_suffices_and_less_does_not():
     step = TrainingOptions(checkpointing=True).train(1, 320)
 
     def beside(chosen, options):  # as texts do that a run writes, in programs of other layouts
-        return 3 * MIB if chosen.residency.streamed_head else 5 * MIB
+        return 3 * MIB if chosen.offload.streamed_head else 5 * MIB
 
     def told(budget):
         with pytest.raises(OutOfMemoryError) as failure:
@@ -126,11 +126,11 @@ def test_a_step_traced_for_its_sizes_has_those_of_the_one_that_runs(family, prof
         profile=profile, max_binding=1 << 30,
     )  # fmt: skip
     step = TrainingOptions(checkpointing=True).train(1, 1000)
-    for residency in (
+    for offload in (
         OffloadPlan(offload_layer_inputs=True),
         OffloadPlan(layout.tied, streamed_head=True),
     ):
-        waiting = layout.with_offload(residency)
+        waiting = layout.with_offload(offload)
         sized, whole = waiting.sized(step).plan, waiting.step(step).plan
         assert waiting.memory(step, sized) == waiting.memory(step, whole)
         assert waiting.host_memory(step, sized) == waiting.host_memory(step, whole)

@@ -17,19 +17,19 @@ class Layout:
     """Takes what each measure leaves; three layers that come and go are always there."""
 
     num_layers = len(LAYERS)
-    placement = SimpleNamespace(section_bytes=[MIB * n for n in LAYERS])
-    embedding_bytes, head_ways = EMBEDDING * MIB, (False, True)
+    placement = SimpleNamespace(group_bytes=[MIB * n for n in LAYERS])
+    embedding_bytes, head_options = EMBEDDING * MIB, (False, True)
     profile = SimpleNamespace(in_textures=True)
 
-    def __init__(self, residency=None):
-        self.residency = residency or OffloadPlan()
+    def __init__(self, offload=None):
+        self.offload = offload or OffloadPlan()
 
-    def with_offload(self, residency):
-        return Layout(residency)
+    def with_offload(self, offload):
+        return Layout(offload)
 
     @property
     def taken(self):
-        own = self.residency
+        own = self.offload
         layers = sum(LAYERS[: len(LAYERS) - own.streamed_layers])
         layers += 20 * (own.streamed_layers > 0)
         return (
@@ -48,7 +48,7 @@ def total(monkeypatch):
 
 
 def way(budget):
-    return fit_inference_to_budget(Layout(), None, budget * MIB).residency
+    return fit_inference_to_budget(Layout(), None, budget * MIB).offload
 
 
 def test_the_cheapest_measures_come_first():

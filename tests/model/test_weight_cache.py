@@ -62,10 +62,10 @@ def quantized(monkeypatch):
     return shapes
 
 
-def laid_out(folder, device, *, keep=True, residency=STREAMED):
+def laid_out(folder, device, *, keep=True, offload=STREAMED):
     pretrained = Pretrained.open(folder)
     return device_layout(
-        pretrained, LoraConfig(r=4), QuantConfig(), "bfloat16", device, residency, keep=keep
+        pretrained, LoraConfig(r=4), QuantConfig(), "bfloat16", device, offload, keep=keep
     )
 
 
@@ -82,20 +82,20 @@ def loaded(layout, device):
 
 
 def pieces(layout):
-    sections = layout.placement.stream.sections
-    return [piece for section in sections for piece in section.pieces.values()]
+    groups = layout.placement.stream.groups
+    return [piece for group in groups for piece in group.chunks.values()]
 
 
 @pytest.fixture(scope="module")
 def expected(folder, device):
-    return computed(laid_out(folder, device, keep=False, residency=OffloadPlan()), device)[0]
+    return computed(laid_out(folder, device, keep=False, offload=OffloadPlan()), device)[0]
 
 
 @pytest.mark.slow
 def test_layers_are_quantized_once(folder, device, cache, quantized, expected):
     layout = laid_out(folder, device)
     assert "streamed weights" not in layout.weights_on_host()
-    assert layout.placement.mapped_bytes == sum(layout.placement.section_bytes) + 83 * 64 * 2
+    assert layout.placement.mapped_bytes == sum(layout.placement.group_bytes) + 83 * 64 * 2
     first, _ = computed(layout, device)
     assert len(quantized) == 7 * LAYERS and all(map(is_mapped, pieces(layout)))
     quantized.clear()
@@ -103,9 +103,9 @@ def test_layers_are_quantized_once(folder, device, cache, quantized, expected):
     assert not quantized and layout.placement.problem == ""
     # Another budget, or none, takes the same files.
     with_head = OffloadPlan(streamed_layers=LAYERS, streamed_head=True)
-    for residency in (with_head, OffloadPlan()):
+    for offload in (with_head, OffloadPlan()):
         np.testing.assert_array_equal(
-            computed(laid_out(folder, device, residency=residency), device)[0], expected
+            computed(laid_out(folder, device, offload=offload), device)[0], expected
         )
     assert not quantized and len(list(cache.iterdir())) == 1
     np.testing.assert_array_equal(first, expected)
@@ -179,7 +179,7 @@ def test_without_a_disk_layers_wait_in_memory(
     )
     assert not all(map(is_mapped, pieces(layout)))
     if failing == "no room":
-        assert layout.weights_on_host()["streamed weights"] == sum(layout.placement.section_bytes)
+        assert layout.weights_on_host()["streamed weights"] == sum(layout.placement.group_bytes)
         assert layout.placement.mapped_bytes == 83 * 64 * 2  # the embedding is as its file has it
 
 
@@ -192,7 +192,7 @@ def test_a_4_bit_folder_serves_its_own_bytes(four_bit, device, cache, quantized,
     assert (
         in_memory
         <= layout.weights_on_host()["streamed weights"]
-        < sum(layout.placement.section_bytes) / 2
+        < sum(layout.placement.group_bytes) / 2
     )
 
 
@@ -231,8 +231,8 @@ def repacked(monkeypatch):
 def test_layers_of_a_gguf_file_are_made_once(gguf_file, device, cache, repacked):
     """Repacked, and quantized anew; what is told of the latter is told by each run."""
 
-    def told(residency=STREAMED, keep=True):
-        layout = laid_out(gguf_file, device, keep=keep, residency=residency)
+    def told(offload=STREAMED, keep=True):
+        layout = laid_out(gguf_file, device, keep=keep, offload=offload)
         with pytest.warns(UserWarning, match="2 linear layers are stored") as warnings:
             logits, _ = computed(layout, device)
         return logits, str(warnings[0].message), layout
@@ -242,11 +242,11 @@ def test_layers_of_a_gguf_file_are_made_once(gguf_file, device, cache, repacked)
     first, *_ = told()
     assert len(repacked) == 7 * LAYERS - 2
     repacked.clear()
-    for residency in (STREAMED, OffloadPlan()):
-        again, also, layout = told(residency)
+    for offload in (STREAMED, OffloadPlan()):
+        again, also, layout = told(offload)
         np.testing.assert_array_equal(again, expected)
         assert also == sentence and not repacked
-        assert residency != STREAMED or all(map(is_mapped, pieces(layout)))
+        assert offload != STREAMED or all(map(is_mapped, pieces(layout)))
     np.testing.assert_array_equal(first, expected)
     status = gguf_file.stat()
     os.utime(gguf_file, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))  # another file

@@ -26,8 +26,8 @@ def one_step(device, p, g, m, v, t, tokens, lr, config, profile="cpu", cuts=()):
     vectors = [cut(each, cuts) for each in (p, g, m, v)]
     stats = flat([9, tokens, 7, 7])
     adamw(bench.graph, AdamWState(*vectors, flat(info), stats), config)
-    rows = iter(bench.run(*(piece for each in vectors for piece in each.pieces), stats))
-    return [*(np.concatenate([next(rows)[0] for _ in each.pieces]) for each in vectors),
+    rows = iter(bench.run(*(piece for each in vectors for piece in each.shards), stats))
+    return [*(np.concatenate([next(rows)[0] for _ in each.shards]) for each in vectors),
             next(rows)[0]]  # fmt: skip
 
 
@@ -80,7 +80,7 @@ def test_two_rates(device, split, cuts):
     vectors = [cut(each, cuts) for each in (p, g, m, v)]
     state = AdamWState(*vectors, info, stats, split=split)
     adamw(bench.graph, state, AdamWConfig(weight_decay=0.1))
-    got = [np.concatenate([row[0] for row in bench.run(*vectors[0].pieces)])]
+    got = [np.concatenate([row[0] for row in bench.run(*vectors[0].shards)])]
     for rate, part in ((1e-2, slice(split)), (0.16, slice(split, None))):
         expected = reference.AdamW(p.copy(), m.copy(), v.copy())
         reference.adamw(

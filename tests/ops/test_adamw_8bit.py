@@ -230,7 +230,7 @@ def test_blocks_of_pieces():
     whole = BlockTable(spans, MOMENT_VALUES)
     cut = BlockTable(spans, MOMENT_VALUES, [spans[1].offset, spans[2].offset])
     assert cut.words == whole.words and cut.blocks == whole.blocks
-    assert [piece.columns for piece in cut.new_moment("m").pieces] == [
+    assert [piece.columns for piece in cut.new_moment("m").shards] == [
         tensor.blocks * tensor.block_words for tensor in whole.tensors
     ]
     cuts = [cut.cuts(piece, 700) for piece in cut.pieces]

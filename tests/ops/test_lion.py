@@ -30,8 +30,8 @@ def one_step(device, p, g, m, tokens, rates, config, profile="cpu", *, cuts=(), 
     stats = flat([9, tokens, 7, 7])
     info = flat([rates[0], np.nan, np.nan, rates[1]])  # nobody looks at AdamW's corrections
     lion(bench.graph, LionState(*vectors, info, stats, split), config)
-    rows = iter(bench.run(*(piece for each in vectors for piece in each.pieces), stats))
-    return [*(np.concatenate([next(rows)[0] for _ in each.pieces]) for each in vectors),
+    rows = iter(bench.run(*(piece for each in vectors for piece in each.shards), stats))
+    return [*(np.concatenate([next(rows)[0] for _ in each.shards]) for each in vectors),
             next(rows)[0]]  # fmt: skip
 
 

@@ -100,7 +100,7 @@ def traced(device, rotary_dim, head_dim, dense=True, texts=3, dtype="bfloat16", 
     for token in range(2):
         batch = make_batch_buffers(texts, 1, CacheView(cache))
         assert batch.cache is not None
-        batch.cache.strips = store
+        batch.cache.packed_weights = store
         ids, places = np.zeros((texts, 1), np.int64), np.arange(texts)[::-1, None]
         past = token + (np.arange(texts)[:, None] == texts - 1)
         batch.storage.data = encode_batch(batch, ids, ids + 1, past=past, places=places)

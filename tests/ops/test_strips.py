@@ -96,7 +96,7 @@ def test_a_row_has_the_same_bits_beside_any_others(device, dense):
         store = PackedWeightCache(dense=dense)
         store.of_quantized(bench.graph, [matrix])
         store.fill(bench.graph)
-        assert not store.waits
+        assert not store.needs_fill
         batch = cases.reading_strips(len(rows), store)
         y = linear(bench.graph, bench.operand(x[rows]), Linear("layer", matrix, None, None), batch)
         return bench.run_bits(y)[0]

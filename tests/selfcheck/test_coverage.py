@@ -220,7 +220,7 @@ def test_copies_for_texts_are_checked_and_those_of_the_run_are_its_own(device, n
             base, LoraConfig(r=5), QuantConfig(), "bfloat16", profile=profile, max_binding=1 << 27
         )
         paths = {launch.path for launch in run_launches(settings, layout, 24)}
-        assert not layout.strips.nbytes and not layout.strips.waits
+        assert not layout.packed_weights.nbytes and not layout.packed_weights.needs_fill
         return {path for path in paths if "few_rows/strip" in path}
 
     both = {"few_rows/strips.wgsl", "few_rows/strip_copy.wgsl"}

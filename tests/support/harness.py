@@ -42,7 +42,7 @@ ROOM = 256  # bytes behind what kernels make
 def allocate_with_room(device: Device, storage: Storage) -> None:
     """As ``allocate`` does, with room behind a whole buffer that is its own."""
     whole = storage.whole
-    elsewhere = whole.section is not None or whole.on_host is not None or whole.texture
+    elsewhere = whole.group is not None or whole.on_host is not None or whole.texture
     if elsewhere or whole.buffer is not None or whole.parts:
         allocate(device, storage)
         return

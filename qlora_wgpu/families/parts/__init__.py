@@ -1,4 +1,4 @@
-"""What families are put together from: ``from qlora_wgpu.families import parts``."""
+"""The building blocks of families: ``from qlora_wgpu.families import parts``."""
 
 from qlora_wgpu.families.parts.attention import (
     Attention,

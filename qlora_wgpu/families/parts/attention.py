@@ -63,11 +63,9 @@ class QKNorm:
     """RMSNorm of queries and keys."""
 
     eps: float  # added under the root
-    # Whether each head is normalized for itself, by the same weight, or all at once.
-    per_head: bool = True
+    per_head: bool = True  # whether each head is normalized, by the same weight; else all at once
     names: tuple[str, str] = ("q_norm", "k_norm")  # the modules of queries and of keys
-    # Whether what is normalized has been rotated; else it is rotated after it.
-    after_rope: bool = False
+    after_rope: bool = False  # whether it comes after the rotation
 
     def weights(self, at: str, dimensions: Dimensions) -> Weights:
         """q_norm and k_norm of the attention whose names begin so."""
@@ -151,13 +149,11 @@ class Attention:
     # by.
     gated: bool = False
     sinks: bool = False  # whether each head has a logit of its own, ``sinks``, that has no value
-    # Added under the root where each head's values are normalized, without a weight.
+    # The epsilon of a norm of each head's values, which has no weight; None without one.
     value_norm: float | None = None
-    keys_as_values: bool = False  # whether values are what k makes, too, before norm and rotation
-    # Whether keys and values are those of an earlier layer: it makes queries alone.
-    shared: bool = False
-    # The largest magnitude of queries and keys before rotation, and of values, if any.
-    clip: float | None = None
+    keys_as_values: bool = False  # whether values are k's output, too, before norm and rotation
+    shared: bool = False  # whether keys and values are those of an earlier layer
+    clip: float | None = None  # bound of queries and keys before rotation, and of values
     name: str = "self_attn"  # the module's name within a layer
 
     def weights(self, at: str) -> Weights:

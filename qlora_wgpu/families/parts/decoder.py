@@ -1,7 +1,7 @@
 """A decoder put together from norm, attention, MLP and residual order.
 
 Each part says which weights it has and traces itself, so names and forward stand side by side. A
-family's file reads config.json into a ``Decoder``; what fits none writes its own forward.
+family's file reads config.json into a ``Decoder``; one that does not fit writes its own forward.
 """
 
 from __future__ import annotations

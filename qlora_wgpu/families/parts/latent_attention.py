@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, 2024): keys and values from a narrow vector a token.
 
-A head's query and key are a part that knows no position and one that is rotated, which all keys of
-a token share. Here the rotated part comes first in both, which leaves every score as it is; keys or
+A head's query and key have a part without positions and one that is rotated, which all keys of a
+token share. Here the rotated part comes first in both, which leaves every score as it is; keys or
 values, whichever are shorter, have zeros behind them.
 """
 

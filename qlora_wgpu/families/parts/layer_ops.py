@@ -306,8 +306,8 @@ class LayerOps:
     ) -> State:
         """``layers`` that hand on several tensors, by names of the family's own.
 
-        The first is the residual stream, which may wait in host memory. A layer hands on what it
-        was given, with some of it replaced or added.
+        The first is the residual stream, which may be offloaded. A layer hands on what it was
+        given, with some of it replaced or added.
         """
         end = 0
         if checkpointing:
@@ -315,9 +315,9 @@ class LayerOps:
             end = max(count - how.kept, 0)
             for first in range(0, end, how.together):
                 numbers = range(first, min(first + how.together, end))
-                # The last layer's input is wanted again at once.
-                parking = how.parking if numbers.stop < count else None
-                state = self._recomputed(layer, state, numbers, parking)
+                # The backward reads the last segment's input at once.
+                staging = how.staging if numbers.stop < count else None
+                state = self._recomputed(layer, state, numbers, staging)
         return self._without_sums(self._applied(layer, state, range(end, count)))
 
     def _applied(
@@ -341,9 +341,9 @@ class LayerOps:
         layer: Callable[[State, int], State],
         state: State,
         numbers: range,
-        parking: StagingBuffers | None,
+        staging: StagingBuffers | None,
     ) -> State:
-        """What some layers hand on, of which what they make is computed again in the backward."""
+        """What a segment of layers hands on, whose intermediates are recomputed in the backward."""
         names: list[str] = []
 
         def made(xs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -352,5 +352,5 @@ class LayerOps:
             names[:] = [name for name, tensor in after.items() if tensor is not given.get(name)]
             return [after[name] for name in names]
 
-        outputs = self.g.checkpoint_jointly(made, [*state.values()], parking)
+        outputs = self.g.checkpoint_jointly(made, [*state.values()], staging)
         return state | dict(zip(names, outputs, strict=True))

@@ -75,8 +75,7 @@ _STREAM, _INPUTS = "h", "per-layer inputs"
 class SharingLayer(Layer):
     """A layer with norms around both halves, and a factor of the residual stream after it."""
 
-    # Which layers' keys and values a layer that shares them reads: the last of this kind.
-    kind: str = ""
+    kind: str = ""  # a layer that shares keys and values reads those of the last of its kind
     keeps: bool = False  # whether its own are for later layers
     inputs: PerLayerInputs | None = None  # what it is given of every token, if anything
     mixture: MixtureBeside | None = None  # the experts beside its MLP, if there are any
@@ -115,7 +114,7 @@ class SharingLayer(Layer):
 
 @dataclass(frozen=True)
 class SharingDecoder(Decoder):
-    """A decoder of such layers."""
+    """A decoder of ``SharingLayer``."""
 
     inputs: PerLayerInputs | None = None  # what its layers are given of every token, if anything
 

@@ -33,8 +33,7 @@ class Attention:
     scale: float  # the factor of the scores
     window: int  # a query sees so many keys, itself among them
     softcap: float | None  # scores s become softcap · tanh(s / softcap), if given
-    # float32 (heads): a logit of each that the softmaxes' sums contain, if given
-    sinks: Tensor | None = None
+    sinks: Tensor | None = None  # float32 (heads): a logit of each that the softmaxes' sums contain
     gradients: Gradients | None = None  # what the backward adds; None forward
 
     def __post_init__(self) -> None:

@@ -1,11 +1,4 @@
-"""Frozen matrices as products of few rows read them: as codes, or in strips.
-
-A strip is what a subgroup makes, four columns of the results an invocation. Of each 16 bytes of a
-row of weights those of all its columns lie together, so that an invocation's neighbours read what
-follows its own, and a workgroup one stretch of memory from end to end. Rows as they are stored
-would be as many streams as a strip has columns, which no processor fetches ahead; and buffers of
-codes are read one word and one invocation at a time.
-"""
+"""Frozen matrices as products of few rows read them: as codes, or packed in strips."""
 
 from __future__ import annotations
 
@@ -62,7 +55,7 @@ def decodes(form: WeightFormat, columns: int) -> bool:
 
 
 def is_affine(form: WeightFormat) -> bool:
-    """Whether a code's value is the first one's and the code, exactly."""
+    """Whether a code's value is exactly the first one's plus the code."""
     values = form.quant_map
     return bool(np.array_equal(values, values[0] + np.arange(values.size, dtype=np.float32)))
 
@@ -73,7 +66,14 @@ STRIPS = "weights in strips"  # what they are counted as
 
 @dataclass(frozen=True)
 class PackedWeights:
-    """A matrix, or up to three of one format one below the other, in strips."""
+    """A matrix, or up to three of one format one below the other, in strips.
+
+    A strip holds what a subgroup computes, four columns of the results an invocation. Of each 16
+    bytes of a row of weights, those of all the strip's columns lie together, so that neighbouring
+    invocations read neighbouring bytes, and a workgroup one stretch of memory from end to end. Rows
+    as they are stored would be as many streams as a strip has columns, which no processor
+    prefetches; and buffers of codes are read one word and one invocation at a time.
+    """
 
     rows: int  # of all, which are the columns of a product
     columns: int

@@ -1,4 +1,4 @@
-"""Both ends of a model and the optimizer."""
+"""The loss, logits, the embedding, and AdamW."""
 
 from __future__ import annotations
 

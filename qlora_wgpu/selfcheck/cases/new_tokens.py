@@ -1,4 +1,4 @@
-"""Products of few rows, as new tokens are: of weights, of copies in strips, with what is fused."""
+"""Products of few rows, as of new tokens: with weights, with packed weights, and fused."""
 
 from __future__ import annotations
 
@@ -171,10 +171,10 @@ def check_logits_of_a_prompt(run: Runner) -> None:
 
 
 def reading_strips(count: int, store: PackedWeightCache) -> BatchBuffers:
-    """A batch of so many texts' next tokens, which read strips."""
+    """A batch of so many texts' next tokens, which read packed weights."""
     batch = new_tokens(count)
     assert batch.cache is not None
-    batch.cache.strips = store
+    batch.cache.packed_weights = store
     return batch
 
 
@@ -211,7 +211,7 @@ def check_strips(run: Runner, form: str, inner: int, rows: int, r: int, dense: b
 
 
 def multiplied(run: Runner, stored: QuantizedWeight, *, dense: bool) -> Array:
-    """A quantized matrix as the products of strips have it."""
+    """A quantized matrix as products with packed weights have it."""
     w = stored.dequantize().astype(np.float64)
     return run.rounded_weight(w) if dense and run.graph.profile.textures else w
 
@@ -343,7 +343,7 @@ def check_rotated_product(
     store.of_quantized(g, matrices)
     store.fill(g)
     assert batch.cache is not None
-    batch.cache.strips = store
+    batch.cache.packed_weights = store
     biases = [normal(f"bias of {name}", n) * has_bias for name, n in zip(names, outer, strict=True)]
     tensors: list[Tensor] | list[None] = in_one_storage(biases) if has_bias else [None] * 3
     layers = [

@@ -238,7 +238,7 @@ def _updated(run: Runner, cuts: list[int], *, in_codes: bool) -> list[Array]:
     )
     if in_codes:
         m, v = blocks.new_moment("m"), blocks.new_moment("v")
-        for piece in (*m.pieces, *v.pieces):
+        for piece in (*m.shards, *v.shards):
             assert piece.storage is not None
             piece.storage.data = np.zeros(piece.columns, np.uint32)
     add_to(run.graph, g, more)
@@ -249,11 +249,11 @@ def _updated(run: Runner, cuts: list[int], *, in_codes: bool) -> list[Array]:
     else:
         adamw(run.graph, state, config)
     vectors = (p, g, more, m, v)
-    bits = run.run_bits(*(piece for each in vectors for piece in each.pieces), stats)
+    bits = run.run_bits(*(piece for each in vectors for piece in each.shards), stats)
     run.graph.launches.clear()
     found, rows = [], iter(row[0] for row in bits)
     for each_vector in vectors:
-        found.append(np.concatenate([next(rows) for _ in each_vector.pieces]))
+        found.append(np.concatenate([next(rows) for _ in each_vector.shards]))
     return [*found, next(rows)]
 
 
@@ -272,7 +272,7 @@ def _pieces(run: Runner, values: Array | list[float], cuts: list[int]) -> Sharde
     pieces = ShardedVector.laid_out(
         "flat", "check", "float32", [end - begin for begin, end in ends]
     )
-    for (begin, _), piece in zip(pairwise([0, *cuts, flat.size]), pieces.pieces, strict=True):
+    for (begin, _), piece in zip(pairwise([0, *cuts, flat.size]), pieces.shards, strict=True):
         assert piece.storage is not None
         piece.storage.data = flat[begin : begin + piece.columns]
     return pieces

@@ -38,7 +38,7 @@ _BATCH, _PADDING, _UNSEEN = (3, 37), 5, 700
 _SCALE, _HEAD_SCALE, _SOFTCAP, _SCALING = 2.0, 0.7, 5.0, 2.0
 
 
-def _ids() -> np.ndarray:
+def _ids_matrix() -> np.ndarray:
     """Tokens at both ends, of which some come several times."""
     random = np.random.default_rng(3)
     ids = random.integers(0, _VOCAB, _BATCH)
@@ -56,7 +56,7 @@ def _parts(whole: Tensor) -> tuple[tuple[int, Tensor], ...]:
 @each((False,), (True,))
 def check_trained_matrix(run: Runner, confidence: bool) -> None:
     """Lookups, the hidden states' gradient and the matrix's own, which was one before."""
-    g, ids = run.graph, _ids()
+    g, ids = run.graph, _ids_matrix()
     g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 48, head_block=256)
     rows, hidden = no_ties("rows", _VOCAB, _COLUMNS), normal("hidden", 111, _COLUMNS)
     dy = normal("dy", math.prod(_BATCH), _COLUMNS)
