@@ -1,35 +1,15 @@
 """Gradients add up whatever arrives, in any order, and copy nothing that nobody else looks at."""
 
 import pytest
+from support.traced import dense, labels, stored
 
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.graph.graph import Graph, GraphError
-from qlora_wgpu.graph.tensor import Storage, matrix, row
+from qlora_wgpu.graph.tensor import Storage, row
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.linear import linear
-from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.ops.norms import rms_norm
 from qlora_wgpu.ops.pointwise import glu
-
-
-def stored(name, rows, columns, dtype="float32", grad=False):
-    tensor = matrix(name, rows, columns, dtype)
-    tensor.storage = Storage(name, "test", tensor.nbytes)
-    tensor.requires_grad = grad
-    return tensor
-
-
-def labels(graph):
-    return [launch.label for launch in graph.launches]
-
-
-def dense(graph, name, rows, columns):
-    return Linear(
-        name,
-        DenseMatrix(rows, columns, ((0, stored(name, rows, columns, graph.dtype)),)),
-        None,
-        None,
-    )
 
 
 def test_the_first_contribution_is_kept_as_it_is():

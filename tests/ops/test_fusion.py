@@ -1,35 +1,16 @@
 """Launches are fused where one kernel does what several would and nothing else reads between."""
 
+from support.traced import dense, labels, stored
+
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.rewrite import rewrite
-from qlora_wgpu.graph.tensor import Storage, matrix, row
+from qlora_wgpu.graph.tensor import Storage, row
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.fusion import FUSIONS
 from qlora_wgpu.ops.linear import linear
-from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.ops.norms import rms_norm
 from qlora_wgpu.ops.tensor import cast
-
-
-def stored(name, rows, columns, dtype="float32", grad=False):
-    tensor = matrix(name, rows, columns, dtype)
-    tensor.storage = Storage(name, "test", tensor.nbytes)
-    tensor.requires_grad = grad
-    return tensor
-
-
-def labels(graph):
-    return [launch.label for launch in graph.launches]
-
-
-def dense(graph, name, rows, columns):
-    return Linear(
-        name,
-        DenseMatrix(rows, columns, ((0, stored(name, rows, columns, graph.dtype)),)),
-        None,
-        None,
-    )
 
 
 def test_a_residual_is_rounded_by_the_norm_that_adds_to_it():
