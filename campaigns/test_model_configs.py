@@ -105,7 +105,7 @@ def write_weights(folder: Path, config: dict[str, Any]) -> None:
     shapes: dict[str, tuple[int, ...]] = {
         architecture.embed_name: (architecture.vocab_size, architecture.hidden_size),
         **architecture.norm_shapes,
-        **architecture.routers,
+        **architecture.router_shapes,
     }
     if not architecture.tied:
         shapes[architecture.head_name] = shapes[architecture.embed_name]

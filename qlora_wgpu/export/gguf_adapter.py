@@ -15,10 +15,10 @@ from qlora_wgpu.checkpoint.atomic import atomic_file
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.export.gguf.architectures import find_llama_cpp, model_type_of
 from qlora_wgpu.export.gguf.tensors import LayerParts
-from qlora_wgpu.families.family import Architecture, ExpertSpec, find_family
+from qlora_wgpu.families.family import ExpertSpec, find_family
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base
-from qlora_wgpu.lora.peft_names import LORA_A, LORA_B, AdaptedLayer, adapted_layers, tensor_name
+from qlora_wgpu.lora.peft_names import AdaptedLayer, adapted_layers
 
 FloatArray = npt.NDArray[np.float32]
 Pair = tuple[FloatArray, FloatArray]
@@ -53,7 +53,7 @@ def export_gguf(
             f"{adapter} has a whole {peft.modules_to_save[0]} (modules_to_save), which llama.cpp's "
             "adapters have not: merge it, or export the whole model"
         )
-    shapes = adapter_shapes(architecture, peft) | _of_routers(architecture, peft)
+    shapes = adapter_shapes(architecture, peft)
     refuse_other_base(adapter, peft, tensors, shapes, model, whole=False)
     tensors_of = {layer.module for layer in adapted_layers(tensors)}
     embedding = architecture.embed_name.removesuffix(".weight")
@@ -95,17 +95,6 @@ def export_gguf(
             writer.add_tensor(f"{gguf_name}.lora_b", np.ascontiguousarray(b_part))
     _write(writer, path)
     return count
-
-
-def _of_routers(architecture: Architecture, peft: AdapterConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of pairs on routers, which PEFT and llama.cpp adapt, and nothing here trains."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, (rows, columns) in architecture.routers.items():
-        module = name.removesuffix(".weight")
-        rank = peft.rank_of(module)
-        shapes[tensor_name(module, LORA_A)] = (rank, columns)
-        shapes[tensor_name(module, LORA_B)] = (rows, rank)
-    return shapes
 
 
 def _scaled(layer: AdaptedLayer, peft: AdapterConfig) -> Pair:

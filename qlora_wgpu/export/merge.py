@@ -157,12 +157,12 @@ class MergedWeights:
             for s in architecture.every_linear
         }
         shapes = adapter_shapes(architecture, config)
-        routers = architecture.routers
-        refuse_other_base(adapter, config, tensors, shapes, model, whole=False, routers=routers)
+        refuse_other_base(adapter, config, tensors, shapes, model, whole=False)
         check_vocabulary(folder, architecture, tensors, config)
         modules = {spec.name: name for name, spec in self._linears.items()}
-        for end in (architecture.embed_name, architecture.head_name):
-            modules[end.removesuffix(".weight")] = stored_name(folder, architecture, end)
+        others = [f"{spec.name}.weight" for spec in architecture.routers]
+        for weight in (architecture.embed_name, architecture.head_name, *others):
+            modules[weight.removesuffix(".weight")] = stored_name(folder, architecture, weight)
         self._pairs: dict[str, tuple[FloatArray, FloatArray, float, FloatArray | None]] = {}
         for layer in adapted_layers(tensors):
             scaling = config.scaling_of(layer.module)

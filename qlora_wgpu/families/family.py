@@ -18,12 +18,12 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.ops.batch import BatchBuffers
-from qlora_wgpu.ops.modules import DenseMatrix, ExpertLinear, HostEmbedding, Linear, Matrix
+from qlora_wgpu.ops.modules import ExpertLinear, HostEmbedding, Linear, Matrix
 
 
 @dataclass(frozen=True)
 class Stacking:
-    """How transformers stacks a layer's experts, in ``gate_up_proj`` and ``down_proj``.
+    """How transformers holds a mixture: its experts in ``gate_up_proj`` and ``down_proj``.
 
     PEFT adapts each of these parameters as one (``target_parameters``).
     """
@@ -32,6 +32,7 @@ class Stacking:
     named: str = "experts"  # how the experts' module ends in files
     held: str = "experts"  # and in transformers
     in_turns: bool = False  # whether rows of gate and up alternate; else gate's come first
+    router: tuple[str, str] = ("", "")  # how its module ends in files, and in transformers
 
     def in_files(self, at: str) -> str:
         """The name of an experts' module in files, by its name in transformers."""
@@ -41,9 +42,21 @@ class Stacking:
         """Its name in transformers, by its name in files."""
         return at.removesuffix(self.named) + self.held if at.endswith(self.named) else at
 
+    def router_in_files(self, at: str) -> str:
+        """The name of a router in files, by its name in transformers."""
+        named, held = self.router
+        return at.removesuffix(held) + named if at.endswith(held) else at
+
+    def router_in_memory(self, at: str) -> str:
+        """Its name in transformers, by its name in files."""
+        named, held = self.router
+        return at.removesuffix(named) + held if at.endswith(named) else at
+
     def to_json(self) -> str:
-        """The text for a file's metadata."""
-        return json.dumps(asdict(self))
+        """The text on the experts for a file's metadata."""
+        told = asdict(self)
+        del told["router"]
+        return json.dumps(told)
 
     @classmethod
     def from_json(cls, text: str) -> Stacking:
@@ -72,6 +85,18 @@ class LinearSpec:
     out_features: int
     in_features: int
     bias: bool = False
+
+
+@dataclass(frozen=True)
+class RouterSpec(LinearSpec):
+    """The layer that scores a mixture's experts, which is never quantized.
+
+    PEFT's ``all-linear`` takes it where it is a linear layer; here it is adapted where it is named.
+    """
+
+    # Whether transformers has it as a linear layer; else its weight is a bare parameter, which PEFT
+    # adapts by ``target_parameters``.
+    is_module: bool = False
 
 
 @dataclass(frozen=True)
@@ -114,8 +139,7 @@ class Weights:
     # a length, or a shape. A * in the name is the number of a row, where files hold each by itself.
     norms: Mapping[str, NormSize] = field(default_factory=dict)
     experts: tuple[ExpertSpec, ...] = ()  # linear layers of experts
-    # Shapes of the routers' matrices, by tensor name.
-    routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    routers: tuple[RouterSpec, ...] = ()
     # Those of ``norms`` that have no offset, whatever the others have.
     as_stored: frozenset[str] = frozenset()
     # Shapes of embeddings beside the input's, by tensor name: the host looks their rows up.
@@ -126,7 +150,7 @@ class Weights:
             self.linears + other.linears,
             {**self.norms, **other.norms},
             self.experts + other.experts,
-            {**self.routers, **other.routers},
+            self.routers + other.routers,
             self.as_stored | other.as_stored,
             {**self.tables, **other.tables},
         )
@@ -155,7 +179,7 @@ class Architecture:
     vocab_size: int  # rows of the embedding and of the head
     hidden_size: int  # their columns
     num_layers: int
-    # All that can carry an adapter but experts, in the order of the forward.
+    # All that can carry an adapter but routers and experts, in the order of the forward.
     linears: tuple[LinearSpec, ...]
     # Sizes of the normalization weights, by tensor name: a length, or rows and columns.
     norms: Mapping[str, NormSize]
@@ -169,8 +193,7 @@ class Architecture:
     logit_scale: float = 1.0  # factor of the head's product
     logit_softcap: float | None = None  # bound of the logits, if any
     experts: tuple[ExpertSpec, ...] = ()  # linear layers of experts
-    # Shapes of frozen matrices that are neither quantized nor adapted, by tensor name.
-    routers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    routers: tuple[RouterSpec, ...] = ()
     # Shapes of embeddings beside the input's, which are in host memory, by tensor name.
     tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     # Details of the config.json that training leaves out, for the user to know.
@@ -230,8 +253,13 @@ class Architecture:
 
     @property
     def every_linear(self) -> list[LinearSpec]:
-        """All linear layers, experts' too."""
+        """All linear layers that can be quantized, experts' too."""
         return [*self.linears, *(spec for stack in self.experts for spec in stack.linears)]
+
+    @property
+    def router_shapes(self) -> dict[str, tuple[int, int]]:
+        """Shapes of the routers' matrices, by tensor name."""
+        return {f"{s.name}.weight": (s.out_features, s.in_features) for s in self.routers}
 
     def offset_of(self, name: str) -> float:
         """What is added to a stored tensor of a norm."""
@@ -259,7 +287,7 @@ class Modules:
     linears: Mapping[str, Linear]
     norms: Mapping[str, Tensor]
     experts: Mapping[str, ExpertLinear] = field(default_factory=dict)
-    routers: Mapping[str, DenseMatrix] = field(default_factory=dict)
+    routers: Mapping[str, Linear] = field(default_factory=dict)
     tables: Mapping[str, HostEmbedding] = field(default_factory=dict)
     head_lora: Lora | None = None
     embedding_lora: Lora | None = None
@@ -273,10 +301,18 @@ class Modules:
         embedding: Lora | None,
     ) -> Modules:
         """The same weights with the pairs of another adapter, by their layers' names."""
-        linears = {n: replace(layer, lora=loras.get(n)) for n, layer in self.linears.items()}
+        linears, routers = (
+            {n: replace(layer, lora=loras.get(n)) for n, layer in layers.items()}
+            for layers in (self.linears, self.routers)
+        )
         experts = {n: replace(layer, lora=of_experts.get(n)) for n, layer in self.experts.items()}
         return replace(
-            self, linears=linears, experts=experts, head_lora=head, embedding_lora=embedding
+            self,
+            linears=linears,
+            routers=routers,
+            experts=experts,
+            head_lora=head,
+            embedding_lora=embedding,
         )
 
 

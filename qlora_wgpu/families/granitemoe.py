@@ -32,6 +32,7 @@ def read_experts(
         top,
         name="block_sparse_moe",
         router="router.layer",
+        router_held="router",
         fused=False,
         shared=None if shared is None else parts.SharedExpert(shared),
     )

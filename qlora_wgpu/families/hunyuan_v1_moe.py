@@ -21,8 +21,8 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         parts.check_expert_counts(read, ("num_experts", count), ("moe_topk", top))
         size = dimensions.intermediate_size
         experts = parts.SparseMoeBlock(
-            dimensions.hidden_size, size, activation, count, top, router="gate.wg",
-            shared=shared,
+            dimensions.hidden_size, size, activation, count, top,
+            router="gate.wg", router_is_module=True, shared=shared,
         )  # fmt: skip
         mlps.append(experts)
     return compose_with(read, dimensions, mlps)

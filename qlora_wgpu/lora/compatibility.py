@@ -98,19 +98,12 @@ def refuse_other_base(
     base: str | PathLike[str],
     *,
     whole: bool = True,
-    routers: Iterable[str] = (),
 ) -> None:
     """Refuses an adapter that was made for another shape; warns of a base of another name.
 
     ``shapes`` are those that it may have; where it is ``whole``, it must have all of them.
     """
     odd = _layers(tensors) - _layers(shapes)
-    if odd and odd <= {name.removesuffix(".weight") for name in routers}:
-        raise CheckpointError(
-            f"{path} adapts routers of experts, {min(odd)} among {len(odd)} of them, as PEFT's "
-            "all-linear does where they are linear layers; routers stay frozen here: merge it into "
-            "its base with PEFT's merge_and_unload, and open the result"
-        )
     if difference := _difference(tensors, shapes, whole=whole):
         trained = stored.base_model_name_or_path or "a base that it does not name"
         # Of the right model, PEFT may adapt layers that stay frozen here.
@@ -171,7 +164,7 @@ def adapter_shapes(architecture: Architecture, stored: AdapterConfig) -> dict[st
     for module in (ends.embedding, ends.head):
         for leaf in (TOKENS, WHOLE):
             shapes[tensor_name(module, leaf)] = ends.rows, ends.columns
-    for spec in [*architecture.every_linear, ends.head_layer]:
+    for spec in [*architecture.every_linear, *architecture.routers, ends.head_layer]:
         shapes |= pair_shapes(spec, stored.rank_of(spec.name))
     embedding = ends.embedding_layer
     rank = stored.rank_of(embedding.name)

@@ -71,21 +71,27 @@ class ExpertArrangement:
 
 
 def to_target_parameters(
-    tensors: Mapping[str, Float32Array], config: AdapterConfig, stacking: Stacking
+    tensors: Mapping[str, Float32Array],
+    config: AdapterConfig,
+    stacking: Stacking,
+    bare: Collection[str] = (),
 ) -> tuple[Tensors, AdapterConfig]:
     """An adapter with matrices for each expert as one with PEFT's ``target_parameters``.
 
-    Other layers with an expert's name are named by their parameters, too: PEFT would take their
-    modules for experts.
+    Other layers are named by their parameters, too, where they are ``bare`` ones, or have an
+    expert's name: PEFT would take their modules for experts.
     """
     kept, experts = _sorted_out(tensors, stacking)
     modules = _modules_of(kept)
+    by_weight = [m for m in modules if m in bare or m.rpartition(".")[2] in stacking.leaves]
     ranks: dict[str, int] = {}
     alphas: dict[str, int | float] = {}
-    for module in modules:
-        if module.rpartition(".")[2] in stacking.leaves:
-            name = f"{module}.weight"
-            ranks[name], alphas[name] = config.rank_of(module), config.alpha_of(module)
+    for module in by_weight:
+        called = stacking.router_in_memory(module) if module in bare else module
+        name = f"{called}.weight"
+        ranks[name], alphas[name] = config.rank_of(module), config.alpha_of(module)
+        for leaf in (LORA_A, LORA_B):
+            kept[tensor_name(called, leaf)] = kept.pop(tensor_name(module, leaf))
     for at, kinds in experts.items():
         held = stacking.in_memory(at)
         present = [p for p, parts in PARAMETERS.items() if any(k in kinds for k in parts)]
@@ -100,7 +106,7 @@ def to_target_parameters(
             name, rank = f"{held}.{parameter}", a.shape[1]
             ranks[name], alphas[name] = rank, alpha_for(scaling, rank, config)
     # In place of a pattern stand the layers themselves.
-    others = [m for m in modules if m.rpartition(".")[2] not in stacking.leaves]
+    others = [m for m in modules if m not in by_weight]
     if not isinstance(names := config.target_modules, str):
         others = [name for name in names if any(is_named(module, name) for module in others)]
     return kept, replace(
@@ -249,7 +255,7 @@ def from_target_parameters(
     ``told`` is what ``arranged`` said of the adapter, if ``to_target_parameters`` made this one of
     it; else the base's experts are held as ``stacking`` says. ``where`` is adapter_config.json.
     """
-    stacking = stacking if told is None else told.stacking
+    of_base, stacking = stacking, stacking if told is None else told.stacking
     made: Tensors = {}
     ranks: dict[str, int] = {}
     alphas: dict[str, int | float] = {}
@@ -257,11 +263,17 @@ def from_target_parameters(
     wrapped, plain = _wrapped(tensors, config, where)
     for name, array in tensors.items():
         parsed = parse_name(name)
-        if parsed is None or parsed[0] not in wrapped:
+        if parsed is None:
             made[name] = array
-    others = plain + _named_otherwise(config, made, stacking)
-    for module in plain:
-        own, alpha = config.rank_of(f"{module}.weight"), config.alpha_of(f"{module}.weight")
+        elif parsed[0] not in wrapped:
+            module = parsed[0]
+            if module in plain:
+                module = of_base.router_in_files(module)
+            made[tensor_name(module, parsed[1])] = array
+    weights = {of_base.router_in_files(module): f"{module}.weight" for module in plain}
+    others = [*weights, *_named_otherwise(config, made, stacking)]
+    for module, weight in weights.items():
+        own, alpha = config.rank_of(weight), config.alpha_of(weight)
         if told is None and (own, alpha) != (config.rank_of(module), config.alpha_of(module)):
             ranks[re.escape(module)], alphas[re.escape(module)] = own, alpha
     for module, (held, parameter) in wrapped.items():
@@ -293,7 +305,7 @@ def from_target_parameters(
                 made[tensor_name(layer, LORA_A)] = np.ascontiguousarray(a[expert])
                 made[tensor_name(layer, LORA_B)] = np.ascontiguousarray(b[expert])
     written = {re.escape(f"{at}.{p}") for at, p in wrapped.values()}
-    written |= {re.escape(f"{module}.weight") for module in plain}
+    written |= {re.escape(weight) for weight in weights.values()}
     return made, replace(
         config,
         target_modules=sorted({*others, *stacks}),
@@ -333,6 +345,10 @@ def _wrapped(
     plain = [m for m in every if any(is_named(f"{m}.weight", name) for name in names)]
     full = [f"{at}.{p}" for at, p in found.values()] + [f"{m}.weight" for m in plain]
     odd = [n for n in names if not any(is_named(parameter, n) for parameter in full)]
+    # PEFT passes over names that fit nothing, as its all-linear names routers that are not there.
+    modules_held = {module.removesuffix(INNER) for module in modules}
+    owners = {name: name.rpartition(".")[0] for name in odd}
+    odd = [n for n in odd if not owners[n] or any(is_named(m, owners[n]) for m in modules_held)]
     if odd or not modules >= found.keys():
         raise UnsupportedModelError(
             f"{where}: target_parameters names {(odd or sorted(found.keys() - modules))[0]}, but "

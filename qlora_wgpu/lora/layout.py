@@ -12,7 +12,7 @@ import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.families.family import ExpertSpec, LinearSpec
+from qlora_wgpu.families.family import Architecture, ExpertSpec, LinearSpec, RouterSpec
 from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.graph.tensor import ITEM_SIZE, Tensor, ceil_div, matrix, padded, row
 from qlora_wgpu.kernels.lora import Lora
@@ -44,6 +44,7 @@ from qlora_wgpu.lora.peft_names import (
     tensor_name,
 )
 from qlora_wgpu.lora.targets import (
+    bare_parameters,
     check_experts,
     check_patterns,
     check_saved,
@@ -111,7 +112,8 @@ class AdapterLayout:
     targets: list[LinearSpec]  # the adapted layers, except the embedding
     embedding: LinearSpec | None  # the embedding as a layer, if it is adapted
     peft_differences: list[str]  # a sentence for each thing that PEFT computes otherwise
-    is_written_together: bool  # whether experts are written with ``target_parameters``
+    is_written_together: bool  # whether files name ``target_parameters``, as PEFT has experts
+    bare: frozenset[str]  # the adapted routers that are bare parameters in transformers
     b_begin: int  # where in the flat vectors A's end and B's begin, in floats
     length: int  # of the flat vectors, in floats
     cuts: tuple[int, ...]  # where their pieces begin, in floats, except the first
@@ -135,6 +137,7 @@ class AdapterLayout:
         max_binding: int | None = None,
         within: str = "",
         vocabulary: Vocabulary | None = None,
+        routers: Sequence[RouterSpec] = (),
     ) -> None:
         """Lays out an adapter for the targeted layers.
 
@@ -146,13 +149,14 @@ class AdapterLayout:
             max_binding: Most bytes of a piece of a vector, where there is a limit.
             within: See ``Architecture.adapted_within``.
             vocabulary: The matrices that may have trained rows; without, none are trained.
+            routers: Its routers.
         """
         self.config = config
         tokens: dict[str, tuple[int, ...]] = {}
         if vocabulary is not None:
             tokens = vocabulary.trained(config.trainable_token_indices)
         ends = () if vocabulary is None else (vocabulary.head_layer, vocabulary.embedding_layer)
-        chosen = targeted(linears, config.target_modules, experts, ends)
+        chosen = targeted(linears, config.target_modules, experts, ends, routers)
         chosen = in_layers(chosen, config.layers_to_transform)
         check_patterns(config, chosen)
         self.embedding = next((s for s in chosen if s in ends[1:]), None)
@@ -167,9 +171,12 @@ class AdapterLayout:
         check_saved(saved, config, adapted, forms, trains_rows=bool(tokens))
         stacks = [stack for stack in experts if stack.linears[0].name in adapted]
         check_experts(self.peft, stacks)
+        self.bare = bare_parameters(config, adapted, routers)
         check_start(self.peft, config.init_lora_weights, self.targets, stacks)
         self.peft_differences = peft_differences(self.peft, self.targets, experts)
-        self.is_written_together = is_written_together(self.peft, self.targets, experts)
+        self.is_written_together = bool(self.bare) or is_written_together(
+            self.peft, self.targets, experts
+        )
         self._flat = FlatVector()
         self._place_all(vocabulary, tokens, saved)
         slack = _slack_of(self._flat, stacks)
@@ -195,6 +202,26 @@ class AdapterLayout:
         if vocabulary is not None:
             self.trained_rows = {m: self._rows(m, rows, vocabulary) for m, rows in tokens.items()}
             self.trained_whole = {m: self._whole(m, vocabulary) for m in saved}
+
+    @classmethod
+    def of(
+        cls,
+        architecture: Architecture,
+        config: LoraConfig,
+        forms: AdapterDtypes = FLOAT32,
+        max_binding: int | None = None,
+    ) -> AdapterLayout:
+        """Lays out an adapter for a whole model."""
+        return cls(
+            config,
+            architecture.linears,
+            architecture.experts,
+            forms,
+            max_binding,
+            architecture.adapted_within,
+            Vocabulary.of(architecture),
+            architecture.routers,
+        )
 
     def _place_all(
         self,

@@ -72,6 +72,7 @@ def save_adapter(
     config: AdapterConfig,
     *,
     stacking: Stacking | None = None,
+    bare: Collection[str] = (),
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     """Writes an adapter that ``PeftModel.from_pretrained`` loads as it is.
@@ -84,6 +85,7 @@ def save_adapter(
         config: Settings of its training, and the base model that PEFT loads.
         stacking: How the base holds its experts, where they are written with PEFT's
             ``target_parameters``; else each is written by itself.
+        bare: Modules whose weight transformers holds as a bare parameter.
         metadata: Further metadata for the file.
     """
     folder = Path(folder)
@@ -93,7 +95,7 @@ def save_adapter(
     metadata = {**METADATA, **(metadata or {})}
     if stacking is not None:
         metadata[ARRANGED] = arranged(own, stacking).to_text()
-        own, config = to_target_parameters(own, config, stacking)
+        own, config = to_target_parameters(own, config, stacking, bare)
     adapted = {module for module, _ in parsed_names(own)}
     for module, array in trained.items():
         own[bias_name(f"{module}.base_layer" if module in adapted else module)] = array

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 
 from qlora_wgpu.config import ALL_LINEAR, LoraConfig
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.families.family import ExpertSpec, LinearSpec
+from qlora_wgpu.families.family import ExpertSpec, LinearSpec, RouterSpec
 from qlora_wgpu.lora.config import AdapterConfig, unfitting
 from qlora_wgpu.lora.flat_vector import AdapterDtypes
 from qlora_wgpu.lora.peft_names import is_named
@@ -25,17 +25,22 @@ def targeted(
     target_modules: str | Sequence[str],
     experts: Sequence[ExpertSpec] = (),
     ends: Sequence[LinearSpec] = (),
+    routers: Sequence[RouterSpec] = (),
 ) -> list[LinearSpec]:
     """The layers that get an adapter, matched as PEFT does: a whole name or its last parts.
 
-    Experts, embedding and head get one where they are named; experts each by itself or by the name
-    of their ``ExpertSpec``, and all of a layer's or none.
+    Routers, experts, embedding and head get one where they are named; experts each by itself or by
+    the name of their ``ExpertSpec``, and all of a layer's or none.
     """
     if target_modules == ALL_LINEAR:
         return list(linears)
-    every = [*linears, *(spec for stack in experts for spec in stack.linears), *ends]
+    of_experts = (spec for stack in experts for spec in stack.linears)
+    every = [*linears, *routers, *of_experts, *ends]
     if isinstance(target_modules, str):
-        names = _fitting_pattern(every, target_modules)
+        # In which PEFT looks for modules alone.
+        parameters = {spec.name for spec in routers if not spec.is_module}
+        modules = [spec for spec in every if spec.name not in parameters]
+        names = _fitting_pattern(modules, target_modules)
     else:
         stacks = {stack.name: stack for stack in experts}
         names = set[str]()
@@ -135,6 +140,19 @@ def check_experts(config: AdapterConfig, stacks: Sequence[ExpertSpec]) -> None:
         )
 
 
+def bare_parameters(
+    config: LoraConfig, adapted: Collection[str], routers: Sequence[RouterSpec]
+) -> frozenset[str]:
+    """The adapted routers that are bare parameters in transformers."""
+    bare = [s.name for s in routers if s.name in adapted and not s.is_module]
+    if bare and config.use_dora:
+        raise ConfigError(
+            f"lora.use_dora cannot adapt {bare[0]}, a bare parameter in transformers, for which "
+            "PEFT has no DoRA: leave it out of lora.target_modules"
+        )
+    return frozenset(bare)
+
+
 def check_start(
     config: AdapterConfig,
     kind: str,
@@ -212,15 +230,21 @@ def _shortest_name(spec: LinearSpec, taken: set[str]) -> str:
 
 
 def lora_config(
-    adapter: AdapterConfig, adapted: Collection[str] = (), experts: Sequence[ExpertSpec] = ()
+    adapter: AdapterConfig,
+    adapted: Collection[str] = (),
+    experts: Sequence[ExpertSpec] = (),
+    routers: Sequence[RouterSpec] = (),
 ) -> LoraConfig:
     """The settings that a model is opened with to take an adapter.
 
-    Where target modules fit experts, but no expert has tensors, the layers that have some are the
-    targets: PEFT's ``all-linear`` leaves experts out.
+    Where target modules fit experts or routers, but none of those has tensors, the layers that have
+    some are the targets: PEFT's ``all-linear`` leaves experts out.
     """
     targets = adapter.target_modules
-    if not isinstance(targets, str) and _fit_experts_by_name_only(targets, adapted, experts):
+    of_experts = [spec for stack in experts for spec in stack.linears]
+    if not isinstance(targets, str) and any(
+        _fit_by_name_only(targets, adapted, specs) for specs in (of_experts, routers)
+    ):
         targets = sorted(adapted)
     return LoraConfig(
         r=adapter.r,
@@ -237,13 +261,12 @@ def lora_config(
     )
 
 
-def _fit_experts_by_name_only(
-    targets: Sequence[str], adapted: Collection[str], experts: Sequence[ExpertSpec]
+def _fit_by_name_only(
+    targets: Sequence[str], adapted: Collection[str], specs: Sequence[LinearSpec]
 ) -> bool:
-    stacked = [spec for stack in experts for spec in stack.linears]
-    if any(spec.name in adapted for spec in stacked):
+    if any(spec.name in adapted for spec in specs):
         return False
-    return any(is_named(spec.name, target) for spec in stacked for target in targets)
+    return any(is_named(spec.name, target) for spec in specs for target in targets)
 
 
 # ---- modules trained whole -------------------------------------------------------------------

@@ -276,4 +276,5 @@ class AdapterModel:
         tensors |= self._tied_copy(tensors)
         tensors |= self.biases.tensors()
         stacking = self.architecture.stacking if self.adapter.is_written_together else None
-        save_adapter(Path(path), tensors, config, stacking=stacking, metadata=told)
+        bare = self.adapter.bare
+        save_adapter(Path(path), tensors, config, stacking=stacking, bare=bare, metadata=told)

@@ -148,7 +148,7 @@ class AdapterSet:
         layout = layout.with_adapter(config_of(stored, tensors, of))
         pairs, biases = split_biases(tensors)
         shapes = layout.adapter.shapes
-        refuse_other_base(folder, stored, pairs, shapes, base.name_or_path, routers=of.routers)
+        refuse_other_base(folder, stored, pairs, shapes, base.name_or_path)
         warn_if_trained_otherwise(folder, layout.quant)
         if layout.quant.scheme != "none" and started_in(folder, pairs, stored):
             warnings.warn(

@@ -74,7 +74,7 @@ def config_of(
 ) -> LoraConfig:
     """The settings that a base is laid out with to take an adapter of a file."""
     adapted = {layer.module for layer in adapted_layers(tensors)}
-    config = lora_config(stored, adapted, architecture.experts)
+    config = lora_config(stored, adapted, architecture.experts, architecture.routers)
     idle = {  # which PEFT passes over
         key: unfitting(getattr(config, key), adapted) for key in ("rank_pattern", "alpha_pattern")
     }
@@ -87,7 +87,9 @@ def config_of(
     if isinstance(config.target_modules, str):
         return config
     ends = Vocabulary.of(architecture)
-    every = [*architecture.every_linear, ends.head_layer, ends.embedding_layer]
+    every = [
+        *architecture.every_linear, *architecture.routers, ends.head_layer, ends.embedding_layer
+    ]  # fmt: skip
     known = known_targets(config.target_modules, every, architecture.experts)
     return config.model_copy(update={"target_modules": known})
 
@@ -201,8 +203,7 @@ def read_fitting(
     read, config = load_adapter(Path(folder), biases=True, stacking=architecture.stacking)
     tensors, stored = read_started(folder, read, config, adapter)
     shapes = adapter_shapes(architecture, stored)
-    routers = architecture.routers
-    refuse_other_base(folder, stored, tensors, shapes, base, whole=False, routers=routers)
+    refuse_other_base(folder, stored, tensors, shapes, base, whole=False)
     check_scaling(stored, adapter, folder)
     return split_biases(tensors)
 

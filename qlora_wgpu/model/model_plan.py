@@ -20,7 +20,6 @@ from qlora_wgpu.graph.tensor import ITEM_SIZE, Tensor, matrix
 from qlora_wgpu.limits import VOCABULARY_TRACED
 from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
 from qlora_wgpu.lora.layout import AdapterLayout
-from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.model import derived_weights
 from qlora_wgpu.model.derived_weights import CopySizes, kept_bytes, packed_sizes
 from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
@@ -144,10 +143,7 @@ class ModelPlan:
         return other
 
     def _laid_out(self, lora: LoraConfig, forms: AdapterDtypes) -> AdapterLayout:
-        of = self.pretrained.architecture
-        within = of.adapted_within
-        tokens = Vocabulary.of(of)
-        return AdapterLayout(lora, of.linears, of.experts, forms, self.max_binding, within, tokens)
+        return AdapterLayout.of(self.pretrained.architecture, lora, forms, self.max_binding)
 
     def with_adapter(self, lora: LoraConfig) -> ModelPlan:
         """The same weights, loaded or not, with another adapter; steps are traced anew."""

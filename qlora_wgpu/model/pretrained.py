@@ -76,8 +76,8 @@ def tensor_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     if not architecture.tied:
         shapes[architecture.head_name] = size
     shapes |= architecture.stored_norms
-    shapes |= architecture.routers
     shapes |= architecture.tables
+    shapes |= architecture.router_shapes
     for spec in architecture.every_linear:
         shapes[f"{spec.name}.weight"] = spec.out_features, spec.in_features
         if spec.bias:

@@ -127,7 +127,15 @@ class WeightLayout:
             linears[spec.name] = Linear(spec.name, weight, bias, adapter.loras.get(spec.name))
         norms = {n: self._norm(n, shape, of.offset_of(n)) for n, shape in of.norm_shapes.items()}
         experts = {stack.name: self._experts(stack, adapter) for stack in of.experts}
-        routers = {n: self._dense(n, *shape) for n, shape in of.routers.items()}
+        routers = {
+            spec.name: Linear(
+                spec.name,
+                self._dense(f"{spec.name}.weight", spec.out_features, spec.in_features),
+                norms.get(f"{spec.name}.bias"),
+                adapter.loras.get(spec.name),
+            )
+            for spec in of.routers
+        }
         tables = {n: self._host_table(n, *shape) for n, shape in of.tables.items()}
         modules = Modules(
             embedding, head, linears, norms, experts, routers, tables,

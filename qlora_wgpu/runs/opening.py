@@ -437,8 +437,7 @@ def load_adapted(
         keep=settings.model.cache,
     )
     if adapter is not None and tensors is not None:
-        shapes, routers = layout.adapter.shapes, source.architecture.routers
-        refuse_other_base(adapter, stored, tensors, shapes, settings.model.path, routers=routers)
+        refuse_other_base(adapter, stored, tensors, layout.adapter.shapes, settings.model.path)
     if start is not None:
         layout.adapter.start = layout.adapter.join(start)
     layout = read_within_room(

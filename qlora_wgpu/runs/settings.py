@@ -23,7 +23,6 @@ from qlora_wgpu.data.sources import place_of
 from qlora_wgpu.errors import CheckpointError, ConfigError, brief, command
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.peft_files import require_adapter_files
-from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.adapter_state import read_fitting
 from qlora_wgpu.model.pretrained import Pretrained
@@ -252,12 +251,9 @@ def check_init_from(base: Pretrained, lora: LoraConfig) -> None:
         ConfigError: If the run's own adapter does not fit the base.
     """
     if lora.init_from is not None:
-        of = base.architecture
-        own = AdapterLayout(
-            lora, of.linears, of.experts, within=of.adapted_within, vocabulary=Vocabulary.of(of)
-        )
+        own = AdapterLayout.of(base.architecture, lora)
         with named_init_from():
-            tensors, _ = read_fitting(lora.init_from, own, of, base.name_or_path)
+            tensors, _ = read_fitting(lora.init_from, own, base.architecture, base.name_or_path)
             own.join(tensors)
 
 

@@ -11,7 +11,6 @@ from qlora_wgpu.config import ALL_LINEAR, LoraConfig
 from qlora_wgpu.families.family import Architecture, LinearSpec, find_family
 from qlora_wgpu.families.parts.decoder import Decoder
 from qlora_wgpu.lora.layout import AdapterLayout
-from qlora_wgpu.lora.trained_tokens import Vocabulary
 
 _MOST_VOCABULARY = 16_384  # rows of the head that are timed
 
@@ -33,8 +32,7 @@ class OneLayer:
         if not isinstance(decoder, Decoder):
             return cls._by_config(config, lora)
         plain = lora.model_copy(update={"trainable_token_indices": None, "modules_to_save": None})
-        ends = Vocabulary.of(architecture)
-        adapter = AdapterLayout(plain, architecture.linears, architecture.experts, vocabulary=ends)
+        adapter = AdapterLayout.of(architecture, plain)
         index = _adapted_layer(decoder, adapter.targets)
         dimensions = decoder.dimensions
         small = replace(

@@ -12,9 +12,10 @@ from references.seeded import adapter, batch, weights
 from safetensors.numpy import load_file, save_file
 
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
-from qlora_wgpu.errors import CheckpointError
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.export.merge import merge
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.generation import generate
 from qlora_wgpu.lora import load_adapter
 
 FOLDER = Path(__file__).parents[1] / "references"
@@ -33,7 +34,8 @@ def base_of(case, folder):
 
 def folders(case, tmp_path):
     """A base, and an adapter as PEFT has written it."""
-    recorded = np.load(FOLDER / f"parameters/{case}.npz")
+    kind, _, case = case.rpartition("/")
+    recorded = np.load(FOLDER / f"{kind or 'parameters'}/{case}.npz")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter/adapter_config.json").write_text(str(recorded["adapter"]))
     tensors = adapter(json.loads(str(recorded["shapes"])))
@@ -170,26 +172,126 @@ def test_layers_that_are_called_as_experts_keep_their_adapters(device, tmp_path,
     assert again.adapter.names == model.adapter.names
 
 
-@pytest.mark.parametrize("verb", ["open", "merge"])
-def test_an_adapter_on_routers_is_named_as_such(device, tmp_path, verb):
-    """As PEFT's all-linear makes one where transformers has a linear layer there."""
-    base = base_of("hunyuan_moe-experts", tmp_path / "base")
-    architecture = find_family(config := json.loads((base / "config.json").read_text())).read(
-        config
+# ---- routers ---------------------------------------------------------------------------------
+
+ROUTERS = sorted(f"routers/{case}" for case in CASES)
+ALL_LINEAR = sorted(f"all_linear/{path.stem}" for path in (FOLDER / "all_linear").glob("*.npz"))
+
+
+def test_every_mixtures_router_is_recorded():
+    assert sorted(f"routers/{p.stem}" for p in (FOLDER / "routers").glob("*.npz")) == ROUTERS
+
+
+@pytest.mark.cover(
+    case=["routers/granitemoe-experts", "routers/gemma4-experts", "all_linear/mixtral-experts"]
+)
+@pytest.mark.parametrize("case", ROUTERS + ALL_LINEAR)
+def test_adapters_on_routers_against_peft(device, tmp_path, case):
+    """Where they are linear layers, and where they are bare parameters of transformers."""
+    base, folder, recorded = folders(case, tmp_path)
+    model = opened(base, folder, device)
+    ids, mask, labels = batch()
+    expected = recorded["logits"][mask == 1]
+    logits = model.logits(ids, mask)[mask == 1][:, : expected.shape[-1]]
+    assert np.abs(logits - expected).max() <= 1e-5 * np.abs(expected).max()
+    loss, gradients = model.loss_and_grads(ids, labels, mask)
+    assert abs(loss - recorded["loss"]) <= 1e-5
+    checked = [name[5:] for name in recorded.files if name.startswith("grad:")]
+    assert len(checked) == 2
+    for name in checked:
+        exact = recorded[f"grad:{name}"]
+        module, _, leaf = name.removeprefix("base_model.model.").partition(".lora_")
+        module = model.architecture.stacking.router_in_files(module)
+        ours = gradients[f"base_model.model.{module}.lora_{leaf}"]
+        assert np.linalg.norm(ours - exact) <= 2e-5 * np.linalg.norm(exact), name
+
+
+WRITTEN = ["routers/granitemoe-experts", "routers/gemma4-experts", *ALL_LINEAR]
+
+
+@pytest.mark.cover(case=["routers/granitemoe-experts", "all_linear/mixtral-experts"])
+@pytest.mark.parametrize("case", WRITTEN)
+def test_routers_written_again_and_merged(device, tmp_path, case):
+    base, folder, recorded = folders(case, tmp_path)
+    model = opened(base, folder, device)
+    ids, mask, _ = batch()
+    logits = model.logits(ids, mask)[mask == 1]
+    model.save_adapter(tmp_path / "again")
+    held = set(json.loads(str(recorded["shapes"])))
+    assert set(load_file(tmp_path / "again/adapter_model.safetensors")) == held
+    again = opened(base, tmp_path / "again", device)
+    assert np.array_equal(again.logits(ids, mask)[mask == 1], logits)
+    for name in ("original", "dequantized"):  # routers are never quantized
+        merge(base, folder, tmp_path / name, base=name, quant=PLAIN)
+        config = LoraConfig(r=1, target_modules=["o_proj"])
+        merged = QLoRAModel.from_pretrained(tmp_path / name, config, PLAIN, "float32", device)
+        difference = np.abs(merged.logits(ids, mask)[mask == 1] - logits).max()
+        assert difference <= 1e-5 * np.abs(logits).max()
+
+
+def test_a_router_is_adapted_where_it_is_named(device, tmp_path):
+    """For prompts and new tokens, and beside an adapter without."""
+    base = base_of("qwen3_moe-experts", tmp_path / "base")
+    lora = LoraConfig(r=2, target_modules=["q_proj", "gate"])
+    model = QLoRAModel.from_pretrained(base, lora, PLAIN, "float32", device)
+    routers = [f"base_model.model.{spec.name}" for spec in model.architecture.routers]
+    parts = model.adapter.split(model.adapter.initial(0))
+    assert {f"{name}.lora_A.weight" for name in routers} <= set(parts)
+    ids, mask, _ = batch()
+    plain = model.logits(ids, mask)
+    drawn = adapter({name: array.shape for name, array in parts.items()})
+    queries = {name: array for name, array in drawn.items() if "q_proj" in name}
+    nothing = {n: np.zeros_like(a) for n, a in drawn.items() if n not in queries}
+    model.load_adapter({**queries, **nothing})
+    of_queries = model.logits(ids, mask)
+    model.load_adapter(drawn)
+    changed = model.logits(ids, mask)
+    assert np.abs(changed - of_queries).max() > 1e-3 * np.abs(plain).max()
+    prompt = ids[0][mask[0] == 1]
+    whole = prompt.tolist()
+    for token in generate(model, prompt.tolist(), max_new_tokens=4):
+        assert token == model.logits(np.array([whole]))[0, -1].argmax()
+        whole.append(token)
+    model.save_adapter(tmp_path / "adapter")
+    written = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
+    names = [name.removeprefix("base_model.model.") for name in routers]
+    assert written["target_parameters"] == [f"{name}.weight" for name in names]
+    assert written["target_modules"] == ["q_proj"]
+    beside = QLoRAModel.from_pretrained(base, LoraConfig(r=2), PLAIN, "float32", device)
+    assert not any("gate.lora" in name for name in beside.adapter.names)  # all-linear
+    beside.load_adapter(tmp_path / "adapter", name="routers")
+    beside.set_adapter("routers")
+    assert np.array_equal(beside.logits(ids, mask), changed)
+    beside.set_adapter("default")
+    assert np.array_equal(beside.logits(ids, mask), plain)
+
+
+@pytest.mark.parametrize("start", ["pissa", "olora"])
+def test_an_adapter_begins_as_part_of_a_router(device, tmp_path, start):
+    base = base_of("gemma4-experts", tmp_path / "base")
+    whole = QLoRAModel.from_pretrained(
+        base, LoraConfig(r=1, target_modules=["q_proj"]), PLAIN, "float32", device
     )
-    values = next(s for s in architecture.linears if s.name.endswith("v_proj"))
-    shapes = {values.name: (values.out_features, values.in_features)}
-    shapes |= {name.removesuffix(".weight"): shape for name, shape in architecture.routers.items()}
-    tensors = {}
-    for module, (rows, columns) in shapes.items():
-        tensors[f"base_model.model.{module}.lora_A.weight"] = np.ones((2, columns), np.float32)
-        tensors[f"base_model.model.{module}.lora_B.weight"] = np.ones((rows, 2), np.float32)
-    (tmp_path / "adapter").mkdir()
-    save_file(tensors, tmp_path / "adapter/adapter_model.safetensors")
-    peft = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "target_modules": list(shapes)}
-    (tmp_path / "adapter/adapter_config.json").write_text(json.dumps(peft))
-    with pytest.raises(CheckpointError, match=r"adapts routers of experts, .* stay frozen here"):
-        if verb == "open":
-            opened(base, tmp_path / "adapter", device)
-        else:
-            merge(base, tmp_path / "adapter", tmp_path / "merged")
+    ids, mask, _ = batch()
+    expected = whole.logits(ids, mask)[mask == 1]
+    lora = LoraConfig(r=2, target_modules=["q_proj", "router.proj"], init_lora_weights=start)
+    model = QLoRAModel.from_pretrained(base, lora, PLAIN, "float32", device)
+    parts = model.adapter_state_dict()
+    assert all(array.any() for array in parts.values())
+    logits = model.logits(ids, mask)[mask == 1]
+    assert np.abs(logits - expected).max() <= 1e-5 * np.abs(expected).max()
+    drawn = adapter({name: array.shape for name, array in parts.items()})
+    model.load_adapter({n: a + np.float32(0.1) * drawn[n] for n, a in parts.items()})
+    trained = model.logits(ids, mask)[mask == 1]
+    assert np.abs(trained - logits).max() > 1e-3 * np.abs(logits).max()
+    model.save_adapter(tmp_path / "adapter")  # for the base as it was
+    again = opened(base, tmp_path / "adapter", device)
+    difference = np.abs(again.logits(ids, mask)[mask == 1] - trained).max()
+    assert difference <= 1e-5 * np.abs(trained).max()
+
+
+def test_a_routers_parameter_takes_no_magnitude(device, tmp_path):
+    base = base_of("qwen3_moe-experts", tmp_path / "base")
+    lora = LoraConfig(r=2, target_modules=["q_proj", "gate"], use_dora=True)
+    with pytest.raises(ConfigError, match=r"use_dora cannot adapt .*gate, a bare parameter"):
+        QLoRAModel.from_pretrained(base, lora, PLAIN, "float32", device)

@@ -25,7 +25,7 @@ def shapes(config):
         if spec.bias:
             names[f"{spec.name}.bias"] = (spec.out_features,)
     names |= architecture.stored_norms
-    names |= {**architecture.routers, **architecture.tables}
+    names |= {**architecture.router_shapes, **architecture.tables}
     return names, architecture.norm_offset
 
 

@@ -52,7 +52,7 @@ def folders(tmp_path_factory):
     for spec in architecture.linears:
         shapes[f"{spec.name}.weight"] = (spec.out_features, spec.in_features)
         shapes[f"{spec.name}.bias"] = (spec.out_features,)
-    shapes |= dict(architecture.norm_shapes) | dict(architecture.routers)
+    shapes |= dict(architecture.norm_shapes) | dict(architecture.router_shapes)
     plain, stored = weights(shapes, 0.0), weights(shapes, 0.0)
     values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
     values = np.concatenate([values, -values])

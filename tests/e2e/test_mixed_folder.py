@@ -109,7 +109,7 @@ def test_experts_in_floats(device, tmp_path):
     shapes = {
         f"{s.name}.weight": (s.out_features, s.in_features) for s in architecture.every_linear
     }
-    shapes |= {**architecture.norm_shapes, **architecture.routers}
+    shapes |= {**architecture.norm_shapes, **architecture.router_shapes}
     shapes |= dict.fromkeys(
         (architecture.embed_name, architecture.head_name),
         (architecture.vocab_size, architecture.hidden_size),

@@ -30,7 +30,7 @@ def write(folder, config, prefix="", more=()):
     shapes = {
         f"{s.name}.weight": (s.out_features, s.in_features) for s in architecture.every_linear
     }
-    shapes |= {**architecture.norm_shapes, **architecture.routers}
+    shapes |= {**architecture.norm_shapes, **architecture.router_shapes}
     shapes[architecture.embed_name] = (architecture.vocab_size, architecture.hidden_size)
     if not architecture.tied:
         shapes[architecture.head_name] = shapes[architecture.embed_name]

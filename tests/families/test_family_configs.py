@@ -71,7 +71,7 @@ def test_layers_with_experts():
     mixtures = [isinstance(layer.mlp, SparseMoeBlock) for layer in architecture.config.layers]
     assert mixtures == [False, True, False, True]
     assert {s.at for s in architecture.experts} == {f"model.layers.{i}.mlp.experts" for i in (1, 3)}
-    assert set(architecture.routers.values()) == {(5, SIZES["hidden_size"])}
+    assert set(architecture.router_shapes.values()) == {(5, SIZES["hidden_size"])}
     assert not any("experts" in s.name for s in architecture.linears)
     new = read("mixtral", num_local_experts=3)
     assert new.experts[0].linears[2].name == "model.layers.0.block_sparse_moe.experts.2.w1"

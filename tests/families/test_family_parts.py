@@ -90,7 +90,9 @@ def launches(family, config, *, checkpointing):
 @pytest.mark.parametrize("case", [*known_families(), *MORE])
 def test_every_weight_that_is_named_is_traced(case):
     config = CONFIGS[case]
-    beyond = {find_family(config).read(config).head_bias}  # which the logits have
+    architecture = find_family(config).read(config)
+    beyond = {architecture.head_bias}  # which the logits have
+    beyond |= {f"{router.name}.bias" for router in architecture.routers}  # a part of their layers
     for weights in trace(find_family(config), config):
         assert weights.asked == set(weights) - beyond
 

@@ -148,9 +148,9 @@ def test_a_file_of_ours_that_peft_wrote_again():
 
 def test_what_is_refused():
     made, theirs = to_target_parameters(of_experts(CONFIG), CONFIG, TURNS)
-    other = replace(theirs, target_parameters=["lm_head.weight"])
+    other = replace(theirs, target_parameters=["experts.scales"])
     with pytest.raises(
-        UnsupportedModelError, match=r"lm_head\.weight, but of bare parameters only"
+        UnsupportedModelError, match=r"experts\.scales, but of bare parameters only"
     ):
         from_target_parameters(made, other, "adapter", stacking=TURNS)
     larger = replace(theirs, rank_pattern={}, r=5)
@@ -163,6 +163,16 @@ def test_what_is_refused():
     del made[tensor_name(AT, LORA_B)]
     with pytest.raises(CheckpointError, match=r"lacks .base_model.*experts\.lora_B"):
         from_target_parameters(made, theirs, "adapter", stacking=TURNS)
+
+
+def test_a_name_that_fits_nothing_is_passed_over():
+    """As by PEFT, whose all-linear names a router that HunYuan calls otherwise."""
+    made, theirs = to_target_parameters(of_experts(CONFIG), CONFIG, TURNS)
+    more = replace(theirs, target_parameters=[*theirs.target_parameters, "gate.weight"])
+    one, other = (
+        from_target_parameters(made, c, "adapter", stacking=TURNS) for c in (theirs, more)
+    )
+    assert one[0].keys() == other[0].keys() and one[1] == other[1]
 
 
 MIXTRAL = Stacking(("w1", "w3", "w2"), "block_sparse_moe.experts", "mlp.experts")

@@ -46,7 +46,7 @@ def names(architecture):
         if spec.bias:
             shapes[f"{spec.name}.bias"] = (spec.out_features,)
     shapes |= architecture.tables
-    return {**shapes, **architecture.stored_norms, **architecture.routers}
+    return {**shapes, **architecture.stored_norms, **architecture.router_shapes}
 
 
 class NumpyOps(LayerOps):

@@ -59,7 +59,7 @@ def write_base(folder, case):
     config = {**recorded, **SIZES, "dtype": "bfloat16"}
     model = Pretrained.from_config(config).architecture
     shapes = {f"{s.name}.weight": (s.out_features, s.in_features) for s in model.every_linear}
-    shapes |= {**model.norm_shapes, **model.routers}
+    shapes |= {**model.norm_shapes, **model.router_shapes}
     for name in (model.embed_name, *([] if model.tied else [model.head_name])):
         shapes[name] = (model.vocab_size, model.hidden_size)
     arrays = weights(shapes, model.norm_offset)

@@ -61,7 +61,7 @@ _STACKED = {"gate_proj": "gate", "w1": "gate", "up_proj": "up", "w3": "up",
 def random_weights(config: dict[str, Any]) -> dict[str, np.ndarray]:
     """A model's weights, its routers' and tables' too."""
     architecture = find_family(config).read(config)
-    shapes = {**architecture.routers, **architecture.tables}
+    shapes = {**architecture.router_shapes, **architecture.tables}
     rng = np.random.default_rng(1)
     drawn = {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
     return weights(config) | drawn

@@ -404,8 +404,8 @@ class _Tensors:
                 reads = [self._reader(part, change=change, offset=offset) for part in parts]
                 called = self._named(called.replace(".norms.*", ""))
                 yield _made(called, _squeezed(shape), F32, reads)
-        for name, router in architecture.routers.items():
-            yield self._small(name, router, self._reader(name))
+        for name, shape in architecture.router_shapes.items():
+            yield self._small(name, shape, self._reader(name))
         for spec in architecture.linears:
             for part in self._parts.of(spec.name, spec.out_features) if spec.bias else ():
                 shape = part.shape(spec.out_features, 1)[:1]

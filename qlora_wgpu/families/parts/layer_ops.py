@@ -21,7 +21,6 @@ from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta
 from qlora_wgpu.ops.experts import expert_linear
 from qlora_wgpu.ops.linear import largest_group, linear, linear_group
 from qlora_wgpu.ops.lora_ends import embedding
-from qlora_wgpu.ops.modules import Linear
 from qlora_wgpu.ops.norms import layer_norm, rms_norm
 from qlora_wgpu.ops.pointwise import (
     ClampedGLU,
@@ -101,9 +100,8 @@ class LayerOps:
         return expert_linear(self.g, x, layer, routing, self.batch)
 
     def router(self, x: Tensor, name: str, multiplier: float = 1.0) -> Tensor:
-        """float32 logits by the matrix, and the bias if there is one, of that module."""
-        matrix = self._modules.routers[name + ".weight"]
-        layer = Linear(name, matrix, self._modules.norms.get(name + ".bias"), None)
+        """float32 logits by the router of that name."""
+        layer = self._modules.routers[name]
         return linear(self.g, x, layer, self.batch, multiplier=multiplier, float32=True)
 
     @property

@@ -11,6 +11,7 @@ from qlora_wgpu.families.family import (
     ExpertSpec,
     LinearSpec,
     NormSize,
+    RouterSpec,
     Stacking,
     Weights,
 )
@@ -132,6 +133,8 @@ class SparseMoeBlock:
     # An expert's names of gate, up and down.
     leaves: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
     router: str = "gate"  # the router's name within the module
+    router_is_module: bool = False  # see ``RouterSpec``
+    router_held: str | None = None  # what transformers calls it, if otherwise
     bias: bool = False  # whether the router and all experts' layers have biases
     in_turns: bool = False  # see ``Stacking``
     held: str | None = None  # what transformers calls the module, if otherwise
@@ -147,7 +150,14 @@ class SparseMoeBlock:
         (gate, up, down), router, bias = self.leaves, f"{at}{self.name}.{self.router}", self.bias
         shared = Weights() if self.shared is None else self.shared.weights(at)
         held = self.name if self.held is None else self.held
-        stacking = Stacking(self.leaves, f"{self.name}.experts", f"{held}.experts", self.in_turns)
+        router_held = self.router if self.router_held is None else self.router_held
+        stacking = Stacking(
+            self.leaves,
+            f"{self.name}.experts",
+            f"{held}.experts",
+            self.in_turns,
+            (f"{self.name}.{self.router}", f"{held}.{router_held}"),
+        )
         more = bias, stacking, self.fused
         corrections = self._router.weights(at, count)
         own = Weights(
@@ -157,7 +167,7 @@ class SparseMoeBlock:
                 ExpertSpec(experts, up, count, inner, hidden_size, *more),
                 ExpertSpec(experts, down, count, hidden_size, inner, *more),
             ),
-            routers={f"{router}.weight": (count, hidden_size)},
+            routers=(RouterSpec(router, count, hidden_size, is_module=self.router_is_module),),
         )
         return shared + corrections + own
 
@@ -263,7 +273,7 @@ class MixtureBeside:
                 ExpertSpec(f"{at}experts", up, count, inner, hidden_size, *more),
                 ExpertSpec(f"{at}experts", down, count, hidden_size, inner, *more),
             ),
-            routers={f"{at}router.proj.weight": (count, hidden_size)},
+            routers=(RouterSpec(f"{at}router.proj", count, hidden_size, is_module=True),),
         )
         for name in (self.after_mlp, self.before, self.after):
             weights += self._norm.weights(at + name, hidden_size)
