@@ -12,6 +12,7 @@ import psutil
 from qlora_wgpu.files import file_text
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.limits import MIB
+from qlora_wgpu.supervision.control_groups import container_limit, container_room
 
 _VULKAN = {"linux": "libvulkan.so.1", "win32": "vulkan-1.dll"}
 _INSTANCE_CREATE_INFO = 1  # VkStructureType
@@ -27,7 +28,6 @@ _SHARED_SHARE = 0.75  # of a memory that the processor works in, too
 _MOST_GPUS = 16
 SPARE_SHARE = 3
 """A third of the machine's memory, or its container's, may be taken for speed alone."""
-_CGROUP = "/sys/fs/cgroup"
 _STATUS = "/proc/self/status"
 _TAKEN = re.compile(r"^Rss(?:Anon|Shmem):\s*(\d+) kB$", re.MULTILINE)
 
@@ -66,13 +66,13 @@ def room_of(free: int) -> int:
 
 def available_bytes() -> int | None:
     """Host memory that can be taken without swapping; None where the system does not tell."""
-    sizes = [size for size in (_unused(), _container_room()) if size is not None]
+    sizes = [size for size in (_unused(), container_room()) if size is not None]
     return min(sizes, default=None)
 
 
 def machine_bytes() -> int | None:
     """All host memory that this process could ever have, whatever is free; None if not told."""
-    sizes = [size for size in (_host_memory(), _container_limit()) if size is not None]
+    sizes = [size for size in (_host_memory(), container_limit()) if size is not None]
     return min(sizes, default=None)
 
 
@@ -99,30 +99,6 @@ def _unused() -> int | None:
     try:
         return int(psutil.virtual_memory().available)
     except (psutil.Error, OSError):
-        return None
-
-
-def _container_room() -> int | None:
-    """What a container's control group leaves; None without a limit.
-
-    Pages of files, such as mapped weights, do not count: they give way to whatever needs memory.
-    """
-    try:
-        limit, used, kinds = (
-            file_text(f"{_CGROUP}/memory.{name}", MIB, "ascii")
-            for name in ("max", "current", "stat")
-        )
-        rows = dict(line.split(" ", 1) for line in kinds.splitlines())
-        files = sum(int(rows.get(f"{kind}_file", 0)) for kind in ("active", "inactive"))
-        return max(int(limit) - int(used) + files, 0)
-    except (OSError, ValueError):
-        return None
-
-
-def _container_limit() -> int | None:
-    try:
-        return int(file_text(f"{_CGROUP}/memory.max", MIB, "ascii"))
-    except (OSError, ValueError):  # or "max"
         return None
 
 

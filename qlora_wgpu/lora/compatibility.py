@@ -79,6 +79,7 @@ def _plain(name: str) -> str:
     """The last part of a name without how its weights are stored."""
     cached = _CACHED.search(name.replace("\\", "/"))
     last = cached[1].rpartition("--")[2] if cached else Path(name.replace("\\", "/")).name
+    last = last.partition("@")[0]  # without a revision
     last = _PART.sub("", last.casefold().removesuffix(".gguf"))
     if last in _NO_NAMES:
         return ""

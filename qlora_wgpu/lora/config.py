@@ -9,9 +9,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
+from qlora_wgpu.checkpoint.hub import is_hub_name, name_on_hub
 from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError, brief
 from qlora_wgpu.lora.peft_names import BIAS_KINDS
+from qlora_wgpu.presence import is_dir
 from qlora_wgpu.sandbox.expressions import (
     ANY_PARENT,
     ExpressionError,
@@ -115,7 +117,8 @@ class AdapterConfig:
     lora_dropout: float  # probability of dropping an input while training
     target_modules: list[str] | str  # names of the adapted layers, or their ends, or a pattern
     use_rslora: bool  # whether the scaling is lora_alpha / sqrt(r) instead of lora_alpha / r
-    base_model_name_or_path: str | None  # the base model as it was named
+    # The base model as it was named, of the hub with its revision: OWNER/NAME@REVISION.
+    base_model_name_or_path: str | None
     rank_pattern: Mapping[str, int] = field(default_factory=dict)  # ranks other than r
     alpha_pattern: Mapping[str, int | float] = field(default_factory=dict)  # alphas likewise
     layers_to_transform: list[int] | None = None  # the layers that are adapted, if not all
@@ -145,6 +148,9 @@ class AdapterConfig:
 def to_json(config: AdapterConfig) -> dict[str, Any]:
     """All fields PEFT needs, sorted by name."""
     fields = _UNUSED | vars(config)
+    named, at, revision = (config.base_model_name_or_path or "").partition("@")
+    if at and name_on_hub(config.base_model_name_or_path):
+        fields |= {"base_model_name_or_path": named, "revision": revision}
     if isinstance(config.target_modules, list):
         fields["target_modules"] = sorted(config.target_modules)
     if config.target_parameters is None:  # of which PEFT knows from 0.17 on
@@ -249,7 +255,10 @@ def _base_model(path: Path, fields: Mapping[str, Any]) -> str | None:
     name = fields.get("base_model_name_or_path")
     if name is not None and not isinstance(name, str):
         raise CheckpointError(f"{path}: base_model_name_or_path is {brief(name)}, not a name")
-    return name
+    revision = fields.get("revision")
+    if name is None or not is_hub_name(name) or revision in (None, "", "main"):
+        return name
+    return name if is_dir(Path(name)) else f"{name}@{revision}"
 
 
 def _ranks(path: Path, fields: Mapping[str, Any]) -> dict[str, int]:

@@ -8,8 +8,7 @@ from functools import partial
 from os import PathLike
 from pathlib import Path
 
-from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, is_hub_name, owner_wanted
-from qlora_wgpu.checkpoint.manifest import read_json_object
+from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, owner_wanted
 from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, tokenizer_folder
 from qlora_wgpu.config import Config, ModelConfig, QuantConfig, load_config
@@ -79,9 +78,7 @@ def base_of(adapter: str) -> str:
     name = load_adapter(adapter, biases=True)[1].base_model_name_or_path
     if name is None:
         raise ConfigError(f"{adapter} names no base model: name it with {option('model', ...)}")
-    revision = read_json_object(Path(adapter) / "adapter_config.json").get("revision")
-    is_named = isinstance(revision, str) and is_hub_name(name) and not is_dir(Path(name))
-    return f"{name}@{revision}" if is_named else name
+    return name
 
 
 def existing_base(adapter: str) -> str:

@@ -21,7 +21,7 @@ from qlora_wgpu.lora.peft_names import TOKENS, WHOLE, tensor_name
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import make_seen
-from qlora_wgpu.supervision.processes import container_limit
+from qlora_wgpu.supervision.control_groups import container_limit
 from qlora_wgpu.training import Observer
 
 # ---- host memory ---------------------------------------------------------------------------------

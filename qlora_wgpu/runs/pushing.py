@@ -222,6 +222,9 @@ def _with_base(config: Path, base: str | None) -> bytes:
     fields: dict[str, Any] = read_json_object(config)
     trained_on = fields.get("base_model_name_or_path")
     name = base or name_on_hub(trained_on)
-    revision = "" if base or name is None else str(trained_on).partition("@")[2]
-    fields |= {"base_model_name_or_path": name, **({"revision": revision} if revision else {})}
+    own = str(trained_on).partition("@")[2] or fields.get("revision")
+    fields |= {
+        "base_model_name_or_path": name,
+        "revision": None if base or name is None else own,
+    }
     return (json.dumps(fields, indent=2) + "\n").encode()

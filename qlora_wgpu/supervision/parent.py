@@ -20,6 +20,7 @@ from types import FrameType
 
 import click
 
+from qlora_wgpu.supervision.control_groups import container_limit
 from qlora_wgpu.supervision.journal import CutFile, Journal
 from qlora_wgpu.supervision.processes import (
     AGAIN,
@@ -29,7 +30,6 @@ from qlora_wgpu.supervision.processes import (
     MORE_MEMORY,
     SAME_WISH,
     address_space,
-    container_limit,
     crash_name,
     held_back,
     is_waiting,

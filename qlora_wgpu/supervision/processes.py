@@ -6,8 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path, PurePosixPath
+from contextlib import contextmanager
 
 # ---- how a process ended -------------------------------------------------------------------------
 
@@ -43,10 +42,7 @@ def crash_name(code: int, *, windows: bool) -> str | None:
 
 # ---- processes and their limits ------------------------------------------------------------------
 
-_GROUPS = Path("/proc/self/cgroup")
-_ROOT = Path("/sys/fs/cgroup")
 MORE_MEMORY = "raise that limit, or lift it with ulimit -v unlimited"
-_NO_LIMIT = 1 << 60  # the first version of control groups has a number for it
 
 
 def own_number() -> int:
@@ -80,24 +76,6 @@ def address_space() -> str | None:
     if limit is None:
         return None
     return f"no more than {limit / 2**20:,.0f} MiB of address space (ulimit -v)"
-
-
-def container_limit() -> int | None:
-    """Bytes of memory that this process's control groups may have; None for any, or if not told."""
-    try:
-        lines = _GROUPS.read_text("utf-8").splitlines()
-    except (OSError, ValueError):  # no Linux
-        return None
-    limits = []
-    for _, kinds, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
-        if kinds and "memory" not in kinds.split(","):
-            continue
-        root, name = (_ROOT / "memory", "memory.limit_in_bytes") if kinds else (_ROOT, "memory.max")
-        place = PurePosixPath(path.lstrip("/"))
-        for group in (place, *place.parents):
-            with suppress(OSError, ValueError):  # the root has none, and a limit may be "max"
-                limits.append(int((root / group / name).read_text("ascii")))
-    return min((limit for limit in limits if limit < _NO_LIMIT), default=None)
 
 
 # ---- signals -------------------------------------------------------------------------------------

@@ -122,6 +122,22 @@ def test_what_is_written_is_what_peft_needs(folder: Path) -> None:
         assert file.metadata() == {"format": "pt"}
 
 
+def test_a_revision_of_the_base_is_written_as_peft_has_it(tmp_path: Path) -> None:
+    """Apart from the name; a folder that is called so is a folder."""
+    for base, name, revision in (
+        ("some/base@v1", "some/base", "v1"),
+        ("/models/base@v1", "/models/base@v1", None),
+        ("some/base", "some/base", None),
+    ):
+        save(folder := tmp_path / base.replace("/", "-"), base_model_name_or_path=base)
+        written = json.loads((folder / "adapter_config.json").read_text())
+        assert (written["base_model_name_or_path"], written["revision"]) == (name, revision)
+        assert load_adapter(folder)[1].base_model_name_or_path == base
+    written |= {"revision": "main"}
+    (folder / "adapter_config.json").write_text(json.dumps(written))
+    assert load_adapter(folder)[1].base_model_name_or_path == "some/base"
+
+
 def test_two_writes_have_the_same_bytes(tmp_path: Path) -> None:
     save(tmp_path / "one")
     save(

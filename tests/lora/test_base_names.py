@@ -16,6 +16,7 @@ from qlora_wgpu.lora.compatibility import is_other_name, warn_of_other_name
         ("..", "models/any"),
         ("org/Llama-3.2-1B", "org/Llama-3.2-1B"),
         ("org/Llama-3.2-1B", "/data/models/llama-3.2-1b/"),
+        ("org/Llama-3.2-1B@v1", "models/Llama-3.2-1B"),
         ("C:\\models\\Llama-3.2-1B", "org/Llama-3.2-1B"),
         ("unsloth/llama-3.2-1b-unsloth-bnb-4bit", "meta-llama/Llama-3.2-1B"),
         ("org/Llama-3.2-1B", "org/Llama-3.2-1B-GGUF/Llama-3.2-1B-Q4_K_M.gguf"),
