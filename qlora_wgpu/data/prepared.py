@@ -106,7 +106,7 @@ def _is_old(folder: Path) -> bool:
 # ---- prepared data sets --------------------------------------------------------------------------
 
 _KEPT = 32  # data sets in the cache
-VERSION = 11  # of how rows become tokens; a new one makes old folders unused
+VERSION = 12  # of how rows become tokens; a new one makes old folders unused
 _ARRAYS = {
     "ids": np.int32, "labels": np.int32, "ends": np.int64, "weights": np.float32,
     "goes_on": np.uint8,
