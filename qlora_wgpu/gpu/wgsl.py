@@ -192,8 +192,8 @@ def load_shader(path: str, constants: Constants = (), bound: Bindings = ()) -> S
         constants: ``(name, value)`` pairs, sorted; booleans may be tested by ``//#if``.
         bound: ``(name, what)`` of the tensors that are bound, sorted by name.
     """
-    source = Source(_read, dict(constants), dict(bound))
-    code = source.expand(path)
+    read = Source(source, dict(constants), dict(bound))
+    code = read.expand(path)
     code += "".join(f"\nconst {name} = {_literal(value)};" for name, value in constants) + "\n"
     shown = [f"{name}={value}" for name, value in constants]
     shown += [f"{n} {b.dtype}{' texture' * b.texture}" for n, b in bound]
@@ -202,15 +202,16 @@ def load_shader(path: str, constants: Constants = (), bound: Bindings = ()) -> S
         operand.name: operand.memory_of(
             given.get(operand.name), accumulate=adds and operand.before not in given
         )
-        for operand in source.operands
+        for operand in read.operands
     }
-    shader = _reflect(f"{path}({', '.join(shown)})", path, code, source.operands, memories)
+    shader = _reflect(f"{path}({', '.join(shown)})", path, code, read.operands, memories)
     size = int(dict(constants).get("SUBGROUP_SIZE", 0))
-    return replace(shader, subgroup_size=size, measures=_measures(shader, source))
+    return replace(shader, subgroup_size=size, measures=_measures(shader, read))
 
 
 @cache
-def _read(path: str) -> str:
+def source(path: str) -> str:
+    """The text of a file of the shader folder."""
     try:
         return file_text(shader_folder() / path, MIB)
     except OSError as err:

@@ -10,16 +10,25 @@ from collections.abc import Container, Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
+from qlora_wgpu.gpu.wgsl import source
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.selfcheck.cases import Case
 
 Statements = frozenset[tuple[str, str]]  # each with its shader's file
 
+_OPERANDS = "operands"  # in place of a file, of how bindings are read and written by any shader
 _EACH = 4000  # characters of code, in whose time a check computes and compares
 _COMMENT = re.compile(r"//[^\n]*")
 _END = re.compile(r"[;{}\n]")
 _NUMBER = re.compile(r"\d+")
 _FIELDS = re.compile(r"(\w+: [\w<>]+,?\s*)+")  # of a struct: nothing is executed
+# What ``gpu/operands.py`` writes for a binding, each on one line.
+_ACCESSOR = re.compile(
+    r"(?:@group\(0\) @binding\(\d+\) var(?:<[^>]*>)? |alias Raw_|fn (?:load|raw|unpack|texel|halves"
+    r"|beyond|rounded|broadcast|store|store_small)_)([a-z][a-z0-9_]*?)(?:_\d+)?\b(?=[:(]| =)"
+)
+# Whose functions those call.
+_STORED_FORMS = ("texel", "eight", "bfloat16", "small_bfloat16", "float16", "eight_float16")
 
 
 class Footprint(NamedTuple):
@@ -39,14 +48,32 @@ class Footprint(NamedTuple):
     @property
     def paths(self) -> set[str]:
         """The shaders' files."""
-        return {path for path, _ in self.statements}
+        return {path for path, _ in self.statements} - {_OPERANDS}
 
 
 @cache
 def _statements(path: str, code: str) -> Statements:
+    accessors, own = set[str](), list[str]()
+    for line in code.splitlines():
+        if match := _ACCESSOR.match(line):
+            accessors.add(re.sub(rf"(\b|_){match[1]}\b", r"\1x", _NUMBER.sub("#", line)))
+        else:
+            own.append(line)
+    shared = _of_stored_forms()
+    return frozenset((path, s) for s in _pieces("\n".join(own)) - shared) | {
+        (_OPERANDS, line) for line in accessors
+    }
+
+
+@cache
+def _of_stored_forms() -> frozenset[str]:
+    """The statements by which every shader reads and writes bfloat16, float16 and texels."""
+    return frozenset().union(*(_pieces(source(f"common/{name}.wgsl")) for name in _STORED_FORMS))
+
+
+def _pieces(code: str) -> frozenset[str]:
     pieces = {piece.strip() for piece in _END.split(_COMMENT.sub("", code))}
-    executed = (_executed(piece) for piece in pieces)
-    return frozenset((path, piece) for piece in executed if piece)
+    return frozenset(piece for piece in map(_executed, pieces) if piece)
 
 
 @cache

@@ -182,7 +182,9 @@ def cases_of_launches(
     traced = _traced(device, profile, dtype, paths={path for path, _ in missing})
     chosen, missing = covering(missing, traced, needed.shaders)
     if missing:  # a check launches other files with other arguments
-        chosen += covering(missing, _traced(device, profile, dtype), needed.shaders)[0]
+        others = [case for case in cases_for(profile) if case not in traced]
+        traced = _traced(device, profile, dtype, others)
+        chosen += covering(missing, traced, needed.shaders)[0]
     return chosen
 
 

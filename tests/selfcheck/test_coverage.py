@@ -207,6 +207,24 @@ def test_a_statement_that_no_check_has_is_noticed(device, traced):
     assert missing == {("tensor/convert.wgsl", "let new = # + #")}
 
 
+def test_how_bindings_are_read_and_written_counts_for_all_shaders(device):
+    """Whatever they are called; what a shader computes counts for its own file."""
+
+    def statements(path, names, params):
+        graph = Graph("bfloat16", device.profile)
+        tensors = {name: graph.operand(name, 3, 8) for name in names}
+        graph.launch(path, 3, tensors, params)
+        return Footprint.of(graph.launches).statements
+
+    converted = statements("tensor/convert.wgsl", ("x", "y"), {"units": 3})
+    added = statements("tensor/add.wgsl", ("a", "b", "y"), {"units": 3})
+    shared = {text for path, text in converted & added if path == "operands"}
+    assert any(text.startswith("fn store_x(") for text in shared)
+    assert any(text.startswith("fn load_x(") or "Raw_x" in text for text in shared)
+    own = {path for path, _ in added - converted}
+    assert own <= {"tensor/add.wgsl", "operands"} and "tensor/add.wgsl" in own
+
+
 @pytest.mark.cover("values", name=KINDS)
 @pytest.mark.parametrize("name", PROFILES)
 def test_copies_for_texts_are_checked_and_those_of_the_run_are_its_own(device, name, monkeypatch):
