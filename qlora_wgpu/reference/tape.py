@@ -45,6 +45,13 @@ def constant(x: Any) -> Array:
     return x.value if isinstance(x, Var) else np.asarray(x)
 
 
+def through(x: Any, value: _Pull | None = None, gradient: _Pull | None = None) -> Any:
+    """The same where an op stores it, or its gradient, in another type."""
+    if not isinstance(x, Var):
+        return x if value is None else value(x)
+    return Var(x.value if value is None else value(x.value), [(x, gradient or (lambda g: g))])
+
+
 def erfc(x: Any) -> Any:
     """The complement of the error function, which NumPy has not."""
     if isinstance(x, Var):

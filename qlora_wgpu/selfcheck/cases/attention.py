@@ -14,7 +14,6 @@ from qlora_wgpu.model.batch_encoding import positions
 from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.reference import attention as attention_reference
-from qlora_wgpu.reference.tape import grad
 from qlora_wgpu.selfcheck.cases.common import compare_op, each, no_ties, normal
 from qlora_wgpu.selfcheck.runner import SUMS, Array, Runner, new_counts
 
@@ -144,49 +143,40 @@ def check_rope(run: Runner, head_dim: int, rotary_dim: int, interleaved: bool) -
 
     Gradients of what is alone, and of the second of two, are exact: sums, as of shared keys.
     """
-    g = run.graph
-    g.profile = replace(g.profile, fused_linears=True)
-    xs = [normal(f"x{heads}", _ROWS, heads * head_dim) for heads in (3, 5, 2)]
-    dys = [normal(f"dy{heads}", _ROWS, heads * head_dim) for heads in (3, 5, 2)]
-    table = normal("table", _SAMPLES.shape[1], rotary_dim // 2, 2)
-    txs = [run.operand(x, grad=True) for x in xs]
-    constant, batch = g.constant("table", table.astype(np.float32)), run.batch(_SAMPLES)
-    ys = [
-        y
-        for some in (txs[:1], txs[1:])
-        for y in rope(g, some, constant, batch, head_dim, rotary_dim, interleaved=interleaved)
-    ]
-    for y, dy, make in zip(ys, dys, (run.float32, run.operand, run.float32), strict=True):
-        g.add_gradient(y, make(dy))
-    g.backward()
-    dys[1] = run.rounded(dys[1])
-    dxs = [g.gradient_of(tx) for tx in txs]
-    got = run.run(*ys, *dxs)
-    shape = (positions(_SAMPLES).ravel(), table, head_dim, rotary_dim)
-    for x, y, value in zip(xs, ys, got[:3], strict=True):
-        exact = attention_reference.rope(run.rounded(x), *shape, interleaved=interleaved)
-        run.compare(value, exact, y.dtype)
-    for x, dy, dx, value in zip(xs, dys, dxs, got[3:], strict=True):
-        exact = grad(attention_reference.rope, dy, x, *shape, interleaved=interleaved)
-        run.compare(value, exact, dx.dtype)
+    _compare_rope(run, _SAMPLES, head_dim, rotary_dim, (True, False, True), interleaved=interleaved)
 
 
 @each((64, 32), (64, 64))
 def check_rope_of_few_rows(run: Runner, head_dim: int, rotary_dim: int) -> None:
     """Rotation of as few rows as new tokens are, of one tensor and of two."""
     samples = np.array([[1, 1, 1, 0], [1, 1, 2, 2]])
-    g, batch = run.graph, run.batch(samples)
-    g.profile = replace(g.profile, fused_linears=True)
-    xs = [normal(f"few{heads}", samples.size, heads * head_dim) for heads in (3, 5, 2)]
+    _compare_rope(run, samples, head_dim, rotary_dim, None)
+
+
+def _compare_rope(
+    run: Runner,
+    samples: np.ndarray,
+    head_dim: int,
+    rotary_dim: int,
+    exact: tuple[bool, ...] | None,
+    *,
+    interleaved: bool = False,
+) -> None:
+    run.graph.profile = replace(run.graph.profile, fused_linears=True)
+    xs = [normal(f"x{heads}", samples.size, heads * head_dim) for heads in (3, 5, 2)]
     table = normal("table", samples.shape[1], rotary_dim // 2, 2)
-    txs = [run.operand(x) for x in xs]
-    constant = g.constant("table", table.astype(np.float32))
-    ys = [
-        y
-        for some in (txs[:1], txs[1:])
-        for y in rope(g, some, constant, batch, head_dim, rotary_dim)
-    ]
-    shape = (positions(samples).ravel(), table, head_dim, rotary_dim)
-    for x, y, value in zip(xs, ys, run.run(*ys), strict=True):
-        exact = attention_reference.rope(run.rounded(x), *shape, interleaved=False)
-        run.compare(value, exact, y.dtype)
+    constant = run.graph.constant("table", table.astype(np.float32))
+    batch, sizes = run.batch(samples), (head_dim, rotary_dim)
+
+    def op(g: Graph, *xs: Tensor) -> list[Tensor]:
+        turned = (
+            rope(g, some, constant, batch, *sizes, interleaved=interleaved)
+            for some in (xs[:1], xs[1:])
+        )
+        return [y for ys in turned for y in ys]
+
+    def formula(*xs: Array) -> tuple[Array, ...]:
+        at = positions(samples).ravel()
+        return tuple(attention_reference.rope(x, at, table, *sizes, interleaved) for x in xs)
+
+    compare_op(run, op, formula, xs, exact=exact)
