@@ -135,10 +135,8 @@ class ExpertTiles:
 def expert_params(experts: ExpertTiles | None, lora_stride: int) -> dict[str, int]:
     """Parameters of a kernel whose rows may belong to experts.
 
-    Args:
-        experts: Whose weights are at hand, if rows belong to any.
-        lora_stride: From one expert's A or B to the next one's, in the units that the kernel counts
-            in.
+    ``lora_stride`` is from one expert's A or B to the next one's, in the units that the kernel
+    counts in.
     """
     if experts is None:
         return {"expert0": 0, "experts": 1, "lora_expert": 0}
@@ -180,15 +178,8 @@ def sum_parts(
 ) -> None:
     """Adds up the parts of x, which lie one below the other, into columns of y.
 
-    Args:
-        g: The graph.
-        x: (parts · rows, columns) float32.
-        y: (rows, ·), written from ``column0`` on.
-        parts: How many there are.
-        accumulate: Whether to add to y.
-        bias: The bias of all of y's columns to add, float32.
-        residual: What to add, of y's layout.
-        column0: A multiple of eight.
+    x is (parts · rows, columns) float32; y is written, or with ``accumulate`` added to, from
+    column0, a multiple of eight, on. The bias is of all of y's columns, the residual of y's layout.
     """
     if x.rows != parts * y.rows or column0 + x.columns > y.columns or column0 % 8:
         raise GraphError(f"sum: {x} is not {parts} times columns of {y} from {column0} on")

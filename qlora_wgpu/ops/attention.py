@@ -45,20 +45,8 @@ def attend(
 ) -> Tensor:
     """Attention of a new token of each text to what is stored of it, itself included.
 
-    Args:
-        g: The graph.
-        q: (rows, heads · head_dim).
-        keys: (texts · capacity, kv_heads · head_dim).
-        values: Like keys.
-        batch: Says which text each row is of, and how many of its tokens came before.
-        head_dim: Elements of a head; even.
-        scale: Factor of the scores.
-        window: A token sees so many, itself among them; None for all.
-        softcap: Scores s become softcap · tanh(s / softcap), if given.
-        sinks: float32 (heads): a logit of each head that has no value, if given.
-
-    Returns:
-        (rows, heads · head_dim) operand.
+    keys and values are (texts · capacity, kv_heads · head_dim); the batch says which text each row
+    is of, and how many of its tokens came before. The rest is as for ``attention``.
     """
     if batch.cache is None or not batch.decodes or q.rows != batch.rows:
         raise GraphError(f"kv_cache: {q} is not one token of each text")
@@ -117,22 +105,12 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale · q·kᵀ, causal and masked by ``batch.segments``) · v, per head.
+    """softmax(scale · q·kᵀ, causal and masked by ``batch.segments``) · v, per head; an operand.
 
-    Args:
-        g: The graph.
-        q: (rows, heads · head_dim).
-        k: (rows, kv_heads · head_dim); kv_heads divides heads.
-        v: Like k.
-        batch: The micro-batch's shape and segments.
-        head_dim: Elements of a head; even.
-        scale: Factor of the scores.
-        window: A query sees so many keys, itself among them; None for all earlier ones.
-        softcap: Scores s become softcap · tanh(s / softcap), if given.
-        sinks: float32 (heads), frozen: a logit of each head that takes its share and has no value.
-
-    Returns:
-        (rows, heads · head_dim) operand.
+    k and v are (rows, kv_heads · head_dim), and kv_heads divides q's heads. A query sees ``window``
+    keys, itself among them, or all earlier ones. With a softcap scores s become softcap · tanh(s /
+    softcap); sinks, float32 (heads), frozen, are a logit of each head that takes its share and has
+    no value.
     """
     _check(q, k, v, head_dim)
     if batch.cache is not None:

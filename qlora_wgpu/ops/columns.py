@@ -10,17 +10,7 @@ from qlora_wgpu.graph.tensor import Tensor
 
 
 def columns(g: Graph, x: Tensor, first: int, count: int) -> Tensor:
-    """Takes x[:, first : first + count].
-
-    Args:
-        g: The graph.
-        x: (rows, columns) of any type.
-        first: The first column.
-        count: How many.
-
-    Returns:
-        (rows, count) operand.
-    """
+    """x[:, first : first + count], an operand; x of any type."""
     if first < 0 or count < 1 or first + count > x.columns:
         raise GraphError(f"columns: {x} has no columns {first} to {first + count}")
     y = g.operand(f"{x.name}[{first}:]", x.rows, count)
@@ -58,19 +48,8 @@ def group_columns(
     """Takes neighbouring parts of every group of columns, and puts like parts together.
 
     With x as (rows, groups, group), the first part of all groups, x[:, :, first : first +
-    widths[0]], comes before what follows it in each, and so on.
-
-    Args:
-        g: The graph.
-        x: (rows, groups · group) of any type.
-        groups: How many there are.
-        group: Columns of each.
-        first: The first column that is taken of each.
-        widths: Columns of one, two or three parts of each.
-        float32: Whether the result is float32.
-
-    Returns:
-        (rows, groups · sum of widths): operand, or float32.
+    widths[0]], comes before what follows it in each, and so on: (rows, groups · sum of widths), an
+    operand or float32, of one, two or three widths.
     """
     count = sum(widths)
     few = 1 <= len(widths) <= _MOST and all(width > 0 for width in widths)

@@ -22,13 +22,7 @@ from qlora_wgpu.ops.tensor import as_operand
 
 
 def with_factors(g: Graph, routing: Routing, factors: Tensor) -> Routing:
-    """Multiplies each assignment's weight by its expert's factor.
-
-    Args:
-        g: The graph.
-        routing: Where rows go, and by which weights.
-        factors: (experts) float32, frozen.
-    """
+    """Multiplies each assignment's weight by its expert's factor, (experts) float32, frozen."""
     weights = routing.weights
     count = routing.tiles.count
     if factors.shape != (1, count):

@@ -52,19 +52,9 @@ def linear(
     multiplier: float = 1.0,
     float32: bool = False,
 ) -> Tensor:
-    """Applies a layer.
+    """Applies a layer: float32 with a residual (rows, out_features) or if asked, else an operand.
 
-    Args:
-        g: The graph.
-        x: (rows, in_features) operand.
-        layer: The layer to apply.
-        batch: The micro-batch, for dropout.
-        residual: (rows, out_features) float32 to add.
-        multiplier: Factor of all but the residual; a layer with a bias takes 1 alone.
-        float32: Whether the result is float32 without a residual, too.
-
-    Returns:
-        (rows, out_features): float32 with a residual, else an operand.
+    ``multiplier`` is a factor of all but the residual; a layer with a bias takes 1 alone.
     """
     _check(x, layer, residual, multiplier)
     lora, float32 = layer.lora, float32 or residual is not None
@@ -94,19 +84,10 @@ def linear_group(
 ) -> list[Tensor]:
     """Applies up to three layers of one input that are a group (``is_group``).
 
-    They are one product each way: their matrices are dequantized one below the other, so that
-    y = x·Wᵀ and dx = Σ dy·W. So are the thin products of their adapters, whose A and B follow each
-    other in the flat vector. Each layer keeps its own result, adapter and gradients.
-
-    Args:
-        g: The graph.
-        x: (rows, in_features) operand.
-        layers: The layers to apply.
-        batch: The micro-batch.
-        float32: Which results are float32.
-
-    Returns:
-        (rows, out_features) of each layer: operands, or float32.
+    They are one product each way: their matrices are dequantized one below the other, so that y =
+    x·Wᵀ and dx = Σ dy·W. So are the thin products of their adapters, whose A and B follow each
+    other in the flat vector. Each layer keeps its own result, an operand or float32, adapter and
+    gradients.
     """
     if not is_group(g, layers, batch) or x.columns != layers[0].weight.columns:
         raise GraphError(f"linear_group: {[layer.name for layer in layers]} of {x} are no group")
@@ -305,15 +286,9 @@ def backward(
 ) -> Tensor:
     """Adds to the gradients of A and B, and returns du = scaling · dy·B.
 
-    Args:
-        g: The graph.
-        x: (rows, in_features), what the layer was given.
-        u: (rows, r) float32, of the forward.
-        dy: (rows, out_features).
-        lora: The adapter.
-        batch: The micro-batch, for dropout.
-        experts: If given, each tile of rows belongs to an expert with factors of its own.
-        others: Those of the further layers, whose ranks lie side by side in u and du.
+    u is the forward's, (rows, r) float32. With ``experts`` each tile of rows belongs to one with
+    factors of its own; ``others`` are dy of the further layers, whose ranks lie side by side in u
+    and du.
     """
     x = g.rematerialize(x)
     du = g.float32("d lora u", x.rows, lora.r)

@@ -75,15 +75,9 @@ def cross_entropy(
 ) -> None:
     """Adds a batch's loss, label count and hits to ``stats``; starts the reverse pass.
 
-    Args:
-        g: The graph.
-        hidden: (rows, hidden_size) operand, normalized.
-        head: ``lm_head``, (vocab_size, hidden_size), and what its logits go through.
-        batch: The micro-batch's label rows and targets.
-        stats: float32; element 0 gets the sum of losses, element 1 their number, element 4 the
-            number of labels whose logit is the largest, or as large as it.
-        gradient: Whether d loss / d hidden is made and added.
-        objective: The loss that is minimized.
+    The hidden states are normalized operands. Element 0 of stats gets the sum of losses, element 1
+    their number, element 4 the number of labels whose logit is the largest, or as large as it.
+    ``gradient`` says whether d loss / d hidden is made and added.
     """
     loss = _Loss(g, hidden, head, batch, objective)
     trained, whole = trained_rows(head.matrix), trained_whole(head.matrix)
@@ -131,11 +125,7 @@ class _Loss:
     def compute(
         self, stats: Tensor | None, *, gradient: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The losses, and d hidden of their sum if it is asked for.
-
-        Returns:
-            d hidden, and the factors of the label rows' gradients; None where there are none.
-        """
+        """The losses, and d hidden of their sum if asked for, with the label rows' factors if any."""
         if gradient and self.pair is not None:
             self.pair.begin()
         if isinstance(self._head.matrix, StreamedMatrix):
@@ -240,11 +230,8 @@ class _Loss:
     ) -> Iterator[tuple[int, int]]:
         """Yields the chunks to trace; others, as large as the first, repeat its launches.
 
-        Args:
-            chunks: ``(first row, rows)`` of each.
-            shared: What the launches of all chunks write.
-            own: What those of each chunk write besides, if it is read elsewhere.
-            fresh: Whether they write that for the first time.
+        Launches of all chunks write what is ``shared``, those of each besides what is its ``own``
+        and read elsewhere, for the first time if ``fresh``.
         """
         launches, size = self._g.launches, chunks[0][1]
         begin = len(launches)

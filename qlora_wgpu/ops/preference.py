@@ -68,13 +68,8 @@ class Preference:
 def summed_logps(g: Graph, losses: Tensor, batch: BatchBuffers) -> Tensor:
     """Sums of each sample: log p of the answer, its label rows, losses of all label rows, its hits.
 
-    Args:
-        g: The graph.
-        losses: float32, of each label row its loss and whether it is a hit.
-        batch: The micro-batch, which says where samples are.
-
-    Returns:
-        float32 (4 · samples that there is room for).
+    Given the loss of each label row and whether it is a hit; float32 (4 · samples that there is
+    room for).
     """
     samples = _samples(batch)
     sums = g.float_vector("sums of samples", 4 * samples.capacity)
@@ -98,15 +93,8 @@ def preference(
 ) -> Tensor:
     """Adds the loss of samples or pairs, their number and metrics to ``stats``.
 
-    Args:
-        g: The graph.
-        losses: float32, of each label row its loss and whether it is a hit.
-        batch: The micro-batch.
-        stats: float32; elements 0 and 1, and ``METRICS`` from ``STATS_METRICS`` on.
-        given: The objective.
-
-    Returns:
-        float32, the factor of each label row's gradient.
+    They go to elements 0 and 1, and as ``METRICS`` from ``STATS_METRICS`` on. Returns the factor of
+    each label row's gradient.
     """
     samples, sums = _samples(batch), summed_logps(g, losses, batch)
     weights = g.float_vector("weights of samples", 2 * samples.capacity)

@@ -69,12 +69,7 @@ class QuantizedMatrix:
             yield row0, w
 
     def row_pieces(self, dtype: str, max_binding: int) -> Iterator[tuple[int, int]]:
-        """The first row of what is dequantized at a time, and how many there are.
-
-        Args:
-            dtype: Of the operands.
-            max_binding: Largest number of bytes that one binding may show.
-        """
+        """The first row of what is dequantized at a time to a type, and how many there are."""
         row_bytes = matrix("", 1, self.columns, dtype).nbytes
         return _cut(self.rows, max(max_binding // row_bytes // ROW_UNIT * ROW_UNIT, ROW_UNIT))
 
@@ -183,12 +178,9 @@ def kept_together(matrices: Sequence[QuantizedMatrix]) -> Tensor | None:
 
 
 def dequantize_together(g: Graph, w: Tensor, matrices: Sequence[QuantizedMatrix]) -> None:
-    """Dequantizes matrices one below the other: at once, where their parts lie together.
+    """Dequantizes up to three matrices into w, one below the other.
 
-    Args:
-        g: The graph.
-        w: (rows of all, columns), of any type.
-        matrices: Up to three, of as many columns as ``w``.
+    At once, where their parts lie together.
     """
     group = None if matrices[0].form.block_rows is not None else _together(g, matrices)
     if group is None:
@@ -275,9 +267,8 @@ class PackedWeightCache:
     def __init__(self, *, dense: bool = True) -> None:
         """Has none yet.
 
-        Args:
-            dense: Whether quantized matrices are packed dequantized, in the type of frozen weights:
-                bfloat16 takes three times as many bytes as codes, and 0.4 of their time.
+        Dense packed weights have the type of frozen weights: bfloat16 takes three times as many
+        bytes as codes, and 0.4 of their time.
         """
         self.dense = dense
         self._made: dict[object, PackedWeights] = {}

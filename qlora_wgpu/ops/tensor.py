@@ -27,13 +27,10 @@ def copied(g: Graph, x: Tensor) -> Tensor:
 
 
 def add_to(g: Graph, y: Tensor | ShardedVector, x: Tensor | ShardedVector) -> None:
-    """Adds x, float32, to y of the same layout.
+    """Adds x, float32, to y, of the same shards.
 
-    Args:
-        g: The graph.
-        y: float32; or a part of a bfloat16 vector with a storage of its own, where each sum is
-            rounded to nearest even.
-        x: What is added, in the same pieces.
+    y is float32, or a part of a bfloat16 vector with a storage of its own, where each sum is
+    rounded to nearest even.
     """
     for to, part in zip(as_sharded(y).shards, as_sharded(x).shards, strict=True):
         if to.dtype == "bfloat16":

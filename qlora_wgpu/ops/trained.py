@@ -48,13 +48,7 @@ class TrainableTokens:
 
 
 def overwrite(g: Graph, trained: TrainableTokens, pieces: Sequence[tuple[int, Tensor]]) -> None:
-    """Puts the trained rows into the matrix.
-
-    Args:
-        g: The graph.
-        trained: The rows.
-        pieces: ``(first row, rows)`` of the matrix, of any type.
-    """
+    """Puts the trained rows into the matrix's shards, ``(first row, rows)`` of any type."""
     for row0, piece in pieces:
         if trained.within(row0, piece.rows):
             g.launch(
@@ -69,14 +63,7 @@ def overwrite(g: Graph, trained: TrainableTokens, pieces: Sequence[tuple[int, Te
 
 
 def overwrite_looked_up(g: Graph, trained: TrainableTokens, ids: Tensor, table: Tensor) -> None:
-    """Puts the trained rows into what the host has looked up: row m of the table is of ids[m].
-
-    Args:
-        g: The graph.
-        trained: The rows.
-        ids: uint32, the tokens.
-        table: (tokens, columns) of any type.
-    """
+    """Puts the trained rows into what the host has looked up: row m of the table is of ids[m]."""
     g.launch(
         "trained_rows/overwrite_looked_up.wgsl",
         table.rows * table.units(8),
@@ -114,13 +101,7 @@ def overlapping(one: Rows, first: int, count: int) -> list[tuple[int, Tensor]]:
 
 
 def write_whole(g: Graph, trained: SavedModule, pieces: Sequence[tuple[int, Tensor]]) -> None:
-    """Puts the trained matrix where kernels read it.
-
-    Args:
-        g: The graph.
-        trained: The rows.
-        pieces: ``(first row, rows)`` of the matrix, of any type.
-    """
+    """Puts the trained matrix into the shards that kernels read, ``(first row, rows)`` of any type."""
     for row0, piece in pieces:
         for first, rows in overlapping(trained.rows, row0, piece.rows):
             units = rows.rows * rows.units(8)

@@ -25,13 +25,6 @@ def add_lookup_gradient(
 
     The sum goes from a token's first place in the batch to the next one with the same token, and so
     on: in order, without atomics.
-
-    Args:
-        g: The graph.
-        trained: The rows.
-        ids: uint32 (tokens), below the matrix's rows.
-        dy: (tokens, columns) of any type.
-        scale: What rows were multiplied by.
     """
     following = g.integers("next of the same token", dy.rows)
     threads = g.profile.flat_group
@@ -78,11 +71,8 @@ class HeadGradient:
     def take(self, dlogits: Tensor, row0: int, first: int, scale: float) -> None:
         """Takes the columns of trained rows.
 
-        Args:
-            dlogits: (label rows, rows of the head from ``row0`` on).
-            row0: The first of these.
-            first: The first of the label rows.
-            scale: What the head's product was multiplied by.
+        dlogits is (label rows from ``first`` on, rows of the head from ``row0`` on), ``scale`` what
+        the head's product was multiplied by.
         """
         trained, columns = self._trained, self.columns
         if not trained.within(row0, dlogits.columns):
@@ -148,17 +138,7 @@ def following_places(g: Graph, ids: Tensor, rows: int, padding: int | None) -> T
 
 
 def add_whole_lookup(g: Graph, trained: SavedModule, ids: Tensor, dy: Tensor, scale: float) -> None:
-    """Adds scale · Σ dy[m] over all m with ids[m] = t to the gradient of each row t.
-
-    The sum goes from a token's first place in the batch to its next, as that of trained rows.
-
-    Args:
-        g: The graph.
-        trained: The rows.
-        ids: uint32 (tokens), below the matrix's rows.
-        dy: (tokens, columns) of any type.
-        scale: What rows were multiplied by.
-    """
+    """The same where all rows are trained."""
     following = following_places(g, ids, dy.rows, trained.padding)
     threads = g.profile.flat_group
     for row0, gradient in trained.gradients:
@@ -185,15 +165,7 @@ class WholeHead:
     def take(
         self, dlogits: Tensor, row0: int, first: int, scale: float, factors: Tensor | None
     ) -> None:
-        """Adds the gradient of some rows of the head from some label rows.
-
-        Args:
-            dlogits: (label rows, rows of the head from ``row0`` on).
-            row0: The first of these.
-            first: The first of the label rows.
-            scale: What the head's product was multiplied by.
-            factors: What each label row's gradient is multiplied by, if by anything.
-        """
+        """Adds the gradient of some rows of the head from some label rows, times factors if given."""
         g, batch = self._g, self._batch
         x = gather(g, self._hidden, dlogits.rows, first, batch)
         for begin, gradient in overlapping(self._trained.gradients, row0, dlogits.columns):

@@ -26,7 +26,8 @@ def grads(
     places = range(of) if isinstance(of, int) else of
     inputs = {place: Var(args[place]) for place in places}
     made = f(*(inputs.get(i, a) for i, a in enumerate(args)), **options)
-    ends = list(zip(made, dy, strict=True)) if isinstance(made, tuple) else [(made, dy)]
+    pairs = zip(made, dy, strict=True) if isinstance(made, tuple) else [(made, dy)]
+    ends = [(y, cotangent) for y, cotangent in pairs if isinstance(y, Var)]
     for y, cotangent in ends:
         y.gradient = y.gradient + np.broadcast_to(np.asarray(cotangent, np.float64), y.shape)
     for node in reversed(_in_order([y for y, _ in ends])):

@@ -17,7 +17,7 @@ from qlora_wgpu.kernels import kernels
 from qlora_wgpu.kernels.attention import MatrixTiles
 from qlora_wgpu.kernels.common import Kernel
 from qlora_wgpu.kernels.gemm import MatrixUnits
-from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw
+from qlora_wgpu.ops.optimizers import OptimizerConfig, OptimizerState, adamw
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.selfcheck import (
     check_device,
@@ -133,7 +133,7 @@ def sound(device, monkeypatch, tmp_path):
             run.graph, [run.operand(np.zeros(shape))], table, batch, 24, 24, interleaved=True
         )
         flat = [vector("flat", 8, "float32", Storage("", "check", 32)) for _ in range(6)]
-        adamw(run.graph, AdamWState(*flat), AdamWConfig())
+        adamw(run.graph, OptimizerState(*flat[:2], flat[2:4], *flat[4:]), OptimizerConfig())
         launches = compile_plan(run.graph, (y,) if rotates else ()).launches
         ensure_sound(device, Device, run.graph, launches, progress)
 

@@ -37,11 +37,7 @@ def queries_and_gradients(
 ) -> tuple[Tensor, Tensor]:
     """q as f16, and dout times a power of two of each sequence and heads that share a key.
 
-    Args:
-        g: The graph.
-        problem: What is computed.
-        dout: The gradient of o.
-        lse_delta: With the sizes, as ``delta_and_sizes`` gives it.
+    ``lse_delta`` is with the sizes, as ``delta_and_sizes`` gives it.
     """
     return _factors(g, problem, ("q", problem.q), ("dout", dout), {"lse_delta": lse_delta})
 

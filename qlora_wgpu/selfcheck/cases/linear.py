@@ -198,7 +198,7 @@ class Layers:
         return tuple(ys)
 
 
-def dense(run: Runner, w: Array, rows: int | None = None) -> Weight:
+def dense(run: Runner, w: Array, rows: int | None = None) -> tuple[DenseMatrix, Array]:
     """A matrix in shards of so many rows."""
     shards = (
         (i, run.weight(w[i : i + (rows or len(w))])) for i in range(0, len(w), rows or len(w))
