@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.wgsl import Constant, Workgroups
@@ -13,18 +13,20 @@ from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
 
 ProblemT = TypeVar("ProblemT")
-_Contra = TypeVar("_Contra", contravariant=True)
 Change = Mapping[str, Any]
 
 
-class Variant(Protocol[_Contra]):
+@dataclass(frozen=True)
+class Variant(Generic[ProblemT]):
     """One way of solving a problem."""
 
-    def fits(self, problem: _Contra, profile: Profile) -> bool:
-        """Whether it solves this problem on a GPU of this profile."""
+    fits: Callable[[ProblemT, Profile], bool]  # whether it solves one on a GPU of a profile
+    launch: Callable[[Graph, ProblemT], None]  # adds the launches that do
 
-    def launch(self, g: Graph, problem: _Contra) -> None:
-        """Adds the launches that solve it."""
+
+def always(problem: object, profile: Profile) -> bool:
+    """That a variant solves every problem everywhere."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,13 @@ def row_constants(g: Graph, columns: int = 0) -> dict[str, Constant]:
         "ONE_THREAD": threads == 1,
         "SUBGROUP": g.profile.textures,
     }
+
+
+def one_row(g: Graph) -> dict[str, Constant]:
+    """The same of kernels whose workgroups have a row each."""
+    constants = row_constants(g)
+    del constants["ROWS"]
+    return constants
 
 
 def held_row(g: Graph, units: int) -> dict[str, Constant]:

@@ -12,7 +12,7 @@ from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.wgsl import fold_workgroups
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
-from qlora_wgpu.kernels.common import Kernel
+from qlora_wgpu.kernels.common import Kernel, Variant, always
 from qlora_wgpu.weight_format import WeightFormat
 
 MOST_TOGETHER = 3  # matrices of a launch
@@ -157,95 +157,79 @@ def format_constants(form: WeightFormat) -> dict[str, bool | int | float]:
     }
 
 
-class Codebook:
+def _by_codebook_fits(problem: Dequantization, profile: Profile) -> bool:
+    """Where 32 codes share a row and a block."""
+    whole = fits_words(problem.form, problem.w.columns)
+    alone = problem.among is None
+    return profile.textures and whole and alone and problem.codebook is not None
+
+
+def _by_codebook(g: Graph, problem: Dequantization) -> None:
     """For software adapters: 32 codes of 4 bits at a time, looked up by pairs in a texture."""
-
-    def fits(self, problem: Dequantization, profile: Profile) -> bool:
-        """Where 32 codes share a row and a block."""
-        whole = fits_words(problem.form, problem.w.columns)
-        alone = problem.among is None
-        return profile.textures and whole and alone and problem.codebook is not None
-
-    def launch(self, g: Graph, problem: Dequantization) -> None:
-        """Adds the launch."""
-        count = problem.w.rows * problem.w.columns // _CODES
-        g.launch(
-            "dequantize/forward_texture.wgsl",
-            count,
-            {**problem._stored(), "codebook": problem.codebook},
-            {
-                "count": count,
-                "first": problem.row0 * problem.w.columns // _CODES,
-                "expert_units": problem.expert_rows * problem.w.columns // _CODES,
-                **problem._apart(),
-            },
-            problem._constants(),
-            label="dequantize/forward",
-        )
+    count = problem.w.rows * problem.w.columns // _CODES
+    g.launch(
+        "dequantize/forward_texture.wgsl",
+        count,
+        {**problem._stored(), "codebook": problem.codebook},
+        {
+            "count": count,
+            "first": problem.row0 * problem.w.columns // _CODES,
+            "expert_units": problem.expert_rows * problem.w.columns // _CODES,
+            **problem._apart(),
+        },
+        problem._constants(),
+        label="dequantize/forward",
+    )
 
 
-class Shared:
+def _by_tiles(g: Graph, problem: Dequantization) -> None:
     """For GPUs: tiles of units, whose scales and codes' values are in workgroup memory."""
-
-    def fits(self, problem: Dequantization, profile: Profile) -> bool:
-        """Where eight codes share a row and a block."""
-        return shares_scales(problem.form, problem.w.columns, profile)
-
-    def launch(self, g: Graph, problem: Dequantization) -> None:
-        """Adds the launch."""
-        w, together = problem.w, problem.experts > 1
-        first = problem.row0 * w.units(8)
-        rows = w.rows if problem.among is None and not together else problem.expert_rows
-        units = rows * w.units(8)
-        along, across, _ = fold_workgroups(ceil_div(units, _tile(g.profile)))
-        g.launch(
-            "dequantize/forward_shared.wgsl",
-            (along, across, w.rows // rows if together else 1),
-            {
-                **problem._stored(),
-                "quant_map": problem.maps,
-                "saturated": g.saturated if w.dtype == "float16" else None,
-            },
-            {
-                "units": units,
-                "first": first,
-                "w_unit0": (problem.among or 0) * w.units(8),
-                **problem._apart(),
-            },
-            {**problem._constants(), **shared_constants(problem.form, first, g.profile)},
-            label="dequantize/forward",
-        )
+    w, together = problem.w, problem.experts > 1
+    first = problem.row0 * w.units(8)
+    rows = w.rows if problem.among is None and not together else problem.expert_rows
+    units = rows * w.units(8)
+    along, across, _ = fold_workgroups(ceil_div(units, _tile(g.profile)))
+    g.launch(
+        "dequantize/forward_shared.wgsl",
+        (along, across, w.rows // rows if together else 1),
+        {
+            **problem._stored(),
+            "quant_map": problem.maps,
+            "saturated": g.saturated if w.dtype == "float16" else None,
+        },
+        {
+            "units": units,
+            "first": first,
+            "w_unit0": (problem.among or 0) * w.units(8),
+            **problem._apart(),
+        },
+        {**problem._constants(), **shared_constants(problem.form, first, g.profile)},
+        label="dequantize/forward",
+    )
 
 
-class Units:
+def _by_units(g: Graph, problem: Dequantization) -> None:
     """Eight codes at a time, of any shape and format."""
-
-    def fits(self, problem: Dequantization, profile: Profile) -> bool:
-        """Everywhere."""
-        return True
-
-    def launch(self, g: Graph, problem: Dequantization) -> None:
-        """Adds the launch."""
-        w = problem.w
-        rows = w.rows if problem.among is None else problem.expert_rows
-        g.launch(
-            "dequantize/forward.wgsl",
-            rows * w.units(8),
-            {
-                **problem._stored(),
-                "quant_map": problem.maps,
-                "saturated": g.saturated if w.dtype == "float16" else None,
-            },
-            {
-                "rows": rows,
-                "in_features": w.columns,
-                "row0": problem.row0,
-                "expert_rows": problem.expert_rows,
-                "w_unit0": (problem.among or 0) * w.units(8),
-                **problem._apart(),
-            },
-            {**problem._constants(), "ALIGNED": whole_blocks(problem.form, w.columns, 8)},
-        )
+    w = problem.w
+    rows = w.rows if problem.among is None else problem.expert_rows
+    g.launch(
+        "dequantize/forward.wgsl",
+        rows * w.units(8),
+        {
+            **problem._stored(),
+            "quant_map": problem.maps,
+            "saturated": g.saturated if w.dtype == "float16" else None,
+        },
+        {
+            "rows": rows,
+            "in_features": w.columns,
+            "row0": problem.row0,
+            "expert_rows": problem.expert_rows,
+            "w_unit0": (problem.among or 0) * w.units(8),
+            **problem._apart(),
+        },
+        {**problem._constants(), "ALIGNED": whole_blocks(problem.form, w.columns, 8)},
+    )
 
 
 def shares_scales(form: WeightFormat, columns: int, profile: Profile) -> bool:
@@ -291,5 +275,15 @@ def whole_blocks(form: WeightFormat, columns: int, count: int) -> bool:
     return columns % count == 0 and form.blocksize % count == 0
 
 
-DEQUANTIZE: Kernel[Dequantization] = Kernel("dequantize", (Codebook(), Shared(), Units()))
+DEQUANTIZE: Kernel[Dequantization] = Kernel(
+    "dequantize",
+    (
+        Variant(_by_codebook_fits, _by_codebook),
+        Variant(
+            lambda problem, profile: shares_scales(problem.form, problem.w.columns, profile),
+            _by_tiles,
+        ),
+        Variant(always, _by_units),
+    ),
+)
 KERNELS = (DEQUANTIZE,)

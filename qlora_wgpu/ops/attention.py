@@ -26,7 +26,7 @@ def append(
     g.launch(
         "kv_cache/append.wgsl",
         k.rows * words,
-        {"k": k, "v": v, **_texts(batch), "keys": keys, "values": values},
+        {"k": k, "v": v, **batch.texts, "keys": keys, "values": values},
         {"capacity": cache.capacity},
     )
 
@@ -74,7 +74,7 @@ def attend(
     g.launch(
         "kv_cache/attend.wgsl",
         row_workgroups(g, q.rows * heads),
-        {"q": q, "keys": keys, "values": values, "o": o, **_texts(batch), "sinks": sinks},
+        {"q": q, "keys": keys, "values": values, "o": o, **batch.texts, "sinks": sinks},
         {
             "heads": heads,
             "group": q.columns // keys.columns,
@@ -86,11 +86,6 @@ def attend(
         constants,
     )
     return o
-
-
-def _texts(batch: BatchBuffers) -> dict[str, Tensor | None]:
-    """Which text each row is of, and where in it."""
-    return {"positions": batch.positions, "places": batch.places}
 
 
 def attention(

@@ -118,6 +118,11 @@ class BatchBuffers:
         return None if self.cache is None else self.cache.packed_weights
 
     @property
+    def texts(self) -> dict[str, Tensor | None]:
+        """Which text each row is of, and where in it, by the kernels' names."""
+        return {"positions": self.positions, "places": self.places}
+
+    @property
     def span(self) -> int:
         """Positions that its tokens may have."""
         return self.seq if self.cache is None else self.cache.capacity

@@ -96,8 +96,8 @@ def gated_delta_gates(
 ) -> tuple[Tensor, Tensor]:
     """decay = -exp(a_log) · softplus(a + dt_bias) and beta = sigmoid(b), in float32.
 
-    a and b (rows, value heads) are of any type; a_log and dt_bias (value heads) are float32, frozen. decay is the
-    logarithm of what is kept of the state.
+    a and b (rows, value heads) are of any type; a_log and dt_bias (value heads) are float32, frozen.
+    decay is the logarithm of what is kept of the state.
     """
     if a.shape != b.shape or {a_log.columns, dt_bias.columns} != {a.columns}:
         raise GraphError(f"gated_delta_gates: {a}, {b}, {a_log} and {dt_bias} do not fit")
@@ -152,7 +152,7 @@ def convolve(
     constants: dict[str, Constant],
     backward: str,
 ) -> None:
-    """Adds the launches of a short convolution of x, gated or not, into y, and notes its backward."""
+    """Adds a short convolution of x, gated or not, into y, and notes its backward."""
     weight, bias = frozen
     channels, taps = weight.shape
     tensors = {"x": x, "weight": weight, "bias": bias}
@@ -166,7 +166,7 @@ def convolve(
         if batch.decodes:
             # Without gates all that is needed of x is in the state.
             read = tensors if constants["GATED"] else {**tensors, "x": None}
-            step = {**read, "y": y, "state": state, **_texts(batch)}
+            step = {**read, "y": y, "state": state, **batch.texts}
             sizes = {**shape, "stride": x.units(8)}  # given even where x is not bound
             g.launch("short_conv/step.wgsl", x.rows * channels // 8, step, sizes, constants)
             return
@@ -191,17 +191,12 @@ def _keep(
     constants: dict[str, Constant],
 ) -> None:
     """Keeps what later tokens need of the last ones."""
-    tensors = {"segments": batch.segments, **_texts(batch), "x": x, "state": state}
+    tensors = {"segments": batch.segments, **batch.texts, "x": x, "state": state}
     units = x.rows * shape["hidden"]
     g.launch(
         "short_conv/keep.wgsl", units, tensors, shape,
         {**constants, "APART": batch.decodes},
     )  # fmt: skip
-
-
-def _texts(batch: BatchBuffers) -> dict[str, Tensor | None]:
-    """Which text each row is of, and where in it."""
-    return {"positions": batch.positions, "places": batch.places}
 
 
 def causal_conv(

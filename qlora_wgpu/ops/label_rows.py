@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor, matrix
-from qlora_wgpu.kernels.common import row_constants
+from qlora_wgpu.kernels.common import one_row
 from qlora_wgpu.ops.batch import BatchBuffers
 
 
@@ -76,8 +76,6 @@ def weighted_total(
     passes (TRL's ``loss_type: dft``).
     """
     factors = g.float_vector("factors of label rows", batch.rows)
-    constants = row_constants(g)
-    del constants["ROWS"]
     g.launch(
         "cross_entropy/weighted_total.wgsl",
         (1, 1, 1),
@@ -88,7 +86,7 @@ def weighted_total(
             "factors": factors,
             "weights": batch.weights,
         },
-        constants={"CONFIDENCE": confidence, **constants},
+        constants={"CONFIDENCE": confidence, **one_row(g)},
     )
     return factors
 

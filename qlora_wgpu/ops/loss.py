@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from qlora_wgpu.graph.graph import Graph, Launch
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, round_up
-from qlora_wgpu.kernels.common import row_constants, row_workgroups
+from qlora_wgpu.kernels.common import one_row, row_constants, row_workgroups
 from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.label_rows import scale_label_rows, scatter, transposed, weighted_total
@@ -125,7 +125,7 @@ class _Loss:
     def compute(
         self, stats: Tensor | None, *, gradient: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The losses, and d hidden of their sum if asked for, with the label rows' factors if any."""
+        """The losses, and d hidden of their sum if asked for; with the factors of label rows."""
         if gradient and self.pair is not None:
             self.pair.begin()
         if isinstance(self._head.matrix, StreamedMatrix):
@@ -204,13 +204,11 @@ class _Loss:
             return preference(*given, objective.preference)
         if objective.weighted or objective.confidence:
             return weighted_total(*given, confidence=objective.confidence)
-        constants = row_constants(self._g)
-        del constants["ROWS"]
         self._g.launch(
             "cross_entropy/total.wgsl",
             (1, 1, 1),
             {"losses": self.losses, "batch_info": self._batch.info, "stats": stats},
-            constants=constants,
+            constants=one_row(self._g),
         )
         return None
 

@@ -9,7 +9,7 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.sharded_vector import ShardedVector, as_sharded
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, round_up
-from qlora_wgpu.kernels.common import row_constants, row_workgroups
+from qlora_wgpu.kernels.common import one_row, row_constants, row_workgroups
 from qlora_wgpu.ops.moments import (
     BLOCK,
     BlockTable,
@@ -63,7 +63,7 @@ def gradient_norm(
 
     Sums do not depend on the pieces: an invocation continues in each where it was before.
     """
-    rows, whole = row_constants(g), as_sharded(gradient)
+    whole = as_sharded(gradient)
     threads = g.profile.threads_per_row
     sums = min(ceil_div(whole.columns // 4, _LEAST_UNITS * threads), _MOST_SUMS)
     sums = round_up(sums, g.profile.rows_per_group)
@@ -77,15 +77,14 @@ def gradient_norm(
             row_workgroups(g, sums),
             {"g": piece, "squares": squares, "carried": carried},
             {"begin": begin // 4},
-            {"SUMS": sums, **rows},
+            {"SUMS": sums, **row_constants(g)},
         )
-    del rows["ROWS"]
     g.launch(
         "adamw/clip.wgsl",
         (1, 1, 1),
         {"squares": squares, "stats": stats},
         {"max_norm": max_grad_norm},
-        {"SUMS": sums, **rows},
+        {"SUMS": sums, **one_row(g)},
     )
 
 

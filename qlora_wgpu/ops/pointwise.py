@@ -195,7 +195,7 @@ def xielu(g: Graph, x: Tensor, scalars: XIELUScalars) -> Tensor:
 
 
 def row_gate(g: Graph, x: Tensor, gate: Tensor, residual: Tensor | None = None) -> Tensor:
-    """y = sigmoid(gate) · x (+ residual), float32; gate (rows, 1) float32, a number for each row."""
+    """y = sigmoid(gate) · x (+ residual), float32; gate (rows, 1) float32."""
     fits = gate.shape == (x.rows, 1) and gate.dtype == "float32"
     if not fits or (residual is not None and residual.shape != x.shape):
         raise GraphError(f"row_gate: {x}, {gate} and {residual} do not fit")

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, matrix
-from qlora_wgpu.kernels.common import EXPERT_TILE, ExpertTiles, row_constants, row_workgroups
+from qlora_wgpu.kernels.common import (
+    EXPERT_TILE,
+    ExpertTiles,
+    one_row,
+    row_constants,
+    row_workgroups,
+)
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.label_rows import row_words
 
@@ -363,7 +369,7 @@ def balance_sums(
         (logits.stride, 1, 1),
         {"logits": logits, "ids": ids, "softmax": softmax, "before": before, "sums": sums},
         {**sizes, "top_k": ids.columns // rows},
-        _one_row(g),
+        one_row(g),
     )
 
     def vjp(dsums: Tensor) -> None:
@@ -405,12 +411,6 @@ def balance_loss(
             "top_k": top_k,
             "coefficient": coefficient,
         },
-        _one_row(g),
+        one_row(g),
     )
     g.add_gradient(sums, dsums)
-
-
-def _one_row(g: Graph) -> dict[str, int | float | bool]:
-    constants = row_constants(g)
-    del constants["ROWS"]
-    return constants

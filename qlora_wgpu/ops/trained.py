@@ -101,7 +101,7 @@ def overlapping(one: Rows, first: int, count: int) -> list[tuple[int, Tensor]]:
 
 
 def write_whole(g: Graph, trained: SavedModule, pieces: Sequence[tuple[int, Tensor]]) -> None:
-    """Puts the trained matrix into the shards that kernels read, ``(first row, rows)`` of any type."""
+    """Puts the trained matrix into shards, ``(first row, rows)`` of any type, that kernels read."""
     for row0, piece in pieces:
         for first, rows in overlapping(trained.rows, row0, piece.rows):
             units = rows.rows * rows.units(8)

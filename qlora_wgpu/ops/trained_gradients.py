@@ -26,16 +26,8 @@ def add_lookup_gradient(
     The sum goes from a token's first place in the batch to the next one with the same token, and so
     on: in order, without atomics.
     """
-    following = g.integers("next of the same token", dy.rows)
+    following = following_places(g, ids, dy.rows, trained.padding, trained.slots)
     threads = g.profile.flat_group
-    g.launch(
-        "trained_rows/following.wgsl",
-        (ceil_div(dy.rows, threads), 1, 1),
-        {"ids": ids, "slots": trained.slots, "following": following},
-        {"padding": NONE if trained.padding is None else trained.padding},
-        {"THREADS": threads},
-        turns=dy.rows,
-    )
     gradient = g.float32(f"d {trained.name} looked up", *trained.rows.shape)
     fill_zero(g, gradient)
     g.launch(
@@ -115,21 +107,18 @@ def sum_up(g: Graph, trained: TrainableTokens) -> None:
 # ---- whole matrices --------------------------------------------------------------------------
 
 
-def following_places(g: Graph, ids: Tensor, rows: int, padding: int | None) -> Tensor:
-    """For each of so many places the next one of the same token: trained_rows/following.wgsl.
+def following_places(
+    g: Graph, ids: Tensor, rows: int, padding: int | None, slots: Tensor | None = None
+) -> Tensor:
+    """For each of so many places the next one of the same token, which ``padding`` has none of.
 
-    Args:
-        g: The graph.
-        ids: uint32, the tokens.
-        rows: How many.
-        padding: A token that gets no gradient.
+    With ``slots`` only of tokens that are trained.
     """
-    following = g.integers("next of the same token", rows)
-    threads = g.profile.flat_group
+    following, threads = g.integers("next of the same token", rows), g.profile.flat_group
     g.launch(
         "trained_rows/following.wgsl",
         (ceil_div(rows, threads), 1, 1),
-        {"ids": ids, "slots": None, "following": following},
+        {"ids": ids, "slots": slots, "following": following},
         {"rows": rows, "padding": NONE if padding is None else padding},
         {"THREADS": threads},
         turns=rows,
@@ -165,7 +154,7 @@ class WholeHead:
     def take(
         self, dlogits: Tensor, row0: int, first: int, scale: float, factors: Tensor | None
     ) -> None:
-        """Adds the gradient of some rows of the head from some label rows, times factors if given."""
+        """Adds the gradient of some rows of the head from some label rows, times factors if any."""
         g, batch = self._g, self._batch
         x = gather(g, self._hidden, dlogits.rows, first, batch)
         for begin, gradient in overlapping(self._trained.gradients, row0, dlogits.columns):
