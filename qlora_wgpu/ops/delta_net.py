@@ -96,7 +96,7 @@ def gated_delta_gates(
 ) -> tuple[Tensor, Tensor]:
     """decay = -exp(a_log) · softplus(a + dt_bias) and beta = sigmoid(b), in float32.
 
-    a and b (rows, value heads) are of any type; a_log and dt_bias (value heads) are float32, frozen.
+    a and b (rows, value heads) are of any type; a_log and dt_bias (value heads) float32, frozen.
     decay is the logarithm of what is kept of the state.
     """
     if a.shape != b.shape or {a_log.columns, dt_bias.columns} != {a.columns}:

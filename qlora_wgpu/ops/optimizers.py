@@ -61,7 +61,7 @@ def gradient_norm(
 ) -> None:
     """Puts the norm of the mean gradient, and the factor that averages and clips, into stats.
 
-    Sums do not depend on the pieces: an invocation continues in each where it was before.
+    Sums do not depend on the shards: an invocation continues in each where it was before.
     """
     whole = as_sharded(gradient)
     threads = g.profile.threads_per_row
@@ -71,11 +71,11 @@ def gradient_norm(
     carried = None
     if len(whole.shards) > 1:
         carried = g.float_vector("sums of squares of invocations", sums * threads)
-    for begin, piece in whole.numbered():
+    for begin, shard in whole.numbered():
         g.launch(
             "adamw/norm_partial.wgsl",
             row_workgroups(g, sums),
-            {"g": piece, "squares": squares, "carried": carried},
+            {"g": shard, "squares": squares, "carried": carried},
             {"begin": begin // 4},
             {"SUMS": sums, **row_constants(g)},
         )

@@ -13,9 +13,9 @@ from qlora_wgpu.graph.tensor import TEXEL, Tensor, ceil_div, matrix, vector
 
 def fill_zero(g: Graph, y: Tensor | ShardedVector) -> None:
     """Zeroes y."""
-    for piece in as_sharded(y).shards:
-        units = ceil_div(piece.nbytes, 16)
-        g.launch("tensor/fill.wgsl", units, {"y": piece})
+    for shard in as_sharded(y).shards:
+        units = ceil_div(shard.nbytes, 16)
+        g.launch("tensor/fill.wgsl", units, {"y": shard})
 
 
 def copied(g: Graph, x: Tensor) -> Tensor:

@@ -135,10 +135,10 @@ def test_new_tokens_multiply_with_the_numbers_of_a_prompt(device, form, dtype):
     assert bench.excess <= 1.0
 
 
-def test_strips_of_experts_are_refused(device):
+def test_packed_weights_of_experts_are_refused(device):
     bench = Bench(device, "float32", PROFILES[TEXTURES[0][0]])
     w = PackedWeightCache().of_dense(bench.graph, bench.weight(np.zeros((24, 16))))
     x, y = bench.operand(np.zeros((2, 16))), bench.operand(np.zeros((2, 24)))
     Gemm(x, w, y, few=True)
-    with pytest.raises(GraphError, match="strips of no experts"):
+    with pytest.raises(GraphError, match="packed weights of no experts"):
         Gemm(x, w, y, few=True, experts=object())

@@ -10,13 +10,16 @@ from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
-from qlora_wgpu.kernels.dequantize import format_constants, whole_blocks
+from qlora_wgpu.kernels.dequantize import (
+    QuantizedView,
+    format_begins,
+    format_constants,
+    whole_blocks,
+)
 from qlora_wgpu.kernels.gemm.launch import bound
 from qlora_wgpu.kernels.gemm.packed import (
     CODES,
     PackedWeights,
-    QuantizedView,
-    format_begins,
     is_affine,
 )
 from qlora_wgpu.kernels.gemm.problem import Gemm
@@ -46,7 +49,7 @@ def launch_few(
         {
             **of_all.params,
             "scale_stride": 0,
-            **(_strip_strides(w, g.profile) if isinstance(w, PackedWeights) else {}),
+            **(_packed_strides(w, g.profile) if isinstance(w, PackedWeights) else {}),
             **format_begins(w if isinstance(w, QuantizedView) else None),
         },
         {
@@ -84,7 +87,7 @@ def _weights(w: Tensor | QuantizedView | PackedWeights) -> dict[str, Tensor | No
     return {"w": w} if isinstance(w, Tensor) else {"group": w.words}
 
 
-def _strip_strides(w: PackedWeights, profile: Profile) -> dict[str, int]:
+def _packed_strides(w: PackedWeights, profile: Profile) -> dict[str, int]:
     """From one strip to the next."""
     lanes = profile.subgroup_size
     units = w.words.units(8) if w.form is None else w.columns // CODES

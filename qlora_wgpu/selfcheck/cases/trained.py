@@ -150,7 +150,7 @@ def check_trained_rows(run: Runner, confidence: bool) -> None:
     """Rows that both ends share: lookups, the hidden states' gradient, and the rows' own."""
     g, trained = run.graph, _trained(run, rows := no_ties("rows", len(_TOKENS), _COLUMNS_TOKENS))
     matrix, weight = dense(run, normal("weight", _VOCAB, _COLUMNS_TOKENS), 512)
-    overwrite(g, trained, matrix.pieces)
+    overwrite(g, trained, matrix.resident)
 
     def summed() -> Tensor:
         sum_up(g, trained)
