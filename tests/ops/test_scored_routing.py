@@ -1,5 +1,3 @@
-from dataclasses import asdict
-
 import numpy as np
 import pytest
 from support.harness import PROFILES, Bench, assert_close, rounded, tolerance
@@ -9,14 +7,6 @@ from qlora_wgpu.reference import experts as reference
 from qlora_wgpu.reference.tape import grad
 
 ROWS, EXPERTS, TOP_K = 41, 12, 3
-GROUPS = {"groups": 4, "top_groups": 2}
-RULES = {
-    "DeepSeek-V3's": Scoring(True, True, least=1e-20, scale=1.7, pairs=True, **GROUPS),
-    "DeepSeek-V2's": Scoring(False, False, scale=3.0, **GROUPS),
-    "ERNIE's": Scoring(False, True, least=0.6, at_least=True),
-    "LFM2's": Scoring(True, True, least=1e-2),
-    "plain": Scoring(True, False),
-}
 
 
 def inputs():
@@ -24,26 +14,6 @@ def inputs():
     logits = 2 * rng.standard_normal((ROWS, EXPERTS))
     logits[3] = 0.25  # all alike: the first ones are chosen
     return logits, 0.3 * rng.standard_normal(EXPERTS), rng.standard_normal((ROWS, TOP_K))
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("corrected", [True, False])
-@pytest.mark.parametrize("name", RULES)
-def test_scores_choose_and_weigh(device, profile, name, corrected):
-    scoring, (logits, bias, dweights) = RULES[name], inputs()
-    bench = Bench(device, "float32", PROFILES[profile])
-    tlogits = bench.given(logits, grad=True)
-    tbias = bench.given(bias) if corrected else None
-    routing = route_by_scores(bench.graph, tlogits, tbias, TOP_K, scoring)
-    gradients = bench.gradients(routing.weights, bench.given(dweights), tlogits)
-    got_slots, got_weights, got = bench.run(routing.slots, routing.weights, *gradients)
-    logits, dweights = rounded(logits, "float32"), rounded(dweights, "float32")
-    bias, rule = corrected * rounded(bias, "float32"), reference.Rule(**asdict(scoring))
-    ids, weights = reference.route_by_scores(logits, bias, TOP_K, rule)
-    assert np.array_equal(got_slots.ravel(), reference.slots_of(ids, EXPERTS, 64)[0])
-    assert_close(got_weights, weights, tolerance("float32"), "exp is good to 1e-6")
-    expected = grad(reference.weights_of, dweights, logits, ids, rule)
-    assert_close(got, expected, tolerance("float32"), "float32 arithmetic")
 
 
 def test_a_sum_at_its_least_does_not_grow(device):

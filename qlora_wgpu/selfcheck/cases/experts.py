@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ def _logits(rows: int) -> Array:
 
 
 @dataclass(frozen=True)
-class _Experts:
+class Experts:
     """Layers of all experts that are added up, and what their formula takes."""
 
     layers: list[ExpertLinear]
@@ -84,8 +85,9 @@ class _Experts:
         r: int,
         scaling: int,
         *,
-        has_bias: bool,
-    ) -> _Experts:
+        has_bias: bool = False,
+    ) -> Experts:
+        """Layers by their names; without adapters if r is 0."""
         stacks = [
             ExpertSpec("mlp.experts", name, w.experts, w.rows, w.columns)
             for name, (w, _) in weights.items()
@@ -106,6 +108,7 @@ class _Experts:
     def op(
         self, g: Graph, x: Tensor, routing: Routing, batch: BatchBuffers, residual: Tensor
     ) -> Tensor:
+        """Adds what they make of x to the residual."""
         permuted = permute(g, x, routing)
         for layer in self.layers:
             made = expert_linear(g, permuted, layer, routing, batch)
@@ -115,6 +118,7 @@ class _Experts:
     def formula(
         self, x: Array, ids: Any, weights: Array, residual: Array, parts: Mapping[str, Array]
     ) -> Array:
+        """The same in float64, by the parts of their adapter."""
         for layer, w, bias in zip(self.layers, self.held, self.biases, strict=True):
             if self.adapter and layer.lora:
                 own = sorted(n for n in parts if layer.name in n)
@@ -126,12 +130,14 @@ class _Experts:
         return residual
 
 
-def _dense(run: Runner, w: Array) -> tuple[ExpertMatrix, Array]:
-    """Experts in two shards, and their weights as they are held."""
+def dense_experts(
+    run: Runner, w: Array, cuts: Sequence[int] = (0, 2)
+) -> tuple[ExpertMatrix, Array]:
+    """Experts in shards that begin at some of them, and their weights as they are held."""
     experts, outer, inner = w.shape
     shards = tuple(
-        (first, count, run.weight(w[first : first + count].reshape(-1, inner)))
-        for first, count in ((0, 2), (2, 4))
+        (first, end - first, run.weight(w[first:end].reshape(-1, inner)))
+        for first, end in pairwise((*cuts, experts))
     )
     return DenseExperts(experts, outer, inner, shards), run.rounded_weight(w)
 
@@ -176,26 +182,36 @@ def check_experts(
     for name in _NAMES:
         w = normal(f"w of {name}", _EXPERTS, outer, inner)
         is_dense = storage == "dense"
-        weights[name] = _dense(run, w) if is_dense else _quantized(run, w, storage == "double")
-    experts = _Experts.of(run, weights, 11 * has_adapter, 1, has_bias=has_bias)
-    batch = run.batch(np.ones((1, rows), np.int64))
+        weights[name] = (
+            dense_experts(run, w) if is_dense else _quantized(run, w, storage == "double")
+        )
+    experts = Experts.of(run, weights, 11 * has_adapter, 1, has_bias=has_bias)
+    inputs = normal("x", rows, inner), _logits(rows), normal("skip", rows, outer)
+    compare_experts(run, experts, inputs, _TOP_K, normalized)
+
+
+def compare_experts(
+    run: Runner, experts: Experts, inputs: tuple[Array, ...], top_k: int, normalized: bool
+) -> None:
+    """Compares a mixture by its input, the router's logits and what it is added to."""
+    x, logits, skip = inputs
+    batch = run.batch(np.ones((1, len(x)), np.int64))
 
     def op(g: Graph, x: Tensor, logits: Tensor, skip: Tensor) -> list[Tensor]:
-        routing = route(g, logits, _TOP_K, normalized=normalized)
+        routing = route(g, logits, top_k, normalized=normalized)
         y = experts.op(g, x, routing, batch, skip)
         return [y, routing.slots, routing.tiles.rows]
 
     def formula(x: Array, logits: Array, skip: Array, parts: Any = None) -> tuple[Array, ...]:
-        ids, chosen = _weights(logits, _TOP_K, normalized)
-        slots, ends = formulas.slots_of(ids, _EXPERTS, EXPERT_TILE)
+        ids, chosen = _weights(logits, top_k, normalized)
+        slots, ends = formulas.slots_of(ids, logits.shape[1], EXPERT_TILE)
         y = experts.formula(x, ids, chosen, skip, parts or {})
         return y, slots.astype(np.float64), ends.ravel().astype(np.float64)
 
-    inputs = normal("x", rows, inner), Exact(_logits(rows)), Exact(normal("skip", rows, outer))
     # What experts make, and what comes back to them, are operands.
     compare_op(
-        run, op, formula, inputs, exact=(True, None, None), adapter=experts.adapter,
-        inner=ROUNDING[run.dtype],
+        run, op, formula, [x, Exact(logits), Exact(skip)], exact=(True, None, None),
+        adapter=experts.adapter, inner=ROUNDING[run.dtype],
     )  # fmt: skip
 
 
@@ -230,6 +246,7 @@ def _logits_scores() -> Array:
     logits = 0.4 * order + 0.03 * normal("logits", _ROWS, _EXPERTS_SCORES) - 2.0
     logits[1::5, 7] = logits[1::5, 3]
     logits[::7] *= 6.0
+    logits[3] = 0.25  # all alike: the first ones are chosen
     exact: Array = logits.astype(np.float32).astype(np.float64)
     return exact
 
@@ -315,12 +332,12 @@ def check_experts_of_new_tokens(
     """Some tokens meet three of six experts each; which there are of a form is in one range."""
     outer = 44
     if form == "dense":
-        weight = _dense(run, normal("w", _EXPERTS, outer, inner))
+        weight = dense_experts(run, normal("w", _EXPERTS, outer, inner))
     else:
         stored = [stored_weight(form, outer, inner, number) for number in range(_EXPERTS)]
         held = np.stack([own.dequantize().astype(np.float64) for own in stored])
         weight = experts_of(run, stored, Storage("experts", "check", 256)), held
-    experts = _Experts.of(run, {"up_proj": weight}, r, 2, has_bias=has_bias)
+    experts = Experts.of(run, {"up_proj": weight}, r, 2, has_bias=has_bias)
 
     def op(g: Graph, x: Tensor, logits: Tensor, skip: Tensor) -> Tensor:
         routing = route(g, logits, _TOP_K_FEW, normalized=True, tile=NEW_TOKENS_TILE)

@@ -219,7 +219,9 @@ def in_one_storage(arrays: Sequence[Array]) -> list[Tensor]:
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
+    """Of a layer, its adapter and its shards."""
+
     rows: int
     inner: int
     outer: int
@@ -227,16 +229,16 @@ class _Sizes:
     shard: int = 72
 
 
-_ODD = _Sizes(ROWS, 72, 130, 5)
-_NARROW = _Sizes(ROWS, 44, 130, 5)  # the gradient of whose input is a skinny product
-_LARGE = _Sizes(150, 530, 530, 37)  # more than one workgroup makes, or adds up at once
-_WHOLE = _Sizes(150, 200, 264, 8, 264)  # so that a workgroup of any kind has all that it makes
+_ODD = Sizes(ROWS, 72, 130, 5)
+_NARROW = Sizes(ROWS, 44, 130, 5)  # the gradient of whose input is a skinny product
+_LARGE = Sizes(150, 530, 530, 37)  # more than one workgroup makes, or adds up at once
+_WHOLE = Sizes(150, 200, 264, 8, 264)  # so that a workgroup of any kind has all that it makes
 # So deep that GPUs cut the reduction, of the forward or of the backward.
-_DEEP, _WIDE = _Sizes(3, 1100, 100, 5, 72), _Sizes(3, 100, 1100, 5, 1088)
+_DEEP, _WIDE = Sizes(3, 1100, 100, 5, 72), Sizes(3, 100, 1100, 5, 1088)
 # So many rows that a workgroup of GPUs makes more of them in an adapter's thin products.
-_LONG, _LONGER = _Sizes(1030, 20, 28, 8), _Sizes(2060, 20, 28, 12)
+_LONG, _LONGER = Sizes(1030, 20, 28, 8), Sizes(2060, 20, 28, 12)
 # More rows and columns than a fault of large sizes may spare; shallow, so that it is quick.
-_VAST = _Sizes(1030, 24, 2100, 8, 2100)
+_VAST = Sizes(1030, 24, 2100, 8, 2100)
 
 
 @dataclass(frozen=True)
@@ -246,7 +248,7 @@ class _Options:
     bias: bool
     output: str
     dropout: float
-    sizes: _Sizes = _ODD
+    sizes: Sizes = _ODD
     adapter: bool = True
 
 
@@ -287,17 +289,19 @@ def check_linear(run: Runner, options: _Options) -> None:
     r = s.r if options.adapter else 0
     layers = Layers.of(run, weights, r, biases, lora_dropout=options.dropout)
     batches = run.batch(ones, dropout_key=KEY), run.batch(ones)
-    _compare(run, layers, s, batches, options.dropout, options.output, (True, False))
+    compare_layers(run, layers, s, batches, options.dropout, options.output, (True, False))
 
 
-def _compare(
+def compare_layers(
     run: Runner,
     layers: Layers,
-    s: _Sizes,
+    s: Sizes,
     batches: Sequence[BatchBuffers],
     dropout: float = 0.0,
     output: str = "operand",
     exact: Sequence[bool] = (True,),
+    *,
+    multiplier: float = 1.0,
 ) -> None:
     """Compares layers that are applied one by one; dropout is on for the first one only."""
     skip = [Exact(normal("skip", s.rows, s.outer))] * (output == "residual")
@@ -305,12 +309,12 @@ def _compare(
     masks = [_mask(each, s.rows, dropout, drops=n == 0) for n, (each, _) in enumerate(pairs)]
 
     def op(g: Graph, x: Tensor, *residual: Tensor) -> list[Tensor]:
-        is_float32 = output == "float32"
-        return [linear(g, x, each, batch, *residual, float32=is_float32) for each, batch in pairs]
+        options: Any = {"multiplier": multiplier, "float32": output == "float32"}
+        return [linear(g, x, each, batch, *residual, **options) for each, batch in pairs]
 
     def formula(x: Array, *residual: Array, parts: dict[str, Array] | None = None) -> Any:
-        made = (through(y, gradient=run.rounded) for y in layers.formula(x, parts, masks))
-        return tuple(y + sum(residual) for y in made)
+        made = (multiplier * y for y in layers.formula(x, parts, masks))
+        return tuple(through(y, gradient=run.rounded) + sum(residual) for y in made)
 
     inputs = normal("x", s.rows, s.inner), *skip
     compare_op(run, op, formula, inputs, exact=exact, adapter=layers.adapter)
@@ -327,22 +331,22 @@ def _compare(
     (_LONG, 0.3, True),
     (_LONGER, 0.0, True),
 )
-def check_only_use(run: Runner, s: _Sizes, dropout: float, adapted: bool) -> None:
+def check_only_use(run: Runner, s: Sizes, dropout: float, adapted: bool) -> None:
     """A layer whose input goes nowhere else: dx is made in its type, and the adapter's gradient."""
     weights = {_NAMES[0]: dense(run, normal("w", s.outer, s.inner))}
     layers = Layers.of(run, weights, s.r if adapted else 0, lora_dropout=dropout)
     batch = run.batch(np.ones((1, s.rows), np.int64), dropout_key=KEY)
-    _compare(run, layers, s, [batch], dropout)
+    compare_layers(run, layers, s, [batch], dropout)
 
 
 def check_long_product(run: Runner) -> None:
     """A reduction that GPUs cut into parts, and an input whose gradients are added up."""
-    s = _Sizes(3, 20, 2500, 0)
+    s = Sizes(3, 20, 2500, 0)
     layers = Layers.of(run, {"x": dense(run, normal("w", s.outer, s.inner))}, 0)
     twice = replace(layers, linears=2 * layers.linears, weights=2 * layers.weights,
                     biases=2 * layers.biases)  # fmt: skip
     batch = run.batch(np.ones((1, s.rows), np.int64))
-    _compare(run, twice, s, [batch, batch], exact=(True, True))
+    compare_layers(run, twice, s, [batch, batch], exact=(True, True))
 
 
 @each((True,), (False,))
@@ -433,21 +437,34 @@ def check_dora(run: Runner, has_bias: bool, output: str, dropout: float = 0.0) -
 
     The input is small, so that roundings of the sums are, too, and hide no summand.
     """
-    s = _Sizes(ROWS, 530, 83, 3, 48)
-    weights = {n: dense(run, normal(f"w of {n}", s.outer, s.inner), s.shard) for n in _NAMES}
-    biases = [normal("bias", s.outer)] * 2 if has_bias else None
+    s, x = Sizes(ROWS, 530, 83, 3, 48), 0.05 * normal("x", ROWS, 530)
+    compare_dora(run, s, x, _NAMES, has_bias, output, dropout, (True, False))
+
+
+def compare_dora(
+    run: Runner,
+    s: Sizes,
+    x: Array,
+    names: Sequence[str],
+    has_bias: bool,
+    output: str,
+    dropout: float,
+    exact: Sequence[bool],
+) -> None:
+    """Compares layers with DoRA that are applied one by one."""
+    weights = {n: dense(run, normal(f"w of {n}", s.outer, s.inner), s.shard) for n in names}
+    biases = [normal("bias", s.outer)] * len(names) if has_bias else None
     layers = Layers.of(run, weights, s.r, biases, use_dora=True, lora_dropout=dropout)
-    skip = normal("skip", s.rows, s.outer) * (output == "residual")
-    residual = run.float32(skip) if output == "residual" else None
+    skip = [Exact(normal("skip", s.rows, s.outer))] * (output == "residual")
     ones = np.ones((1, s.rows), np.int64)
     batch = run.batch(ones, dropout_key=KEY if dropout else None)
     scaled: list[Array] = []
 
-    def op(g: Graph, x: Tensor) -> list[Tensor]:
+    def op(g: Graph, x: Tensor, *residual: Tensor) -> list[Tensor]:
         is_float32 = output == "float32"
-        return [linear(g, x, each, batch, residual, float32=is_float32) for each in layers.linears]
+        return [linear(g, x, each, batch, *residual, float32=is_float32) for each in layers.linears]
 
-    def formula(x: Array, parts: dict[str, Array]) -> tuple[Array, ...]:
+    def formula(x: Array, *residual: Array, parts: dict[str, Array]) -> tuple[Array, ...]:
         ys = []
         for layer, w, bias in zip(layers.linears, layers.weights, layers.biases, strict=True):
             a, b, m = of_names(parts, layer.name)
@@ -459,12 +476,12 @@ def check_dora(run: Runner, has_bias: bool, output: str, dropout: float = 0.0) -
             # What is scaled is an operand.
             scaled.append(ROUNDING[run.dtype] * np.abs(constant(made)))
             base = through(rest @ w.T, gradient=run.rounded)
-            ys.append(made + base + bias + skip)
+            ys.append(made + base + bias + sum(residual))
         return tuple(ys)
 
-    x, of_sums = 0.05 * normal("x", s.rows, s.inner), ROUNDING[run.dtype] / 2
+    inner = ROUNDING[run.dtype] / 2  # of sums
     compare_op(
-        run, op, formula, [x], exact=(True, False), adapter=layers.adapter, inner=of_sums,
+        run, op, formula, [x, *skip], exact=exact, adapter=layers.adapter, inner=inner,
         inner_ys=scaled,
     )  # fmt: skip
 
