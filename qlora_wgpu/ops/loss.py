@@ -27,7 +27,7 @@ from qlora_wgpu.ops.lora_ends import LoraHead
 from qlora_wgpu.ops.modules import Head, StreamedMatrix, trained_rows, trained_whole
 from qlora_wgpu.ops.preference import Preference, preference
 from qlora_wgpu.ops.tensor import fill_zero
-from qlora_wgpu.ops.trained_gradients import HeadGradient, WholeHead
+from qlora_wgpu.ops.trained_gradients import HeadGradient, add_whole_head
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,10 @@ def cross_entropy(
     ``gradient`` says whether d loss / d hidden is made and added.
     """
     loss = _Loss(g, hidden, head, batch, objective)
-    trained, whole = trained_rows(head.matrix), trained_whole(head.matrix)
-    own = head.lora is not None or whole is not None
-    gradient = gradient and (hidden.requires_grad or own)
+    trained = trained_rows(head.matrix)
+    gradient = gradient and (hidden.requires_grad or loss.has_own)
     if gradient and trained is not None:
         loss.of_rows = HeadGradient(g, trained, batch)
-    if gradient and whole is not None:
-        loss.of_whole = WholeHead(g, whole, hidden, batch)
     dhidden, factors = loss.compute(stats, gradient=gradient)
     if dhidden is not None and factors is not None:
         scale_label_rows(g, dhidden, factors, batch)
@@ -120,7 +117,12 @@ class _Loss:
         self.losses = g.float_vector("losses", 2 * batch.rows)
         self.of_rows: HeadGradient | None = None
         self.pair = LoraHead.of(g, hidden, head, batch)
-        self.of_whole: WholeHead | None = None
+        self._whole = trained_whole(head.matrix)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether the head has parameters that get gradients with each chunk of rows."""
+        return self.pair is not None or self._whole is not None
 
     def compute(
         self, stats: Tensor | None, *, gradient: bool
@@ -133,8 +135,7 @@ class _Loss:
             factors = None if stats is None else self.total(stats)
             return self._streamed_gradient(factors) if gradient else None, factors
         # The factors of the gradients of the head's own parameters depend on all losses.
-        own = self.pair is not None or self.of_whole is not None
-        if gradient and own and self._objective.has_factors:
+        if gradient and self.has_own and self._objective.has_factors:
             self._resident(gradient=False)
             factors = None if stats is None else self.total(stats)
             return self._resident(gradient=True, sums=False, factors=factors), factors
@@ -367,8 +368,9 @@ class _Loss:
         if self.pair is not None:
             turned = transposed(g, dlogits, first, self._batch, factors)
             self.pair.take(dlogits, turned, row0, first, made[1], part)
-        if self.of_whole is not None:
-            self.of_whole.take(dlogits, row0, first, head.scale, factors)
+        if self._whole is not None:
+            given = dlogits, row0, first, self._batch, head.scale, factors
+            add_whole_head(g, self._whole, self._hidden, *given)
         product = Gemm(
             dlogits, w, made[0], False, scale=head.scale, accumulate=row0 > 0, part=part,
             batch_info=self._batch.info, first_row=first, label="lm_head/backward",

@@ -144,23 +144,26 @@ def add_whole_lookup(g: Graph, trained: SavedModule, ids: Tensor, dy: Tensor, sc
         )
 
 
-class WholeHead:
-    """The gradient of a head that is trained whole, added while its logits exist."""
+def add_whole_head(
+    g: Graph,
+    trained: SavedModule,
+    hidden: Tensor,
+    dlogits: Tensor,
+    row0: int,
+    first: int,
+    batch: BatchBuffers,
+    scale: float,
+    factors: Tensor | None,
+) -> None:
+    """Adds the gradient of some rows of the head from some label rows, times factors if any.
 
-    def __init__(self, g: Graph, trained: SavedModule, hidden: Tensor, batch: BatchBuffers) -> None:
-        """Notes what it is made of."""
-        self._g, self._trained, self._hidden, self._batch = g, trained, hidden, batch
-
-    def take(
-        self, dlogits: Tensor, row0: int, first: int, scale: float, factors: Tensor | None
-    ) -> None:
-        """Adds the gradient of some rows of the head from some label rows, times factors if any."""
-        g, batch = self._g, self._batch
-        x = gather(g, self._hidden, dlogits.rows, first, batch)
-        for begin, gradient in overlapping(self._trained.gradients, row0, dlogits.columns):
-            columns = (begin - row0, gradient.rows)
-            turned = transposed(g, dlogits, first, batch, factors, columns)
-            product = Gemm(
-                turned, x, gradient, False, scale=scale, accumulate=True, label="lm_head/whole"
-            )
-            GEMM.launch(g, product)
+    dlogits is (label rows from ``first`` on, rows of the head from ``row0`` on).
+    """
+    x = gather(g, hidden, dlogits.rows, first, batch)
+    for begin, gradient in overlapping(trained.gradients, row0, dlogits.columns):
+        columns = (begin - row0, gradient.rows)
+        turned = transposed(g, dlogits, first, batch, factors, columns)
+        product = Gemm(
+            turned, x, gradient, False, scale=scale, accumulate=True, label="lm_head/whole"
+        )
+        GEMM.launch(g, product)

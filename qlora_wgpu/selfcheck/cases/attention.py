@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -51,11 +52,32 @@ def check_attention(
     samples = _SAMPLES if short else _LONG
     if not short:  # as if there were many, which need no workgroups for each head that shares keys
         run.graph.profile = replace(run.graph.profile, least_workgroups=0)
-    rows, scale = samples.size, 1 / np.sqrt(head_dim)
     heads = 6 if head_dim % 4 else 4  # of 22 elements, neither 6 nor 2 are whole units of eight
-    q, do = 2 * normal("q", rows, heads * head_dim), normal("do", rows, heads * head_dim)
-    k, v = normal("k", rows, 2 * head_dim), normal("v", rows, 2 * head_dim)
-    sinks, batch = [2 * normal("sinks", heads)] * has_sinks, run.batch(samples)
+    sinks = [2 * normal("sinks", heads)] * has_sinks
+    sizes = heads, 2, head_dim
+    compare_attention(run, sizes, samples, sinks, exact_gradient, window, softcap, size=2.0)
+
+
+def compare_attention(
+    run: Runner,
+    sizes: tuple[int, int, int],
+    samples: np.ndarray,
+    sinks: Sequence[Array],
+    exact: bool,
+    window: int | None = None,
+    softcap: float | None = None,
+    *,
+    size: float = 1.0,
+    near: float = 0.0,
+) -> None:
+    """Compares attention of so many heads, heads of keys, and elements; q of a size.
+
+    ``near`` is allowed of dq and dk, whose terms of order 1 may cancel.
+    """
+    heads, kv_heads, head_dim = sizes
+    rows, scale, batch = samples.size, 1 / np.sqrt(head_dim), run.batch(samples)
+    q, do = size * normal("q", rows, heads * head_dim), normal("do", rows, heads * head_dim)
+    k, v = (normal(name, rows, kv_heads * head_dim) for name in "kv")
 
     def op(g: Graph, q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> Tensor:
         return attention(g, q, k, v, batch, head_dim, scale, window, softcap, *sinks)
@@ -66,7 +88,10 @@ def check_attention(
             q, k, v, samples, head_dim, scale, window, softcap, **options, **stored
         )
 
-    compare_op(run, op, formula, [q, k, v], *sinks, exact=exact_gradient, dy=do, stores=True)
+    allowed = [np.full(x.shape, near) for x in (q, k)] + [np.zeros(v.shape)] if near else []
+    compare_op(
+        run, op, formula, [q, k, v], *sinks, exact=exact, dy=do, stores=True, inner_dxs=allowed
+    )
 
 
 @each((8, False), (24, True))

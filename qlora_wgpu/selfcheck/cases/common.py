@@ -128,7 +128,7 @@ def compare_op(
     casts: bool = False,
     inner: float = 0.0,
     inner_ys: Sequence[Array] = (),
-    inner_dxs: Sequence[float] = (),
+    inner_dxs: Sequence[float | Array] = (),
 ) -> list[Array]:
     """Compares an op and the gradients of its inputs with a formula and its own.
 
@@ -197,8 +197,8 @@ def compare_op(
         kept = {"stored": got_ys[0]} if stores else {}
         expected = grads(named, dys, *held, of=len(held), **kept)
         for n, (found, gradient) in enumerate(zip(got, gradients, strict=False)):
-            allowed = inner_dxs[n] if inner_dxs else inner
-            run.compare(found, expected[n], gradient.dtype, by_row=by_row, inner=allowed)
+            near = inner_dxs[n] if inner_dxs else inner
+            run.compare(found, expected[n], gradient.dtype, by_row=by_row, inner=near)
         if casts:
             run.compare_exactly(got[-1], run.rounded(got[0]))
         if layout:

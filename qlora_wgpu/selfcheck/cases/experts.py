@@ -41,8 +41,8 @@ from qlora_wgpu.selfcheck.cases.common import (
     filled_adapter,
     normal,
 )
-from qlora_wgpu.selfcheck.cases.formats import experts_of
-from qlora_wgpu.selfcheck.cases.new_tokens import new_tokens, stored_weight
+from qlora_wgpu.selfcheck.cases.formats import experts_of, stored_weight
+from qlora_wgpu.selfcheck.cases.new_tokens import new_tokens
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
 _MANY, _EXPERTS, _TOP_K, _TOP_K_FEW = 150, 6, 2, 3

@@ -161,23 +161,36 @@ def check_format_of_experts(run: Runner, name: str, shape: tuple[int, int]) -> N
     _compare(run, shards, np.concatenate([weight.dequantize() for weight in stored]))
 
 
-@each(("double", 72, 3), ("NF4", 72, 2), ("Q6_K", 72, 2), ("Q4_K", 96, 3), ("GPTQ", 72, 3))
-def check_format_of_a_group(run: Runner, name: str, columns: int, count: int) -> None:
-    """Matrices of one input at once, the parts of all in one range of a storage."""
-    whole, stored, matrices = Storage("group", "check", 256), [], []
-    for n, rows in enumerate((72, 8, 60)[:count]):
-        values = normal(f"{name} {n}", rows, columns).astype(np.float32)
-        if name in FORMS:
-            first = random_weight(FORMS[name], (rows, columns))
-            weight = replace(first, codes=np.roll(first.codes, n))
-        else:
-            weight = quantize_nf4(values, 32, name == "double")
+def stored_weight(
+    form: str, rows: int, columns: int, number: int = 0, blocksize: int = 64
+) -> QuantizedWeight:
+    """A weight of a form, another one for each number."""
+    if form in FORMS:
+        first = random_weight(FORMS[form], (rows, columns))
+        return replace(first, codes=np.roll(first.codes, number))
+    values = normal(f"{form} {number}", rows, columns).astype(np.float32)
+    return quantize_nf4(values, blocksize, form == "double")
+
+
+def in_one_range(weights: list[QuantizedWeight], whole: Storage) -> list[QuantizedMatrix]:
+    """Matrices whose parts lie in one storage, as those of a layer do."""
+    matrices = []
+    for weight in weights:
         matrix, storages = lay_out("w", weight.shape, weight.format, 1, whole.part, None)
         arrays = device_arrays(weight)
         for leaf, storage in storages.items():
             storage.data = words(arrays[leaf])
         matrices.append(matrix)
-        stored.append(weight.dequantize())
+    return matrices
+
+
+@each(("double", 72, 3), ("NF4", 72, 2), ("Q6_K", 72, 2), ("Q4_K", 96, 3), ("GPTQ", 72, 3))
+def check_format_of_a_group(run: Runner, name: str, columns: int, count: int) -> None:
+    """Matrices of one input at once, the parts of all in one range of a storage."""
+    rows = (72, 8, 60)[:count]
+    weights = [stored_weight(name, own, columns, n, 32) for n, own in enumerate(rows)]
+    matrices = in_one_range(weights, Storage("group", "check", 256))
+    stored = [weight.dequantize() for weight in weights]
     exact = np.concatenate(stored)
     w = run.graph.weight("w", *exact.shape)
     dequantize_together(run.graph, w, matrices)

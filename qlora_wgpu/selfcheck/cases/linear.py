@@ -396,14 +396,7 @@ def check_linear_group(
 ) -> None:
     """Layers of one input: every y, the sum of dx, and the gradients of all A and B.
 
-    Args:
-        run: Where it runs.
-        outer: Columns of the results.
-        inner: Columns of the input.
-        r: The rank of each adapter; 0 for none.
-        float32: How many results are float32.
-        has_bias: Whether there are biases.
-        rows: Rows of the input; with many a workgroup makes more of the adapters' thin products.
+    With many rows a workgroup makes more of the adapters' thin products; some results are float32.
     """
     g = run.graph
     g.profile = replace(g.profile, fused_linears=True)

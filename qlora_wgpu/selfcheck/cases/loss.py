@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.lora_ends import embedding
@@ -71,30 +73,50 @@ def _compare(
     bias: Array | None = None,
 ) -> None:
     """Compares a loss and its gradient, of hidden states of which half are of another size."""
-    rows, targets = math.prod(_BATCH), targets_of(*_BATCH)
+    rows = math.prod(_BATCH)
     hidden, head = normal("hidden", rows, _COLUMNS), normal("head", _VOCAB, _COLUMNS)
     hidden *= np.array([0.05, size])[np.arange(rows) % 2, None]
-    given = np.random.default_rng(3).uniform(0.0, 2.0, _BATCH).astype(np.float32)
-    start = np.array([1000.0 if size == 1.0 else 10.0, 7.0, 3.0, 4.0, 5.0])
-    th, stats = run.operand(hidden, grad=True), run.float32(start[None])
-    weights = given if objective.weighted else None
-    batch = run.batch(np.ones(_BATCH, np.int64), targets=targets, weights=weights)
+    start = 1000.0 if size == 1.0 else 10.0, 7.0, 3.0, 4.0, 5.0
     module = _head(run, head, softcap, bias)
+    compare_loss(run, module, hidden, head, targets_of(*_BATCH), objective, start, bias)
+
+
+def compare_loss(
+    run: Runner,
+    module: Head,
+    hidden: Array,
+    head: Array,
+    targets: np.ndarray,
+    objective: Objective,
+    start: Sequence[float],
+    bias: Array | None = None,
+    *,
+    before: Tensor | None = None,
+) -> None:
+    """Compares a loss's sums and d hidden, which is added to what was there ``before``."""
+    given = np.random.default_rng(3).uniform(0.0, 2.0, targets.shape).astype(np.float32)
+    th, stats = run.operand(hidden, grad=True), run.float32(np.array(start)[None])
+    if before is not None:
+        run.graph.add_gradient(th, before)
+    weights = given if objective.weighted else None
+    batch = run.batch(np.ones(targets.shape, np.int64), targets=targets, weights=weights)
     cross_entropy(run.graph, th, module, batch, stats, gradient=True, objective=objective)
     got_stats, got = run.run(stats, run.graph.gradient_of(th))
     hidden, head, flat = run.rounded(hidden), run.rounded_weight(head), targets.ravel()
+    columns = hidden.shape[1]
     if bias is not None:
-        hidden, head = np.c_[hidden, np.ones(rows)], np.c_[head, bias / 0.7]
-    options = 0.7, softcap, objective.label_smoothing, objective.z_loss
+        hidden, head = np.c_[hidden, np.ones(len(hidden))], np.c_[head, bias / module.scale]
+    kept = module.scale, module.softcap
+    options = *kept, objective.label_smoothing, objective.z_loss
     losses = loss_reference.losses(hidden, head, flat, *options)
     of_rows = given.ravel()[flat != IGNORE_INDEX] if objective.weighted else np.ones(len(losses))
     factors = of_rows * (np.exp(-losses) if objective.confidence else 1.0)
-    hits = loss_reference.hits(hidden, head, flat, 0.7, softcap)
+    hits = loss_reference.hits(hidden, head, flat, *kept)
     sums = factors @ losses, of_rows.sum(), 0.0, 0.0, of_rows @ hits
-    run.compare_each(got_stats[0], start + sums)
-    exact = grad(loss_reference.losses, factors, hidden, head, flat, *options)[:, :_COLUMNS]
+    run.compare_each(got_stats[0], np.add(start, sums))
+    exact = grad(loss_reference.losses, factors, hidden, head, flat, *options)[:, :columns]
     # The logits' gradient is an operand.
-    run.compare(got, exact, inner=ROUNDING[run.dtype])
+    run.compare(got, exact + (before is not None), inner=ROUNDING[run.dtype])
 
 
 @each((None, True), (5.0, True), (None, False))

@@ -11,7 +11,6 @@ import numpy as np
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.model.batch_encoding import encode_batch
-from qlora_wgpu.model.quantized_weights import device_arrays, lay_out, words
 from qlora_wgpu.ops.attention import append
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
@@ -22,13 +21,13 @@ from qlora_wgpu.ops.norms import rms_norm
 from qlora_wgpu.ops.pointwise import glu
 from qlora_wgpu.ops.quantized import PackedWeightCache, QuantizedMatrix
 from qlora_wgpu.ops.rope import rope
-from qlora_wgpu.quant import QuantizedWeight, quantize_nf4
+from qlora_wgpu.quant import QuantizedWeight
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import norms as norms_reference
 from qlora_wgpu.reference import pointwise as pointwise_reference
 from qlora_wgpu.reference.tape import grads
 from qlora_wgpu.selfcheck.cases.common import Exact, compare_op, each, normal, uneven
-from qlora_wgpu.selfcheck.cases.formats import FORMS, random_weight
+from qlora_wgpu.selfcheck.cases.formats import in_one_range, stored_weight
 from qlora_wgpu.selfcheck.cases.linear import Layers, dense
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner, rounded
 
@@ -42,27 +41,6 @@ def new_tokens(count: int, past: int = 0) -> BatchBuffers:
     places = np.arange(count)[:, None]
     batch.storage.data = encode_batch(batch, ids, ids + 1, past=past, places=places)
     return batch
-
-
-def stored_weight(form: str, rows: int, columns: int, number: int = 0) -> QuantizedWeight:
-    """A weight of a form, another one for each number."""
-    if form in FORMS:
-        first = random_weight(FORMS[form], (rows, columns))
-        return replace(first, codes=np.roll(first.codes, number))
-    values = normal(f"{form} {number}", rows, columns).astype(np.float32)
-    return quantize_nf4(values, 64, form == "double")
-
-
-def in_one_range(weights: list[QuantizedWeight], whole: Storage) -> list[QuantizedMatrix]:
-    """Matrices whose parts lie in one storage, as those of a layer do."""
-    matrices = []
-    for weight in weights:
-        matrix, storages = lay_out("w", weight.shape, weight.format, 1, whole.part, None)
-        arrays = device_arrays(weight)
-        for leaf, storage in storages.items():
-            storage.data = words(arrays[leaf])
-        matrices.append(matrix)
-    return matrices
 
 
 def multiplied(run: Runner, stored: QuantizedWeight, *, dense: bool) -> Array:

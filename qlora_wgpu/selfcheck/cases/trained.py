@@ -63,14 +63,8 @@ def _compare_both_ends(
 ) -> None:
     """Compares lookups, the hidden states' gradient, and that of what is trained of a matrix.
 
-    Args:
-        run: Where it runs.
-        ids: The tokens.
-        shared: The embedding and the head.
-        gradient: Where its gradient is in the end, which was one before.
-        held: The matrix as it is held, by what is trained.
-        own: What is trained.
-        confidence: Whether rows of the loss are weighted by their labels' probabilities.
+    ``held`` is the matrix by what is trained, which is ``own``; ``gradient`` gives what was one
+    before.
     """
     g = run.graph
     g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 48, head_block=256)
