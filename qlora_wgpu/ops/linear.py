@@ -135,15 +135,10 @@ class _Product:
             for layer, flag in zip(self.layers, float32, strict=True)
         ]
         lora, few = self.lora, self.batch.decodes
-        weights, u = [layer.weight for layer in self.layers], None
-        if few:
-            term = few_rows_term(g, x, lora)
-            shards = few_rows_operands(g, weights, self.batch.packed_weights)
-        else:
-            u = None if lora is None else down(g, x, lora, self.batch)
-            term = lora.forward_term(u) if lora is not None and u is not None else None
-            shards = _operands(g, weights)
-        for row0, w in shards:
+        weights = [layer.weight for layer in self.layers]
+        term = forward_term(g, x, lora, self.batch, few=few)
+        packed = self.batch.packed_weights
+        for row0, w in few_rows_operands(g, weights, packed) if few else _operands(g, weights):
             product = Gemm(
                 x, w, ys[0], row0=row0, scale=self.multiplier, lora=term, bias=self.bias,
                 bias_begins=self.bias_begins, residual=self.residual, others=tuple(ys[1:]),
@@ -158,7 +153,7 @@ class _Product:
 
         def vjp(gradients: list[Tensor | None]) -> None:
             if any(dy is not None for dy in gradients):
-                self._backward(g, x, u, ys, gradients)
+                self._backward(g, x, term, ys, gradients)
 
         inputs = [x] if self.residual is None else [x, self.residual]
         wanted = g.dtype if self.residual is None else None
@@ -166,15 +161,20 @@ class _Product:
         return ys
 
     def _backward(
-        self, g: Graph, x: Tensor, u: Tensor | None, ys: list[Tensor], given: list[Tensor | None]
+        self,
+        g: Graph,
+        x: Tensor,
+        forward: LoraTerm | None,
+        ys: list[Tensor],
+        given: list[Tensor | None],
     ) -> None:
         dys = [
             _zeros(g, y) if dy is None else as_operand(g, dy)
             for y, dy in zip(ys, given, strict=True)
         ]
         lora, term, others = self.lora, None, tuple(dys[1:])
-        if lora is not None and u is not None:
-            du = backward(g, x, u, dys[0], lora, self.batch, others=others)
+        if lora is not None and forward is not None:
+            du = backward(g, x, forward.u, dys[0], lora, self.batch, others=others)
             term = lora.backward_term(du)
         if x.requires_grad:
             dx, rows = g.new_gradient(x), sum(layer.weight.rows for layer in self.layers)
@@ -250,12 +250,23 @@ def _decodable(weights: Sequence[Matrix]) -> list[QuantizedMatrix]:
 # -- adapters ------------------------------------------------------------------------------
 
 
-def few_rows_term(
-    g: Graph, x: Tensor, lora: Lora | None, experts: ExpertTiles | None = None
+def forward_term(
+    g: Graph,
+    x: Tensor,
+    lora: Lora | None,
+    batch: BatchBuffers,
+    experts: ExpertTiles | None = None,
+    *,
+    few: bool,
 ) -> LoraTerm | None:
-    """u = scaling · x·Aᵀ of new tokens, and B; of one adapter, or of several that lie together."""
+    """u = scaling · dropout(x)·Aᵀ, and B, of one adapter or of several that lie together.
+
+    Of few rows, which have no dropout, as their products are made.
+    """
     if lora is None:
         return None
+    if not few:
+        return lora.forward_term(down(g, x, lora, batch, experts))
     u = g.float32("lora u", x.rows, lora.r)
     product = Gemm(
         x, lora.a, u, scale=lora.scaling, experts=experts,

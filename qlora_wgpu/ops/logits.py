@@ -114,9 +114,9 @@ def _term(
     if lora is None:
         return None
     if batch.cache is not None:
-        return linear.few_rows_term(g, chunk, lora)
+        return linear.forward_term(g, chunk, lora, batch, few=True)
     if u is None:
-        return lora.forward_term(linear.down(g, chunk, replace(lora, dropout=0.0), batch))
+        return linear.forward_term(g, chunk, replace(lora, dropout=0.0), batch, few=False)
     return lora.forward_term(gather(g, u, chunk.rows, first, batch))
 
 
