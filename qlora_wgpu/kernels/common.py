@@ -149,11 +149,7 @@ def expert_params(experts: ExpertTiles | None, lora_stride: int) -> dict[str, in
     """
     if experts is None:
         return {"expert0": 0, "experts": 1, "lora_expert": 0}
-    return {
-        "expert0": experts.first,
-        "experts": experts.count,
-        "lora_expert": lora_stride,
-    }
+    return {"expert0": experts.first, "experts": experts.count, "lora_expert": lora_stride}
 
 
 def expert_constants(
@@ -197,10 +193,6 @@ def sum_parts(
         _SUM_PARTS,
         units,
         {"x": x, "y": y, "bias": bias, "residual": residual},
-        {
-            "units": units,
-            "parts": parts,
-            "y_unit0": column0 // 4,
-        },
+        {"units": units, "parts": parts, "y_unit0": column0 // 4},
         {"ACCUMULATE": accumulate},
     )

@@ -322,11 +322,7 @@ class LoraWeightGrad:
             (across, down, expert_count(self.expert_rows)),
             tensors,
             {**_NO_A, **params},
-            {
-                "TRANSPOSED": self.transposed,
-                "DROPOUT": self.dropout is not None,
-                **cut,
-            },
+            {"TRANSPOSED": self.transposed, "DROPOUT": self.dropout is not None, **cut},
             flops=self._flops,
             label="lora/grad_a" if self.transposed else "lora/grad_b",
             turns=ceil_div(self.x.rows, int(cut.get("ROW_THREADS", cut["THREADS"]))),
@@ -467,7 +463,6 @@ FACTOR_GRAD: Kernel[LoraWeightGrad] = Kernel(
     ),
 )
 BOTH_GRADS: Kernel[BothGrads] = Kernel(
-    "lora",
-    (Variant(_both_shared_fits, _both_shared), Variant(always, _one_by_one)),
+    "lora", (Variant(_both_shared_fits, _both_shared), Variant(always, _one_by_one))
 )
 KERNELS = (DOWN, UP_GRAD, FACTOR_GRAD, BOTH_GRADS)

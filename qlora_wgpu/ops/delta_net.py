@@ -156,10 +156,7 @@ def convolve(
     weight, bias = frozen
     channels, taps = weight.shape
     tensors = {"x": x, "weight": weight, "bias": bias}
-    shape = {
-        "hidden": channels // 8,
-        "taps": taps,
-    }
+    shape = {"hidden": channels // 8, "taps": taps}
     if batch.cache is not None:
         state = batch.cache.next_state(taps, channels)
         _keep(g, x, state, batch, shape, constants)

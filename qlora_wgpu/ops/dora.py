@@ -28,11 +28,7 @@ def norm(
         "dora/norm.wgsl",
         row_workgroups(g, w.rows),
         {"w": w, "a": lora.a, "b": lora.b, "inverse": out},
-        {
-            "row0": row0,
-            "r": lora.r,
-            "scale": scaling,
-        },
+        {"row0": row0, "r": lora.r, "scale": scaling},
         {"PLAIN": plain, **row_constants(g)},
     )
 

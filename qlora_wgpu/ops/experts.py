@@ -28,11 +28,7 @@ def with_factors(g: Graph, routing: Routing, factors: Tensor) -> Routing:
     if factors.shape != (1, count):
         raise GraphError(f"with_factors: {factors} is not a number for each of {count} experts")
     params = {"top_k": routing.top_k}
-    shared = {
-        "slots": routing.slots,
-        "tile_experts": routing.tiles.experts,
-        "factors": factors,
-    }
+    shared = {"slots": routing.slots, "tile_experts": routing.tiles.experts, "factors": factors}
 
     def multiplied(w: Tensor, name: str) -> Tensor:
         y = g.float32(name, weights.rows, weights.columns)

@@ -50,10 +50,7 @@ def transposed(
         "rows/transposed.wgsl",
         y.rows * y.units(8),
         {"x": x, "batch_info": batch.info, "factors": factors, "y": y},
-        {
-            "first": first,
-            "column0": column0,
-        },
+        {"first": first, "column0": column0},
     )
     return y
 

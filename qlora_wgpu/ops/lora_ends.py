@@ -47,11 +47,7 @@ class EmbeddingPair:
             "embedding_pair/down.wgsl",
             rows * u.units(4),
             {"ids": ids, "a": lora.a, "u": u},
-            {
-                "rows": rows,
-                "columns": lora.r,
-                "scale": lora.scaling,
-            },
+            {"rows": rows, "columns": lora.r, "scale": lora.scaling},
         )
 
     def add_to(self, y: Tensor) -> None:

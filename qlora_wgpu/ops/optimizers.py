@@ -10,13 +10,7 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.sharded_vector import ShardedVector, as_sharded
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, round_up
 from qlora_wgpu.kernels.common import one_row, row_constants, row_workgroups
-from qlora_wgpu.ops.moments import (
-    BLOCK,
-    BlockTable,
-    MomentsPart,
-    UpdatedPart,
-    updated_parts,
-)
+from qlora_wgpu.ops.moments import BLOCK, BlockTable, MomentsPart, UpdatedPart, updated_parts
 from qlora_wgpu.ops.tensor import fill_zero, in_words
 
 _MOST_SUMS = 512  # partial sums of squares

@@ -298,12 +298,7 @@ def route_by_scores(
         )
     ids = g.integers("expert ids", logits.rows * top_k)
     weights = g.float32("expert weights", logits.rows, top_k)
-    params = {
-        "experts": experts,
-        "top_k": top_k,
-        "least": scoring.least,
-        "scale": scoring.scale,
-    }
+    params = {"experts": experts, "top_k": top_k, "least": scoring.least, "scale": scoring.scale}
     groups = {"groups": scoring.groups, "top_groups": scoring.top_groups}
     constants = {
         "SIGMOID": scoring.sigmoid,
@@ -339,11 +334,7 @@ def route_by_scores(
 
 
 def balance_sums(
-    g: Graph,
-    logits: Tensor,
-    ids: Tensor,
-    batch: BatchBuffers,
-    before: Tensor | None = None,
+    g: Graph, logits: Tensor, ids: Tensor, batch: BatchBuffers, before: Tensor | None = None
 ) -> Tensor:
     """How often each expert is chosen, and the sum of its probabilities; padding is left out.
 
@@ -406,11 +397,7 @@ def balance_loss(
             "dsums": dsums,
             "weights": batch.weights,
         },
-        {
-            "experts": experts,
-            "top_k": top_k,
-            "coefficient": coefficient,
-        },
+        {"experts": experts, "top_k": top_k, "coefficient": coefficient},
         one_row(g),
     )
     g.add_gradient(sums, dsums)

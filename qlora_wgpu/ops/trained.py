@@ -55,10 +55,7 @@ def overwrite(g: Graph, trained: TrainableTokens, shards: Sequence[tuple[int, Te
                 "trained_rows/overwrite.wgsl",
                 trained.rows.rows * shard.units(8),
                 {"tokens": trained.tokens, "rows": trained.rows, "weight": shard},
-                {
-                    "row0": row0,
-                    "piece_rows": shard.rows,
-                },
+                {"row0": row0, "piece_rows": shard.rows},
             )
 
 

@@ -135,10 +135,7 @@ def add_whole_lookup(g: Graph, trained: SavedModule, ids: Tensor, dy: Tensor, sc
             "trained_rows/whole_gradient.wgsl",
             (dy.rows, ceil_div(dy.units(4), threads), 1),
             {"ids": ids, "following": following, "dy": dy, "gradient": gradient},
-            {
-                "scale": scale,
-                "row0": row0,
-            },
+            {"scale": scale, "row0": row0},
             {"THREADS": threads},
             turns=dy.rows,
         )

@@ -284,19 +284,8 @@ def delta_and_sizes(g: Graph, problem: Attention, dout: Tensor) -> Tensor:
     g.launch(
         "attention/delta_sizes.wgsl",
         (blocks, heads, problem.batch),
-        {
-            "o": problem.o,
-            "dout": dout,
-            "lse": problem.lse,
-            "lse_delta": lse_delta,
-            "v": problem.v,
-        },
-        {
-            "rows": rows,
-            "seq": problem.seq,
-            "heads": heads,
-            "group": problem.group,
-        },
+        {"o": problem.o, "dout": dout, "lse": problem.lse, "lse_delta": lse_delta, "v": problem.v},
+        {"rows": rows, "seq": problem.seq, "heads": heads, "group": problem.group},
         {"SIZED": SIZED_ROWS, "UNITS": problem.head_dim // 8},
     )
     return lse_delta

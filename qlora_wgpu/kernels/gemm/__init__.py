@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from qlora_wgpu.kernels.common import Kernel, Variant, always
 from qlora_wgpu.kernels.dequantize import QuantizedView
-from qlora_wgpu.kernels.gemm.few_rows import (
-    narrow,
-    narrow_fits,
-    packed_weights,
-    shared,
-    subgroup,
-)
+from qlora_wgpu.kernels.gemm.few_rows import narrow, narrow_fits, packed_weights, shared, subgroup
 from qlora_wgpu.kernels.gemm.launch import Factors, factors_of, further_layers
 from qlora_wgpu.kernels.gemm.packed import PackedWeights
 from qlora_wgpu.kernels.gemm.problem import PART_UNIT, Gemm, LoraTerm, size_class

@@ -17,11 +17,7 @@ from qlora_wgpu.kernels.dequantize import (
     whole_blocks,
 )
 from qlora_wgpu.kernels.gemm.launch import bound
-from qlora_wgpu.kernels.gemm.packed import (
-    CODES,
-    PackedWeights,
-    is_affine,
-)
+from qlora_wgpu.kernels.gemm.packed import CODES, PackedWeights, is_affine
 from qlora_wgpu.kernels.gemm.problem import Gemm
 
 _MOST_ROWS = 8  # that an invocation has sums for; of more rows, all weights are read again
