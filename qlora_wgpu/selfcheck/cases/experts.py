@@ -255,7 +255,7 @@ def _logits_scores() -> Array:
     (Scoring(True, True, least=1e-20, scale=1.7, pairs=True, groups=4, top_groups=2),),
     (Scoring(True, True, least=0.4),),
     (Scoring(True, False, scale=0.5),),
-    (Scoring(False, True, least=0.35, at_least=True),),
+    (Scoring(False, True, least=0.7, at_least=True),),
     (Scoring(False, False, groups=3, top_groups=1, scale=2.0),),
 )
 def check_expert_scores(run: Runner, scoring: Scoring) -> None:
