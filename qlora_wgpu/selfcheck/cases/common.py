@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -102,7 +102,7 @@ Adapter = tuple[AdapterLayout, dict[str, Array]]
 Formula = Callable[..., Any]
 
 
-def of_names(parts: dict[str, Array], name: str) -> list[Array]:
+def of_names(parts: Mapping[str, Array], name: str) -> list[Array]:
     """A module's parts of an adapter: A, B and, with DoRA, the magnitudes."""
     return [part for own, part in parts.items() if name in own]
 
@@ -195,13 +195,13 @@ def compare_op(
             run.compare(found, expected, y.dtype, by_row=by_row, inner=allowed)
     if has_backward:
         kept = {"stored": got_ys[0]} if stores else {}
-        expected = grads(named, dys, *held, of=len(held), **kept)
+        exact_dxs = grads(named, dys, *held, of=len(held), **kept)
         for n, (found, gradient) in enumerate(zip(got, gradients, strict=False)):
             near = inner_dxs[n] if inner_dxs else inner
-            run.compare(found, expected[n], gradient.dtype, by_row=by_row, inner=near)
+            run.compare(found, exact_dxs[n], gradient.dtype, by_row=by_row, inner=near)
         if casts:
             run.compare_exactly(got[-1], run.rounded(got[0]))
         if layout:
-            by_name = dict(zip(parts, expected[len(gradients) :], strict=True))
+            by_name = dict(zip(parts, exact_dxs[len(gradients) :], strict=True))
             run.compare(got[-1], joined(layout, by_name), inner=inner)
     return got_ys

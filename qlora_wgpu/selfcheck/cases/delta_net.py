@@ -60,8 +60,8 @@ def check_gated_delta_gates(run: Runner, wants_decay: bool, wants_beta: bool) ->
     kinds = True if wants_decay else None, exact if wants_beta else None
     op, formula = gated_delta_gates, formulas.gated_delta_gates
     decay, _ = compare_op(run, op, formula, inputs, a_log, dt_bias, exact=kinds)
-    held = (rounded(x, "float32" if exact else run.dtype) for x in (a, b))
-    exact_decay, _ = formula(*held, a_log, dt_bias)
+    ta, tb = (rounded(x, "float32" if exact else run.dtype) for x in (a, b))
+    exact_decay, _ = formula(ta, tb, a_log, dt_bias)
     run.compare(np.log(-decay + 1e-30), np.log(-exact_decay + 1e-30))  # the small ones, too
 
 

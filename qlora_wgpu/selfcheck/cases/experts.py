@@ -268,7 +268,7 @@ def check_expert_scores(run: Runner, scoring: Scoring) -> None:
         routing = route_by_scores(g, logits, bias, _TOP_K_SCORES, scoring)
         return [routing.weights, routing.slots]
 
-    def formula(logits: Array, bias: Array | float = 0.0) -> tuple[Array, ...]:
+    def formula(logits: Array, bias: Any = 0.0) -> tuple[Array, ...]:
         ids, _ = formulas.route_by_scores(constant(logits), bias, _TOP_K_SCORES, rule)
         slots, _ = formulas.slots_of(ids, _EXPERTS_SCORES, EXPERT_TILE)
         return formulas.weights_of(logits, ids, rule), slots.astype(np.float64)

@@ -203,7 +203,7 @@ def dense(run: Runner, w: Array, rows: int | None = None) -> tuple[DenseMatrix, 
     shards = (
         (i, run.weight(w[i : i + (rows or len(w))])) for i in range(0, len(w), rows or len(w))
     )
-    return DenseMatrix(*w.shape, tuple(shards)), run.rounded_weight(w)
+    return DenseMatrix(len(w), w.shape[1], tuple(shards)), run.rounded_weight(w)
 
 
 def in_one_storage(arrays: Sequence[Array]) -> list[Tensor]:
@@ -316,7 +316,7 @@ def compare_layers(
         made = (multiplier * y for y in layers.formula(x, parts, masks))
         return tuple(through(y, gradient=run.rounded) + sum(residual) for y in made)
 
-    inputs = normal("x", s.rows, s.inner), *skip
+    inputs: list[Array | Exact] = [normal("x", s.rows, s.inner), *skip]
     compare_op(run, op, formula, inputs, exact=exact, adapter=layers.adapter)
 
 

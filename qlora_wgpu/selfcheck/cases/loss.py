@@ -113,7 +113,7 @@ def compare_loss(
     factors = of_rows * (np.exp(-losses) if objective.confidence else 1.0)
     hits = loss_reference.hits(hidden, head, flat, *kept)
     sums = factors @ losses, of_rows.sum(), 0.0, 0.0, of_rows @ hits
-    run.compare_each(got_stats[0], np.add(start, sums))
+    run.compare_each(got_stats[0], np.array(start) + np.array(sums))
     exact = grad(loss_reference.losses, factors, hidden, head, flat, *options)[:, :columns]
     # The logits' gradient is an operand.
     run.compare(got, exact + (before is not None), inner=ROUNDING[run.dtype])

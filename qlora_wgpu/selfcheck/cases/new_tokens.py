@@ -110,7 +110,7 @@ def _compare(
     def formula(x: Array, *residual: Array, **parts: Any) -> Any:
         return tuple(y + sum(residual) for y in layers.formula(x, **parts))
 
-    inputs = normal("x", rows, inner), *skip
+    inputs: list[Array | Exact] = [normal("x", rows, inner), *skip]
     compare_op(run, op, formula, inputs, exact=None, adapter=layers.adapter)
 
 
@@ -226,8 +226,8 @@ def check_glu_of_packed_weights(
     sizes = {"gate_proj": outer, "up_proj": outer}
     layers, store = _stored_layers(run, "double", sizes, 64, r, dense=of_numbers, scaling=1)
     x = 0.1 * normal("x", rows, 64)
-    both = linear_group(run.graph, run.operand(x), layers.linears, reading(rows, store))
-    y = glu(run.graph, *both, activation)
+    gate, up = linear_group(run.graph, run.operand(x), layers.linears, reading(rows, store))
+    y = glu(run.graph, gate, up, activation)
     (got,) = run.run(y)
     gates, ups = layers.formula(run.rounded(x), layers.adapter and layers.adapter[1])
     # Sums of float32 may be rounded to the neighbours of what exact ones are.

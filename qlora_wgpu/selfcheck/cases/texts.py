@@ -106,8 +106,11 @@ def check_gated_delta_step(run: Runner, key_dim: int, value_dim: int) -> None:
     v, decay = normal("v", total, 2 * value_dim), -np.exp(normal("decay", total, 2) - 2)
     beta = 1 / (1 + np.exp(-normal("beta", total, 2)))
 
-    def op(*given: Tensor, batch: BatchBuffers) -> Tensor:
-        return gated_delta_rule(run.graph, *given, batch, 1, 2, key_dim, value_dim)
+    def op(
+        q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, batch: BatchBuffers
+    ) -> Tensor:
+        sizes = 1, 2, key_dim, value_dim
+        return gated_delta_rule(run.graph, q, k, v, decay, beta, batch, *sizes)
 
     got, dtype = _in_steps(run, cache, prompt, [q, k, v, Exact(decay), Exact(beta)], op)
     q, k, v = (run.rounded(x) for x in (q, k, v))
@@ -137,9 +140,8 @@ def check_cached_attention(
     sinks = 2 * normal("sinks", 4).astype(np.float32).astype(np.float64) if has_sinks else None
     held = None if sinks is None else run.float32(sinks)
 
-    def op(*given: Tensor, batch: BatchBuffers) -> Tensor:
-        options = head_dim, scale, window, softcap, held
-        return attention(run.graph, *given, batch, *options)
+    def op(q: Tensor, k: Tensor, v: Tensor, batch: BatchBuffers) -> Tensor:
+        return attention(run.graph, q, k, v, batch, head_dim, scale, window, softcap, held)
 
     got, dtype = _in_steps(run, cache, prompt, [q, k, v], op, padding=0)
     q, k, v = (run.rounded(a) for a in (q, k, v))

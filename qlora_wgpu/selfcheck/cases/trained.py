@@ -217,8 +217,8 @@ def check_embedding_pair(run: Runner, r: int, padding: int | None, rounded: bool
         return embedding(g, matrix, batch, _SCALE_EMBEDDING, lora=lora, padding=padding)
 
     def formula(parts: dict[str, Array]) -> Array:
-        scales = _SCALING, _SCALE_EMBEDDING, padding
-        return loss_reference.lookup_with_pair(weight, ids.ravel(), *parts.values(), *scales)
+        scales, (a, b) = (_SCALING, _SCALE_EMBEDDING, padding), parts.values()
+        return loss_reference.lookup_with_pair(weight, ids.ravel(), a, b, *scales)
 
     compare_op(run, op, formula, [], exact=not rounded, adapter=adapter)
 
