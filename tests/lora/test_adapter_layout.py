@@ -43,7 +43,7 @@ def storages(modules):
     for matrix in (modules.embedding, modules.head):
         storage_of |= {(t.name, row): t.storage for row, t in matrix.resident}
     for name, layer in modules.linears.items():
-        if hasattr(layer.weight, "pieces"):
+        if hasattr(layer.weight, "resident"):
             storage_of |= {(t.name, row): t.storage for row, t in layer.weight.resident}
         else:
             for leaf in ("codes", "absmax", "nested_absmax", "maps"):
