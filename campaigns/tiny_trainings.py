@@ -31,7 +31,7 @@ from qlora_wgpu.model.steps import TrainingOptions
 from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.ops.loss import Objective
-from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw
+from qlora_wgpu.ops.optimizers import OptimizerConfig, OptimizerState, adamw
 from qlora_wgpu.selfcheck.runner import POISON
 from qlora_wgpu.training.optimizer import Optimizer
 
@@ -120,7 +120,11 @@ class Training:
         graph, adapter = layout.new_graph(), layout.adapter
         info = vector("info", 4, "float32", Storage("info", "inputs", 16))
         flat = (adapter.parameters, adapter.gradient, adapter.first_moment, adapter.second_moment)
-        adamw(graph, AdamWState(*flat, info, layout.stats, adapter.b_begin), AdamWConfig())
+        adamw(
+            graph,
+            OptimizerState(*flat[:2], flat[2:], info, layout.stats, adapter.b_begin),
+            OptimizerConfig(),
+        )
         yield compile_plan(graph)
 
     def _prepare(self) -> None:

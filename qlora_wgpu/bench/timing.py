@@ -149,9 +149,7 @@ class DispatchTimer:
 def clock_of(device: Device, waits_for: Any) -> Callable[[Dispatch], float]:
     """The best clock there is: timestamps, or else the host's, which counts submit and wait.
 
-    Args:
-        device: The device that runs the dispatches; its clock is raised first, and kept up.
-        waits_for: A buffer of which four bytes are read back to wait for the dispatch.
+    The device's clock is raised first, and kept up; four bytes of a buffer are read back to wait.
     """
     if has_timestamps(device):
         timer = DispatchTimer(device)

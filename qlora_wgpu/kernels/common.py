@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.wgsl import Constant, Workgroups
@@ -13,18 +13,20 @@ from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
 
 ProblemT = TypeVar("ProblemT")
-_Contra = TypeVar("_Contra", contravariant=True)
 Change = Mapping[str, Any]
 
 
-class Variant(Protocol[_Contra]):
+@dataclass(frozen=True)
+class Variant(Generic[ProblemT]):
     """One way of solving a problem."""
 
-    def fits(self, problem: _Contra, profile: Profile) -> bool:
-        """Whether it solves this problem on a GPU of this profile."""
+    fits: Callable[[ProblemT, Profile], bool]  # whether it solves one on a GPU of a profile
+    launch: Callable[[Graph, ProblemT], None]  # adds the launches that do
 
-    def launch(self, g: Graph, problem: _Contra) -> None:
-        """Adds the launches that solve it."""
+
+def always(problem: object, profile: Profile) -> bool:
+    """That a variant solves every problem everywhere."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,13 @@ def row_constants(g: Graph, columns: int = 0) -> dict[str, Constant]:
         "ONE_THREAD": threads == 1,
         "SUBGROUP": g.profile.textures,
     }
+
+
+def one_row(g: Graph) -> dict[str, Constant]:
+    """The same of kernels whose workgroups have a row each."""
+    constants = row_constants(g)
+    del constants["ROWS"]
+    return constants
 
 
 def held_row(g: Graph, units: int) -> dict[str, Constant]:
@@ -135,18 +144,12 @@ class ExpertTiles:
 def expert_params(experts: ExpertTiles | None, lora_stride: int) -> dict[str, int]:
     """Parameters of a kernel whose rows may belong to experts.
 
-    Args:
-        experts: Whose weights are at hand, if rows belong to any.
-        lora_stride: From one expert's A or B to the next one's, in the units that the kernel counts
-            in.
+    ``lora_stride`` is from one expert's A or B to the next one's, in the units that the kernel
+    counts in.
     """
     if experts is None:
         return {"expert0": 0, "experts": 1, "lora_expert": 0}
-    return {
-        "expert0": experts.first,
-        "experts": experts.count,
-        "lora_expert": lora_stride,
-    }
+    return {"expert0": experts.first, "experts": experts.count, "lora_expert": lora_stride}
 
 
 def expert_constants(
@@ -180,15 +183,8 @@ def sum_parts(
 ) -> None:
     """Adds up the parts of x, which lie one below the other, into columns of y.
 
-    Args:
-        g: The graph.
-        x: (parts · rows, columns) float32.
-        y: (rows, ·), written from ``column0`` on.
-        parts: How many there are.
-        accumulate: Whether to add to y.
-        bias: The bias of all of y's columns to add, float32.
-        residual: What to add, of y's layout.
-        column0: A multiple of eight.
+    x is (parts · rows, columns) float32; y is written, or with ``accumulate`` added to, from
+    column0, a multiple of eight, on. The bias is of all of y's columns, the residual of y's layout.
     """
     if x.rows != parts * y.rows or column0 + x.columns > y.columns or column0 % 8:
         raise GraphError(f"sum: {x} is not {parts} times columns of {y} from {column0} on")
@@ -197,10 +193,6 @@ def sum_parts(
         _SUM_PARTS,
         units,
         {"x": x, "y": y, "bias": bias, "residual": residual},
-        {
-            "units": units,
-            "parts": parts,
-            "y_unit0": column0 // 4,
-        },
+        {"units": units, "parts": parts, "y_unit0": column0 // 4},
         {"ACCUMULATE": accumulate},
     )

@@ -164,13 +164,8 @@ def forward(
 ) -> None:
     """Computes o, like v, and the state after the last token.
 
-    Args:
-        g: The graph.
-        problem: What it is of.
-        o: Overwritten.
-        last: (texts · value heads · key_dim, value_dim) float32, of which a text's is overwritten,
-            if given.
-        places: uint32, whose it is.
+    If given, ``last`` is (texts · value heads · key_dim, value_dim) float32, of which that of the
+    text in ``places`` is overwritten.
     """
     p = problem
     for block in _blocks(g, p, gradient=False):
@@ -289,12 +284,8 @@ def _backward(g: Graph, block: _Block, gradients: Gradients) -> None:
 def step(g: Graph, problem: GatedDelta, state: Tensor, places: Tensor, o: Tensor) -> None:
     """Computes o of a new token of each text, and the state after it from that before it.
 
-    Args:
-        g: The graph.
-        problem: Of a row of each text.
-        state: (texts · value heads · key_dim, value_dim) float32, changed.
-        places: uint32 (rows), which text each is of.
-        o: Like v, overwritten.
+    The state is (texts · value heads · key_dim, value_dim) float32; ``places`` says which text each
+    row is of.
     """
     p = problem
     tensors = {"q": p.q, "k": p.k, "v": p.v, "decay": p.decay, "beta": p.beta}

@@ -15,6 +15,8 @@ from qlora_wgpu.kernels.common import (
     ExpertTiles,
     Kernel,
     Tunable,
+    Variant,
+    always,
     dropout_params,
     expert_constants,
     expert_count,
@@ -102,52 +104,31 @@ class LoraA:
         )
 
 
-class DownTexture:
+def _down_texture(g: Graph, problem: LoraA) -> None:
     """For software adapters: ranks broadcast within a subgroup."""
-
-    def fits(self, problem: LoraA, profile: Profile) -> bool:
-        """Where kernels read textures."""
-        return profile.textures
-
-    def launch(self, g: Graph, problem: LoraA) -> None:
-        """Adds the launch."""
-        threads, r = g.profile.subgroup_size, problem.lora.r
-        ranks = min(2 * _TEXTURE_RANKS, round_up(r, _TEXTURE_RANKS))
-        workgroups = (ceil_div(problem.x.rows, 4 * threads), ceil_div(r, ranks), 1)
-        cut = {**broadcast_constants(threads, ranks), "FOURS": ranks // 4}
-        problem._launch(g, "lora/down_texture.wgsl", workgroups, cut, 8)
+    threads, r = g.profile.subgroup_size, problem.lora.r
+    ranks = min(2 * _TEXTURE_RANKS, round_up(r, _TEXTURE_RANKS))
+    workgroups = (ceil_div(problem.x.rows, 4 * threads), ceil_div(r, ranks), 1)
+    cut = {**broadcast_constants(threads, ranks), "FOURS": ranks // 4}
+    problem._launch(g, "lora/down_texture.wgsl", workgroups, cut, 8)
 
 
-class DownShared:
+def _down_shared(g: Graph, problem: LoraA) -> None:
     """For GPUs, and for experts: invocations of a workgroup share the sum over a row."""
-
-    def fits(self, problem: LoraA, profile: Profile) -> bool:
-        """Where the profile says how many."""
-        return profile.lora_threads > 0 or problem.experts is not None
-
-    def launch(self, g: Graph, problem: LoraA) -> None:
-        """Adds the launch."""
-        across = ceil_div(problem.lora.r, _RANKS)
-        cut, rows = _shared(g.profile, problem.x.rows, across, _DOWN_ROWS, 1)
-        workgroups = (across, ceil_div(problem.x.rows, rows), 1)
-        problem._launch(g, "lora/down.wgsl", workgroups, cut, 4)
+    across = ceil_div(problem.lora.r, _RANKS)
+    cut, rows = _shared(g.profile, problem.x.rows, across, _DOWN_ROWS, 1)
+    workgroups = (across, ceil_div(problem.x.rows, rows), 1)
+    problem._launch(g, "lora/down.wgsl", workgroups, cut, 4)
 
 
-class DownGemm:
+def _down_gemm(g: Graph, problem: LoraA) -> None:
     """An ordinary product of few columns."""
-
-    def fits(self, problem: LoraA, profile: Profile) -> bool:
-        """Where there are no experts."""
-        return problem.experts is None
-
-    def launch(self, g: Graph, problem: LoraA) -> None:
-        """Adds the launch."""
-        lora = problem.lora
-        gemm = Gemm(
-            x=problem.x, w=lora.a, y=problem.u, with_rows=True, scale=lora.scaling,
-            dropout=lora.mask, batch_info=problem.batch_info, label="lora/down",
-        )  # fmt: skip
-        GEMM.launch(g, gemm)
+    lora = problem.lora
+    gemm = Gemm(
+        x=problem.x, w=lora.a, y=problem.u, with_rows=True, scale=lora.scaling,
+        dropout=lora.mask, batch_info=problem.batch_info, label="lora/down",
+    )  # fmt: skip
+    GEMM.launch(g, gemm)
 
 
 @dataclass(frozen=True)
@@ -205,54 +186,33 @@ class LoraBGradInput:
         )
 
 
-class UpGradTexture:
+def _up_grad_texture(g: Graph, problem: LoraBGradInput) -> None:
     """For software adapters: rows of B broadcast within a subgroup."""
-
-    def fits(self, problem: LoraBGradInput, profile: Profile) -> bool:
-        """Where kernels read textures."""
-        return profile.textures and not problem.others
-
-    def launch(self, g: Graph, problem: LoraBGradInput) -> None:
-        """Adds the launch."""
-        threads = g.profile.subgroup_size
-        across = ceil_div(problem.lora.r, _TEXTURE_RANKS)
-        workgroups = (ceil_div(problem.dy.rows, 2 * threads), across, 1)
-        cut = broadcast_constants(threads, _TEXTURE_RANKS)
-        problem._launch(g, "lora/up_grad_texture.wgsl", workgroups, cut, 8, 8)
+    threads = g.profile.subgroup_size
+    across = ceil_div(problem.lora.r, _TEXTURE_RANKS)
+    workgroups = (ceil_div(problem.dy.rows, 2 * threads), across, 1)
+    cut = broadcast_constants(threads, _TEXTURE_RANKS)
+    problem._launch(g, "lora/up_grad_texture.wgsl", workgroups, cut, 8, 8)
 
 
-class UpGradShared:
+def _up_grad_shared(g: Graph, problem: LoraBGradInput) -> None:
     """For GPUs, and for experts: invocations of a workgroup share the sum over a row."""
-
-    def fits(self, problem: LoraBGradInput, profile: Profile) -> bool:
-        """Where the profile says how many."""
-        return profile.lora_threads > 0 or problem.experts is not None or bool(problem.others)
-
-    def launch(self, g: Graph, problem: LoraBGradInput) -> None:
-        """Adds the launch."""
-        threads = g.profile.lora_threads or _THREADS
-        lanes = 4 if problem.lora.b.stride % 16 == 0 and threads >= 4 * _PARTS else 2
-        across = ceil_div(problem.lora.r, _LANE_RANKS * lanes)
-        cut, rows = _shared(g.profile, problem.dy.rows, across, _UP_GRAD_ROWS, lanes)
-        workgroups = (across, ceil_div(problem.dy.rows, rows), 1)
-        problem._launch(g, "lora/up_grad.wgsl", workgroups, cut, 2, 4)
+    threads = g.profile.lora_threads or _THREADS
+    lanes = 4 if problem.lora.b.stride % 16 == 0 and threads >= 4 * _PARTS else 2
+    across = ceil_div(problem.lora.r, _LANE_RANKS * lanes)
+    cut, rows = _shared(g.profile, problem.dy.rows, across, _UP_GRAD_ROWS, lanes)
+    workgroups = (across, ceil_div(problem.dy.rows, rows), 1)
+    problem._launch(g, "lora/up_grad.wgsl", workgroups, cut, 2, 4)
 
 
-class UpGradGemm:
+def _up_grad_gemm(g: Graph, problem: LoraBGradInput) -> None:
     """An ordinary product of few columns."""
-
-    def fits(self, problem: LoraBGradInput, profile: Profile) -> bool:
-        """Where there are no experts."""
-        return problem.experts is None
-
-    def launch(self, g: Graph, problem: LoraBGradInput) -> None:
-        """Adds the launch."""
-        lora = problem.lora
-        gemm = Gemm(
-            x=problem.dy, w=lora.b, y=problem.du, with_rows=False, scale=lora.scaling,
-            label="lora/up_grad",
-        )  # fmt: skip
-        GEMM.launch(g, gemm)
+    lora = problem.lora
+    gemm = Gemm(
+        x=problem.dy, w=lora.b, y=problem.du, with_rows=False, scale=lora.scaling,
+        label="lora/up_grad",
+    )  # fmt: skip
+    GEMM.launch(g, gemm)
 
 
 def _shared(
@@ -293,8 +253,30 @@ def _changes(profile: Profile) -> tuple[Change, ...]:
     )
 
 
-DOWN: Kernel[LoraA] = Kernel("lora", (DownTexture(), DownShared(), DownGemm()))
-UP_GRAD: Kernel[LoraBGradInput] = Kernel("lora", (UpGradTexture(), UpGradShared(), UpGradGemm()))
+DOWN: Kernel[LoraA] = Kernel(
+    "lora",
+    (
+        Variant(lambda problem, profile: profile.textures, _down_texture),
+        Variant(
+            lambda problem, profile: profile.lora_threads > 0 or problem.experts is not None,
+            _down_shared,
+        ),
+        Variant(lambda problem, profile: problem.experts is None, _down_gemm),
+    ),
+)
+UP_GRAD: Kernel[LoraBGradInput] = Kernel(
+    "lora",
+    (
+        Variant(lambda problem, profile: profile.textures and not problem.others, _up_grad_texture),
+        Variant(
+            lambda problem, profile: (
+                profile.lora_threads > 0 or problem.experts is not None or bool(problem.others)
+            ),
+            _up_grad_shared,
+        ),
+        Variant(lambda problem, profile: problem.experts is None, _up_grad_gemm),
+    ),
+)
 TUNABLES = (Tunable("adapter", lambda launch: launch.kernel == "lora", _changes),)
 
 
@@ -340,11 +322,7 @@ class LoraWeightGrad:
             (across, down, expert_count(self.expert_rows)),
             tensors,
             {**_NO_A, **params},
-            {
-                "TRANSPOSED": self.transposed,
-                "DROPOUT": self.dropout is not None,
-                **cut,
-            },
+            {"TRANSPOSED": self.transposed, "DROPOUT": self.dropout is not None, **cut},
             flops=self._flops,
             label="lora/grad_a" if self.transposed else "lora/grad_b",
             turns=ceil_div(self.x.rows, int(cut.get("ROW_THREADS", cut["THREADS"]))),
@@ -397,82 +375,57 @@ class BothGrads:
     a: LoraWeightGrad
 
 
-class FactorGradTexture:
+def _factor_grad_texture(g: Graph, problem: LoraWeightGrad) -> None:
     """For software adapters: rows of u broadcast within a subgroup."""
-
-    def fits(self, problem: LoraWeightGrad, profile: Profile) -> bool:
-        """Where kernels read textures."""
-        return profile.textures and not problem.others
-
-    def launch(self, g: Graph, problem: LoraWeightGrad) -> None:
-        """Adds the launch."""
-        cut: dict[str, Constant] = {"THREADS": g.profile.subgroup_size}
-        problem._launch(g, "lora/grad_texture.wgsl", 8, _TEXTURE_RANKS, cut)
+    cut: dict[str, Constant] = {"THREADS": g.profile.subgroup_size}
+    problem._launch(g, "lora/grad_texture.wgsl", 8, _TEXTURE_RANKS, cut)
 
 
-class FactorGradShared:
+def _factor_grad_shared(g: Graph, problem: LoraWeightGrad) -> None:
     """Four columns by four or eight ranks an invocation, which on GPUs share the rows."""
-
-    def fits(self, problem: LoraWeightGrad, profile: Profile) -> bool:
-        """Everywhere."""
-        return True
-
-    def launch(self, g: Graph, problem: LoraWeightGrad) -> None:
-        """Adds the launch."""
-        ranks, cut = _cut(g.profile, problem.r)
-        problem._launch(g, "lora/grad.wgsl", 4, ranks, cut)
+    ranks, cut = _cut(g.profile, problem.r)
+    problem._launch(g, "lora/grad.wgsl", 4, ranks, cut)
 
 
-class BothShared:
+def _both_shared_fits(problem: BothGrads, profile: Profile) -> bool:
+    """Where invocations share the rows, and not too much is bound."""
+    bound = sum(tensor is not None for tensor in _both(problem).values())
+    return (
+        profile.fused_linears and profile.lora_grad_group[1] > 1 and bound <= MOST_STORAGE_BUFFERS
+    )
+
+
+def _both_shared(g: Graph, problem: BothGrads) -> None:
     """For GPUs: one launch, the workgroups of the one after those of the other."""
-
-    def fits(self, problem: BothGrads, profile: Profile) -> bool:
-        """Where invocations share the rows, and not too much is bound."""
-        bound = sum(tensor is not None for tensor in _both(problem).values())
-        return (
-            profile.fused_linears
-            and profile.lora_grad_group[1] > 1
-            and bound <= MOST_STORAGE_BUFFERS
-        )
-
-    def launch(self, g: Graph, problem: BothGrads) -> None:
-        """Adds the launch."""
-        b, a = problem.b, problem.a
-        ranks, cut = _cut(g.profile, b.r)
-        across_b, down_b = b._groups(4, ranks, cut)
-        across_a, down_a = a._groups(4, ranks, cut)
-        g.launch(
-            "lora/grad.wgsl",
-            (across_b * down_b + across_a * down_a, 1, expert_count(b.expert_rows)),
-            _both(problem),
-            {
-                **b._bound(4)[1],
-                **dropout_params(a.dropout),
-                "groups_b": across_b * down_b,
-                "down_b": down_b,
-                "down_a": down_a,
-                "xa_columns": a.columns,
-                "ra": a.r,
-                "ga_stride": a.gradient.units(4),
-                "lora_expert_a": a.expert_stride // 4,
-            },
-            {"TRANSPOSED": False, "DROPOUT": a.dropout is not None, **cut},
-            flops=b._flops + a._flops,
-            label="lora/grads",
-        )
+    b, a = problem.b, problem.a
+    ranks, cut = _cut(g.profile, b.r)
+    across_b, down_b = b._groups(4, ranks, cut)
+    across_a, down_a = a._groups(4, ranks, cut)
+    g.launch(
+        "lora/grad.wgsl",
+        (across_b * down_b + across_a * down_a, 1, expert_count(b.expert_rows)),
+        _both(problem),
+        {
+            **b._bound(4)[1],
+            **dropout_params(a.dropout),
+            "groups_b": across_b * down_b,
+            "down_b": down_b,
+            "down_a": down_a,
+            "xa_columns": a.columns,
+            "ra": a.r,
+            "ga_stride": a.gradient.units(4),
+            "lora_expert_a": a.expert_stride // 4,
+        },
+        {"TRANSPOSED": False, "DROPOUT": a.dropout is not None, **cut},
+        flops=b._flops + a._flops,
+        label="lora/grads",
+    )
 
 
-class OneByOne:
+def _one_by_one(g: Graph, problem: BothGrads) -> None:
     """A launch for each."""
-
-    def fits(self, problem: BothGrads, profile: Profile) -> bool:
-        """Everywhere."""
-        return True
-
-    def launch(self, g: Graph, problem: BothGrads) -> None:
-        """Adds the launches."""
-        FACTOR_GRAD.launch(g, problem.b)
-        FACTOR_GRAD.launch(g, problem.a)
+    FACTOR_GRAD.launch(g, problem.b)
+    FACTOR_GRAD.launch(g, problem.a)
 
 
 def _cut(profile: Profile, r: int) -> tuple[int, dict[str, Constant]]:
@@ -500,6 +453,16 @@ def _both(problem: BothGrads) -> dict[str, Tensor | None]:
     }
 
 
-FACTOR_GRAD: Kernel[LoraWeightGrad] = Kernel("lora", (FactorGradTexture(), FactorGradShared()))
-BOTH_GRADS: Kernel[BothGrads] = Kernel("lora", (BothShared(), OneByOne()))
+FACTOR_GRAD: Kernel[LoraWeightGrad] = Kernel(
+    "lora",
+    (
+        Variant(
+            lambda problem, profile: profile.textures and not problem.others, _factor_grad_texture
+        ),
+        Variant(always, _factor_grad_shared),
+    ),
+)
+BOTH_GRADS: Kernel[BothGrads] = Kernel(
+    "lora", (Variant(_both_shared_fits, _both_shared), Variant(always, _one_by_one))
+)
 KERNELS = (DOWN, UP_GRAD, FACTOR_GRAD, BOTH_GRADS)

@@ -8,7 +8,7 @@ from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.common import Kernel
+from qlora_wgpu.kernels.common import Kernel, Variant, always
 
 
 @dataclass(frozen=True)
@@ -64,60 +64,51 @@ class Rope:
 _FEW_ROWS = 16  # which read less of the table than a copy of it takes
 
 
-class Units:
+def _units_fits(problem: Rope, profile: Profile) -> bool:
+    """Whether heads and their rotated halves are whole units of eight."""
+    whole = problem.head_dim % 8 == 0 and problem.rotary_dim % 16 == 0
+    return whole and not problem.interleaved
+
+
+def _units(g: Graph, problem: Rope) -> None:
     """Units of eight elements; software GPUs read the table from a texture, but for new tokens."""
-
-    def fits(self, problem: Rope, profile: Profile) -> bool:
-        """Whether heads and their rotated halves are whole units of eight."""
-        whole = problem.head_dim % 8 == 0 and problem.rotary_dim % 16 == 0
-        return whole and not problem.interleaved
-
-    def launch(self, g: Graph, problem: Rope) -> None:
-        """Adds one launch."""
-        head, half = problem.head_dim // 8, problem.rotary_dim // 16
-        rows, (stride, stride1) = problem.x.rows, problem.strides
-        heads, heads1 = stride // problem.head_dim, stride1 // problem.head_dim
-        g.launch(
-            "rope/rotate_units.wgsl",
-            rows * (heads + heads1) * (head - half),
-            problem.tensors,
-            {"rows": rows, "sign": problem.sign},
-            {
-                "HEADS": heads,
-                "HEADS1": heads1,
-                "HEAD": head,
-                "HALF": half,
-                "TABLE_TEXTURE": g.profile.textures and rows > _FEW_ROWS,
-            },
-            label="rope/rotate",
-        )
+    head, half = problem.head_dim // 8, problem.rotary_dim // 16
+    rows, (stride, stride1) = problem.x.rows, problem.strides
+    heads, heads1 = stride // problem.head_dim, stride1 // problem.head_dim
+    g.launch(
+        "rope/rotate_units.wgsl",
+        rows * (heads + heads1) * (head - half),
+        problem.tensors,
+        {"rows": rows, "sign": problem.sign},
+        {
+            "HEADS": heads,
+            "HEADS1": heads1,
+            "HEAD": head,
+            "HALF": half,
+            "TABLE_TEXTURE": g.profile.textures and rows > _FEW_ROWS,
+        },
+        label="rope/rotate",
+    )
 
 
-class Pairs:
+def _pairs(g: Graph, problem: Rope) -> None:
     """Two elements an invocation; fits everywhere."""
-
-    def fits(self, problem: Rope, profile: Profile) -> bool:
-        """Always."""
-        return True
-
-    def launch(self, g: Graph, problem: Rope) -> None:
-        """Adds one launch."""
-        x, x1, (stride, stride1) = problem.x, problem.x1, problem.strides
-        g.launch(
-            "rope/rotate.wgsl",
-            x.rows * (stride + stride1) // 2,
-            problem.tensors,
-            {
-                "stride": stride,
-                "columns1": x1.columns if x1 is not None else 0,
-                "stride1": stride1,
-                "head_dim": problem.head_dim,
-                "rotary_dim": problem.rotary_dim,
-                "sign": problem.sign,
-            },
-            {"INTERLEAVED": problem.interleaved},
-        )
+    x, x1, (stride, stride1) = problem.x, problem.x1, problem.strides
+    g.launch(
+        "rope/rotate.wgsl",
+        x.rows * (stride + stride1) // 2,
+        problem.tensors,
+        {
+            "stride": stride,
+            "columns1": x1.columns if x1 is not None else 0,
+            "stride1": stride1,
+            "head_dim": problem.head_dim,
+            "rotary_dim": problem.rotary_dim,
+            "sign": problem.sign,
+        },
+        {"INTERLEAVED": problem.interleaved},
+    )
 
 
-ROPE = Kernel("rope", (Units(), Pairs()))
+ROPE = Kernel("rope", (Variant(_units_fits, _units), Variant(always, _pairs)))
 KERNELS = (ROPE,)

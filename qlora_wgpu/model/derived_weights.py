@@ -41,7 +41,7 @@ class DequantizedWeights:
         for name, stack in experts.items():
             own = stack.weight
             if stays(own):
-                cut = own.expert_pieces(self.dtype, self.max_binding)
+                cut = own.expert_cuts(self.dtype, self.max_binding)
                 kept = tuple((first, self._own(own, count * own.rows)) for first, count in cut)
                 experts[name] = replace(stack, weight=replace(own, kept=kept))
         return replace(modules, linears=linears, experts=experts)
@@ -52,7 +52,7 @@ class DequantizedWeights:
         aligned = all(whole.nbytes % WINDOW == 0 for whole in wholes)
         if self.textures or not aligned or total > self.max_binding:
             for weight in weights:
-                cut = weight.row_pieces(self.dtype, self.max_binding)
+                cut = weight.row_cuts(self.dtype, self.max_binding)
                 kept = tuple((row0, self._own(weight, rows)) for row0, rows in cut)
                 yield replace(weight, kept=kept)
             return

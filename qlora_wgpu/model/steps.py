@@ -222,9 +222,9 @@ class Network:
         written = () if batch.decodes else (self.modules.embedding, self.modules.head)
         for weight in dict.fromkeys(written):
             if isinstance(weight, DenseMatrix) and weight.trained is not None:
-                overwrite(g, weight.trained, weight.pieces)
+                overwrite(g, weight.trained, weight.resident)
             if isinstance(weight, DenseMatrix) and weight.whole is not None:
-                write_whole(g, weight.whole, weight.pieces)
+                write_whole(g, weight.whole, weight.resident)
         return self.family.forward(g, config, self.modules, batch, checkpointing=checkpointing)
 
 

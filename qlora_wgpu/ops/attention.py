@@ -26,7 +26,7 @@ def append(
     g.launch(
         "kv_cache/append.wgsl",
         k.rows * words,
-        {"k": k, "v": v, **_texts(batch), "keys": keys, "values": values},
+        {"k": k, "v": v, **batch.texts, "keys": keys, "values": values},
         {"capacity": cache.capacity},
     )
 
@@ -45,20 +45,8 @@ def attend(
 ) -> Tensor:
     """Attention of a new token of each text to what is stored of it, itself included.
 
-    Args:
-        g: The graph.
-        q: (rows, heads · head_dim).
-        keys: (texts · capacity, kv_heads · head_dim).
-        values: Like keys.
-        batch: Says which text each row is of, and how many of its tokens came before.
-        head_dim: Elements of a head; even.
-        scale: Factor of the scores.
-        window: A token sees so many, itself among them; None for all.
-        softcap: Scores s become softcap · tanh(s / softcap), if given.
-        sinks: float32 (heads): a logit of each head that has no value, if given.
-
-    Returns:
-        (rows, heads · head_dim) operand.
+    keys and values are (texts · capacity, kv_heads · head_dim); the batch says which text each row
+    is of, and how many of its tokens came before. The rest is as for ``attention``.
     """
     if batch.cache is None or not batch.decodes or q.rows != batch.rows:
         raise GraphError(f"kv_cache: {q} is not one token of each text")
@@ -86,7 +74,7 @@ def attend(
     g.launch(
         "kv_cache/attend.wgsl",
         row_workgroups(g, q.rows * heads),
-        {"q": q, "keys": keys, "values": values, "o": o, **_texts(batch), "sinks": sinks},
+        {"q": q, "keys": keys, "values": values, "o": o, **batch.texts, "sinks": sinks},
         {
             "heads": heads,
             "group": q.columns // keys.columns,
@@ -98,11 +86,6 @@ def attend(
         constants,
     )
     return o
-
-
-def _texts(batch: BatchBuffers) -> dict[str, Tensor | None]:
-    """Which text each row is of, and where in it."""
-    return {"positions": batch.positions, "places": batch.places}
 
 
 def attention(
@@ -117,22 +100,12 @@ def attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """softmax(scale · q·kᵀ, causal and masked by ``batch.segments``) · v, per head.
+    """softmax(scale · q·kᵀ, causal and masked by ``batch.segments``) · v, per head; an operand.
 
-    Args:
-        g: The graph.
-        q: (rows, heads · head_dim).
-        k: (rows, kv_heads · head_dim); kv_heads divides heads.
-        v: Like k.
-        batch: The micro-batch's shape and segments.
-        head_dim: Elements of a head; even.
-        scale: Factor of the scores.
-        window: A query sees so many keys, itself among them; None for all earlier ones.
-        softcap: Scores s become softcap · tanh(s / softcap), if given.
-        sinks: float32 (heads), frozen: a logit of each head that takes its share and has no value.
-
-    Returns:
-        (rows, heads · head_dim) operand.
+    k and v are (rows, kv_heads · head_dim), and kv_heads divides q's heads. A query sees ``window``
+    keys, itself among them, or all earlier ones. With a softcap scores s become softcap · tanh(s /
+    softcap); sinks, float32 (heads), frozen, are a logit of each head that takes its share and has
+    no value.
     """
     _check(q, k, v, head_dim)
     if batch.cache is not None:

@@ -34,18 +34,10 @@ class Rotation(Protocol):
 
 
 @dataclass(frozen=True)
-class Angles:
-    """The angles of a rotation in one micro-batch, which the host writes with it."""
+class HostRows:
+    """A row for each token, which the host writes with a micro-batch."""
 
-    table: Tensor  # float32 (batch · seq · rotary_dim) of (cos, sin): a row for each token
-    rows: Tensor  # uint32 (batch · seq): 0, 1, 2, …
-
-
-@dataclass(frozen=True)
-class EmbeddedRows:
-    """Rows of a matrix in host memory, which the host writes with a micro-batch."""
-
-    table: Tensor  # (batch · seq, columns): the row of each token
+    table: Tensor  # angles, float32 (batch · seq · rotary_dim) of (cos, sin); or a matrix's rows
     rows: Tensor  # uint32 (batch · seq): 0, 1, 2, …
 
 
@@ -99,8 +91,8 @@ class BatchBuffers:
     places: Tensor | None = None
     drops: bool = False  # whether it may have dropout, as training batches may
     samples: SampleBuffers | None = None  # for objectives over whole answers
-    angles: dict[Rotation, Angles] = field(default_factory=dict, compare=False)
-    embedded: dict[HostEmbedding, EmbeddedRows] = field(default_factory=dict, compare=False)
+    angles: dict[Rotation, HostRows] = field(default_factory=dict, compare=False)
+    embedded: dict[HostEmbedding, HostRows] = field(default_factory=dict, compare=False)
 
     @property
     def rows(self) -> int:
@@ -118,26 +110,31 @@ class BatchBuffers:
         return None if self.cache is None else self.cache.packed_weights
 
     @property
+    def texts(self) -> dict[str, Tensor | None]:
+        """Which text each row is of, and where in it, by the kernels' names."""
+        return {"positions": self.positions, "places": self.places}
+
+    @property
     def span(self) -> int:
         """Positions that its tokens may have."""
         return self.seq if self.cache is None else self.cache.capacity
 
-    def angles_of(self, rotation: Rotation) -> Angles:
+    def angles_of(self, rotation: Rotation) -> HostRows:
         """Room for a rotation's angles, which is written with the batch from now on."""
         if rotation not in self.angles:
             length = self.rows * rotation.rotary_dim
-            self.angles[rotation] = Angles(
+            self.angles[rotation] = HostRows(
                 vector("angles", length, "float32", Storage("angles", "inputs", 4 * length)),
                 self._row_numbers(),
             )
         return self.angles[rotation]
 
-    def rows_of(self, weight: HostEmbedding) -> EmbeddedRows:
+    def rows_of(self, weight: HostEmbedding) -> HostRows:
         """Room for the tokens' rows of a matrix, which are written with the batch from now on."""
         if weight not in self.embedded:
             rows = matrix("embedded rows", self.rows, weight.columns, weight.dtype)
             rows.storage = Storage("embedded rows", "inputs", rows.nbytes)
-            self.embedded[weight] = EmbeddedRows(rows, self._row_numbers())
+            self.embedded[weight] = HostRows(rows, self._row_numbers())
         return self.embedded[weight]
 
     @property

@@ -10,32 +10,20 @@ from qlora_wgpu.graph.tensor import Tensor
 
 
 def columns(g: Graph, x: Tensor, first: int, count: int) -> Tensor:
-    """Takes x[:, first : first + count].
-
-    Args:
-        g: The graph.
-        x: (rows, columns) of any type.
-        first: The first column.
-        count: How many.
-
-    Returns:
-        (rows, count) operand.
-    """
+    """x[:, first : first + count], an operand; x of any type."""
     if first < 0 or count < 1 or first + count > x.columns:
         raise GraphError(f"columns: {x} has no columns {first} to {first + count}")
     y = g.operand(f"{x.name}[{first}:]", x.rows, count)
-    params = {
-        "first": first,
-        "columns": count,
-    }
-    g.launch("columns/forward.wgsl", x.rows * y.units(8), {"x": x, "y": y}, params)
+    return _taken(g, "columns", x, y, {"first": first, "columns": count})
+
+
+def _taken(g: Graph, kernel: str, x: Tensor, y: Tensor, params: dict[str, int]) -> Tensor:
+    g.launch(f"{kernel}/forward.wgsl", x.rows * y.units(8), {"x": x, "y": y}, params)
 
     def vjp(dy: Tensor) -> None:
         dx = g.float32(f"d {x.name}", x.rows, x.columns)
-        constants = {"ACCUMULATE": False}
-        g.launch(
-            "columns/backward.wgsl", x.rows * dx.units(4), {"dy": dy, "dx": dx}, params, constants
-        )
+        tensors, units = {"dy": dy, "dx": dx}, x.rows * dx.units(4)
+        g.launch(f"{kernel}/backward.wgsl", units, tensors, params, {"ACCUMULATE": False})
         g.add_gradient(x, dx)
 
     g.record(y, [x], vjp)
@@ -58,19 +46,8 @@ def group_columns(
     """Takes neighbouring parts of every group of columns, and puts like parts together.
 
     With x as (rows, groups, group), the first part of all groups, x[:, :, first : first +
-    widths[0]], comes before what follows it in each, and so on.
-
-    Args:
-        g: The graph.
-        x: (rows, groups · group) of any type.
-        groups: How many there are.
-        group: Columns of each.
-        first: The first column that is taken of each.
-        widths: Columns of one, two or three parts of each.
-        float32: Whether the result is float32.
-
-    Returns:
-        (rows, groups · sum of widths): operand, or float32.
+    widths[0]], comes before what follows it in each, and so on: (rows, groups · sum of widths), an
+    operand or float32, of one, two or three widths.
     """
     count = sum(widths)
     few = 1 <= len(widths) <= _MOST and all(width > 0 for width in widths)
@@ -82,23 +59,9 @@ def group_columns(
     make = g.float32 if float32 else g.operand
     y = make(f"{x.name}[{first}:]", x.rows, groups * count)
     sizes = [*widths, *[0] * (_MOST - len(widths))]
-    params = {
-        "groups": groups,
-        "group": group,
-        "first": first,
-        **{f"width{i}": size for i, size in enumerate(sizes)},
-    }
-    g.launch("group_columns/forward.wgsl", x.rows * y.units(8), {"x": x, "y": y}, params)
-
-    def vjp(dy: Tensor) -> None:
-        dx = g.float32(f"d {x.name}", x.rows, x.columns)
-        tensors, units = {"dy": dy, "dx": dx}, x.rows * dx.units(4)
-        constants = {"ACCUMULATE": False}
-        g.launch("group_columns/backward.wgsl", units, tensors, params, constants)
-        g.add_gradient(x, dx)
-
-    g.record(y, [x], vjp)
-    return y
+    params = {f"width{i}": size for i, size in enumerate(sizes)}
+    params |= {"groups": groups, "group": group, "first": first}
+    return _taken(g, "group_columns", x, y, params)
 
 
 @dataclass(frozen=True)
@@ -133,16 +96,15 @@ def head_parts(g: Graph, parts: Sequence[HeadPart], heads: int, head_dim: int) -
         raise GraphError(f"head_parts: {list(parts)} make no {heads} heads of {head_dim}")
     rows = parts[0].x.rows
     y = g.operand(f"heads of {parts[0].x.name}", rows, heads * head_dim)
-    second = parts[1] if len(parts) > 1 else None
-    params = {"rows": rows, "head_dim": head_dim}
-    for i, part in enumerate((parts[0], second)):
+    params, tensors = {"rows": rows, "head_dim": head_dim}, dict[str, Tensor | None](y=y)
+    for i, part in enumerate((*parts, None)[:2]):
+        tensors[f"x{i}"] = part.x if part else None
         params |= {
             f"x{i}_stride": part.x.stride if part else 0,
             f"group{i}": part.group if part else 0,
             f"first{i}": part.first if part else 0,
             f"width{i}": part.width if part else 0,
         }
-    tensors = {"x0": parts[0].x, "x1": second.x if second else None, "y": y}
     g.launch("head_parts/forward.wgsl", rows * y.units(8), tensors, params)
 
     def vjp(dy: Tensor) -> None:

@@ -28,36 +28,23 @@ def gated_delta_rule(
     *,
     chunk: int = CHUNK,
 ) -> Tensor:
-    """Computes o_t = S_tᵀ · q_t of each value head's state S, (key_dim, value_dim).
+    """o_t = S_tᵀ · q_t of each value head's state S, (key_dim, value_dim); an operand like v.
 
     S_t = exp(decay_t) · S_{t-1} + k_t ⊗ beta_t · (v_t - (exp(decay_t) · S_{t-1})ᵀ · k_t). It begins
     with zeros at every sample; padding leaves it as it is, and has zeros for o. q and k are first
     divided by √(Σx² + 1e-6) over each head, q by √key_dim besides. All of it is float32 within.
 
-    Tokens are taken in chunks, whose updates are one triangular system (the WY form). Nothing is
-    kept for the backward but the arguments. On the way the forward has 8 · chunk + 32 bytes for a
-    token of a value head, the backward 20 · chunk + 8 · key_dim · (value_dim / chunk + 1) +
-    8 · value_dim + 64, of as many heads at once as a binding has room for.
+    Tokens are taken in chunks of 16, 32 or 64, whose updates are one triangular system (the WY
+    form); results differ in rounding alone. Nothing is kept for the backward but the arguments. On
+    the way the forward has 8 · chunk + 32 bytes for a token of a value head, the backward 20 ·
+    chunk + 8 · key_dim · (value_dim / chunk + 1) + 8 · value_dim + 64, of as many heads at once as
+    a binding has room for.
 
+    q and k are (rows, num_key_heads · key_dim), at most 512 of them, v (rows, num_value_heads ·
+    value_dim), operands; decay, logarithms that are zero at most, and beta, between 0 and 1, are
+    (rows, num_value_heads) float32. A key head serves num_value_heads / num_key_heads neighbours.
     Where text is generated, the state after the last token is kept in the batch's cache, and a new
     token updates it.
-
-    Args:
-        g: The graph.
-        q: (rows, num_key_heads · key_dim) operand.
-        k: Like q.
-        v: (rows, num_value_heads · value_dim) operand.
-        decay: (rows, num_value_heads) float32, logarithms that are zero at most.
-        beta: (rows, num_value_heads) float32, between 0 and 1.
-        batch: The micro-batch's shape, segments and cache.
-        num_key_heads: Heads of q and k; each serves num_value_heads / num_key_heads neighbours.
-        num_value_heads: Heads of v, a multiple of num_key_heads.
-        key_dim: Elements of a head of q and k, a multiple of 8, at most 512.
-        value_dim: Elements of a head of v, a multiple of 8.
-        chunk: Tokens of a chunk, 16, 32 or 64; results differ in rounding alone.
-
-    Returns:
-        (rows, num_value_heads · value_dim) operand.
     """
     keys, values = (num_key_heads, key_dim), (num_value_heads, value_dim)
     for x, (heads, size) in (
@@ -107,18 +94,10 @@ def gated_delta_rule(
 def gated_delta_gates(
     g: Graph, a: Tensor, b: Tensor, a_log: Tensor, dt_bias: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Computes decay = -exp(a_log) · softplus(a + dt_bias) and beta = sigmoid(b).
+    """decay = -exp(a_log) · softplus(a + dt_bias) and beta = sigmoid(b), in float32.
 
-    Args:
-        g: The graph.
-        a: (rows, value heads) of any type.
-        b: Like a.
-        a_log: (value heads) float32, frozen.
-        dt_bias: Like a_log.
-
-    Returns:
-        decay, the logarithm of what is kept of the state, and beta; both (rows, value heads)
-        float32.
+    a and b (rows, value heads) are of any type; a_log and dt_bias (value heads) float32, frozen.
+    decay is the logarithm of what is kept of the state.
     """
     if a.shape != b.shape or {a_log.columns, dt_bias.columns} != {a.columns}:
         raise GraphError(f"gated_delta_gates: {a}, {b}, {a_log} and {dt_bias} do not fit")
@@ -149,20 +128,11 @@ _PLAIN: dict[str, Constant] = {"GATED": False, **ACTIVATIONS["silu"]}
 def short_conv(
     g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, batch: BatchBuffers
 ) -> Tensor:
-    """Computes C · conv(B · v) of x = [B | C | v], within each sample.
+    """C · conv(B · v) of x = [B | C | v], operands, within each sample.
 
-    conv(u)[t] = bias + Σ_k weight[:, k] · u[t - taps + 1 + k], channel by channel. Where text is
-    generated, the products of the last tokens are kept in the batch's cache.
-
-    Args:
-        g: The graph.
-        x: (rows, 3 · hidden) operand; hidden is a multiple of 8.
-        weight: (hidden, taps) float32, frozen.
-        bias: (hidden) float32, frozen, or None.
-        batch: The micro-batch's shape, segments and cache.
-
-    Returns:
-        (rows, hidden) operand.
+    conv(u)[t] = bias + Σ_k weight[:, k] · u[t - taps + 1 + k], channel by channel, weight (hidden,
+    taps) float32, hidden a multiple of 8. Where text is generated, the products of the last tokens
+    are kept in the batch's cache.
     """
     hidden, _ = weight.shape
     wrong = hidden % 8 or x.columns != 3 * hidden or x.rows != batch.rows
@@ -182,31 +152,18 @@ def convolve(
     constants: dict[str, Constant],
     backward: str,
 ) -> None:
-    """Adds the launches of a short convolution of x, gated or not, into y, and notes its backward.
-
-    Args:
-        g: The graph.
-        x: (rows, ·) operand.
-        y: (rows, channels) operand.
-        frozen: The weight (channels, taps) and the bias, if there is one.
-        batch: The micro-batch's shape, segments and cache.
-        constants: Of all its kernels: GATED, and the activation if there is one.
-        backward: The shader of the backward.
-    """
+    """Adds a short convolution of x, gated or not, into y, and notes its backward."""
     weight, bias = frozen
     channels, taps = weight.shape
     tensors = {"x": x, "weight": weight, "bias": bias}
-    shape = {
-        "hidden": channels // 8,
-        "taps": taps,
-    }
+    shape = {"hidden": channels // 8, "taps": taps}
     if batch.cache is not None:
         state = batch.cache.next_state(taps, channels)
         _keep(g, x, state, batch, shape, constants)
         if batch.decodes:
             # Without gates all that is needed of x is in the state.
             read = tensors if constants["GATED"] else {**tensors, "x": None}
-            step = {**read, "y": y, "state": state, **_texts(batch)}
+            step = {**read, "y": y, "state": state, **batch.texts}
             sizes = {**shape, "stride": x.units(8)}  # given even where x is not bound
             g.launch("short_conv/step.wgsl", x.rows * channels // 8, step, sizes, constants)
             return
@@ -231,7 +188,7 @@ def _keep(
     constants: dict[str, Constant],
 ) -> None:
     """Keeps what later tokens need of the last ones."""
-    tensors = {"segments": batch.segments, **_texts(batch), "x": x, "state": state}
+    tensors = {"segments": batch.segments, **batch.texts, "x": x, "state": state}
     units = x.rows * shape["hidden"]
     g.launch(
         "short_conv/keep.wgsl", units, tensors, shape,
@@ -239,28 +196,12 @@ def _keep(
     )  # fmt: skip
 
 
-def _texts(batch: BatchBuffers) -> dict[str, Tensor | None]:
-    """Which text each row is of, and where in it."""
-    return {"positions": batch.positions, "places": batch.places}
-
-
 def causal_conv(
     g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, batch: BatchBuffers
 ) -> Tensor:
-    """Computes silu(conv(x)) within each sample.
+    """silu(conv(x)) within each sample; see ``short_conv``.
 
-    conv(x)[t] = bias + Σ_k weight[:, k] · x[t - taps + 1 + k], channel by channel. Where text is
-    generated, the last tokens' x are kept in the batch's cache.
-
-    Args:
-        g: The graph.
-        x: (rows, channels) operand; channels is a multiple of 8.
-        weight: (channels, taps) float32, frozen.
-        bias: (channels) float32, frozen, or None.
-        batch: The micro-batch's shape, segments and cache.
-
-    Returns:
-        (rows, channels) operand.
+    Where text is generated, the last tokens' x are kept in the batch's cache.
     """
     channels, taps = weight.shape
     wrong = channels % 8 or x.columns != channels or x.rows != batch.rows

@@ -19,14 +19,8 @@ def norm(
 ) -> None:
     """Puts 1 / ‖W + scaling · B·A‖ of a shard of rows into a vector, or with ``plain`` the norm.
 
-    Args:
-        g: The graph.
-        w: (rows, in_features) of any type, rows row0 and on of the matrix.
-        lora: The layer's A and B.
-        out: (out_features) float32.
-        row0: First row of the shard.
-        scaling: Factor of B·A.
-        plain: Whether the norm itself is put there.
+    The shard is of any type and has rows ``row0`` and on of the matrix; ``out`` is (out_features)
+    float32.
     """
     if w.columns != lora.a.columns or row0 + w.rows > out.columns:
         raise GraphError(f"dora: {w} from row {row0} on, {lora.a} and {out} do not fit")
@@ -34,11 +28,7 @@ def norm(
         "dora/norm.wgsl",
         row_workgroups(g, w.rows),
         {"w": w, "a": lora.a, "b": lora.b, "inverse": out},
-        {
-            "row0": row0,
-            "r": lora.r,
-            "scale": scaling,
-        },
+        {"row0": row0, "r": lora.r, "scale": scaling},
         {"PLAIN": plain, **row_constants(g)},
     )
 
@@ -53,20 +43,7 @@ def apply(
     *,
     float32: bool,
 ) -> Tensor:
-    """Scales each output by its magnitude over its norm.
-
-    Args:
-        g: The graph.
-        z: (rows, out_features) of any type.
-        lora: Whose magnitude it is.
-        inverse: (out_features) float32, of ``norm``.
-        bias: (out_features) float32 to add, padded.
-        residual: (rows, out_features) to add.
-        float32: Whether the result is float32.
-
-    Returns:
-        (rows, out_features): float32 or an operand.
-    """
+    """m ⊙ z / ‖·‖ + bias (+ residual), float32 or an operand; ``inverse`` is that of ``norm``."""
     magnitude, gradient = lora.magnitude, lora.grad_magnitude
     if magnitude is None or gradient is None:
         raise GraphError("dora: the adapter has no magnitudes")

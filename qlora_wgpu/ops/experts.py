@@ -22,23 +22,13 @@ from qlora_wgpu.ops.tensor import as_operand
 
 
 def with_factors(g: Graph, routing: Routing, factors: Tensor) -> Routing:
-    """Multiplies each assignment's weight by its expert's factor.
-
-    Args:
-        g: The graph.
-        routing: Where rows go, and by which weights.
-        factors: (experts) float32, frozen.
-    """
+    """Multiplies each assignment's weight by its expert's factor, (experts) float32, frozen."""
     weights = routing.weights
     count = routing.tiles.count
     if factors.shape != (1, count):
         raise GraphError(f"with_factors: {factors} is not a number for each of {count} experts")
     params = {"top_k": routing.top_k}
-    shared = {
-        "slots": routing.slots,
-        "tile_experts": routing.tiles.experts,
-        "factors": factors,
-    }
+    shared = {"slots": routing.slots, "tile_experts": routing.tiles.experts, "factors": factors}
 
     def multiplied(w: Tensor, name: str) -> Tensor:
         y = g.float32(name, weights.rows, weights.columns)
@@ -68,12 +58,8 @@ def expert_linear(
         )
     if layer.bias is not None and layer.bias.shape != (weight.experts, weight.rows):
         raise GraphError(f"expert_linear: {layer.bias} is not the bias of {layer.name}'s experts")
-    y, few, u = g.operand(layer.name, x.rows, weight.rows), batch.decodes, None
-    if few:
-        term = linear.few_rows_term(g, x, lora, tiles)
-    else:
-        u = None if lora is None else linear.down(g, x, lora, batch, tiles)
-        term = lora.forward_term(u) if lora is not None and u is not None else None
+    y, few = g.operand(layer.name, x.rows, weight.rows), batch.decodes
+    term = linear.forward_term(g, x, lora, batch, tiles, few=few)
     label = "few_rows/forward" if few else "gemm/forward"
     for first, count, w in _few_rows_operands(g, layer, tiles) if few else weight.expert_shards(g):
         here = replace(tiles, first=first, count=count)
@@ -83,15 +69,15 @@ def expert_linear(
         return y
 
     def vjp(dy: Tensor) -> None:
-        operand, term = as_operand(g, dy), None
-        if lora is not None and u is not None:
-            term = lora.backward_term(linear.backward(g, x, u, operand, lora, batch, tiles))
+        operand, back = as_operand(g, dy), None
+        if lora is not None and term is not None:
+            back = lora.backward_term(linear.backward(g, x, term.u, operand, lora, batch, tiles))
         if x.requires_grad:
             dx = g.float32(f"d {x.name}", x.rows, x.columns)
             for first, count, w in weight.expert_shards(g):
                 here = replace(tiles, first=first, count=count)
                 product = Gemm(
-                    operand, w, dx, False, lora=term, batch_info=batch.info, experts=here,
+                    operand, w, dx, False, lora=back, batch_info=batch.info, experts=here,
                     label="gemm/backward",
                 )  # fmt: skip
                 GEMM.launch(g, product)

@@ -85,11 +85,7 @@ def _norm_and_down(g: Graph, uses: Uses) -> None:
         "rms_norm/down.wgsl",
         (ceil_div(a.rows, _RANKS), x.rows, 1),
         {"x": norm.tensors["x"], "weight": norm.tensors["weight"], "y": x, "a": a, "u": u},
-        {
-            "ranks": a.rows,
-            "eps": norm.values["eps"],
-            "scale": down.values["scale"],
-        },
+        {"ranks": a.rows, "eps": norm.values["eps"], "scale": down.values["scale"]},
         {name: cut[name] for name in ("THREADS", "ONE_THREAD", "SUBGROUP")},
         flops=2 * x.rows * a.rows * x.columns,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Tensor, matrix
-from qlora_wgpu.kernels.common import row_constants
+from qlora_wgpu.kernels.common import one_row
 from qlora_wgpu.ops.batch import BatchBuffers
 
 
@@ -41,16 +41,8 @@ def transposed(
 ) -> Tensor:
     """A chunk of the label rows as columns: zeros where there are none, whatever is in x.
 
-    Args:
-        g: The graph.
-        x: (count, columns) of any type, the label rows from ``first`` on.
-        first: The first of them.
-        batch: The micro-batch.
-        factors: What each label row is multiplied by, if by anything, float32.
-        columns: The first column that is taken, and how many are; all by default.
-
-    Returns:
-        (columns, count), of x's type.
+    x (count, columns) has the label rows from ``first`` on; each is multiplied by its factor, if
+    there are any. ``columns`` says the first that is taken and how many; all by default.
     """
     column0, count = columns or (0, x.columns)
     y = matrix(f"{x.name} transposed", count, x.rows, x.dtype)
@@ -58,10 +50,7 @@ def transposed(
         "rows/transposed.wgsl",
         y.rows * y.units(8),
         {"x": x, "batch_info": batch.info, "factors": factors, "y": y},
-        {
-            "first": first,
-            "column0": column0,
-        },
+        {"first": first, "column0": column0},
     )
     return y
 
@@ -77,24 +66,13 @@ def weighted_total(
     """Adds the weighted losses, the sum of the weights and the weighted hits to ``stats``.
 
     A gradient is linear in its row's weight. So the head makes it without one, in the pass in which
-    it finds the losses, and the rows of d hidden are multiplied afterwards (``scale_label_rows``):
-    a weight may depend on all of the batch's losses, and the head is computed once all the same.
-
-    Args:
-        g: The graph.
-        losses: float32, loss and hit of each label row.
-        batch: The micro-batch; without weights each is one.
-        stats: float32; element 0 gets the sum of losses, element 1 that of weights, element 4
-            that of the weights of hits.
-        confidence: Whether each is multiplied by the probability of the row's label, too, through
-            which no gradient passes (TRL's ``loss_type: dft``).
-
-    Returns:
-        float32, the factor of each label row's gradient.
+    it finds the losses, and the rows of d hidden are multiplied afterwards (``scale_label_rows``)
+    by the factors that this returns: a weight may depend on all of the batch's losses, and the head
+    is computed once all the same. Elements 0, 1 and 4 of stats are added to. With ``confidence``
+    each weight is multiplied by the probability of the row's label, too, through which no gradient
+    passes (TRL's ``loss_type: dft``).
     """
     factors = g.float_vector("factors of label rows", batch.rows)
-    constants = row_constants(g)
-    del constants["ROWS"]
     g.launch(
         "cross_entropy/weighted_total.wgsl",
         (1, 1, 1),
@@ -105,20 +83,13 @@ def weighted_total(
             "factors": factors,
             "weights": batch.weights,
         },
-        constants={"CONFIDENCE": confidence, **constants},
+        constants={"CONFIDENCE": confidence, **one_row(g)},
     )
     return factors
 
 
 def scale_label_rows(g: Graph, x: Tensor, factors: Tensor, batch: BatchBuffers) -> None:
-    """x[label_rows[i], :] *= factors[i], in place.
-
-    Args:
-        g: The graph.
-        x: (rows of the batch, ·) float32.
-        factors: float32, of each label row.
-        batch: The micro-batch.
-    """
+    """x[label_rows[i], :] *= factors[i], in place; x (rows of the batch, ·) float32."""
     if x.dtype != "float32" or x.rows != batch.rows:
         raise GraphError(f"scale of label rows: {x} does not have {batch.rows} rows of float32")
     g.launch(

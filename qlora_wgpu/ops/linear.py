@@ -52,19 +52,9 @@ def linear(
     multiplier: float = 1.0,
     float32: bool = False,
 ) -> Tensor:
-    """Applies a layer.
+    """Applies a layer: float32 with a residual (rows, out_features) or if asked, else an operand.
 
-    Args:
-        g: The graph.
-        x: (rows, in_features) operand.
-        layer: The layer to apply.
-        batch: The micro-batch, for dropout.
-        residual: (rows, out_features) float32 to add.
-        multiplier: Factor of all but the residual; a layer with a bias takes 1 alone.
-        float32: Whether the result is float32 without a residual, too.
-
-    Returns:
-        (rows, out_features): float32 with a residual, else an operand.
+    ``multiplier`` is a factor of all but the residual; a layer with a bias takes 1 alone.
     """
     _check(x, layer, residual, multiplier)
     lora, float32 = layer.lora, float32 or residual is not None
@@ -94,19 +84,10 @@ def linear_group(
 ) -> list[Tensor]:
     """Applies up to three layers of one input that are a group (``is_group``).
 
-    They are one product each way: their matrices are dequantized one below the other, so that
-    y = x·Wᵀ and dx = Σ dy·W. So are the thin products of their adapters, whose A and B follow each
-    other in the flat vector. Each layer keeps its own result, adapter and gradients.
-
-    Args:
-        g: The graph.
-        x: (rows, in_features) operand.
-        layers: The layers to apply.
-        batch: The micro-batch.
-        float32: Which results are float32.
-
-    Returns:
-        (rows, out_features) of each layer: operands, or float32.
+    They are one product each way: their matrices are dequantized one below the other, so that y =
+    x·Wᵀ and dx = Σ dy·W. So are the thin products of their adapters, whose A and B follow each
+    other in the flat vector. Each layer keeps its own result, an operand or float32, adapter and
+    gradients.
     """
     if not is_group(g, layers, batch) or x.columns != layers[0].weight.columns:
         raise GraphError(f"linear_group: {[layer.name for layer in layers]} of {x} are no group")
@@ -154,15 +135,10 @@ class _Product:
             for layer, flag in zip(self.layers, float32, strict=True)
         ]
         lora, few = self.lora, self.batch.decodes
-        weights, u = [layer.weight for layer in self.layers], None
-        if few:
-            term = few_rows_term(g, x, lora)
-            shards = few_rows_operands(g, weights, self.batch.packed_weights)
-        else:
-            u = None if lora is None else down(g, x, lora, self.batch)
-            term = lora.forward_term(u) if lora is not None and u is not None else None
-            shards = _operands(g, weights)
-        for row0, w in shards:
+        weights = [layer.weight for layer in self.layers]
+        term = forward_term(g, x, lora, self.batch, few=few)
+        packed = self.batch.packed_weights
+        for row0, w in few_rows_operands(g, weights, packed) if few else _operands(g, weights):
             product = Gemm(
                 x, w, ys[0], row0=row0, scale=self.multiplier, lora=term, bias=self.bias,
                 bias_begins=self.bias_begins, residual=self.residual, others=tuple(ys[1:]),
@@ -177,7 +153,7 @@ class _Product:
 
         def vjp(gradients: list[Tensor | None]) -> None:
             if any(dy is not None for dy in gradients):
-                self._backward(g, x, u, ys, gradients)
+                self._backward(g, x, term, ys, gradients)
 
         inputs = [x] if self.residual is None else [x, self.residual]
         wanted = g.dtype if self.residual is None else None
@@ -185,15 +161,20 @@ class _Product:
         return ys
 
     def _backward(
-        self, g: Graph, x: Tensor, u: Tensor | None, ys: list[Tensor], given: list[Tensor | None]
+        self,
+        g: Graph,
+        x: Tensor,
+        forward: LoraTerm | None,
+        ys: list[Tensor],
+        given: list[Tensor | None],
     ) -> None:
         dys = [
             _zeros(g, y) if dy is None else as_operand(g, dy)
             for y, dy in zip(ys, given, strict=True)
         ]
         lora, term, others = self.lora, None, tuple(dys[1:])
-        if lora is not None and u is not None:
-            du = backward(g, x, u, dys[0], lora, self.batch, others=others)
+        if lora is not None and forward is not None:
+            du = backward(g, x, forward.u, dys[0], lora, self.batch, others=others)
             term = lora.backward_term(du)
         if x.requires_grad:
             dx, rows = g.new_gradient(x), sum(layer.weight.rows for layer in self.layers)
@@ -269,12 +250,23 @@ def _decodable(weights: Sequence[Matrix]) -> list[QuantizedMatrix]:
 # -- adapters ------------------------------------------------------------------------------
 
 
-def few_rows_term(
-    g: Graph, x: Tensor, lora: Lora | None, experts: ExpertTiles | None = None
+def forward_term(
+    g: Graph,
+    x: Tensor,
+    lora: Lora | None,
+    batch: BatchBuffers,
+    experts: ExpertTiles | None = None,
+    *,
+    few: bool,
 ) -> LoraTerm | None:
-    """u = scaling · x·Aᵀ of new tokens, and B; of one adapter, or of several that lie together."""
+    """u = scaling · dropout(x)·Aᵀ, and B, of one adapter or of several that lie together.
+
+    Of few rows, which have no dropout, as their products are made.
+    """
     if lora is None:
         return None
+    if not few:
+        return lora.forward_term(down(g, x, lora, batch, experts))
     u = g.float32("lora u", x.rows, lora.r)
     product = Gemm(
         x, lora.a, u, scale=lora.scaling, experts=experts,
@@ -305,15 +297,9 @@ def backward(
 ) -> Tensor:
     """Adds to the gradients of A and B, and returns du = scaling · dy·B.
 
-    Args:
-        g: The graph.
-        x: (rows, in_features), what the layer was given.
-        u: (rows, r) float32, of the forward.
-        dy: (rows, out_features).
-        lora: The adapter.
-        batch: The micro-batch, for dropout.
-        experts: If given, each tile of rows belongs to an expert with factors of its own.
-        others: Those of the further layers, whose ranks lie side by side in u and du.
+    u is the forward's, (rows, r) float32. With ``experts`` each tile of rows belongs to one with
+    factors of its own; ``others`` are dy of the further layers, whose ranks lie side by side in u
+    and du.
     """
     x = g.rematerialize(x)
     du = g.float32("d lora u", x.rows, lora.r)

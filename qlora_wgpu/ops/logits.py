@@ -43,14 +43,7 @@ def logits_of_rows(
 ) -> Tensor:
     """float32 logits (count, vocab) of the label rows from ``first`` on.
 
-    Args:
-        g: The graph.
-        hidden: (rows, hidden_size) operand, normalized.
-        head: The head.
-        batch: The micro-batch.
-        first: The first label row.
-        count: How many there are.
-        u: The adapter's scaling · dropout(hidden)·Aᵀ of all hidden states, where it is known.
+    u is the adapter's scaling · dropout(hidden)·Aᵀ of all hidden states, where it is known.
     """
     shards = _shards(g, head.matrix, batch)
     return _logits(g, hidden, head, batch, first, count, head.matrix.rows, shards, u)
@@ -121,20 +114,14 @@ def _term(
     if lora is None:
         return None
     if batch.cache is not None:
-        return linear.few_rows_term(g, chunk, lora)
+        return linear.forward_term(g, chunk, lora, batch, few=True)
     if u is None:
-        return lora.forward_term(linear.down(g, chunk, replace(lora, dropout=0.0), batch))
+        return linear.forward_term(g, chunk, replace(lora, dropout=0.0), batch, few=False)
     return lora.forward_term(gather(g, u, chunk.rows, first, batch))
 
 
 def block_rows(row_bytes: int, max_binding: int, block: int) -> int:
-    """Rows of a block of a head: as many as the profile says and fit a binding.
-
-    Args:
-        row_bytes: Bytes of a row.
-        max_binding: Largest number of bytes that one binding may show.
-        block: ``Profile.head_block``.
-    """
+    """Rows of a block of a head: as many as the profile's ``head_block`` and fit a binding."""
     fitting = max_binding // row_bytes
     unit = _VIEW_ROWS if fitting >= _VIEW_ROWS else ROW_UNIT
     return max(min(block, fitting // unit * unit), ROW_UNIT)

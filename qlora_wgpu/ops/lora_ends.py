@@ -36,15 +36,9 @@ class EmbeddingPair:
     def __init__(
         self, g: Graph, lora: Lora, ids: Tensor, rows: int, scale: float, padding: int | None
     ) -> None:
-        """Looks up what A has of each token.
+        """Looks up what A (r, vocab_size) has of each token; ``scale`` is that of the rows.
 
-        Args:
-            g: The graph.
-            lora: The pair: a (r, vocab_size), b (hidden_size, r).
-            ids: uint32 (rows), below vocab_size.
-            rows: Tokens.
-            scale: What the embedding's rows are multiplied by.
-            padding: A token of which A gets no gradient.
+        A gets no gradient of the ``padding`` token.
         """
         self._g, self._ids, self._padding = g, ids, padding
         self._lora = lora = replace(lora, scaling=scale * lora.scaling)
@@ -53,11 +47,7 @@ class EmbeddingPair:
             "embedding_pair/down.wgsl",
             rows * u.units(4),
             {"ids": ids, "a": lora.a, "u": u},
-            {
-                "rows": rows,
-                "columns": lora.r,
-                "scale": lora.scaling,
-            },
+            {"rows": rows, "columns": lora.r, "scale": lora.scaling},
         )
 
     def add_to(self, y: Tensor) -> None:
@@ -105,21 +95,11 @@ def embedding(
     lora: Lora | None = None,
     padding: int | None = None,
 ) -> Tensor:
-    """Looks up a batch's tokens.
+    """Looks up a batch's ``input_ids``, times ``scale``: (rows, hidden_size) float32.
 
-    Args:
-        g: The graph.
-        weight: (vocab_size, hidden_size), of any type, on the device or the host.
-        batch: Whose ``input_ids`` are looked up; each must be below vocab_size. Its ``noise`` α
-            adds noise in ±α / √(seq · hidden_size) to training batches (NEFTune, Jain et al.,
-            2023).
-        scale: What the rows are multiplied by.
-        noise_scale: What the noise is multiplied by.
-        lora: Its adapter, if it has one: a (r, vocab_size), b (hidden_size, r).
-        padding: A token that the adapter's A gets no gradient of.
-
-    Returns:
-        (rows, hidden_size) float32.
+    A batch's ``noise`` α adds noise in ±α / √(seq · hidden_size), times ``noise_scale``, to
+    training batches (NEFTune, Jain et al., 2023). An adapter's a is (r, vocab_size), its b
+    (hidden_size, r); a gets no gradient of the ``padding`` token.
     """
     y = g.float32("embedding", batch.rows, weight.columns)
     info = batch.info if batch.noise > 0 else None
@@ -210,15 +190,11 @@ class LoraHead:
     def take(
         self, dlogits: Tensor, turned: Tensor, row0: int, first: int, chunk: Tensor, part: int
     ) -> None:
-        """Adds what some rows of the head contribute.
+        """Adds what rows ``row0`` and on of the head contribute, of label rows from ``first`` on.
 
-        Args:
-            dlogits: (label rows, rows of the head from ``row0`` on).
-            turned: The same transposed, with zeros where there is no label row.
-            row0: The first row of the head; where that is 0, ``chunk`` is overwritten.
-            first: The first of the label rows.
-            chunk: du of these.
-            part: Terms of each partial sum, as for the head's own.
+        ``turned`` is dlogits transposed, with zeros where there is no label row; du of these rows
+        is summed up in ``chunk``, which is overwritten where row0 is 0, in partial sums of ``part``
+        terms, as for the head's own.
         """
         g, lora, rows = self._g, self._lora, dlogits.columns
         b = rows_from(lora.b, row0, rows)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from qlora_wgpu.graph.graph import Graph, Launch
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, round_up
-from qlora_wgpu.kernels.common import row_constants, row_workgroups
+from qlora_wgpu.kernels.common import one_row, row_constants, row_workgroups
 from qlora_wgpu.kernels.gemm import GEMM, PART_UNIT, Gemm
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.label_rows import scale_label_rows, scatter, transposed, weighted_total
@@ -27,7 +27,7 @@ from qlora_wgpu.ops.lora_ends import LoraHead
 from qlora_wgpu.ops.modules import Head, StreamedMatrix, trained_rows, trained_whole
 from qlora_wgpu.ops.preference import Preference, preference
 from qlora_wgpu.ops.tensor import fill_zero
-from qlora_wgpu.ops.trained_gradients import HeadGradient, WholeHead
+from qlora_wgpu.ops.trained_gradients import HeadGradient, add_whole_head
 
 
 @dataclass(frozen=True)
@@ -75,24 +75,15 @@ def cross_entropy(
 ) -> None:
     """Adds a batch's loss, label count and hits to ``stats``; starts the reverse pass.
 
-    Args:
-        g: The graph.
-        hidden: (rows, hidden_size) operand, normalized.
-        head: ``lm_head``, (vocab_size, hidden_size), and what its logits go through.
-        batch: The micro-batch's label rows and targets.
-        stats: float32; element 0 gets the sum of losses, element 1 their number, element 4 the
-            number of labels whose logit is the largest, or as large as it.
-        gradient: Whether d loss / d hidden is made and added.
-        objective: The loss that is minimized.
+    The hidden states are normalized operands. Element 0 of stats gets the sum of losses, element 1
+    their number, element 4 the number of labels whose logit is the largest, or as large as it.
+    ``gradient`` says whether d loss / d hidden is made and added.
     """
     loss = _Loss(g, hidden, head, batch, objective)
-    trained, whole = trained_rows(head.matrix), trained_whole(head.matrix)
-    own = head.lora is not None or whole is not None
-    gradient = gradient and (hidden.requires_grad or own)
+    trained = trained_rows(head.matrix)
+    gradient = gradient and (hidden.requires_grad or loss.has_own)
     if gradient and trained is not None:
         loss.of_rows = HeadGradient(g, trained, batch)
-    if gradient and whole is not None:
-        loss.of_whole = WholeHead(g, whole, hidden, batch)
     dhidden, factors = loss.compute(stats, gradient=gradient)
     if dhidden is not None and factors is not None:
         scale_label_rows(g, dhidden, factors, batch)
@@ -126,16 +117,17 @@ class _Loss:
         self.losses = g.float_vector("losses", 2 * batch.rows)
         self.of_rows: HeadGradient | None = None
         self.pair = LoraHead.of(g, hidden, head, batch)
-        self.of_whole: WholeHead | None = None
+        self._whole = trained_whole(head.matrix)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether the head has parameters that get gradients with each chunk of rows."""
+        return self.pair is not None or self._whole is not None
 
     def compute(
         self, stats: Tensor | None, *, gradient: bool
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The losses, and d hidden of their sum if it is asked for.
-
-        Returns:
-            d hidden, and the factors of the label rows' gradients; None where there are none.
-        """
+        """The losses, and d hidden of their sum if asked for; with the factors of label rows."""
         if gradient and self.pair is not None:
             self.pair.begin()
         if isinstance(self._head.matrix, StreamedMatrix):
@@ -143,8 +135,7 @@ class _Loss:
             factors = None if stats is None else self.total(stats)
             return self._streamed_gradient(factors) if gradient else None, factors
         # The factors of the gradients of the head's own parameters depend on all losses.
-        own = self.pair is not None or self.of_whole is not None
-        if gradient and own and self._objective.has_factors:
+        if gradient and self.has_own and self._objective.has_factors:
             self._resident(gradient=False)
             factors = None if stats is None else self.total(stats)
             return self._resident(gradient=True, sums=False, factors=factors), factors
@@ -214,13 +205,11 @@ class _Loss:
             return preference(*given, objective.preference)
         if objective.weighted or objective.confidence:
             return weighted_total(*given, confidence=objective.confidence)
-        constants = row_constants(self._g)
-        del constants["ROWS"]
         self._g.launch(
             "cross_entropy/total.wgsl",
             (1, 1, 1),
             {"losses": self.losses, "batch_info": self._batch.info, "stats": stats},
-            constants=constants,
+            constants=one_row(self._g),
         )
         return None
 
@@ -240,11 +229,8 @@ class _Loss:
     ) -> Iterator[tuple[int, int]]:
         """Yields the chunks to trace; others, as large as the first, repeat its launches.
 
-        Args:
-            chunks: ``(first row, rows)`` of each.
-            shared: What the launches of all chunks write.
-            own: What those of each chunk write besides, if it is read elsewhere.
-            fresh: Whether they write that for the first time.
+        Launches of all chunks write what is ``shared``, those of each besides what is its ``own``
+        and read elsewhere, for the first time if ``fresh``.
         """
         launches, size = self._g.launches, chunks[0][1]
         begin = len(launches)
@@ -382,8 +368,9 @@ class _Loss:
         if self.pair is not None:
             turned = transposed(g, dlogits, first, self._batch, factors)
             self.pair.take(dlogits, turned, row0, first, made[1], part)
-        if self.of_whole is not None:
-            self.of_whole.take(dlogits, row0, first, head.scale, factors)
+        if self._whole is not None:
+            given = dlogits, row0, first, self._batch, head.scale, factors
+            add_whole_head(g, self._whole, self._hidden, *given)
         product = Gemm(
             dlogits, w, made[0], False, scale=head.scale, accumulate=row0 > 0, part=part,
             batch_info=self._batch.info, first_row=first, label="lm_head/backward",

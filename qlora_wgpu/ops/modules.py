@@ -41,13 +41,13 @@ class DenseMatrix:
 
     rows: int
     columns: int
-    pieces: tuple[tuple[int, Tensor], ...]  # ``(first row, operand tensor)``
+    resident: tuple[tuple[int, Tensor], ...]  # ``(first row, operand tensor)`` of each shard
     trained: TrainableTokens | None = None  # rows that overwrite these before a forward
     whole: SavedModule | None = None  # the same where all rows are trained
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
         """Yields the resident shards."""
-        yield from self.pieces
+        yield from self.resident
 
 
 @dataclass(eq=False)
@@ -155,11 +155,11 @@ class DenseExperts:
     experts: int
     rows: int
     columns: int
-    pieces: tuple[tuple[int, int, Tensor], ...]
+    resident: tuple[tuple[int, int, Tensor], ...]  # of each shard
 
     def expert_shards(self, g: Graph) -> Iterator[tuple[int, int, Tensor]]:
         """Yields the resident shards."""
-        yield from self.pieces
+        yield from self.resident
 
 
 @dataclass(frozen=True)

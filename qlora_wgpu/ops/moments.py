@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -110,8 +110,8 @@ def _checked(
 
 
 @dataclass(frozen=True)
-class BlockPiece:
-    """The blocks of a piece of the flat vectors."""
+class BlockRange:
+    """Neighbouring blocks, and their words within a moment; of float32 the words alone."""
 
     block: int  # the first one
     word: int  # where the first one begins
@@ -126,7 +126,7 @@ class BlockTable:
         tensors: Each tensor's blocks, one tensor after another.
         blocks: Their number.
         words: Words of a moment.
-        pieces: The blocks of each piece of the flat vectors.
+        shards: The blocks of each shard of the flat vectors.
         table: For the kernel: what codes stand for, and a row for each tensor.
     """
 
@@ -144,7 +144,7 @@ class BlockTable:
             self.tensors.append(tensor)
             self.blocks += tensor.blocks
             self.words += tensor.blocks * tensor.block_words
-        self.pieces = self._cut(cuts)
+        self.shards = self._cut(cuts)
         data = self._data(values)
         storage = Storage("moments' blocks", "optimizer", data.nbytes, data)
         self.table = vector("moments' blocks", data.size, "uint32", storage)
@@ -158,23 +158,23 @@ class BlockTable:
         maps = [each.view(np.uint32) for each in values]
         return np.concatenate([*maps, np.array(rows, np.uint32).reshape(-1)])
 
-    def _cut(self, cuts: Sequence[int]) -> list[BlockPiece]:
+    def _cut(self, cuts: Sequence[int]) -> list[BlockRange]:
         ends = [(self.blocks, self.words)]
         for cut in reversed(cuts):
             after = [tensor for tensor in self.tensors if tensor.span.offset >= cut]
             ends.append((after[0].first_block, after[0].first_word) if after else ends[-1])
-        return [BlockPiece(*begin, *end) for begin, end in pairwise([(0, 0), *reversed(ends)])]
+        return [BlockRange(*begin, *end) for begin, end in pairwise([(0, 0), *reversed(ends)])]
 
     def new_moment(self, label: str) -> ShardedVector:
         """Room for a moment."""
-        lengths = [piece.end_word - piece.word for piece in self.pieces]
+        lengths = [shard.end_word - shard.word for shard in self.shards]
         return ShardedVector.laid_out(label, "optimizer", "uint32", lengths)
 
-    def cuts(self, piece: BlockPiece, most: int) -> list[tuple[int, int]]:
-        """Cuts a piece into parts of at most so many words: their first blocks and words."""
-        cuts = [(piece.block, piece.word)]
+    def cuts(self, shard: BlockRange, most: int) -> list[tuple[int, int]]:
+        """Cuts a shard into parts of at most so many words: their first blocks and words."""
+        cuts = [(shard.block, shard.word)]
         for tensor in self.tensors:
-            if not piece.block <= tensor.first_block < piece.end:
+            if not shard.block <= tensor.first_block < shard.end:
                 continue
             block, end = tensor.first_block, tensor.first_block + tensor.blocks
             while block < end:
@@ -184,7 +184,7 @@ class BlockTable:
                     cuts.append((block, word))
                     continue
                 block = min(block + room, end)
-        return [*cuts, (piece.end, piece.end_word)]
+        return [*cuts, (shard.end, shard.end_word)]
 
 
 # ---- host memory -----------------------------------------------------------------------------
@@ -196,10 +196,8 @@ _PART = 1 << 21  # words; a multiple of 64, so that windows may be bound
 class MomentsPart:
     """A part of all moments, and the buffers that it passes through."""
 
-    piece: int  # the number of its piece
-    begin: int  # its first word within a moment; in float32 also its first float in the adapter
-    block: int  # in 8 bits, its first block
-    end: int  # in 8 bits, the block behind its last
+    shard: int  # the number of its shard
+    blocks: BlockRange  # whose words, in float32, are also floats of the adapter
     kept: tuple[OffloadedTensor, ...]  # each moment's part in host memory
     moments: tuple[Tensor, ...]  # each moment's part on the device
 
@@ -210,57 +208,74 @@ def moments_in_parts(
     """Cuts moments in host memory into parts, which are views of these arrays.
 
     Args:
-        moments: The pieces of each, in words of four bytes.
+        moments: The shards of each, in words of four bytes.
         blocks: In 8 bits, the blocks between which they may be cut.
     """
-    lengths, dtype = [len(piece) for piece in moments[0]], str(moments[0][0].dtype)
+    lengths, dtype = [len(shard) for shard in moments[0]], str(moments[0][0].dtype)
     size = _part(lengths)
     buffers = [
         [Storage("moments on their way", "staging", 4 * size) for _ in moments]
         for _ in range(NUM_BUFFERS)
     ]
     parts: list[MomentsPart] = []
-    for piece, cuts in enumerate(_cuts(lengths, size, blocks)):
-        _, first = cuts[0]
-        for (block, begin), (end, after) in pairwise(cuts):
-            window, count = slice(begin - first, after - first), after - begin
+    for shard, cuts in enumerate(_cuts(lengths, size, blocks)):
+        first = cuts[0][1]
+        for begin, end in pairwise(cuts):
+            own = BlockRange(*begin, *end)
+            window, count = slice(own.word - first, own.end_word - first), own.end_word - own.word
             kept = tuple(
                 OffloadedTensor(
-                    "moments", 4 * count, each[piece][window].view(np.uint8), lasts=True
+                    "moments", 4 * count, each[shard][window].view(np.uint8), lasts=True
                 )
                 for each in moments
             )
             turn = buffers[len(parts) % NUM_BUFFERS]
             on_device = tuple(vector("moments", count, dtype, each) for each in turn)
-            parts.append(MomentsPart(piece, begin, block, end, kept, on_device))
+            parts.append(MomentsPart(shard, own, kept, on_device))
     return parts
 
 
+@dataclass(frozen=True)
+class UpdatedPart:
+    """What one launch of an update changes."""
+
+    begin: int  # the first element of the parameters and the gradient
+    tensors: tuple[Tensor, ...]  # parameters, gradient and moments
+    blocks: BlockRange | None  # of moments in 8 bits, or in host memory
+    kept: Mapping[str, OffloadedTensor] = field(default_factory=dict)  # moments in host memory
+
+
 def updated_parts(
-    vectors: Sequence[Tensor | ShardedVector],
+    parameters: Tensor | ShardedVector,
+    gradient: Tensor | ShardedVector,
     moments: Sequence[Tensor | ShardedVector],
     passing: Sequence[MomentsPart],
-) -> Iterator[tuple[int, tuple[Tensor, ...], MomentsPart | None]]:
-    """Yields ``(first element, tensors, part)`` of each launch, for moments in float32."""
-    there = [as_sharded(each) for each in vectors]
+    blocks: BlockTable | None = None,
+) -> Iterator[UpdatedPart]:
+    """Yields the parts: shards, or what passes through the device."""
+    vectors = as_sharded(parameters), as_sharded(gradient)
+    begins = [begin for begin, _ in vectors[0].numbered()]
     if not passing:
-        all_shards = [each.shards for each in (*there, *map(as_sharded, moments))]
-        for (begin, _), tensors in zip(
-            there[0].numbered(), zip(*all_shards, strict=True), strict=True
-        ):
-            yield begin, tensors, None
+        own = blocks.shards if blocks is not None else [None] * len(begins)
+        shards = (each.shards for each in (*vectors, *map(as_sharded, moments)))
+        yield from map(UpdatedPart, begins, zip(*shards, strict=True), own)
     for part in passing:
         count = part.moments[0].columns
-        windows = tuple(each.part(part.begin, count) for each in there)
-        yield part.begin, (*windows, *part.moments), part
+        begin = part.blocks.word if blocks is None else begins[part.shard]
+        of_part = [
+            each.part(begin, count) if blocks is None else each.shards[part.shard]
+            for each in vectors
+        ]
+        kept = dict(zip("mv", part.kept, strict=False))
+        yield UpdatedPart(begin, (*of_part, *part.moments), part.blocks, kept)
 
 
 def _cuts(
     lengths: Sequence[int], size: int, blocks: BlockTable | None
 ) -> Iterator[list[tuple[int, int]]]:
-    """Yields each piece's parts: their first blocks and words, and the piece's end."""
+    """Yields each shard's parts: their first blocks and words, and the shard's end."""
     if blocks is not None:
-        yield from (blocks.cuts(piece, size) for piece in blocks.pieces)
+        yield from (blocks.cuts(shard, size) for shard in blocks.shards)
         return
     for first, end in pairwise(accumulate(lengths, initial=0)):
         yield [*((0, begin) for begin in range(first, end, size)), (0, end)]
@@ -272,18 +287,18 @@ def _part(lengths: Sequence[int]) -> int:
 
 
 def passing_parts(lengths: Sequence[int], blocks: BlockTable | None = None) -> int:
-    """Number of parts that moments in pieces of so many words pass through the device in."""
+    """Number of parts that moments in shards of so many words pass through the device in."""
     return sum(len(cuts) - 1 for cuts in _cuts(lengths, _part(lengths), blocks))
 
 
 def transfer_bytes(lengths: Sequence[int], moments: int = 2) -> int:
-    """Bytes of host memory that so many moments, in such pieces, pass through on their way."""
+    """Bytes of host memory that so many moments, in such shards, pass through on their way."""
     # Two copies of each buffer are on their way to the host.
     return 2 * passing_bytes(lengths, moments)
 
 
 def passing_bytes(lengths: Sequence[int], moments: int = 2) -> int:
-    """Bytes of the buffers that so many moments, in pieces of so many words, pass through."""
+    """Bytes of the buffers that so many moments, in shards of so many words, pass through."""
     size = _part(lengths)
     parts = sum(-(-length // size) for length in lengths)
     return moments * min(NUM_BUFFERS, parts) * 4 * size

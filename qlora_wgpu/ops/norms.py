@@ -10,18 +10,7 @@ from qlora_wgpu.kernels.common import held_row, row_constants, row_workgroups
 def rms_norm(
     g: Graph, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
 ) -> Tensor:
-    """Computes y = x / √(mean(x²) + eps) · weight (+ residual).
-
-    Args:
-        g: The graph.
-        x: (rows, columns) float32 or operand.
-        weight: (columns) float32, padded.
-        eps: Keeps the root from zero.
-        residual: (rows, columns) to add.
-
-    Returns:
-        (rows, columns): float32 with a residual, else an operand.
-    """
+    """y = x / √(mean(x²) + eps) · weight (+ residual): float32 with a residual, else an operand."""
     if x.columns != weight.columns or (residual is not None and residual.shape != x.shape):
         raise GraphError(f"rms_norm: {x}, {weight} and {residual} do not fit")
     make = g.operand if residual is None else g.float32
@@ -62,18 +51,7 @@ def rms_norm(
 
 
 def layer_norm(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """Computes y = (x - mean) / √(variance + eps) · weight + bias.
-
-    Args:
-        g: The graph.
-        x: (rows, columns) float32 or operand.
-        weight: (columns) float32, padded.
-        bias: Like weight, or None.
-        eps: Keeps the root from zero.
-
-    Returns:
-        (rows, columns) operand.
-    """
+    """y = (x - mean) / √(variance + eps) · weight + bias, an operand; weight and bias float32."""
     if x.columns != weight.columns or (bias is not None and bias.columns != x.columns):
         raise GraphError(f"layer_norm: {x}, {weight} and {bias} do not fit")
 

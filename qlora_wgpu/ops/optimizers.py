@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.sharded_vector import ShardedVector, as_sharded
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, round_up
-from qlora_wgpu.kernels.common import row_constants, row_workgroups
-from qlora_wgpu.ops.moments import BLOCK, BlockTable, MomentsPart, updated_parts
+from qlora_wgpu.kernels.common import one_row, row_constants, row_workgroups
+from qlora_wgpu.ops.moments import BLOCK, BlockTable, MomentsPart, UpdatedPart, updated_parts
 from qlora_wgpu.ops.tensor import fill_zero, in_words
 
 _MOST_SUMS = 512  # partial sums of squares
@@ -20,32 +21,29 @@ STATS_METRICS, STATS_LENGTH = 8, 22  # the first of those of ops/preference.py, 
 SATURATED_OFFSET = 256  # bytes; the largest alignment of a binding
 
 
-# ---- AdamW -----------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class AdamWConfig:
-    """AdamW's constants, by Hugging Face's names; a ``max_grad_norm`` of 0 does not clip."""
+class OptimizerConfig:
+    """An optimizer's constants, by Hugging Face's names; a ``max_grad_norm`` of 0 does not clip."""
 
-    adam_beta1: float = 0.9
+    adam_beta1: float = 0.9  # Lion's: how much of the moment is in what gives an update its sign
     adam_beta2: float = 0.999
-    adam_epsilon: float = 1e-8
+    adam_epsilon: float = 1e-8  # not Lion's
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
 
 
 @dataclass(frozen=True)
-class AdamWState:
-    """Flat vectors of one layout, in the same pieces, and what the host tells of the step.
+class OptimizerState:
+    """Flat vectors of one layout, in the same shards, and what the host tells of the step.
 
     All are float32, but a gradient may be bfloat16.
     """
 
     parameters: Tensor | ShardedVector  # the adapter
     gradient: Tensor | ShardedVector  # summed over the step's label tokens
-    first_moment: Tensor | ShardedVector  # m
-    second_moment: Tensor | ShardedVector  # v
-    step_info: Tensor  # learning rate of A, 1 - β₁ᵗ, √(1 - β₂ᵗ), learning rate of B
+    moments: Sequence[Tensor | ShardedVector]  # m, and AdamW's v; in 8 bits words of blocks
+    # Learning rate of A; 1 - β₁ᵗ and √(1 - β₂ᵗ), which Lion does not look at; learning rate of B.
+    step_info: Tensor
     stats: Tensor  # loss sum, label tokens, gradient norm, update factor; the rest is not looked at
     # Where B begins, in floats, a multiple of four; None where all have A's rate.
     split: int | None = None
@@ -57,9 +55,9 @@ def gradient_norm(
 ) -> None:
     """Puts the norm of the mean gradient, and the factor that averages and clips, into stats.
 
-    Sums do not depend on the pieces: an invocation continues in each where it was before.
+    Sums do not depend on the shards: an invocation continues in each where it was before.
     """
-    rows, whole = row_constants(g), as_sharded(gradient)
+    whole = as_sharded(gradient)
     threads = g.profile.threads_per_row
     sums = min(ceil_div(whole.columns // 4, _LEAST_UNITS * threads), _MOST_SUMS)
     sums = round_up(sums, g.profile.rows_per_group)
@@ -67,214 +65,118 @@ def gradient_norm(
     carried = None
     if len(whole.shards) > 1:
         carried = g.float_vector("sums of squares of invocations", sums * threads)
-    for begin, piece in whole.numbered():
+    for begin, shard in whole.numbered():
         g.launch(
             "adamw/norm_partial.wgsl",
             row_workgroups(g, sums),
-            {"g": piece, "squares": squares, "carried": carried},
+            {"g": shard, "squares": squares, "carried": carried},
             {"begin": begin // 4},
-            {"SUMS": sums, **rows},
+            {"SUMS": sums, **row_constants(g)},
         )
-    del rows["ROWS"]
     g.launch(
         "adamw/clip.wgsl",
         (1, 1, 1),
         {"squares": squares, "stats": stats},
         {"max_norm": max_grad_norm},
-        {"SUMS": sums, **rows},
+        {"SUMS": sums, **one_row(g)},
     )
 
 
-def adamw(g: Graph, state: AdamWState, config: AdamWConfig) -> None:
-    """One optimizer step from the gradient summed so far, which is zeroed."""
+def adamw(
+    g: Graph, state: OptimizerState, config: OptimizerConfig, blocks: BlockTable | None = None
+) -> None:
+    """One step of AdamW from the gradient summed so far, which is zeroed.
+
+    In 8 bits ``blocks`` say where each tensor's moments lie.
+    """
     gradient_norm(g, state.gradient, state.stats, config.max_grad_norm)
-    vectors = state.parameters, state.gradient
-    moments = state.first_moment, state.second_moment
-    for begin, tensors, part in updated_parts(vectors, moments, state.passing):
-        _update(g, state, config, begin, tensors)
-        if part is not None:
-            kept = dict(zip("mv", part.kept, strict=True))
-            g.launches[-1].fetches = g.launches[-1].saves = kept
+    for part in updated_parts(
+        state.parameters, state.gradient, state.moments, state.passing, blocks
+    ):
+        own = {**_rates(config), "epsilon": config.adam_epsilon}
+        if blocks is None:
+            _update(g, "adamw/update.wgsl", state, part, own)
+        else:
+            _update_8bit(g, state, part, own, blocks)
+    if blocks is not None and as_sharded(state.gradient).dtype == "bfloat16":
+        fill_zero(g, state.gradient)
+
+
+def lion(g: Graph, state: OptimizerState, config: OptimizerConfig) -> None:
+    """One step of Lion (Chen et al., 2023), likewise."""
+    gradient_norm(g, state.gradient, state.stats, config.max_grad_norm)
+    for part in updated_parts(state.parameters, state.gradient, state.moments, state.passing):
+        _update(g, "lion/update.wgsl", state, part, _rates(config))
+
+
+def _rates(config: OptimizerConfig) -> dict[str, int | float]:
+    return {
+        "beta1": config.adam_beta1,
+        "beta2": config.adam_beta2,
+        "weight_decay": config.weight_decay,
+        "one_minus_beta1": 1 - config.adam_beta1,
+        "one_minus_beta2": 1 - config.adam_beta2,
+    }
+
+
+def _bound(
+    state: OptimizerState, part: UpdatedPart
+) -> tuple[dict[str, Tensor], dict[str, Constant]]:
+    """What all updates are bound to and compiled for."""
+    p, gradient, *moments = part.tensors
+    in_halves = gradient.dtype == "bfloat16"
+    return {
+        "step_info": state.step_info,
+        "stats": state.stats,
+        "p": p,
+        "gradient": in_words(gradient) if in_halves else gradient,
+        **dict(zip("mv", moments, strict=False)),
+    }, {"GRADIENT_HALVES": in_halves}
 
 
 def _update(
-    g: Graph, state: AdamWState, config: AdamWConfig, begin: int, vectors: tuple[Tensor, ...]
+    g: Graph, path: str, state: OptimizerState, part: UpdatedPart, rates: dict[str, int | float]
 ) -> None:
-    """The update of parameters, with gradient and moments, from an element of the adapter on."""
-    p, gradient, m, v = vectors
-    units, in_halves = p.units(4), gradient.dtype == "bfloat16"
-    split = units if state.split is None else max(state.split - begin, 0) // 4
-    g.launch(
-        "adamw/update.wgsl",
-        units,
-        {
-            "step_info": state.step_info,
-            "stats": state.stats,
-            "p": p,
-            "gradient": in_words(gradient) if in_halves else gradient,
-            "m": m,
-            "v": v,
-        },
-        {
-            "units": units,
-            "beta1": config.adam_beta1,
-            "beta2": config.adam_beta2,
-            "epsilon": config.adam_epsilon,
-            "weight_decay": config.weight_decay,
-            "one_minus_beta1": 1 - config.adam_beta1,
-            "one_minus_beta2": 1 - config.adam_beta2,
-            "split": split,
-        },
-        {"GRADIENT_HALVES": in_halves},
-    )
+    """The update of a part whose moments are float32."""
+    tensors, constants = _bound(state, part)
+    units = tensors["p"].units(4)
+    split = units if state.split is None else max(state.split - part.begin, 0) // 4
+    g.launch(path, units, tensors, {"units": units, **rates, "split": split}, constants)
+    g.launches[-1].fetches = g.launches[-1].saves = part.kept
 
-
-# ---- Lion ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class LionConfig:
-    """Lion's constants; a ``max_grad_norm`` of 0 does not clip."""
-
-    beta1: float = 0.9  # how much of the moment is in what gives an update its sign
-    beta2: float = 0.99  # decay rate of the moment
-    weight_decay: float = 0.0  # decoupled weight decay
-    max_grad_norm: float = 1.0  # largest global norm of the gradient
-
-
-@dataclass(frozen=True)
-class LionState:
-    """Flat vectors of one layout, in the same pieces, and what the host tells of the step.
-
-    All are float32, but a gradient may be bfloat16.
-    """
-
-    parameters: Tensor | ShardedVector  # the adapter
-    gradient: Tensor | ShardedVector  # summed over the step's label tokens
-    moment: Tensor | ShardedVector  # m
-    step_info: Tensor  # learning rate of A, two numbers that are not looked at, learning rate of B
-    stats: Tensor  # see ``AdamWState``
-    split: int | None = None  # see ``AdamWState``
-    passing: Sequence[MomentsPart] = ()  # likewise
-
-
-def lion(g: Graph, state: LionState, config: LionConfig) -> None:
-    """One optimizer step from the gradient summed so far, which is zeroed."""
-    gradient_norm(g, state.gradient, state.stats, config.max_grad_norm)
-    vectors = state.parameters, state.gradient
-    for begin, (p, gradient, m), part in updated_parts(vectors, [state.moment], state.passing):
-        units, in_halves = p.units(4), gradient.dtype == "bfloat16"
-        g.launch(
-            "lion/update.wgsl",
-            units,
-            {
-                "step_info": state.step_info,
-                "stats": state.stats,
-                "p": p,
-                "gradient": in_words(gradient) if in_halves else gradient,
-                "m": m,
-            },
-            {
-                "units": units,
-                "beta1": config.beta1,
-                "beta2": config.beta2,
-                "weight_decay": config.weight_decay,
-                "one_minus_beta1": 1 - config.beta1,
-                "one_minus_beta2": 1 - config.beta2,
-                "split": units if state.split is None else max(state.split - begin, 0) // 4,
-            },
-            {"GRADIENT_HALVES": in_halves},
-        )
-        if part is not None:
-            g.launches[-1].fetches = g.launches[-1].saves = {"m": part.kept[0]}
-
-
-# ---- AdamW in 8 bits -------------------------------------------------------------------------
 
 _QUADS = BLOCK // 4
 _NO_SPLIT = (1 << 32) - 1
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Blocks from ``begin`` to ``end``, and what is bound."""
-
-    begin: int
-    end: int
-    first_word: int  # where ``m`` and ``v`` begin in the whole moments
-    first_element: int  # where ``p`` and ``gradient`` begin in the whole vectors
-    p: Tensor  # the piece of the parameters that has the blocks' tensors
-    gradient: Tensor  # the same piece of the gradient
-    m: Tensor  # the blocks' words
-    v: Tensor  # likewise
-
-
-def adamw_8bit(g: Graph, state: AdamWState, blocks: BlockTable, config: AdamWConfig) -> None:
-    """One optimizer step from the gradient summed so far, which is zeroed.
-
-    Args:
-        g: The graph.
-        state: Its moments are words, as ``blocks`` lays them out.
-        blocks: Where each tensor's blocks lie.
-        config: AdamW's constants.
-    """
-    gradient_norm(g, state.gradient, state.stats, config.max_grad_norm)
-    vectors = list(
-        zip(as_sharded(state.parameters).numbered(), as_sharded(state.gradient).shards, strict=True)
-    )
-    if not state.passing:
-        moments = as_sharded(state.first_moment).shards, as_sharded(state.second_moment).shards
-        for ((first, p), gradient), piece, m, v in zip(
-            vectors, blocks.pieces, *moments, strict=True
-        ):
-            part = _Part(piece.block, piece.end, piece.word, first, p, gradient, m, v)
-            _update_8bit(g, state, blocks, config, part)
-    for passing in state.passing:
-        (first, p), gradient = vectors[passing.piece]
-        m, v = passing.moments
-        part = _Part(passing.block, passing.end, passing.begin, first, p, gradient, m, v)
-        _update_8bit(g, state, blocks, config, part)
-        kept = dict(zip("mv", passing.kept, strict=True))
-        g.launches[-1].fetches = g.launches[-1].saves = kept
-    if as_sharded(state.gradient).dtype == "bfloat16":
-        fill_zero(g, state.gradient)
-
-
 def _update_8bit(
-    g: Graph, state: AdamWState, blocks: BlockTable, config: AdamWConfig, part: _Part
+    g: Graph,
+    state: OptimizerState,
+    part: UpdatedPart,
+    rates: dict[str, int | float],
+    blocks: BlockTable,
 ) -> None:
-    in_halves = part.gradient.dtype == "bfloat16"
-    constants, tensors = row_constants(g), len(blocks.tensors)
+    """The update of a part whose moments are blocks."""
+    tensors, halves = _bound(state, part)
+    constants, count = row_constants(g), len(blocks.tensors)
     if not g.profile.textures:
         constants["THREADS"] = min(g.profile.threads_per_row, _QUADS)
-    count = part.end - part.begin
-    split = _NO_SPLIT if state.split is None else max(state.split - part.first_element, 0)
+    own = part.blocks
+    assert own is not None
     g.launch(
         "adamw/update_8bit.wgsl",
-        row_workgroups(g, count),
+        row_workgroups(g, own.end - own.block),
+        {**tensors, "table": blocks.table},
         {
-            "step_info": state.step_info,
-            "stats": state.stats,
-            "p": part.p,
-            "gradient": in_words(part.gradient) if in_halves else part.gradient,
-            "m": part.m,
-            "v": part.v,
-            "table": blocks.table,
+            "first_block": own.block,
+            "blocks": own.end - own.block,
+            "first_word": own.word,
+            "first_element": part.begin,
+            "tensors": count,
+            "search": 1 << (count - 1).bit_length() >> 1,
+            **rates,
+            "split": _NO_SPLIT if state.split is None else max(state.split - part.begin, 0),
         },
-        {
-            "first_block": part.begin,
-            "blocks": count,
-            "first_word": part.first_word,
-            "first_element": part.first_element,
-            "tensors": tensors,
-            "search": 1 << (tensors - 1).bit_length() >> 1,
-            "beta1": config.adam_beta1,
-            "beta2": config.adam_beta2,
-            "epsilon": config.adam_epsilon,
-            "weight_decay": config.weight_decay,
-            "one_minus_beta1": 1 - config.adam_beta1,
-            "one_minus_beta2": 1 - config.adam_beta2,
-            "split": split,
-        },
-        {"GRADIENT_HALVES": in_halves, **constants},
+        {**halves, **constants},
     )
+    g.launches[-1].fetches = g.launches[-1].saves = part.kept

@@ -53,17 +53,9 @@ def pointwise(
 ) -> Tensor:
     """y = kernel(inputs, frozen), of the first input's shape, as an operand.
 
-    Args:
-        g: The graph.
-        kernel: The shaders' folder.
-        name: Of y.
-        inputs: What gets a gradient, by the shaders' names.
-        params: Fields of ``Params`` that are no tensors' sizes.
-        constants: Of both shaders.
-        frozen: Inputs without a gradient.
-        work: Elements that invocations take; by default x's units.
-        suited: Whether gradients have the types of ``Graph.new_gradient``, instead of operands'.
-        remade: Whether y may be rematerialized.
+    ``inputs`` get gradients, of the types of ``Graph.new_gradient`` if ``suited``, else operands;
+    ``params`` are what no tensor's size says; invocations take ``work`` elements, by default x's
+    units; ``remade`` says whether y may be rematerialized.
     """
     x = next(iter(inputs.values()))
     if any(other.shape != x.shape for other in inputs.values()):
@@ -191,17 +183,9 @@ class XIELUScalars:
 
 
 def xielu(g: Graph, x: Tensor, scalars: XIELUScalars) -> Tensor:
-    """Computes softplus(alpha_p) · x² + β · x for x > 0, else as below.
+    """y = softplus(alpha_p) · x² + β · x for x > 0, else as below.
 
-    n · (exp(min(x, eps)) - 1 - x) + β · x, with n = β + softplus(alpha_n).
-
-    Args:
-        g: The graph.
-        x: (rows, columns) operand.
-        scalars: The model's.
-
-    Returns:
-        (rows, columns) operand.
+    n · (exp(min(x, eps)) - 1 - x) + β · x, with n = β + softplus(alpha_n); x and y operands.
     """
     stored = {field.name: getattr(scalars, field.name) for field in fields(scalars)}
     for name, scalar in stored.items():
@@ -211,17 +195,7 @@ def xielu(g: Graph, x: Tensor, scalars: XIELUScalars) -> Tensor:
 
 
 def row_gate(g: Graph, x: Tensor, gate: Tensor, residual: Tensor | None = None) -> Tensor:
-    """Computes y = sigmoid(gate) · x (+ residual), gate a number for each row.
-
-    Args:
-        g: The graph.
-        x: (rows, columns) of any type.
-        gate: (rows, 1) float32.
-        residual: (rows, columns), added if given.
-
-    Returns:
-        (rows, columns) float32.
-    """
+    """y = sigmoid(gate) · x (+ residual), float32; gate (rows, 1) float32."""
     fits = gate.shape == (x.rows, 1) and gate.dtype == "float32"
     if not fits or (residual is not None and residual.shape != x.shape):
         raise GraphError(f"row_gate: {x}, {gate} and {residual} do not fit")
@@ -248,16 +222,7 @@ def row_gate(g: Graph, x: Tensor, gate: Tensor, residual: Tensor | None = None) 
 
 
 def scaled(g: Graph, x: Tensor, scalar: Tensor) -> Tensor:
-    """Computes y = scalar · x.
-
-    Args:
-        g: The graph.
-        x: (rows, columns) of any type.
-        scalar: One number, float32, frozen.
-
-    Returns:
-        (rows, columns) of x's type.
-    """
+    """y = scalar · x, of x's type; the scalar is one number, float32, frozen."""
     if scalar.shape != (1, 1):
         raise GraphError(f"scaled: {scalar} is not one number")
     y = matrix(f"scaled {x.name}", x.rows, x.columns, x.dtype)
@@ -265,18 +230,7 @@ def scaled(g: Graph, x: Tensor, scalar: Tensor) -> Tensor:
 
 
 def weighted_sum(g: Graph, x: Tensor, z: Tensor, a: float, b: float) -> Tensor:
-    """Computes y = a · x + b · z; no gradient passes to z.
-
-    Args:
-        g: The graph.
-        x: (rows, columns) of any type.
-        z: Like x, frozen.
-        a: Factor of x.
-        b: Factor of z.
-
-    Returns:
-        (rows, columns) operand.
-    """
+    """y = a · x + b · z, an operand; no gradient passes to z."""
     if x.shape != z.shape:
         raise GraphError(f"weighted_sum: {x} and {z} differ")
     y = g.operand(f"{x.name} + {z.name}", x.rows, x.columns)
@@ -318,17 +272,7 @@ def masked(g: Graph, x: Tensor, mask: DropoutMask, batch: BatchBuffers, dtype: s
 def dropout_parts(
     g: Graph, x: Tensor, mask: DropoutMask, batch: BatchBuffers
 ) -> tuple[Tensor, Tensor]:
-    """Divides x into what dropout keeps and the rest.
-
-    Args:
-        g: The graph.
-        x: (rows, columns) of any type.
-        mask: Zeros, and 1 / (1 - probability); ones where the batch has no dropout.
-        batch: The micro-batch, which has the random key.
-
-    Returns:
-        What is kept and the rest, (rows, columns) operands.
-    """
+    """What dropout keeps of x, and the rest, as operands; without dropout all is kept."""
     units = x.rows * x.units(8)
     params = dropout_params(mask)
 

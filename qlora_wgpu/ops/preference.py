@@ -14,7 +14,7 @@ from typing import Literal
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.common import row_constants, row_workgroups
+from qlora_wgpu.kernels.common import one_row, row_constants, row_workgroups
 from qlora_wgpu.ops.batch import BatchBuffers, SampleBuffers
 
 PAIR_LOSSES = (
@@ -68,13 +68,8 @@ class Preference:
 def summed_logps(g: Graph, losses: Tensor, batch: BatchBuffers) -> Tensor:
     """Sums of each sample: log p of the answer, its label rows, losses of all label rows, its hits.
 
-    Args:
-        g: The graph.
-        losses: float32, of each label row its loss and whether it is a hit.
-        batch: The micro-batch, which says where samples are.
-
-    Returns:
-        float32 (4 · samples that there is room for).
+    Given the loss of each label row and whether it is a hit; float32 (4 · samples that there is
+    room for).
     """
     samples = _samples(batch)
     sums = g.float_vector("sums of samples", 4 * samples.capacity)
@@ -98,15 +93,8 @@ def preference(
 ) -> Tensor:
     """Adds the loss of samples or pairs, their number and metrics to ``stats``.
 
-    Args:
-        g: The graph.
-        losses: float32, of each label row its loss and whether it is a hit.
-        batch: The micro-batch.
-        stats: float32; elements 0 and 1, and ``METRICS`` from ``STATS_METRICS`` on.
-        given: The objective.
-
-    Returns:
-        float32, the factor of each label row's gradient.
+    They go to elements 0 and 1, and as ``METRICS`` from ``STATS_METRICS`` on. Returns the factor of
+    each label row's gradient.
     """
     samples, sums = _samples(batch), summed_logps(g, losses, batch)
     weights = g.float_vector("weights of samples", 2 * samples.capacity)
@@ -118,19 +106,16 @@ def preference(
         "stats": stats,
     }
     if given.is_paired:
-        params, odds = _pair_params(given), given.objective == "orpo"
-        _one_group(g, "preference/pairs.wgsl", tensors, params, ODDS=odds)
+        path, kind = "preference/pairs.wgsl", {"ODDS": given.objective == "orpo"}
+        number = PAIR_LOSSES.index(given.loss_type) if given.objective == "dpo" else 0
+        own: dict[str, float] = {"loss_type": number, "smoothing": given.label_smoothing}
     else:
-        rates = {"desirable": given.desirable_weight, "undesirable": given.undesirable_weight}
-        zero = not given.has_divergence
-        _one_group(g, "preference/singles.wgsl", tensors, {"beta": given.beta, **rates}, ZERO=zero)
+        path, kind = "preference/singles.wgsl", {"ZERO": not given.has_divergence}
+        own = {"desirable": given.desirable_weight, "undesirable": given.undesirable_weight}
+    g.launch(path, (1, 1, 1), tensors, {"beta": given.beta, **own}, {**one_row(g), **kind})
     factors = g.float_vector("factors of label rows", batch.rows)
     spread = {"weights": weights, "row_samples": samples.of_rows, "batch_info": batch.info}
-    g.launch(
-        "preference/spread.wgsl",
-        batch.rows,
-        {**spread, "factors": factors},
-    )
+    g.launch("preference/spread.wgsl", batch.rows, {**spread, "factors": factors})
     return factors
 
 
@@ -142,7 +127,7 @@ def divergence(g: Graph, losses: Tensor, batch: BatchBuffers, stats: Tensor) -> 
         "batch_info": batch.info,
         "stats": stats,
     }
-    _one_group(g, "preference/divergence.wgsl", tensors, {})
+    g.launch("preference/divergence.wgsl", (1, 1, 1), tensors, constants=one_row(g))
 
 
 def means(sums: Mapping[str, float], given: Preference) -> dict[str, float]:
@@ -164,20 +149,6 @@ def means(sums: Mapping[str, float], given: Preference) -> dict[str, float]:
     if given.has_divergence and sums["divergent"] > 0:
         shown["kl"] = max(sums["divergence"] / sums["divergent"], 0.0)
     return shown
-
-
-def _pair_params(given: Preference) -> dict[str, int | float]:
-    number = PAIR_LOSSES.index(given.loss_type) if given.objective == "dpo" else 0
-    return {"loss_type": number, "beta": given.beta, "smoothing": given.label_smoothing}
-
-
-def _one_group(
-    g: Graph, path: str, tensors: Mapping[str, Tensor], params: Mapping[str, int | float],
-    **constants: bool,
-) -> None:  # fmt: skip
-    chosen = {**row_constants(g), **constants}
-    del chosen["ROWS"]
-    g.launch(path, (1, 1, 1), tensors, params, chosen)
 
 
 def _samples(batch: BatchBuffers) -> SampleBuffers:

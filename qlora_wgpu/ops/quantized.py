@@ -14,17 +14,17 @@ from qlora_wgpu.kernels.dequantize import (
     DEQUANTIZE,
     Dequantization,
     GroupDequantization,
+    QuantizedView,
     whole_blocks,
 )
 from qlora_wgpu.kernels.gemm.packed import (
     PackedWeights,
-    QuantizedView,
     copy_rows,
     copy_scales,
     decodes,
-    dense_strips,
     fits,
-    quantized_strips,
+    packed_codes,
+    packed_dense,
 )
 from qlora_wgpu.weight_format import WeightFormat
 
@@ -55,30 +55,25 @@ class QuantizedMatrix:
     # tensors above, each beginning at a multiple of ``EXPERT_WORDS`` words.
     experts: int = 1
     # ``(first row or expert, operands)`` if it is kept dequantized as well: in the shards in which
-    # it would be dequantized (``row_pieces``, ``expert_pieces``), filled once.
+    # it would be dequantized (``row_cuts``, ``expert_cuts``), filled once.
     kept: tuple[tuple[int, Tensor], ...] = ()
 
     def shards(self, g: Graph) -> Iterator[tuple[int, Tensor]]:
-        """Dequantizes piece by piece; each piece's bytes are free once it has been used."""
+        """Dequantizes shard by shard; the bytes of each are free once it has been used."""
         if self.kept:
             yield from self.kept
             return
-        for row0, rows in self.row_pieces(g.weight_dtype, g.max_binding):
+        for row0, rows in self.row_cuts(g.weight_dtype, g.max_binding):
             w = g.weight(self.name, rows, self.columns)
             self._put(g, w, row0)
             yield row0, w
 
-    def row_pieces(self, dtype: str, max_binding: int) -> Iterator[tuple[int, int]]:
-        """The first row of what is dequantized at a time, and how many there are.
-
-        Args:
-            dtype: Of the operands.
-            max_binding: Largest number of bytes that one binding may show.
-        """
+    def row_cuts(self, dtype: str, max_binding: int) -> Iterator[tuple[int, int]]:
+        """The first row of what is dequantized at a time to a type, and how many there are."""
         row_bytes = matrix("", 1, self.columns, dtype).nbytes
         return _cut(self.rows, max(max_binding // row_bytes // ROW_UNIT * ROW_UNIT, ROW_UNIT))
 
-    def expert_pieces(self, dtype: str, max_binding: int) -> Iterator[tuple[int, int]]:
+    def expert_cuts(self, dtype: str, max_binding: int) -> Iterator[tuple[int, int]]:
         """The first expert of what is dequantized at a time, and how many there are."""
         one = matrix("", self.rows, self.columns, dtype).nbytes
         return _cut(self.experts, max(min(max_binding, _EXPERT_BYTES) // one, 1))
@@ -90,10 +85,7 @@ class QuantizedMatrix:
 
     def _put(self, g: Graph, w: Tensor, first: int) -> None:
         """Dequantizes into ``w`` from a row, or with several experts from an expert on."""
-        if self.experts == 1:
-            self._launch(g, w, self._parts(0), first)
-        else:
-            self._launch(g, w, self._parts(first), 0)
+        self._launch(g, w, *((0, first) if self.experts == 1 else (first, 0)))
 
     @property
     def parts(self) -> dict[str, Tensor]:
@@ -108,7 +100,7 @@ class QuantizedMatrix:
 
     def put_rows(self, g: Graph, w: Tensor, row0: int) -> None:
         """Dequantizes the whole matrix into rows ``row0`` and on of an operand."""
-        self._launch(g, w, self._parts(0), 0, among=row0)
+        self._launch(g, w, 0, 0, among=row0)
 
     def expert_shards(self, g: Graph) -> Iterator[tuple[int, int, Tensor]]:
         """Dequantizes some experts at a time, one below the other."""
@@ -116,22 +108,10 @@ class QuantizedMatrix:
             yield first, kept.rows // self.rows, kept
         if self.kept:
             return
-        for first, count in self.expert_pieces(g.weight_dtype, g.max_binding):
+        for first, count in self.expert_cuts(g.weight_dtype, g.max_binding):
             w = g.weight(self.name, count * self.rows, self.columns)
             self._put(g, w, first)
             yield first, count, w
-
-    def _parts(self, first: int) -> tuple[Tensor | None, ...]:
-        """Codes, scales, maps and scales of scales of the experts from ``first`` on."""
-        return tuple(
-            part if part is None or not first else self._from(part, first)
-            for part in (self.codes, self.absmax, self.nested_absmax, self.maps)
-        )
-
-    def _from(self, part: Tensor, first: int) -> Tensor:
-        skipped = first * self._stride(part)
-        rest = part.columns - skipped
-        return replace(part, columns=rest, stride=rest, offset=4 * skipped)
 
     def _stride(self, part: Tensor | None) -> int:
         return 0 if part is None else part.columns // self.experts
@@ -143,28 +123,20 @@ class QuantizedMatrix:
         return codes, absmax, self._stride(self.nested_absmax), self._stride(self.maps)
 
     def _launch(
-        self,
-        g: Graph,
-        w: Tensor,
-        parts: tuple[Tensor | None, ...],
-        row0: int,
-        among: int | None = None,
+        self, g: Graph, w: Tensor, expert: int, row0: int, among: int | None = None
     ) -> None:
-        codes, absmax, nested_absmax, maps = parts
-        assert codes is not None and absmax is not None and maps is not None
+        """Dequantizes from an expert or a row on."""
+
+        def rest_of(part: Tensor) -> Tensor:
+            skipped = expert * self._stride(part)
+            rest = part.columns - skipped
+            return replace(part, columns=rest, stride=rest, offset=4 * skipped) if expert else part
+
+        parts = {name: rest_of(part) for name, part in self.parts.items()}
+        if "nested" in parts:
+            parts["nested_absmax"] = parts.pop("nested")
         problem = Dequantization(
-            w=w,
-            row0=row0,
-            codes=codes,
-            absmax=absmax,
-            maps=maps,
-            nested_absmax=nested_absmax,
-            codebook=self.codebook,
-            form=self.form,
-            experts=self.experts,
-            expert_rows=self.rows,
-            strides=self.strides,
-            among=among,
+            w, row0, parts, self.codebook, self.form, self.experts, self.rows, self.strides, among
         )
         DEQUANTIZE.launch(g, problem)
 
@@ -173,74 +145,58 @@ def kept_together(matrices: Sequence[QuantizedMatrix]) -> Tensor | None:
     """Kept matrices as one operand; None where they do not lie one below the other."""
     if any(len(matrix.kept) != 1 for matrix in matrices):
         return None
-    pieces = [matrix.kept[0][1] for matrix in matrices]
-    first, end = pieces[0], pieces[0].offset
-    for piece in pieces:
-        if piece.storage is not first.storage or piece.offset != end:
+    shards = [matrix.kept[0][1] for matrix in matrices]
+    first, end = shards[0], shards[0].offset
+    for shard in shards:
+        if shard.storage is not first.storage or shard.offset != end:
             return None
-        end += piece.nbytes
-    return replace(first, rows=sum(piece.rows for piece in pieces))
+        end += shard.nbytes
+    return replace(first, rows=sum(shard.rows for shard in shards))
 
 
 def dequantize_together(g: Graph, w: Tensor, matrices: Sequence[QuantizedMatrix]) -> None:
-    """Dequantizes matrices one below the other: at once, where their parts lie together.
+    """Dequantizes up to three matrices into w, one below the other.
 
-    Args:
-        g: The graph.
-        w: (rows of all, columns), of any type.
-        matrices: Up to three, of as many columns as ``w``.
+    At once, where their parts lie together.
     """
-    group = None if matrices[0].form.block_rows is not None else _together(g, matrices)
-    if group is None:
-        row0 = 0
-        for matrix in matrices:
-            matrix.put_rows(g, w, row0)
-            row0 += matrix.rows
+    group = None if matrices[0].form.block_rows is not None else _view(g, matrices)
+    if group is not None:
+        GroupDequantization(w, group).launch(g)
         return
-    words, first = group
-    rows = [matrix.rows for matrix in matrices]
-    GroupDequantization(w, words, _begins(matrices, first), rows, matrices[0].form).launch(g)
+    row0 = 0
+    for each in matrices:
+        each.put_rows(g, w, row0)
+        row0 += each.rows
 
 
 def rows_of(g: Graph, matrices: Sequence[QuantizedMatrix]) -> QuantizedView | None:
     """Matrices as products of few rows read them; None where they must be dequantized first."""
-    group = _together(g, matrices)
+    view = _view(g, matrices)
+    return view if view is not None and decodes(view.form, view.columns) else None
+
+
+def _view(g: Graph, matrices: Sequence[QuantizedMatrix]) -> QuantizedView | None:
+    """Matrices whose parts are words of one binding; None where they are not adjacent."""
     form, columns = matrices[0].form, matrices[0].columns
-    if group is None or not decodes(form, columns):
-        return None
-    words, first = group
-    begins = _begins(matrices, first)
-    rows = [matrix.rows for matrix in matrices]
-    return QuantizedView(words, begins, rows, columns, form, matrices[0].strides)
-
-
-def _begins(matrices: Sequence[QuantizedMatrix], first: int) -> dict[str, list[int]]:
-    """Where each matrix's parts begin, in words from a first byte on."""
-    begins = {
-        name: [(_first_byte(matrix.parts[name]) - first) // 4 for matrix in matrices]
-        for name in matrices[0].parts
-    }
-    begins.setdefault("nested", [0])
-    return begins
-
-
-def _together(g: Graph, matrices: Sequence[QuantizedMatrix]) -> tuple[Tensor, int] | None:
-    """All parts as words of one binding, and its first byte; None where they are not adjacent."""
-    form = matrices[0].form
     alike = all(matrix.form.key == form.key for matrix in matrices)
-    if not alike or not whole_blocks(form, matrices[0].columns, 8):
+    if not alike or not whole_blocks(form, columns, 8):
         return None
     parts = [part for matrix in matrices for part in matrix.parts.values()]
     places = {(part.storage.group, part.storage.within) for part in parts if part.storage}
     if len(places) > 1 or places & {(None, None)} or not all(part.storage for part in parts):
         return None
-    parts.sort(key=_first_byte)
-    first, last = parts[0], parts[-1]
-    words = (_first_byte(last) + last.nbytes - _first_byte(first)) // 4
+    first, last = min(parts, key=_first_byte), max(parts, key=_first_byte)
+    begin = _first_byte(first)
+    words = (_first_byte(last) + last.nbytes - begin) // 4
     if 4 * words > g.max_binding:
         return None
+    begins = {
+        name: [(_first_byte(matrix.parts[name]) - begin) // 4 for matrix in matrices]
+        for name in matrices[0].parts
+    }
     group = replace(first, columns=words, stride=words, dtype="uint32")
-    return group, _first_byte(first)
+    rows = [matrix.rows for matrix in matrices]
+    return QuantizedView(group, begins, rows, columns, form, matrices[0].strides)
 
 
 def _first_byte(part: Tensor) -> int:
@@ -275,9 +231,8 @@ class PackedWeightCache:
     def __init__(self, *, dense: bool = True) -> None:
         """Has none yet.
 
-        Args:
-            dense: Whether quantized matrices are packed dequantized, in the type of frozen weights:
-                bfloat16 takes three times as many bytes as codes, and 0.4 of their time.
+        Dense packed weights have the type of frozen weights: bfloat16 takes three times as many
+        bytes as codes, and 0.4 of their time.
         """
         self.dense = dense
         self._made: dict[object, PackedWeights] = {}
@@ -315,7 +270,7 @@ class PackedWeightCache:
 
     def _dense(self, g: Graph, weights: Sequence[QuantizedMatrix]) -> tuple[PackedWeights, Fill]:
         rows, name = sum(weight.rows for weight in weights), _name(weights)
-        made = dense_strips(name, rows, g.weight(name, 1, weights[0].columns), _lanes(g))
+        made = packed_dense(name, rows, g.weight(name, 1, weights[0].columns), _lanes(g))
 
         def fill(own: Graph) -> None:
             column0 = 0
@@ -333,7 +288,7 @@ class PackedWeightCache:
         rows = rows_of(g, weights)
         if rows is None or not fits(rows.form, rows.columns):
             return None
-        made = quantized_strips(_name(weights), rows, _lanes(g))
+        made = packed_codes(_name(weights), rows, _lanes(g))
 
         def fill(own: Graph) -> None:
             column0 = 0
@@ -350,7 +305,7 @@ class PackedWeightCache:
             return None
         key = (w.storage, w.offset, w.shape)
         if key not in self._made:
-            made = dense_strips(w.name, w.rows, w, _lanes(g))
+            made = packed_dense(w.name, w.rows, w, _lanes(g))
             if made.words.nbytes > g.max_binding:
                 return None
             self._made[key] = made

@@ -23,19 +23,10 @@ def rope(
 ) -> list[Tensor]:
     """Rotates every head of queries, and of keys, by its token's position.
 
-    Args:
-        g: The graph.
-        xs: One or two of (rows, heads · head_dim); two are rotated by one launch, where launches
-            cost something.
-        table: float32 (positions, rotary_dim / 2) of (cos, sin).
-        batch: Whose ``positions`` are used, where no ``rows`` are given.
-        head_dim: Elements of a head; even.
-        rotary_dim: How many of them are rotated.
-        interleaved: Whether pairs are neighbours, instead of half of rotary_dim apart.
-        rows: Which row of the table each row of x is rotated by, instead of that of its position.
-
-    Returns:
-        (rows, heads · head_dim) operands.
+    One or two of (rows, heads · head_dim) become operands; two are one launch, where launches cost
+    something. The first ``rotary_dim`` elements of a head are rotated, with pairs half of that
+    apart, or ``interleaved`` neighbours, by a row of the float32 table (positions, rotary_dim / 2)
+    of (cos, sin): that of the token's position, or the one in ``rows``.
     """
     if not 1 <= len(xs) <= 2:
         raise GraphError(f"rope: {len(xs)} tensors are neither one nor two")

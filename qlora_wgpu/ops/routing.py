@@ -13,7 +13,13 @@ from dataclasses import dataclass
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor, ceil_div, matrix
-from qlora_wgpu.kernels.common import EXPERT_TILE, ExpertTiles, row_constants, row_workgroups
+from qlora_wgpu.kernels.common import (
+    EXPERT_TILE,
+    ExpertTiles,
+    one_row,
+    row_constants,
+    row_workgroups,
+)
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.label_rows import row_words
 
@@ -44,15 +50,9 @@ def route(
     scale: float = 1.0,
     tile: int = EXPERT_TILE,
 ) -> Routing:
-    """Chooses experts and gives the assignments slots.
+    """Chooses experts by a router's logits (rows, experts) float32; gives the assignments slots.
 
-    Args:
-        g: The graph.
-        logits: (rows, experts) float32, of the router.
-        top_k: Experts that each row meets.
-        normalized: Whether the weights of the chosen are made to sum up to one.
-        scale: Factor of the weights.
-        tile: Rows of a tile.
+    ``normalized`` weights of the chosen sum up to one, before they are multiplied by ``scale``.
     """
     experts = logits.columns
     if logits.dtype != "float32" or not 0 < top_k <= experts:
@@ -81,28 +81,13 @@ def largest(g: Graph, logits: Tensor, top_k: int) -> Tensor:
 def assigned(
     g: Graph, ids: Tensor, weights: Tensor, top_k: int, experts: int, tile: int = EXPERT_TILE
 ) -> Routing:
-    """Gives the assignments of chosen experts slots.
-
-    Args:
-        g: The graph.
-        ids: uint32 (rows · top_k), the expert of each assignment.
-        weights: (rows, top_k) float32.
-        top_k: Experts that each row meets.
-        experts: How many there are.
-        tile: Rows of a tile.
-    """
+    """Gives the assignments of chosen experts slots, in tiles of so many rows."""
     slots, assignments, tiles, rows = _assign_slots(g, ids, experts, tile)
     return Routing(top_k, ids, weights, slots, assignments, tiles, rows)
 
 
 def permute(g: Graph, x: Tensor, routing: Routing) -> Tensor:
-    """Copies each row to the slots of its assignments.
-
-    Args:
-        g: The graph.
-        x: (rows, columns) of any type.
-        routing: Where to.
-    """
+    """Copies each row, of any type, to the slots of its assignments."""
     if x.rows != routing.weights.rows:
         raise GraphError(f"permute: {x} does not have the rows of {routing.weights}")
     words = row_words(x)
@@ -129,17 +114,7 @@ def permute(g: Graph, x: Tensor, routing: Routing) -> Tensor:
 
 
 def combine(g: Graph, x: Tensor, routing: Routing, residual: Tensor | None = None) -> Tensor:
-    """Adds up what the experts made of each row, by their weights.
-
-    Args:
-        g: The graph.
-        x: (routing.rows, columns) of any type.
-        routing: Whose rows are where, and the weights.
-        residual: (rows, columns), added if given.
-
-    Returns:
-        (rows, columns) float32.
-    """
+    """Adds up what the experts made of each row, by their weights, in float32."""
     rows = routing.weights.rows
     if residual is not None and residual.shape != (rows, x.columns):
         raise GraphError(f"combine: {residual} cannot be added to {x}")
@@ -312,15 +287,8 @@ def route_by_scores(
 ) -> Routing:
     """Chooses experts by their scores and gives the assignments slots.
 
-    Args:
-        g: The graph.
-        logits: (rows, experts) float32, of the router.
-        bias: (experts) float32, added to the scores that choose, if given. It balances the experts'
-            load without a loss, and changes neither weights nor gradients (DeepSeek-V3, 2024,
-            section 2.1.2).
-        top_k: Experts that each row meets.
-        scoring: What makes scores of logits, and weights of scores.
-        tile: Rows of a tile.
+    A bias (experts) float32 is added to the scores that choose. It balances the experts' load
+    without a loss, and changes neither weights nor gradients (DeepSeek-V3, 2024, section 2.1.2).
     """
     experts = logits.columns
     fits = scoring.fits(experts, top_k) and (bias is None or bias.columns == experts)
@@ -330,12 +298,7 @@ def route_by_scores(
         )
     ids = g.integers("expert ids", logits.rows * top_k)
     weights = g.float32("expert weights", logits.rows, top_k)
-    params = {
-        "experts": experts,
-        "top_k": top_k,
-        "least": scoring.least,
-        "scale": scoring.scale,
-    }
+    params = {"experts": experts, "top_k": top_k, "least": scoring.least, "scale": scoring.scale}
     groups = {"groups": scoring.groups, "top_groups": scoring.top_groups}
     constants = {
         "SIGMOID": scoring.sigmoid,
@@ -371,25 +334,12 @@ def route_by_scores(
 
 
 def balance_sums(
-    g: Graph,
-    logits: Tensor,
-    ids: Tensor,
-    batch: BatchBuffers,
-    before: Tensor | None = None,
+    g: Graph, logits: Tensor, ids: Tensor, batch: BatchBuffers, before: Tensor | None = None
 ) -> Tensor:
     """How often each expert is chosen, and the sum of its probabilities; padding is left out.
 
-    Layers sum up one after another; the loss is computed from the last sums.
-
-    Args:
-        g: The graph.
-        logits: (rows, experts) float32, of the router.
-        ids: uint32 (rows · top_k), the experts with each row's largest logits.
-        batch: Whose rows they are.
-        before: (2, experts) float32 that is added, the sums of the layers before.
-
-    Returns:
-        (2, experts) float32; differentiable in its second row.
+    (2, experts) float32, differentiable in its second row. Layers sum up one after another:
+    ``before`` has the sums of those before. The loss is computed from the last.
     """
     rows, experts = logits.shape
     if logits.dtype != "float32" or rows != batch.rows or ids.columns % rows:
@@ -410,7 +360,7 @@ def balance_sums(
         (logits.stride, 1, 1),
         {"logits": logits, "ids": ids, "softmax": softmax, "before": before, "sums": sums},
         {**sizes, "top_k": ids.columns // rows},
-        _one_row(g),
+        one_row(g),
     )
 
     def vjp(dsums: Tensor) -> None:
@@ -433,15 +383,7 @@ def balance_loss(
     As in transformers the loss is experts · Σ_e f[e] · P[e], where f[e] is how many of all layers'
     tokens choose expert e and P[e] the mean of its probability. Counts have no gradient, so that it
     goes through P alone. A step's loss is the mean of its micro-batches', weighted by their labels
-    or by the labels' weights.
-
-    Args:
-        g: The graph.
-        sums: (2, experts) float32, of all layers.
-        top_k: Experts that each row meets.
-        batch: The micro-batch.
-        stats: float32; element 5 gets the loss, without the coefficient.
-        coefficient: Factor of the loss in what is minimized, and so of its gradient.
+    or by the labels' weights; the coefficient is in the gradient, not in element 5 of stats.
     """
     experts = sums.columns
     dsums = g.float32(f"d {sums.name}", 2, experts)
@@ -455,17 +397,7 @@ def balance_loss(
             "dsums": dsums,
             "weights": batch.weights,
         },
-        {
-            "experts": experts,
-            "top_k": top_k,
-            "coefficient": coefficient,
-        },
-        _one_row(g),
+        {"experts": experts, "top_k": top_k, "coefficient": coefficient},
+        one_row(g),
     )
     g.add_gradient(sums, dsums)
-
-
-def _one_row(g: Graph) -> dict[str, int | float | bool]:
-    constants = row_constants(g)
-    del constants["ROWS"]
-    return constants

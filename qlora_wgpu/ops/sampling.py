@@ -90,15 +90,9 @@ def make_choices(rows: int, seen: Tensor) -> SamplerState:
 
 
 def choose(g: Graph, logits: Tensor, batch: BatchBuffers, choices: SamplerState) -> None:
-    """Chooses each row's token, and adds it to its text's.
+    """Chooses each row's token by its float32 logits, which are changed, and adds it to its text's.
 
     A batch of new tokens becomes that of the tokens which were chosen.
-
-    Args:
-        g: The graph.
-        logits: (rows, vocab) float32, changed.
-        batch: Says which text each row is of.
-        choices: The settings; gets the tokens.
     """
     rows, words = logits.rows, _words_of_text(logits.columns)
     places, fits = batch.places, choices.chosen.columns == rows * DECODE_STEPS_AHEAD
@@ -162,10 +156,7 @@ def seen_words(
 ) -> npt.NDArray[np.uint32]:
     """A text's words beside its settings: a bit for each token it has, and its logit biases.
 
-    Args:
-        ids: Its tokens so far.
-        vocab: Tokens that there are.
-        biases: What is added to logits; at most ``LOGIT_BIASES``, of tokens that there are.
+    Of biases there are ``LOGIT_BIASES`` at most, of tokens that there are.
     """
     words, room = np.zeros(_words_of_text(vocab), np.uint32), 1 + 2 * LOGIT_BIASES
     bits = np.zeros(32 * (len(words) - room), np.uint8)

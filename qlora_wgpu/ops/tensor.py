@@ -13,9 +13,9 @@ from qlora_wgpu.graph.tensor import TEXEL, Tensor, ceil_div, matrix, vector
 
 def fill_zero(g: Graph, y: Tensor | ShardedVector) -> None:
     """Zeroes y."""
-    for piece in as_sharded(y).shards:
-        units = ceil_div(piece.nbytes, 16)
-        g.launch("tensor/fill.wgsl", units, {"y": piece})
+    for shard in as_sharded(y).shards:
+        units = ceil_div(shard.nbytes, 16)
+        g.launch("tensor/fill.wgsl", units, {"y": shard})
 
 
 def copied(g: Graph, x: Tensor) -> Tensor:
@@ -27,13 +27,10 @@ def copied(g: Graph, x: Tensor) -> Tensor:
 
 
 def add_to(g: Graph, y: Tensor | ShardedVector, x: Tensor | ShardedVector) -> None:
-    """Adds x, float32, to y of the same layout.
+    """Adds x, float32, to y, of the same shards.
 
-    Args:
-        g: The graph.
-        y: float32; or a part of a bfloat16 vector with a storage of its own, where each sum is
-            rounded to nearest even.
-        x: What is added, in the same pieces.
+    y is float32, or a part of a bfloat16 vector with a storage of its own, where each sum is
+    rounded to nearest even.
     """
     for to, part in zip(as_sharded(y).shards, as_sharded(x).shards, strict=True):
         if to.dtype == "bfloat16":

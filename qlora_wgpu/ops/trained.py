@@ -47,36 +47,20 @@ class TrainableTokens:
         return any(row0 <= index < row0 + count for index in self.indices)
 
 
-def overwrite(g: Graph, trained: TrainableTokens, pieces: Sequence[tuple[int, Tensor]]) -> None:
-    """Puts the trained rows into the matrix.
-
-    Args:
-        g: The graph.
-        trained: The rows.
-        pieces: ``(first row, rows)`` of the matrix, of any type.
-    """
-    for row0, piece in pieces:
-        if trained.within(row0, piece.rows):
+def overwrite(g: Graph, trained: TrainableTokens, shards: Sequence[tuple[int, Tensor]]) -> None:
+    """Puts the trained rows into the matrix's shards, ``(first row, rows)`` of any type."""
+    for row0, shard in shards:
+        if trained.within(row0, shard.rows):
             g.launch(
                 "trained_rows/overwrite.wgsl",
-                trained.rows.rows * piece.units(8),
-                {"tokens": trained.tokens, "rows": trained.rows, "weight": piece},
-                {
-                    "row0": row0,
-                    "piece_rows": piece.rows,
-                },
+                trained.rows.rows * shard.units(8),
+                {"tokens": trained.tokens, "rows": trained.rows, "weight": shard},
+                {"row0": row0, "piece_rows": shard.rows},
             )
 
 
 def overwrite_looked_up(g: Graph, trained: TrainableTokens, ids: Tensor, table: Tensor) -> None:
-    """Puts the trained rows into what the host has looked up: row m of the table is of ids[m].
-
-    Args:
-        g: The graph.
-        trained: The rows.
-        ids: uint32, the tokens.
-        table: (tokens, columns) of any type.
-    """
+    """Puts the trained rows into what the host has looked up: row m of the table is of ids[m]."""
     g.launch(
         "trained_rows/overwrite_looked_up.wgsl",
         table.rows * table.units(8),
@@ -113,17 +97,11 @@ def overlapping(one: Rows, first: int, count: int) -> list[tuple[int, Tensor]]:
     return views
 
 
-def write_whole(g: Graph, trained: SavedModule, pieces: Sequence[tuple[int, Tensor]]) -> None:
-    """Puts the trained matrix where kernels read it.
-
-    Args:
-        g: The graph.
-        trained: The rows.
-        pieces: ``(first row, rows)`` of the matrix, of any type.
-    """
-    for row0, piece in pieces:
-        for first, rows in overlapping(trained.rows, row0, piece.rows):
+def write_whole(g: Graph, trained: SavedModule, shards: Sequence[tuple[int, Tensor]]) -> None:
+    """Puts the trained matrix into shards, ``(first row, rows)`` of any type, that kernels read."""
+    for row0, shard in shards:
+        for first, rows in overlapping(trained.rows, row0, shard.rows):
             units = rows.rows * rows.units(8)
-            params = {"units": units, "first": (first - row0) * piece.units(8)}
-            tensors = {"rows": rows, "weight": piece}
+            params = {"units": units, "first": (first - row0) * shard.units(8)}
+            tensors = {"rows": rows, "weight": shard}
             g.launch("trained_rows/write_whole.wgsl", units, tensors, params)

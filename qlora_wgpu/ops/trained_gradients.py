@@ -25,24 +25,9 @@ def add_lookup_gradient(
 
     The sum goes from a token's first place in the batch to the next one with the same token, and so
     on: in order, without atomics.
-
-    Args:
-        g: The graph.
-        trained: The rows.
-        ids: uint32 (tokens), below the matrix's rows.
-        dy: (tokens, columns) of any type.
-        scale: What rows were multiplied by.
     """
-    following = g.integers("next of the same token", dy.rows)
+    following = following_places(g, ids, dy.rows, trained.padding, trained.slots)
     threads = g.profile.flat_group
-    g.launch(
-        "trained_rows/following.wgsl",
-        (ceil_div(dy.rows, threads), 1, 1),
-        {"ids": ids, "slots": trained.slots, "following": following},
-        {"padding": NONE if trained.padding is None else trained.padding},
-        {"THREADS": threads},
-        turns=dy.rows,
-    )
     gradient = g.float32(f"d {trained.name} looked up", *trained.rows.shape)
     fill_zero(g, gradient)
     g.launch(
@@ -78,11 +63,8 @@ class HeadGradient:
     def take(self, dlogits: Tensor, row0: int, first: int, scale: float) -> None:
         """Takes the columns of trained rows.
 
-        Args:
-            dlogits: (label rows, rows of the head from ``row0`` on).
-            row0: The first of these.
-            first: The first of the label rows.
-            scale: What the head's product was multiplied by.
+        dlogits is (label rows from ``first`` on, rows of the head from ``row0`` on), ``scale`` what
+        the head's product was multiplied by.
         """
         trained, columns = self._trained, self.columns
         if not trained.within(row0, dlogits.columns):
@@ -125,21 +107,18 @@ def sum_up(g: Graph, trained: TrainableTokens) -> None:
 # ---- whole matrices --------------------------------------------------------------------------
 
 
-def following_places(g: Graph, ids: Tensor, rows: int, padding: int | None) -> Tensor:
-    """For each of so many places the next one of the same token: trained_rows/following.wgsl.
+def following_places(
+    g: Graph, ids: Tensor, rows: int, padding: int | None, slots: Tensor | None = None
+) -> Tensor:
+    """For each of so many places the next one of the same token, which ``padding`` has none of.
 
-    Args:
-        g: The graph.
-        ids: uint32, the tokens.
-        rows: How many.
-        padding: A token that gets no gradient.
+    With ``slots`` only of tokens that are trained.
     """
-    following = g.integers("next of the same token", rows)
-    threads = g.profile.flat_group
+    following, threads = g.integers("next of the same token", rows), g.profile.flat_group
     g.launch(
         "trained_rows/following.wgsl",
         (ceil_div(rows, threads), 1, 1),
-        {"ids": ids, "slots": None, "following": following},
+        {"ids": ids, "slots": slots, "following": following},
         {"rows": rows, "padding": NONE if padding is None else padding},
         {"THREADS": threads},
         turns=rows,
@@ -148,17 +127,7 @@ def following_places(g: Graph, ids: Tensor, rows: int, padding: int | None) -> T
 
 
 def add_whole_lookup(g: Graph, trained: SavedModule, ids: Tensor, dy: Tensor, scale: float) -> None:
-    """Adds scale · Σ dy[m] over all m with ids[m] = t to the gradient of each row t.
-
-    The sum goes from a token's first place in the batch to its next, as that of trained rows.
-
-    Args:
-        g: The graph.
-        trained: The rows.
-        ids: uint32 (tokens), below the matrix's rows.
-        dy: (tokens, columns) of any type.
-        scale: What rows were multiplied by.
-    """
+    """The same where all rows are trained."""
     following = following_places(g, ids, dy.rows, trained.padding)
     threads = g.profile.flat_group
     for row0, gradient in trained.gradients:
@@ -166,40 +135,32 @@ def add_whole_lookup(g: Graph, trained: SavedModule, ids: Tensor, dy: Tensor, sc
             "trained_rows/whole_gradient.wgsl",
             (dy.rows, ceil_div(dy.units(4), threads), 1),
             {"ids": ids, "following": following, "dy": dy, "gradient": gradient},
-            {
-                "scale": scale,
-                "row0": row0,
-            },
+            {"scale": scale, "row0": row0},
             {"THREADS": threads},
             turns=dy.rows,
         )
 
 
-class WholeHead:
-    """The gradient of a head that is trained whole, added while its logits exist."""
+def add_whole_head(
+    g: Graph,
+    trained: SavedModule,
+    hidden: Tensor,
+    dlogits: Tensor,
+    row0: int,
+    first: int,
+    batch: BatchBuffers,
+    scale: float,
+    factors: Tensor | None,
+) -> None:
+    """Adds the gradient of some rows of the head from some label rows, times factors if any.
 
-    def __init__(self, g: Graph, trained: SavedModule, hidden: Tensor, batch: BatchBuffers) -> None:
-        """Notes what it is made of."""
-        self._g, self._trained, self._hidden, self._batch = g, trained, hidden, batch
-
-    def take(
-        self, dlogits: Tensor, row0: int, first: int, scale: float, factors: Tensor | None
-    ) -> None:
-        """Adds the gradient of some rows of the head from some label rows.
-
-        Args:
-            dlogits: (label rows, rows of the head from ``row0`` on).
-            row0: The first of these.
-            first: The first of the label rows.
-            scale: What the head's product was multiplied by.
-            factors: What each label row's gradient is multiplied by, if by anything.
-        """
-        g, batch = self._g, self._batch
-        x = gather(g, self._hidden, dlogits.rows, first, batch)
-        for begin, gradient in overlapping(self._trained.gradients, row0, dlogits.columns):
-            columns = (begin - row0, gradient.rows)
-            turned = transposed(g, dlogits, first, batch, factors, columns)
-            product = Gemm(
-                turned, x, gradient, False, scale=scale, accumulate=True, label="lm_head/whole"
-            )
-            GEMM.launch(g, product)
+    dlogits is (label rows from ``first`` on, rows of the head from ``row0`` on).
+    """
+    x = gather(g, hidden, dlogits.rows, first, batch)
+    for begin, gradient in overlapping(trained.gradients, row0, dlogits.columns):
+        columns = (begin - row0, gradient.rows)
+        turned = transposed(g, dlogits, first, batch, factors, columns)
+        product = Gemm(
+            turned, x, gradient, False, scale=scale, accumulate=True, label="lm_head/whole"
+        )
+        GEMM.launch(g, product)

@@ -78,10 +78,7 @@ def dynamic_quant_map(*, signed: bool = True) -> npt.NDArray[np.float32]:
     For i = 0..6 they are ±10^(i-6) times the 2^i midpoints of 2^i + 1 even steps from 0.1 to 1,
     plus 0 and 1 (Dettmers, 8-Bit Approximations for Parallelism in Deep Learning,
     arXiv:1511.04561); without signs, twice as many steps. Every step is rounded to float32 as
-    PyTorch rounds it, so that the bits agree with bitsandbytes' own map.
-
-    Returns:
-        float32 (256,), read-only.
+    PyTorch rounds it, so that the bits agree with bitsandbytes' own map, which is read-only.
     """
     values = [np.zeros(1, np.float32), np.ones(1, np.float32)]
     for i in range(7):
@@ -109,19 +106,13 @@ _UNROLL = 4  # registers added to side by side
 
 
 def float32_mean(values: npt.NDArray[np.float32]) -> np.float32:
-    """The mean as PyTorch computes it on one thread of an x86 processor, to the bit.
+    """The float32 mean as PyTorch computes it on one thread of an x86 processor, to the bit.
 
     Rounding depends on the order of summation, and the offset in a doubly quantized file is such a
     mean, so the order is followed: 8 lanes times 4 registers run down the array, in a cascade of
     four levels that keeps partial sums of similar size (``SumKernel.cpp``). From 32,769 values on,
-    PyTorch with several threads cuts the array into as many parts, so that its own result
-    depends on the machine; this one is then at most a few units in the last place away.
-
-    Args:
-        values: float32 (n,), n >= 1.
-
-    Returns:
-        The mean, rounded to float32.
+    PyTorch with several threads cuts the array into as many parts, so that its own result depends
+    on the machine; this one is then at most a few units in the last place away.
     """
     return np.float32(_sum(values) / np.float32(values.size))
 
@@ -176,11 +167,7 @@ class QuantizedAbsmax:
 
 
 def quantize_absmax(absmax: npt.NDArray[np.float32]) -> QuantizedAbsmax:
-    """Quantizes scales to 8 bits, bit-exact to bitsandbytes 0.50 on a CPU.
-
-    Args:
-        absmax: float32 (n,), n >= 1, finite.
-    """
+    """Quantizes finite float32 scales to 8 bits, bit-exact to bitsandbytes 0.50 on a CPU."""
     offset = float32_mean(absmax)
     centred = absmax - offset
     blocks = -(-absmax.size // NESTED_BLOCKSIZE)

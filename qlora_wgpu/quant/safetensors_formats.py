@@ -45,14 +45,7 @@ def of_bytes(
     scales: npt.NDArray[np.float32],
     dtype: str,
 ) -> QuantizedWeight:
-    """A weight of a byte each and float32 scales.
-
-    Args:
-        form: Its form.
-        codes: (out_features, in_features).
-        scales: One of each block, in any shape.
-        dtype: The weights' type in PyTorch's words.
-    """
+    """A weight (out_features, in_features) of a byte each and float32 scales, one of each block."""
     return QuantizedWeight(
         shape=(codes.shape[0], codes.shape[1]),
         codes=codes.reshape(-1),
@@ -73,11 +66,9 @@ NVFP4 = WeightFormat("NVFP4", E2M1, 16, WHOLE)
 
 
 def mxfp4(codes: npt.NDArray[np.uint8], exponents: npt.NDArray[np.uint8]) -> QuantizedWeight:
-    """A matrix in MXFP4.
+    """A matrix in MXFP4, of (out_features, in_features / 2) bytes.
 
-    Args:
-        codes: (out_features, in_features / 2) bytes.
-        exponents: (out_features, in_features / 32), none of them 255.
+    Exponents are (out_features, in_features / 32), none of them 255.
     """
     return QuantizedWeight(
         shape=(codes.shape[0], 2 * codes.shape[1]),
@@ -98,12 +89,10 @@ def nvfp4(
     scales: npt.NDArray[np.uint8],
     scale_map: npt.NDArray[np.float32],
 ) -> QuantizedWeight:
-    """A matrix in NVFP4.
+    """A matrix in NVFP4, of (out_features, in_features / 2) bytes.
 
-    Args:
-        codes: (out_features, in_features / 2) bytes.
-        scales: (out_features, in_features / 16) codes.
-        scale_map: (256,), what those stand for, the tensor's scale in them.
+    Scales are (out_features, in_features / 16) codes, which stand for the 256 of ``scale_map``,
+    with the tensor's scale in them.
     """
     return QuantizedWeight(
         shape=(codes.shape[0], 2 * codes.shape[1]),
@@ -150,13 +139,9 @@ def grouped_weight(
     """A matrix of AWQ or GPTQ: w = (q - zero) · scale.
 
     That is kept as q · scale + minimum with minimum = -zero · scale. Scales are float16 and
-    integers short, so that every product and the sum are exact in float32.
-
-    Args:
-        form: Its form.
-        codes: (in_features, out_features), q.
-        zeros: (groups, out_features); 256 of GPTQ's 8 bits does not occur.
-        scales: (groups, out_features).
+    integers short, so that every product and the sum are exact in float32. Codes are (in_features,
+    out_features), zeros and scales (groups, out_features); a zero of 256, of GPTQ's 8 bits, does
+    not occur.
     """
     minima = -zeros.astype(np.float32) * scales
     rows = np.ascontiguousarray(codes.T)
@@ -222,14 +207,9 @@ def scaled_weight(
     zeros: npt.NDArray[np.float32] | None,
     dtype: str,
 ) -> QuantizedWeight:
-    """A matrix.
+    """A matrix of codes (out_features, in_features) as stored, and a scale of each block.
 
-    Args:
-        form: Its form.
-        codes: (out_features, in_features), as stored.
-        scales: One of each block, in any shape.
-        zeros: As many, in the codes' numbers, if the form has zeros.
-        dtype: The weights' type in PyTorch's words.
+    Zeros, if the form has them, are as many, in the codes' numbers.
     """
     absmax = scales.reshape(-1).astype(np.float32)
     if zeros is not None:

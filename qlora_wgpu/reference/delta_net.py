@@ -62,16 +62,9 @@ def gated_delta_rule(
 ) -> Array:
     """S_t = exp(g_t)·S_{t-1} + k_t ⊗ beta_t·(v_t − (exp(g_t)·S_{t-1})ᵀ k_t) and o_t = S_tᵀ q_t.
 
-    q and k are normalized to length one first, q scaled by 1/√key_dim.
-
-    Args:
-        q: (batch · seq, key heads · key_dim).
-        k: Like q.
-        v: (batch · seq, value heads · value_dim).
-        decay: (batch · seq, value heads), g_t.
-        beta: Like decay.
-        segments: (batch, seq), the sample of each token; 0 for padding, which is passed over.
-        heads: Their numbers and sizes.
+    q and k (batch · seq, key heads · key_dim) are normalized to length one first, q scaled by
+    1/√key_dim; v is (batch · seq, value heads · value_dim), decay g_t and beta (batch · seq, value
+    heads); padding, where segments (batch, seq) are 0, is passed over.
     """
     q = _normalized(q, heads) * heads.key_dim**-0.5
     states, nothing = _states(k, v, decay, beta, segments, heads), np.zeros(v.shape[1])

@@ -102,26 +102,10 @@ class AdamW8Bit:
     v: Quantized
 
 
-def adamw_8bit(
-    state: AdamW8Bit,
-    gradient: Array,
-    tokens: int,
-    t: int,
-    *,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    epsilon: float,
-    weight_decay: float,
-    max_norm: float,
-) -> AdamW:
+def adamw_8bit(state: AdamW8Bit, gradient: Array, tokens: int, t: int, **rates: float) -> AdamW:
     """One step from a summed gradient; returns parameters and moments before these are rounded."""
-    m, v = state.m.values(signed=True), state.v.values(signed=False)
-    exact = AdamW(state.p, m, v)
-    adamw(
-        exact, gradient, tokens, t, lr=lr, beta1=beta1, beta2=beta2, epsilon=epsilon,
-        weight_decay=weight_decay, max_norm=max_norm,
-    )  # fmt: skip
+    exact = AdamW(state.p, state.m.values(signed=True), state.v.values(signed=False))
+    adamw(exact, gradient, tokens, t, **rates)
     if tokens:
         state.p = exact.p
         state.m = Quantized.of(exact.m, signed=True)

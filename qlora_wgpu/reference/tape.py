@@ -26,7 +26,8 @@ def grads(
     places = range(of) if isinstance(of, int) else of
     inputs = {place: Var(args[place]) for place in places}
     made = f(*(inputs.get(i, a) for i, a in enumerate(args)), **options)
-    ends = list(zip(made, dy, strict=True)) if isinstance(made, tuple) else [(made, dy)]
+    pairs = zip(made, dy, strict=True) if isinstance(made, tuple) else [(made, dy)]
+    ends = [(y, cotangent) for y, cotangent in pairs if isinstance(y, Var)]
     for y, cotangent in ends:
         y.gradient = y.gradient + np.broadcast_to(np.asarray(cotangent, np.float64), y.shape)
     for node in reversed(_in_order([y for y, _ in ends])):
@@ -43,6 +44,13 @@ def grad(f: Callable[..., Any], dy: Any, *args: Any, **options: Any) -> Array:
 def constant(x: Any) -> Array:
     """The same numbers, through which no gradient passes."""
     return x.value if isinstance(x, Var) else np.asarray(x)
+
+
+def through(x: Any, value: _Pull | None = None, gradient: _Pull | None = None) -> Any:
+    """The same where an op stores it, or its gradient, in another type."""
+    if not isinstance(x, Var):
+        return x if value is None else value(x)
+    return Var(x.value if value is None else value(x.value), [(x, gradient or (lambda g: g))])
 
 
 def erfc(x: Any) -> Any:

@@ -209,14 +209,9 @@ def _traced(
     cases: Iterable[Case] | None = None,
     paths: Set[str] | None = None,
 ) -> dict[Case, Footprint]:
-    """What checks execute.
+    """What checks execute, all by default.
 
-    Args:
-        device: Where they would run.
-        profile: How their kernels are cut.
-        dtype: Their operands' type.
-        cases: Those that are traced; all by default.
-        paths: Of shaders: a check whose first case launches none of them is left at that one.
+    A check whose first case launches none of the shaders in ``paths`` is left at that one.
     """
     traced: dict[Case, Footprint] = {}
     for _, own in groupby(cases or cases_for(profile), key=lambda case: case.check):
@@ -283,10 +278,9 @@ def problem_of(
 
 
 def give_way(device: Device) -> Profile | None:
-    """Gives a device plainer kernels, since its own are wrong; remembers that of the driver.
+    """Gives a device plainer kernels, since its own are wrong, and remembers that of the driver.
 
-    Returns:
-        The profile it has now; None if there is no plainer one.
+    Returns the profile it has now; None if there is no plainer one.
     """
     profile = plainer(device.profile)
     if profile is not None:

@@ -231,6 +231,11 @@ class Runner:
         likely = 4.0 * float(np.sqrt(np.sum(roundings**2))) + float(np.sum(sums))
         self.excess = max(self.excess, outwards / likely)
 
+    def compare_each(self, got: Array, expected: npt.ArrayLike) -> None:
+        """Compares numbers one by one, each by its own size."""
+        for value, exact in zip(got, np.asarray(expected, np.float64), strict=True):
+            self.compare(value, exact)
+
     def compare_exactly(self, got: Array, expected: Array) -> None:
         """Notes whether a result has every bit of its reference; NaN is like NaN."""
         same = np.asarray(got) == expected

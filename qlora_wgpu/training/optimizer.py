@@ -16,15 +16,7 @@ from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.ops.moments import MomentsPart, moments_in_parts
-from qlora_wgpu.ops.optimizers import (
-    AdamWConfig,
-    AdamWState,
-    LionConfig,
-    LionState,
-    adamw,
-    adamw_8bit,
-    lion,
-)
+from qlora_wgpu.ops.optimizers import OptimizerConfig, OptimizerState, adamw, lion
 from qlora_wgpu.training.schedule import STEP_NUMBERS, Schedule
 
 
@@ -37,42 +29,26 @@ def trace_update(
     passing: Sequence[MomentsPart] = (),
 ) -> None:
     """Adds the launches of one update."""
-    if optim.name == "lion":
-        lion(
-            graph,
-            LionState(
-                parameters=adapter.parameters,
-                gradient=adapter.gradient,
-                moment=adapter.first_moment,
-                step_info=info,
-                stats=stats,
-                split=adapter.b_begin,
-                passing=passing,
-            ),
-            LionConfig(optim.adam_beta1, optim.adam_beta2, optim.weight_decay, optim.max_grad_norm),
-        )
-        return
-    state = AdamWState(
+    state = OptimizerState(
         parameters=adapter.parameters,
         gradient=adapter.gradient,
-        first_moment=adapter.first_moment,
-        second_moment=adapter.second_moment,
+        moments=adapter.moments.vectors,
         step_info=info,
         stats=stats,
         split=adapter.b_begin,
         passing=passing,
     )
-    config = AdamWConfig(
+    config = OptimizerConfig(
         adam_beta1=optim.adam_beta1,
         adam_beta2=optim.adam_beta2,
         adam_epsilon=optim.adam_epsilon,
         weight_decay=optim.weight_decay,
         max_grad_norm=optim.max_grad_norm,
     )
-    if adapter.moments.blocks is None:
-        adamw(graph, state, config)
+    if optim.name == "lion":
+        lion(graph, state, config)
     else:
-        adamw_8bit(graph, state, adapter.moments.blocks, config)
+        adamw(graph, state, config, adapter.moments.blocks)
 
 
 def _on_host(moment: ShardedVector) -> list[npt.NDArray[Any]]:

@@ -41,10 +41,10 @@ def modules_of(config, quant, dtype="float32", max_binding=LARGE, folder=None, l
 def storages(modules):
     storage_of = {}
     for matrix in (modules.embedding, modules.head):
-        storage_of |= {(t.name, row): t.storage for row, t in matrix.pieces}
+        storage_of |= {(t.name, row): t.storage for row, t in matrix.resident}
     for name, layer in modules.linears.items():
-        if hasattr(layer.weight, "pieces"):
-            storage_of |= {(t.name, row): t.storage for row, t in layer.weight.pieces}
+        if hasattr(layer.weight, "resident"):
+            storage_of |= {(t.name, row): t.storage for row, t in layer.weight.resident}
         else:
             for leaf in ("codes", "absmax", "nested_absmax", "maps"):
                 tensor = getattr(layer.weight, leaf)
@@ -78,7 +78,7 @@ def test_row_shards_cover_a_matrix_once(tmp_path, dtype, max_binding):
     size = 4 if dtype == "float32" else 2
     row_bytes = padded(36) * size
     rows = []
-    for row0, tensor in matrix.pieces:
+    for row0, tensor in matrix.resident:
         assert row0 == len(rows) and tensor.columns == 36 and tensor.stride == padded(36)
         # A shard is never cut below the few rows that a tile needs.
         assert tensor.nbytes <= max(max_binding, ROW_UNIT * row_bytes)
@@ -90,7 +90,7 @@ def test_row_shards_cover_a_matrix_once(tmp_path, dtype, max_binding):
     expected = weights(CONFIG)["model.embed_tokens.weight"]
     bound = 0 if dtype == "float32" else 2**-8
     assert np.all(np.abs(np.array(rows) - expected) <= bound * np.abs(expected))
-    assert (len(matrix.pieces) == 1) == (max_binding == LARGE)
+    assert (len(matrix.resident) == 1) == (max_binding == LARGE)
 
 
 @pytest.mark.parametrize("double", [True, False])
@@ -128,7 +128,7 @@ def test_tied_matrices_are_stored_once(tmp_path):
     tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
     write_weights(folder, tensors)
     modules = modules_of(CONFIG, QuantConfig(), folder=ModelFolder.open(folder))
-    held = modules.embedding.pieces[0][1].storage.data
+    held = modules.embedding.resident[0][1].storage.data
     assert np.array_equal(held[:, :36], tensors["lm_head.weight"])
 
 

@@ -4,7 +4,7 @@ from support.harness import PROFILES, Bench, assert_checked, assert_close
 
 from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw, gradient_norm
+from qlora_wgpu.ops.optimizers import OptimizerConfig, OptimizerState, adamw, gradient_norm
 from qlora_wgpu.reference import optimizers as reference
 from qlora_wgpu.selfcheck.cases.optimizers import check_update_from_halves
 
@@ -25,7 +25,7 @@ def one_step(device, p, g, m, v, t, tokens, lr, config, profile="cpu", cuts=()):
     info = [lr, 1 - config.adam_beta1**t, np.sqrt(1 - config.adam_beta2**t), 0]
     vectors = [cut(each, cuts) for each in (p, g, m, v)]
     stats = flat([9, tokens, 7, 7])
-    adamw(bench.graph, AdamWState(*vectors, flat(info), stats), config)
+    adamw(bench.graph, OptimizerState(*vectors[:2], vectors[2:], flat(info), stats), config)
     rows = iter(bench.run(*(piece for each in vectors for piece in each.shards), stats))
     return [*(np.concatenate([next(rows)[0] for _ in each.shards]) for each in vectors),
             next(rows)[0]]  # fmt: skip
@@ -36,7 +36,7 @@ def one_step(device, p, g, m, v, t, tokens, lr, config, profile="cpu", cuts=()):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_steps(device, max_norm, weight_decay):
     rng = np.random.default_rng(12)
-    config = AdamWConfig(weight_decay=weight_decay, max_grad_norm=max_norm)
+    config = OptimizerConfig(weight_decay=weight_decay, max_grad_norm=max_norm)
     p, m, v = rng.standard_normal(LENGTH), np.zeros(LENGTH), np.zeros(LENGTH)
     state = reference.AdamW(p.copy(), m.copy(), v.copy())
     for t in range(1, 5):
@@ -59,7 +59,7 @@ def test_vectors_in_pieces(device, profile):
     rng = np.random.default_rng(13)
     p, g, m, v = (rng.standard_normal(LENGTH) for _ in range(4))
     given = (p, g, m, np.abs(v), 3, 5, 1e-2)
-    config = AdamWConfig(weight_decay=0.1, max_grad_norm=0.5)
+    config = OptimizerConfig(weight_decay=0.1, max_grad_norm=0.5)
     whole = one_step(device, *given, config, profile)
     for cuts in ([512, 1024], [64], [128, 192, 1152]):
         parts = one_step(device, *given, config, profile, cuts)
@@ -78,8 +78,8 @@ def test_two_rates(device, split, cuts):
     info = flat([1e-2, 1 - 0.9**3, np.sqrt(1 - 0.999**3), 0.16])
     stats = flat([9, 5, 0, 0])
     vectors = [cut(each, cuts) for each in (p, g, m, v)]
-    state = AdamWState(*vectors, info, stats, split=split)
-    adamw(bench.graph, state, AdamWConfig(weight_decay=0.1))
+    state = OptimizerState(*vectors[:2], vectors[2:], info, stats, split=split)
+    adamw(bench.graph, state, OptimizerConfig(weight_decay=0.1))
     got = [np.concatenate([row[0] for row in bench.run(*vectors[0].shards)])]
     for rate, part in ((1e-2, slice(split)), (0.16, slice(split, None))):
         expected = reference.AdamW(p.copy(), m.copy(), v.copy())
@@ -146,7 +146,7 @@ def test_nothing_changes_but_the_gradient(device, case, profile):
     elif case != "no tokens":
         g.view(np.uint32)[5] = case
     tokens = 0 if case == "no tokens" else 5
-    got = one_step(device, p, g, m, v, 3, tokens, 1e-2, AdamWConfig(), profile)
+    got = one_step(device, p, g, m, v, 3, tokens, 1e-2, OptimizerConfig(), profile)
     for before, after in zip((p, m, v), (got[0], got[2], got[3]), strict=True):
         assert np.array_equal(before, after)
     assert not got[1].any()

@@ -11,7 +11,7 @@ from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.lora.moments import MOMENT_VALUES
 from qlora_wgpu.ops.moments import BlockTable, Span
-from qlora_wgpu.ops.optimizers import AdamWConfig, AdamWState, adamw_8bit
+from qlora_wgpu.ops.optimizers import OptimizerConfig, OptimizerState, adamw
 from qlora_wgpu.quant.quantized_weight import dynamic_quant_map
 from qlora_wgpu.reference import optimizers as reference
 from qlora_wgpu.selfcheck.cases.optimizers import check_update_from_halves
@@ -120,8 +120,8 @@ class Adapter:
         info = [recorded.LR, 1 - 0.9**t, np.sqrt(1 - 0.999**t), 3 * recorded.LR]
         p, g, stats, step_info = map(_float32, (self.p, gradient, [9, tokens, 7, 7], info))
         m, v = map(bench.given, self.words, ("uint32", "uint32"))
-        state = AdamWState(p, g, m, v, step_info, stats, split=self.spans["even"].offset)
-        adamw_8bit(bench.graph, state, self.blocks, config)
+        state = OptimizerState(p, g, (m, v), step_info, stats, split=self.spans["even"].offset)
+        adamw(bench.graph, state, config, self.blocks)
         bits = [row[0] for row in bench.run_bits(p, g, m, v, stats)]
         self.p, self.words = bits[0].view(np.float32), [bits[2], bits[3]]
         return bits[1].view(np.float32), bits[4].view(np.float32)
@@ -135,7 +135,7 @@ def _float32(values):
 @pytest.mark.parametrize("profile", PROFILES)
 def test_steps(device, profile):
     adapter, tokens, norm = Adapter(), 17, 1e3
-    config = AdamWConfig(weight_decay=0.1, max_grad_norm=norm)
+    config = OptimizerConfig(weight_decay=0.1, max_grad_norm=norm)
     small = [np.zeros(5 * 83)] * 2
     for t in (1, 2, 3):
         tensors = {name: recorded.eight_bit_case(name)[1][t - 1] for name in adapter.spans}
@@ -186,12 +186,14 @@ def _same_codes(got, expected, x, *, signed):
 def test_nothing_changes_but_the_gradient(device, profile, wrong):
     adapter = Adapter()
     tensors = {name: recorded.eight_bit_case(name)[1][0] for name in adapter.spans}
-    adapter.step(device, profile, adapter.flat(tensors), 1, 5, AdamWConfig())
+    adapter.step(device, profile, adapter.flat(tensors), 1, 5, OptimizerConfig())
     p, words = adapter.p.copy(), [each.copy() for each in adapter.words]
     if wrong == "not finite":
         tensors["odd"][3, 3] = np.nan
     tokens = 0 if wrong == "no tokens" else 5
-    zeroed, stats = adapter.step(device, profile, adapter.flat(tensors), 2, tokens, AdamWConfig())
+    zeroed, stats = adapter.step(
+        device, profile, adapter.flat(tensors), 2, tokens, OptimizerConfig()
+    )
     assert np.array_equal(adapter.p, p) and not zeroed.any() and stats[3] == 0
     assert all(map(np.array_equal, adapter.words, words)) and words[0].any()
 
@@ -216,7 +218,7 @@ def test_a_checkpoint_holds_every_bit():
 @pytest.mark.parametrize("most", [256, 700, 1300, 10**6])
 def test_parts_end_between_blocks(most):
     blocks = Adapter().blocks
-    (whole,) = blocks.pieces
+    (whole,) = blocks.shards
     cuts = blocks.cuts(whole, most)
     assert cuts[0] == (0, 0) and cuts[-1] == (blocks.blocks, blocks.words)
     for (block, word), (next_block, next_word) in pairwise(cuts):
@@ -233,7 +235,7 @@ def test_blocks_of_pieces():
     assert [piece.columns for piece in cut.new_moment("m").shards] == [
         tensor.blocks * tensor.block_words for tensor in whole.tensors
     ]
-    cuts = [cut.cuts(piece, 700) for piece in cut.pieces]
+    cuts = [cut.cuts(shard, 700) for shard in cut.shards]
     assert [each[0][0] for each in cuts] == [tensor.first_block for tensor in whole.tensors]
     assert [each[-1] for each in cuts[:2]] == [each[0] for each in cuts[1:]]
     assert cuts[-1][-1] == (whole.blocks, whole.words)

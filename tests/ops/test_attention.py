@@ -1,4 +1,5 @@
 from dataclasses import replace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -13,6 +14,8 @@ from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.reference import attention as reference
 from qlora_wgpu.reference.tape import grads
+from qlora_wgpu.selfcheck import runner
+from qlora_wgpu.selfcheck.cases.attention import compare_attention
 
 HOISTING = gpu_profile(None, hoists_loads=True)
 PADDED = np.array([[1, 1, 1, 1, 1, 0, 0], [0, 0, 1, 1, 1, 1, 1], [1, 1, 2, 2, 2, 3, 0]])
@@ -22,42 +25,14 @@ def check(
     device, profile, dtype, heads, kv_heads, head_dim, segments, *, do_dtype="float32", sinks=None,
     **options,
 ):  # fmt: skip
-    rng = np.random.default_rng(4)
-    size, seq = segments.shape
-    rows = size * seq
-    q, do = (rng.standard_normal((rows, heads * head_dim)) for _ in range(2))
-    k, v = (rng.standard_normal((rows, kv_heads * head_dim)) for _ in range(2))
-    scale = 1 / np.sqrt(head_dim)
     bench = Bench(device, dtype, PROFILES[profile] if isinstance(profile, str) else profile)
-    tensors = [bench.operand(a, grad=True) for a in (q, k, v)]
-    batch = bench.batch_of(size, seq, segments=segments)
-    given = None if sinks is None else bench.given(sinks)
-    o = attention(bench.graph, *tensors, batch, head_dim, scale, sinks=given, **options)
-    options["sinks"] = None if sinks is None else rounded(sinks, "float32")
-    gradients = bench.gradients(o, bench.given(do, do_dtype), *tensors)
-    got = bench.run(o, *gradients)
-    q, k, v = (rounded(a, dtype) for a in (q, k, v))
-    do = rounded(do, do_dtype)
-    expected = [
-        reference.attention(q, k, v, segments, head_dim, scale, **options),
-        *grads(
-            reference.attention,
-            do,
-            q,
-            k,
-            v,
-            segments,
-            head_dim,
-            scale,
-            stored=got[0],
-            **options,
-            of=3,
-        ),
-    ]
-    bound = tolerance(dtype, seq * head_dim)
-    for name, actual, exact in zip(("o", "dq", "dk", "dv"), got, expected, strict=True):
-        why = f"{name}: sums over keys and heads of terms of order 1, exp to 1e-6"
-        assert_close(actual, exact, bound, why, terms=1.0 if name in ("dq", "dk") else 0.0)
+    given = [] if sinks is None else [rounded(sinks, "float32")]
+    sizes, exact = (heads, kv_heads, head_dim), do_dtype == "float32"
+    sums = tolerance("float32", segments.shape[1] * head_dim)  # over keys and heads, exp to 1e-6
+    with mock.patch.object(runner, "SUMS", sums):
+        near = sums * (segments.shape[1] == 1)  # where dq and dk are zero
+        compare_attention(bench, sizes, segments, given, exact, near=near, **options)
+    assert bench.excess <= 1.0, bench.worst
 
 
 IN_TEXTURES = replace(cpu_profile(16), in_textures=True)

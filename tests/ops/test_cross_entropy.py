@@ -3,13 +3,20 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from support.harness import DTYPES, PROFILES, VARIANTS, Bench, rounded
 
 from qlora_wgpu.gpu.matrix import Limits
 from qlora_wgpu.ops.loss import Objective, _Loss, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
-from qlora_wgpu.reference import loss as reference
-from qlora_wgpu.reference.tape import grad
+from qlora_wgpu.selfcheck import runner
+from qlora_wgpu.selfcheck.cases.linear import dense
+from qlora_wgpu.selfcheck.cases.loss import compare_loss
+
+
+@pytest.fixture(autouse=True)
+def tight(monkeypatch):
+    monkeypatch.setattr(runner, "SUMS", 4e-6)  # sums of float32 in any order
+
 
 LABELS = {"none": 0.0, "few": 0.1, "all": 1.0}
 
@@ -24,7 +31,6 @@ def run(
     share,
     *,
     shard=None,
-    gradient=True,
     smoothing=0.0,
     z_loss=0.0,
     other=None,
@@ -41,40 +47,14 @@ def run(
     if share == 0.1:
         targets[rows // 2] = vocab - 1
     bench = Bench(device, dtype, profile)
-    step = shard or vocab
-    pieces = tuple((i, bench.operand(head[i : i + step])) for i in range(0, vocab, step))
-    stats = bench.given(np.array([[2.0, 3.0, 0, 0, 4.0]]))
-    th = bench.operand(hidden, grad=True)
-    if other is not None:
-        bench.graph.add_gradient(th, bench.given(np.ones_like(hidden), other))
-    given = rng.uniform(0, 3, rows) if weighted else None
-    batch = bench.batch_of(1, rows, targets=targets, weights=given)
-    cross_entropy(
-        bench.graph,
-        th,
-        Head(DenseMatrix(vocab, columns, pieces), **head_options),
-        batch,
-        stats,
-        gradient=gradient,
-        objective=Objective(smoothing, z_loss, weighted, confidence),
-    )
-    shown = dict(head_options)
-    head_options |= {"smoothing": smoothing, "z_loss": z_loss}
-    outputs = [bench.graph.gradient_of(th)] if gradient else []
-    got_stats, *got = bench.run(stats, *outputs)
-    hidden, head = rounded(hidden, dtype), rounded(head, dtype)
-    losses = reference.losses(hidden, head, targets, **head_options)
-    weights = given[targets != -100].astype(np.float32) if weighted else np.ones(len(losses))
-    factors = weights * (np.exp(-losses) if confidence else 1.0)
-    sums = np.array([2 + factors @ losses, 3 + weights.sum()])
-    assert_close(got_stats[0, :2], sums, 4e-6, "float32 sums")
-    hits = reference.hits(hidden, head, targets, **shown)
-    assert_close(got_stats[0, 4:], np.array([4 + weights @ hits]), 4e-6, "float32 sums")
-    if gradient:
-        expected = grad(reference.losses, factors, hidden, head, targets, **head_options)
-        expected += other is not None
-        # d logits are operands: one rounding before the sum over the vocabulary.
-        assert_close(got[0], expected, 4 * tolerance(dtype, vocab), "sums over the vocabulary")
+    bias = rounded(head_options.pop("bias", None), "float32") if "bias" in head_options else None
+    given = None if bias is None else bench.given(bias[None])
+    module = Head(dense(bench, head, shard)[0], bias=given, **head_options)
+    before = None if other is None else bench.given(np.ones_like(hidden), other)
+    objective = Objective(smoothing, z_loss, weighted, confidence)
+    start = 2.0, 3.0, 0.0, 0.0, 4.0
+    compare_loss(bench, module, hidden, head, targets[None], objective, start, bias, before=before)
+    assert bench.excess <= 1.0, bench.worst
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
@@ -137,10 +117,6 @@ def test_rows_as_long_as_large_vocabularies(device, dtype, threads):
     run(device, profile, dtype, 5, 16_421, 12, 0.7, smoothing=0.1, z_loss=0.01)
 
 
-def test_without_gradient(device):
-    run(device, PROFILES["cpu"], "float32", 21, 83, 12, 0.7, gradient=False)
-
-
 @pytest.mark.parametrize("profile", list(PROFILES))
 @pytest.mark.parametrize(("first", "right"), [(0, 1), (5, 1), (33, 1), (41, 0)])
 def test_of_logits_that_are_equally_large_the_first_is_predicted(device, profile, first, right):
@@ -182,25 +158,8 @@ def test_losses_of_tokens_that_are_almost_certain(device, smoothing):
 @pytest.mark.parametrize("shard", [None, 64])
 def test_a_bias_of_the_head(device, profile, dtype, shard):
     """A further column of the head, which a column of ones meets."""
-    rng, rows, vocab, columns = np.random.default_rng(12), 21, 203, 36
-    hidden, head = rng.standard_normal((rows, columns)), rng.standard_normal((vocab, columns))
-    bias, targets = 3 * rng.standard_normal(vocab), rng.integers(0, vocab, rows)
-    bench = Bench(device, dtype, PROFILES[profile])
-    step = shard or vocab
-    pieces = tuple((i, bench.operand(head[i : i + step])) for i in range(0, vocab, step))
-    stats, th = bench.given(np.zeros((1, 5))), bench.operand(hidden, grad=True)
-    batch = bench.batch_of(1, rows, targets=targets)
-    matrix = DenseMatrix(vocab, columns, pieces)
-    module = Head(matrix, 0.5, bias=bench.given(bias[None]))
-    cross_entropy(bench.graph, th, module, batch, stats, gradient=True)
-    got_stats, got = bench.run(stats, bench.graph.gradient_of(th))
-    hidden, head = rounded(hidden, dtype), rounded(head, dtype)
-    wide = np.c_[hidden, np.ones(rows)], np.c_[head, rounded(bias, "float32") / 0.5]
-    assert_close(
-        got_stats[0, 0], np.array(reference.losses(*wide, targets, 0.5).sum()), 4e-6, "float32 sums"
-    )
-    expected = grad(reference.losses, 1.0, *wide, targets, 0.5)[:, :columns]
-    assert_close(got, expected, 4 * tolerance(dtype, vocab), "sums over the vocabulary")
+    bias = 3 * np.random.default_rng(12).standard_normal(203)
+    run(device, PROFILES[profile], dtype, 21, 203, 36, 1.0, shard=shard, scale=0.5, bias=bias)
 
 
 @pytest.mark.parametrize(("rows", "step", "chunks"), [

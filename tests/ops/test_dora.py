@@ -3,17 +3,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
-from qlora_wgpu.graph.tensor import padded, vector
+from qlora_wgpu.graph.tensor import vector
 from qlora_wgpu.lora.flat_vector import AdapterDtypes
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
-from qlora_wgpu.reference import linear as reference
-from qlora_wgpu.reference.tape import grad, grads
+from qlora_wgpu.selfcheck.cases.common import normal
+from qlora_wgpu.selfcheck.cases.linear import Sizes, compare_dora
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
@@ -24,50 +24,10 @@ from qlora_wgpu.reference.tape import grad, grads
     [(21, 44, 83, 3, 24, 0.0), (1, 5, 12, 1, 12, 0.0), (21, 44, 83, 3, 24, 0.3)],
 )
 def test_a_layer(device, profile, dtype, residual, kind, rows, inner, outer, r, shard, dropout):
-    rng = np.random.default_rng(6)
-    x, dy, skip = (rng.standard_normal(s) for s in ((rows, inner), (rows, outer), (rows, outer)))
-    w, bias = rng.standard_normal((outer, inner)), rng.standard_normal(outer)
-    spec = LinearSpec("model.layers.0.up_proj", outer, inner)
-    config = LoraConfig(r=r, lora_alpha=2 * r, use_dora=True, lora_dropout=dropout)
-    adapter = AdapterLayout(config, [spec])
-    values = {n: rng.standard_normal(a.shape) for n, a in adapter.split(adapter.initial(0)).items()}
-    before = rng.standard_normal(adapter.length).astype(np.float32)
-    adapter.parameters.whole.storage.data = adapter.join(values)
-    adapter.gradient.whole.storage.data = before
-    bench = Bench(device, dtype, PROFILES[profile])
-    g = bench.graph
-    pieces = tuple((i, bench.operand(w[i : i + shard])) for i in range(0, outer, shard))
-    layer = Linear(
-        "l", DenseMatrix(outer, inner, pieces), bench.given(bias), adapter.loras[spec.name]
-    )
-    tx = bench.operand(x, grad=True)
-    tskip = bench.given(skip, grad=True) if residual else None
-    batch = bench.batch_of(1, rows, dropout_key=77 if dropout else None)
-    y = linear(g, tx, layer, batch, tskip, multiplier=1.0)
-    (dx,) = bench.gradients(y, bench.given(dy, kind), tx)
-    whole = vector("flat", adapter.length, "float32", adapter.gradient.whole.storage)
-    got_y, got_dx, got_flat = bench.run(y, dx, whole)
-
-    a, b, m = (rounded(v, "float32") for v in values.values())
-    x, w, dy = rounded(x, dtype), rounded(w, dtype), rounded(dy, kind)
-    norms = reference.dora_norm(w, a, b, 2.0)
-    mask = np.ones_like(x)
-    if dropout:
-        key = adapter.loras[spec.name].key
-        mask = reference.dropout_mask(rows, padded(inner), inner, dropout, 77, key)
-    kept, rest = reference.dropout_parts(x, mask)
-    z = reference.linear(kept, w, a, b, 2.0, np.ones_like(x))
-    expected = reference.dora(z, m, norms) + rest @ w.T + bias + (skip if residual else 0)
-    dz, dm = grads(reference.dora, dy, z, m, norms, of=2)
-    edx, da, db = grads(reference.linear, dz, kept, w, a, b, 2.0, np.ones_like(x), of=(0, 2, 3))
-    edx = grad(reference.dropout_parts, (edx, dy @ w), x, mask)
-    # z and dz are operands: each is rounded once on its way.
-    near = 2 * tolerance(dtype, max(inner, outer))
-    assert_close(got_y, expected, near, "sums over K", terms=np.abs(z).max())
-    assert_close(got_dx, edx, near, "sums over N", terms=np.abs(edx).max() + 1)
-    gradients = adapter.split((got_flat[0] - before).astype(np.float32))
-    for array, exact in zip(gradients.values(), (da, db, dm), strict=True):
-        assert_close(array, exact, near, "sums over rows", terms=5.0)
+    bench, sizes = Bench(device, dtype, PROFILES[profile]), Sizes(rows, inner, outer, r, shard)
+    output, x = "residual" if residual else "operand", 0.05 * normal("x", rows, inner)
+    compare_dora(bench, sizes, x, ["up_proj"], True, output, dropout, [kind == "float32"])
+    assert bench.excess <= 1.0, bench.worst
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)

@@ -17,10 +17,14 @@ from qlora_wgpu.selfcheck.cases import (
 )
 
 MODULES = (pointwise, norms, columns, attention, delta_net)
+OTHERS = (
+    "balance_of_experts", "dropout_parts", "embedding_pair", "expert_scores", "factors",
+    "scaled_weights",
+)  # fmt: skip
 NAMES = [
     name
     for name, function in checks().items()
-    if any(function.__module__ == module.__name__ for module in MODULES)
+    if name in OTHERS or any(function.__module__ == module.__name__ for module in MODULES)
 ]
 
 

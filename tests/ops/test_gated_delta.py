@@ -1,6 +1,16 @@
+from dataclasses import astuple
+
 import numpy as np
 import pytest
-from support.harness import PROFILES, VARIANTS, Bench, assert_checked, assert_close, rounded
+from support.harness import (
+    PROFILES,
+    VARIANTS,
+    Bench,
+    assert_checked,
+    assert_close,
+    assert_formula,
+    rounded,
+)
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.kernels import gated_delta as kernels
@@ -9,8 +19,7 @@ from qlora_wgpu.ops.batch import make_batch_buffers
 from qlora_wgpu.ops.delta_net import gated_delta_rule
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
 from qlora_wgpu.reference import delta_net as reference
-from qlora_wgpu.reference.tape import grads
-from qlora_wgpu.selfcheck.cases.common import arguments_of
+from qlora_wgpu.selfcheck.cases.common import Exact, arguments_of
 from qlora_wgpu.selfcheck.cases.texts import (
     check_causal_conv_step,
     check_gated_delta_step,
@@ -24,33 +33,24 @@ NAMES = ("o", "dq", "dk", "dv", "ddecay", "dbeta")
 
 def compare(device, profile, dtype, heads, segments, chunk, seed=3, decay=None, beta=None):
     """o and all gradients of random inputs against the reference."""
-    rng = np.random.default_rng(seed)
-    segments = np.asarray(segments)
+    rng, segments = np.random.default_rng(seed), np.asarray(segments)
     rows, keys = segments.size, heads.keys * heads.key_dim
-    values = heads.values * heads.value_dim
     q, k = (rng.standard_normal((rows, keys)) * 3 for _ in range(2))
-    v, do = rng.standard_normal((2, rows, values))
+    v = rng.standard_normal((rows, heads.values * heads.value_dim))
     gates = rng.standard_normal((2, rows, heads.values))
     decay = -np.exp(gates[0]) / 4 if decay is None else decay(rng, (rows, heads.values))
     beta = 1 / (1 + np.exp(-gates[1])) if beta is None else beta(rng, (rows, heads.values))
     bench = Bench(device, dtype, PROFILES[profile])
     batch = bench.batch_of(*segments.shape, segments=segments)
-    given = [bench.operand(x, grad=True) for x in (q, k, v)]
-    given += [bench.given(x, grad=True) for x in (decay, beta)]
-    o = gated_delta_rule(
-        bench.graph, *given, batch, heads.keys, heads.values, heads.key_dim, heads.value_dim,
-        chunk=chunk,
-    )  # fmt: skip
-    got = bench.run(o, *bench.gradients(o, bench.operand(do), *given))
-    q, k, v, do = (rounded(x, dtype) for x in (q, k, v, do))
-    inputs = q, k, v, rounded(decay, "float32"), rounded(beta, "float32"), segments, heads
-    expected = (
-        reference.gated_delta_rule(*inputs),
-        *grads(reference.gated_delta_rule, do, *inputs, of=5),
-    )
-    for name, actual, exact in zip(NAMES, got, expected, strict=True):
-        bound = BOUNDS["float32"] if name in ("ddecay", "dbeta") else BOUNDS[dtype]
-        assert_close(actual, exact, bound, f"{name}: sums over a sample")
+
+    def op(g, *given):
+        return gated_delta_rule(g, *given, batch, *astuple(heads), chunk=chunk)
+
+    def formula(*given):
+        return reference.gated_delta_rule(*given, segments, heads)
+
+    inputs = [q, k, v, Exact(decay), Exact(beta)]
+    assert_formula(bench, op, formula, inputs, exact=False, sums=BOUNDS["float32"])
 
 
 # Samples packed at odd places, padding between them, behind and before them.

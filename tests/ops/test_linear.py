@@ -1,110 +1,55 @@
 import numpy as np
 import pytest
-from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded
 
 from qlora_wgpu.gpu.kernel_config import gpu_profile
 from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
-from qlora_wgpu.reference import linear as reference
-from qlora_wgpu.reference.tape import grads
+from qlora_wgpu.selfcheck import runner
+from qlora_wgpu.selfcheck.cases.common import KEY, normal, whole_gradient
+from qlora_wgpu.selfcheck.cases.linear import Layers, Sizes, compare_layers, dense
 
-KEY, MODULE = 123456, 987654
+MODULE = 987654
 
 
-def check(
-    device,
-    profile,
-    dtype,
-    rows,
-    inner,
-    outer,
-    r,
-    *,
-    bias,
-    residual,
-    p,
-    shard,
-    grad=True,
-    multiplier=1.0,
-):
-    rng = np.random.default_rng(6)
-    x, dy = rng.standard_normal((rows, inner)), rng.standard_normal((rows, outer))
-    w, a, b = (rng.standard_normal(s) for s in ((outer, inner), (r, inner), (outer, r)))
-    added = rng.standard_normal(outer) if bias else np.zeros(outer)
-    skip = rng.standard_normal((rows, outer)) if residual else np.zeros((rows, outer))
-    before_a, before_b = rng.standard_normal(a.shape), rng.standard_normal(b.shape)
+@pytest.fixture(autouse=True)
+def tight(monkeypatch):
+    monkeypatch.setattr(runner, "SUMS", 4e-6)  # sums of float32 in any order
+
+
+def check(device, profile, dtype, sizes, *, bias=False, output="operand", p=0.0, multiplier=1.0):
     bench = Bench(device, dtype, PROFILES[profile])
-    pieces = [
-        (i, bench.operand(w[i : i + (shard or outer)])) for i in range(0, outer, shard or outer)
-    ]
-    lora = Lora(
-        r, 0.5, p, MODULE, bench.given(a), bench.given(b),
-        bench.given(before_a), bench.given(before_b),
-    )  # fmt: skip
-    layer = Linear(
-        "layer",
-        DenseMatrix(outer, inner, tuple(pieces)),
-        bench.given(added) if bias else None,
-        lora,
-    )
-    batch = bench.batch_of(1, rows, dropout_key=KEY if p else None)
-    tx = bench.operand(x, grad=grad)
-    tskip = bench.given(skip) if residual else None
-    y = linear(bench.graph, tx, layer, batch, tskip, multiplier=multiplier)
-    inputs = [tx] if grad else []
-    gradients = bench.gradients(y, bench.given(dy), *inputs)
-    got_y, got_a, got_b, *got_x = bench.run(y, lora.grad_a, lora.grad_b, *gradients)
-
-    mask = np.ones_like(x)
-    if p:
-        stride = -(-inner // 8) * 8
-        mask = reference.dropout_mask(rows, stride, inner, p, KEY, MODULE)
-    x, w, rounded_dy = rounded(x, dtype), rounded(w, dtype), rounded(dy, dtype)
-    exact = [rounded(v, "float32") for v in (a, b)]
-    w = multiplier * w
-    exact[1] = multiplier * exact[1]  # the adapter's product is multiplied as well
-    expected_y = reference.linear(x, w, *exact, 0.5, mask, rounded(added, "float32")) + skip
-    dx, da, db = grads(reference.linear, rounded_dy, x, w, *exact, 0.5, mask, of=(0, 2, 3))
-    y_type = "float32" if residual else dtype
-    assert_close(got_y, expected_y, tolerance(y_type, inner), "sums over K")
-    sums = tolerance("float32", max(rows, outer, inner))
-    assert_close(got_a, before_a + da, sums, "sums over rows, added to what was there")
-    assert_close(got_b, before_b + multiplier * db, sums, "sums over rows, added to what was there")
-    if grad:
-        # Shards' products add up in float32; one alone is rounded once.
-        kind = gradients[0].dtype
-        assert kind == ("float32" if shard else dtype)
-        depth = max(rows, outer, inner)
-        assert_close(got_x[0], dx, tolerance(kind, depth), "sums over N, shards added")
+    weights = {"up_proj": dense(bench, normal("w", sizes.outer, sizes.inner), sizes.shard)}
+    biases = [normal("bias", sizes.outer)] if bias else None
+    layers = Layers.of(bench, weights, sizes.r, biases, lora_dropout=p)
+    batch = bench.batch_of(1, sizes.rows, dropout_key=KEY if p else None)
+    compare_layers(bench, layers, sizes, [batch], p, output, multiplier=multiplier)
+    assert bench.excess <= 1.0, bench.worst
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 @pytest.mark.parametrize(
-    ("rows", "inner", "outer", "r"), [(1, 5, 12, 1), (37, 72, 130, 5), (19, 130, 20, 16)]
+    "sizes", [Sizes(1, 5, 12, 1, 12), Sizes(37, 72, 130, 5, 130), Sizes(19, 130, 20, 16, 20)]
 )
-def test_shapes(device, profile, dtype, rows, inner, outer, r):
-    check(
-        device, profile, dtype, rows, inner, outer, r, bias=False, residual=False, p=0, shard=None
-    )
+def test_shapes(device, profile, dtype, sizes):
+    check(device, profile, dtype, sizes)
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_bias_residual_and_dropout(device, profile, dtype):
-    check(device, profile, dtype, 21, 44, 83, 3, bias=True, residual=True, p=0.3, shard=None)
+    check(device, profile, dtype, Sizes(21, 44, 83, 3, 83), bias=True, output="residual", p=0.3)
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_shards_of_rows(device, profile, dtype):
-    check(device, profile, dtype, 18, 36, 83, 4, bias=True, residual=False, p=0.2, shard=24)
+    check(device, profile, dtype, Sizes(18, 36, 83, 4, 24), bias=True, p=0.2)
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_multiplier(device, profile, dtype):
-    check(
-        device, profile, dtype, 21, 44, 83, 3, bias=False, residual=True, p=0.2, shard=24,
-        multiplier=0.3,
-    )  # fmt: skip
+    sizes = Sizes(21, 44, 83, 3, 24)
+    check(device, profile, dtype, sizes, output="residual", p=0.2, multiplier=0.3)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -112,7 +57,7 @@ def test_multiplier(device, profile, dtype):
 def test_terms_of_several_turns(device, monkeypatch, dtype, few_registers):
     """A rank of three units, of which a turn takes two; more than a tile of rows and columns."""
     monkeypatch.setitem(PROFILES, "tried", gpu_profile(None, few_registers=few_registers))
-    check(device, "tried", dtype, 70, 72, 130, 20, bias=False, residual=True, p=0, shard=None)
+    check(device, "tried", dtype, Sizes(70, 72, 130, 20, 130), output="residual")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -136,10 +81,18 @@ def test_few_registers_change_no_bit(device, dtype):
 
 
 def test_first_layer_needs_no_dx(device):
-    check(
-        device, "cpu", "float32", 9, 12, 20, 4, bias=False, residual=False, p=0, shard=None,
-        grad=False,
-    )  # fmt: skip
+    """The adapter's gradient is made all the same."""
+    bench = Bench(device, "float32", PROFILES["cpu"])
+    layers = Layers.of(bench, {"up_proj": dense(bench, normal("w", 20, 12))}, 4)
+    (layer,) = layers.linears
+    x, dy = normal("x", 9, 12), normal("dy", 9, 20)
+    y = linear(bench.graph, bench.operand(x), layer, bench.batch_of(1, 9))
+    bench.gradients(y, bench.given(dy))
+    layout, (a, _) = layers.adapter[0], layers.adapter[1].values()
+    (flat,) = bench.run(whole_gradient(layout))
+    _, got = layout.split(flat[0].astype(np.float32)).values()
+    x, dy = rounded(x, "float32"), rounded(dy, "float32")
+    assert_close(got, 1.0 + dy.T @ (2.0 * x @ a.T), 4e-6, "float32 sums")
 
 
 def test_an_input_used_twice_sums_its_gradient(device):

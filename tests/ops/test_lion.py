@@ -7,7 +7,7 @@ from support.harness import PROFILES, Bench, assert_checked, assert_close
 
 from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.graph.tensor import Storage, vector
-from qlora_wgpu.ops.optimizers import LionConfig, LionState, lion
+from qlora_wgpu.ops.optimizers import OptimizerConfig, OptimizerState, lion
 from qlora_wgpu.reference import optimizers as reference
 from qlora_wgpu.selfcheck.cases.optimizers import check_lion
 
@@ -29,7 +29,7 @@ def one_step(device, p, g, m, tokens, rates, config, profile="cpu", *, cuts=(), 
     vectors = [cut(each, cuts) for each in (p, g, m)]
     stats = flat([9, tokens, 7, 7])
     info = flat([rates[0], np.nan, np.nan, rates[1]])  # nobody looks at AdamW's corrections
-    lion(bench.graph, LionState(*vectors, info, stats, split), config)
+    lion(bench.graph, OptimizerState(*vectors[:2], vectors[2:], info, stats, split), config)
     rows = iter(bench.run(*(piece for each in vectors for piece in each.shards), stats))
     return [*(np.concatenate([next(rows)[0] for _ in each.shards]) for each in vectors),
             next(rows)[0]]  # fmt: skip
@@ -62,7 +62,7 @@ def test_the_reference_is_bitsandbytes():
 @pytest.mark.parametrize("profile", PROFILES)
 def test_the_kernel_is_bitsandbytes(device, profile):
     p, gradients = recorded.lion_case()
-    m, config = np.zeros(LENGTH), LionConfig(*recorded.BETAS, recorded.DECAY, 0.0)
+    m, config = np.zeros(LENGTH), OptimizerConfig(*recorded.BETAS, 0.0, recorded.DECAY, 0.0)
     with np.load(recorded.FILE) as file:
         for t, g in enumerate(gradients, start=1):
             p, _, m, _ = one_step(device, p, g, m, 1, (recorded.LR,) * 2, config, profile)
@@ -75,7 +75,7 @@ def test_the_kernel_is_bitsandbytes(device, profile):
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_steps(device, max_norm, weight_decay):
     rng = np.random.default_rng(12)
-    config = LionConfig(weight_decay=weight_decay, max_grad_norm=max_norm)
+    config = OptimizerConfig(adam_beta2=0.99, weight_decay=weight_decay, max_grad_norm=max_norm)
     p, m = rng.standard_normal(LENGTH), np.zeros(LENGTH)
     for _ in range(4):
         g = rng.standard_normal(LENGTH) * 3
@@ -96,7 +96,7 @@ def test_vectors_in_pieces(device, profile):
     """The same bits wherever they are cut, B's rate among them."""
     rng = np.random.default_rng(13)
     p, g, m = (rng.standard_normal(LENGTH) for _ in range(3))
-    config = LionConfig(weight_decay=0.1, max_grad_norm=0.5)
+    config = OptimizerConfig(adam_beta2=0.99, weight_decay=0.1, max_grad_norm=0.5)
     given = (p, g, m, 5, (1e-2, 0.16), config, profile)
     whole = one_step(device, *given, split=640)
     for cuts in ([512, 1024], [64], [128, 192, 1152]):
@@ -111,7 +111,7 @@ def test_two_rates(device, split, cuts):
     """LoRA+: from `split` on, B has a rate of its own."""
     rng = np.random.default_rng(14)
     p, g, m = (rng.standard_normal(LENGTH) for _ in range(3))
-    config = LionConfig(weight_decay=0.1)
+    config = OptimizerConfig(adam_beta2=0.99, weight_decay=0.1)
     got = one_step(device, p, g, m, 5, (1e-2, 0.16), config, cuts=cuts, split=split)
     for rate, part in ((1e-2, slice(split)), (0.16, slice(split, None))):
         expected = reference.Lion(p.copy(), m.copy())
@@ -127,7 +127,16 @@ def test_nothing_changes_but_the_gradient(device, wrong, profile):
     if wrong != "no tokens":
         g[5] = wrong
     tokens = 0 if wrong == "no tokens" else 5
-    got = one_step(device, p, g, m, tokens, (1e-2, 1e-2), LionConfig(weight_decay=0.1), profile)
+    got = one_step(
+        device,
+        p,
+        g,
+        m,
+        tokens,
+        (1e-2, 1e-2),
+        OptimizerConfig(adam_beta2=0.99, weight_decay=0.1),
+        profile,
+    )
     assert np.array_equal(got[0], p) and np.array_equal(got[2], m)
     assert not got[1].any()
 

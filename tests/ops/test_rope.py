@@ -1,11 +1,21 @@
 import numpy as np
 import pytest
-from support.harness import DTYPES, PROFILES, VARIANTS, Bench, assert_close, rounded, tolerance
+from support.harness import (
+    DTYPES,
+    PROFILES,
+    VARIANTS,
+    Bench,
+    assert_close,
+    assert_formula,
+    rounded,
+    tolerance,
+)
 
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.reference import attention as reference
 from qlora_wgpu.reference.tape import grad
+from qlora_wgpu.selfcheck.cases.common import normal
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
@@ -16,46 +26,34 @@ from qlora_wgpu.reference.tape import grad
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dy_dtype", DTYPES)
 def test_rope(device, profile, dtype, heads, head_dim, rotary_dim, interleaved, dy_dtype):
-    rng = np.random.default_rng(2)
-    rows, columns = 7, heads * head_dim
-    x, dy = rng.standard_normal((rows, columns)), rng.standard_normal((rows, columns))
-    table = rng.standard_normal((rows, rotary_dim // 2, 2)).astype(np.float32)
+    sizes, exact = (head_dim, rotary_dim), dy_dtype == "float32"
+    options = {"interleaved": interleaved}
+    check(device, profile, dtype, 7, heads * head_dim, np.arange(7), sizes, exact, **options)
+
+
+def check(device, profile, dtype, length, columns, rows, sizes, exact, told=None, **options):
+    """Each row of x by a row of a table of this length."""
+    table = normal("table", length, sizes[1] // 2, 2).astype(np.float32)
     bench = Bench(device, dtype, PROFILES[profile])
-    tx = bench.operand(x, grad=True)
-    constant = bench.graph.constant("table", table)
-    (y,) = rope(
-        bench.graph, [tx], constant, bench.batch_of(1, rows), head_dim, rotary_dim,
-        interleaved=interleaved,
-    )  # fmt: skip
-    (dx,) = bench.gradients(y, bench.given(dy, dy_dtype), tx)
-    got_y, got_dx = bench.run(y, dx)
-    x, dy, positions = rounded(x, dtype), rounded(dy, dy_dtype), np.arange(rows)
-    exact = (positions, table.astype(float), head_dim, rotary_dim)
-    expected = reference.rope(x, *exact, interleaved=interleaved)
-    assert_close(got_y, expected, tolerance(dtype), "one rounding")
-    expected = grad(reference.rope, dy, x, *exact, interleaved=interleaved)
-    assert_close(got_dx, expected, tolerance(dtype), "one rounding")
+    constant, batch = bench.graph.constant("table", table), bench.batch_of(1, len(rows))
+    if told is not None:
+        options["rows"] = bench.given(told, "uint32")
+
+    def op(g, x):
+        return rope(g, [x], constant, batch, *sizes, **options)
+
+    def formula(x):
+        own = {name: value for name, value in options.items() if name != "rows"}
+        return reference.rope(x, rows, table.astype(float), *sizes, **own)
+
+    assert_formula(bench, op, formula, [normal("x", len(rows), columns)], exact=exact)
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
 def test_rows_of_ones_own(device, profile, dtype):
     """Each row of x by the row of the table that it is told, forward and back."""
-    rng = np.random.default_rng(3)
-    x, dy = rng.standard_normal((7, 64)), rng.standard_normal((7, 64))
-    table = rng.standard_normal((9, 16, 2)).astype(np.float32)
     rows = np.array([8, 0, 3, 3, 7, 1, 2])
-    bench = Bench(device, dtype, PROFILES[profile])
-    tx = bench.operand(x, grad=True)
-    (y,) = rope(
-        bench.graph, [tx], bench.graph.constant("table", table), bench.batch_of(1, 7), 64, 32,
-        rows=bench.given(rows, "uint32"),
-    )  # fmt: skip
-    (dx,) = bench.gradients(y, bench.given(dy, "float32"), tx)
-    exact = (rows, table.astype(float), 64, 32)
-    got_y, got_dx = bench.run(y, dx)
-    assert_close(got_y, reference.rope(rounded(x, dtype), *exact), tolerance(dtype), "one rounding")
-    expected = grad(reference.rope, rounded(dy, "float32"), x, *exact)
-    assert_close(got_dx, expected, tolerance(dtype), "one rounding")
+    check(device, profile, dtype, 9, 64, rows, (64, 32), True, told=rows)
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)

@@ -1,76 +1,35 @@
-from dataclasses import asdict
-
 import numpy as np
 import pytest
-from support.harness import PROFILES, Bench, assert_close, rounded, tolerance
+from support.harness import PROFILES, Bench, assert_formula
 
 from qlora_wgpu.ops.routing import Scoring, route, route_by_scores
 from qlora_wgpu.reference import experts as reference
-from qlora_wgpu.reference.tape import grad
-
-ROWS, EXPERTS, TOP_K = 41, 12, 3
-GROUPS = {"groups": 4, "top_groups": 2}
-RULES = {
-    "DeepSeek-V3's": Scoring(True, True, least=1e-20, scale=1.7, pairs=True, **GROUPS),
-    "DeepSeek-V2's": Scoring(False, False, scale=3.0, **GROUPS),
-    "ERNIE's": Scoring(False, True, least=0.6, at_least=True),
-    "LFM2's": Scoring(True, True, least=1e-2),
-    "plain": Scoring(True, False),
-}
+from qlora_wgpu.reference.tape import constant
+from qlora_wgpu.selfcheck.cases import experts as cases
+from qlora_wgpu.selfcheck.cases.common import Exact
 
 
-def inputs():
-    rng = np.random.default_rng(6)
-    logits = 2 * rng.standard_normal((ROWS, EXPERTS))
-    logits[3] = 0.25  # all alike: the first ones are chosen
-    return logits, 0.3 * rng.standard_normal(EXPERTS), rng.standard_normal((ROWS, TOP_K))
-
-
-@pytest.mark.parametrize("profile", PROFILES)
-@pytest.mark.parametrize("corrected", [True, False])
-@pytest.mark.parametrize("name", RULES)
-def test_scores_choose_and_weigh(device, profile, name, corrected):
-    scoring, (logits, bias, dweights) = RULES[name], inputs()
-    bench = Bench(device, "float32", PROFILES[profile])
-    tlogits = bench.given(logits, grad=True)
-    tbias = bench.given(bias) if corrected else None
-    routing = route_by_scores(bench.graph, tlogits, tbias, TOP_K, scoring)
-    gradients = bench.gradients(routing.weights, bench.given(dweights), tlogits)
-    got_slots, got_weights, got = bench.run(routing.slots, routing.weights, *gradients)
-    logits, dweights = rounded(logits, "float32"), rounded(dweights, "float32")
-    bias, rule = corrected * rounded(bias, "float32"), reference.Rule(**asdict(scoring))
-    ids, weights = reference.route_by_scores(logits, bias, TOP_K, rule)
-    assert np.array_equal(got_slots.ravel(), reference.slots_of(ids, EXPERTS, 64)[0])
-    assert_close(got_weights, weights, tolerance("float32"), "exp is good to 1e-6")
-    expected = grad(reference.weights_of, dweights, logits, ids, rule)
-    assert_close(got, expected, tolerance("float32"), "float32 arithmetic")
-
-
-def test_a_sum_at_its_least_does_not_grow(device):
-    """The weights of ERNIE's rule in rows whose chosen experts' shares are below the least."""
-    logits, bias, _ = inputs()
-    rule = reference.Rule(False, True, least=0.6, at_least=True)
+def test_a_sum_at_its_least_does_not_grow():
+    """In rows of the check whose chosen experts' shares are below the least, not in others."""
+    logits = cases._logits_scores()
     scores = reference.scores_of(logits, sigmoids=False)
-    ids = reference.route_by_scores(logits, bias, TOP_K, rule)[0]
-    below = np.take_along_axis(scores, ids, 1).sum(1) < 0.6
-    assert 5 < below.sum() < ROWS - 5
+    below = np.sort(scores, axis=1)[:, -3:].sum(1) < 0.7
+    assert 5 < below.sum() < len(logits) - 5
 
 
 @pytest.mark.quick("values")
 @pytest.mark.parametrize("normalized", [True, False])
 @pytest.mark.parametrize("scale", [0.0, 0.22])
 def test_weights_of_logits_are_scaled(device, normalized, scale):
-    logits, _, dweights = inputs()
+    def op(g, logits):
+        return route(g, logits, 3, normalized=normalized, scale=scale).weights
+
+    def formula(logits):
+        ids, _ = reference.route(constant(logits), 3, normalized=normalized)
+        return scale * reference.softmax_weights(logits, ids, normalized=normalized)
+
     bench = Bench(device, "float32", PROFILES["cpu"])
-    tlogits = bench.given(logits, grad=True)
-    routing = route(bench.graph, tlogits, TOP_K, normalized=normalized, scale=scale)
-    gradients = bench.gradients(routing.weights, bench.given(dweights), tlogits)
-    got_weights, got = bench.run(routing.weights, *gradients)
-    logits, dweights = rounded(logits, "float32"), rounded(dweights, "float32")
-    ids, weights = reference.route(logits, TOP_K, normalized=normalized)
-    assert_close(got_weights, scale * weights, tolerance("float32"), "float32 arithmetic")
-    expected = grad(reference.softmax_weights, scale * dweights, logits, ids, normalized=normalized)
-    assert_close(got, expected, tolerance("float32"), "float32 arithmetic")
+    assert_formula(bench, op, formula, [Exact(cases._logits_scores())], exact=True)
 
 
 @pytest.mark.parametrize("profile", PROFILES)

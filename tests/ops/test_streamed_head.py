@@ -40,7 +40,7 @@ def traced(device, profile, dtype, streamed, columns, head_options, objective, t
         trained = rows_of(bench, tokens, columns)
         matrix = DenseMatrix(VOCAB, columns, ((0, bench.weight(head)),), trained)
         if trained is not None:
-            overwrite(bench.graph, trained, matrix.pieces)
+            overwrite(bench.graph, trained, matrix.resident)
     if head_options.get("bias"):
         head_options = {**head_options, "bias": bench.given(rng.standard_normal((1, VOCAB)))}
     adapter = None

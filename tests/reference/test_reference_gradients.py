@@ -14,7 +14,7 @@ from qlora_wgpu.reference import (
     pointwise,
     preference,
 )
-from qlora_wgpu.reference.tape import constant, erfc, grad, grads
+from qlora_wgpu.reference.tape import constant, erfc, grad, grads, through
 
 RNG = np.random.default_rng(0)
 
@@ -101,6 +101,13 @@ def test_primitives(name):
 
 def test_constants_have_no_gradient():
     assert np.array_equal(grad(lambda a: a * constant(a), 1.0, X), X)
+
+
+def test_what_is_stored_in_another_type_is_rounded_on_its_way():
+    """A result as the next op reads it, and its gradient as the one before does; no others."""
+    made = grads(lambda a: (through(2 * a, np.round, np.floor), a, IDS), (X, X, 0.0), X, of=1)
+    assert np.array_equal(made[0], 2 * np.floor(X) + X)
+    assert np.array_equal(through(X, np.round), np.round(X)) and through(X) is X
 
 
 SEGMENTS = np.array([[1, 1, 1, 4, 4, 0], [0, 2, 2, 2, 2, 2]])

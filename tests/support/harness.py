@@ -17,6 +17,7 @@ from qlora_wgpu.graph.program import BufferPool, Program, allocate
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, vector
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.selfcheck import runner
+from qlora_wgpu.selfcheck.cases.common import compare_op
 from qlora_wgpu.selfcheck.runner import POISON, Runner, rounded
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "Bench",
     "assert_checked",
     "assert_close",
+    "assert_formula",
     "finite_difference",
     "rounded",
     "tolerance",
@@ -181,6 +183,13 @@ def assert_checked(
     check(bench, *arguments)
     assert bench.excess <= 1.0, f"{check.__name__}{arguments}: {bench.worst:.1e} off"
     return bench
+
+
+def assert_formula(bench: Bench, *given: Any, sums: float = 4e-6, **options: Any) -> None:
+    """Compares as ``compare_op`` does, with so much for sums of float32 in any order."""
+    with mock.patch.object(runner, "SUMS", sums):
+        compare_op(bench, *given, **options)
+    assert bench.excess <= 1.0, bench.worst
 
 
 def assert_close(

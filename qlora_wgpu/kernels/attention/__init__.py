@@ -6,7 +6,7 @@ from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.kernels.attention.matrix_units import SIZED_ROWS, MatrixTiles, delta_and_sizes
 from qlora_wgpu.kernels.attention.problem import Attention, Gradients
 from qlora_wgpu.kernels.attention.workgroup import Registers, SubgroupTexture, WorkgroupTiles
-from qlora_wgpu.kernels.common import Change, Kernel, Tunable
+from qlora_wgpu.kernels.common import Change, Kernel, Tunable, Variant
 
 __all__ = [
     "ATTENTION",
@@ -38,6 +38,7 @@ def _changes(profile: Profile) -> tuple[Change, ...]:
     )
 
 
-ATTENTION = Kernel("attention", (SubgroupTexture(), MatrixTiles(), WorkgroupTiles(), Registers()))
+_BLOCKS = (SubgroupTexture(), MatrixTiles(), WorkgroupTiles(), Registers())
+ATTENTION = Kernel("attention", tuple(Variant(each.fits, each.launch) for each in _BLOCKS))
 KERNELS = (ATTENTION,)
 TUNABLES = (Tunable("attention", lambda launch: launch.kernel == "attention", _changes),)

@@ -37,11 +37,7 @@ def queries_and_gradients(
 ) -> tuple[Tensor, Tensor]:
     """q as f16, and dout times a power of two of each sequence and heads that share a key.
 
-    Args:
-        g: The graph.
-        problem: What is computed.
-        dout: The gradient of o.
-        lse_delta: With the sizes, as ``delta_and_sizes`` gives it.
+    ``lse_delta`` is with the sizes, as ``delta_and_sizes`` gives it.
     """
     return _factors(g, problem, ("q", problem.q), ("dout", dout), {"lse_delta": lse_delta})
 
@@ -288,19 +284,8 @@ def delta_and_sizes(g: Graph, problem: Attention, dout: Tensor) -> Tensor:
     g.launch(
         "attention/delta_sizes.wgsl",
         (blocks, heads, problem.batch),
-        {
-            "o": problem.o,
-            "dout": dout,
-            "lse": problem.lse,
-            "lse_delta": lse_delta,
-            "v": problem.v,
-        },
-        {
-            "rows": rows,
-            "seq": problem.seq,
-            "heads": heads,
-            "group": problem.group,
-        },
+        {"o": problem.o, "dout": dout, "lse": problem.lse, "lse_delta": lse_delta, "v": problem.v},
+        {"rows": rows, "seq": problem.seq, "heads": heads, "group": problem.group},
         {"SIZED": SIZED_ROWS, "UNITS": problem.head_dim // 8},
     )
     return lse_delta

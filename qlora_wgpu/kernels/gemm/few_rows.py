@@ -10,15 +10,14 @@ from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
-from qlora_wgpu.kernels.dequantize import format_constants, whole_blocks
-from qlora_wgpu.kernels.gemm.launch import bound
-from qlora_wgpu.kernels.gemm.packed import (
-    CODES,
-    PackedWeights,
+from qlora_wgpu.kernels.dequantize import (
     QuantizedView,
     format_begins,
-    is_affine,
+    format_constants,
+    whole_blocks,
 )
+from qlora_wgpu.kernels.gemm.launch import bound
+from qlora_wgpu.kernels.gemm.packed import CODES, PackedWeights, is_affine
 from qlora_wgpu.kernels.gemm.problem import Gemm
 
 _MOST_ROWS = 8  # that an invocation has sums for; of more rows, all weights are read again
@@ -46,7 +45,7 @@ def launch_few(
         {
             **of_all.params,
             "scale_stride": 0,
-            **(_strip_strides(w, g.profile) if isinstance(w, PackedWeights) else {}),
+            **(_packed_strides(w, g.profile) if isinstance(w, PackedWeights) else {}),
             **format_begins(w if isinstance(w, QuantizedView) else None),
         },
         {
@@ -84,7 +83,7 @@ def _weights(w: Tensor | QuantizedView | PackedWeights) -> dict[str, Tensor | No
     return {"w": w} if isinstance(w, Tensor) else {"group": w.words}
 
 
-def _strip_strides(w: PackedWeights, profile: Profile) -> dict[str, int]:
+def _packed_strides(w: PackedWeights, profile: Profile) -> dict[str, int]:
     """From one strip to the next."""
     lanes = profile.subgroup_size
     units = w.words.units(8) if w.form is None else w.columns // CODES
@@ -126,44 +125,28 @@ def _taken_together(gemm: Gemm, profile: Profile) -> dict[str, Constant]:
     return {"UNIT_BY_UNIT": by_unit, "TOGETHER": 1 if by_unit else chunk}
 
 
-class InStrips:
+def packed_weights(g: Graph, gemm: Gemm) -> None:
     """For software adapters: of matrices that were copied for it."""
-
-    def fits(self, gemm: Gemm, profile: Profile) -> bool:
-        """Of those."""
-        return gemm.few and isinstance(gemm.w, PackedWeights)
-
-    def launch(self, g: Graph, gemm: Gemm) -> None:
-        """Adds the launch."""
-        _launch_broadcasting(g, gemm, "few_rows/strips.wgsl")
+    _launch_broadcasting(g, gemm, "few_rows/strips.wgsl")
 
 
-class Narrow:
+def narrow_fits(gemm: Gemm, profile: Profile) -> bool:
+    """Of float32 in a buffer, as LoRA's A is, without experts and without a term."""
+    w = gemm.w
+    is_buffer = isinstance(w, Tensor) and w.dtype == "float32" and not w.texture
+    plain = is_buffer and gemm.few and gemm.experts is None and gemm.lora is None
+    return profile.textures and plain and gemm.columns <= _FEW_COLUMNS
+
+
+def narrow(g: Graph, gemm: Gemm) -> None:
     """For software adapters: where there are so few columns that invocations share them."""
-
-    def fits(self, gemm: Gemm, profile: Profile) -> bool:
-        """Of float32 in a buffer, as LoRA's A is, without experts and without a term."""
-        w = gemm.w
-        is_buffer = isinstance(w, Tensor) and w.dtype == "float32" and not w.texture
-        plain = is_buffer and gemm.few and gemm.experts is None and gemm.lora is None
-        return profile.textures and plain and gemm.columns <= _FEW_COLUMNS
-
-    def launch(self, g: Graph, gemm: Gemm) -> None:
-        """Adds the launch."""
-        constants: dict[str, Constant] = {"THREADS": g.profile.subgroup_size, "ROWS": 1}
-        launch_few(g, gemm, "few_rows/narrow.wgsl", 8, constants, together=1)
+    constants: dict[str, Constant] = {"THREADS": g.profile.subgroup_size, "ROWS": 1}
+    launch_few(g, gemm, "few_rows/narrow.wgsl", 8, constants, together=1)
 
 
-class Subgroup:
+def subgroup(g: Graph, gemm: Gemm) -> None:
     """For software adapters: each invocation has four columns, rows of x are broadcast."""
-
-    def fits(self, gemm: Gemm, profile: Profile) -> bool:
-        """Where subgroups are known."""
-        return gemm.few and profile.textures
-
-    def launch(self, g: Graph, gemm: Gemm) -> None:
-        """Adds the launch."""
-        _launch_broadcasting(g, gemm, "few_rows/subgroup.wgsl")
+    _launch_broadcasting(g, gemm, "few_rows/subgroup.wgsl")
 
 
 def _launch_broadcasting(g: Graph, gemm: Gemm, path: str) -> None:
@@ -172,25 +155,18 @@ def _launch_broadcasting(g: Graph, gemm: Gemm, path: str) -> None:
     launch_few(g, gemm, path, 4 * threads, {"THREADS": threads, "SPAN": span})
 
 
-class Shared:
+def shared(g: Graph, gemm: Gemm) -> None:
     """For GPUs: neighbours read neighbouring bytes of a row, and add up what they made."""
-
-    def fits(self, gemm: Gemm, profile: Profile) -> bool:
-        """Everywhere."""
-        return gemm.few
-
-    def launch(self, g: Graph, gemm: Gemm) -> None:
-        """Adds the launch."""
-        threads, groups = 1, g.profile.flat_group
-        if not g.profile.is_software:
-            chunks = gemm.x.columns // (32 if gemm.is_quantized else 8)
-            most = _THREADS if gemm.columns <= _FEW_COLUMNS else 32
-            threads = max(min(1 << max(chunks.bit_length() - 1, 0), most), 8)
-            groups = _THREADS // threads
-        constants: dict[str, Constant] = {
-            "THREADS": threads,
-            "GROUPS": groups,
-            "ONE_THREAD": threads == 1,
-            **_taken_together(gemm, g.profile),
-        }
-        launch_few(g, gemm, "few_rows/shared.wgsl", 4 * groups, constants)
+    threads, groups = 1, g.profile.flat_group
+    if not g.profile.is_software:
+        chunks = gemm.x.columns // (32 if gemm.is_quantized else 8)
+        most = _THREADS if gemm.columns <= _FEW_COLUMNS else 32
+        threads = max(min(1 << max(chunks.bit_length() - 1, 0), most), 8)
+        groups = _THREADS // threads
+    constants: dict[str, Constant] = {
+        "THREADS": threads,
+        "GROUPS": groups,
+        "ONE_THREAD": threads == 1,
+        **_taken_together(gemm, g.profile),
+    }
+    launch_few(g, gemm, "few_rows/shared.wgsl", 4 * groups, constants)

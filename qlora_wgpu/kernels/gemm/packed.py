@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,42 +10,12 @@ from qlora_wgpu.gpu.wgsl import Constant
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import ITEM_SIZE, TEXEL, Storage, Tensor, ceil_div, matrix, vector
 from qlora_wgpu.kernels.dequantize import (
-    EXPERT_STRIDES,
-    MOST_TOGETHER,
+    QuantizedView,
+    format_begins,
     format_constants,
     whole_blocks,
 )
 from qlora_wgpu.weight_format import WeightFormat
-
-_PARTS = ("codes", "absmax", "nested", "maps")
-
-
-@dataclass(frozen=True)
-class QuantizedView:
-    """Quantized matrices of one format, one below the other, all parts in one range of words."""
-
-    words: Tensor  # the range, uint32
-    begins: Mapping[str, Sequence[int]]  # of codes, absmax, nested, maps of each matrix, in words
-    rows: Sequence[int]  # of each matrix
-    columns: int
-    form: WeightFormat  # all share the values of the codes
-    # Words of codes, absmax, nested_absmax and maps from one expert to the next.
-    strides: tuple[int, int, int, int] = (0, 0, 0, 0)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows of all, and columns."""
-        return sum(self.rows), self.columns
-
-
-def format_begins(w: QuantizedView | None) -> dict[str, int]:
-    """Parameters: where parts of a quantized matrix begin; zeros of another one."""
-    places = {name: (0,) if w is None else tuple(w.begins.get(name, (0,))) for name in _PARTS}
-    return {
-        f"{name}{i}": (*begins, 0, 0)[i]
-        for name, begins in places.items()
-        for i in range(MOST_TOGETHER)
-    } | dict(zip(EXPERT_STRIDES, (0, 0, 0, 0) if w is None else w.strides, strict=True))
 
 
 def decodes(form: WeightFormat, columns: int) -> bool:
@@ -61,7 +30,7 @@ def is_affine(form: WeightFormat) -> bool:
 
 
 CODES = 32  # of 16 bytes
-STRIPS = "weights in strips"  # what they are counted as
+PACKED = "weights in strips"  # what they are counted as
 
 
 @dataclass(frozen=True)
@@ -121,16 +90,16 @@ def fits(form: WeightFormat, columns: int) -> bool:
     return whole and form.bits == 4
 
 
-def dense_strips(name: str, rows: int, like: Tensor, lanes: int) -> PackedWeights:
-    """Room for the strips of so many rows of operands like these."""
+def packed_dense(name: str, rows: int, like: Tensor, lanes: int) -> PackedWeights:
+    """Room for so many rows of operands like these."""
     whole = ceil_div(rows, 4 * lanes) * 4 * lanes
     words = matrix(name, whole, like.columns, like.dtype)
-    words.storage, words.texture = Storage(name, STRIPS, words.nbytes, texture=True), True
+    words.storage, words.texture = Storage(name, PACKED, words.nbytes, texture=True), True
     return PackedWeights(rows, like.columns, words)
 
 
-def quantized_strips(name: str, w: QuantizedView, lanes: int) -> PackedWeights:
-    """Room for the strips of quantized matrices."""
+def packed_codes(name: str, w: QuantizedView, lanes: int) -> PackedWeights:
+    """Room for the codes of quantized matrices, and for their scales."""
     rows, columns = w.shape
     strips = ceil_div(rows, 4 * lanes)
     codes = _texels(name, strips * 4 * lanes * columns // CODES)
@@ -141,27 +110,27 @@ def quantized_strips(name: str, w: QuantizedView, lanes: int) -> PackedWeights:
 
 
 def _texels(name: str, count: int) -> Tensor:
-    storage = Storage(name, STRIPS, TEXEL * count, texture=True)
+    storage = Storage(name, PACKED, TEXEL * count, texture=True)
     return vector(name, 4 * count, "uint32", storage)
 
 
-def copy_rows(g: Graph, x: Tensor, rows: int, strips: PackedWeights, column0: int) -> None:
+def copy_rows(g: Graph, x: Tensor, rows: int, packed: PackedWeights, column0: int) -> None:
     """Copies the rows of operands, or the codes of rows, to the strips' columns from one on."""
-    words = strips.unit_bytes // TEXEL
-    units = x.nbytes // rows // strips.unit_bytes
+    words = packed.unit_bytes // TEXEL
+    units = x.nbytes // rows // packed.unit_bytes
     g.launch(
         "few_rows/strip_copy.wgsl",
         rows * units * words,
-        {"x": x, "y": strips.words},
+        {"x": x, "y": packed.words},
         {"rows": rows, "units": units, "words": words, "column0": column0},
         {"LANES": g.profile.subgroup_size},
     )
 
 
-def copy_scales(g: Graph, w: QuantizedView, strips: PackedWeights) -> None:
+def copy_scales(g: Graph, w: QuantizedView, packed: PackedWeights) -> None:
     """Puts float32 scales and minima there."""
     begins = [sum(w.rows[:n]) if n < len(w.rows) else 0xFFFFFFFF for n in (1, 2)]
-    for second, y in enumerate((strips.scales, strips.minima)):
+    for second, y in enumerate((packed.scales, packed.minima)):
         if y is None:
             continue
         count = y.nbytes // TEXEL
@@ -170,9 +139,9 @@ def copy_scales(g: Graph, w: QuantizedView, strips: PackedWeights) -> None:
             count,
             {"group": w.words, "y": y},
             {
-                "columns": strips.rows,
-                "units": strips.columns // 8,
-                "blocks": strips.blocks,
+                "columns": packed.rows,
+                "units": packed.columns // 8,
+                "blocks": packed.blocks,
                 "count": count,
                 "begin1": begins[0],
                 "begin2": begins[1],

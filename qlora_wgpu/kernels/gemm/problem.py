@@ -8,8 +8,8 @@ from functools import lru_cache
 from qlora_wgpu.graph.graph import GraphError
 from qlora_wgpu.graph.tensor import Tensor, ceil_div
 from qlora_wgpu.kernels.common import DropoutMask, ExpertTiles
-from qlora_wgpu.kernels.dequantize import MOST_TOGETHER
-from qlora_wgpu.kernels.gemm.packed import PackedWeights, QuantizedView, decodes
+from qlora_wgpu.kernels.dequantize import MOST_TOGETHER, QuantizedView
+from qlora_wgpu.kernels.gemm.packed import PackedWeights, decodes
 
 PART_UNIT = 64  # terms that parts of a reduction are made of
 
@@ -34,7 +34,7 @@ class Gemm:
 
     x: Tensor  # (rows, K); of a product with columns the K columns from ``row0`` on
     # (columns, K), or for a product with columns (K, columns); any type. With experts the matrices
-    # of some of them, one below the other. For few rows also quantized, or in strips.
+    # of some of them, one below the other. For few rows also quantized, or packed.
     w: Tensor | QuantizedView | PackedWeights
     y: Tensor  # (rows, ·); of a product with rows the columns from ``row0`` on are written
     with_rows: bool = True  # whether rows of x meet rows of w
@@ -103,7 +103,7 @@ class Gemm:
     def _check_few(self) -> None:
         w = self.w
         if isinstance(w, PackedWeights) and self.experts is not None:
-            raise GraphError(f"few_rows: {w.words} are strips of no experts")
+            raise GraphError(f"few_rows: {w.words} are packed weights of no experts")
         if isinstance(w, QuantizedView) and not decodes(w.form, w.columns):
             raise GraphError(f"few_rows: {w.form.name} of {w.columns} columns is not decoded")
         if self.experts is not None and not self._apart and w.shape[0] % self.experts.count:

@@ -18,46 +18,44 @@ from qlora_wgpu.kernels.gemm.problem import Gemm
 _DEEP = 2
 
 
-class MatrixUnits:
+def matrix_units_fits(gemm: Gemm, profile: Profile) -> bool:
+    """Where the profile has some that take the operands, in a tile within its limits."""
+    own = profile.for_products(gemm.size_class)
+    if own.gemm_kind != "matrix":
+        return False
+    takes = own.matrix_element == "f32" or gemm.x.dtype == "bfloat16"
+    return takes and _matrix_tile(gemm, own).fits(own.limits, with_rows=gemm.with_rows)
+
+
+def matrix_units(g: Graph, gemm: Gemm) -> None:
     """On matrix units, with float32 sums; factors of f16 are for bfloat16, float32 stays exact."""
-
-    def fits(self, gemm: Gemm, profile: Profile) -> bool:
-        """Where the profile has some that take the operands, in a tile within its limits."""
-        own = profile.for_products(gemm.size_class)
-        if own.gemm_kind != "matrix":
-            return False
-        takes = own.matrix_element == "f32" or gemm.x.dtype == "bfloat16"
-        return takes and _matrix_tile(gemm, own).fits(own.limits, with_rows=gemm.with_rows)
-
-    def launch(self, g: Graph, gemm: Gemm) -> None:
-        """Adds the launches."""
-        own = g.profile.for_products(gemm.size_class)
-        tile = _matrix_tile(gemm, own)
-        tensors: dict[str, Tensor] = {}
-        if own.saturates:
-            factors = factors_of(g, gemm, tile.rows)
-            if factors.exponents is not None:
-                tensors["exponents"] = factors.exponents
-            elif g.saturated is not None and gemm.dense.dtype != "float16":
-                tensors["saturated"] = g.saturated
-            gemm = _with_factors(gemm, factors.x)
-        constants = tile.constants(with_rows=gemm.with_rows)
-        # A term that is masked is added to the results.
-        term = gemm.lora is not None and gemm.lora.dropout is None
-        whole = _in_whole_tiles(gemm, tile)
-        constants |= {
-            "TERM": term,
-            "SIZED_PARTS": gemm.part > 0,
-            "WHOLE_K": whole,
-            "RUNS": whole and (gemm.with_rows or not gemm.others),
-        }
-        cut = Cut(
-            f"gemm/{gemm.name}_tiled.wgsl", tile.rows, tile.columns, constants,
-            threads=(_DEEP if tile.deep else 1) * tile.invocations, any_parts=True, tensors=tensors,
-            direct=term or gemm.lora is None,
-            loads=gemm.scale == 1.0 and "exponents" not in tensors,
-        )  # fmt: skip
-        launch_split(g, gemm, cut)
+    own = g.profile.for_products(gemm.size_class)
+    tile = _matrix_tile(gemm, own)
+    tensors: dict[str, Tensor] = {}
+    if own.saturates:
+        factors = factors_of(g, gemm, tile.rows)
+        if factors.exponents is not None:
+            tensors["exponents"] = factors.exponents
+        elif g.saturated is not None and gemm.dense.dtype != "float16":
+            tensors["saturated"] = g.saturated
+        gemm = _with_factors(gemm, factors.x)
+    constants = tile.constants(with_rows=gemm.with_rows)
+    # A term that is masked is added to the results.
+    term = gemm.lora is not None and gemm.lora.dropout is None
+    whole = _in_whole_tiles(gemm, tile)
+    constants |= {
+        "TERM": term,
+        "SIZED_PARTS": gemm.part > 0,
+        "WHOLE_K": whole,
+        "RUNS": whole and (gemm.with_rows or not gemm.others),
+    }
+    cut = Cut(
+        f"gemm/{gemm.name}_tiled.wgsl", tile.rows, tile.columns, constants,
+        threads=(_DEEP if tile.deep else 1) * tile.invocations, any_parts=True, tensors=tensors,
+        direct=term or gemm.lora is None,
+        loads=gemm.scale == 1.0 and "exponents" not in tensors,
+    )  # fmt: skip
+    launch_split(g, gemm, cut)
 
 
 def _with_factors(gemm: Gemm, x: Tensor) -> Gemm:
@@ -82,36 +80,34 @@ def _in_whole_tiles(gemm: Gemm, tile: MatrixTile) -> bool:
 _TILE_DEPTH, _LEAST_TILE = 16, 8  # of common/tile_f32.wgsl: along k; invocations along a side
 
 
-class WorkgroupTiles:
+def workgroup_tiles_fits(gemm: Gemm, profile: Profile) -> bool:
+    """Where the profile asks for it, also in place of matrix units that do not fit."""
+    own = profile.for_products(gemm.size_class)
+    across, down = own.tile_group
+    if own.gemm_kind not in ("tiled", "matrix"):
+        return False
+    return Limits(across * down, tile_bytes(across, down)).within(own.limits)
+
+
+def workgroup_tiles(g: Graph, gemm: Gemm) -> None:
     """For GPUs: tiles of both operands pass through workgroup memory."""
-
-    def fits(self, gemm: Gemm, profile: Profile) -> bool:
-        """Where the profile asks for it, also in place of matrix units that do not fit."""
-        own = profile.for_products(gemm.size_class)
-        across, down = own.tile_group
-        if own.gemm_kind not in ("tiled", "matrix"):
-            return False
-        return Limits(across * down, tile_bytes(across, down)).within(own.limits)
-
-    def launch(self, g: Graph, gemm: Gemm) -> None:
-        """Adds the launches."""
-        own = g.profile.for_products(gemm.size_class)
-        across, down = _tile_group(own, gemm)
-        constants: dict[str, Constant] = {
-            "MATRIX": False,
-            "HALF": False,
-            "WG_M": down,
-            "WG_N": across,
-            "GROUP": across * down,
-            "W_ROWS": gemm.with_rows,
-            "HOLDS_W": own.gemm_few_registers and not gemm.with_rows,
-            "X_UNITS": _TILE_DEPTH // across,
-            "W_UNITS": _TILE_DEPTH // down,
-        }
-        path, threads = f"gemm/{gemm.name}_tiled.wgsl", across * down
-        launch_split(
-            g, gemm, Cut(path, 8 * down, 8 * across, constants, threads=threads, any_parts=True)
-        )
+    own = g.profile.for_products(gemm.size_class)
+    across, down = _tile_group(own, gemm)
+    constants: dict[str, Constant] = {
+        "MATRIX": False,
+        "HALF": False,
+        "WG_M": down,
+        "WG_N": across,
+        "GROUP": across * down,
+        "W_ROWS": gemm.with_rows,
+        "HOLDS_W": own.gemm_few_registers and not gemm.with_rows,
+        "X_UNITS": _TILE_DEPTH // across,
+        "W_UNITS": _TILE_DEPTH // down,
+    }
+    path, threads = f"gemm/{gemm.name}_tiled.wgsl", across * down
+    launch_split(
+        g, gemm, Cut(path, 8 * down, 8 * across, constants, threads=threads, any_parts=True)
+    )
 
 
 def _tile_group(profile: Profile, gemm: Gemm) -> tuple[int, int]:
@@ -144,56 +140,40 @@ _ROWS_THAT_JUST_FIT = 10
 SKINNY = 64  # products of at most so many columns are cut along their rows instead
 
 
-class SubgroupTexture:
+def texture_fits(gemm: Gemm, profile: Profile) -> bool:
+    """Where kernels read textures; they mask the term, not x."""
+    return profile.textures and gemm.dropout is None and not gemm.others
+
+
+def subgroup_texture(g: Graph, gemm: Gemm) -> None:
     """For software adapters: operands in textures, rows broadcast within a subgroup."""
-
-    def fits(self, gemm: Gemm, profile: Profile) -> bool:
-        """Where kernels read textures; they mask the term, not x."""
-        return profile.textures and gemm.dropout is None and not gemm.others
-
-    def launch(self, g: Graph, gemm: Gemm) -> None:
-        """Adds the launch."""
-        threads = g.profile.subgroup_size
-        most = g.profile.texture_nt_rows if gemm.with_rows else g.profile.texture_nn_rows
-        rows = _fewer(most, gemm.x.rows, whole=gemm.experts is not None)
-        path = f"gemm/{gemm.name}_texture.wgsl"
-        tile = 8 * threads
-        left = gemm.columns % tile
-        constants: dict[str, Constant] = {
-            **broadcast_constants(threads, rows),
-            # Of a product of less than a tile it would save little, and takes longer to compile. A
-            # loop over 32 rows is too long to be there twice.
-            "NARROW": most <= 16 and gemm.columns > tile and 0 < left <= tile // 2,
-            # A loop over ten rows just fits into what a processor keeps decoded, so that every
-            # instruction counts; other loops stay as they were timed.
-            "WHOLE_K": rows == _ROWS_THAT_JUST_FIT and gemm.depth % 8 == 0,
-        }
-        launch_whole(g, gemm, Cut(path, rows, tile, constants, True, eights=True))
+    threads = g.profile.subgroup_size
+    most = g.profile.texture_nt_rows if gemm.with_rows else g.profile.texture_nn_rows
+    rows = _fewer(most, gemm.x.rows, whole=gemm.experts is not None)
+    path = f"gemm/{gemm.name}_texture.wgsl"
+    tile = 8 * threads
+    left = gemm.columns % tile
+    constants: dict[str, Constant] = {
+        **broadcast_constants(threads, rows),
+        # Of a product of less than a tile it would save little, and takes longer to compile. A
+        # loop over 32 rows is too long to be there twice.
+        "NARROW": most <= 16 and gemm.columns > tile and 0 < left <= tile // 2,
+        # A loop over ten rows just fits into what a processor keeps decoded, so that every
+        # instruction counts; other loops stay as they were timed.
+        "WHOLE_K": rows == _ROWS_THAT_JUST_FIT and gemm.depth % 8 == 0,
+    }
+    launch_whole(g, gemm, Cut(path, rows, tile, constants, True, eights=True))
 
 
-class Skinny:
+def skinny(g: Graph, gemm: Gemm) -> None:
     """For results of few columns, or a masked x: each invocation has a few rows."""
-
-    def fits(self, gemm: Gemm, profile: Profile) -> bool:
-        """Where there are few columns, as a LoRA rank."""
-        return gemm.cut_columns <= SKINNY or gemm.dropout is not None
-
-    def launch(self, g: Graph, gemm: Gemm) -> None:
-        """Adds the launches."""
-        launch_split(g, gemm, _registers(gemm, g.profile.skinny_tile, *g.profile.skinny_group))
+    launch_split(g, gemm, _registers(gemm, g.profile.skinny_tile, *g.profile.skinny_group))
 
 
-class Registers:
+def registers(g: Graph, gemm: Gemm) -> None:
     """Each invocation holds a tile of results; no workgroup memory."""
-
-    def fits(self, gemm: Gemm, profile: Profile) -> bool:
-        """Everywhere."""
-        return True
-
-    def launch(self, g: Graph, gemm: Gemm) -> None:
-        """Adds the launches."""
-        own = g.profile.for_products(gemm.size_class)
-        launch_split(g, gemm, _registers(gemm, own.gemm_tile, *own.gemm_group))
+    own = g.profile.for_products(gemm.size_class)
+    launch_split(g, gemm, _registers(gemm, own.gemm_tile, *own.gemm_group))
 
 
 def _registers(gemm: Gemm, tile: int, across: int, down: int) -> Cut:

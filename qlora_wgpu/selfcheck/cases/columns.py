@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
 from qlora_wgpu.ops.tensor import as_float32, cast
 from qlora_wgpu.reference import attention as formulas
-from qlora_wgpu.reference.tape import grad, grads
-from qlora_wgpu.selfcheck.cases.common import (
-    ROWS,
-    each,
-    normal,
-    of_types,
-)
+from qlora_wgpu.selfcheck.cases.common import ROWS, Exact, compare_op, each, normal
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
 _HEADS, _GROUP, _HEAD_DIM = 5, 27, 21
@@ -23,21 +20,15 @@ _HEADS, _GROUP, _HEAD_DIM = 5, 27, 21
 @each((True,), (False,))
 def check_columns(run: Runner, rounded_first: bool) -> None:
     """Slices that overlap, and the sum of their gradients."""
-    x, dys = normal("x", ROWS, 45), [normal("dy", ROWS, 14), normal("dz", ROWS, 21)]
-    tx = run.operand(x, grad=True)
-    slices = [columns(run.graph, tx, 3, 14), columns(run.graph, tx, 9, 21)]
-    first, second = of_types(run, rounded_first)
-    run.graph.add_gradient(slices[0], first(dys[0]))
-    (dx,) = run.gradients(slices[1], second(dys[1]), tx)
-    *got, got_dx = run.run(*slices, dx)
-    rounded = 0 if rounded_first else 1
-    dys[rounded] = run.rounded(dys[rounded])
-    exact = np.zeros_like(x)
-    exact[:, 3:17] += dys[0]
-    exact[:, 9:30] += dys[1]
-    run.compare_exactly(got[0], run.rounded(x)[:, 3:17])
-    run.compare_exactly(got[1], run.rounded(x)[:, 9:30])
-    run.compare(got_dx, exact)
+
+    def op(g: Graph, x: Tensor) -> list[Tensor]:
+        return [columns(g, x, 3, 14), columns(g, x, 9, 21)]
+
+    def formula(x: Array) -> tuple[Array, ...]:
+        return x[:, 3:17], x[:, 9:30]
+
+    exact = not rounded_first, rounded_first
+    compare_op(run, op, formula, [normal("x", ROWS, 45)], exact=exact, copies=True)
 
 
 @each((True,), (False,))
@@ -49,58 +40,37 @@ def check_group_columns(run: Runner, rounded_first: bool) -> None:
     groups, group, widths = 7, 37, (11, 9, 6)
     parts = [(0, widths), (sum(widths), (8,))]
     x = normal("x", ROWS, groups * group)
-    tx = (run.operand if rounded_first else run.float32)(x, grad=True)
-    ys = [
-        group_columns(run.graph, tx, groups, group, *part, float32=not rounded_first)
-        for part in parts
-    ]
-    dys = [normal(f"dy{i}", ROWS, y.columns) for i, y in enumerate(ys)]
-    makers = (run.operand, run.float32) if rounded_first else (run.float32, run.operand)
-    run.graph.add_gradient(ys[0], makers[0](dys[0]))
-    (dx,) = run.gradients(ys[1], makers[1](dys[1]), tx)
-    *got, got_dx = run.run(*ys, dx)
-    rounded = 0 if rounded_first else 1
-    x = run.rounded(x) if rounded_first else np.asarray(x, np.float32).astype(np.float64)
-    dys[rounded] = run.rounded(dys[rounded])
-    exact = np.zeros_like(x)
-    for y, dy, part in zip(got, dys, parts, strict=True):
-        exact += grad(formulas.group_columns, dy, x, groups, group, *part)
-        run.compare_exactly(y, formulas.group_columns(x, groups, group, *part))
-    run.compare(got_dx, exact)
+
+    def op(g: Graph, x: Tensor) -> list[Tensor]:
+        return [group_columns(g, x, groups, group, *p, float32=not rounded_first) for p in parts]
+
+    def formula(x: Array) -> tuple[Array, ...]:
+        return tuple(formulas.group_columns(x, groups, group, *part) for part in parts)
+
+    exact = not rounded_first, rounded_first
+    compare_op(run, op, formula, [x if rounded_first else Exact(x)], exact=exact, copies=True)
 
 
 @each((True,), (False,))
 def check_head_parts(run: Runner, rounded_first: bool) -> None:
     """Heads of two matrices, and of one with zeros behind; gradients of all uses added up."""
     own, common = normal("own", ROWS, _HEADS * _GROUP), normal("common", ROWS, 43)
-    town, tshared = run.operand(own, grad=True), run.operand(common, grad=True)
-    places: list[tuple[tuple[Tensor, int, int, int], ...]]
-    places = [((tshared, 0, 30, 9), (town, _GROUP, 4, 12)), ((town, _GROUP, 11, 16),)]
-    places.append(((tshared, 0, 2, 8), (tshared, 0, 32, 8)))
-    ys = [
-        head_parts(run.graph, [HeadPart(*part) for part in parts], _HEADS, _HEAD_DIM)
-        for parts in places
-    ]
-    dys = [normal(f"dy{i}", ROWS, y.columns) for i, y in enumerate(ys)]
-    make = run.operand if rounded_first else run.float32
-    run.graph.add_gradient(ys[0], make(dys[0]))
-    run.graph.add_gradient(ys[1], make(dys[1]))
-    gradients = run.gradients(ys[2], make(dys[2]), town, tshared)
-    *got, got_own, got_common = run.run(*ys, *gradients)
-    if rounded_first:
-        dys = [run.rounded(dy) for dy in dys]
 
-    def made(own: Array, common: Array) -> tuple[Array, ...]:
-        held = {town: own, tshared: common}
-        plain = [[(held[x], *place) for x, *place in parts] for parts in places]
-        return tuple(formulas.head_parts(p, _HEADS, _HEAD_DIM) for p in plain)  # type: ignore[arg-type]
+    def places(own: Any, common: Any) -> list[list[tuple[Any, int, int, int]]]:
+        return [
+            [(common, 0, 30, 9), (own, _GROUP, 4, 12)],
+            [(own, _GROUP, 11, 16)],
+            [(common, 0, 2, 8), (common, 0, 32, 8)],
+        ]
 
-    own, common = run.rounded(own), run.rounded(common)
-    for y, exact in zip(got, made(own, common), strict=True):
-        run.compare_exactly(y, exact)
-    exact_own, exact_common = grads(made, dys, own, common, of=2)
-    run.compare(got_own, exact_own)
-    run.compare(got_common, exact_common)
+    def op(g: Graph, own: Tensor, common: Tensor) -> list[Tensor]:
+        heads = ([HeadPart(*part) for part in parts] for parts in places(own, common))
+        return [head_parts(g, parts, _HEADS, _HEAD_DIM) for parts in heads]
+
+    def formula(own: Array, common: Array) -> tuple[Array, ...]:
+        return tuple(formulas.head_parts(p, _HEADS, _HEAD_DIM) for p in places(own, common))
+
+    compare_op(run, op, formula, [own, common], exact=not rounded_first, copies=True)
 
 
 def check_types(run: Runner) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from qlora_wgpu.families.family import ExpertSpec, LinearSpec
 from qlora_wgpu.graph.tensor import Tensor, matrix
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.trained_tokens import Vocabulary
+from qlora_wgpu.ops.tensor import as_operand
 from qlora_wgpu.reference.tape import grads
 from qlora_wgpu.selfcheck.runner import Array, Runner, rounded
 
@@ -97,11 +98,13 @@ def of_halves(run: Runner) -> float:
     return 2.0**-10 * halved
 
 
-def of_types(
-    run: Runner, rounded_first: bool
-) -> tuple[Callable[[Array], Tensor], Callable[[Array], Tensor]]:
-    """What makes the first gradient, and the second one."""
-    return (run.operand, run.float32) if rounded_first else (run.float32, run.operand)
+Adapter = tuple[AdapterLayout, dict[str, Array]]
+Formula = Callable[..., Any]
+
+
+def of_names(parts: Mapping[str, Array], name: str) -> list[Array]:
+    """A module's parts of an adapter: A, B and, with DoRA, the magnitudes."""
+    return [part for own, part in parts.items() if name in own]
 
 
 class Exact(NamedTuple):
@@ -112,43 +115,93 @@ class Exact(NamedTuple):
 
 def compare_op(
     run: Runner,
-    op: Callable[..., Tensor],
-    formula: Callable[..., Array],
+    op: Callable[..., Tensor | Sequence[Tensor]],
+    formula: Formula,
     inputs: Sequence[Array | Exact],
     *rest: object,
-    exact: bool,
+    exact: bool | Sequence[bool | None] | None,
     dy: Array | None = None,
+    adapter: Adapter | None = None,
     by_row: bool = False,
     stores: bool = False,
-) -> None:
+    copies: bool = False,
+    casts: bool = False,
+    inner: float = 0.0,
+    inner_ys: Sequence[Array] = (),
+    inner_dxs: Sequence[float | Array] = (),
+) -> list[Array]:
     """Compares an op and the gradients of its inputs with a formula and its own.
 
     Args:
         run: Where it runs.
-        op: Takes the graph, the inputs, which are operands, and the rest.
-        formula: Takes the same arrays, without a graph.
+        op: Takes the graph, the inputs, which are operands, and the rest; gives one result or more.
+        formula: Takes the same arrays, without a graph, and with an adapter its ``parts`` by name.
         inputs: What gets gradients.
         *rest: What gets none: arrays are of float32, other things are as they are.
-        exact: Whether the gradient of the result is float32, not an operand.
+        exact: Of each result, whether its gradient is float32, not an operand; None gives none.
         dy: That gradient; normal numbers by default.
+        adapter: What op applies besides; its flat gradient was one before.
         by_row: Whether each row is measured by its own largest value.
-        stores: Whether gradients follow from the result as it was stored.
+        stores: Whether gradients follow from the result as it was stored, as attention's do, whose
+            factors may be of float16.
+        copies: Whether results have every bit.
+        casts: Whether the first gradient is read as an operand, too.
+        inner: What intermediates' roundings allow, as a share of the largest value.
+        inner_ys: The same of each result's elements.
+        inner_dxs: The same of each gradient.
+
+    Returns:
+        The results.
     """
-    given = [array.array if isinstance(array, Exact) else array for array in inputs]
+    values = [array.array if isinstance(array, Exact) else array for array in inputs]
     tensors = [
         (run.float32 if isinstance(kind, Exact) else run.operand)(array, grad=True)
-        for kind, array in zip(inputs, given, strict=True)
+        for kind, array in zip(inputs, values, strict=True)
     ]
     frozen = [run.float32(x) if isinstance(x, np.ndarray) else x for x in rest]
-    y = op(run.graph, *tensors, *frozen)
-    dy = normal("dy", y.rows, y.columns) if dy is None else dy
-    gradients = run.gradients(y, (run.float32 if exact else run.operand)(dy), *tensors)
-    inner = of_halves(run)
-    got_y, *got = run.run(y, *gradients)
-    held = [rounded(array, t.dtype) for array, t in zip(given, tensors, strict=True)]
-    run.compare(got_y, formula(*held, *rest), y.dtype, by_row=by_row, inner=inner)
-    dy = rounded(dy, "float32" if exact else run.dtype)
-    kept = {"stored": got_y} if stores else {}
-    expected = grads(formula, dy, *held, *rest, of=len(held), **kept)
-    for value, dx, gradient in zip(got, expected, gradients, strict=True):
-        run.compare(value, dx, gradient.dtype, by_row=by_row, inner=inner)
+    made = op(run.graph, *tensors, *frozen)
+    ys = [made] if isinstance(made, Tensor) else list(made)
+    kinds = [exact] * len(ys) if exact is None or isinstance(exact, bool) else exact
+    dys = []
+    for n, (y, kind) in enumerate(zip(ys, kinds, strict=True)):
+        given = normal(f"dy{n or ''}", *y.shape) if dy is None else dy
+        if kind is None:
+            given = np.zeros(y.shape)
+        else:
+            run.graph.add_gradient(y, (run.float32 if kind else run.operand)(given))
+        dys.append(rounded(given, "float32" if kind else run.dtype))
+    gradients, (layout, parts) = list[Tensor](), adapter or (None, {})
+    has_backward = any(kind is not None for kind in kinds)
+    if has_backward:
+        run.graph.backward()
+        gradients = [run.graph.gradient_of(x) for x in tensors]
+    flat = [whole_gradient(layout)] if layout and has_backward else []
+    flat += [as_operand(run.graph, gradients[0])] if casts else []
+    inner = max(inner, of_halves(run)) if stores else inner
+    got = run.run(*ys, *gradients, *flat)
+    got_ys, got = got[: len(ys)], got[len(ys) :]
+
+    def named(*args: Array, **stored: Array) -> tuple[Array, ...]:
+        own = {"parts": dict(zip(parts, args[len(values) :], strict=True))} if adapter else {}
+        result = formula(*args[: len(values)], *rest, **own, **stored)
+        return result if isinstance(result, tuple) else (result,)
+
+    held = [rounded(x, t.dtype) for x, t in zip(values, tensors, strict=True)] + [*parts.values()]
+    for n, (y, found, expected) in enumerate(zip(ys, got_ys, named(*held), strict=True)):
+        if copies or y.dtype == "uint32":
+            run.compare_exactly(found, expected)
+        else:
+            allowed = inner_ys[n] if inner_ys else inner
+            run.compare(found, expected, y.dtype, by_row=by_row, inner=allowed)
+    if has_backward:
+        kept = {"stored": got_ys[0]} if stores else {}
+        exact_dxs = grads(named, dys, *held, of=len(held), **kept)
+        for n, (found, gradient) in enumerate(zip(got, gradients, strict=False)):
+            near = inner_dxs[n] if inner_dxs else inner
+            run.compare(found, exact_dxs[n], gradient.dtype, by_row=by_row, inner=near)
+        if casts:
+            run.compare_exactly(got[-1], run.rounded(got[0]))
+        if layout:
+            by_name = dict(zip(parts, exact_dxs[len(gradients) :], strict=True))
+            run.compare(got[-1], joined(layout, by_name), inner=inner)
+    return got_ys

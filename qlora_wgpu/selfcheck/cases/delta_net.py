@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from typing import Any
 
 import numpy as np
 
@@ -10,48 +11,42 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta_rule, short_conv
 from qlora_wgpu.reference import delta_net as formulas
-from qlora_wgpu.reference.tape import grads
-from qlora_wgpu.selfcheck.cases.common import (
-    ROWS,
-    Exact,
-    compare_op,
-    each,
-    normal,
-)
-from qlora_wgpu.selfcheck.runner import Array, Runner
+from qlora_wgpu.selfcheck.cases.common import ROWS, Exact, compare_op, each, normal
+from qlora_wgpu.selfcheck.runner import Array, Runner, rounded
 
 # A whole row, and samples that are packed, of which the first has the number of the one before it.
 _PACKED = np.array([[1] * 19, [1] * 5 + [0] + [7] * 2 + [9] * 7 + [0] * 4])
 
 
-@each((4, True, True), (3, False, True), (11, True, False), (4, False, False))
+_CONVOLUTIONS = ((4, True, True), (3, False, True), (11, True, False), (4, False, False))
+
+
+@each(*_CONVOLUTIONS)
 def check_short_conv(run: Runner, taps: int, has_bias: bool, exact_gradient: bool) -> None:
     """y and dx of samples in two rows, with a gradient of each type."""
-    x, weight = normal("x", _PACKED.size, 3 * 24), normal("weight", 24, taps)
-    bias, batch = [normal("bias", 24)] * has_bias, run.batch(_PACKED)
-
-    def op(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return short_conv(g, x, weight, bias, batch)
-
-    def formula(x: Array, weight: Array, bias: Array | float = 0.0) -> Array:
-        return formulas.short_conv(x, weight, bias, _PACKED)
-
-    compare_op(run, op, formula, [x], weight, *bias, exact=exact_gradient)
+    _compare(run, (short_conv, formulas.short_conv), 3, taps, has_bias, exact_gradient)
 
 
-@each((4, True, True), (3, False, True), (11, True, False), (4, False, False))
+@each(*_CONVOLUTIONS)
 def check_causal_conv(run: Runner, taps: int, has_bias: bool, exact_gradient: bool) -> None:
-    """y and dx of samples in two rows, with a gradient of each type."""
-    x, weight = normal("x", _PACKED.size, 24), normal("weight", 24, taps)
+    """The same without gates."""
+    _compare(run, (causal_conv, formulas.causal_conv), 1, taps, has_bias, exact_gradient)
+
+
+def _compare(
+    run: Runner, pair: tuple[Any, Any], parts: int, taps: int, has_bias: bool, exact: bool
+) -> None:
+    x, weight = normal("x", _PACKED.size, parts * 24), normal("weight", 24, taps)
     bias, batch = [normal("bias", 24)] * has_bias, run.batch(_PACKED)
 
     def op(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return causal_conv(g, x, weight, bias, batch)
+        made: Tensor = pair[0](g, x, weight, bias, batch)
+        return made
 
-    def formula(x: Array, weight: Array, bias: Array | float = 0.0) -> Array:
-        return formulas.causal_conv(x, weight, bias, _PACKED)
+    def formula(x: Array, weight: Array, bias: Array | float = 0.0) -> Any:
+        return pair[1](x, weight, bias, _PACKED)
 
-    compare_op(run, op, formula, [x], weight, *bias, exact=exact_gradient)
+    compare_op(run, op, formula, [x], weight, *bias, exact=exact)
 
 
 @each((True, True), (True, False), (False, True))
@@ -61,29 +56,13 @@ def check_gated_delta_gates(run: Runner, wants_decay: bool, wants_beta: bool) ->
     a, b = 3 * normal("a", ROWS, heads), 3 * normal("b", ROWS, heads)
     a.flat[:6] = b.flat[:6] = -90.0, 90.0, 0.0, -0.0, -12.0, 12.0
     a_log, dt_bias = np.log(np.linspace(0.01, 16, heads)), normal("dt", heads)
-    given = run.float32 if exact else run.operand
-    ta, tb = given(a, grad=True), given(b, grad=True)
-    decay, beta = gated_delta_gates(run.graph, ta, tb, run.float32(a_log), run.float32(dt_bias))
-    ddecay, dbeta = (normal(name, ROWS, heads) for name in ("ddecay", "dbeta"))
-    if wants_decay:
-        run.graph.add_gradient(decay, run.float32(ddecay))
-    if wants_beta:
-        run.graph.add_gradient(beta, given(dbeta))
-    run.graph.backward()
-    da, db = run.graph.gradient_of(ta), run.graph.gradient_of(tb)
-    got_decay, got_beta, got_da, got_db = run.run(decay, beta, da, db)
-    a, b = (a, b) if exact else (run.rounded(a), run.rounded(b))
-    exact_decay, exact_beta = formulas.gated_delta_gates(a, b, a_log, dt_bias)
-    run.compare(got_decay, exact_decay)
-    run.compare(np.log(-got_decay + 1e-30), np.log(-exact_decay + 1e-30))  # the small ones, too
-    run.compare(got_beta, exact_beta)
-    dbeta = dbeta if exact else run.rounded(dbeta)
-    ddecay, dbeta = ddecay * wants_decay, dbeta * wants_beta
-    exact_da, exact_db = grads(
-        formulas.gated_delta_gates, (ddecay, dbeta), a, b, a_log, dt_bias, of=2
-    )
-    run.compare(got_da, exact_da, da.dtype)
-    run.compare(got_db, exact_db, db.dtype)
+    inputs = [Exact(a), Exact(b)] if exact else [a, b]
+    kinds = True if wants_decay else None, exact if wants_beta else None
+    op, formula = gated_delta_gates, formulas.gated_delta_gates
+    decay, _ = compare_op(run, op, formula, inputs, a_log, dt_bias, exact=kinds)
+    ta, tb = (rounded(x, "float32" if exact else run.dtype) for x in (a, b))
+    exact_decay, _ = formula(ta, tb, a_log, dt_bias)
+    run.compare(np.log(-decay + 1e-30), np.log(-exact_decay + 1e-30))  # the small ones, too
 
 
 @each((True,), (False,))

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import ExpertSpec
-from qlora_wgpu.graph.tensor import Storage
+from qlora_wgpu.graph.graph import Graph
+from qlora_wgpu.graph.tensor import Storage, Tensor
 from qlora_wgpu.kernels.common import EXPERT_TILE, NEW_TOKENS_TILE
-from qlora_wgpu.kernels.dequantize import fits_words
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.model.quantized_weights import (
-    codebook_tensor,
-    device_arrays,
-    lay_out,
-    words,
-)
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.experts import expert_linear, with_factors
 from qlora_wgpu.ops.modules import DenseExperts, ExpertLinear, ExpertMatrix
 from qlora_wgpu.ops.optimizers import STATS_BALANCE, STATS_LENGTH
 from qlora_wgpu.ops.routing import (
+    Routing,
     Scoring,
     balance_loss,
     balance_sums,
@@ -34,19 +31,21 @@ from qlora_wgpu.ops.routing import (
     route_by_scores,
 )
 from qlora_wgpu.quant import quantize_nf4
-from qlora_wgpu.reference import experts as experts_reference
-from qlora_wgpu.reference.tape import grad, grads
+from qlora_wgpu.reference import experts as formulas
+from qlora_wgpu.reference.tape import constant, grad
 from qlora_wgpu.selfcheck.cases.common import (
+    Adapter,
+    Exact,
+    compare_op,
     each,
     filled_adapter,
-    joined,
     normal,
-    whole_gradient,
 )
-from qlora_wgpu.selfcheck.cases.new_tokens import new_tokens, stored_weight
+from qlora_wgpu.selfcheck.cases.formats import experts_of, stored_weight
+from qlora_wgpu.selfcheck.cases.new_tokens import new_tokens
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
-_MANY, _EXPERTS, _TOP_K = 150, 6, 2
+_MANY, _EXPERTS, _TOP_K, _TOP_K_FEW = 150, 6, 2, 3
 _NAMES = ("gate_proj", "up_proj")
 
 
@@ -69,41 +68,86 @@ def _logits(rows: int) -> Array:
     return exact
 
 
-def _dense(run: Runner, w: Array) -> tuple[ExpertMatrix, Array]:
-    """Experts in two shards, and their weights as they are held."""
+@dataclass(frozen=True)
+class Experts:
+    """Layers of all experts that are added up, and what their formula takes."""
+
+    layers: list[ExpertLinear]
+    held: list[Array]  # (experts, out, in) of each
+    biases: list[Array | None]
+    adapter: Adapter | None
+
+    @classmethod
+    def of(
+        cls,
+        run: Runner,
+        weights: Mapping[str, tuple[ExpertMatrix, Array]],
+        r: int,
+        scaling: int,
+        *,
+        has_bias: bool = False,
+    ) -> Experts:
+        """Layers by their names; without adapters if r is 0."""
+        stacks = [
+            ExpertSpec("mlp.experts", name, w.experts, w.rows, w.columns)
+            for name, (w, _) in weights.items()
+        ]
+        config = LoraConfig(
+            r=max(r, 1), lora_alpha=scaling * max(r, 1), target_modules=list(weights)
+        )
+        adapter = filled_adapter(config, [], stacks) if r else None
+        layers, biases = [], list[Array | None]()
+        for stack, (weight, held) in zip(stacks, weights.values(), strict=True):
+            bias = normal(f"bias of {stack.leaf}", *held.shape[:2]) if has_bias else None
+            lora = adapter[0].expert_loras[stack.name] if adapter else None
+            given = None if bias is None else run.float32(bias)
+            layers.append(ExpertLinear(stack.leaf, weight, lora, given))
+            biases.append(bias)
+        return cls(layers, [held for _, held in weights.values()], biases, adapter)
+
+    def op(
+        self, g: Graph, x: Tensor, routing: Routing, batch: BatchBuffers, residual: Tensor
+    ) -> Tensor:
+        """Adds what they make of x to the residual."""
+        permuted = permute(g, x, routing)
+        for layer in self.layers:
+            made = expert_linear(g, permuted, layer, routing, batch)
+            residual = combine(g, made, routing, residual)
+        return residual
+
+    def formula(
+        self, x: Array, ids: Any, weights: Array, residual: Array, parts: Mapping[str, Array]
+    ) -> Array:
+        """The same in float64, by the parts of their adapter."""
+        for layer, w, bias in zip(self.layers, self.held, self.biases, strict=True):
+            if self.adapter and layer.lora:
+                own = sorted(n for n in parts if layer.name in n)
+                a, b = (
+                    np.stack([parts[n] for n in own if leaf in n]) for leaf in ("lora_A", "lora_B")
+                )
+                w = w + layer.lora.scaling * (b @ a)
+            residual = residual + formulas.mix(x, ids, weights, w, bias)
+        return residual
+
+
+def dense_experts(
+    run: Runner, w: Array, cuts: Sequence[int] = (0, 2)
+) -> tuple[ExpertMatrix, Array]:
+    """Experts in shards that begin at some of them, and their weights as they are held."""
     experts, outer, inner = w.shape
-    pieces = tuple(
-        (first, count, run.weight(w[first : first + count].reshape(-1, inner)))
-        for first, count in ((0, 2), (2, 4))
+    shards = tuple(
+        (first, end - first, run.weight(w[first:end].reshape(-1, inner)))
+        for first, end in pairwise((*cuts, experts))
     )
-    return DenseExperts(experts, outer, inner, pieces), run.rounded_weight(w)
+    return DenseExperts(experts, outer, inner, shards), run.rounded_weight(w)
 
 
-def _quantized(run: Runner, w: Array, double: bool = False) -> tuple[ExpertMatrix, Array]:
+def _quantized(run: Runner, w: Array, double: bool) -> tuple[ExpertMatrix, Array]:
     """Experts of 4 bits, two at a time, and their weights as they are decoded."""
-    parts = [quantize_nf4(part.astype(np.float32), 64, double) for part in w]
-    form, codebook = parts[0].format, None
-    if run.graph.profile.textures and fits_words(form, w.shape[2]):
-        codebook = codebook_tensor(form, Storage)
-
-    def keep(label: str, nbytes: int) -> Storage:
-        return Storage(label, "check", nbytes)
-
-    matrix, storages = lay_out("w", w.shape[1:], form, len(w), keep, codebook)
-    for leaf, storage in storages.items():
-        each_one = [words(device_arrays(part)[leaf]) for part in parts]
-        size = storage.nbytes // 4 // len(w)
-        storage.data = np.stack([np.pad(a, (0, size - a.size)) for a in each_one])
+    stored = [quantize_nf4(part.astype(np.float32), 64, double) for part in w]
     run.graph.max_binding = 2 * run.weight(np.zeros(w.shape[1:])).nbytes
-    held = np.stack([run.rounded_weight(part.dequantize().astype(np.float64)) for part in parts])
-    return matrix, held
-
-
-_STORED: dict[str, Callable[[Runner, Array], tuple[ExpertMatrix, Array]]] = {
-    "dense": _dense,
-    "nf4": _quantized,
-    "double": partial(_quantized, double=True),
-}
+    held = np.stack([part.dequantize() for part in stored]).astype(np.float64)
+    return experts_of(run, stored), run.rounded_weight(held)
 
 
 @each(
@@ -130,81 +174,66 @@ def check_experts(
     rows: int = _MANY,
     has_bias: bool = False,
 ) -> None:
-    """Two layers of all experts, added up: y, dx, and the gradients of router and adapter."""
-    g = run.graph
-    x, dy, skip = (
-        normal("x", rows, inner),
-        normal("dy", rows, outer),
-        normal("skip", rows, outer),
-    )
-    stacks = [ExpertSpec("mlp.experts", name, _EXPERTS, outer, inner) for name in _NAMES]
-    config = LoraConfig(r=11, lora_alpha=11, target_modules=list(_NAMES))
-    adapter, parts = filled_adapter(config, [], stacks)
-    logits = _logits(rows)
-    tx, tlogits = run.operand(x, grad=True), run.float32(logits, grad=True)
-    routing = route(g, tlogits, _TOP_K, normalized=normalized)
-    batch, permuted = run.batch(np.ones((1, rows), np.int64)), permute(g, tx, routing)
-    y, full, factors, biases = run.float32(skip), [], [], []
-    for stack in stacks:
-        w = normal(f"w of {stack.leaf}", _EXPERTS, outer, inner)
-        weight, held = _STORED[storage](run, w)
-        lora = adapter.expert_loras[stack.name] if has_adapter else None
-        bias = normal(f"bias of {stack.leaf}", _EXPERTS, outer) if has_bias else None
-        given = None if bias is None else run.float32(bias)
-        layer = ExpertLinear("up", weight, lora, given)
-        made = expert_linear(g, permuted, layer, routing, batch)
-        biases.append(bias)
-        y = combine(g, made, routing, y)
-        names = sorted(n for n in parts if stack.leaf in n)
-        a, b = (np.stack([parts[n] for n in names if leaf in n]) for leaf in ("lora_A", "lora_B"))
-        full.append(held + has_adapter * (b @ a))
-        factors.append((names, a, b))
-    gradients = run.gradients(y, run.float32(dy), tx, tlogits)
-    flat = [whole_gradient(adapter)] if has_adapter else []
-    places = routing.slots, routing.tiles.rows
-    got_slots, got_rows, got_y, got_x, got_logits, *got_flat = run.run(
-        *places, y, *gradients, *flat
-    )
-    x = run.rounded(x)
-    ids, weights = experts_reference.route(logits, _TOP_K, normalized=normalized)
-    # Slots past an expert's own may be harmless in one memory and not in another.
-    slots, ends = experts_reference.slots_of(ids, _EXPERTS, EXPERT_TILE)
-    run.compare_exactly(got_slots, slots.astype(np.float64))
-    run.compare_exactly(got_rows, ends.ravel().astype(np.float64))
-    total, dtotal, dweights = skip, np.zeros_like(x), np.zeros_like(weights)
-    by_name: dict[str, Array] = {}
-    for w, bias, (names, a, b) in zip(full, biases, factors, strict=True):
-        total = total + experts_reference.mix(x, ids, weights, w, bias)
-        dx, dw_part, dw = grads(experts_reference.mix, dy, x, ids, weights, w, bias, of=(0, 2, 3))
-        dtotal, dweights = dtotal + dx, dweights + dw_part
-        both = (("lora_A", np.swapaxes(b, 1, 2) @ dw), ("lora_B", dw @ np.swapaxes(a, 1, 2)))
-        for leaf, exact in both:
-            by_name |= dict(zip([n for n in names if leaf in n], exact, strict=True))
+    """Two layers of all experts, added up: y, dx, and the gradients of router and adapter.
+
+    Slots past an expert's own may be harmless in one memory and not in another.
+    """
+    weights = {}
+    for name in _NAMES:
+        w = normal(f"w of {name}", _EXPERTS, outer, inner)
+        is_dense = storage == "dense"
+        weights[name] = (
+            dense_experts(run, w) if is_dense else _quantized(run, w, storage == "double")
+        )
+    experts = Experts.of(run, weights, 11 * has_adapter, 1, has_bias=has_bias)
+    inputs = normal("x", rows, inner), _logits(rows), normal("skip", rows, outer)
+    compare_experts(run, experts, inputs, _TOP_K, normalized)
+
+
+def compare_experts(
+    run: Runner, experts: Experts, inputs: tuple[Array, ...], top_k: int, normalized: bool
+) -> None:
+    """Compares a mixture by its input, the router's logits and what it is added to."""
+    x, logits, skip = inputs
+    batch = run.batch(np.ones((1, len(x)), np.int64))
+
+    def op(g: Graph, x: Tensor, logits: Tensor, skip: Tensor) -> list[Tensor]:
+        routing = route(g, logits, top_k, normalized=normalized)
+        y = experts.op(g, x, routing, batch, skip)
+        return [y, routing.slots, routing.tiles.rows]
+
+    def formula(x: Array, logits: Array, skip: Array, parts: Any = None) -> tuple[Array, ...]:
+        ids, chosen = _weights(logits, top_k, normalized)
+        slots, ends = formulas.slots_of(ids, logits.shape[1], EXPERT_TILE)
+        y = experts.formula(x, ids, chosen, skip, parts or {})
+        return y, slots.astype(np.float64), ends.ravel().astype(np.float64)
+
     # What experts make, and what comes back to them, are operands.
-    run.compare(got_y, total, inner=ROUNDING[run.dtype])
-    run.compare(got_x, dtotal, inner=ROUNDING[run.dtype])
-    exact = grad(experts_reference.softmax_weights, dweights, logits, ids, normalized=normalized)
-    run.compare(got_logits, exact, inner=ROUNDING[run.dtype])
-    for values in got_flat:
-        run.compare(values, joined(adapter, by_name), inner=ROUNDING[run.dtype])
+    compare_op(
+        run, op, formula, [x, Exact(logits), Exact(skip)], exact=(True, None, None),
+        adapter=experts.adapter, inner=ROUNDING[run.dtype],
+    )  # fmt: skip
+
+
+def _weights(logits: Array, top_k: int, normalized: bool) -> tuple[Any, Array]:
+    """The experts with the largest logits, and their weights."""
+    ids, _ = formulas.route(constant(logits), top_k, normalized=normalized)
+    return ids, formulas.softmax_weights(logits, ids, normalized=normalized)
 
 
 @each((True,), (False,))
 def check_factors(run: Runner, exact_gradient: bool) -> None:
     """Weights times factors of experts, with a gradient of each type."""
-    logits, factors, dy = _logits(_MANY), normal("factors", _EXPERTS), normal("dy", _MANY, _TOP_K)
-    tlogits = run.float32(logits, grad=True)
-    routing = route(run.graph, tlogits, _TOP_K, normalized=True)
-    y = with_factors(run.graph, routing, run.float32(factors)).weights
-    cotangent = run.float32(dy) if exact_gradient else run.operand(dy)
-    (dlogits,) = run.gradients(y, cotangent, tlogits)
-    got_y, got_dlogits = run.run(y, dlogits)
-    dy = dy if exact_gradient else run.rounded(dy)
-    ids, weights = experts_reference.route(logits, _TOP_K, normalized=True)
-    run.compare(got_y, experts_reference.with_factors(weights, ids, factors))
-    dweights = experts_reference.with_factors(dy, ids, factors)
-    exact = grad(experts_reference.softmax_weights, dweights, logits, ids, normalized=True)
-    run.compare(got_dlogits, exact)
+
+    def op(g: Graph, logits: Tensor, factors: Tensor) -> Tensor:
+        return with_factors(g, route(g, logits, _TOP_K, normalized=True), factors).weights
+
+    def formula(logits: Array, factors: Array) -> Array:
+        ids, weights = _weights(logits, _TOP_K, True)
+        return formulas.with_factors(weights, ids, factors)
+
+    inputs, factors = [Exact(_logits(_MANY))], normal("factors", _EXPERTS)
+    compare_op(run, op, formula, inputs, factors, exact=exact_gradient)
 
 
 _ROWS, _EXPERTS_SCORES, _TOP_K_SCORES = 150, 12, 3
@@ -217,6 +246,7 @@ def _logits_scores() -> Array:
     logits = 0.4 * order + 0.03 * normal("logits", _ROWS, _EXPERTS_SCORES) - 2.0
     logits[1::5, 7] = logits[1::5, 3]
     logits[::7] *= 6.0
+    logits[3] = 0.25  # all alike: the first ones are chosen
     exact: Array = logits.astype(np.float32).astype(np.float64)
     return exact
 
@@ -225,44 +255,39 @@ def _logits_scores() -> Array:
     (Scoring(True, True, least=1e-20, scale=1.7, pairs=True, groups=4, top_groups=2),),
     (Scoring(True, True, least=0.4),),
     (Scoring(True, False, scale=0.5),),
-    (Scoring(False, True, least=0.35, at_least=True),),
+    (Scoring(False, True, least=0.7, at_least=True),),
     (Scoring(False, False, groups=3, top_groups=1, scale=2.0),),
 )
 def check_expert_scores(run: Runner, scoring: Scoring) -> None:
     """Slots, weights and the gradient of the logits; with corrections and without."""
-    sigmoid, has_bias = scoring.sigmoid, scoring.normalized
-    rule = experts_reference.Rule(**asdict(scoring))
-    logits, dweights = _logits_scores(), normal("dweights", _ROWS, _TOP_K_SCORES)
-    bias = (0.3 * normal("bias", _EXPERTS_SCORES)).astype(np.float32).astype(np.float64) * has_bias
-    tlogits = run.float32(logits, grad=True)
-    tbias = run.float32(bias) if has_bias else None
-    routing = route_by_scores(run.graph, tlogits, tbias, _TOP_K_SCORES, scoring)
-    given = (run.float32 if sigmoid else run.operand)(dweights)
-    gradients = run.gradients(routing.weights, given, tlogits)
-    got_slots, got_weights, got = run.run(routing.slots, routing.weights, *gradients)
-    dweights = dweights if sigmoid else run.rounded(dweights)
-    ids, weights = experts_reference.route_by_scores(logits, bias, _TOP_K_SCORES, rule)
-    slots, _ = experts_reference.slots_of(ids, _EXPERTS_SCORES, EXPERT_TILE)
-    run.compare_exactly(got_slots, slots.astype(np.float64))
-    run.compare(got_weights, weights, inner=_INNER)
-    exact = grad(experts_reference.weights_of, dweights, logits, ids, rule)
-    run.compare(got, exact, inner=_INNER)
+    rule = formulas.Rule(**asdict(scoring))
+    corrections = (0.3 * normal("bias", _EXPERTS_SCORES)).astype(np.float32).astype(np.float64)
+    bias = [corrections] * scoring.normalized
+
+    def op(g: Graph, logits: Tensor, bias: Tensor | None = None) -> list[Tensor]:
+        routing = route_by_scores(g, logits, bias, _TOP_K_SCORES, scoring)
+        return [routing.weights, routing.slots]
+
+    def formula(logits: Array, bias: Any = 0.0) -> tuple[Array, ...]:
+        ids, _ = formulas.route_by_scores(constant(logits), bias, _TOP_K_SCORES, rule)
+        slots, _ = formulas.slots_of(ids, _EXPERTS_SCORES, EXPERT_TILE)
+        return formulas.weights_of(logits, ids, rule), slots.astype(np.float64)
+
+    inputs, exact = [Exact(_logits_scores())], (scoring.sigmoid, None)
+    compare_op(run, op, formula, inputs, *bias, exact=exact, inner=_INNER)
 
 
 @each((True,), (False,))
 def check_scaled_weights(run: Runner, normalized: bool) -> None:
     """The weights of the largest logits times a factor, and the gradient of the logits."""
-    logits, dweights, scale = _logits_scores(), normal("dweights", _ROWS, _TOP_K_SCORES), 0.3
-    tlogits = run.float32(logits, grad=True)
-    routing = route(run.graph, tlogits, _TOP_K_SCORES, normalized=normalized, scale=scale)
-    gradients = run.gradients(routing.weights, run.float32(dweights), tlogits)
-    got_weights, got = run.run(routing.weights, *gradients)
-    ids, weights = experts_reference.route(logits, _TOP_K_SCORES, normalized=normalized)
-    run.compare(got_weights, scale * weights, inner=_INNER)
-    exact = grad(
-        experts_reference.softmax_weights, scale * dweights, logits, ids, normalized=normalized
-    )
-    run.compare(got, exact, inner=_INNER)
+
+    def op(g: Graph, logits: Tensor) -> Tensor:
+        return route(g, logits, _TOP_K_SCORES, normalized=normalized, scale=0.3).weights
+
+    def formula(logits: Array) -> Array:
+        return 0.3 * _weights(logits, _TOP_K_SCORES, normalized)[1]
+
+    compare_op(run, op, formula, [Exact(_logits_scores())], exact=True, inner=_INNER)
 
 
 @each((True,), (False,))
@@ -286,38 +311,12 @@ def check_balance_of_experts(run: Runner, weighted: bool) -> None:
     got_stats, *got = run.run(stats, *(g.gradient_of(logits) for logits in given))
     mask = (segments > 0).astype(np.float64).ravel()
     expected = np.ones((1, STATS_LENGTH))
-    expected[0, STATS_BALANCE] += labels * experts_reference.balance_loss(
-        layers, _TOP_K_SCORES, mask
-    )
+    expected[0, STATS_BALANCE] += labels * formulas.balance_loss(layers, _TOP_K_SCORES, mask)
     run.compare(got_stats, expected, inner=_INNER)
     for ours, exact in zip(
-        got, grad(experts_reference.balance_loss, 1.0, layers, _TOP_K_SCORES, mask), strict=True
+        got, grad(formulas.balance_loss, 1.0, layers, _TOP_K_SCORES, mask), strict=True
     ):
         run.compare(ours, labels * coefficient * exact, inner=_INNER)
-
-
-_EXPERTS_FEW, _TOP_K_FEW = 6, 3
-
-
-def _experts(run: Runner, form: str, outer: int, inner: int) -> tuple[ExpertMatrix, Array]:
-    """Experts of a form, or operands in two shards, and their weights as they are held."""
-    if form == "dense":
-        w = normal("w", _EXPERTS_FEW, outer, inner)
-        pieces = tuple(
-            (first, count, run.weight(w[first : first + count].reshape(-1, inner)))
-            for first, count in ((0, 2), (2, 4))
-        )
-        return DenseExperts(_EXPERTS_FEW, outer, inner, pieces), run.rounded_weight(w)
-    stored = [stored_weight(form, outer, inner, number) for number in range(_EXPERTS_FEW)]
-    whole = Storage("experts", "check", 256)
-    matrix, storages = lay_out(
-        "w", (outer, inner), stored[0].format, _EXPERTS_FEW, whole.part, None
-    )
-    for leaf, storage in storages.items():
-        each_one = [words(device_arrays(weight)[leaf]) for weight in stored]
-        size = storage.nbytes // 4 // _EXPERTS_FEW
-        storage.data = np.stack([np.pad(a, (0, size - a.size)) for a in each_one])
-    return matrix, np.stack([weight.dequantize().astype(np.float64) for weight in stored])
 
 
 @each(
@@ -331,24 +330,25 @@ def check_experts_of_new_tokens(
     run: Runner, form: str, inner: int, rows: int, r: int, has_bias: bool
 ) -> None:
     """Some tokens meet three of six experts each; which there are of a form is in one range."""
-    outer, g = 44, run.graph
-    stack = ExpertSpec("mlp.experts", "up_proj", _EXPERTS_FEW, outer, inner)
-    config = LoraConfig(r=max(r, 1), lora_alpha=2 * max(r, 1), target_modules=["up_proj"])
-    adapter, parts = filled_adapter(config, [], [stack])
-    names = sorted(parts)
-    a, b = (np.stack([parts[n] for n in names if leaf in n]) for leaf in ("lora_A", "lora_B"))
-    weight, held = _experts(run, form, outer, inner)
-    x, logits = normal("x", rows, inner), normal("logits", rows, _EXPERTS_FEW)
-    skip, bias = normal("skip", rows, outer), normal("bias", _EXPERTS_FEW, outer)
-    logits = logits.astype(np.float32).astype(np.float64)
-    routing = route(g, run.float32(logits), _TOP_K_FEW, normalized=True, tile=NEW_TOKENS_TILE)
-    layer = ExpertLinear("up", weight, adapter.expert_loras[stack.name] if r else None)
-    layer = replace(layer, bias=run.float32(bias) if has_bias else None)
-    y = expert_linear(g, permute(g, run.operand(x), routing), layer, routing, new_tokens(rows))
-    (got,) = run.run(combine(g, y, routing, run.float32(skip)))
-    ids, weights = experts_reference.route(logits, _TOP_K_FEW, normalized=True)
-    full = held + 2.0 * (r > 0) * (b @ a)
-    exact = skip + experts_reference.mix(
-        run.rounded(x), ids, weights, full, bias if has_bias else None
+    outer = 44
+    if form == "dense":
+        weight = dense_experts(run, normal("w", _EXPERTS, outer, inner))
+    else:
+        stored = [stored_weight(form, outer, inner, number) for number in range(_EXPERTS)]
+        held = np.stack([own.dequantize().astype(np.float64) for own in stored])
+        weight = experts_of(run, stored, Storage("experts", "check", 256)), held
+    experts = Experts.of(run, {"up_proj": weight}, r, 2, has_bias=has_bias)
+
+    def op(g: Graph, x: Tensor, logits: Tensor, skip: Tensor) -> Tensor:
+        routing = route(g, logits, _TOP_K_FEW, normalized=True, tile=NEW_TOKENS_TILE)
+        return experts.op(g, x, routing, new_tokens(rows), skip)
+
+    def formula(x: Array, logits: Array, skip: Array, parts: Any = None) -> Array:
+        ids, weights = _weights(logits, _TOP_K_FEW, True)
+        return experts.formula(x, ids, weights, skip, parts or {})
+
+    inputs = normal("x", rows, inner), Exact(normal("logits", rows, _EXPERTS))
+    skip, inner_y = Exact(normal("skip", rows, outer)), ROUNDING[run.dtype]
+    compare_op(
+        run, op, formula, [*inputs, skip], exact=None, adapter=experts.adapter, inner=inner_y
     )
-    run.compare(got, exact, inner=ROUNDING[run.dtype])

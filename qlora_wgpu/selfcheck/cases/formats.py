@@ -18,7 +18,7 @@ from qlora_wgpu.model.quantized_weights import (
     stacked_arrays,
     words,
 )
-from qlora_wgpu.ops.quantized import dequantize_together
+from qlora_wgpu.ops.quantized import QuantizedMatrix, dequantize_together
 from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, WeightFormat, quantize_nf4
 from qlora_wgpu.quant.safetensors_formats import (
     INT8,
@@ -130,45 +130,67 @@ def check_large_weights(run: Runner, name: str) -> None:
     _compare(run, [shard for _, shard in matrix.shards(run.graph)], large.dequantize())
 
 
+def experts_of(
+    run: Runner, stored: list[QuantizedWeight], whole: Storage | None = None
+) -> QuantizedMatrix:
+    """Experts of one form, their parts in one storage if one is given."""
+    form, shape = stored[0].format, stored[0].shape
+    is_words = whole is None and run.graph.profile.textures and fits_words(form, shape[1])
+
+    def keep(label: str, nbytes: int) -> Storage:
+        return Storage(label, "check", nbytes)
+
+    codebook = codebook_tensor(form, Storage) if is_words else None
+    matrix, storages = lay_out(
+        "w", shape, form, len(stored), whole.part if whole else keep, codebook
+    )
+    arrays = stacked_arrays(stored, "w", "check")
+    for leaf, storage in storages.items():
+        storage.data = words(arrays[leaf])
+    return matrix
+
+
 @each(("Q6_K", (12, 72)), ("FP8", (12, 40)), ("GPTQ", (12, 72)), ("Q4_K", (12, 96)))
 def check_format_of_experts(run: Runner, name: str, shape: tuple[int, int]) -> None:
     """Three experts of a form, two at a time: each has codes, scales and maps of its own."""
     first = random_weight(FORMS[name], shape)
     stored = [replace(first, codes=np.roll(first.codes, i)) for i in range(3)]
-    is_words = run.graph.profile.textures and fits_words(first.format, shape[1])
-
-    def keep(label: str, nbytes: int) -> Storage:
-        return Storage(label, "check", nbytes)
-
-    matrix, storages = lay_out(
-        "w", shape, first.format, 3, keep,
-        codebook_tensor(first.format, Storage) if is_words else None,
-    )  # fmt: skip
-    arrays = stacked_arrays(stored, "w", "check")
-    for leaf, storage in storages.items():
-        storage.data = words(arrays[leaf])
+    matrix = experts_of(run, stored)
     run.graph.max_binding = 2 * run.weight(np.zeros(shape)).nbytes
     shards = [shard for _, _, shard in matrix.expert_shards(run.graph)]
     _compare(run, shards, np.concatenate([weight.dequantize() for weight in stored]))
 
 
-@each(("double", 72, 3), ("NF4", 72, 2), ("Q6_K", 72, 2), ("Q4_K", 96, 3), ("GPTQ", 72, 3))
-def check_format_of_a_group(run: Runner, name: str, columns: int, count: int) -> None:
-    """Matrices of one input at once, the parts of all in one range of a storage."""
-    whole, stored, matrices = Storage("group", "check", 256), [], []
-    for n, rows in enumerate((72, 8, 60)[:count]):
-        values = normal(f"{name} {n}", rows, columns).astype(np.float32)
-        if name in FORMS:
-            first = random_weight(FORMS[name], (rows, columns))
-            weight = replace(first, codes=np.roll(first.codes, n))
-        else:
-            weight = quantize_nf4(values, 32, name == "double")
+def stored_weight(
+    form: str, rows: int, columns: int, number: int = 0, blocksize: int = 64
+) -> QuantizedWeight:
+    """A weight of a form, another one for each number."""
+    if form in FORMS:
+        first = random_weight(FORMS[form], (rows, columns))
+        return replace(first, codes=np.roll(first.codes, number))
+    values = normal(f"{form} {number}", rows, columns).astype(np.float32)
+    return quantize_nf4(values, blocksize, form == "double")
+
+
+def in_one_range(weights: list[QuantizedWeight], whole: Storage) -> list[QuantizedMatrix]:
+    """Matrices whose parts lie in one storage, as those of a layer do."""
+    matrices = []
+    for weight in weights:
         matrix, storages = lay_out("w", weight.shape, weight.format, 1, whole.part, None)
         arrays = device_arrays(weight)
         for leaf, storage in storages.items():
             storage.data = words(arrays[leaf])
         matrices.append(matrix)
-        stored.append(weight.dequantize())
+    return matrices
+
+
+@each(("double", 72, 3), ("NF4", 72, 2), ("Q6_K", 72, 2), ("Q4_K", 96, 3), ("GPTQ", 72, 3))
+def check_format_of_a_group(run: Runner, name: str, columns: int, count: int) -> None:
+    """Matrices of one input at once, the parts of all in one range of a storage."""
+    rows = (72, 8, 60)[:count]
+    weights = [stored_weight(name, own, columns, n, 32) for n, own in enumerate(rows)]
+    matrices = in_one_range(weights, Storage("group", "check", 256))
+    stored = [weight.dequantize() for weight in weights]
     exact = np.concatenate(stored)
     w = run.graph.weight("w", *exact.shape)
     dequantize_together(run.graph, w, matrices)

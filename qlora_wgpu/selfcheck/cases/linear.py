@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
 from qlora_wgpu.gpu.limits import ALIGNMENT
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import (
     LARGEST_FLOAT16,
     Storage,
@@ -20,29 +23,31 @@ from qlora_wgpu.graph.tensor import (
 )
 from qlora_wgpu.kernels.common import DropoutMask
 from qlora_wgpu.kernels.gemm import Gemm, factors_of
-from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.quantized_weights import quantized_matrix
 from qlora_wgpu.ops import dora
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.linear import linear, linear_group, most_layers
-from qlora_wgpu.ops.modules import DenseMatrix, Linear
+from qlora_wgpu.ops.modules import DenseMatrix, Linear, Matrix
 from qlora_wgpu.ops.norms import rms_norm
 from qlora_wgpu.ops.pointwise import dropout_parts
 from qlora_wgpu.quant import quantize_nf4
 from qlora_wgpu.reference import linear as linear_reference
 from qlora_wgpu.reference import norms as norms_reference
-from qlora_wgpu.reference.tape import grad, grads
+from qlora_wgpu.reference.tape import constant, grad, through
 from qlora_wgpu.selfcheck.cases.common import (
     KEY,
     ROWS,
+    Adapter,
+    Exact,
+    compare_op,
     each,
     filled_adapter,
-    joined,
     normal,
-    whole_gradient,
+    of_names,
 )
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
-_NAMES = ("model.layers.0.q_proj", "model.layers.0.up_proj")
+_NAMES = ("q_proj", "up_proj")
 
 
 @each(*((shape, double) for shape in ((37, 20), (90, 96), (5, 7)) for double in (True, False)))
@@ -131,8 +136,92 @@ def check_values_beyond_float16(run: Runner) -> None:
         run.compare_exactly(value[0], np.array(float(held)))
 
 
+Weight = tuple[Matrix, Array]
+"""A matrix, and its numbers as products have them."""
+
+
 @dataclass(frozen=True)
-class _Sizes:
+class Layers:
+    """Linear layers of one input, and what their formula takes."""
+
+    linears: list[Linear]
+    weights: list[Array]
+    biases: list[Array]
+    adapter: Adapter | None
+
+    @classmethod
+    def of(
+        cls,
+        run: Runner,
+        weights: Mapping[str, Weight],
+        r: int,
+        biases: Sequence[Array] | None = None,
+        *,
+        together: bool = False,
+        scaling: int = 2,
+        **config: Any,
+    ) -> Layers:
+        """Layers by their modules' names; without adapters if r is 0.
+
+        ``together`` says that the biases lie in one storage; ``config`` is the adapters'.
+        """
+        specs = [
+            LinearSpec(f"model.layers.0.{n}", w.rows, w.columns) for n, (w, _) in weights.items()
+        ]
+        lora = LoraConfig(r=max(r, 1), lora_alpha=scaling * max(r, 1), **config)
+        adapter = filled_adapter(lora, specs) if r else None
+        given: Sequence[Tensor | None] = [None] * len(specs)
+        if biases is not None:
+            given = in_one_storage(biases) if together else [run.float32(bias) for bias in biases]
+        linears = [
+            Linear(spec.name, w, bias, adapter[0].loras[spec.name] if adapter else None)
+            for spec, (w, _), bias in zip(specs, weights.values(), given, strict=True)
+        ]
+        zeros = [np.zeros(spec.out_features) for spec in specs]
+        return cls(linears, [w for _, w in weights.values()], list(biases or zeros), adapter)
+
+    def formula(
+        self, x: Array, parts: Mapping[str, Array] | None = None, masks: Sequence[Array] = ()
+    ) -> tuple[Array, ...]:
+        """What they make of x, by the parts of their adapter, with dropout masks if given."""
+        ys = []
+        for n, (layer, w, bias) in enumerate(
+            zip(self.linears, self.weights, self.biases, strict=True)
+        ):
+            y = x @ w.T + bias
+            if parts is not None and self.adapter:
+                mask = masks[n] if masks else np.ones(x.shape)
+                scaling = self.adapter[0].loras[layer.name].scaling
+                a, b = of_names(parts, layer.name)
+                y = linear_reference.linear(x, w, a, b, scaling, mask, bias)
+            ys.append(y)
+        return tuple(ys)
+
+
+def dense(run: Runner, w: Array, rows: int | None = None) -> tuple[DenseMatrix, Array]:
+    """A matrix in shards of so many rows."""
+    shards = (
+        (i, run.weight(w[i : i + (rows or len(w))])) for i in range(0, len(w), rows or len(w))
+    )
+    return DenseMatrix(len(w), w.shape[1], tuple(shards)), run.rounded_weight(w)
+
+
+def in_one_storage(arrays: Sequence[Array]) -> list[Tensor]:
+    """Vectors, each where a binding may begin."""
+    begins = np.cumsum([0, *(round_up(len(array), ALIGNMENT // 4) for array in arrays)])
+    data = np.zeros(begins[-1], np.float32)
+    storage = Storage("biases", "check", data.nbytes, data)
+    tensors = []
+    for array, begin in zip(arrays, begins.tolist(), strict=False):
+        data[begin : begin + len(array)] = array
+        tensors.append(vector("bias", len(array), "float32", storage, 4 * begin))
+    return tensors
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of a layer, its adapter and its shards."""
+
     rows: int
     inner: int
     outer: int
@@ -140,18 +229,16 @@ class _Sizes:
     shard: int = 72
 
 
-_ODD = _Sizes(ROWS, 72, 130, 5)
-_NARROW = _Sizes(ROWS, 44, 130, 5)  # the gradient of whose input is a skinny product
-_LARGE = _Sizes(150, 530, 530, 37)  # more than one workgroup makes, or adds up at once
-_WHOLE = _Sizes(150, 200, 264, 8, 264)  # so that a workgroup of any kind has all that it makes
+_ODD = Sizes(ROWS, 72, 130, 5)
+_NARROW = Sizes(ROWS, 44, 130, 5)  # the gradient of whose input is a skinny product
+_LARGE = Sizes(150, 530, 530, 37)  # more than one workgroup makes, or adds up at once
+_WHOLE = Sizes(150, 200, 264, 8, 264)  # so that a workgroup of any kind has all that it makes
 # So deep that GPUs cut the reduction, of the forward or of the backward.
-_DEEP, _WIDE = _Sizes(3, 1100, 100, 5, 72), _Sizes(3, 100, 1100, 5, 1088)
+_DEEP, _WIDE = Sizes(3, 1100, 100, 5, 72), Sizes(3, 100, 1100, 5, 1088)
 # So many rows that a workgroup of GPUs makes more of them in an adapter's thin products.
-_LONG, _LONGER = _Sizes(1030, 20, 28, 8), _Sizes(2060, 20, 28, 12)
-
-
+_LONG, _LONGER = Sizes(1030, 20, 28, 8), Sizes(2060, 20, 28, 12)
 # More rows and columns than a fault of large sizes may spare; shallow, so that it is quick.
-_VAST = _Sizes(1030, 24, 2100, 8, 2100)
+_VAST = Sizes(1030, 24, 2100, 8, 2100)
 
 
 @dataclass(frozen=True)
@@ -161,8 +248,17 @@ class _Options:
     bias: bool
     output: str
     dropout: float
-    sizes: _Sizes = _ODD
+    sizes: Sizes = _ODD
     adapter: bool = True
+
+
+def _mask(layer: Linear, rows: int, dropout: float, *, drops: bool = True) -> Array:
+    """Which elements of a layer's input a batch with ``KEY`` keeps, and their factor."""
+    columns = layer.weight.columns
+    if not dropout or not drops or layer.lora is None:
+        return np.ones((rows, columns))
+    key = layer.lora.key
+    return linear_reference.dropout_mask(rows, padded(columns), columns, dropout, KEY, key)
 
 
 @each(
@@ -187,81 +283,41 @@ def check_linear(run: Runner, options: _Options) -> None:
 
     Dropout is on for the first one only, as it is off in evaluation.
     """
-    s, g = options.sizes, run.graph
-    specs = [LinearSpec(name, s.outer, s.inner) for name in _NAMES]
-    config = LoraConfig(r=s.r, lora_alpha=2 * s.r, lora_dropout=options.dropout)
-    adapter, parts = filled_adapter(config, specs)
-    x, skip = normal("x", s.rows, s.inner), normal("skip", s.rows, s.outer)
-    bias = normal("bias", s.outer) * options.bias
-    tx, tskip = run.operand(x, grad=True), run.float32(skip, grad=True)
-    mask = np.ones((1, s.rows), np.int64)
-    batches = run.batch(mask, dropout_key=KEY), run.batch(mask)
-    residual = tskip if options.output == "residual" else None
-    ys: list[Tensor] = []
-    for name, batch in zip(_NAMES, batches, strict=True):
-        lora = adapter.loras[name] if options.adapter else None
-        pieces = _pieces(run, normal(f"w of {name}", s.outer, s.inner), s.shard)
-        tbias = run.float32(bias) if options.bias else None
-        layer = Linear(name, DenseMatrix(s.outer, s.inner, pieces), tbias, lora)
-        exact_type = options.output == "float32"
-        ys.append(linear(g, tx, layer, batch, residual, float32=exact_type))
-    dys = [normal(f"dy of {name}", s.rows, s.outer) for name in _NAMES]
-    g.add_gradient(ys[1], run.operand(dys[1]))
-    dx, *dskip = run.gradients(ys[0], run.float32(dys[0]), tx, *([residual] if residual else []))
-    flat = whole_gradient(adapter)
-    got_x, *got = run.run(dx, *ys, *dskip, *([flat] if options.adapter else []))
-    expected = _two_layers(run, options, adapter, parts, x, bias, dys)
-    for y, value, exact in zip(ys, got, expected.ys, strict=False):
-        run.compare(value, exact + (skip if residual else 0.0), y.dtype)
-    run.compare(got_x, expected.dx)
-    if residual:
-        run.compare(got[2], dys[0] + run.rounded(dys[1]))
-    if options.adapter:
-        run.compare(got[-1], joined(adapter, expected.gradients))
+    s, ones = options.sizes, np.ones((1, options.sizes.rows), np.int64)
+    weights = {n: dense(run, normal(f"w of {n}", s.outer, s.inner), s.shard) for n in _NAMES}
+    biases = [normal("bias", s.outer)] * 2 if options.bias else None
+    r = s.r if options.adapter else 0
+    layers = Layers.of(run, weights, r, biases, lora_dropout=options.dropout)
+    batches = run.batch(ones, dropout_key=KEY), run.batch(ones)
+    compare_layers(run, layers, s, batches, options.dropout, options.output, (True, False))
 
 
-@dataclass(frozen=True)
-class _Expected:
-    ys: list[Array]
-    dx: Array
-    gradients: dict[str, Array]
-
-
-def _two_layers(
+def compare_layers(
     run: Runner,
-    options: _Options,
-    adapter: AdapterLayout,
-    parts: dict[str, Array],
-    x: Array,
-    bias: Array,
-    dys: list[Array],
-) -> _Expected:
-    s, x = options.sizes, run.rounded(x)
-    ys, total = [], np.zeros_like(x)
-    gradients: dict[str, Array] = {}
-    for name, dy in zip(_NAMES, dys, strict=True):
-        names = [n for n in parts if name in n]
-        a, b = (parts[n] * options.adapter for n in names)
-        w, key = (
-            run.rounded_weight(normal(f"w of {name}", s.outer, s.inner)),
-            adapter.loras[name].key,
-        )
-        mask = np.ones_like(x)
-        if options.dropout and name == _NAMES[0]:
-            drawn = (s.rows, padded(s.inner), s.inner, options.dropout, KEY, key)
-            mask = linear_reference.dropout_mask(*drawn)
-        ys.append(linear_reference.linear(x, w, a, b, 2.0, mask, bias))
-        dx, da, db = grads(
-            linear_reference.linear, run.rounded(dy), x, w, a, b, 2.0, mask, of=(0, 2, 3)
-        )
-        total += dx
-        gradients |= dict(zip(names, (da, db), strict=True))
-    return _Expected(ys, total, gradients)
+    layers: Layers,
+    s: Sizes,
+    batches: Sequence[BatchBuffers],
+    dropout: float = 0.0,
+    output: str = "operand",
+    exact: Sequence[bool] = (True,),
+    *,
+    multiplier: float = 1.0,
+) -> None:
+    """Compares layers that are applied one by one; dropout is on for the first one only."""
+    skip = [Exact(normal("skip", s.rows, s.outer))] * (output == "residual")
+    pairs = list(zip(layers.linears, batches, strict=True))
+    masks = [_mask(each, s.rows, dropout, drops=n == 0) for n, (each, _) in enumerate(pairs)]
 
+    def op(g: Graph, x: Tensor, *residual: Tensor) -> list[Tensor]:
+        options: Any = {"multiplier": multiplier, "float32": output == "float32"}
+        return [linear(g, x, each, batch, *residual, **options) for each, batch in pairs]
 
-def _pieces(run: Runner, w: Array, rows: int) -> tuple[tuple[int, Tensor], ...]:
-    """A matrix in shards of so many rows."""
-    return tuple((i, run.weight(w[i : i + rows])) for i in range(0, len(w), rows))
+    def formula(x: Array, *residual: Array, parts: dict[str, Array] | None = None) -> Any:
+        made = (multiplier * y for y in layers.formula(x, parts, masks))
+        return tuple(through(y, gradient=run.rounded) + sum(residual) for y in made)
+
+    inputs: list[Array | Exact] = [normal("x", s.rows, s.inner), *skip]
+    compare_op(run, op, formula, inputs, exact=exact, adapter=layers.adapter)
 
 
 @each(
@@ -275,46 +331,22 @@ def _pieces(run: Runner, w: Array, rows: int) -> tuple[tuple[int, Tensor], ...]:
     (_LONG, 0.3, True),
     (_LONGER, 0.0, True),
 )
-def check_only_use(run: Runner, s: _Sizes, dropout: float, adapted: bool) -> None:
+def check_only_use(run: Runner, s: Sizes, dropout: float, adapted: bool) -> None:
     """A layer whose input goes nowhere else: dx is made in its type, and the adapter's gradient."""
-    name, x, dy = _NAMES[0], normal("x", s.rows, s.inner), normal("dy", s.rows, s.outer)
-    config = LoraConfig(r=s.r, lora_alpha=2 * s.r, lora_dropout=dropout)
-    adapter, parts = filled_adapter(config, [LinearSpec(name, s.outer, s.inner)])
-    w = normal("w", s.outer, s.inner)
-    lora = adapter.loras[name]
-    pieces = _pieces(run, w, s.outer)
-    layer = Linear(name, DenseMatrix(s.outer, s.inner, pieces), None, lora if adapted else None)
-    tx = run.operand(x, grad=True)
-    y = linear(run.graph, tx, layer, run.batch(np.ones((1, s.rows), np.int64), dropout_key=KEY))
-    (dx,) = run.gradients(y, run.float32(dy), tx)
-    got_x, *got = run.run(dx, *([whole_gradient(adapter)] if adapted else []))
-    x, dy = run.rounded(x), run.rounded(dy)
-    mask = np.ones_like(x)
-    if dropout:
-        drawn = (s.rows, padded(s.inner), s.inner, dropout, KEY, lora.key)
-        mask = linear_reference.dropout_mask(*drawn)
-    a, b = (part * adapted for part in parts.values())
-    exact_x, da, db = grads(
-        linear_reference.linear, dy, x, run.rounded_weight(w), a, b, 2.0, mask, of=(0, 2, 3)
-    )
-    run.compare(got_x, exact_x, dx.dtype)
-    if adapted:
-        run.compare(got[0], joined(adapter, dict(zip(parts, (da, db), strict=True))))
+    weights = {_NAMES[0]: dense(run, normal("w", s.outer, s.inner))}
+    layers = Layers.of(run, weights, s.r if adapted else 0, lora_dropout=dropout)
+    batch = run.batch(np.ones((1, s.rows), np.int64), dropout_key=KEY)
+    compare_layers(run, layers, s, [batch], dropout)
 
 
 def check_long_product(run: Runner) -> None:
     """A reduction that GPUs cut into parts, and an input whose gradients are added up."""
-    rows, inner, outer = 3, 20, 2500
-    x, w = normal("x", rows, inner), normal("w", outer, inner)
-    dys = normal("dy", rows, outer), normal("dz", rows, outer)
-    layer = Linear("x", DenseMatrix(outer, inner, ((0, run.weight(w)),)), None, None)
-    tx, batch = run.operand(x, grad=True), run.batch(np.ones((1, rows), np.int64))
-    for dy in dys:
-        y = linear(run.graph, tx, layer, batch)
-        run.graph.add_gradient(y, run.float32(dy))
-    run.graph.backward()
-    (got,) = run.run(run.graph.gradient_of(tx))
-    run.compare(got, sum(run.rounded(dy) for dy in dys) @ run.rounded_weight(w))
+    s = Sizes(3, 20, 2500, 0)
+    layers = Layers.of(run, {"x": dense(run, normal("w", s.outer, s.inner))}, 0)
+    twice = replace(layers, linears=2 * layers.linears, weights=2 * layers.weights,
+                    biases=2 * layers.biases)  # fmt: skip
+    batch = run.batch(np.ones((1, s.rows), np.int64))
+    compare_layers(run, twice, s, [batch, batch], exact=(True, True))
 
 
 @each((True,), (False,))
@@ -324,10 +356,7 @@ def check_norm_between_long_products(run: Runner, has_residual: bool) -> None:
     x, skip = normal("x", rows, inner), normal("skip", rows, width) * has_residual
     first, second = normal("first", width, inner), normal("second", inner, width)
     weight, dz = normal("weight", width), normal("dz", rows, inner)
-    layers = [
-        Linear(name, DenseMatrix(len(w), w.shape[1], ((0, run.weight(w)),)), None, None)
-        for name, w in (("first", first), ("second", second))
-    ]
+    layers = Layers.of(run, {"first": dense(run, first), "second": dense(run, second)}, 0).linears
     tx, batch = run.operand(x), run.batch(np.ones((1, rows), np.int64))
     residual = run.float32(skip) if has_residual else None
     h = linear(g, tx, layers[0], batch, residual, float32=True)
@@ -367,74 +396,30 @@ def check_linear_group(
 ) -> None:
     """Layers of one input: every y, the sum of dx, and the gradients of all A and B.
 
-    Args:
-        run: Where it runs.
-        outer: Columns of the results.
-        inner: Columns of the input.
-        r: The rank of each adapter; 0 for none.
-        float32: How many results are float32.
-        has_bias: Whether there are biases.
-        rows: Rows of the input; with many a workgroup makes more of the adapters' thin products.
+    With many rows a workgroup makes more of the adapters' thin products; some results are float32.
     """
     g = run.graph
     g.profile = replace(g.profile, fused_linears=True)
     outer = outer[: most_layers(g, with_bias=has_bias, with_lora=r > 0)]
-    names = [f"model.layers.0.{name}_proj" for name in "qkv"[: len(outer)]]
-    specs = [LinearSpec(n, columns, inner) for n, columns in zip(names, outer, strict=True)]
-    adapter, parts = filled_adapter(LoraConfig(r=max(r, 1), lora_alpha=2 * max(r, 1)), specs)
-    layers, weights = [], []
-    for index, spec in enumerate(specs):
-        stored = quantize_nf4(
-            normal(f"w of {spec.name}", spec.out_features, inner).astype(np.float32), 64, index != 1
-        )
-        lora = adapter.loras[spec.name] if r else None
-        weight = quantized_matrix(spec.name, stored, textures=g.profile.textures)
-        layers.append(Linear(spec.name, weight, None, lora))
-        weights.append(run.rounded_weight(stored.dequantize().astype(np.float64)))
-    biases = [normal(f"bias of {name}", n) * has_bias for name, n in zip(names, outer, strict=True)]
-    if has_bias:
-        tensors = in_one_storage(biases)
-        pairs = zip(layers, tensors, strict=True)
-        layers = [replace(layer, bias=bias) for layer, bias in pairs]
-    x, batch = normal("x", rows, inner), run.batch(np.ones((1, rows), np.int64))
-    tx = run.operand(x, grad=True)
+    weights: dict[str, Weight] = {}
+    for index, (letter, columns) in enumerate(zip("qkv", outer, strict=False)):
+        values = normal(f"w of {letter}", columns, inner).astype(np.float32)
+        stored = quantize_nf4(values, 64, index != 1)
+        held = run.rounded_weight(stored.dequantize().astype(np.float64))
+        textures = g.profile.textures
+        weights[f"{letter}_proj"] = quantized_matrix(letter, stored, textures=textures), held
+    biases = [normal(f"bias{n}", columns) for n, columns in enumerate(outer)] if has_bias else None
+    layers = Layers.of(run, weights, r, biases, together=True)
+    batch = run.batch(np.ones((1, rows), np.int64))
     flags = [index < float32 for index in range(len(outer))]
-    ys = linear_group(g, tx, layers, batch, flags)
-    dys = [normal(f"dy of {name}", rows, y.columns) for name, y in zip(names, ys, strict=True)]
-    for y, dy in zip(ys, dys, strict=True):
-        g.add_gradient(y, run.float32(dy))
-    g.backward()
-    flat = [whole_gradient(adapter)] if r else []
-    gradient = g.gradient_of(tx)
-    got_x, *got = run.run(gradient, *ys, *flat)
-    x, total = run.rounded(x), np.zeros_like(x)
-    gradients: dict[str, Array] = {}
-    for index, (name, w, dy) in enumerate(zip(names, weights, dys, strict=True)):
-        own = [n for n in parts if name in n]
-        a, b = (parts[n] * (r > 0) for n in own)
-        mask = np.ones_like(x)
-        exact = linear_reference.linear(x, w, a, b, 2.0, mask, biases[index])
-        run.compare(got[index], exact, ys[index].dtype)
-        dx, da, db = grads(
-            linear_reference.linear, run.rounded(dy), x, w, a, b, 2.0, mask, of=(0, 2, 3)
-        )
-        total += dx
-        gradients |= dict(zip(own, (da, db), strict=True))
-    run.compare(got_x, total, gradient.dtype)
-    if r:
-        run.compare(got[-1], joined(adapter, gradients))
 
+    def op(g: Graph, x: Tensor) -> list[Tensor]:
+        return linear_group(g, x, layers.linears, batch, flags)
 
-def in_one_storage(arrays: list[Array]) -> list[Tensor]:
-    """Vectors, each where a binding may begin."""
-    begins = np.cumsum([0, *(round_up(len(array), ALIGNMENT // 4) for array in arrays)])
-    data = np.zeros(begins[-1], np.float32)
-    storage = Storage("biases", "check", data.nbytes, data)
-    tensors = []
-    for array, begin in zip(arrays, begins.tolist(), strict=False):
-        data[begin : begin + len(array)] = array
-        tensors.append(vector("bias", len(array), "float32", storage, 4 * begin))
-    return tensors
+    def formula(x: Array, **parts: Any) -> Any:
+        return tuple(through(y, gradient=run.rounded) for y in layers.formula(x, **parts))
+
+    compare_op(run, op, formula, [normal("x", rows, inner)], exact=True, adapter=layers.adapter)
 
 
 @each((True, "residual"), (False, "operand"), (True, "operand"), (False, "residual"),
@@ -445,64 +430,66 @@ def check_dora(run: Runner, has_bias: bool, output: str, dropout: float = 0.0) -
 
     The input is small, so that roundings of the sums are, too, and hide no summand.
     """
-    rows, inner, outer, g = ROWS, 530, 83, run.graph
-    specs = [LinearSpec(name, outer, inner) for name in _NAMES]
-    lora = LoraConfig(r=3, lora_alpha=6, use_dora=True, lora_dropout=dropout)
-    adapter, parts = filled_adapter(lora, specs)
-    x, skip = 0.05 * normal("x", rows, inner), normal("skip", rows, outer)
-    bias, tx = normal("bias", outer) * has_bias, run.operand(x, grad=True)
-    tbias = run.float32(bias) if has_bias else None
-    residual = run.float32(skip) if output == "residual" else None
-    batch = run.batch(np.ones((1, rows), np.int64), dropout_key=KEY if dropout else None)
-    ys = []
-    for name in _NAMES:
-        w = normal(f"w of {name}", outer, inner)
-        pieces = tuple((i, run.weight(w[i : i + 48])) for i in range(0, outer, 48))
-        layer = Linear(name, DenseMatrix(outer, inner, pieces), tbias, adapter.loras[name])
-        ys.append(linear(g, tx, layer, batch, residual, float32=output == "float32"))
-    dys = [normal(f"dy of {name}", rows, outer) for name in _NAMES]
-    g.add_gradient(ys[1], run.operand(dys[1]))
-    (dx,) = run.gradients(ys[0], run.float32(dys[0]), tx)
-    *got, got_x, got_flat = run.run(*ys, dx, whole_gradient(adapter))
-    x, total = run.rounded(x), np.zeros_like(x)
-    gradients: dict[str, Array] = {}
-    for name, y, value, dy in zip(_NAMES, ys, got, (dys[0], run.rounded(dys[1])), strict=True):
-        names = [n for n in parts if name in n]
-        a, b, m = (parts[n] for n in names)
-        w, mask = run.rounded_weight(normal(f"w of {name}", outer, inner)), np.ones_like(x)
-        if dropout:
-            key = adapter.loras[name].key
-            mask = linear_reference.dropout_mask(rows, padded(inner), inner, dropout, KEY, key)
-        kept, rest = (run.rounded(part) for part in linear_reference.dropout_parts(x, mask))
-        norms, ones = linear_reference.dora_norm(w, a, b, 2.0), np.ones_like(x)
-        z = linear_reference.linear(kept, w, a, b, 2.0, ones)
-        scaled = linear_reference.dora(z, m, norms)
-        exact = scaled + rest @ w.T + bias + (skip if residual else 0.0)
-        # What is scaled is an operand.
-        run.compare(value, exact, y.dtype, inner=ROUNDING[run.dtype] * np.abs(scaled))
-        dz, dm = grads(linear_reference.dora, dy, z, m, norms, of=2)
-        d_kept, da, db = grads(
-            linear_reference.linear, run.rounded(dz), kept, w, a, b, 2.0, ones, of=(0, 2, 3)
-        )
-        total += grad(linear_reference.dropout_parts, (d_kept, run.rounded(dy) @ w), x, mask)
-        gradients |= dict(zip(names, (da, db, dm), strict=True))
-    rounding = ROUNDING[run.dtype] / 2  # of sums
-    run.compare(got_x, total, inner=rounding)
-    run.compare(got_flat, joined(adapter, gradients), inner=rounding)
+    s, x = Sizes(ROWS, 530, 83, 3, 48), 0.05 * normal("x", ROWS, 530)
+    compare_dora(run, s, x, _NAMES, has_bias, output, dropout, (True, False))
+
+
+def compare_dora(
+    run: Runner,
+    s: Sizes,
+    x: Array,
+    names: Sequence[str],
+    has_bias: bool,
+    output: str,
+    dropout: float,
+    exact: Sequence[bool],
+) -> None:
+    """Compares layers with DoRA that are applied one by one."""
+    weights = {n: dense(run, normal(f"w of {n}", s.outer, s.inner), s.shard) for n in names}
+    biases = [normal("bias", s.outer)] * len(names) if has_bias else None
+    layers = Layers.of(run, weights, s.r, biases, use_dora=True, lora_dropout=dropout)
+    skip = [Exact(normal("skip", s.rows, s.outer))] * (output == "residual")
+    ones = np.ones((1, s.rows), np.int64)
+    batch = run.batch(ones, dropout_key=KEY if dropout else None)
+    scaled: list[Array] = []
+
+    def op(g: Graph, x: Tensor, *residual: Tensor) -> list[Tensor]:
+        is_float32 = output == "float32"
+        return [linear(g, x, each, batch, *residual, float32=is_float32) for each in layers.linears]
+
+    def formula(x: Array, *residual: Array, parts: dict[str, Array]) -> tuple[Array, ...]:
+        ys = []
+        for layer, w, bias in zip(layers.linears, layers.weights, layers.biases, strict=True):
+            a, b, m = of_names(parts, layer.name)
+            both = linear_reference.dropout_parts(x, _mask(layer, s.rows, dropout))
+            kept, rest = (through(part, run.rounded) for part in both)
+            z = linear_reference.linear(kept, w, a, b, 2.0, np.ones(x.shape))
+            norms = linear_reference.dora_norm(w, constant(a), constant(b), 2.0)
+            made = linear_reference.dora(through(z, gradient=run.rounded), m, norms)
+            # What is scaled is an operand.
+            scaled.append(ROUNDING[run.dtype] * np.abs(constant(made)))
+            base = through(rest @ w.T, gradient=run.rounded)
+            ys.append(made + base + bias + sum(residual))
+        return tuple(ys)
+
+    inner = ROUNDING[run.dtype] / 2  # of sums
+    compare_op(
+        run, op, formula, [x, *skip], exact=exact, adapter=layers.adapter, inner=inner,
+        inner_ys=scaled,
+    )  # fmt: skip
 
 
 @each((True,), (False,))
 def check_dora_norms(run: Runner, plain: bool) -> None:
     """Norms of shards of rows, or one by them; of a row of zeros that is zero."""
-    rows, inner, name = 300, 530, _NAMES[0]
+    rows, inner = 300, 530
     w = normal("w", rows, inner)
-    adapter, parts = filled_adapter(
-        LoraConfig(r=3, lora_alpha=6, use_dora=True), [LinearSpec(name, rows, inner)]
-    )
-    out = run.graph.float_vector("norms", rows)
+    layers = Layers.of(run, {_NAMES[0]: dense(run, w)}, 3, use_dora=True)
+    out, lora = run.graph.float_vector("norms", rows), layers.linears[0].lora
+    assert lora is not None and layers.adapter is not None
     for first, block in row_blocks(run.weight(w), 256):
-        dora.norm(run.graph, block, adapter.loras[name], out, first, 2.0, plain=plain)
-    a, b, _ = parts.values()
+        dora.norm(run.graph, block, lora, out, first, 2.0, plain=plain)
+    a, b, _ = layers.adapter[1].values()
     (got,) = run.run(out)
     exact = linear_reference.dora_norm(run.rounded_weight(w), a, b, 2.0)
     run.compare(got[0], exact if plain else 1 / exact)
@@ -511,18 +498,13 @@ def check_dora_norms(run: Runner, plain: bool) -> None:
 @each((True,), (False,))
 def check_dropout_parts(run: Runner, in_operands: bool) -> None:
     """An input in two, and the gradients of both in one."""
-    shape, g = (ROWS, 75), run.graph
-    given = run.operand if in_operands else run.float32
-    rounded = run.rounded if in_operands else np.asarray
-    x, tx = run.rounded(normal("x", *shape)), run.operand(normal("x", *shape), grad=True)
-    batch = run.batch(np.ones((1, ROWS), np.int64), dropout_key=KEY)
-    kept, rest = dropout_parts(g, tx, DropoutMask(0.3, 7), batch)
-    dkept, drest = normal("dkept", *shape), normal("drest", *shape)
-    g.add_gradient(kept, given(dkept))
-    (dx,) = run.gradients(rest, given(drest), tx)
     mask = linear_reference.dropout_mask(ROWS, padded(75), 75, 0.3, KEY, 7)
-    exact = grad(linear_reference.dropout_parts, (rounded(dkept), rounded(drest)), x, mask)
-    for got, expected in zip(
-        run.run(kept, rest, dx), (*linear_reference.dropout_parts(x, mask), exact), strict=True
-    ):
-        run.compare(got, expected, run.dtype)
+    batch = run.batch(np.ones((1, ROWS), np.int64), dropout_key=KEY)
+
+    def op(g: Graph, x: Tensor) -> tuple[Tensor, Tensor]:
+        return dropout_parts(g, x, DropoutMask(0.3, 7), batch)
+
+    def formula(x: Array) -> tuple[Array, Array]:
+        return linear_reference.dropout_parts(x, mask)
+
+    compare_op(run, op, formula, [normal("x", ROWS, 75)], exact=not in_operands)

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.offload import CheckpointPolicy
+from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.norms import layer_norm, rms_norm
-from qlora_wgpu.ops.pointwise import (
-    gated_rms_norm,
-    qk_layer_norm,
-    qk_norm,
-)
-from qlora_wgpu.ops.tensor import as_operand
+from qlora_wgpu.ops.pointwise import gated_rms_norm, qk_layer_norm, qk_norm
 from qlora_wgpu.reference import norms as formulas
-from qlora_wgpu.reference.tape import grad, grads
-from qlora_wgpu.selfcheck.cases.common import (
-    ROWS,
-    compare_op,
-    each,
-    normal,
-    of_types,
-    uneven,
-)
-from qlora_wgpu.selfcheck.runner import Runner
+from qlora_wgpu.selfcheck.cases.common import ROWS, Exact, compare_op, each, normal, uneven
+from qlora_wgpu.selfcheck.runner import Array, Runner
 
 _HELD = 250  # no more than any subgroup holds of a row, where its invocations hold one
 _WIDE = 2100  # more than any subgroup holds, and than a row's threads take at once
@@ -35,66 +24,53 @@ def check_rms_norm(run: Runner, rounded_first: bool, columns: int) -> None:
 
     dx as an operand comes from the launch that adds to it.
     """
-    x, weight = uneven("x", ROWS, columns), normal("weight", columns)
-    skip, dy, dz = (normal(name, ROWS, columns) for name in ("skip", "dy", "dz"))
-    tskip = (run.operand if rounded_first else run.float32)(skip, grad=True)
-    tx = run.float32(x, grad=True)
+    x, skip = uneven("x", ROWS, columns), normal("skip", ROWS, columns)
     run.graph.recomputation = CheckpointPolicy(remakes=True)
-    y = rms_norm(run.graph, tx, run.float32(weight), 1e-5)
-    z = rms_norm(run.graph, tx, run.float32(weight), 1e-5, residual=tskip)
-    again = run.graph.rematerialize(y)
-    first, second = of_types(run, rounded_first)
-    run.graph.add_gradient(z, first(dz))
-    dx, dskip = run.gradients(y, second(dy), tx, tskip)
-    got_y, got_z, got_again, got_dx, got_rounded, got_skip = run.run(
-        y, z, again, dx, as_operand(run.graph, dx), dskip
-    )
-    run.compare_exactly(got_rounded, run.rounded(got_dx))
-    run.compare_exactly(got_again, got_y)
-    dy, dz = (dy, run.rounded(dz)) if rounded_first else (run.rounded(dy), dz)
-    x = np.asarray(x, np.float32).astype(np.float64)
-    exact = formulas.rms_norm(x, weight, 1e-5)
-    run.compare(got_y, exact, y.dtype, by_row=True)
-    skip = run.rounded(skip) if rounded_first else skip
-    run.compare(got_z, exact + skip, z.dtype, by_row=True)
-    run.compare(got_skip, dz, dskip.dtype)
-    run.compare(got_dx, grad(formulas.rms_norm, dy + dz, x, weight, 1e-5), by_row=True)
+
+    def op(g: Graph, x: Tensor, residual: Tensor, weight: Tensor) -> list[Tensor]:
+        y = rms_norm(g, x, weight, 1e-5)
+        return [y, rms_norm(g, x, weight, 1e-5, residual), g.rematerialize(y)]
+
+    def formula(x: Array, residual: Array, weight: Array) -> tuple[Array, ...]:
+        y = formulas.rms_norm(x, weight, 1e-5)
+        return y, y + residual, y
+
+    inputs, weight = [Exact(x), skip if rounded_first else Exact(skip)], normal("weight", columns)
+    exact = rounded_first, not rounded_first, None
+    y, _, again = compare_op(run, op, formula, inputs, weight, exact=exact, by_row=True, casts=True)
+    run.compare_exactly(again, y)
 
 
 def check_only_norm(run: Runner) -> None:
     """RMSNorm of an operand that goes nowhere else: dx is made in its type."""
-    x, weight, dy = uneven("x", ROWS, 52), normal("weight", 52), normal("dy", ROWS, 52)
-    tx = run.operand(x, grad=True)
     run.graph.recomputation = CheckpointPolicy(remakes=True)
-    y = rms_norm(run.graph, tx, run.float32(weight), 1e-5)
-    again = run.graph.rematerialize(y)
-    (dx,) = run.gradients(y, run.float32(dy), tx)
-    got, got_y, got_again = run.run(dx, y, again)
-    run.compare_exactly(got_again, got_y)
-    exact = grad(formulas.rms_norm, dy, run.rounded(x), weight, 1e-5)
-    run.compare(got, exact, dx.dtype, by_row=True)
+
+    def op(g: Graph, x: Tensor, weight: Tensor) -> list[Tensor]:
+        y = rms_norm(g, x, weight, 1e-5)
+        return [y, g.rematerialize(y)]
+
+    def formula(x: Array, weight: Array) -> tuple[Array, ...]:
+        return (formulas.rms_norm(x, weight, 1e-5),) * 2
+
+    x, weight = uneven("x", ROWS, 52), normal("weight", 52)
+    y, again = compare_op(run, op, formula, [x], weight, exact=(True, None), by_row=True)
+    run.compare_exactly(again, y)
 
 
 @each((True, True), (False, True), (True, False), (False, False))
 def check_layer_norm(run: Runner, has_bias: bool, rounded_first: bool) -> None:
     """y and dx of two uses, each with a gradient of its own type; dx as an operand, too."""
-    x, weight, bias = uneven("x", ROWS, _WIDE), normal("weight", _WIDE), normal("bias", _WIDE)
-    dy, dz = normal("dy", ROWS, _WIDE), normal("dz", ROWS, _WIDE)
+    x, bias = uneven("x", ROWS, _WIDE), [normal("bias", _WIDE)] * has_bias
     x += 0.5 * np.abs(x).max(axis=1, keepdims=True)  # a mean to be taken away
-    tx = run.float32(x, grad=True)
-    tbias = run.float32(bias) if has_bias else None
-    y = layer_norm(run.graph, tx, run.float32(weight), tbias, 1e-5)
-    z = layer_norm(run.graph, tx, run.float32(weight), tbias, 1e-5)
-    first, second = of_types(run, rounded_first)
-    run.graph.add_gradient(z, first(dz))
-    (dx,) = run.gradients(y, second(dy), tx)
-    got_y, got_dx, got_rounded = run.run(y, dx, as_operand(run.graph, dx))
-    run.compare_exactly(got_rounded, run.rounded(got_dx))
-    dy, dz = (dy, run.rounded(dz)) if rounded_first else (run.rounded(dy), dz)
-    x = np.asarray(x, np.float32).astype(np.float64)
-    exact = formulas.layer_norm(x, weight, 1e-5, bias * has_bias)
-    run.compare(got_y, exact, y.dtype, by_row=True)
-    run.compare(got_dx, grad(formulas.layer_norm, dy + dz, x, weight, 1e-5), by_row=True)
+
+    def op(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> list[Tensor]:
+        return [layer_norm(g, x, weight, bias, 1e-5) for _ in range(2)]
+
+    def formula(x: Array, weight: Array, bias: Array | float = 0.0) -> tuple[Array, ...]:
+        return tuple(formulas.layer_norm(x, weight, 1e-5, bias) for _ in range(2))
+
+    exact, rest = (rounded_first, not rounded_first), (normal("weight", _WIDE), *bias)
+    compare_op(run, op, formula, [Exact(x)], *rest, exact=exact, by_row=True, casts=True)
 
 
 @each((4, 24, True), (3, 22, True), (4, 24, False), (3, 22, False), (3, 6, True), (2, 64, False))
@@ -125,20 +101,9 @@ def check_qk_layer_norm(
 
 @each((3, 24, True), (3, 24, False), (1, 8, False), (2, 128, True))
 def check_gated_rms_norm(run: Runner, heads: int, head_dim: int, exact_gradient: bool) -> None:
-    """y, dx and dz of heads of all sizes, with a gradient of each type."""
-    sizes = np.repeat([1.0, 2e-3, 30.0][:heads], head_dim)
-    x, z, dy = (normal(name, ROWS, heads * head_dim) for name in ("x", "z", "dy"))
-    x, weight = x * sizes, normal("weight", head_dim)
+    """y, dx and dz of heads of rows of several sizes, with a gradient of each type."""
+    x, z = uneven("x", ROWS, heads * head_dim), normal("z", ROWS, heads * head_dim)
     z.flat[:4] = -90.0, 90.0, 0.0, -0.0
-    tx, tz = run.operand(x, grad=True), run.operand(z, grad=True)
-    y = gated_rms_norm(run.graph, tx, tz, run.float32(weight), 1e-5)
-    cotangent = run.float32(dy) if exact_gradient else run.operand(dy)
-    dx, dz = run.gradients(y, cotangent, tx, tz)
-    got_y, got_dx, got_dz = run.run(y, dx, dz)
-    x, z, dy = run.rounded(x), run.rounded(z), dy if exact_gradient else run.rounded(dy)
-    run.compare(got_y, formulas.gated_rms_norm(x, z, weight, 1e-5), y.dtype)
-    exact = grads(formulas.gated_rms_norm, dy, x, z, weight, 1e-5, of=2)
-    own = np.arange(x.shape[1]) // head_dim == np.arange(heads)[:, None]
-    for columns in own:  # each size by its own largest value
-        run.compare(got_dx[:, columns], exact[0][:, columns], dx.dtype)
-    run.compare(got_dz, exact[1], dz.dtype)
+    rest, exact = (normal("weight", head_dim), 1e-5), exact_gradient
+    op, formula = gated_rms_norm, formulas.gated_rms_norm
+    compare_op(run, op, formula, [x, z], *rest, exact=exact, by_row=True)

@@ -1,10 +1,10 @@
-"""Updates of AdamW, with 8-bit moments, and of Lion; gradients in bfloat16 and in pieces."""
+"""Updates of AdamW, with 8-bit moments, and of Lion; gradients in bfloat16 and in shards."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,24 +13,64 @@ from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, stored_bits, stored_floats, vector
 from qlora_wgpu.lora.moments import MOMENT_VALUES
 from qlora_wgpu.ops.moments import BlockTable, Span, TensorMoments
-from qlora_wgpu.ops.optimizers import (
-    AdamWConfig,
-    AdamWState,
-    LionConfig,
-    LionState,
-    adamw,
-    adamw_8bit,
-    lion,
-)
+from qlora_wgpu.ops.optimizers import OptimizerConfig, OptimizerState, adamw, lion
 from qlora_wgpu.ops.tensor import add_to, fill_zero, summed
 from qlora_wgpu.reference import optimizers as optimizers_reference
 from qlora_wgpu.selfcheck.cases.common import each, normal
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
 
-def _flat(values: Array, dtype: str = "float32") -> Tensor:
-    data = stored_bits(values.astype(np.float32), dtype)
-    return vector("flat", data.size, dtype, Storage("flat", "check", data.nbytes, data))
+def _flat(values: npt.NDArray[Any], dtype: str = "float32") -> Tensor:
+    """A vector of numbers in a type, or of words as they are."""
+    data = values if values.dtype == np.uint32 else stored_bits(values.astype(np.float32), dtype)
+    dtype = "uint32" if data is values else dtype
+    return vector("flat", values.size, dtype, Storage("flat", "check", data.nbytes, data))
+
+
+@each((1.0, 17.0, 1.0), (0.0, 17.0, 1.0), (1e4, 17.0, 1.0), (1.0, 0.0, 1.0), (1.0, 17.0, np.nan),
+      (1.0, 17.0, np.inf), (1.0, 17.0, -np.inf), (1.0, 17.0, 1e19))  # fmt: skip
+def check_optimizer(run: Runner, max_norm: float, tokens: float, factor: float) -> None:
+    """Two steps of AdamW: clipped or not, without labels, and refused for their norm."""
+    length, split = 1216, 500
+    state = optimizers_reference.AdamW(
+        normal("p", length), 0.1 * normal("m", length), 0.1 * normal("v", length) ** 2
+    )
+    config = OptimizerConfig(weight_decay=0.1, max_grad_norm=max_norm, adam_epsilon=1e-3)
+    updates = tokens > 0 and factor == 1.0
+    for t in (1, 2):
+        gradient = 3 * normal(f"gradient {t}", length)
+        gradient[1111 if factor != 1e19 else slice(None)] *= factor
+        info = np.array([1e-2, 1 - 0.9**t, np.sqrt(1 - 0.999**t), 3e-2])
+        given = (state.p, gradient, state.m, state.v, info, np.array([9.0, tokens, 7.0, 7.0]))
+        tp, tg, tm, tv, step, stats = map(_flat, given)
+        adamw(run.graph, OptimizerState(tp, tg, (tm, tv), step, stats, split), config)
+        p, m, v, got_stats, got_gradient = (a[0] for a in run.run(tp, tm, tv, stats, tg))
+        run.graph.launches.clear()
+        run.compare_exactly(got_gradient, np.zeros(length))
+        if not updates:
+            for got, kept in ((p, state.p), (m, state.m), (v, state.v)):
+                run.compare_exactly(got, kept.astype(np.float32))
+            run.compare_exactly(got_stats[3], np.array(0.0))
+            is_norm = np.isfinite(got_stats[2]) == (tokens == 0 or factor == 1e19)
+            run.compare_exactly(got_stats[[0, 1]], np.array([9.0, tokens]))
+            run.compare_exactly(np.array(float(is_norm or factor == 1e19)), np.array(1.0))
+            continue
+        parts, norm = [], 0.0
+        for rate in (info[0], info[3]):
+            part = replace(state)
+            norm = optimizers_reference.adamw(
+                part, gradient, int(tokens), t, lr=rate, beta1=0.9, beta2=0.999, epsilon=1e-3,
+                weight_decay=0.1, max_norm=max_norm,
+            )  # fmt: skip
+            parts.append(part)
+        first = np.arange(length) < split
+        exact = replace(parts[0], p=np.where(first, parts[0].p, parts[1].p))
+        for got, value in ((p, exact.p), (m, exact.m), (v, exact.v)):
+            run.compare(got, value)
+        clipped = min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else 1.0
+        run.compare_each(got_stats, (9.0, tokens, norm, clipped / tokens))
+        run.compare(p - state.p.astype(np.float32), exact.p - state.p, inner=1e-4)
+        state = replace(exact, p=p, m=m, v=v)
 
 
 def _halves(values: Array) -> Array:
@@ -45,7 +85,7 @@ def check_lion(run: Runner, dtype: str, max_norm: float, factor: float) -> None:
     """Two steps: clipped or not, from a gradient of either type, and refused for their norm."""
     length, split, tokens = 1216, 500, 17
     state = optimizers_reference.Lion(normal("p", length), 0.1 * normal("m", length))
-    config = LionConfig(weight_decay=0.1, max_grad_norm=max_norm)
+    config = OptimizerConfig(adam_beta2=0.99, weight_decay=0.1, max_grad_norm=max_norm)
     for t in (1, 2):
         gradient = _halves(3 * normal(f"gradient {t}", length))
         gradient[:64] = 0.0  # no direction, where there is no moment
@@ -53,7 +93,7 @@ def check_lion(run: Runner, dtype: str, max_norm: float, factor: float) -> None:
         gradient[1111] *= factor
         given = (state.p, state.m, np.array([1e-2, 7.0, 7.0, 3e-2]), np.array([9.0, 17.0, 7, 7]))
         (p, m, info, stats), g = map(_flat, given), _flat(gradient, dtype)
-        lion(run.graph, LionState(p, g, m, info, stats, split), config)
+        lion(run.graph, OptimizerState(p, g, (m,), info, stats, split), config)
         got_p, got_m, zeroed = (row[0] for row in run.run(p, m, g))
         run.graph.launches.clear()
         run.compare_exactly(zeroed, np.zeros(length))
@@ -78,6 +118,8 @@ def check_lion(run: Runner, dtype: str, max_norm: float, factor: float) -> None:
 
 
 Words = npt.NDArray[np.uint32]
+_SPANS = (Span(64, 37, 131, 136), Span(5120, 5, 83, 88))
+_LENGTH = 5632
 
 
 def check_optimizer_8bit(run: Runner) -> None:
@@ -86,19 +128,18 @@ def check_optimizer_8bit(run: Runner) -> None:
     A code may be its neighbour where float32 decides between the two, so that what codes stand for
     is compared, and the largest of each block.
     """
-    spans = [Span(64, 37, 131, 136), Span(5120, 5, 83, 88)]
-    blocks, length, rate = BlockTable(spans, MOMENT_VALUES), 5120 + 5 * 88, 1e-2
+    blocks, length, rate = BlockTable(_SPANS, MOMENT_VALUES), 5120 + 5 * 88, 1e-2
     kept = [np.zeros(blocks.words, np.uint32) for _ in range(2)]
     p = normal("p", length)
-    config = AdamWConfig(weight_decay=0.1, max_grad_norm=0.0, adam_epsilon=1e-3)
+    config = OptimizerConfig(weight_decay=0.1, max_grad_norm=0.0, adam_epsilon=1e-3)
     for t in (1, 2, 3):
         gradient = normal(f"gradient {t}", length)
         gradient[600:1200] = 0
         info = np.array([rate, 1 - 0.9**t, np.sqrt(1 - 0.999**t), 2 * rate])
         given = (p, gradient, info, np.array([9.0, 7.0, 0.0, 0.0]))
-        tp, tg, step, stats = (_flat_codes(x.astype(np.float32)) for x in given)
-        m, v = map(_flat_codes, kept)
-        adamw_8bit(run.graph, AdamWState(tp, tg, m, v, step, stats, 5120), blocks, config)
+        tp, tg, step, stats = map(_flat, given)
+        m, v = map(_flat, kept)
+        adamw(run.graph, OptimizerState(tp, tg, (m, v), step, stats, 5120), config, blocks)
         bits = [row[0] for row in run.run_bits(tp, m, v)]
         run.graph.launches.clear()
         got = bits[0].view(np.float32)
@@ -151,14 +192,6 @@ def _moment(parts: Mapping[str, npt.NDArray[np.generic]], number: int) -> Array:
     return codes.values(signed=number == 1)
 
 
-def _flat_codes(data: npt.NDArray[np.float32] | Words) -> Tensor:
-    return vector("flat", data.size, str(data.dtype), Storage("flat", "check", data.nbytes, data))
-
-
-_SPANS = (Span(64, 37, 131, 136), Span(5120, 5, 83, 88))
-_LENGTH = 5632
-
-
 def check_rounded_sums(run: Runner) -> None:
     """A part of a vector, added up in float32 and rounded to nearest even, ties among them."""
     before, added = normal("before", _LENGTH), normal("added", 37, 131)
@@ -182,33 +215,43 @@ def check_rounded_sums(run: Runner) -> None:
 @each((False,), (True,))
 def check_update_from_halves(run: Runner, in_codes: bool) -> None:
     """The very update that the same numbers make in float32."""
-    gradient = np.zeros(_LENGTH)
-    for span in _SPANS:
-        rows = gradient[span.offset :][: span.rows * span.stride].reshape(span.rows, -1)
-        rows[:, : span.columns] = normal("gradient", span.rows, span.columns)
-    gradient = as_held(gradient, "bfloat16").astype(np.float64)
-    results = []
+    gradient = as_held(_values("gradient", _SPANS, _LENGTH), "bfloat16").astype(np.float64)
+    zeros, results = np.zeros(_LENGTH), []
     for dtype in ("float32", "bfloat16"):
-        blocks = BlockTable(_SPANS, MOMENT_VALUES)
-        p, g = _flat(normal("p", _LENGTH)), _flat(gradient, dtype)
-        m, v = (_flat(np.zeros(_LENGTH)) for _ in range(2))
-        if in_codes:
-            m, v = (blocks.new_moment("moment").whole for _ in range(2))
-            for each_moment in (m, v):
-                assert each_moment.storage is not None
-                each_moment.storage.data = np.zeros(blocks.words, np.uint32)
-        info = _flat(np.array([1e-2, 0.1, np.sqrt(1e-3), 2e-2]))
-        stats = _flat(np.array([9.0, 7.0, 0.0, 0.0]))
-        state = AdamWState(p, g, m, v, info, stats, 5120)
-        if in_codes:
-            adamw_8bit(run.graph, state, blocks, AdamWConfig())
-        else:
-            adamw(run.graph, state, AdamWConfig())
-        (zeroed,) = run.run_bits(g)
-        run.compare_exactly(zeroed[0].astype(np.float64), np.zeros(_LENGTH))
-        run.graph.launches.clear()
-        results.append([row[0] for row in run.run_bits(p, m, v, stats)])
-    for a, b in zip(*results, strict=True):
+        p, m, v = (_shards(x, []) for x in (normal("p", _LENGTH), zeros, zeros))
+        g, blocks = ShardedVector((_flat(gradient, dtype),)), BlockTable(_SPANS, MOMENT_VALUES)
+        *made, zeroed = _updated(run, (p, m, v), g, 5120, 1.0, blocks if in_codes else None)
+        run.compare_exactly(zeroed.astype(np.float64), np.zeros(_LENGTH))
+        results.append(made)
+    _compare_bits(run, *results)
+
+
+def _updated(
+    run: Runner,
+    vectors: tuple[ShardedVector, ...],
+    g: ShardedVector,
+    split: int,
+    max_norm: float,
+    blocks: BlockTable | None,
+) -> list[Array]:
+    """The bits of parameters and moments, the sums, and the gradient after an update of AdamW."""
+    p, *moments = vectors
+    if blocks is not None:
+        moments = [blocks.new_moment(name) for name in "mv"]
+        for shard in (shard for moment in moments for shard in moment.shards):
+            assert shard.storage is not None
+            shard.storage.data = np.zeros(shard.columns, np.uint32)
+    info, stats = _flat(np.array([1e-2, 0.1, 0.03, 2e-2])), _flat(np.array([9.0, 7.0, 0.0, 0.0]))
+    state = OptimizerState(p, g, moments, info, stats, split)
+    adamw(run.graph, state, OptimizerConfig(max_grad_norm=max_norm), blocks)
+    given = (p, *moments, ShardedVector((stats,)), g)
+    rows = iter(run.run_bits(*(shard for each_vector in given for shard in each_vector.shards)))
+    run.graph.launches.clear()
+    return [np.concatenate([next(rows)[0] for _ in own.shards]) for own in given]
+
+
+def _compare_bits(run: Runner, one: list[Array], other: list[Array]) -> None:
+    for a, b in zip(one, other, strict=True):
         run.compare_exactly(a.astype(np.float64), b.astype(np.float64))
 
 
@@ -217,62 +260,32 @@ def as_held(values: Array, dtype: str) -> np.ndarray:
     return stored_floats(stored_bits(values.astype(np.float32), dtype).tobytes(), dtype).copy()
 
 
-_SPANS_PIECES = [Span(0, 37, 131, 136), Span(5056, 41, 101, 104), Span(9344, 5, 83, 88)]
-_CUTS, _LENGTH_PIECES = [5056, 9344], 9344 + 5 * 88
+_SPANS_CUT = [Span(0, 37, 131, 136), Span(5056, 41, 101, 104), Span(9344, 5, 83, 88)]
+_CUTS, _LENGTH_CUT = [5056, 9344], 9344 + 5 * 88
 
 
 @each((False,), (True,))
-def check_update_in_pieces(run: Runner, in_codes: bool) -> None:
+def check_update_in_shards(run: Runner, in_codes: bool) -> None:
     """Two gradients are summed, and clipped: neither sums nor updates depend on the cuts."""
-    results = [_updated(run, cuts, in_codes=in_codes) for cuts in ([], _CUTS)]
-    for whole, cut in zip(*results, strict=True):
-        run.compare_exactly(cut.astype(np.float64), whole.astype(np.float64))
+    results = []
+    for cuts in ([], _CUTS):
+        spans, length = _SPANS_CUT, _LENGTH_CUT
+        p, g, more, m, v = (_shards(_values(name, spans, length), cuts) for name in "pghmv")
+        add_to(run.graph, g, more)
+        fill_zero(run.graph, more)
+        blocks = BlockTable(spans, MOMENT_VALUES, cuts) if in_codes else None
+        results.append(_updated(run, (p, m, v), g, 6000, 0.1, blocks))
+    _compare_bits(run, *results)
 
 
-def _updated(run: Runner, cuts: list[int], *, in_codes: bool) -> list[Array]:
-    """The bits of the vectors, moments and sums after an update."""
-    blocks = BlockTable(_SPANS_PIECES, MOMENT_VALUES, cuts)
-    p, g, more, m, v = (_pieces(run, _values(name), cuts) for name in ("p", "g", "h", "m", "v"))
-    info, stats = (
-        _pieces(run, values, []).whole for values in ([1e-2, 0.1, 0.03, 2e-2], [9.0, 7.0, 0.0, 0.0])
-    )
-    if in_codes:
-        m, v = blocks.new_moment("m"), blocks.new_moment("v")
-        for piece in (*m.shards, *v.shards):
-            assert piece.storage is not None
-            piece.storage.data = np.zeros(piece.columns, np.uint32)
-    add_to(run.graph, g, more)
-    fill_zero(run.graph, more)
-    state, config = AdamWState(p, g, m, v, info, stats, 6000), AdamWConfig(max_grad_norm=0.1)
-    if in_codes:
-        adamw_8bit(run.graph, state, blocks, config)
-    else:
-        adamw(run.graph, state, config)
-    vectors = (p, g, more, m, v)
-    bits = run.run_bits(*(piece for each in vectors for piece in each.shards), stats)
-    run.graph.launches.clear()
-    found, rows = [], iter(row[0] for row in bits)
-    for each_vector in vectors:
-        found.append(np.concatenate([next(rows) for _ in each_vector.shards]))
-    return [*found, next(rows)]
-
-
-def _values(name: str) -> Array:
+def _values(name: str, spans: Sequence[Span], length: int) -> Array:
     """Normal numbers in tensors of these spans, with zeros between them."""
-    flat = np.zeros(_LENGTH_PIECES)
-    for span in _SPANS_PIECES:
+    flat = np.zeros(length)
+    for span in spans:
         rows = flat[span.offset :][: span.rows * span.stride].reshape(span.rows, -1)
         rows[:, : span.columns] = normal(name, span.rows, span.columns)
     return np.abs(flat) if name == "v" else flat
 
 
-def _pieces(run: Runner, values: Array | list[float], cuts: list[int]) -> ShardedVector:
-    flat = np.asarray(values, np.float32)
-    ends = pairwise([0, *cuts, flat.size])
-    pieces = ShardedVector.laid_out(
-        "flat", "check", "float32", [end - begin for begin, end in ends]
-    )
-    for (begin, _), piece in zip(pairwise([0, *cuts, flat.size]), pieces.shards, strict=True):
-        assert piece.storage is not None
-        piece.storage.data = flat[begin : begin + piece.columns]
-    return pieces
+def _shards(values: Array, cuts: Sequence[int]) -> ShardedVector:
+    return ShardedVector(tuple(map(_flat, np.split(values, cuts))))

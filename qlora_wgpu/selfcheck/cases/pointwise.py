@@ -20,14 +20,7 @@ from qlora_wgpu.ops.pointwise import (
     xielu,
 )
 from qlora_wgpu.reference import pointwise as formulas
-from qlora_wgpu.reference.tape import grads
-from qlora_wgpu.selfcheck.cases.common import (
-    ROWS,
-    compare_op,
-    each,
-    normal,
-    of_types,
-)
+from qlora_wgpu.selfcheck.cases.common import ROWS, Exact, compare_op, each, normal
 from qlora_wgpu.selfcheck.runner import Array, Runner
 
 _WIDE = 2100  # more than any subgroup holds, and than a row's threads take at once
@@ -122,41 +115,30 @@ def check_sigmoid_gate(run: Runner, exact_gradient: bool) -> None:
 @each((True,), (False,))
 def check_row_gate(run: Runner, rounded_first: bool) -> None:
     """y, and the gradients of x, of its gate and of what it is added to."""
-    x, dy, skip = (normal(name, ROWS, _WIDE) for name in ("x", "dy", "skip"))
+    x, skip = normal("x", ROWS, _WIDE), [Exact(normal("skip", ROWS, _WIDE))] * (not rounded_first)
     gate = 4.0 * normal("gate", ROWS, 1)
     gate[:2] = [[-95.0], [95.0]]  # where exp is far from one
-    make = of_types(run, rounded_first)[0]
-    tx, tgate, tskip = make(x), run.float32(gate, grad=True), run.float32(skip)
-    tx.requires_grad = True
-    y = row_gate(run.graph, tx, tgate, None if rounded_first else tskip)
-    given = make(dy)
-    got_y, got_dx, got_gate = run.run(y, *run.gradients(y, given, tx, tgate))
-    if rounded_first:
-        x, dy = run.rounded(x), run.rounded(dy)
-    dx, dgate = grads(formulas.row_gate, dy, x, gate, of=2)
-    expected = formulas.row_gate(x, gate) + (0.0 if rounded_first else skip)
-    run.compare(got_y, expected)
-    run.compare(got_dx, dx, run.dtype if rounded_first else "float32")
-    run.compare(got_gate, dgate, inner=2e-6)
+
+    def formula(x: Array, gate: Array, *residual: Array) -> Array:
+        return formulas.row_gate(x, gate) + sum(residual)
+
+    inputs = x if rounded_first else Exact(x), Exact(gate), *skip
+    allowed = 0.0, 2e-6, 0.0
+    compare_op(run, row_gate, formula, inputs, exact=not rounded_first, inner_dxs=allowed)
 
 
 @each((True,), (False,))
 def check_scaling(run: Runner, exact_gradient: bool) -> None:
     """A matrix of each type times a stored number, and a sum; with gradients of each type."""
-    x, z, dy = (normal(name, ROWS, 52) for name in ("x", "z", "dy"))
-    make, other = of_types(run, exact_gradient)
-    tx, tz = run.float32(x, grad=True), run.operand(x, grad=True)
-    y = scaled(run.graph, tx, run.float32(np.array([-0.37])))
-    (dx,) = run.gradients(y, other(dy), tx)
-    total = weighted_sum(run.graph, tz, make(z), 0.7, -3.0)
-    outputs = [y, total, dx, *run.gradients(total, other(dy), tz)]
-    got = run.run(*outputs)
-    z, dy = (run.rounded(z), dy) if exact_gradient else (z, run.rounded(dy))
-    exact = [
-        formulas.scaled(np.asarray(x, np.float32), float(np.float32(-0.37))),
-        formulas.weighted_sum(run.rounded(x), z, 0.7, -3.0),
-        formulas.scaled(dy, float(np.float32(-0.37))),
-        formulas.scaled(dy, 0.7),
-    ]
-    for found, expected, tensor in zip(got, exact, outputs, strict=True):
-        run.compare(found, expected, tensor.dtype)
+    x, z = normal("x", ROWS, 52), normal("z", ROWS, 52)
+    z = run.rounded(z) if exact_gradient else np.asarray(z, np.float32).astype(np.float64)
+    tz = (run.operand if exact_gradient else run.float32)(z)
+
+    def op(g: Graph, x: Tensor, y: Tensor, scalar: Tensor) -> list[Tensor]:
+        return [scaled(g, x, scalar), weighted_sum(g, y, tz, 0.7, -3.0)]
+
+    def formula(x: Array, y: Array, scalar: Array) -> tuple[Array, Array]:
+        return formulas.scaled(x, scalar.item()), formulas.weighted_sum(y, z, 0.7, -3.0)
+
+    scalar = np.array([-0.37], np.float32).astype(np.float64)
+    compare_op(run, op, formula, [Exact(x), x], scalar, exact=exact_gradient)

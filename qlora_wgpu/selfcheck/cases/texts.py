@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.graph.tensor import Storage, vector
+from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import append, attention
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
@@ -18,6 +19,7 @@ from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.sampling import (
     DECODE_STEPS_AHEAD,
     NONE,
+    SamplerState,
     choose,
     encode_choices,
     make_choices,
@@ -28,7 +30,7 @@ from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import delta_net as delta_net_reference
 from qlora_wgpu.reference import norms as norms_reference
 from qlora_wgpu.reference import sampling as sampling_reference
-from qlora_wgpu.selfcheck.cases.common import each, normal, of_halves, uneven
+from qlora_wgpu.selfcheck.cases.common import Exact, each, normal, of_halves, uneven
 from qlora_wgpu.selfcheck.cases.new_tokens import new_tokens
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner, rounded
 
@@ -40,44 +42,59 @@ def _batch(cache: KVCache, tokens: int, past: int, padding: int = 0) -> BatchBuf
     return batch
 
 
+def _in_steps(
+    run: Runner,
+    cache: KVCache,
+    prompt: int,
+    arrays: Sequence[Array | Exact],
+    op: Callable[..., Tensor],
+    padding: int = 3,
+) -> tuple[Array, str]:
+    """What an op makes of a prompt with padding behind it, then of two tokens after it.
+
+    Returns:
+        The rows of all tokens, and their type.
+    """
+    outputs = []
+    for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, prompt + 2)):
+        behind = padding if first == 0 else 0
+        tensors = []
+        for given in arrays:
+            array = given.array if isinstance(given, Exact) else given
+            rows = np.pad(array[first:last], ((0, behind), (0, 0)))
+            tensors.append((run.float32 if isinstance(given, Exact) else run.operand)(rows))
+        outputs.append(op(*tensors, batch=_batch(cache, last - first, first, behind)))
+    got = run.run(*outputs)
+    return np.concatenate([got[0][:prompt], *got[1:]]), outputs[0].dtype
+
+
 @each((True, 6), (False, 2))
 def check_short_conv_step(run: Runner, has_bias: bool, prompt: int) -> None:
     """A prompt of more or fewer tokens than taps, padding behind it, then two tokens after it."""
-    hidden, taps, cache = 16, 4, KVCache(9)
-    x, weight = normal("x", prompt + 2, 3 * hidden), normal("weight", hidden, taps)
-    bias = normal("bias", hidden)
-    given = run.float32(bias) if has_bias else None
-    outputs = []
-    for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, prompt + 2)):
-        padding = np.zeros((3 if first == 0 else 0, 3 * hidden))
-        tx = run.operand(np.concatenate([x[first:last], padding]))
-        batch = _batch(cache, last - first, first, len(padding))
-        outputs.append(short_conv(run.graph, tx, run.float32(weight), given, batch))
-    got = run.run(*outputs)
-    exact = delta_net_reference.short_conv(
-        run.rounded(x), weight, bias * has_bias, np.ones((1, prompt + 2), np.int64)
-    )
-    run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
+    _compare_steps(run, (short_conv, delta_net_reference.short_conv), 3, has_bias, prompt)
 
 
 @each((True, 6), (False, 2))
 def check_causal_conv_step(run: Runner, has_bias: bool, prompt: int) -> None:
-    """A prompt of more or fewer tokens than taps, padding behind it, then two tokens after it."""
-    channels, taps, cache = 16, 4, KVCache(9)
-    x, weight = normal("x", prompt + 2, channels), normal("weight", channels, taps)
+    """The same without gates."""
+    _compare_steps(run, (causal_conv, delta_net_reference.causal_conv), 1, has_bias, prompt)
+
+
+def _compare_steps(
+    run: Runner, pair: tuple[Any, Any], parts: int, has_bias: bool, prompt: int
+) -> None:
+    channels, taps = 16, 4
+    x, weight = normal("x", prompt + 2, parts * channels), normal("weight", channels, taps)
     bias = normal("bias", channels)
-    given = run.float32(bias) if has_bias else None
-    outputs = []
-    for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, prompt + 2)):
-        padding = np.zeros((3 if first == 0 else 0, channels))
-        tx = run.operand(np.concatenate([x[first:last], padding]))
-        batch = _batch(cache, last - first, first, len(padding))
-        outputs.append(causal_conv(run.graph, tx, run.float32(weight), given, batch))
-    got = run.run(*outputs)
-    exact = delta_net_reference.causal_conv(
-        run.rounded(x), weight, bias * has_bias, np.ones((1, prompt + 2), np.int64)
-    )
-    run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
+    frozen = run.float32(weight), run.float32(bias) if has_bias else None
+
+    def op(x: Tensor, batch: BatchBuffers) -> Tensor:
+        made: Tensor = pair[0](run.graph, x, *frozen, batch)
+        return made
+
+    got, dtype = _in_steps(run, KVCache(9), prompt, [x], op)
+    ones = np.ones((1, prompt + 2), np.int64)
+    run.compare(got, pair[1](run.rounded(x), weight, bias * has_bias, ones), dtype)
 
 
 @each((24, 40), (8, 8))
@@ -88,20 +105,18 @@ def check_gated_delta_step(run: Runner, key_dim: int, value_dim: int) -> None:
     q, k = normal("q", total, key_dim), normal("k", total, key_dim)
     v, decay = normal("v", total, 2 * value_dim), -np.exp(normal("decay", total, 2) - 2)
     beta = 1 / (1 + np.exp(-normal("beta", total, 2)))
-    outputs = []
-    for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, total)):
-        padding = 3 if first == 0 else 0
-        rows = [np.pad(x[first:last], ((0, padding), (0, 0))) for x in (q, k, v, decay, beta)]
-        tq, tk, tv = map(run.operand, rows[:3])
-        gates = run.float32(rows[3]), run.float32(rows[4])
-        batch = _batch(cache, last - first, first, padding)
+
+    def op(
+        q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, batch: BatchBuffers
+    ) -> Tensor:
         sizes = 1, 2, key_dim, value_dim
-        outputs.append(gated_delta_rule(run.graph, tq, tk, tv, *gates, batch, *sizes))
-    got = run.run(*outputs)
+        return gated_delta_rule(run.graph, q, k, v, decay, beta, batch, *sizes)
+
+    got, dtype = _in_steps(run, cache, prompt, [q, k, v, Exact(decay), Exact(beta)], op)
     q, k, v = (run.rounded(x) for x in (q, k, v))
     mask = np.ones((1, total), np.int64)
     exact = delta_net_reference.gated_delta_rule(q, k, v, decay, beta, mask, heads)
-    run.compare(np.concatenate([got[0][:prompt], *got[1:]]), exact, outputs[0].dtype)
+    run.compare(got, exact, dtype)
 
 
 @each(
@@ -123,19 +138,16 @@ def check_cached_attention(
     q = 2 * normal("q", total, 4 * head_dim)
     k, v = normal("k", total, 2 * head_dim), normal("v", total, 2 * head_dim)
     sinks = 2 * normal("sinks", 4).astype(np.float32).astype(np.float64) if has_sinks else None
-    given = None if sinks is None else run.float32(sinks)
-    outputs = []
-    for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, total)):
-        tq, tk, tv = (run.operand(a[first:last]) for a in (q, k, v))
-        batch = _batch(cache, last - first, first)
-        outputs.append(
-            attention(run.graph, tq, tk, tv, batch, head_dim, scale, window, softcap, given)
-        )
-    got = np.concatenate(run.run(*outputs))
+    held = None if sinks is None else run.float32(sinks)
+
+    def op(q: Tensor, k: Tensor, v: Tensor, batch: BatchBuffers) -> Tensor:
+        return attention(run.graph, q, k, v, batch, head_dim, scale, window, softcap, held)
+
+    got, dtype = _in_steps(run, cache, prompt, [q, k, v], op, padding=0)
     q, k, v = (run.rounded(a) for a in (q, k, v))
     mask = np.ones((1, total), np.int64)
     exact = attention_reference.attention(q, k, v, mask, head_dim, scale, window, softcap, sinks)
-    run.compare(got, exact, outputs[0].dtype, inner=of_halves(run))
+    run.compare(got, exact, dtype, inner=of_halves(run))
 
 
 @each(
@@ -239,19 +251,11 @@ def check_choice(run: Runner, vocab: int) -> None:
     seen = normal("seen", count, vocab) > 0.5
     seeds = [index * 0x1234567890 for index in range(count)]
     steps = [7 * index for index in range(count)]
-    bits = make_seen(count, vocab)
-    assert bits.storage is not None
-    bits.storage.data = np.concatenate(
-        [
-            seen_words(np.flatnonzero(row).tolist(), vocab, settings.logit_bias)
-            for row, settings in zip(seen, ROWS, strict=True)
-        ]
-    )
-    choices = make_choices(count, bits)
-    assert choices.settings.storage is not None
-    choices.settings.storage.data = encode_choices(
-        ROWS, seeds, [step - past for step in steps]
-    ).view(np.float32)
+    words = [
+        seen_words(np.flatnonzero(row).tolist(), vocab, settings.logit_bias)
+        for row, settings in zip(seen, ROWS, strict=True)
+    ]
+    choices = _choices(ROWS, words, vocab, seeds, [step - past for step in steps])
     batch = new_tokens(count, past)
     choose(run.graph, run.float32(logits.astype(np.float64)), batch, choices)
     made, ids, positions = run.run(choices.chosen, batch.input_ids, batch.positions)
@@ -261,14 +265,32 @@ def check_choice(run: Runner, vocab: int) -> None:
     run.compare_exactly(positions, np.full(count, past + 1.0))
     run.compare_exactly(got[[0, -1]], np.array([_FIRST, NONE], np.float64))
     for row, (settings, token) in enumerate(zip(ROWS[:-1], got.astype(int), strict=False)):
-        scores = sampling_reference.scores(
-            logits[row].astype(np.float64), seen[row], biases=settings.logit_bias,
-            temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p,
-            min_p=settings.min_p, penalty=settings.repetition_penalty, seed=seeds[row],
-            step=steps[row],
-        )  # fmt: skip
-        chosen = scores[token] if 0 <= token < vocab else np.inf
-        run.compare(np.array([chosen]), np.array([scores.max()]))
+        _compare_choice(run, logits[row], seen[row], settings, seeds[row], steps[row], token)
+
+
+def _choices(
+    rows: Sequence[Row], seen: Sequence[Any], vocab: int, seeds: list[int], steps: list[int]
+) -> SamplerState:
+    """The settings of rows, and the words of texts, as the host writes them."""
+    bits = make_seen(len(seen), vocab)
+    choices = make_choices(len(rows), bits)
+    assert bits.storage is not None and choices.settings.storage is not None
+    bits.storage.data = np.concatenate(seen)
+    choices.settings.storage.data = encode_choices(rows, seeds, steps).view(np.float32)
+    return choices
+
+
+def _compare_choice(
+    run: Runner, logits: Any, seen: Any, settings: Row, seed: int, step: int, token: int
+) -> None:
+    """Compares a token's score with the largest."""
+    scores = sampling_reference.scores(
+        logits.astype(np.float64), seen, biases=settings.logit_bias,
+        temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p,
+        min_p=settings.min_p, penalty=settings.repetition_penalty, seed=seed, step=step,
+    )  # fmt: skip
+    chosen = scores[token] if 0 <= token < len(logits) else np.inf
+    run.compare(np.array([chosen]), np.array([scores.max()]))
 
 
 @each((Row(0.0),), (Row(0.9, top_k=40, top_p=0.8, min_p=0.1, repetition_penalty=1.3),))
@@ -277,13 +299,8 @@ def check_choice_after_a_prompt(run: Runner, settings: Row) -> None:
     vocab, seed, step, place = 1000, 0x1234567890, 7, 1
     logits = 3 * normal("logits", 1, vocab).astype(np.float32)
     seen = normal("seen", vocab) > 0.5
-    bits = make_seen(2, vocab)
-    assert bits.storage is not None
     own, other = (seen_words(np.flatnonzero(row).tolist(), vocab) for row in (seen, ~seen))
-    bits.storage.data = np.concatenate([other, own])
-    choices = make_choices(1, bits)
-    assert choices.settings.storage is not None
-    choices.settings.storage.data = encode_choices([settings], [seed], [step]).view(np.float32)
+    choices = _choices([settings], [other, own], vocab, [seed], [step])
     batch = make_batch_buffers(1, 2, CacheView(KVCache(4, 2)))
     ids = np.zeros((1, 2), np.int64)
     batch.storage.data = encode_batch(
@@ -292,11 +309,4 @@ def check_choice_after_a_prompt(run: Runner, settings: Row) -> None:
     choose(run.graph, run.float32(logits.astype(np.float64)), batch, choices)
     made, kept = run.run(choices.chosen, batch.input_ids)
     run.compare_exactly(kept, np.zeros(2))  # the batch stays the prompt's
-    token = int(made.reshape(-1)[0])
-    scores = sampling_reference.scores(
-        logits[0].astype(np.float64), seen, biases={}, temperature=settings.temperature,
-        top_k=settings.top_k, top_p=settings.top_p, min_p=settings.min_p,
-        penalty=settings.repetition_penalty, seed=seed, step=step,
-    )  # fmt: skip
-    chosen = scores[token] if 0 <= token < vocab else np.inf
-    run.compare(np.array([chosen]), np.array([scores.max()]))
+    _compare_choice(run, logits[0], seen, settings, seed, step, int(made.reshape(-1)[0]))

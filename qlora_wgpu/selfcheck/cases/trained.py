@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.families.family import LinearSpec
+from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor, pad_rows, padded, rows_from, stored_bits
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.lora.trained_tokens import Vocabulary
@@ -23,6 +25,7 @@ from qlora_wgpu.reference import loss as loss_reference
 from qlora_wgpu.reference.tape import grad, grads
 from qlora_wgpu.selfcheck.cases.common import (
     KEY,
+    compare_op,
     each,
     filled_adapter,
     joined,
@@ -30,6 +33,8 @@ from qlora_wgpu.selfcheck.cases.common import (
     normal,
     whole_gradient,
 )
+from qlora_wgpu.selfcheck.cases.linear import dense
+from qlora_wgpu.selfcheck.cases.loss import targets_of
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 from qlora_wgpu.selfcheck.runner import rounded as rounded_to
 
@@ -38,13 +43,54 @@ _BATCH, _PADDING, _UNSEEN = (3, 37), 5, 700
 _SCALE, _HEAD_SCALE, _SOFTCAP, _SCALING = 2.0, 0.7, 5.0, 2.0
 
 
-def _ids_matrix() -> np.ndarray:
-    """Tokens at both ends, of which some come several times."""
+def _ids(*some: int) -> np.ndarray:
+    """Tokens of which every third is one of some, so that each of these comes several times."""
     random = np.random.default_rng(3)
     ids = random.integers(0, _VOCAB, _BATCH)
-    some = np.array([17, 0, _VOCAB - 1, _PADDING, _CUT - 1, _CUT])
+    ids[ids == _UNSEEN] = _UNSEEN + 1
     ids[:, ::3] = random.permuted(np.resize(some, (3, 13)), axis=1)
     return ids
+
+
+def _compare_both_ends(
+    run: Runner,
+    ids: np.ndarray,
+    shared: DenseMatrix,
+    gradient: Callable[[], Tensor],
+    held: Callable[[Array], Array],
+    own: Array,
+    confidence: bool,
+) -> None:
+    """Compares lookups, the hidden states' gradient, and that of what is trained of a matrix.
+
+    ``held`` is the matrix by what is trained, which is ``own``; ``gradient`` gives what was one
+    before.
+    """
+    g = run.graph
+    g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 48, head_block=256)
+    hidden, dy = normal("hidden", ids.size, shared.columns), normal("dy", ids.size, shared.columns)
+    targets = np.roll(ids, -1, axis=1)
+    targets[:, ::4] = IGNORE_INDEX
+    batch = run.batch(np.ones(_BATCH, np.int64), ids, targets)
+    y, th = embedding(g, shared, batch, _SCALE), run.operand(hidden, grad=True)
+    stats, head = run.float32(np.zeros((1, 5))), Head(shared, _HEAD_SCALE, _SOFTCAP)
+    objective = Objective(confidence=confidence)
+    cross_entropy(g, th, head, batch, stats, gradient=True, objective=objective)
+    run.gradients(y, run.float32(dy))
+    got, got_hidden, got_own = run.run(y, g.gradient_of(th), gradient())
+
+    def losses(hidden: Array, own: Array) -> Array:
+        return loss_reference.losses(hidden, held(own), targets.ravel(), _HEAD_SCALE, _SOFTCAP)
+
+    def looked_up(own: Array) -> Array:
+        return loss_reference.lookup(held(own), ids.ravel(), _SCALE, _PADDING)
+
+    run.compare(got, looked_up(own))
+    hidden, inner = run.rounded(hidden), ROUNDING[run.dtype]
+    weights = np.exp(-losses(hidden, own)) if confidence else 1.0
+    dhidden, exact = grads(losses, weights, hidden, own, of=2)
+    run.compare(got_hidden, dhidden, inner=inner)
+    run.compare(got_own, 1.0 + exact + grad(looked_up, dy, own), inner=inner)
 
 
 def _parts(whole: Tensor) -> tuple[tuple[int, Tensor], ...]:
@@ -56,36 +102,14 @@ def _parts(whole: Tensor) -> tuple[tuple[int, Tensor], ...]:
 @each((False,), (True,))
 def check_trained_matrix(run: Runner, confidence: bool) -> None:
     """Lookups, the hidden states' gradient and the matrix's own, which was one before."""
-    g, ids = run.graph, _ids_matrix()
-    g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 48, head_block=256)
-    rows, hidden = no_ties("rows", _VOCAB, _COLUMNS), normal("hidden", 111, _COLUMNS)
-    dy = normal("dy", math.prod(_BATCH), _COLUMNS)
-    targets = np.roll(ids, -1, axis=1)
-    targets[:, ::4] = IGNORE_INDEX
-    batch = run.batch(np.ones(_BATCH, np.int64), ids, targets)
-    held, gradient = run.float32(rows), run.float32(np.ones_like(rows))
-    trained = SavedModule("embed", _parts(held), _parts(gradient), _PADDING)
-    pieces = tuple((i, run.weight(np.zeros((n, _COLUMNS)))) for i, n in ((0, 512), (512, 589)))
-    shared = DenseMatrix(_VOCAB, _COLUMNS, pieces, whole=trained)
-    write_whole(g, trained, pieces)
-    y, th = embedding(g, shared, batch, _SCALE), run.operand(hidden, grad=True)
-    stats, head = run.float32(np.zeros((1, 5))), Head(shared, _HEAD_SCALE, _SOFTCAP)
-    objective = Objective(confidence=confidence)
-    cross_entropy(g, th, head, batch, stats, gradient=True, objective=objective)
-    dhidden = g.gradient_of(th)
-    g.add_gradient(y, run.float32(dy))
-    g.backward()
-    got, got_dhidden, got_gradient = run.run(y, dhidden, gradient)
-
+    rows, ids = no_ties("rows", _VOCAB, _COLUMNS), _ids(17, 0, _VOCAB - 1, _PADDING, _CUT - 1, _CUT)
+    gradient = run.float32(np.ones_like(rows))
+    trained = SavedModule("embed", _parts(run.float32(rows)), _parts(gradient), _PADDING)
+    shards = tuple((i, run.weight(np.zeros((n, _COLUMNS)))) for i, n in ((0, 512), (512, 589)))
+    write_whole(run.graph, trained, shards)
+    shared = DenseMatrix(_VOCAB, _COLUMNS, shards, whole=trained)
     own = run.rounded_weight(rows)
-    run.compare(got, _SCALE * own[ids.ravel()])
-    factors = run.rounded(hidden), own, targets.ravel(), _HEAD_SCALE, _SOFTCAP
-    weights = np.exp(-loss_reference.losses(*factors)) if confidence else 1.0
-    exact_hidden, exact = grads(loss_reference.losses, weights, *factors, of=2)
-    exact += grad(loss_reference.lookup, dy, own, ids.ravel(), _SCALE, _PADDING)
-    inner = ROUNDING[run.dtype]
-    run.compare(got_dhidden, exact_hidden, inner=inner)
-    run.compare(got_gradient, 1.0 + exact, inner=inner)
+    _compare_both_ends(run, ids, shared, lambda: gradient, lambda w: w, own, confidence)
 
 
 def check_trained_matrix_alone(run: Runner) -> None:
@@ -104,12 +128,8 @@ _TOKENS = np.array([17, 0, _VOCAB - 1, _UNSEEN, _PADDING, 511, 512])
 
 
 def _ids_tokens() -> np.ndarray:
-    """Tokens of which every third is trained, so that each comes several times."""
-    random = np.random.default_rng(3)
-    ids = random.integers(0, _VOCAB, _BATCH)
-    ids[ids == _UNSEEN] = _UNSEEN + 1
-    ids[:, ::3] = random.permuted(np.resize(_TOKENS[_TOKENS != _UNSEEN], (3, 13)), axis=1)
-    return ids
+    """All but one of them several times."""
+    return _ids(*_TOKENS[_TOKENS != _UNSEEN])
 
 
 def _trained(run: Runner, rows: Array) -> TrainableTokens:
@@ -119,53 +139,22 @@ def _trained(run: Runner, rows: Array) -> TrainableTokens:
     return TrainableTokens("embed", names, run.float32(rows), gradient, _VOCAB, _PADDING)
 
 
-def _pieces(run: Runner, weight: Array) -> DenseMatrix:
-    pieces = tuple((i, run.weight(weight[i : i + 512])) for i in (0, 512, 1024))
-    return DenseMatrix(_VOCAB, _COLUMNS_TOKENS, pieces)
-
-
 @each((False,), (True,))
 def check_trained_rows(run: Runner, confidence: bool) -> None:
     """Rows that both ends share: lookups, the hidden states' gradient, and the rows' own."""
-    g, ids, rows = run.graph, _ids_tokens(), no_ties("rows", len(_TOKENS), _COLUMNS_TOKENS)
-    g.profile = replace(g.profile, logits_bytes=4 * _VOCAB * 48, head_block=256)
-    weight, hidden = (
-        normal("weight", _VOCAB, _COLUMNS_TOKENS),
-        normal("hidden", 111, _COLUMNS_TOKENS),
-    )
-    dy = normal("dy", math.prod(_BATCH), _COLUMNS_TOKENS)
-    targets = np.roll(ids, -1, axis=1)
-    targets[:, ::4] = IGNORE_INDEX
-    batch = run.batch(np.ones(_BATCH, np.int64), ids, targets)
-    trained = _trained(run, rows)
-    shared = replace(_pieces(run, weight), trained=trained)
-    overwrite(g, trained, shared.pieces)
-    y, th = embedding(g, shared, batch, _SCALE), run.operand(hidden, grad=True)
-    stats, head = run.float32(np.zeros((1, 5))), Head(shared, _HEAD_SCALE, _SOFTCAP)
-    objective = Objective(confidence=confidence)
-    cross_entropy(g, th, head, batch, stats, gradient=True, objective=objective)
-    run.gradients(y, run.float32(dy), trained.rows)
-    sum_up(g, trained)
-    got, dhidden, drows = run.run(y, g.gradient_of(th), trained.gradient)
+    g, trained = run.graph, _trained(run, rows := no_ties("rows", len(_TOKENS), _COLUMNS_TOKENS))
+    matrix, weight = dense(run, normal("weight", _VOCAB, _COLUMNS_TOKENS), 512)
+    overwrite(g, trained, matrix.resident)
 
-    weight, own = run.rounded_weight(weight), run.rounded_weight(rows)
-    labels = targets.ravel(), _HEAD_SCALE, _SOFTCAP
+    def summed() -> Tensor:
+        sum_up(g, trained)
+        return trained.gradient
 
-    def of_rows(hidden: Array, rows: Array) -> Array:
-        return loss_reference.losses(
-            hidden, loss_reference.overwritten(weight, _TOKENS, rows), *labels
-        )
+    def held(rows: Array) -> Array:
+        return loss_reference.overwritten(weight, _TOKENS, rows)
 
-    def looked_up(rows: Array) -> Array:
-        held = loss_reference.overwritten(weight, _TOKENS, rows)
-        return loss_reference.lookup(held, ids.ravel(), _SCALE, _PADDING)
-
-    run.compare(got, looked_up(own))
-    weights = np.exp(-of_rows(run.rounded(hidden), own)) if confidence else 1.0
-    exact_hidden, exact = grads(of_rows, weights, run.rounded(hidden), own, of=2)
-    run.compare(dhidden, exact_hidden, inner=ROUNDING[run.dtype])
-    exact += grad(looked_up, dy, own)
-    run.compare(drows, 1.0 + exact, inner=ROUNDING[run.dtype])
+    shared, own = replace(matrix, trained=trained), run.rounded_weight(rows)
+    _compare_both_ends(run, _ids_tokens(), shared, summed, held, own, confidence)
 
 
 def check_trained_rows_of_an_embedding(run: Runner) -> None:
@@ -214,51 +203,27 @@ def check_trained_rows_looked_up(run: Runner, rounded: bool, is_head: bool) -> N
 _SCALE_EMBEDDING = 3.0
 
 
-def _ids_embedding() -> np.ndarray:
-    """Both ends of the vocabulary and of its shards, each several times; padding; once a token."""
-    random = np.random.default_rng(3)
-    ids = random.integers(0, _VOCAB, _BATCH)
-    ids[ids == _UNSEEN] = _UNSEEN + 1
-    ids[:, ::3] = random.permuted(np.resize([0, _VOCAB - 1, _PADDING, 511, 512], (3, 13)), axis=1)
-    return ids
-
-
 @each((5, None, False), (5, _PADDING, True), (80, _PADDING, False))
 def check_embedding_pair(run: Runner, r: int, padding: int | None, rounded: bool) -> None:
     """Ranks beside units and workgroups, gradients of either type added to what was there."""
-    g, ids = run.graph, _ids_embedding()
+    ids = _ids(0, _VOCAB - 1, _PADDING, 511, 512)
     config = LoraConfig(r=r, lora_alpha=_SCALING * r, target_modules=["embed"])
     ends = Vocabulary("embed", "head", _VOCAB, _COLUMNS, tied=True)
-    adapter, parts = filled_adapter(config, [], vocabulary=ends)
-    weight, dy = (
-        normal("weight", _VOCAB, _COLUMNS),
-        normal("dy", ids.size, _COLUMNS),
-    )
-    pieces = tuple((i, run.weight(weight[i : i + 512])) for i in (0, 512, 1024))
-    batch, matrix = (
-        run.batch(np.ones(_BATCH, np.int64), ids),
-        DenseMatrix(_VOCAB, _COLUMNS, pieces),
-    )
-    y = embedding(g, matrix, batch, _SCALE_EMBEDDING, lora=adapter.embedding_lora, padding=padding)
-    run.gradients(y, (run.operand if rounded else run.float32)(dy))
-    got, flat = run.run(y, whole_gradient(adapter))
+    adapter = filled_adapter(config, [], vocabulary=ends)
+    matrix, weight = dense(run, normal("weight", _VOCAB, _COLUMNS), 512)
+    batch, lora = run.batch(np.ones(_BATCH, np.int64), ids), adapter[0].embedding_lora
 
-    a, b = parts.values()
-    dy = run.rounded(dy) if rounded else dy
-    exact = run.rounded_weight(weight), ids.ravel(), a, b, _SCALING, _SCALE_EMBEDDING, padding
-    run.compare(got, loss_reference.lookup_with_pair(*exact))
-    gradients = grads(loss_reference.lookup_with_pair, dy, *exact, of=(2, 3))
-    run.compare(flat, joined(adapter, dict(zip(parts, gradients, strict=True))))
+    def op(g: Graph) -> Tensor:
+        return embedding(g, matrix, batch, _SCALE_EMBEDDING, lora=lora, padding=padding)
+
+    def formula(parts: dict[str, Array]) -> Array:
+        scales, (a, b) = (_SCALING, _SCALE_EMBEDDING, padding), parts.values()
+        return loss_reference.lookup_with_pair(weight, ids.ravel(), a, b, *scales)
+
+    compare_op(run, op, formula, [], exact=not rounded, adapter=adapter)
 
 
 _NAME, _R = "lm_head", 5
-
-
-def _targets() -> np.ndarray:
-    targets = np.random.default_rng(1).integers(0, _VOCAB, _BATCH)
-    targets[:, ::3] = IGNORE_INDEX
-    targets[:, 1], targets[:, 2] = 0, _VOCAB - 1
-    return targets
 
 
 @each((0.0, False), (0.3, False), (0.3, True))
@@ -271,9 +236,9 @@ def check_head_pair(run: Runner, dropout: float, weighted: bool) -> None:
     adapter, parts = filled_adapter(config, [LinearSpec(_NAME, _VOCAB, _COLUMNS)])
     a, b = parts.values()
     lora = adapter.loras[_NAME]
-    pieces = tuple((i, run.weight(head[i : i + 512])) for i in (0, 512, 1024))
-    module = Head(DenseMatrix(_VOCAB, _COLUMNS, pieces), _HEAD_SCALE, _SOFTCAP, lora)
-    targets, given = _targets(), np.random.default_rng(3).uniform(0.0, 2.0, _BATCH)
+    matrix, _ = dense(run, head, 512)
+    module = Head(matrix, _HEAD_SCALE, _SOFTCAP, lora)
+    targets, given = targets_of(*_BATCH), np.random.default_rng(3).uniform(0.0, 2.0, _BATCH)
     batch = run.batch(
         np.ones(_BATCH, np.int64), targets=targets, dropout_key=KEY,
         weights=given.astype(np.float32) if weighted else None,

@@ -1,4 +1,4 @@
-"""Products with weights in strips: those of the weights, with the same bits beside any others."""
+"""Products with packed weights: those of the weights, with the same bits beside any others."""
 
 import numpy as np
 import pytest
@@ -16,9 +16,13 @@ from qlora_wgpu.selfcheck.cases import new_tokens as cases
 from qlora_wgpu.selfcheck.cases.common import arguments_of
 
 TEXTURES = [variant for variant in VARIANTS if "texture" in variant[0]]
-CHECKS = (cases.check_strips, cases.check_strips_of_a_group, cases.check_logits_of_strips)
+CHECKS = (
+    cases.check_packed_weights,
+    cases.check_packed_weights_of_a_group,
+    cases.check_logits_of_packed_weights,
+)
 CASES = [(check, arguments) for check in CHECKS for arguments in arguments_of(check)] + [
-    (cases.check_strips, each)
+    (cases.check_packed_weights, each)
     for each in (
         ("Q4_1", 96, 2, 0, False),
         ("IQ4_NL", 64, 1, 8, False),
@@ -41,11 +45,11 @@ def test_all_forms(device, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", arguments_of(cases.check_glu_of_strips))
+@pytest.mark.parametrize("arguments", arguments_of(cases.check_glu_of_packed_weights))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gated_units(device, dtype, arguments):
     bench = Bench(device, dtype, PROFILES["texture"])
-    cases.check_glu_of_strips(bench, *arguments)
+    cases.check_glu_of_packed_weights(bench, *arguments)
     assert bench.excess <= 1.0
     assert "few_rows/strips_glu.wgsl" in bench.shaders
     assert not {"glu/forward.wgsl", "few_rows/strips.wgsl"} & bench.shaders
@@ -69,7 +73,7 @@ def test_gated_units_have_the_bits_of_two_launches(device, dense, rows):
         store.of_quantized(bench.graph, matrices)
         store.fill(bench.graph)
         layers = [Linear(name, m, None, None) for name, m in zip("ab", matrices, strict=True)]
-        batch = cases.reading_strips(rows, store)
+        batch = cases.reading(rows, store)
         y = glu(bench.graph, *linear_group(bench.graph, bench.operand(x), layers, batch))
         return bench.run_bits(y)[0]
 
@@ -78,7 +82,7 @@ def test_gated_units_have_the_bits_of_two_launches(device, dense, rows):
 
 def test_other_profiles_have_none(device):
     bench = Bench(device, "float32", PROFILES["gpu"])
-    cases.check_strips(bench, "double", 64, 3, 8, False)
+    cases.check_packed_weights(bench, "double", 64, 3, 8, False)
     assert bench.excess <= 1.0
     assert not any("strip" in path for path in bench.shaders)
 
@@ -97,7 +101,7 @@ def test_a_row_has_the_same_bits_beside_any_others(device, dense):
         store.of_quantized(bench.graph, [matrix])
         store.fill(bench.graph)
         assert not store.needs_fill
-        batch = cases.reading_strips(len(rows), store)
+        batch = cases.reading(len(rows), store)
         y = linear(bench.graph, bench.operand(x[rows]), Linear("layer", matrix, None, None), batch)
         return bench.run_bits(y)[0]
 
@@ -109,7 +113,7 @@ def test_a_row_has_the_same_bits_beside_any_others(device, dense):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("form", ["double", "Q4_K", "FP8"])
 def test_new_tokens_multiply_with_the_numbers_of_a_prompt(device, form, dtype):
-    """Dequantized strips have every rounding that the weights of other forwards have."""
+    """Packed numbers have every rounding that the weights of other forwards have."""
     bench = Bench(device, dtype, PROFILES["texture"])
     (matrix,) = cases.in_one_range(
         [cases.stored_weight(form, 141, 256)], Storage("group", "test", 256)
@@ -123,7 +127,7 @@ def test_new_tokens_multiply_with_the_numbers_of_a_prompt(device, form, dtype):
     layer = Linear("layer", matrix, None, None)
     new, old = (
         linear(bench.graph, x, layer, batch, residual)
-        for batch in (cases.reading_strips(3, store), bench.batch_of(1, 3))
+        for batch in (cases.reading(3, store), bench.batch_of(1, 3))
     )
     got, expected = bench.run(new, old)
     assert "few_rows/strips.wgsl" in bench.shaders
@@ -131,10 +135,10 @@ def test_new_tokens_multiply_with_the_numbers_of_a_prompt(device, form, dtype):
     assert bench.excess <= 1.0
 
 
-def test_strips_of_experts_are_refused(device):
+def test_packed_weights_of_experts_are_refused(device):
     bench = Bench(device, "float32", PROFILES[TEXTURES[0][0]])
     w = PackedWeightCache().of_dense(bench.graph, bench.weight(np.zeros((24, 16))))
     x, y = bench.operand(np.zeros((2, 16))), bench.operand(np.zeros((2, 24)))
     Gemm(x, w, y, few=True)
-    with pytest.raises(GraphError, match="strips of no experts"):
+    with pytest.raises(GraphError, match="packed weights of no experts"):
         Gemm(x, w, y, few=True, experts=object())
