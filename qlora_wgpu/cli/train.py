@@ -13,12 +13,11 @@ from qlora_wgpu.cli._display import TrainingDisplay
 from qlora_wgpu.cli._model import read_settings
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.data import prompt_kind
-from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs.settings import require_own_peers
 from qlora_wgpu.shell_words import shell_command, shell_word
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.training import Observer, Sample, TrainResult, checkpoint_folders
-from qlora_wgpu.training.observers import ObserverList
+from qlora_wgpu.training.observers import Events
 from qlora_wgpu.visible import without_empty_lines
 
 
@@ -47,14 +46,14 @@ def train(
     console = Terminal(lasting=True)
     settings = read_settings(config, overrides)
     require_own_peers(config, settings, overrides)
-    if overwrite and resume:
-        raise ConfigError("--overwrite and --resume exclude each other: choose one")
     again, begun = _command(config, overrides, "--resume"), Begun()
     try:
         with TrainingDisplay(console) as display:
-            noted = [] if journal is None else [Noted(journal)]
-            observer = ObserverList([display, begun, *noted])
-            result = runs.train(settings, observer, overwrite=overwrite, resume=resume)
+            events = Events()
+            for each in (display, begun, None if journal is None else Noted(journal)):
+                if each is not None:
+                    events.subscribe(each)
+            result = runs.train(settings, events, overwrite=overwrite, resume=resume)
     except KeyboardInterrupt:  # before the steps, or twice: in between it is a result
         if (begun or not overwrite) and checkpoint_folders(Path(settings.output.dir)):
             left = f"stopped; what was saved before is kept, and `{again}` goes on"

@@ -10,7 +10,6 @@ from pathlib import Path
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import Overrides
 from qlora_wgpu.data import PromptFormat
-from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.budget import Fit
@@ -38,27 +37,19 @@ from qlora_wgpu.runs.settings import (
     require_init_from,
     require_own_peers,
 )
-from qlora_wgpu.training import (
-    Observer,
-    RunSetup,
-    Sample,
-    Trainer,
-    TrainResult,
-    check_resumable,
-    checkpoint_folders,
-    refuse_existing_run,
-    require_writable,
-    settle_run,
-    training_options,
-)
+from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, checkpoint_folders
+from qlora_wgpu.training.callbacks import NO_CALLBACKS, Callbacks
 from qlora_wgpu.training.checkpoints import start_of
 from qlora_wgpu.training.computing import Computing
 from qlora_wgpu.training.data import source_figures
-from qlora_wgpu.training.observers import Guarded, ObserverList, Unwatched, Watched, reporters
+from qlora_wgpu.training.integrations import services
+from qlora_wgpu.training.observers import Events
+from qlora_wgpu.training.preferences import training_options
+from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_folder import SAMPLES
 from qlora_wgpu.training.run_log import RunLog
 from qlora_wgpu.training.samples import keep_prompt, log_texts
-from qlora_wgpu.training.steering import NO_CALLBACKS, Callbacks
+from qlora_wgpu.training.start import check_output, refuse_both
 
 
 def train(
@@ -93,75 +84,76 @@ def train(
     """
     settings = as_config(config, overrides)
     require_own_peers(config, settings, overrides)
-    observer = observer or Unwatched()
-    observer.forget_stop()
+    refuse_both(overwrite=overwrite, resume=resume)
+    events = Events.of(observer)
+    events.forget_stop()
     if resume:
-        settings = found_again(settings, observer)
-    reporter = Reporter(settings, observer)
-    everyone = ObserverList([Watched(observer), Watched(reporter)])
+        settings = found_again(settings, events)
+    page = Reporter(settings, events)
+    events.subscribe(page)
     try:
-        return _train(settings, everyone, reporter, callbacks, overwrite=overwrite, resume=resume)
+        return _train(settings, events, page, callbacks, overwrite=overwrite, resume=resume)
     except BaseException as err:
-        reporter.failed(err)
+        page.failed(err)
         raise
 
 
 def _train(
-    settings: Config, observer: Observer, reporter: Reporter, callbacks: Callbacks, *,
+    settings: Config, events: Events, page: Reporter, callbacks: Callbacks, *,
     overwrite: bool, resume: bool,
 ) -> TrainResult:  # fmt: skip
+    settings.require_train()
     check_output(settings, overwrite=overwrite, resume=resume)
     require_init_from(settings.lora)
     base = base_in(settings)
-    device = open_device(settings.device, observer)  # says that there is none before data is read
+    device = open_device(settings.device, events)  # says that there is none before data is read
     source = OpenedModel.open(base, settings.model)  # and what is not supported
     for text in source.notes:
-        observer.note(text)
+        events.note(text)
     check_init_from(source.pretrained, settings.lora)
-    data = read_run_data(settings, source, observer)
+    data = read_run_data(settings, source, events)
     prompt = prompt_of_run(settings, source)  # now that the data is there
     prompts = run_prompts(settings, source, prompt, data.held_out or data.train)
     data = replace(data, prompts=prompts)
-    observer.check()
+    events.check()
     layout = None
     if settings.cluster.scheduler is None:
-        fitted = plan_layout(settings, source.pretrained, data, device, observer)
+        fitted = plan_layout(settings, source.pretrained, data, device, events)
         settings, layout = _as_fitted(settings, fitted), fitted.layout
-    opening = _computing(settings, source, data, device, layout, observer, resume=resume)
+    opening = _computing(settings, source, data, device, layout, events, resume=resume)
     with opening as (model, computing, write):
-        observer.setup(_setup(settings, model, data))
+        events.setup(_setup(settings, model, data))
         texts = _texts(settings, write, source, data, prompt)
-        observer.activity("writing texts before training")
+        events.activity("writing texts before training")
         samples = texts.before()
-        observer.activity("")
-        reporter.take_samples(samples)
-        observer.sampled(samples[0])
-        others = reporters(
-            settings.log.report_to, Path(settings.output.dir), settings.model_dump(), resume=resume
-        )
-        guarded = [Guarded(reporter, observer.warning) for reporter in others]
-        everyone = ObserverList([observer, *guarded])
-        trainer = Trainer(
-            model, settings, everyone, overwrite=overwrite, resume=resume, computing=computing,
-            texts=texts, **vars(callbacks),
+        _tell_samples(samples, page, events)
+        output, shown = Path(settings.output.dir), settings.model_dump()
+        for service in services(settings.log.report_to, output, shown, resume=resume):
+            events.subscribe(service, on_error="drop")
+        run = Run(
+            model, settings, events, data.train, data.held_out, overwrite=overwrite, resume=resume,
+            computing=computing, texts=texts, callbacks=callbacks,
         )  # fmt: skip
         try:
-            result = trainer.train_within(data.train, data.held_out)
+            result = run.train()
         finally:
-            for each in guarded:
-                each.close()
-        keep_prompt(settings, source.path, prompt, result, observer)
+            events.close()
+        keep_prompt(settings, source.path, prompt, result, events)
         if not result.interrupted:
-            observer.activity("writing texts after training")
-            samples = _after(texts, samples, result, observer)
-            observer.activity("")
-            reporter.take_samples(samples)
-            observer.sampled(samples[0])
+            events.activity("writing texts after training")
+            samples = _after(texts, samples, result, events)
+            _tell_samples(samples, page, events)
     result = replace(result, sample=samples[0], samples=samples)
-    reports = reporter.ended(result)
-    observer.reported(reports)
-    observer.check()
+    reports = page.ended(result)
+    events.reported(reports)
+    events.check()
     return replace(result, reports=reports)
+
+
+def _tell_samples(samples: tuple[Sample, ...], page: Reporter, events: Events) -> None:
+    events.activity("")
+    page.take_samples(samples)
+    events.sampled(samples[0])
 
 
 def _texts(
@@ -209,25 +201,6 @@ def _computing(
 
     with opened_cluster(settings, source, data, device, observer) as (owned, cluster):
         yield owned, cluster, cluster.text
-
-
-def check_output(settings: Config, *, overwrite: bool, resume: bool) -> None:
-    """Makes sure that nothing is lost or mixed up, before anything takes time.
-
-    Raises:
-        ConfigError: If ``output.dir`` holds a run that may not be replaced, is another one, or is
-            being written.
-    """
-    if overwrite and resume:
-        raise ConfigError("overwrite and resume exclude each other: choose one")
-    settings.require_train()
-    output = Path(settings.output.dir)
-    require_writable(output)
-    if not (overwrite or resume):
-        refuse_existing_run(output)
-    settle_run(output)
-    if resume:
-        check_resumable(output, settings)
 
 
 def _open_model(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from qlora_wgpu.config import EvalConfig
 from qlora_wgpu.config.values import LOSS
@@ -18,8 +19,10 @@ from qlora_wgpu.training.checkpoints import BestAdapter
 from qlora_wgpu.training.computing import MeasuresAnswers, MeasuresLoss, MicroBatch
 from qlora_wgpu.training.divergence import Plateau
 from qlora_wgpu.training.preferences import Answers, in_blocks
-from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import answer_metrics
+
+if TYPE_CHECKING:
+    from qlora_wgpu.training.run import Run
 
 
 def held_out_loss(
@@ -70,11 +73,11 @@ def answer_sums(
 class Evaluator:
     """Measures a run's held-out loss, and keeps the best adapter."""
 
-    def __init__(self, run: Run, rows: Dataset | None, total_steps: int) -> None:
-        """Without rows it never measures."""
+    def __init__(self, run: Run) -> None:
+        """Without held-out data it never measures."""
         self._run = run
-        self._rows = rows
-        self._every = steps_between(run.config.eval.eval_steps, total_steps)
+        self._rows = run.held_out
+        self._every = steps_between(run.config.eval.eval_steps, run.total_steps)
 
     @property
     def is_pending(self) -> bool:
@@ -109,13 +112,13 @@ class Evaluator:
             sums = held_out_loss(run.computing, rows, size, run.longest, self._tell)
             accuracy = sums.correct / sums.tokens
             found = {"eval_loss": sums.loss / sums.tokens, "eval_mean_token_accuracy": accuracy}
-        run.observer.activity("")
+        run.events.activity("")
         loss = found["eval_loss"]
         if not math.isfinite(loss):
             if step == 0:
                 raise run.failure_at_start("the held-out loss is not finite")
             raise run.failure(f"the held-out loss is not finite after step {step}")
-        figure = self._steering(found, step)
+        figure = self._figure(found, step)
         row = {"step": step, **found}
         run.folder.log(row)
         if run.state.plateau is not None and step > 0 and self.is_due(step):
@@ -123,7 +126,7 @@ class Evaluator:
         best = run.state.evaluated(loss, figure, step, run.config.eval)
         if best and run.keeps_best:
             self._keep_best(step, loss, figure)
-        run.observer.evaluation(row)  # who may stop or save the run: all is noted by now
+        run.evaluated(row)  # who is told may stop or save the run: all is noted by now
         return loss
 
     def _answered(self, answers: Answers, rows: Dataset) -> dict[str, float]:
@@ -134,7 +137,7 @@ class Evaluator:
         loss, count, *metrics = sums
         return {"eval_loss": loss / count, **answer_metrics(config.train, metrics, "eval_")}
 
-    def _steering(self, found: Mapping[str, float], step: int) -> float:
+    def _figure(self, found: Mapping[str, float], step: int) -> float:
         """The figure that says what is best."""
         name = self._run.config.eval.metric_for_best_model
         figure = found[f"eval_{name}"]
@@ -145,13 +148,13 @@ class Evaluator:
     def _follow_plateau(self, plateau: Plateau, figure: float, step: int) -> None:
         before, settings = plateau.rate, self._run.config.eval
         if plateau.measured(figure, self._run.config.optim, more_is_better=settings.more_is_better):
-            self._run.observer.note(
+            self._run.events.note(
                 f"step {step}: {no_gain(settings)}, so the learning rate goes from "
                 f"{before:.3g} to {plateau.rate:.3g}"
             )
 
     def _tell(self, done: int, total: int) -> None:
-        self._run.observer.activity(f"held-out loss: {done:,} of {total:,} rows")
+        self._run.events.activity(f"held-out loss: {done:,} of {total:,} rows")
 
     def _keep_best(self, step: int, loss: float, figure: float) -> None:
         """Keeps the adapter in memory, and on the disk if that takes it."""
@@ -161,7 +164,7 @@ class Evaluator:
         try:
             run.save_best()
         except CheckpointError as err:
-            run.observer.warning(
+            run.events.warning(
                 f"the best adapter so far is in memory only: {err}; the next checkpoint tries again"
             )
 

@@ -3,7 +3,7 @@
 import pytest
 
 from qlora_wgpu.graph.host_callbacks import DiskReadStats
-from qlora_wgpu.training.loop import DiskWatch
+from qlora_wgpu.training.step_queue import DiskWatch
 
 
 def told(share, steps=20, seconds=5.0, nbytes=2_000_000_000, first=100.0):

@@ -27,7 +27,7 @@ def a_run(kept=0):
     dense = SimpleNamespace(vocab_size=83, balance_coefficient=lambda setting: 0.0)
     return SimpleNamespace(
         model=SimpleNamespace(architecture=dense, kept_saturated=kept),
-        observer=SimpleNamespace(
+        events=SimpleNamespace(
             warning=warnings.append, step=rows.append, workers=lambda figures: None
         ),
         folder=SimpleNamespace(log=lambda row: None),
