@@ -14,13 +14,7 @@ from qlora_wgpu.errors import ConfigError, option
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.presence import is_dir
 from qlora_wgpu.runs.answer_loss import AnswerLoss
-from qlora_wgpu.runs.data import (
-    check_ids,
-    data_path,
-    read_data,
-    read_dataset,
-    warn_of_cache,
-)
+from qlora_wgpu.runs.data import data_path, read_data, warn_of_cache
 from qlora_wgpu.runs.exact_match import Answering, Prediction, Question, predictions, questions
 from qlora_wgpu.runs.inference_memory import Reading, Rows, Several, Texts
 from qlora_wgpu.runs.locating import base_in, tokenizer_for
@@ -32,6 +26,7 @@ from qlora_wgpu.runs.opening import (
 )
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
+from qlora_wgpu.training.data import check_ids, read_dataset
 from qlora_wgpu.training.data_warnings import warn_of_other_split
 from qlora_wgpu.training.evaluation import held_out_loss
 from qlora_wgpu.training.observers import Unwatched

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT
 from qlora_wgpu.config import Config
-from qlora_wgpu.data import PromptFormat
+from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.errors import TrainingError
+from qlora_wgpu.families.parts.config import longest_text
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.presence import exists
 from qlora_wgpu.training.callbacks import Callback, Callbacks, Step
-from qlora_wgpu.training.data import RowReader, Rows
+from qlora_wgpu.training.data import DataReader, Rows
 from qlora_wgpu.training.observers import Events, Observer
 from qlora_wgpu.training.result import TrainResult
 from qlora_wgpu.training.run import Run
@@ -151,17 +153,28 @@ class Trainer:
         self._result = None
         if self.config.eval.sample_prompts or self.config.eval.sample_steps:
             self._events.note("eval.sample_prompts and sample_steps: a Trainer writes no texts")
-        own = RowReader(self.model, self.config, self._events).read(train_dataset, eval_dataset)
+        reader = self._reader(train_dataset, eval_dataset)
+        learnt, measured = reader.read()
+        prompt = reader.prompt()
         run = Run(
-            self.model, self.config, self._events, own.train, own.held_out,
+            self.model, self.config, self._events, learnt, measured,
             overwrite=overwrite, resume=resume, callbacks=self._callbacks,
         )  # fmt: skip
         try:
             yield from run.steps()
         finally:
             self._result = run.result
-            if run.result is not None and own.prompt is not None:
-                self._keep_prompt(run.result, own.prompt)
+            if run.result is not None and prompt is not None:
+                self._keep_prompt(run.result, prompt)
+
+    def _reader(self, train: Rows | None, held_out: Rows | None) -> DataReader:
+        """Reads data with the tokenizer that the model's prompts are written with."""
+        model = self.model
+        return DataReader(
+            self.config, cache(lambda: Tokenizer.from_folder(model.prompt_folder)), self._events,
+            vocabulary=model.architecture.vocab_size, positions=longest_text(model.folder.config),
+            train=train, held_out=held_out,
+        )  # fmt: skip
 
     def _asked(self, overwrite: bool | None, resume: bool | None) -> tuple[bool, bool]:
         """What one call asks for; where it says None, the trainer's own, but for its opposite."""
