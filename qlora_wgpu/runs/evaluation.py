@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import explicit_in
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.errors import ConfigError, option
 from qlora_wgpu.generation import QLoRAModel
@@ -192,7 +192,7 @@ def _opened(
 
 def _adapter_of(settings: Config) -> str | None:
     """The adapter that the run of a configuration has written, if it is there."""
-    folder = Path(settings.output.dir) / "adapter"
+    folder = RunPaths(settings.output.dir).adapter
     return str(folder) if is_dir(folder) else None
 
 

@@ -15,9 +15,10 @@ from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.checkpoint.tokenizer_files import TEMPLATE
 from qlora_wgpu.cluster.security import Address
 from qlora_wgpu.config import Config, load_config
-from qlora_wgpu.config.as_trained import changed, is_run
+from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.config.loading import PATH_KEYS, Overrides, located, with_settings
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, DataPlace, is_inline_template
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.config.schema import LoraConfig
 from qlora_wgpu.data.sources import place_of
 from qlora_wgpu.errors import CheckpointError, ConfigError, brief, command
@@ -53,7 +54,7 @@ def as_config(config: AnyConfig, overrides: Overrides = ()) -> Config:
     """
     if isinstance(config, str | PathLike):
         folder = Path(config).expanduser()
-        if is_run(folder):
+        if RunPaths(folder).is_run:
             return _of_run(folder, overrides)
         return load_config(config, overrides)
     if not isinstance(config, Config | Mapping):
@@ -90,7 +91,7 @@ def require_own_peers(config: AnyConfig, settings: Config, overrides: Overrides 
     listed = os.environ.get(TRUSTED, "").split(os.pathsep)
     trusted = {Path(name).expanduser().resolve() for name in listed if name}
     file = Path(config).expanduser().resolve()
-    if address.is_loopback or not trusted.isdisjoint((file, file / "config.yaml")):
+    if address.is_loopback or not trusted.isdisjoint((file, RunPaths(file).config)):
         return
     named = _overridden(overrides)
     asks = ["scheduler"] + ["allow_plain_tcp"] * (address.protocol == "tcp")
@@ -115,11 +116,11 @@ def _overridden(overrides: Overrides) -> set[tuple[str, str]]:
 
 def _of_run(run: Path, overrides: Overrides) -> Config:
     """The settings of a run, wherever its folder is now, with the chat template that it keeps."""
-    settings = load_config(run / "config.yaml", overrides)
+    settings = load_config(RunPaths(run).config, overrides)
     changes: dict[str, dict[str, Any]] = {}
     if ("output", "dir") not in _overridden(overrides):
         changes["output"] = {"dir": str(run)}
-    kept = run / "adapter" / TEMPLATE
+    kept = RunPaths(run).adapter / TEMPLATE
     if is_lost_template(settings.data.chat_template) and exists(kept):
         changes["data"] = {"chat_template": str(kept)}
     return changed(settings, changes)

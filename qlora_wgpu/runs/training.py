@@ -9,6 +9,7 @@ from pathlib import Path
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import Overrides
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.adapter_model import AdapterModel
@@ -46,7 +47,6 @@ from qlora_wgpu.training.integrations import services
 from qlora_wgpu.training.observers import Events
 from qlora_wgpu.training.preferences import training_options
 from qlora_wgpu.training.run import Run
-from qlora_wgpu.training.run_folder import SAMPLES
 from qlora_wgpu.training.run_log import RunLog
 from qlora_wgpu.training.samples import keep_prompt, log_texts
 from qlora_wgpu.training.start import check_output, refuse_both
@@ -171,7 +171,7 @@ def _after(
     """The texts after training; ``samples.jsonl`` gets them, too."""
     written = list(texts.write())
     if not result.was_finished:
-        log_texts(RunLog(result.run_dir / SAMPLES, observer.warning), result.steps, written)
+        log_texts(RunLog(RunPaths(result.run_dir).samples, observer.warning), result.steps, written)
     pairs = zip(samples, written, strict=True)
     return tuple(replace(sample, after=each.text) for sample, each in pairs)
 

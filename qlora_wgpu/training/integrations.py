@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.checkpoint import write_file
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.files import file_text
 from qlora_wgpu.training.observers import Observer, Row
 
-WANDB_ID = "wandb-id.txt"
 _ID, _ID_BYTES = re.compile(r"[\w-]{1,128}"), 1024
 
 
@@ -87,7 +87,7 @@ class WeightsAndBiases(Service):
         """Begins a run there, or goes on with the one in the folder; shows its settings."""
         wandb = _required("wandb")
         folder.mkdir(parents=True, exist_ok=True)
-        self._id_file = folder / WANDB_ID
+        self._id_file = RunPaths(folder).wandb_id
         known = _kept_id(self._id_file) if resume else None
         same = {} if known is None else {"id": known, "resume": "allow"}
         try:
@@ -175,7 +175,7 @@ def services(
     begun: list[Service] = []
     for name in names:
         if name == "tensorboard":
-            begun.append(TensorBoard(folder / "tensorboard"))
+            begun.append(TensorBoard(RunPaths(folder).tensorboard))
         elif name == "trackio":
             begun.append(Trackio(folder, config, resume=resume))
         else:

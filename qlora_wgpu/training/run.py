@@ -259,8 +259,8 @@ class Run:
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         """Tells where the run is that this one was to replace, before it learnt nothing."""
-        if isinstance(error, TrainingError) and self.folder.replaced is not None:
-            kept = self.folder.replaced
+        kept = self.folder.kept_run
+        if isinstance(error, TrainingError) and kept is not None:
             self.events.warning(f"the run that was to be replaced is kept in {kept}")
 
     # -- what its parts ask for --------------------------------------------------------------------

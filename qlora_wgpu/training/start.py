@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from qlora_wgpu.config import Config, load_config
+from qlora_wgpu.config import Config
+from qlora_wgpu.config.as_trained import config_of_run
 from qlora_wgpu.config.problems import RenamedKeyWarning
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.errors import CheckpointError, ConfigError, command, option
 from qlora_wgpu.presence import exists
 from qlora_wgpu.training.checkpoints import load_best, load_newest
@@ -45,8 +47,8 @@ def check_output(config: Config, *, overwrite: bool, resume: bool) -> None:
 
 def check_resumable(path: Path, config: Config) -> bool:
     """Whether a folder holds a run to go on with; False if one may begin there."""
-    has_checkpoint, has_adapter = bool(checkpoint_folders(path)), exists(path / "adapter")
-    if exists(path / "config.yaml"):
+    has_checkpoint, has_adapter = bool(checkpoint_folders(path)), exists(RunPaths(path).adapter)
+    if exists(RunPaths(path).config):
         check_same_run(path, config)
     elif has_checkpoint or has_adapter:
         raise ConfigError(
@@ -65,7 +67,7 @@ def check_same_run(path: Path, config: Config) -> None:
     """Makes sure that a run is not continued as another one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RenamedKeyWarning)  # the file is ours, not the user's
-        before = load_config(path / "config.yaml")
+        before = config_of_run(path)
     refuse_other_settings(before.fixed_settings(), config.fixed_settings(), str(path))
 
 

@@ -22,7 +22,7 @@ from qlora_wgpu.report.charts import (
     ticks,
 )
 from qlora_wgpu.report.page import page
-from qlora_wgpu.training.integrations import WANDB_ID, TensorBoard, flat, services
+from qlora_wgpu.training.integrations import TensorBoard, flat, services
 from qlora_wgpu.training.observers import Events
 
 ROWS = [
@@ -290,15 +290,15 @@ def test_a_run_that_goes_on_goes_on_there_too(tmp_path, wandb):
 
 @pytest.mark.parametrize("text", ["", "../x", "a b", "x" * 2000])
 def test_an_id_that_is_none_begins_anew(tmp_path, wandb, text):
-    (tmp_path / WANDB_ID).write_text(text)
+    (tmp_path / "wandb-id.txt").write_text(text)
     services(["wandb"], tmp_path, {}, resume=True)
     assert "id" not in wandb[0]
 
 
 def test_a_run_that_has_not_begun_leaves_the_id_of_another(tmp_path, wandb):
-    (tmp_path / WANDB_ID).write_text("kept")
+    (tmp_path / "wandb-id.txt").write_text("kept")
     services(["wandb"], tmp_path, {})
-    assert (tmp_path / WANDB_ID).read_text() == "kept"
+    assert (tmp_path / "wandb-id.txt").read_text() == "kept"
 
 
 @pytest.fixture
