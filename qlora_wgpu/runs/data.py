@@ -12,12 +12,12 @@ from qlora_wgpu.data import Dataset, Tokenizer, bucket_length, split_off
 from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.parts.config import longest_text
-from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.samples import Prompt
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
-from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.data import DataReader, read_dataset, read_mixture
 from qlora_wgpu.training.data_warnings import warn_of_long_rows
 from qlora_wgpu.training.observers import Unwatched
@@ -30,7 +30,7 @@ class PreparedData:
     path: str  # the path it was read from
     dataset: Dataset  # the examples
     tokenizer: Tokenizer  # the tokenizer that encoded them
-    plan: BatchPlan  # how they are cut into steps
+    plan: BatchSampler  # how they are cut into steps
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class RunData:
 
     train: Dataset  # what is learnt
     held_out: Dataset | None  # what is measured
-    plan: BatchPlan  # how it is cut into steps
+    plan: BatchSampler  # how it is cut into steps
     max_seq_length: int  # longest row in tokens
     prompts: tuple[Prompt, ...] = ()  # what the model continues before, in and after training
 
@@ -83,7 +83,7 @@ def prepare(
     tokenizer = tokenizer_of(settings, folder)
     dataset = read_data(settings, tokenizer, observer, held_out=held_out)
     warn_of_long_rows(path, dataset, longest_text(folder.config), observer)
-    return PreparedData(path, dataset, tokenizer, BatchPlan.of(dataset.lengths, settings))
+    return PreparedData(path, dataset, tokenizer, BatchSampler.of(dataset.lengths, settings))
 
 
 def tokenizer_of(settings: Config, folder: ModelFolder) -> Tokenizer:
@@ -135,7 +135,7 @@ def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> 
         positions=longest_text(source.pretrained.config),
     )  # fmt: skip
     train, held_out = reader.read()
-    plan = BatchPlan.of(train.lengths, settings)
+    plan = BatchSampler.of(train.lengths, settings)
     return RunData(train, held_out, plan, settings.data.max_seq_length)
 
 

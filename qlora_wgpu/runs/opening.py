@@ -33,7 +33,7 @@ from qlora_wgpu.model.steps import StepKind, TrainingOptions
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.presence import is_dir
-from qlora_wgpu.runs.inference_memory import Reading, Texts, read_within_room
+from qlora_wgpu.runs.inference_memory import GenerationWorkload, InferenceWorkload, read_within_room
 from qlora_wgpu.runs.memory import text_plans
 from qlora_wgpu.selfcheck import avoid_what_is_wrong, give_way, problem_of, unsound
 from qlora_wgpu.training import Observer, training_options
@@ -46,7 +46,7 @@ VERIFY_VARIABLE = "QLORA_WGPU_VERIFY_DRIVER"
 _TEXT = 64  # tokens: the shaders of a text do not depend on its length
 
 
-def sound_layout(
+def verified_layout(
     device: Device,
     open_device: Callable[[], Device],
     launches_of: Callable[[ModelPlan], Iterator[Launch]],
@@ -396,7 +396,7 @@ def load_adapted(
     adapter: str | None,
     settings: Config,
     observer: Observer,
-    reading: Reading | None = None,
+    reading: InferenceWorkload | None = None,
     *,
     with_notes: bool = True,
 ) -> QLoRAModel:
@@ -442,7 +442,11 @@ def load_adapted(
     if start is not None:
         layout.adapter.start = layout.adapter.join(start)
     layout = read_within_room(
-        layout, reading or Texts.of(pretrained), device, observer, settings.device.keep_dequantized
+        layout,
+        reading or GenerationWorkload.of(pretrained),
+        device,
+        observer,
+        settings.device.keep_dequantized,
     )
     model = load_model(layout, device, observer)
     if adapter is not None and tensors is not None:

@@ -18,7 +18,7 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.runs.data import RunData
-from qlora_wgpu.runs.inference_memory import kept_as_asked, settled
+from qlora_wgpu.runs.inference_memory import settled, with_dequantized
 from qlora_wgpu.runs.memory import require_bindings, require_host_room
 from qlora_wgpu.runs.opening import checking_device
 from qlora_wgpu.runs.run_memory import RunShapes
@@ -54,7 +54,7 @@ def plan_layout(
             pretrained, settings.lora, quant, train.compute_dtype, device, forms=forms,
             keep=settings.model.cache,
         )  # fmt: skip
-        return kept_as_asked(plain, settings, device)
+        return with_dequantized(plain, settings, device)
 
     layout = laid_out()
     layout.memory(options)  # what is too large is said before kernels are timed

@@ -29,7 +29,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.adapter_state import read_fitting
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.presence import exists, is_file
-from qlora_wgpu.runs.locating import is_nowhere
+from qlora_wgpu.runs.resolve import is_nowhere
 from qlora_wgpu.training import Observer, checkpoint_folders
 
 # ---- configurations in any form ------------------------------------------------------------------

@@ -17,17 +17,17 @@ from qlora_wgpu.model.budget import Fit
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
-from qlora_wgpu.runs.locating import base_in, prompt_of_run, run_prompts
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     checking_device,
     load_model,
     open_device,
     run_launches,
-    sound_layout,
+    verified_layout,
 )
 from qlora_wgpu.runs.planning import plan_layout
 from qlora_wgpu.runs.reporting import Reporter
+from qlora_wgpu.runs.resolve import base_in, prompt_of_run, run_prompts
 from qlora_wgpu.runs.samples import SampleTexts, Writer, writer_of
 from qlora_wgpu.runs.settings import (
     AnyConfig,
@@ -41,8 +41,8 @@ from qlora_wgpu.runs.settings import (
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, checkpoint_folders
 from qlora_wgpu.training.callbacks import NO_CALLBACKS, Callbacks
 from qlora_wgpu.training.checkpoints import start_of
-from qlora_wgpu.training.computing import Computing
 from qlora_wgpu.training.data import source_figures
+from qlora_wgpu.training.executor import Executor
 from qlora_wgpu.training.integrations import services
 from qlora_wgpu.training.observers import Events
 from qlora_wgpu.training.preferences import training_options
@@ -121,7 +121,7 @@ def _train(
         fitted = plan_layout(settings, source.pretrained, data, device, events)
         settings, layout = _as_fitted(settings, fitted), fitted.layout
     opening = _computing(settings, source, data, device, layout, events, resume=resume)
-    with opening as (model, computing, write):
+    with opening as (model, executor, write):
         events.setup(_setup(settings, model, data))
         texts = _texts(settings, write, source, data, prompt)
         events.activity("writing texts before training")
@@ -132,7 +132,7 @@ def _train(
             events.subscribe(service, on_error="drop")
         run = Run(
             model, settings, events, data.train, data.held_out, overwrite=overwrite, resume=resume,
-            computing=computing, texts=texts, callbacks=callbacks,
+            executor=executor, texts=texts, callbacks=callbacks,
         )  # fmt: skip
         try:
             result = run.train()
@@ -188,7 +188,7 @@ def _as_fitted(settings: Config, fitted: Fit) -> Config:
 def _computing(
     settings: Config, source: OpenedModel, data: RunData, device: Device,
     layout: ModelPlan | None, observer: Observer, *, resume: bool,
-) -> Iterator[tuple[AdapterModel, Computing | None, Writer]]:  # fmt: skip
+) -> Iterator[tuple[AdapterModel, Executor | None, Writer]]:  # fmt: skip
     """The adapter's model, who computes its micro-batches if not it itself, and its texts."""
     if layout is not None:
         if resume and settings.lora.changes_base:  # it need not be found again
@@ -210,7 +210,7 @@ def _open_model(
     """The model on its device, ready for its longest step."""
     assert source.pretrained.folder is not None
     source.pretrained.folder.start_fingerprint()  # checkpoints keep it
-    layout = sound_layout(
+    layout = verified_layout(
         device,
         lambda: checking_device(settings.device),
         lambda layout: run_launches(settings, layout, data.length),

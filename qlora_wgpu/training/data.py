@@ -31,7 +31,7 @@ from qlora_wgpu.data.row_formats import CHATS
 from qlora_wgpu.data.row_source import lasting
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.presence import exists
-from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.data_warnings import (
     tell_left_out,
     warn_of_learnt_rows,
@@ -245,7 +245,7 @@ class SourceCounter:
     What is learnt follows from the plan and the step alone, so nothing of it is kept.
     """
 
-    def __init__(self, dataset: Dataset, plan: BatchPlan) -> None:
+    def __init__(self, dataset: Dataset, plan: BatchSampler) -> None:
         """Counts nothing where the data set is no mixture."""
         self._names, self._sources, self._plan = dataset.source_names, dataset.source_of, plan
         self._shares = _shares_of_rows(dataset) if self._sources is not None else np.zeros(0)

@@ -14,11 +14,11 @@ from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import LossSums
 from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
-from qlora_wgpu.training.batching import in_order, padded_batch
+from qlora_wgpu.training.batching import padded_batch, sorted_by_length
 from qlora_wgpu.training.checkpoints import BestAdapter
-from qlora_wgpu.training.computing import MeasuresAnswers, MeasuresLoss, MicroBatch
 from qlora_wgpu.training.divergence import Plateau
-from qlora_wgpu.training.preferences import Answers, in_blocks
+from qlora_wgpu.training.executor import MeasuresAnswers, MeasuresLoss, MicroBatch
+from qlora_wgpu.training.preferences import PreferenceData, in_blocks
 from qlora_wgpu.training.step_log import answer_metrics
 
 if TYPE_CHECKING:
@@ -44,15 +44,15 @@ def held_out_loss(
 def _batches(
     rows: Dataset, batch_size: int, longest: int, progress: Callable[[int, int], None]
 ) -> Iterator[Batch]:
-    for index, chunk in enumerate(in_order(rows, batch_size)):
+    for index, chunk in enumerate(sorted_by_length(rows, batch_size)):
         progress(index * batch_size, len(rows))
         yield padded_batch(chunk, batch_size, longest)
 
 
 def answer_sums(
     model: AdapterModel,
-    computing: MeasuresAnswers,
-    answers: Answers,
+    executor: MeasuresAnswers,
+    answers: PreferenceData,
     rows: Dataset,
     batch_size: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -66,7 +66,7 @@ def answer_sums(
 
     blocks = in_blocks(rows, preference, batch_size)
     batches = answers.batches(blocks, batch_size)
-    stats = computing.answer_sums((MicroBatch.of_answers(model, b) for b in batches), done).tolist()
+    stats = executor.answer_sums((MicroBatch.of_answers(model, b) for b in batches), done).tolist()
     return [stats[STATS_LOSS], stats[STATS_TOKENS], *stats[STATS_METRICS:STATS_LENGTH]]
 
 
@@ -109,7 +109,7 @@ class Evaluator:
             found = self._answered(run.held_out_answers, rows)
         else:
             size = run.config.train.per_device_train_batch_size
-            sums = held_out_loss(run.computing, rows, size, run.longest, self._tell)
+            sums = held_out_loss(run.executor, rows, size, run.longest, self._tell)
             accuracy = sums.correct / sums.tokens
             found = {"eval_loss": sums.loss / sums.tokens, "eval_mean_token_accuracy": accuracy}
         run.events.activity("")
@@ -129,10 +129,10 @@ class Evaluator:
         run.evaluated(row)  # who is told may stop or save the run: all is noted by now
         return loss
 
-    def _answered(self, answers: Answers, rows: Dataset) -> dict[str, float]:
+    def _answered(self, answers: PreferenceData, rows: Dataset) -> dict[str, float]:
         """The loss and the metrics of an objective over answers."""
         run, config = self._run, self._run.config
-        given = run.model, run.computing, answers, rows, config.rows_at_once
+        given = run.model, run.executor, answers, rows, config.rows_at_once
         sums = answer_sums(*given, self._tell)
         loss, count, *metrics = sums
         return {"eval_loss": loss / count, **answer_metrics(config.train, metrics, "eval_")}
@@ -149,7 +149,7 @@ class Evaluator:
         before, settings = plateau.rate, self._run.config.eval
         if plateau.measured(figure, self._run.config.optim, more_is_better=settings.more_is_better):
             self._run.events.note(
-                f"step {step}: {no_gain(settings)}, so the learning rate goes from "
+                f"step {step}: {plateau_message(settings)}, so the learning rate goes from "
                 f"{before:.3g} to {plateau.rate:.3g}"
             )
 
@@ -169,7 +169,7 @@ class Evaluator:
             )
 
 
-def no_gain(settings: EvalConfig) -> str:
+def plateau_message(settings: EvalConfig) -> str:
     """Words for evaluations that are no better than those before."""
     name = settings.metric_for_best_model
     if name == LOSS:

@@ -132,7 +132,7 @@ def _save_adapter(run: Run) -> None:
         settle(run.folder.adapter)
         run.model.save_adapter(run.folder.adapter)
     except CheckpointError as err:
-        elsewhere = rescued(run.folder.path, run.model.save_adapter)
+        elsewhere = save_elsewhere(run.folder.path, run.model.save_adapter)
         where = f"is in {elsewhere}" if elsewhere else "could not be saved anywhere else, either"
         raise CheckpointError(f"{err}; the adapter after step {run.state.step} {where}") from err
     run.tidy()
@@ -169,7 +169,7 @@ def result_of(run: Run, *, was_finished: bool) -> TrainResult:
 _RUN = "run.txt"  # in a rescued adapter's folder: the path of its run
 
 
-def rescued(run: Path, save: Callable[[Path], None]) -> Path | None:
+def save_elsewhere(run: Path, save: Callable[[Path], None]) -> Path | None:
     """Saves something in the first place that takes it.
 
     Returns:
@@ -207,6 +207,6 @@ def _places() -> Iterator[Callable[[], Path]]:
 
 
 def _cache() -> Path:
-    folder = cache_path("rescued")
+    folder = cache_path("save_elsewhere")
     make_cache_folder(folder)
     return folder

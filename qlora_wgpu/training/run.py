@@ -25,22 +25,22 @@ from qlora_wgpu.errors import (
 )
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.qlora_model import QLoRAModel
-from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.callbacks import NO_CALLBACKS, CallbackHandler, Callbacks, Step
 from qlora_wgpu.training.checkpoints import BestAdapter, RunState, save_best, save_checkpoint
-from qlora_wgpu.training.computing import Computing, OwnDevice, ThroughputMeter
 from qlora_wgpu.training.data import SourceCounter, learnable, refuse_other_objectives
-from qlora_wgpu.training.data_warnings import require_both_kinds, tell_of_weights
+from qlora_wgpu.training.data_warnings import check_unpaired_balance, require_both_kinds
 from qlora_wgpu.training.divergence import first_plateau
 from qlora_wgpu.training.evaluation import Evaluator
+from qlora_wgpu.training.executor import Executor, LocalExecutor, ThroughputMeter
 from qlora_wgpu.training.finish import check_ended, finish, interrupt, reopen_finished, result_of
 from qlora_wgpu.training.observers import Events, Row, WorkerFigures
 from qlora_wgpu.training.optimizer import Optimizer
-from qlora_wgpu.training.preferences import Answers, training_options
+from qlora_wgpu.training.preferences import PreferenceData, training_options
 from qlora_wgpu.training.references import answers_of
 from qlora_wgpu.training.result import TrainResult
-from qlora_wgpu.training.run_folder import RunFolder, RunIdentity, one_run_of
-from qlora_wgpu.training.samples import Texts, TextWriter
+from qlora_wgpu.training.run_folder import RunFingerprint, RunFolder, exclusive
+from qlora_wgpu.training.samples import SampleGenerator, SampleLogger
 from qlora_wgpu.training.start import (
     refuse_fewer_steps,
     reset_best_metric,
@@ -61,12 +61,12 @@ class Run:
     events: Events  # tells observers
     rows: Dataset  # what is learnt
     held_out: Dataset | None  # what is measured
-    plan: BatchPlan  # how the rows are cut into steps
+    plan: BatchSampler  # how the rows are cut into steps
     longest: int  # most tokens of a training row
-    computing: Computing  # who computes micro-batches
-    answers: Answers | None  # the training data as an objective over answers reads it
-    held_out_answers: Answers | None  # the held-out data, likewise
-    identity: RunIdentity  # the settings, data and base that checkpoints belong to
+    executor: Executor  # who computes micro-batches
+    answers: PreferenceData | None  # the training data as an objective over answers reads it
+    held_out_answers: PreferenceData | None  # the held-out data, likewise
+    identity: RunFingerprint  # the settings, data and base that checkpoints belong to
     folder: RunFolder  # the folder that everything is written to
     state: RunState  # the figures that checkpoints keep
     best: BestAdapter | None  # the adapter with the best evaluation, where it is kept
@@ -80,7 +80,7 @@ class Run:
     def __init__(
         self, model: AdapterModel, config: Config, events: Events, rows: Dataset,
         held_out: Dataset | None = None, *, overwrite: bool = False, resume: bool = False,
-        computing: Computing | None = None, texts: Texts | None = None,
+        executor: Executor | None = None, texts: SampleGenerator | None = None,
         callbacks: Callbacks = NO_CALLBACKS,
     ) -> None:  # fmt: skip
         """Begins nothing yet.
@@ -94,7 +94,7 @@ class Run:
             overwrite: Whether a run in ``output.dir`` may be replaced.
             resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint; one
                 that has none yet, and no adapter, begins again.
-            computing: Who computes micro-batches; by default the model itself, a ``QLoRAModel``.
+            executor: Who computes micro-batches; by default the model itself, a ``QLoRAModel``.
             texts: Who continues texts in between, as ``eval.sample_steps`` asks.
             callbacks: Functions that are called between steps.
         """
@@ -104,7 +104,7 @@ class Run:
         self.best = self.sources = self.callbacks = self.result = None
         self.saved_at, self.saturated, self.workers = -1, 0, {}
         self._overwrite, self._resume = overwrite, resume
-        self._computing, self._texts, self._functions = computing, texts, callbacks
+        self._executor, self._texts, self._functions = executor, texts, callbacks
         self._started: float | None = None
 
     # -- from its start to its end -----------------------------------------------------------------
@@ -119,12 +119,12 @@ class Run:
     def steps(self) -> Iterator[Step]:
         """Does the run; a step begins when it is asked for, and who asks for no more stops it."""
         with ExitStack() as at_end:
-            at_end.enter_context(one_run_of(self.model, self.config.output.dir))
+            at_end.enter_context(exclusive(self.model, self.config.output.dir))
             self._take_data()
             optimizer = self._make_ready()
             self._open_folder(at_end)
             evaluator = Evaluator(self)
-            texts = TextWriter(self, self._texts, evaluator)
+            texts = SampleLogger(self, self._texts, evaluator)
             callbacks = CallbackHandler(self, self._functions, evaluator, optimizer)
             self.callbacks = callbacks
             at_end.callback(callbacks.let_go)
@@ -174,11 +174,11 @@ class Run:
         refuse_other_objectives(self.rows, "train_dataset", config.train.objective)
         if self.held_out is not None:
             refuse_other_objectives(self.held_out, "eval_dataset", config.train.objective)
-        tell_of_weights(self.rows, config.train, self.events)
+        check_unpaired_balance(self.rows, config.train, self.events)
         require_both_kinds(self.held_out, config)
         plateau = first_plateau(config, held_out=self.held_out is not None)
         self.state = RunState(aim=config.eval.aim, plateau=plateau)
-        self.plan = BatchPlan.of(self.rows.lengths, config)
+        self.plan = BatchSampler.of(self.rows.lengths, config)
         self.longest = max(config.data.max_seq_length, self.plan.longest)
 
     def _make_ready(self) -> Optimizer:
@@ -186,22 +186,22 @@ class Run:
         model, config = self.model, self.config
         model.options = training_options(config.train, weighted=config.data.has_weights)
         model.zero_gradient()
-        self.computing = self._computing or self._own_device()
+        self.executor = self._executor or self._own_device()
         # The longest batch first, so that all memory is taken before training.
         length = bucket_length(self.plan.longest, self.longest)
-        self.computing.prepare(self.plan.batch_size, length)
+        self.executor.prepare(self.plan.batch_size, length)
         optimizer = Optimizer(model, config.optim, self.total_steps)
-        given = model, self.computing, config, self.events, self.longest
+        given = model, self.executor, config, self.events, self.longest
         self.answers = answers_of(self.rows, *given)
         self.held_out_answers = answers_of(self.held_out, *given)
         asked = None if self.answers is None else self.answers.reference_hash
-        self.identity = RunIdentity(model, config, self.rows, self.held_out, asked)
+        self.identity = RunFingerprint(model, config, self.rows, self.held_out, asked)
         return optimizer
 
-    def _own_device(self) -> Computing:
+    def _own_device(self) -> Executor:
         if not isinstance(self.model, QLoRAModel):
             raise ConfigError("the model has no base weights: a Trainer takes a QLoRAModel")
-        return OwnDevice(self.model, self.throughput)
+        return LocalExecutor(self.model, self.throughput)
 
     def _open_folder(self, at_end: ExitStack) -> None:
         """Takes ``output.dir``, and goes on with the run there if that is asked for."""
@@ -215,7 +215,7 @@ class Run:
             start_or_resume(self)
         self.state.plateau = self.state.plateau or plateau
 
-    def _begin(self, evaluator: Evaluator, texts: TextWriter) -> None:
+    def _begin(self, evaluator: Evaluator, texts: SampleLogger) -> None:
         """Does what comes before the first step, or before the first that is left."""
         self.state.finished = False
         reset_best_metric(self)

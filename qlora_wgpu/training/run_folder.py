@@ -34,7 +34,7 @@ _SOURCES = ("train", "sources", "eval", "chat_template")
 """Settings of the data that may differ as long as the same is learnt."""
 
 
-class RunIdentity:
+class RunFingerprint:
     """The identity of a run, as every checkpoint of it keeps it."""
 
     def __init__(
@@ -126,7 +126,7 @@ def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any], whe
             )
 
 
-def _named(name: str, kept: Any, identity: RunIdentity) -> str:
+def _named(name: str, kept: Any, identity: RunFingerprint) -> str:
     """The words for what differs; of a base, it may be its config.json alone."""
     base = identity.record["base"]
     if name != "base weights" or kept["weights"] != base["weights"]:
@@ -141,7 +141,7 @@ _lock = Lock()
 
 
 @contextmanager
-def one_run_of(model: AdapterModel, folder: str) -> Iterator[None]:
+def exclusive(model: AdapterModel, folder: str) -> Iterator[None]:
     """Keeps other runs from a model.
 
     Two at a time would each go on from what the other one has learnt, and neither could be resumed.
@@ -163,7 +163,7 @@ def one_run_of(model: AdapterModel, folder: str) -> Iterator[None]:
 # ---- a run that another one replaces -------------------------------------------------------------
 
 
-class Replaced:
+class RunBackup:
     """Moves a run aside, part by part, so that a kill in between loses nothing.
 
     config.yaml goes first and comes back last. So a folder without it, beside parts that were
@@ -276,7 +276,7 @@ class RunFolder(RunPaths):
         super().__init__(path)
         self._log = RunLog(self.metrics, warn)
         self.texts = RunLog(self.samples, warn)
-        self._replaced = Replaced(self)
+        self._replaced = RunBackup(self)
         self._lock = FileLock(self.lock)
         self._total_steps: int | None = None
         if not (overwrite or resume):

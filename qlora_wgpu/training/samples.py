@@ -49,7 +49,7 @@ def save_prompt(settings: Config, source: Path, prompt: PromptFormat, folder: Pa
     save_prompt_files(folder, source, prompt, name if name in BUILT_IN_CHAT_TEMPLATES else None)
 
 
-class Texts(Protocol):
+class SampleGenerator(Protocol):
     """Prompts, and who continues them."""
 
     @property
@@ -60,10 +60,10 @@ class Texts(Protocol):
         """Continues one prompt after another with the model as it is."""
 
 
-class TextWriter:
+class SampleLogger:
     """Writes a run's texts between two steps."""
 
-    def __init__(self, run: Run, texts: Texts | None, evaluator: Evaluator) -> None:
+    def __init__(self, run: Run, texts: SampleGenerator | None, evaluator: Evaluator) -> None:
         """Without texts it never writes."""
         self._run = run
         self._texts = texts

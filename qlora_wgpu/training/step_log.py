@@ -49,7 +49,7 @@ class StepFigures:
     norm: float | None  # of its gradient
 
 
-class StepLog:
+class MetricsLogger:
     """Writes metrics.jsonl's rows of training steps."""
 
     def __init__(self, run: Run) -> None:

@@ -19,12 +19,12 @@ from qlora_wgpu.graph.host_callbacks import DiskReadStats
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.training.batching import padded_batch, weight_unit
 from qlora_wgpu.training.callbacks import CallbackHandler, Step
-from qlora_wgpu.training.computing import MicroBatch
-from qlora_wgpu.training.evaluation import Evaluator, no_gain
+from qlora_wgpu.training.evaluation import Evaluator, plateau_message
+from qlora_wgpu.training.executor import MicroBatch
 from qlora_wgpu.training.optimizer import Optimizer
-from qlora_wgpu.training.preferences import Answers
-from qlora_wgpu.training.samples import TextWriter
-from qlora_wgpu.training.step_log import StepLog, SubmittedStep
+from qlora_wgpu.training.preferences import PreferenceData
+from qlora_wgpu.training.samples import SampleLogger
+from qlora_wgpu.training.step_log import MetricsLogger, SubmittedStep
 
 if TYPE_CHECKING:
     from qlora_wgpu.training.run import Run
@@ -35,7 +35,7 @@ _SHARE = 0.5  # of the time: what is told from there on
 _STEPS, _SECONDS = 3, 10.0  # the least that is looked at
 
 
-class DiskWatch:
+class IOStallMonitor:
     """Compares what was waited for with what time has passed; tells of it once."""
 
     def __init__(
@@ -81,7 +81,7 @@ class StepQueue:
     """
 
     def __init__(
-        self, run: Run, optimizer: Optimizer, evaluator: Evaluator, texts: TextWriter,
+        self, run: Run, optimizer: Optimizer, evaluator: Evaluator, texts: SampleLogger,
         callbacks: CallbackHandler,
     ) -> None:  # fmt: skip
         """Takes the parts of a run."""
@@ -90,10 +90,10 @@ class StepQueue:
         self._evaluator = evaluator
         self._texts = texts
         self._callbacks = callbacks
-        self.log = StepLog(run)
+        self.log = MetricsLogger(run)
         self._readback = Readback(run.model.device, *run.model.stats_window)
         self._submitted: deque[tuple[SubmittedStep, Step]] = deque()
-        self._disk = DiskWatch(run.model.programs.traffic.reading)
+        self._disk = IOStallMonitor(run.model.programs.traffic.reading)
 
     def submit(self, step: int) -> bool:
         """Queues a step; False if it was stopped before its end."""
@@ -108,7 +108,7 @@ class StepQueue:
         self._optimizer.step(step)
         self._readback.request()
         run.model.zero_stats()
-        rate, workers = self._optimizer.rate(step), run.computing.figures()
+        rate, workers = self._optimizer.rate(step), run.executor.figures()
         self._callbacks.submitted(step, rate)
         waiting = SubmittedStep(step, rate, tokens, workers, unit), self._callbacks.present
         self._submitted.append(waiting)
@@ -129,7 +129,7 @@ class StepQueue:
             self._texts.write(step)
         if self._evaluator.has_stalled:
             run.events.warning(
-                f"stopped early after step {step}: {no_gain(run.config.eval)}, in "
+                f"stopped early after step {step}: {plateau_message(run.config.eval)}, in "
                 f"{run.state.without_gain} evaluations"
             )
         elif saves:
@@ -181,14 +181,14 @@ class StepQueue:
                     labels += int((block.targets != IGNORE_INDEX).sum())
                     yield block
 
-        done = run.computing.accumulate(blocks(), lambda: stop.requested)
+        done = run.executor.accumulate(blocks(), lambda: stop.requested)
         if is_cut or not done:
             return None
         if not labels:
             run.events.warning(f"step {step}: none of its rows has a label, so nothing was updated")
         return tokens
 
-    def _answer_blocks(self, step: int, answers: Answers) -> Iterator[MicroBatch]:
+    def _answer_blocks(self, step: int, answers: PreferenceData) -> Iterator[MicroBatch]:
         """The micro-batches of a step over answers; what only measures them drops nothing out."""
         model, blocks = self._run.model, self._run.plan.blocks(step - 1)
         learnt = 0

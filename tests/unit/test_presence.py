@@ -15,7 +15,7 @@ from qlora_wgpu.data.prompts import prompt_kind
 from qlora_wgpu.data.sources import check_file
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.presence import exists, is_dir, is_file, is_there
-from qlora_wgpu.training.run_folder import Replaced
+from qlora_wgpu.training.run_folder import RunBackup
 
 ROOT = Path(qlora_wgpu.__file__).parent
 ASKED = ("exists", "is_dir", "is_file")
@@ -94,7 +94,7 @@ def test_data_in_a_locked_folder_are_not_called_missing(tmp_path, monkeypatch) -
 
 
 def test_a_run_that_cannot_be_looked_at_is_not_overwritten_by_the_one_before(tmp_path, monkeypatch):
-    replaced = Replaced(RunPaths(tmp_path))
+    replaced = RunBackup(RunPaths(tmp_path))
     (tmp_path / "replaced").mkdir()
     ((tmp_path / "replaced") / "metrics.jsonl").write_text("old")
     (tmp_path / "metrics.jsonl").write_text("new")

@@ -17,7 +17,7 @@ from qlora_wgpu.training.observers import Row
 
 
 @dataclass(frozen=True)
-class RunView:
+class RunStatus:
     """What a run's folder says."""
 
     path: Path  # the folder
@@ -48,7 +48,7 @@ class RunView:
         return [row for row in self.texts if row["step"] == self.texts[-1]["step"]]
 
 
-def look(path: str | os.PathLike[str]) -> RunView:
+def read_run(path: str | os.PathLike[str]) -> RunStatus:
     """Reads a run's folder."""
     paths = RunPaths(path)
     if not exists(paths.metrics):
@@ -56,7 +56,7 @@ def look(path: str | os.PathLike[str]) -> RunView:
     rows = read_rows(paths.metrics)
     progress = _progress(paths.progress)
     total = progress.get("total_steps")
-    return RunView(
+    return RunStatus(
         paths.path,
         total if isinstance(total, int) else 0,
         [row for row in rows if "eval_loss" not in row],

@@ -33,14 +33,16 @@ from qlora_wgpu.training.observers import Unwatched
 
 
 @dataclass(frozen=True)
-class Located:
+class ModelRef:
     """What is to be opened."""
 
     model: str  # folder or hub name of the base
     adapter: str | None  # folder of the adapter, or None for the base alone
 
 
-def locate(place: str | None, model: str | None = None, adapter: str | None = None) -> Located:
+def resolve_model(
+    place: str | None, model: str | None = None, adapter: str | None = None
+) -> ModelRef:
     """What is meant by a run's folder, an adapter's, or a model; options say what it does not.
 
     Args:
@@ -57,10 +59,10 @@ def locate(place: str | None, model: str | None = None, adapter: str | None = No
     else:
         model = model or place
     if model is not None:
-        return Located(model, adapter)
+        return ModelRef(model, adapter)
     if adapter is None:
         raise ConfigError("name a run's folder, such as runs/first, or a model with --model")
-    return Located(existing_base(adapter), adapter)
+    return ModelRef(existing_base(adapter), adapter)
 
 
 def adapter_of_run(run: Path) -> str:

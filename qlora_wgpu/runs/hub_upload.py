@@ -44,7 +44,7 @@ _PROMPTS: dict[PromptKind, str] = {
 
 
 @dataclass(frozen=True)
-class Parcel:
+class UploadBundle:
     """What is to be sent."""
 
     name: str  # owner/name on the hub
@@ -69,7 +69,7 @@ def push(
     private: bool = True,
     merged: str | None = None,
     gguf: str | None = None,
-    agree: Callable[[Parcel], bool] = lambda parcel: True,
+    agree: Callable[[UploadBundle], bool] = lambda parcel: True,
 ) -> str | None:
     """Sends what was trained to the hub, with a model card.
 
@@ -105,7 +105,7 @@ def push(
     plot = _plot_of(run)
     if plot is not None and plot.name.encode() in _content(files[_CARD]):
         files[plot.name] = plot
-    parcel = Parcel(name, files, private)
+    parcel = UploadBundle(name, files, private)
     return upload(name, files, private=private) if agree(parcel) else None
 
 
