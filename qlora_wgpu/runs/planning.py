@@ -39,10 +39,6 @@ def plan_layout(
 
     Returns:
         The layout, to be loaded; its longest step is traced.
-
-    Raises:
-        OutOfMemoryError: If a tensor is larger than kernels can count, or nothing makes training
-            fit into the memory that there is.
     """
     train, quant = settings.train, settings.quant
     weighted = training_options(train, weighted=settings.data.has_weights)
@@ -87,9 +83,6 @@ def within_room(
         device: The device.
         observer: Told what is planned, and what waits.
         shapes: All that the run computes.
-
-    Raises:
-        OutOfMemoryError: If nothing makes training fit, or the host has no room for what waits.
     """
     budget = device.budget if device.budget is not None else room(device)
 
@@ -164,9 +157,6 @@ def tune_device(
         architecture: The model's.
         tokens: About how many will be computed.
         observer: Who is told.
-
-    Raises:
-        OutOfMemoryError: If the device has no room for one layer.
     """
     if settings.tune == "never":
         return

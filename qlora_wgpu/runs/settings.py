@@ -48,9 +48,6 @@ def as_config(config: AnyConfig, overrides: Overrides = ()) -> Config:
             sections.
         overrides: Values by key, dotted key or section; or, for a YAML file, texts such as
             ``"train.max_steps=10"``.
-
-    Raises:
-        ConfigError: If anything in it is wrong.
     """
     if isinstance(config, str | PathLike):
         folder = Path(config).expanduser()
@@ -80,9 +77,6 @@ def require_own_peers(config: AnyConfig, settings: Config, overrides: Overrides 
         config: Where the settings come from.
         settings: What was read there, overrides included.
         overrides: As ``as_config`` takes them.
-
-    Raises:
-        ConfigError: If only the file names it, or only the file allows plain TCP.
     """
     scheduler = settings.cluster.scheduler
     if not isinstance(config, str | PathLike) or scheduler in (None, "local"):
@@ -150,9 +144,6 @@ def found_again(settings: Config, observer: Observer) -> Config:
     Args:
         settings: Those of the run; without a checkpoint there is nothing to compare with.
         observer: Is told what was found.
-
-    Raises:
-        ConfigError: If something is nowhere; says how to name it.
     """
     run = Path(settings.output.dir)
     if not checkpoint_folders(run):
@@ -235,23 +226,14 @@ def _sentence(run: Path, missing: dict[str, str]) -> str:
 
 
 def require_init_from(lora: LoraConfig) -> None:
-    """Makes sure that the adapter is there, before anything takes time.
-
-    Raises:
-        CheckpointError: If a file of it is missing.
-    """
+    """Makes sure that the adapter is there, before anything takes time."""
     if lora.init_from is not None:
         with named_init_from():
             require_adapter_files(lora.init_from)
 
 
 def check_init_from(base: Pretrained, lora: LoraConfig) -> None:
-    """Makes sure that the adapter fits, before data and weights are read.
-
-    Raises:
-        CheckpointError: If it is damaged or does not fit.
-        ConfigError: If the run's own adapter does not fit the base.
-    """
+    """Makes sure that the adapter fits, before data and weights are read."""
     if lora.init_from is not None:
         of = base.architecture
         own = AdapterLayout(
@@ -263,11 +245,7 @@ def check_init_from(base: Pretrained, lora: LoraConfig) -> None:
 
 
 def load_init_from(model: AdapterModel, lora: LoraConfig) -> None:
-    """Gives a model the adapter, where the run has one to go on from.
-
-    Raises:
-        CheckpointError: If it is damaged or does not fit.
-    """
+    """Gives a model the adapter, where the run has one to go on from."""
     if lora.init_from is not None:
         with named_init_from():
             model.load_adapter(lora.init_from)

@@ -61,26 +61,15 @@ def train(
     overrides: Overrides = (),
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> TrainResult:
-    """Fine-tunes a model: all that ``qlora-wgpu train`` does, without a word.
-
-    The driver is checked the first time, memory is planned before weights are read, kernels are
-    timed where the run is long, and ``output.dir`` gets the adapter, checkpoints, metrics.jsonl,
-    config.yaml and report.html. Ctrl-C and SIGTERM end it early with its state saved.
+    """Fine-tunes a model: all that ``qlora_wgpu.train`` does, without a word.
 
     Args:
-        config: A ``Config``, the path of a YAML file, or a mapping with its sections.
-        observer: Is told what goes on; by default nobody is.
+        config: As ``as_config`` takes it.
+        observer: Is told what goes on; an ``Events`` is the run's own hub.
         overwrite: Whether a run in ``output.dir`` may be replaced.
-        resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint, bit by
-            bit; begins one where there is none. A finished one is left as it is.
+        resume: Whether the run in ``output.dir`` goes on.
         overrides: Other values, as ``load_config`` takes them.
         callbacks: Functions that are called between steps.
-
-    Returns:
-        The run's figures, a text before and after, and what was written.
-
-    Raises:
-        QLoRAError: As ``qlora_wgpu.train`` says.
     """
     settings = as_config(config, overrides)
     require_own_peers(config, settings, overrides)
