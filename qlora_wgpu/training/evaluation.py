@@ -17,7 +17,7 @@ from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, S
 from qlora_wgpu.training.batching import padded_batch, sorted_by_length
 from qlora_wgpu.training.checkpoints import BestAdapter
 from qlora_wgpu.training.divergence import Plateau
-from qlora_wgpu.training.executor import MeasuresAnswers, MeasuresLoss, MicroBatch
+from qlora_wgpu.training.executor import Executor, MeasuresLoss, MicroBatch
 from qlora_wgpu.training.preferences import PreferenceData, in_blocks
 from qlora_wgpu.training.step_log import answer_metrics
 
@@ -51,7 +51,7 @@ def _batches(
 
 def answer_sums(
     model: AdapterModel,
-    executor: MeasuresAnswers,
+    executor: Executor,
     answers: PreferenceData,
     rows: Dataset,
     batch_size: int,

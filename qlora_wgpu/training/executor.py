@@ -107,8 +107,11 @@ class MeasuresLoss(Protocol):
         """
 
 
-class MeasuresAnswers(Protocol):
-    """Base and adapter, wherever they are, as objectives over answers ask them; no gradient."""
+class Executor(MeasuresLoss, Protocol):
+    """Adds up what micro-batches give; the sums end on the device of the run's adapter.
+
+    Whoever does it, the sums have the same bits: each micro-batch is one term, in their order.
+    """
 
     def prepare(self, batch: int, seq: int, kind: StepKind = "train") -> None:
         """Makes ready what steps of this shape and kind need."""
@@ -124,13 +127,6 @@ class MeasuresAnswers(Protocol):
 
     def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
         """Loss and metrics summed over some micro-batches, as ``stats`` has them."""
-
-
-class Executor(MeasuresLoss, MeasuresAnswers, Protocol):
-    """Adds up what micro-batches give; the sums end on the device of the run's adapter.
-
-    Whoever does it, the sums have the same bits: each micro-batch is one term, in their order.
-    """
 
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
         """Adds gradients, losses, label tokens and hits of a step; they may still be on the way."""

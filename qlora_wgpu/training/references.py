@@ -24,7 +24,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import PreferenceInputs
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.training.batching import padded_batch
-from qlora_wgpu.training.executor import MeasuresAnswers, MicroBatch
+from qlora_wgpu.training.executor import Executor, MicroBatch
 from qlora_wgpu.training.observers import Observer
 from qlora_wgpu.training.preferences import (
     Block,
@@ -43,7 +43,7 @@ Progress = Callable[[str], None]
 def answers_of(
     rows: Dataset | None,
     model: AdapterModel,
-    executor: MeasuresAnswers,
+    executor: Executor,
     config: Config,
     observer: Observer,
     longest: int,
@@ -62,7 +62,7 @@ def answers_of(
 
 def compute_ref_logps(
     model: AdapterModel,
-    executor: MeasuresAnswers,
+    executor: Executor,
     dataset: Dataset,
     preference: Preference,
     batch_size: int,
@@ -95,7 +95,7 @@ def compute_ref_logps(
 
 
 def _make_ready(
-    executor: MeasuresAnswers,
+    executor: Executor,
     examples: Sequence[Example],
     dataset: Dataset,
     preference: Preference,
@@ -110,7 +110,7 @@ def _make_ready(
 
 def _asked(
     model: AdapterModel,
-    executor: MeasuresAnswers,
+    executor: Executor,
     examples: Sequence[Example],
     dataset: Dataset,
     preference: Preference,
@@ -141,7 +141,7 @@ def _asked(
 
 
 def _key(
-    model: AdapterModel, executor: MeasuresAnswers, dataset: Dataset, preference: Preference,
+    model: AdapterModel, executor: Executor, dataset: Dataset, preference: Preference,
     batch_size: int, longest: int,
 ) -> str:  # fmt: skip
     """A hash of what decides the numbers, to the bit where all devices are of one kind."""
