@@ -338,7 +338,8 @@ def failing(scene: Scene) -> None:
 
 def given_rows(scene: Scene) -> None:
     """A Trainer with rows of its own, functions that steer it, and a loop of one's own."""
-    rows = [json.loads(line) for line in (scene.folder / "train.jsonl").open()]
+    lines = (scene.folder / "train.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     tokens = [{"input_ids": list(range(5, 12 + i))} for i in range(8)]
 
     def steer(step: Any) -> None:
