@@ -14,10 +14,10 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example
 from qlora_wgpu.ops.optimizers import STATS_LOSS, STATS_METRICS, STATS_TOKENS
 from qlora_wgpu.ops.preference import METRICS, PAIR_LOSSES, Preference, means
-from qlora_wgpu.training.batching import BatchPlan
-from qlora_wgpu.training.computing import OwnDevice
-from qlora_wgpu.training.preferences import Answers, training_options
-from qlora_wgpu.training.references import references_of
+from qlora_wgpu.training.batching import BatchSampler
+from qlora_wgpu.training.executor import LocalExecutor
+from qlora_wgpu.training.preferences import PreferenceData, training_options
+from qlora_wgpu.training.references import compute_ref_logps
 
 LENGTHS = (1, 1, 2, 3, 7, 16, 17, 33)
 Ids = list[int]
@@ -220,12 +220,12 @@ def ours(model: QLoRAModel, step: Asked, adapter: Arrays) -> Result:
         model.load_adapter({name: OTHER * a for name, a in adapter.items()})
     else:
         model.write_parameters(model.adapter.initial(0) + model.neutral)
-    plan = BatchPlan.of(dataset.lengths, config)
+    plan = BatchSampler.of(dataset.lengths, config)
     longest = max(config.data.max_seq_length, plan.longest)
-    asked = model, OwnDevice(model), dataset
-    says = references_of(*asked, given, config.rows_at_once, longest, keep=False)
+    asked = model, LocalExecutor(model), dataset
+    says = compute_ref_logps(*asked, given, config.rows_at_once, longest, keep=False)
     model.load_adapter(adapter)
-    answers = Answers(dataset, given, says, longest)
+    answers = PreferenceData(dataset, given, says, longest)
     model.options = training_options(config.train)
     model.zero_gradient()
     model.zero_stats()

@@ -38,7 +38,7 @@ from qlora_wgpu import QLoRAModel
 from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example
 from qlora_wgpu.ops.optimizers import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
-from qlora_wgpu.training.batching import BatchPlan, padded_batch
+from qlora_wgpu.training.batching import BatchSampler, padded_batch
 from qlora_wgpu.training.evaluation import held_out_loss
 from qlora_wgpu.training.preferences import training_options
 
@@ -267,7 +267,7 @@ Blocks = list[list[tuple[int, ...]]]
 
 def blocks_of(step: Learnt) -> Blocks:
     """The rows of each micro-batch that has a label, as a run's first step takes them."""
-    plan = BatchPlan.of(step.dataset.lengths, step.config)
+    plan = BatchSampler.of(step.dataset.lengths, step.config)
     return [
         block
         for block in plan.blocks(0)
@@ -278,7 +278,7 @@ def blocks_of(step: Learnt) -> Blocks:
 def ours(model: QLoRAModel, step: Learnt, adapter: Arrays) -> Result:
     """The first step of a run, as its loop computes it; and the rows as held-out data."""
     config, dataset = step.config, step.dataset
-    plan, weighted = BatchPlan.of(dataset.lengths, config), config.data.has_weights
+    plan, weighted = BatchSampler.of(dataset.lengths, config), config.data.has_weights
     longest = max(config.data.max_seq_length, plan.longest)
     model.load_adapter(adapter)
     model.options = training_options(config.train, weighted=weighted)

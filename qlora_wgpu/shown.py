@@ -13,8 +13,8 @@ from qlora_wgpu.config.loading import located
 from qlora_wgpu.errors import ConfigError, brief
 from qlora_wgpu.runs.settings import AnyConfig, as_config, require_own_peers
 from qlora_wgpu.training import Observer, TrainResult
-from qlora_wgpu.training.observers import ObserverList, Watched
-from qlora_wgpu.training.steering import Callback, Callbacks
+from qlora_wgpu.training.callbacks import Callback, Callbacks
+from qlora_wgpu.training.observers import Events
 
 
 def train(
@@ -82,11 +82,10 @@ def train(
         return runs.train(values, observer, overwrite=overwrite, resume=resume, callbacks=callbacks)
     console = Terminal(lasting=True)
     with TrainingDisplay(console) as display:
-        others = [NotebookCurves()] if in_notebook() else []
-        given = [] if observer is None else [observer]
-        everyone = ObserverList([Watched(each) for each in (display, *others, *given)])
-        result = runs.train(
-            values, everyone, overwrite=overwrite, resume=resume, callbacks=callbacks
-        )
+        events = Events()
+        for each in (display, NotebookCurves() if in_notebook() else None, observer):
+            if each is not None:
+                events.subscribe(each)
+        result = runs.train(values, events, overwrite=overwrite, resume=resume, callbacks=callbacks)
     show_result(console, result, again="resume=True")
     return result

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import TOKENIZER_BYTES
@@ -26,7 +27,7 @@ def tokenizer_folder(adapter: str | PathLike[str]) -> Path | None:
     """Where the tokenizer of an adapter lies: beside it, else beside the final one of its run."""
     folders = [Path(adapter).expanduser()]
     if (run := find_run(adapter)) is not None:
-        folders.append(run / "adapter")
+        folders.append(RunPaths(run).adapter)
     return next((folder for folder in folders if is_there(folder / "tokenizer.json")), None)
 
 

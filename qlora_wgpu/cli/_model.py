@@ -28,9 +28,9 @@ from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.presence import exists, is_dir
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.inference_memory import Texts
-from qlora_wgpu.runs.locating import Located, locate, prompt_for
+from qlora_wgpu.runs.inference_memory import GenerationWorkload
 from qlora_wgpu.runs.opening import load_adapted, opened_as_trained
+from qlora_wgpu.runs.resolve import ModelRef, prompt_for, resolve_model
 from qlora_wgpu.runs.settings import as_config
 from qlora_wgpu.training import Observer
 
@@ -201,7 +201,7 @@ class Opening:
 
 
 def open_adapted(
-    console: Console, source: OpenedModel, opening: Opening, texts: Texts
+    console: Console, source: OpenedModel, opening: Opening, texts: GenerationWorkload
 ) -> QLoRAModel:
     """Loads a model with an adapter, or with one that does nothing, showing a bar."""
     with Display(console) as display:
@@ -353,7 +353,7 @@ def run_argument(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def located(
     run: str | None, model: str | None, adapter: str | None, *, needs_adapter: bool
-) -> Located:
+) -> ModelRef:
     """What ``run_argument`` names.
 
     Raises:
@@ -361,7 +361,7 @@ def located(
     """
     if needs_adapter and run is model is adapter is None:
         raise ConfigError("name a run's folder, such as runs/first, or an adapter with --adapter")
-    named = locate(run, model, adapter)
+    named = resolve_model(run, model, adapter)
     if needs_adapter and named.adapter is None:
         raise ConfigError(
             f"{named.model} is a model: name a run's folder, such as runs/first, or --adapter"

@@ -26,8 +26,8 @@ from qlora_wgpu.generation import QLoRAModel, generate
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.adapter_set import LoadedAdapter
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.inference_memory import Texts
-from qlora_wgpu.runs.locating import adapter_in
+from qlora_wgpu.runs.inference_memory import GenerationWorkload
+from qlora_wgpu.runs.resolve import adapter_in
 
 _CONVERSATION = 2048  # tokens that are planned for; a longer one takes what is left
 _END = "Ctrl-Z and Enter" if os.name == "nt" else "Ctrl-D"
@@ -67,7 +67,7 @@ def chat(
     source = OpenedModel.open(opening.model)
     formats = _Formats(source, template_name)
     prompt = formats.of(opening.adapter)
-    texts = Texts.of(source.pretrained, _CONVERSATION, sampling["max_new_tokens"])
+    texts = GenerationWorkload.of(source.pretrained, _CONVERSATION, sampling["max_new_tokens"])
     model = open_adapted(console, source, opening, texts)
     if prompt.kind == "text":
         console.print(_TEXT_ONLY, style="yellow", highlight=False)

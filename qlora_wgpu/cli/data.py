@@ -22,10 +22,10 @@ from qlora_wgpu.data import Dataset, Example, Tokenizer, content_digest, encoded
 from qlora_wgpu.data.dataset import DatasetPart
 from qlora_wgpu.data.row_source import SAID, EncodedAnswer
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.runs.data import data_path, preparation, read_data, tokenizer_of
-from qlora_wgpu.runs.locating import base_in
+from qlora_wgpu.runs.data import data_path, read_data, tokenizer_of
+from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.training import Observer
-from qlora_wgpu.training.data import source_figures
+from qlora_wgpu.training.data import preparation, source_figures
 from qlora_wgpu.visible import visible
 
 _BARS, _BAR_WIDTH = 10, 40

@@ -13,7 +13,7 @@ from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._model import renamed_keys_told, target_file
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.runs.evaluation import Evaluation, HeldOutLoss
-from qlora_wgpu.runs.exact_match import Answering
+from qlora_wgpu.runs.exact_match import GenerationEval
 from qlora_wgpu.visible import visible_json
 
 
@@ -75,7 +75,7 @@ def evaluate(
     with renamed_keys_told(), Display(console) as display:
         result = runs.evaluate(
             config, display, adapter=adapter, data=data_path, overrides=overrides,
-            generate=Answering(max_new_tokens, batch) if answers or file is not None else None,
+            generate=GenerationEval(max_new_tokens, batch) if answers or file is not None else None,
         )  # fmt: skip
     _show(console, result, as_json=as_json)
     if file is not None:  # last, so that what is shown is not lost with it

@@ -15,6 +15,7 @@ from qlora_wgpu.cli._model import Opening, opening_options
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config, QuantConfig
 from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.config.run_paths import run_around
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.export import merge as merge_adapter
 from qlora_wgpu.export import quantize_folder
@@ -197,8 +198,7 @@ def _beside(adapter: str, name: str, option: str) -> str:
     """
     if find_run(adapter) is None:
         raise ConfigError(f"{adapter} belongs to no run: say with {option} what to write")
-    parent = Path(adapter).parent  # as the user has written it
-    run = parent.parent if parent.name == "checkpoints" else parent
+    run = run_around(Path(adapter))  # as the user has written it
     if not os.access(run, os.W_OK):
         raise ConfigError(f"{run} cannot be written: say with {option} where the result goes")
     return str(run / name)

@@ -23,8 +23,8 @@ from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.generation import generate as generate_tokens
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.completing import completed_rows, prompts_of, read_prompts
-from qlora_wgpu.runs.inference_memory import Texts
+from qlora_wgpu.runs.batch_generate import generate_rows, prompts_of, read_prompts
+from qlora_wgpu.runs.inference_memory import GenerationWorkload
 
 
 def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +93,7 @@ def generate(
         _complete_file(source, opening, written, file, batch, sampling, answered=answered)
         return
     ids = _prompt_ids(written, prompt, answered=answered)
-    texts = Texts.of(source.pretrained, len(ids), sampling["max_new_tokens"])
+    texts = GenerationWorkload.of(source.pretrained, len(ids), sampling["max_new_tokens"])
     model = open_adapted(Terminal(stderr=True), source, opening, texts)
     if not answered:
         write(prompt)
@@ -120,9 +120,9 @@ def _complete_file(
     rows, count = read_prompts(file), sampling.pop("max_new_tokens")
     prompts = prompts_of(rows, written, answered=answered)
     longest = max(len(prompt.ids) for prompt in prompts)
-    texts = Texts.of(source.pretrained, longest, count, min(batch, len(prompts)))
+    texts = GenerationWorkload.of(source.pretrained, longest, count, min(batch, len(prompts)))
     model = open_adapted(Terminal(stderr=True), source, opening, texts)
-    made = completed_rows(
+    made = generate_rows(
         model, written, [row for _, row in rows], prompts, Sampling(**sampling),
         max_new_tokens=count, max_length=model.max_length, batch=batch,
     )  # fmt: skip

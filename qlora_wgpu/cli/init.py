@@ -20,7 +20,7 @@ from qlora_wgpu.data.sources import has_validation
 from qlora_wgpu.errors import ConfigError, QLoRAError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.presence import exists
-from qlora_wgpu.runs.recommend import first_settings
+from qlora_wgpu.runs.recommend import recommend_config
 from qlora_wgpu.shell_words import shell_word
 
 # ---- another trainer's file ----------------------------------------------------------------------
@@ -151,7 +151,7 @@ def init(
             eval_path = data_paths[0]
         with console.status("looking at the data"):
             text = commented_yaml(
-                *first_settings(model_path, data_paths, eval_path, columns=_named(columns))
+                *recommend_config(model_path, data_paths, eval_path, columns=_named(columns))
             )
     write_file(file, text.encode())
     typed = shell_word(f"./{out}" if out.startswith("-") else out)  # else it is an option

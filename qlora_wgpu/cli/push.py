@@ -10,9 +10,9 @@ from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.cli._model import located
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.runs.locating import base_of
-from qlora_wgpu.runs.pushing import Parcel
-from qlora_wgpu.runs.pushing import push as push_to_hub
+from qlora_wgpu.runs.hub_upload import UploadBundle
+from qlora_wgpu.runs.hub_upload import push as push_to_hub
+from qlora_wgpu.runs.resolve import base_of
 
 
 @click.command()
@@ -57,7 +57,7 @@ def push(
             highlight=False,
         )
 
-    def agree(parcel: Parcel) -> bool:
+    def agree(parcel: UploadBundle) -> bool:
         who = "you alone" if parcel.private else "everybody"
         console.print(f"{parcel.name} on the hub, seen by {who} where it is new:", highlight=False)
         for file, content in parcel.files.items():

@@ -13,12 +13,11 @@ from qlora_wgpu.cli._display import TrainingDisplay
 from qlora_wgpu.cli._model import read_settings
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.data import prompt_kind
-from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs.settings import require_own_peers
 from qlora_wgpu.shell_words import shell_command, shell_word
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.training import Observer, Sample, TrainResult, checkpoint_folders
-from qlora_wgpu.training.observers import ObserverList
+from qlora_wgpu.training.observers import Events
 from qlora_wgpu.visible import without_empty_lines
 
 
@@ -47,16 +46,15 @@ def train(
     console = Terminal(lasting=True)
     settings = read_settings(config, overrides)
     require_own_peers(config, settings, overrides)
-    if overwrite and resume:
-        raise ConfigError("--overwrite and --resume exclude each other: choose one")
-    again, begun = _command(config, overrides, "--resume"), Begun()
+    again, noted = _command(config, overrides, "--resume"), Noted(journal)
     try:
         with TrainingDisplay(console) as display:
-            noted = [] if journal is None else [Noted(journal)]
-            observer = ObserverList([display, begun, *noted])
-            result = runs.train(settings, observer, overwrite=overwrite, resume=resume)
+            events = Events()
+            events.subscribe(display)
+            events.subscribe(noted)
+            result = runs.train(settings, events, overwrite=overwrite, resume=resume)
     except KeyboardInterrupt:  # before the steps, or twice: in between it is a result
-        if (begun or not overwrite) and checkpoint_folders(Path(settings.output.dir)):
+        if (noted.has_folder or not overwrite) and checkpoint_folders(Path(settings.output.dir)):
             left = f"stopped; what was saved before is kept, and `{again}` goes on"
         else:  # what is to be replaced is still there
             anew = _command(config, overrides, "--overwrite") if overwrite else again
@@ -73,37 +71,32 @@ def _command(config: str, overrides: tuple[str, ...], flag: str) -> str:
     return shell_command(["qlora-wgpu", "train", config, *overrides, flag])
 
 
-class Begun(Observer):
-    """Whether the run has its folder: what is there until then is of the run that it replaces."""
-
-    def __init__(self) -> None:
-        self._has_folder = False
-
-    def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
-        """The run's folder is its own now."""
-        self._has_folder = True
-
-    def __bool__(self) -> bool:
-        return self._has_folder
-
-
 class Noted(Observer):
-    """Tells the supervising process from where it could go on."""
+    """Notes what a run could go on from, also for the supervising process if there is one.
 
-    def __init__(self, journal: Journal) -> None:
+    Attributes:
+        has_folder: Whether ``output.dir`` is the run's own: what is there until then is of the run
+            that it replaces.
+    """
+
+    def __init__(self, journal: Journal | None) -> None:
         self._journal = journal
+        self.has_folder = False
 
     def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
         """The run's folder is its own now."""
-        self._journal.note_opened()
+        self.has_folder = True
+        if self._journal is not None:
+            self._journal.note_opened()
 
     def resumed(self, checkpoint: Path, step: int) -> None:
         """The run goes on from a checkpoint."""
-        self._journal.note_checkpoint(checkpoint)
+        self.saved(checkpoint)
 
     def saved(self, folder: Path) -> None:
         """A checkpoint, or the adapter at the very end, was written."""
-        self._journal.note_checkpoint(folder)
+        if self._journal is not None:
+            self._journal.note_checkpoint(folder)
 
 
 def show_result(console: Terminal, result: TrainResult, again: str = "--resume") -> None:

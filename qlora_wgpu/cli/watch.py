@@ -12,7 +12,7 @@ from rich.text import Text
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.report.charts import MARK, Points, dots, smoothed
 from qlora_wgpu.report.page import points
-from qlora_wgpu.runs.watching import RunView, look
+from qlora_wgpu.runs.run_status import RunStatus, read_run
 from qlora_wgpu.training.observers import Row
 
 _HEIGHT, _WIDEST = 10, 100  # characters of a drawing
@@ -32,7 +32,7 @@ def watch(run: str, once: bool, every: float) -> None:
     does not stop the run. Without a terminal it is shown once.
     """
     console = Terminal()
-    view = look(run)
+    view = read_run(run)
     if once or not console.is_terminal:
         console.print(shown(view, min(console.width, _WIDEST)))
         return
@@ -43,10 +43,10 @@ def watch(run: str, once: bool, every: float) -> None:
             if view.is_running is False:
                 return
             time.sleep(every)
-            view = look(run)
+            view = read_run(run)
 
 
-def shown(view: RunView, width: int) -> RenderableType:
+def shown(view: RunStatus, width: int) -> RenderableType:
     """A run for the terminal.
 
     Args:
@@ -63,7 +63,7 @@ def shown(view: RunView, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _head(view: RunView) -> RenderableType:
+def _head(view: RunStatus) -> RenderableType:
     of = f" of {view.total_steps:,}" if view.total_steps else ""
     line = Text(f"{view.path}  step {view.step:,}{of}  {view.state}", style="bold")
     if not view.total_steps:
@@ -72,7 +72,7 @@ def _head(view: RunView) -> RenderableType:
     return Group(line, Text("━" * done, style=_STYLES[0]) + Text("━" * (_BAR - done), style="dim"))
 
 
-def _figures(view: RunView) -> RenderableType:
+def _figures(view: RunStatus) -> RenderableType:
     """The latest row of each kind."""
     row = view.steps[-1] if view.steps else {}
     figures = [
@@ -113,7 +113,7 @@ def _drawing(title: str, trained: Points, held_out: Points, width: int) -> list[
     return [drawn]
 
 
-def _texts(view: RunView) -> list[RenderableType]:
+def _texts(view: RunStatus) -> list[RenderableType]:
     shown_rows = view.latest_texts
     if not shown_rows:
         return []

@@ -20,7 +20,7 @@ from qlora_wgpu.cluster.blocks import (
     WrongAnswerError,
 )
 from qlora_wgpu.model.steps import PreferenceInputs
-from qlora_wgpu.training.computing import Done, MicroBatch
+from qlora_wgpu.training.executor import Done, MicroBatch
 
 # ---- objectives over answers ---------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import LossSums, StepKind
 from qlora_wgpu.ops.optimizers import STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 from qlora_wgpu.ops.tensor import add_to
-from qlora_wgpu.training.computing import Arrays, Done, MicroBatch
+from qlora_wgpu.training.executor import Arrays, Done, MicroBatch
 from qlora_wgpu.training.observers import WorkerFigures
 
 # ---- the sum on the owner's device ---------------------------------------------------------------

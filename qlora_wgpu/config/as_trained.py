@@ -9,8 +9,8 @@ from typing import Any
 
 from qlora_wgpu.config.loading import load_config
 from qlora_wgpu.config.problems import new_names
+from qlora_wgpu.config.run_paths import RunPaths, run_around
 from qlora_wgpu.config.schema import Config
-from qlora_wgpu.presence import is_file
 
 SECTIONS = ("quant", "train", "device")
 """The sections that decide how a base and an adapter are opened; they are always taken whole."""
@@ -21,21 +21,20 @@ Changes = Mapping[str, Mapping[str, Any]]
 
 def find_run(adapter: str | PathLike[str]) -> Path | None:
     """The folder of the run that an adapter belongs to, or None where it lies in none."""
-    parent = Path(adapter).expanduser().resolve().parent
-    run = parent.parent if parent.name == "checkpoints" else parent
-    return run if is_run(run) else None
+    run = run_around(Path(adapter).expanduser().resolve())
+    return run if RunPaths(run).is_run else None
 
 
-def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's: with its settings, and the log that it begins with."""
-    return all(is_file(folder / name) for name in ("config.yaml", "metrics.jsonl"))
+def config_of_run(run: Path) -> Config:
+    """The settings that a run keeps."""
+    return load_config(RunPaths(run).config)
 
 
 def as_trained(settings: Config, adapter: str | PathLike[str], explicit: Changes) -> Config:
     """The settings with what decides how a model is opened as the adapter's run had it."""
     run = find_run(adapter)
     if run is not None:
-        trained = load_config(run / "config.yaml")
+        trained = config_of_run(run)
         settings = settings.model_copy(update={name: getattr(trained, name) for name in SECTIONS})
     return changed(settings, explicit)
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.safetensors_file import FLOATS
 from qlora_wgpu.checkpoint.safetensors_writer import Entry
-from qlora_wgpu.config import QuantConfig, load_config
-from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.config import QuantConfig
+from qlora_wgpu.config.as_trained import config_of_run, find_run
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.export.folders import Tensors, as_dtype, without, write_folder
 from qlora_wgpu.families.family import Architecture, find_family
@@ -287,7 +287,7 @@ class MergedWeights:
 
 def _quant_of(adapter: str | PathLike[str]) -> QuantConfig:
     run = find_run(adapter)
-    return QuantConfig() if run is None else load_config(run / "config.yaml").quant
+    return QuantConfig() if run is None else config_of_run(run).quant
 
 
 def merge(

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.config import LoraConfig, QuantConfig, load_config
-from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.config.as_trained import config_of_run, find_run
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import UPLOAD_CHUNK, Device
@@ -271,7 +271,7 @@ def trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> str |
     if run is None or quant.scheme == "none":
         return None
     try:
-        trained = load_config(run / "config.yaml").quant
+        trained = config_of_run(run).quant
     except ConfigError:
         return None  # the run's own file is damaged: nothing is known
     own = quant.model_dump()

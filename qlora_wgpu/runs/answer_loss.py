@@ -11,14 +11,14 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.settings import named_init_from
 from qlora_wgpu.training import Observer, training_options
-from qlora_wgpu.training.computing import OwnDevice
 from qlora_wgpu.training.evaluation import answer_sums
-from qlora_wgpu.training.preferences import Answers, preference_of
-from qlora_wgpu.training.references import references_of
+from qlora_wgpu.training.executor import LocalExecutor
+from qlora_wgpu.training.preferences import PreferenceData, preference_of
+from qlora_wgpu.training.references import compute_ref_logps
 from qlora_wgpu.training.step_log import answer_metrics
 
 
-class AnswerLoss:
+class PreferenceEvaluator:
     """Measures a model as it is, against the reference that its run had."""
 
     def __init__(
@@ -28,17 +28,17 @@ class AnswerLoss:
         preference = preference_of(settings.train)
         assert preference is not None
         self._model, self._dataset, self._settings = model, dataset, settings
-        self._computing = OwnDevice(model)
+        self._computing = LocalExecutor(model)
         self._observer = observer
         model.options = training_options(settings.train)
         longest = max(settings.data.max_seq_length, dataset.longest)
         begun_from = settings.lora.init_from if preference.has_reference else None
         with model.adapter_off() if begun_from is None else _adapter(model, begun_from):
-            references = references_of(
+            references = compute_ref_logps(
                 model, self._computing, dataset, preference, settings.rows_at_once, longest,
                 keep=settings.data.cache, progress=observer.activity,
             )  # fmt: skip
-        self._answers = Answers(dataset, preference, references, longest)
+        self._answers = PreferenceData(dataset, preference, references, longest)
 
     def measured(self, what: str) -> tuple[float, int, dict[str, float]]:
         """Mean loss, pairs or answers, and metrics by TRL's names, with the adapter as it is."""

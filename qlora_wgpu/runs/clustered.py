@@ -19,7 +19,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs.data import RunData
-from qlora_wgpu.runs.opening import OpenedModel, checking_device, sound_layout, update_launches
+from qlora_wgpu.runs.opening import OpenedModel, checking_device, update_launches, verified_layout
 from qlora_wgpu.runs.run_memory import RunShapes, owner_memory, require_owner_room
 from qlora_wgpu.runs.settings import load_init_from
 from qlora_wgpu.runs.worker import Worker
@@ -87,7 +87,7 @@ def _owner_layout(
     memory = owner_memory(settings, layout)
     observer.planned(memory)
     require_owner_room(memory, device)
-    layout = sound_layout(
+    layout = verified_layout(
         device, lambda: checking_device(settings.device), launches, layout, observer
     )
     layout.make_room_for_counts()

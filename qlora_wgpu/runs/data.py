@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import DataConfig
-from qlora_wgpu.data import (
-    Dataset,
-    Tokenizer,
-    bucket_length,
-    load_dataset,
-    split_off,
-)
+from qlora_wgpu.data import Dataset, Tokenizer, bucket_length, split_off
 from qlora_wgpu.data.new_tokens import extended_tokenizer
-from qlora_wgpu.errors import ConfigError, DataError
+from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.families.parts.config import longest_text
-from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.samples import Prompt
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
-from qlora_wgpu.training.batching import BatchPlan
-from qlora_wgpu.training.data import preparation as preparation
-from qlora_wgpu.training.data import read_mixture
-from qlora_wgpu.training.data_warnings import (
-    tell_left_out,
-    warn_of_learnt_rows,
-    warn_of_learnt_windows,
-    warn_of_long_rows,
-)
+from qlora_wgpu.training.batching import BatchSampler
+from qlora_wgpu.training.data import DataReader, read_dataset, read_mixture
+from qlora_wgpu.training.data_warnings import warn_of_long_rows
 from qlora_wgpu.training.observers import Unwatched
 
 
@@ -43,7 +30,7 @@ class PreparedData:
     path: str  # the path it was read from
     dataset: Dataset  # the examples
     tokenizer: Tokenizer  # the tokenizer that encoded them
-    plan: BatchPlan  # how they are cut into steps
+    plan: BatchSampler  # how they are cut into steps
 
 
 @dataclass(frozen=True)
@@ -52,7 +39,7 @@ class RunData:
 
     train: Dataset  # what is learnt
     held_out: Dataset | None  # what is measured
-    plan: BatchPlan  # how it is cut into steps
+    plan: BatchSampler  # how it is cut into steps
     max_seq_length: int  # longest row in tokens
     prompts: tuple[Prompt, ...] = ()  # what the model continues before, in and after training
 
@@ -96,7 +83,7 @@ def prepare(
     tokenizer = tokenizer_of(settings, folder)
     dataset = read_data(settings, tokenizer, observer, held_out=held_out)
     warn_of_long_rows(path, dataset, longest_text(folder.config), observer)
-    return PreparedData(path, dataset, tokenizer, BatchPlan.of(dataset.lengths, settings))
+    return PreparedData(path, dataset, tokenizer, BatchSampler.of(dataset.lengths, settings))
 
 
 def tokenizer_of(settings: Config, folder: ModelFolder) -> Tokenizer:
@@ -142,28 +129,13 @@ def read_data(
 def read_run_data(settings: Config, source: OpenedModel, observer: Observer) -> RunData:
     """Training and held-out data of a run, checked against the model."""
     warn_of_cache(observer)
-    vocabulary, tokenizer = source.architecture.vocab_size, source.tokenizer
-    positions = longest_text(source.pretrained.config)
-
-    def read(part: DataConfig, *, held_out: bool = False) -> Dataset:
-        path = str(part.eval if held_out else part.train)
-        dataset = read_dataset(
-            part, path, tokenizer, observer,
-            held_out=held_out, objective=settings.train.objective,
-        )  # fmt: skip
-        check_ids(path, dataset, vocabulary)
-        warn_of_long_rows(path, dataset, positions, observer)
-        return dataset
-
-    train = read_mixture(settings.require_train(), settings.train.seed, read, observer)
-    held_out = None
-    if settings.data.eval_split is not None:
-        train, held_out = split_off(train, settings.data.eval_split, settings.train.seed)
-        warn_of_learnt_windows(train, held_out, observer)
-    elif settings.data.eval is not None:
-        held_out = read(settings.data, held_out=True)
-        warn_of_learnt_rows(train, held_out, observer)
-    plan = BatchPlan.of(train.lengths, settings)
+    reader = DataReader(
+        settings, lambda: source.tokenizer, observer,
+        vocabulary=source.architecture.vocab_size,
+        positions=longest_text(source.pretrained.config),
+    )  # fmt: skip
+    train, held_out = reader.read()
+    plan = BatchSampler.of(train.lengths, settings)
     return RunData(train, held_out, plan, settings.data.max_seq_length)
 
 
@@ -172,45 +144,3 @@ def warn_of_cache(observer: Observer) -> None:
     problem = cache_problem()
     if problem is not None:
         observer.warning(problem)
-
-
-def read_dataset(
-    settings: DataConfig,
-    path: str,
-    tokenizer: Tokenizer,
-    observer: Observer,
-    *,
-    held_out: bool = False,
-    objective: str = "sft",
-) -> Dataset:
-    """Reads and encodes a data set, or takes what an earlier run prepared."""
-    name = Path(path).name
-    observer.activity(f"preparing {name}")
-    dataset = load_dataset(
-        path,
-        tokenizer,
-        settings.max_seq_length,
-        how=preparation(settings, objective),
-        held_out=held_out,
-        cache=settings.cache,
-        progress=lambda rows: observer.activity(f"preparing {name}: {rows:,} rows"),
-    )
-    observer.activity("")
-    for text in dataset.warnings:
-        observer.warning(text)
-    tell_left_out(settings, path, dataset, observer, held_out=held_out)
-    return dataset
-
-
-def check_ids(path: str, dataset: Dataset, vocabulary: int) -> None:
-    """Refuses a tokenizer that makes ids which the model does not have."""
-    if dataset.max_token_id < vocabulary:
-        return
-    for number, example in enumerate(dataset, 1):
-        largest = int(example.input_ids.max(initial=-1))
-        if largest >= vocabulary:
-            raise DataError(
-                f"{path}: example {number} has the token id {largest}, but the model knows only "
-                f"{vocabulary} (vocab_size in config.json): put the model's own tokenizer.json "
-                "into its folder"
-            )

@@ -23,7 +23,7 @@ from qlora_wgpu.model.memory_plan import copied_bytes
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.presence import exists, is_file
 from qlora_wgpu.runs.data import RunData, prepare
-from qlora_wgpu.runs.locating import base_in
+from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.run_memory import ClusterMemory
 from qlora_wgpu.runs.settings import as_config
 from qlora_wgpu.runs.workload import (

@@ -5,33 +5,39 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import explicit_in
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.data import Dataset, Tokenizer
 from qlora_wgpu.errors import ConfigError, option
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.presence import is_dir
-from qlora_wgpu.runs.answer_loss import AnswerLoss
-from qlora_wgpu.runs.data import (
-    check_ids,
-    data_path,
-    read_data,
-    read_dataset,
-    warn_of_cache,
+from qlora_wgpu.runs.answer_loss import PreferenceEvaluator
+from qlora_wgpu.runs.data import data_path, read_data, warn_of_cache
+from qlora_wgpu.runs.exact_match import (
+    EvalPrompt,
+    GenerationEval,
+    Prediction,
+    predictions,
+    questions,
 )
-from qlora_wgpu.runs.exact_match import Answering, Prediction, Question, predictions, questions
-from qlora_wgpu.runs.inference_memory import Reading, Rows, Several, Texts
-from qlora_wgpu.runs.locating import base_in, tokenizer_for
+from qlora_wgpu.runs.inference_memory import (
+    CombinedWorkload,
+    GenerationWorkload,
+    InferenceWorkload,
+    Rows,
+)
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     load_adapted,
     opened_as_trained,
     tell_differences,
 )
+from qlora_wgpu.runs.resolve import base_in, tokenizer_for
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
+from qlora_wgpu.training.data import check_ids, read_dataset
 from qlora_wgpu.training.data_warnings import warn_of_other_split
 from qlora_wgpu.training.evaluation import held_out_loss
 from qlora_wgpu.training.observers import Unwatched
@@ -91,7 +97,7 @@ def evaluate(
     adapter: str | None = None,
     data: str | None = None,
     overrides: Sequence[str] = (),
-    generate: Answering | None = None,
+    generate: GenerationEval | None = None,
 ) -> Evaluation:
     """Measures loss and perplexity on held-out data: the base against an adapter.
 
@@ -137,16 +143,18 @@ def evaluate(
             f"train.objective: {settings.train.objective} have good and bad ones: leave it out"
         )
     asked = [] if generate is None else questions(dataset)
-    reading: list[Reading] = [Rows.of(settings, dataset)]
+    reading: list[InferenceWorkload] = [Rows.of(settings, dataset)]
     if generate is not None:
         longest = max(len(question.ids) for question in asked)
         count = min(generate.batch, len(asked))
-        reading.append(Texts.of(source.pretrained, longest, generate.max_new_tokens, count))
-    model = load_adapted(source, beside, settings, observer, Several(reading))
+        reading.append(
+            GenerationWorkload.of(source.pretrained, longest, generate.max_new_tokens, count)
+        )
+    model = load_adapted(source, beside, settings, observer, CombinedWorkload(reading))
 
     over_answers = None
     if settings.train.objective != "sft":
-        over_answers = AnswerLoss(model, dataset, settings, observer)
+        over_answers = PreferenceEvaluator(model, dataset, settings, observer)
 
     def measured(what: str) -> tuple[HeldOutLoss, Sequence[Prediction]]:
         if over_answers is not None:
@@ -167,8 +175,8 @@ def evaluate(
 def _answered(
     model: QLoRAModel,
     tokenizer: Tokenizer,
-    asked: list[Question],
-    how: Answering,
+    asked: list[EvalPrompt],
+    how: GenerationEval,
     observer: Observer,
     what: str,
 ) -> list[Prediction]:
@@ -197,7 +205,7 @@ def _opened(
 
 def _adapter_of(settings: Config) -> str | None:
     """The adapter that the run of a configuration has written, if it is there."""
-    folder = Path(settings.output.dir) / "adapter"
+    folder = RunPaths(settings.output.dir).adapter
     return str(folder) if is_dir(folder) else None
 
 

@@ -13,7 +13,7 @@ from qlora_wgpu.labels import IGNORE_INDEX
 
 
 @dataclass(frozen=True)
-class Answering:
+class GenerationEval:
     """How held-out rows are answered: with the likeliest tokens."""
 
     max_new_tokens: int = 256  # most tokens of an answer
@@ -35,14 +35,14 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Question:
+class EvalPrompt:
     """The beginning of a row, up to its first answer, and that answer's tokens."""
 
     ids: list[int]
     answer: list[int]
 
 
-def questions(dataset: Dataset) -> list[Question]:
+def questions(dataset: Dataset) -> list[EvalPrompt]:
     """The rows that have something before what is learnt."""
     found = []
     for number in range(len(dataset)):
@@ -53,7 +53,7 @@ def questions(dataset: Dataset) -> list[Question]:
         later = set(range(learnt[0], len(example))) - set(learnt)
         end = min(later, default=None)
         ids = [int(i) for i in example.input_ids]
-        found.append(Question(ids[: learnt[0]], ids[learnt[0] : end]))
+        found.append(EvalPrompt(ids[: learnt[0]], ids[learnt[0] : end]))
     if not found:
         raise DataError(
             "no held-out row has a prompt before what is learnt, as texts have none: leave "
@@ -65,8 +65,8 @@ def questions(dataset: Dataset) -> list[Question]:
 def predictions(
     model: QLoRAModel,
     tokenizer: Tokenizer,
-    asked: list[Question],
-    how: Answering,
+    asked: list[EvalPrompt],
+    how: GenerationEval,
     progress: Callable[[int, int], None],
 ) -> list[Prediction]:
     """The model's answers.

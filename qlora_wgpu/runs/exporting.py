@@ -20,8 +20,8 @@ from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.header import ElementType
 from qlora_wgpu.checkpoint.manifest import read_json_object
 from qlora_wgpu.checkpoint.tokenizer_files import GENERATION, copy_tokenizer, tokenizer_folder
-from qlora_wgpu.config import Config, QuantConfig, load_config
-from qlora_wgpu.config.as_trained import changed, find_run
+from qlora_wgpu.config import Config, QuantConfig
+from qlora_wgpu.config.as_trained import changed, config_of_run, find_run
 from qlora_wgpu.data import PromptFormat, Tokenizer, read_prompt_files
 from qlora_wgpu.data.dataset import encoded_examples
 from qlora_wgpu.data.gguf_vocabulary import (
@@ -44,8 +44,8 @@ from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.presence import exists, is_there
 from qlora_wgpu.runs.data import read_data
-from qlora_wgpu.runs.locating import tokenizer_for
 from qlora_wgpu.runs.opening import OpenedModel, load_adapted
+from qlora_wgpu.runs.resolve import tokenizer_for
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.data import preparation
 from qlora_wgpu.training.observers import Unwatched
@@ -209,7 +209,7 @@ def _texts(
         rng = np.random.default_rng(0)
         return [rng.integers(0, vocabulary, _TOKENS).tolist()], "at random"
     run = None if adapter is None else find_run(adapter)
-    settings = None if run is None else load_config(run / "config.yaml")
+    settings = None if run is None else config_of_run(run)
     for held_out in (True, False):
         if settings is None or (held_out and not (settings.data.eval or settings.data.eval_split)):
             continue
@@ -400,7 +400,7 @@ def _of_rows(adapter: str, tokenizer: Tokenizer) -> Iterator[TrainedText]:
     if run is None:
         return
     with suppress(QLoRAError):
-        settings = load_config(run / "config.yaml")
+        settings = config_of_run(run)
         for part in settings.require_train().parts():
             how = preparation(part, settings.train.objective)
             rows = encoded_examples(str(part.train), tokenizer, how)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from os import PathLike
-from pathlib import Path
 from typing import Any
 
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.presence import exists
 from qlora_wgpu.report.page import inline
 from qlora_wgpu.training.observers import Row
-from qlora_wgpu.training.run_folder import SAMPLES
 from qlora_wgpu.training.run_log import read_rows
 
 
@@ -59,7 +58,7 @@ def read_log(run: str | PathLike[str]) -> RunHistory:
         ConfigError: If there is none.
         CheckpointError: If it cannot be read.
     """
-    folder = Path(run)
-    if not exists(folder / "metrics.jsonl"):
-        raise ConfigError(f"{folder} holds no run: metrics.jsonl is not there")
-    return RunHistory(read_rows(folder / "metrics.jsonl"), read_rows(folder / SAMPLES))
+    paths = RunPaths(run)
+    if not exists(paths.metrics):
+        raise ConfigError(f"{paths.path} holds no run: metrics.jsonl is not there")
+    return RunHistory(read_rows(paths.metrics), read_rows(paths.samples))

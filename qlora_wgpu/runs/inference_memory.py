@@ -46,7 +46,7 @@ from qlora_wgpu.training import Observer, training_options
 # ---- weights that are kept dequantized -----------------------------------------------------------
 
 
-def kept_as_asked(layout: ModelPlan, settings: Config, device: Device) -> ModelPlan:
+def with_dequantized(layout: ModelPlan, settings: Config, device: Device) -> ModelPlan:
     """A run's layout to begin with, which ``settled`` may change."""
     asked = settings.device.keep_dequantized
     return laid_out_for(layout, asked, is_cpu=device.is_cpu, budget=device.budget)
@@ -130,7 +130,7 @@ _PROMPT, _ANSWER = 1024, 256  # tokens, where nobody says how many
 _OTHER_LENGTHS = 8  # programs that are kept beside those that are planned
 
 
-class Reading(Protocol):
+class InferenceWorkload(Protocol):
     """Something that is computed without a gradient."""
 
     @property
@@ -146,7 +146,7 @@ class Reading(Protocol):
 
 
 @dataclass(frozen=True)
-class Texts:
+class GenerationWorkload:
     """Texts that grow."""
 
     prompt: int  # tokens of the longest prompt
@@ -159,7 +159,7 @@ class Texts:
     @classmethod
     def of(
         cls, base: Pretrained, prompt: int = _PROMPT, answer: int = _ANSWER, count: int = 1
-    ) -> Texts:
+    ) -> GenerationWorkload:
         """Texts of so many tokens, at most as many as a model takes."""
         limit = longest_text(base.config) or prompt + answer
         return cls(min(prompt, limit), min(prompt + answer, limit), count)
@@ -177,10 +177,10 @@ class Texts:
 
 
 @dataclass(frozen=True)
-class Several:
+class CombinedWorkload:
     """Several of them, one after the other."""
 
-    parts: Sequence[Reading]
+    parts: Sequence[InferenceWorkload]
 
     @property
     def measures(self) -> bool:
@@ -224,7 +224,7 @@ class Rows:
 
 def read_within_room(
     layout: ModelPlan,
-    reading: Reading,
+    reading: InferenceWorkload,
     device: Device,
     observer: Observer,
     keep_dequantized: KeepDequantized = False,

@@ -33,7 +33,7 @@ from qlora_wgpu.model.steps import StepKind, TrainingOptions
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.presence import is_dir
-from qlora_wgpu.runs.inference_memory import Reading, Texts, read_within_room
+from qlora_wgpu.runs.inference_memory import GenerationWorkload, InferenceWorkload, read_within_room
 from qlora_wgpu.runs.memory import text_plans
 from qlora_wgpu.selfcheck import avoid_what_is_wrong, give_way, problem_of, unsound
 from qlora_wgpu.training import Observer, training_options
@@ -46,7 +46,7 @@ VERIFY_VARIABLE = "QLORA_WGPU_VERIFY_DRIVER"
 _TEXT = 64  # tokens: the shaders of a text do not depend on its length
 
 
-def sound_layout(
+def verified_layout(
     device: Device,
     open_device: Callable[[], Device],
     launches_of: Callable[[ModelPlan], Iterator[Launch]],
@@ -65,9 +65,6 @@ def sound_layout(
         launches_of: All that will be launched of a layout.
         layout: The run's model, cut for the device.
         observer: Who is told.
-
-    Raises:
-        DeviceError: If the driver computes the plainest kernels wrongly, too.
     """
     if os.environ.get(VERIFY_VARIABLE) == "0":
         return layout
@@ -169,10 +166,6 @@ class OpenedModel:
         Args:
             path: The folder, or the model's name.
             model: The run's section of it, which may add tokens.
-
-        Raises:
-            CheckpointError: If there is no such model, or a file of it is missing or damaged.
-            UnsupportedModelError: If it asks for something that is not computed here.
         """
         pretrained = Pretrained.open(path)
         assert pretrained.folder is not None
@@ -184,11 +177,7 @@ class OpenedModel:
         return cls(resized, tokenizer.folder)
 
     def for_adapter(self, adapter: str | None) -> OpenedModel:
-        """The same base with the tokens that an adapter has added to its own, if any.
-
-        Raises:
-            CheckpointError: If the adapter does not fit.
-        """
+        """The same base with the tokens that an adapter has added to its own, if any."""
         if adapter is None:
             return self
         stacking = self.architecture.stacking
@@ -207,20 +196,12 @@ class OpenedModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """Read the first time that it is asked for.
-
-        Raises:
-            TokenizerError: If the folder has none, or it is damaged.
-        """
+        """Read the first time that it is asked for."""
         return Tokenizer.from_folder(self.path)
 
 
 def device_of(settings: DeviceConfig) -> Device:
-    """The GPU that a configuration names.
-
-    Raises:
-        DeviceError: If there is none such.
-    """
+    """The GPU that a configuration names."""
     device = Device(
         settings.gpu,
         settings.backend,
@@ -237,19 +218,12 @@ def checking_device(settings: DeviceConfig) -> Device:
     """The same GPU once more, for checks of kernels.
 
     They are over before a run takes anything, and take a few MiB whatever its budget is.
-
-    Raises:
-        DeviceError: If there is none such.
     """
     return device_of(settings.model_copy(update={"memory": "auto"}))
 
 
 def open_device(settings: DeviceConfig, observer: Observer) -> Device:
-    """Opens the GPU of a configuration.
-
-    Raises:
-        DeviceError: If there is none.
-    """
+    """Opens the GPU of a configuration."""
     observer.activity("opening the device")
     device = device_of(settings)
     observer.activity("")
@@ -295,12 +269,7 @@ def load_model(
     seed: int = 0,
     options: TrainingOptions | None = None,
 ) -> QLoRAModel:
-    """Loads a layout's weights, telling the observer of each tensor.
-
-    Raises:
-        CheckpointError: If a tensor is missing, damaged or of another shape.
-        OutOfMemoryError: If the device has no room.
-    """
+    """Loads a layout's weights, telling the observer of each tensor."""
     total, done = layout.weights.num_tensors, 0
 
     def progress(name: str) -> None:
@@ -332,9 +301,6 @@ def opened_as_trained(
         adapter: Folder of a PEFT adapter, or None for the base alone.
         observer: Who is told where they are not, or may not be, what the adapter was trained with.
         explicit: What the user asked for, whatever the run says.
-
-    Raises:
-        ConfigError: If the run's config.yaml is damaged, or a value of ``explicit`` is wrong.
     """
     explicit = explicit or {}
     if adapter is None:
@@ -379,11 +345,7 @@ def _in_words(values: Mapping[str, Any]) -> str:
 
 
 def configs_of(source: OpenedModel, folders: Iterable[str]) -> tuple[LoraConfig, ...]:
-    """What adapters beside the first one are: their ranks, scalings and targets.
-
-    Raises:
-        CheckpointError: If one is damaged or does not fit the base.
-    """
+    """What adapters beside the first one are: their ranks, scalings and targets."""
     of, configs = source.architecture, []
     for folder in folders:
         tensors, stored = load_adapter(folder, biases=True, stacking=of.stacking)
@@ -396,7 +358,7 @@ def load_adapted(
     adapter: str | None,
     settings: Config,
     observer: Observer,
-    reading: Reading | None = None,
+    reading: InferenceWorkload | None = None,
     *,
     with_notes: bool = True,
 ) -> QLoRAModel:
@@ -410,11 +372,6 @@ def load_adapted(
         reading: What will be computed, so that it keeps within ``device.memory``; texts by default.
         with_notes: Whether the observer is told what the base's files hold otherwise than one might
             think.
-
-    Raises:
-        CheckpointError: If the adapter or the weights are damaged or do not fit.
-        DeviceError: If there is no usable GPU.
-        OutOfMemoryError: If nothing makes it fit.
     """
     for text in source.pretrained.notes if with_notes else ():
         observer.note(text)
@@ -441,7 +398,11 @@ def load_adapted(
     if start is not None:
         layout.adapter.start = layout.adapter.join(start)
     layout = read_within_room(
-        layout, reading or Texts.of(pretrained), device, observer, settings.device.keep_dequantized
+        layout,
+        reading or GenerationWorkload.of(pretrained),
+        device,
+        observer,
+        settings.device.keep_dequantized,
     )
     model = load_model(layout, device, observer)
     if adapter is not None and tensors is not None:

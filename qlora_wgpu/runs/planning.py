@@ -18,7 +18,7 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.runs.data import RunData
-from qlora_wgpu.runs.inference_memory import kept_as_asked, settled
+from qlora_wgpu.runs.inference_memory import settled, with_dequantized
 from qlora_wgpu.runs.memory import require_bindings, require_host_room
 from qlora_wgpu.runs.opening import checking_device
 from qlora_wgpu.runs.run_memory import RunShapes
@@ -39,10 +39,6 @@ def plan_layout(
 
     Returns:
         The layout, to be loaded; its longest step is traced.
-
-    Raises:
-        OutOfMemoryError: If a tensor is larger than kernels can count, or nothing makes training
-            fit into the memory that there is.
     """
     train, quant = settings.train, settings.quant
     weighted = training_options(train, weighted=settings.data.has_weights)
@@ -54,7 +50,7 @@ def plan_layout(
             pretrained, settings.lora, quant, train.compute_dtype, device, forms=forms,
             keep=settings.model.cache,
         )  # fmt: skip
-        return kept_as_asked(plain, settings, device)
+        return with_dequantized(plain, settings, device)
 
     layout = laid_out()
     layout.memory(options)  # what is too large is said before kernels are timed
@@ -87,9 +83,6 @@ def within_room(
         device: The device.
         observer: Told what is planned, and what waits.
         shapes: All that the run computes.
-
-    Raises:
-        OutOfMemoryError: If nothing makes training fit, or the host has no room for what waits.
     """
     budget = device.budget if device.budget is not None else room(device)
 
@@ -164,9 +157,6 @@ def tune_device(
         architecture: The model's.
         tokens: About how many will be computed.
         observer: Who is told.
-
-    Raises:
-        OutOfMemoryError: If the device has no room for one layer.
     """
     if settings.tune == "never":
         return

@@ -265,7 +265,7 @@ _SHARE = 0.5  # of the machine's memory, which others need, too
 
 
 @dataclass(frozen=True)
-class Room:
+class MemoryBudget:
     """The memory that a run is planned for."""
 
     target: Target  # the device
@@ -275,7 +275,7 @@ class Room:
     is_bounded: bool = False  # whether training will know it, too
 
     @classmethod
-    def here(cls) -> Room:
+    def here(cls) -> MemoryBudget:
         """The memory of the GPU that a run would take; of a common one where there is none."""
         try:
             device = Device()
@@ -292,11 +292,11 @@ class Room:
         return cls(target, int(share * size), words, device.is_cpu, is_bounded)
 
 
-def first_settings(
+def recommend_config(
     model: str,
     train: str | Sequence[str],
     held_out: str | None,
-    room: Room | None = None,
+    room: MemoryBudget | None = None,
     columns: Mapping[str, str] | None = None,
 ) -> tuple[str, list[Setting]]:
     """Chooses the settings of a first run.
@@ -310,7 +310,7 @@ def first_settings(
     """
     named = [train] if isinstance(train, str) else list(train)
     paths = [file for path in named for file in files_apart(path)]
-    room = room or Room.here()
+    room = room or MemoryBudget.here()
     folder = ModelFolder.without_weights(model)
     pretrained = Pretrained.from_config(folder.config)
     tokenizer = Tokenizer.from_folder(folder.text_folder)
@@ -409,7 +409,7 @@ def _data(
     return [*settings, Setting("data.packing", batches.packing, why)]
 
 
-def _train(batches: FirstBatches, room: Room, objective: str) -> list[Setting]:
+def _train(batches: FirstBatches, room: MemoryBudget, objective: str) -> list[Setting]:
     rows = batches.rows * batches.micro_batches
     step = f"a step has {rows} row{'s' if rows > 1 else ''}"
     if batches.packing:

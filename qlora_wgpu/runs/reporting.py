@@ -11,13 +11,13 @@ from datetime import datetime
 from pathlib import Path
 
 from qlora_wgpu.config import Config
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.errors import CheckpointError, command
 from qlora_wgpu.presence import exists
 from qlora_wgpu.report import Facts, TextSample, write_png, write_report
 from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, read_rows
 from qlora_wgpu.training.observers import Row
 from qlora_wgpu.training.result import Written
-from qlora_wgpu.training.run_folder import SAMPLES
 from qlora_wgpu.version import __version__
 from qlora_wgpu.visible import without_empty_lines, without_secrets
 
@@ -55,7 +55,7 @@ class Reporter(Observer):
         self._observer = observer
         now = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
         self._story = _Story(f"began {now}", without_secrets(command() or _IN_PYTHON))
-        self._folder = Path(settings.output.dir)
+        self._paths = RunPaths(settings.output.dir)
         self._next_page = -math.inf
 
     # -- what a run tells ------------------------------------------------------------------------
@@ -115,12 +115,12 @@ class Reporter(Observer):
 
         Those of a run that had been finished before stay as they are; what is missing is written.
         """
-        page, picture = self._folder / "report.html", self._folder / "loss.png"
+        page, picture = self._paths.report, self._paths.plot
         written: list[Path] = []
         if not (result.was_finished and exists(page)) and self._write_page(_ending(result), result):
             written.append(page)
         try:
-            rows = read_rows(self._folder / "metrics.jsonl")
+            rows = read_rows(self._paths.metrics)
             if not (result.was_finished and exists(picture)) and write_png(picture, rows):
                 written.append(picture)
         except CheckpointError as err:
@@ -132,10 +132,10 @@ class Reporter(Observer):
     ) -> bool:
         began = time.monotonic()
         try:
-            rows = read_rows(self._folder / "metrics.jsonl")
+            rows = read_rows(self._paths.metrics)
             self._read_texts()
             facts = self._facts(state, _figures(rows, self._story, result), is_finished)
-            write_report(self._folder / "report.html", facts, rows)
+            write_report(self._paths.report, facts, rows)
         except CheckpointError as err:
             if is_finished:
                 self._observer.warning(str(err))
@@ -148,7 +148,7 @@ class Reporter(Observer):
     def _read_texts(self) -> None:
         """Takes what was written between the first step and the last, in earlier parts, too."""
         between: dict[str, list[tuple[int, str]]] = {}
-        for row in read_rows(self._folder / SAMPLES):
+        for row in read_rows(self._paths.samples):
             prompt, text = row.get("prompt"), row.get("text")
             if row["step"] > 0 and isinstance(prompt, str) and isinstance(text, str):
                 between.setdefault(prompt, []).append((row["step"], text))

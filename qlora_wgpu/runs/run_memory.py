@@ -33,8 +33,8 @@ from qlora_wgpu.runs.data import RunData
 from qlora_wgpu.runs.memory import text_plans
 from qlora_wgpu.runs.opening import update_plan
 from qlora_wgpu.runs.samples import longest_sample
-from qlora_wgpu.training.batching import in_order
-from qlora_wgpu.training.preferences import Block, Mismatched, in_blocks, preference_of
+from qlora_wgpu.training.batching import sorted_by_length
+from qlora_wgpu.training.preferences import Block, KLPairs, in_blocks, preference_of
 
 # ---- what a run computes -------------------------------------------------------------------------
 
@@ -70,7 +70,7 @@ def answer_shapes(
 
 def mismatched_lengths(dataset: Dataset, longest: int) -> Lengths:
     """Tokens of each example's prompt with another's answer; 0 where there is no example."""
-    examples = Mismatched(dataset, longest)
+    examples = KLPairs(dataset, longest)
     return np.array([len(examples[i]) for i in range(len(dataset))], np.int64)
 
 
@@ -141,8 +141,8 @@ class RunShapes:
 
     def _texts(self, layout: ModelPlan) -> Iterator[Plan]:
         lengths = [max(bucket_length(each, self.longest_sample), 2) for each in self.prompts]
-        in_order = [(1, tokens) for tokens in dict.fromkeys([lengths[0], 1, *lengths[1:]])]
-        yield from text_plans(layout, KVCache(self.longest_sample), in_order)
+        sorted_by_length = [(1, tokens) for tokens in dict.fromkeys([lengths[0], 1, *lengths[1:]])]
+        yield from text_plans(layout, KVCache(self.longest_sample), sorted_by_length)
 
     def memory(
         self,
@@ -199,7 +199,7 @@ def _measured_lengths(rows: Dataset, batch: int, longest: int) -> list[int]:
     most = max(longest, rows.longest)
     lengths = (
         bucket_length(max(len(example) for row in chunk for example in row), most)
-        for chunk in in_order(rows, batch)
+        for chunk in sorted_by_length(rows, batch)
     )
     return list(dict.fromkeys(lengths))
 

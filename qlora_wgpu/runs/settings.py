@@ -15,9 +15,10 @@ from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.checkpoint.tokenizer_files import TEMPLATE
 from qlora_wgpu.cluster.security import Address
 from qlora_wgpu.config import Config, load_config
-from qlora_wgpu.config.as_trained import changed, is_run
+from qlora_wgpu.config.as_trained import changed
 from qlora_wgpu.config.loading import PATH_KEYS, Overrides, located, with_settings
 from qlora_wgpu.config.paths import BUILT_IN_CHAT_TEMPLATES, DataPlace, is_inline_template
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.config.schema import LoraConfig
 from qlora_wgpu.data.sources import place_of
 from qlora_wgpu.errors import CheckpointError, ConfigError, brief, command
@@ -27,7 +28,7 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.adapter_state import read_fitting
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.presence import exists, is_file
-from qlora_wgpu.runs.locating import is_nowhere
+from qlora_wgpu.runs.resolve import is_nowhere
 from qlora_wgpu.training import Observer, checkpoint_folders
 
 # ---- configurations in any form ------------------------------------------------------------------
@@ -46,13 +47,10 @@ def as_config(config: AnyConfig, overrides: Overrides = ()) -> Config:
             sections.
         overrides: Values by key, dotted key or section; or, for a YAML file, texts such as
             ``"train.max_steps=10"``.
-
-    Raises:
-        ConfigError: If anything in it is wrong.
     """
     if isinstance(config, str | PathLike):
         folder = Path(config).expanduser()
-        if is_run(folder):
+        if RunPaths(folder).is_run:
             return _of_run(folder, overrides)
         return load_config(config, overrides)
     if not isinstance(config, Config | Mapping):
@@ -78,9 +76,6 @@ def require_own_peers(config: AnyConfig, settings: Config, overrides: Overrides 
         config: Where the settings come from.
         settings: What was read there, overrides included.
         overrides: As ``as_config`` takes them.
-
-    Raises:
-        ConfigError: If only the file names it, or only the file allows plain TCP.
     """
     scheduler = settings.cluster.scheduler
     if not isinstance(config, str | PathLike) or scheduler in (None, "local"):
@@ -89,7 +84,7 @@ def require_own_peers(config: AnyConfig, settings: Config, overrides: Overrides 
     listed = os.environ.get(TRUSTED, "").split(os.pathsep)
     trusted = {Path(name).expanduser().resolve() for name in listed if name}
     file = Path(config).expanduser().resolve()
-    if address.is_loopback or not trusted.isdisjoint((file, file / "config.yaml")):
+    if address.is_loopback or not trusted.isdisjoint((file, RunPaths(file).config)):
         return
     named = _overridden(overrides)
     asks = ["scheduler"] + ["allow_plain_tcp"] * (address.protocol == "tcp")
@@ -114,11 +109,11 @@ def _overridden(overrides: Overrides) -> set[tuple[str, str]]:
 
 def _of_run(run: Path, overrides: Overrides) -> Config:
     """The settings of a run, wherever its folder is now, with the chat template that it keeps."""
-    settings = load_config(run / "config.yaml", overrides)
+    settings = load_config(RunPaths(run).config, overrides)
     changes: dict[str, dict[str, Any]] = {}
     if ("output", "dir") not in _overridden(overrides):
         changes["output"] = {"dir": str(run)}
-    kept = run / "adapter" / TEMPLATE
+    kept = RunPaths(run).adapter / TEMPLATE
     if is_lost_template(settings.data.chat_template) and exists(kept):
         changes["data"] = {"chat_template": str(kept)}
     return changed(settings, changes)
@@ -148,9 +143,6 @@ def found_again(settings: Config, observer: Observer) -> Config:
     Args:
         settings: Those of the run; without a checkpoint there is nothing to compare with.
         observer: Is told what was found.
-
-    Raises:
-        ConfigError: If something is nowhere; says how to name it.
     """
     run = Path(settings.output.dir)
     if not checkpoint_folders(run):
@@ -233,23 +225,14 @@ def _sentence(run: Path, missing: dict[str, str]) -> str:
 
 
 def require_init_from(lora: LoraConfig) -> None:
-    """Makes sure that the adapter is there, before anything takes time.
-
-    Raises:
-        CheckpointError: If a file of it is missing.
-    """
+    """Makes sure that the adapter is there, before anything takes time."""
     if lora.init_from is not None:
         with named_init_from():
             require_adapter_files(lora.init_from)
 
 
 def check_init_from(base: Pretrained, lora: LoraConfig) -> None:
-    """Makes sure that the adapter fits, before data and weights are read.
-
-    Raises:
-        CheckpointError: If it is damaged or does not fit.
-        ConfigError: If the run's own adapter does not fit the base.
-    """
+    """Makes sure that the adapter fits, before data and weights are read."""
     if lora.init_from is not None:
         own = AdapterLayout.of(base.architecture, lora)
         with named_init_from():
@@ -258,11 +241,7 @@ def check_init_from(base: Pretrained, lora: LoraConfig) -> None:
 
 
 def load_init_from(model: AdapterModel, lora: LoraConfig) -> None:
-    """Gives a model the adapter, where the run has one to go on from.
-
-    Raises:
-        CheckpointError: If it is damaged or does not fit.
-    """
+    """Gives a model the adapter, where the run has one to go on from."""
     if lora.init_from is not None:
         with named_init_from():
             model.load_adapter(lora.init_from)

@@ -9,25 +9,25 @@ from pathlib import Path
 
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import Overrides
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.data import PromptFormat
-from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.budget import Fit
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.runs.data import RunData, read_run_data
-from qlora_wgpu.runs.locating import base_in, prompt_of_run, run_prompts
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     checking_device,
     load_model,
     open_device,
     run_launches,
-    sound_layout,
+    verified_layout,
 )
 from qlora_wgpu.runs.planning import plan_layout
 from qlora_wgpu.runs.reporting import Reporter
+from qlora_wgpu.runs.resolve import base_in, prompt_of_run, run_prompts
 from qlora_wgpu.runs.samples import SampleTexts, Writer, writer_of
 from qlora_wgpu.runs.settings import (
     AnyConfig,
@@ -38,27 +38,18 @@ from qlora_wgpu.runs.settings import (
     require_init_from,
     require_own_peers,
 )
-from qlora_wgpu.training import (
-    Observer,
-    RunSetup,
-    Sample,
-    Trainer,
-    TrainResult,
-    check_resumable,
-    checkpoint_folders,
-    refuse_existing_run,
-    require_writable,
-    settle_run,
-    training_options,
-)
+from qlora_wgpu.training import Observer, RunSetup, Sample, TrainResult, checkpoint_folders
+from qlora_wgpu.training.callbacks import NO_CALLBACKS, Callbacks
 from qlora_wgpu.training.checkpoints import start_of
-from qlora_wgpu.training.computing import Computing
 from qlora_wgpu.training.data import source_figures
-from qlora_wgpu.training.observers import Guarded, ObserverList, Unwatched, Watched, reporters
-from qlora_wgpu.training.run_folder import SAMPLES
+from qlora_wgpu.training.executor import Executor
+from qlora_wgpu.training.integrations import services
+from qlora_wgpu.training.observers import Events
+from qlora_wgpu.training.preferences import training_options
+from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_log import RunLog
 from qlora_wgpu.training.samples import keep_prompt, log_texts
-from qlora_wgpu.training.steering import NO_CALLBACKS, Callbacks
+from qlora_wgpu.training.start import check_output, refuse_both
 
 
 def train(
@@ -70,98 +61,88 @@ def train(
     overrides: Overrides = (),
     callbacks: Callbacks = NO_CALLBACKS,
 ) -> TrainResult:
-    """Fine-tunes a model: all that ``qlora-wgpu train`` does, without a word.
-
-    The driver is checked the first time, memory is planned before weights are read, kernels are
-    timed where the run is long, and ``output.dir`` gets the adapter, checkpoints, metrics.jsonl,
-    config.yaml and report.html. Ctrl-C and SIGTERM end it early with its state saved.
+    """Fine-tunes a model: all that ``qlora_wgpu.train`` does, without a word.
 
     Args:
-        config: A ``Config``, the path of a YAML file, or a mapping with its sections.
-        observer: Is told what goes on; by default nobody is.
+        config: As ``as_config`` takes it.
+        observer: Is told what goes on; an ``Events`` is the run's own hub.
         overwrite: Whether a run in ``output.dir`` may be replaced.
-        resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint, bit by
-            bit; begins one where there is none. A finished one is left as it is.
+        resume: Whether the run in ``output.dir`` goes on.
         overrides: Other values, as ``load_config`` takes them.
         callbacks: Functions that are called between steps.
-
-    Returns:
-        The run's figures, a text before and after, and what was written.
-
-    Raises:
-        QLoRAError: As ``qlora_wgpu.train`` says.
     """
     settings = as_config(config, overrides)
     require_own_peers(config, settings, overrides)
-    observer = observer or Unwatched()
-    observer.forget_stop()
+    refuse_both(overwrite=overwrite, resume=resume)
+    events = Events.of(observer)
+    events.forget_stop()
     if resume:
-        settings = found_again(settings, observer)
-    reporter = Reporter(settings, observer)
-    everyone = ObserverList([Watched(observer), Watched(reporter)])
+        settings = found_again(settings, events)
+    page = Reporter(settings, events)
+    events.subscribe(page)
     try:
-        return _train(settings, everyone, reporter, callbacks, overwrite=overwrite, resume=resume)
+        return _train(settings, events, page, callbacks, overwrite=overwrite, resume=resume)
     except BaseException as err:
-        reporter.failed(err)
+        page.failed(err)
         raise
 
 
 def _train(
-    settings: Config, observer: Observer, reporter: Reporter, callbacks: Callbacks, *,
+    settings: Config, events: Events, page: Reporter, callbacks: Callbacks, *,
     overwrite: bool, resume: bool,
 ) -> TrainResult:  # fmt: skip
+    settings.require_train()
     check_output(settings, overwrite=overwrite, resume=resume)
     require_init_from(settings.lora)
     base = base_in(settings)
-    device = open_device(settings.device, observer)  # says that there is none before data is read
+    device = open_device(settings.device, events)  # says that there is none before data is read
     source = OpenedModel.open(base, settings.model)  # and what is not supported
     for text in source.notes:
-        observer.note(text)
+        events.note(text)
     check_init_from(source.pretrained, settings.lora)
-    data = read_run_data(settings, source, observer)
+    data = read_run_data(settings, source, events)
     prompt = prompt_of_run(settings, source)  # now that the data is there
     prompts = run_prompts(settings, source, prompt, data.held_out or data.train)
     data = replace(data, prompts=prompts)
-    observer.check()
+    events.check()
     layout = None
     if settings.cluster.scheduler is None:
-        fitted = plan_layout(settings, source.pretrained, data, device, observer)
+        fitted = plan_layout(settings, source.pretrained, data, device, events)
         settings, layout = _as_fitted(settings, fitted), fitted.layout
-    opening = _computing(settings, source, data, device, layout, observer, resume=resume)
-    with opening as (model, computing, write):
-        observer.setup(_setup(settings, model, data))
+    opening = _computing(settings, source, data, device, layout, events, resume=resume)
+    with opening as (model, executor, write):
+        events.setup(_setup(settings, model, data))
         texts = _texts(settings, write, source, data, prompt)
-        observer.activity("writing texts before training")
+        events.activity("writing texts before training")
         samples = texts.before()
-        observer.activity("")
-        reporter.take_samples(samples)
-        observer.sampled(samples[0])
-        others = reporters(
-            settings.log.report_to, Path(settings.output.dir), settings.model_dump(), resume=resume
-        )
-        guarded = [Guarded(reporter, observer.warning) for reporter in others]
-        everyone = ObserverList([observer, *guarded])
-        trainer = Trainer(
-            model, settings, everyone, overwrite=overwrite, resume=resume, computing=computing,
-            texts=texts, **vars(callbacks),
+        _tell_samples(samples, page, events)
+        output, shown = Path(settings.output.dir), settings.model_dump()
+        for service in services(settings.log.report_to, output, shown, resume=resume):
+            events.subscribe(service, on_error="drop")
+        run = Run(
+            model, settings, events, data.train, data.held_out, overwrite=overwrite, resume=resume,
+            executor=executor, texts=texts, callbacks=callbacks,
         )  # fmt: skip
         try:
-            result = trainer.train_within(data.train, data.held_out)
+            result = run.train()
         finally:
-            for each in guarded:
-                each.close()
-        keep_prompt(settings, source.path, prompt, result, observer)
+            events.close()
+        keep_prompt(settings, source.path, prompt, result, events)
         if not result.interrupted:
-            observer.activity("writing texts after training")
-            samples = _after(texts, samples, result, observer)
-            observer.activity("")
-            reporter.take_samples(samples)
-            observer.sampled(samples[0])
+            events.activity("writing texts after training")
+            samples = _after(texts, samples, result, events)
+            _tell_samples(samples, page, events)
     result = replace(result, sample=samples[0], samples=samples)
-    reports = reporter.ended(result)
-    observer.reported(reports)
-    observer.check()
+    reports = page.ended(result)
+    events.reported(reports)
+    events.check()
     return replace(result, reports=reports)
+
+
+def _tell_samples(samples: tuple[Sample, ...], page: Reporter, events: Events) -> None:
+    events.activity("")
+    page.take_samples(samples)
+    events.sampled(samples[0])
 
 
 def _texts(
@@ -179,7 +160,7 @@ def _after(
     """The texts after training; ``samples.jsonl`` gets them, too."""
     written = list(texts.write())
     if not result.was_finished:
-        log_texts(RunLog(result.run_dir / SAMPLES, observer.warning), result.steps, written)
+        log_texts(RunLog(RunPaths(result.run_dir).samples, observer.warning), result.steps, written)
     pairs = zip(samples, written, strict=True)
     return tuple(replace(sample, after=each.text) for sample, each in pairs)
 
@@ -196,7 +177,7 @@ def _as_fitted(settings: Config, fitted: Fit) -> Config:
 def _computing(
     settings: Config, source: OpenedModel, data: RunData, device: Device,
     layout: ModelPlan | None, observer: Observer, *, resume: bool,
-) -> Iterator[tuple[AdapterModel, Computing | None, Writer]]:  # fmt: skip
+) -> Iterator[tuple[AdapterModel, Executor | None, Writer]]:  # fmt: skip
     """The adapter's model, who computes its micro-batches if not it itself, and its texts."""
     if layout is not None:
         if resume and settings.lora.changes_base:  # it need not be found again
@@ -211,25 +192,6 @@ def _computing(
         yield owned, cluster, cluster.text
 
 
-def check_output(settings: Config, *, overwrite: bool, resume: bool) -> None:
-    """Makes sure that nothing is lost or mixed up, before anything takes time.
-
-    Raises:
-        ConfigError: If ``output.dir`` holds a run that may not be replaced, is another one, or is
-            being written.
-    """
-    if overwrite and resume:
-        raise ConfigError("overwrite and resume exclude each other: choose one")
-    settings.require_train()
-    output = Path(settings.output.dir)
-    require_writable(output)
-    if not (overwrite or resume):
-        refuse_existing_run(output)
-    settle_run(output)
-    if resume:
-        check_resumable(output, settings)
-
-
 def _open_model(
     settings: Config, source: OpenedModel, data: RunData, device: Device, layout: ModelPlan,
     observer: Observer,
@@ -237,7 +199,7 @@ def _open_model(
     """The model on its device, ready for its longest step."""
     assert source.pretrained.folder is not None
     source.pretrained.folder.start_fingerprint()  # checkpoints keep it
-    layout = sound_layout(
+    layout = verified_layout(
         device,
         lambda: checking_device(settings.device),
         lambda layout: run_launches(settings, layout, data.length),

@@ -19,10 +19,10 @@ from qlora_wgpu.errors import ConfigError, DataError, reason
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.limits import OWN_JSON_BYTES
 from qlora_wgpu.presence import exists, is_file
-from qlora_wgpu.runs.data import read_dataset
-from qlora_wgpu.runs.locating import base_in
 from qlora_wgpu.runs.opening import OpenedModel
+from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.training import Observer
+from qlora_wgpu.training.data import read_dataset
 from qlora_wgpu.web import MANIFEST, Site, SiteOptions, write_site
 from qlora_wgpu.web.site import put_page
 

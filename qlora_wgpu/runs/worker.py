@@ -32,17 +32,17 @@ from qlora_wgpu.ops.optimizers import (
     STATS_METRICS,
     STATS_TOKENS,
 )
-from qlora_wgpu.runs.inference_memory import kept_as_asked
-from qlora_wgpu.runs.locating import base_in
+from qlora_wgpu.runs.inference_memory import with_dequantized
 from qlora_wgpu.runs.opening import (
     OpenedModel,
     checking_device,
     device_of,
     load_model,
     run_launches,
-    sound_layout,
+    verified_layout,
 )
 from qlora_wgpu.runs.planning import use_known_kernels, within_room
+from qlora_wgpu.runs.resolve import base_in
 from qlora_wgpu.runs.run_memory import RunShapes, forms_of_worker, zeroing
 from qlora_wgpu.runs.samples import writer_of
 from qlora_wgpu.training import Observer, training_options
@@ -248,7 +248,7 @@ def _opened(settings: Config, length: int, shapes: RunShapes, observer: Observer
         source.pretrained, settings.lora, settings.quant, train.compute_dtype, device,
         forms=forms_of_worker(settings), keep=settings.model.cache,
     )  # fmt: skip
-    layout = kept_as_asked(layout, settings, device)
+    layout = with_dequantized(layout, settings, device)
     options = training_options(train, weighted=settings.data.has_weights)
     longest = options.train(settings.rows_at_once, length)
     fitted = within_room(settings, layout, longest, device, observer, shapes)
@@ -256,7 +256,7 @@ def _opened(settings: Config, length: int, shapes: RunShapes, observer: Observer
     folder = source.pretrained.folder
     assert folder is not None
     folder.start_fingerprint()
-    layout = sound_layout(
+    layout = verified_layout(
         device,
         lambda: checking_device(settings.device),
         lambda layout: run_launches(settings, layout, length),

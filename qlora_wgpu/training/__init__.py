@@ -1,5 +1,6 @@
 """Training an adapter."""
 
+from qlora_wgpu.training.callbacks import Step
 from qlora_wgpu.training.observers import Observer, RunSetup, WorkerFigures
 from qlora_wgpu.training.preferences import training_options
 from qlora_wgpu.training.result import Sample, TrainResult
@@ -11,7 +12,6 @@ from qlora_wgpu.training.run_folder import (
 )
 from qlora_wgpu.training.run_log import read_rows
 from qlora_wgpu.training.start import check_resumable
-from qlora_wgpu.training.steering import Step
 from qlora_wgpu.training.trainer import Trainer
 
 __all__ = [

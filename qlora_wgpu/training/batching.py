@@ -18,7 +18,7 @@ from qlora_wgpu.limits import STEPS
 
 
 @dataclass(frozen=True, eq=False)
-class BatchPlan:
+class BatchSampler:
     """The division of a data set into optimizer steps."""
 
     # The examples of each row: one, several where rows are packed, or the two of a pair
@@ -34,7 +34,7 @@ class BatchPlan:
     sides: int = 1  # rows of a micro-batch for each of ``rows``
 
     @classmethod
-    def of(cls, lengths: npt.NDArray[np.int64], config: Config) -> BatchPlan:
+    def of(cls, lengths: npt.NDArray[np.int64], config: Config) -> BatchSampler:
         """Counts steps as Hugging Face's Trainer does; ``max_steps`` overrides the epochs.
 
         Pairs of examples, where the objective compares them, stay together: in one row where rows
@@ -145,7 +145,7 @@ def padded_batch(rows: Sequence[Sequence[Example]], batch_size: int, max_length:
     return collate([*rows, *[[]] * (batch_size - len(rows))], 0, length)
 
 
-def in_order(rows: Sequence[Example], batch_size: int) -> Iterator[list[list[Example]]]:
+def sorted_by_length(rows: Sequence[Example], batch_size: int) -> Iterator[list[list[Example]]]:
     """All examples, a row each, the longest first, so that those of a batch are about as long."""
     known = rows.lengths if isinstance(rows, Dataset) else np.array([len(row) for row in rows])
     order = np.argsort(-known, kind="stable").tolist()

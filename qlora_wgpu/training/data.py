@@ -1,10 +1,8 @@
-"""The data that a trainer is given: rows, token ids, paths, or what its configuration names."""
+"""The data of a run: what its configuration names, or rows, token ids and paths of a program."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -32,10 +30,8 @@ from qlora_wgpu.data.mixture import Portion, mix
 from qlora_wgpu.data.row_formats import CHATS
 from qlora_wgpu.data.row_source import lasting
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.families.parts.config import longest_text
-from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.presence import exists
-from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.data_warnings import (
     tell_left_out,
     warn_of_learnt_rows,
@@ -50,45 +46,31 @@ from qlora_wgpu.training.observers import Observer, SourceFigures
 _READ = {"input_ids", "labels", "attention_mask", "token_type_ids", "position_ids",
          "special_tokens_mask", "length", "num_tokens", "id", "idx", "index"}  # fmt: skip
 Rows = str | PathLike[str] | Sequence[Any]
-"""A data set as a trainer takes it: see ``encoded``."""
+"""A data set as a trainer takes it: a path, rows of a format that files have, or token ids."""
 
 
 def encoded(
-    dataset: Rows,
-    name: str,
-    tokenizer: Callable[[], Tokenizer],
-    settings: DataConfig,
-    *,
-    held_out: bool = False,
+    dataset: Sequence[Any], name: str, tokenizer: Callable[[], Tokenizer], settings: DataConfig,
     objective: str = "sft",
-) -> Sequence[Any]:
-    """A data set as token ids.
+) -> Sequence[Any]:  # fmt: skip
+    """Rows as token ids: of a format that files have, or token ids already, which stay as they are.
 
     Args:
-        dataset: A path; or rows of a format that files have, such as chats; or token ids in a form
-            of ``as_dataset``, which stay as they are.
+        dataset: The rows.
         name: For messages.
         tokenizer: Gives the tokenizer that encodes, where one is needed.
         settings: How rows are encoded.
-        held_out: Whether it is read to be measured on, which decides between a folder's splits.
         objective: ``train.objective``, which says what rows are.
     """
-    how = preparation(settings, objective)
-    if isinstance(dataset, str | PathLike):
-        return load_dataset(
-            dataset, tokenizer(), how.max_seq_length,
-            how=how, held_out=held_out, cache=settings.cache,
-        )  # fmt: skip
     if isinstance(dataset, Mapping) or not _is_listed(dataset):
         raise DataError(f"{name} must be a path or a list of rows, got {type(dataset).__name__}")
-    if not is_text(dataset):
-        if "weight" in settings.columns:
-            raise DataError(
-                f"{name} holds token ids, for which data.columns.weight names no column: leave it "
-                "out"
-            )
-        return dataset
-    return encode_rows(dataset, tokenizer(), how, name)
+    if is_text(dataset):
+        return encode_rows(dataset, tokenizer(), preparation(settings, objective), name)
+    if "weight" in settings.columns:
+        raise DataError(
+            f"{name} holds token ids, for which data.columns.weight names no column: leave it out"
+        )
+    return dataset
 
 
 def preparation(settings: DataConfig, objective: str = "sft") -> Preparation:
@@ -263,7 +245,7 @@ class SourceCounter:
     What is learnt follows from the plan and the step alone, so nothing of it is kept.
     """
 
-    def __init__(self, dataset: Dataset, plan: BatchPlan) -> None:
+    def __init__(self, dataset: Dataset, plan: BatchSampler) -> None:
         """Counts nothing where the data set is no mixture."""
         self._names, self._sources, self._plan = dataset.source_names, dataset.source_of, plan
         self._shares = _shares_of_rows(dataset) if self._sources is not None else np.zeros(0)
@@ -306,90 +288,126 @@ def _name(path: str) -> str:
     return path if is_on_hub else DataPlace.parse(path).name
 
 
-# ---- what a trainer is given ---------------------------------------------------------------------
+# ---- reading -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class OwnRows:
-    """The data of a trainer's run."""
+def read_dataset(
+    settings: DataConfig,
+    path: str,
+    tokenizer: Tokenizer,
+    observer: Observer,
+    *,
+    held_out: bool = False,
+    objective: str = "sft",
+) -> Dataset:
+    """Reads and encodes a data set, or takes what an earlier run prepared."""
+    name = Path(path).name
+    observer.activity(f"preparing {name}")
+    dataset = load_dataset(
+        path,
+        tokenizer,
+        settings.max_seq_length,
+        how=preparation(settings, objective),
+        held_out=held_out,
+        cache=settings.cache,
+        progress=lambda rows: observer.activity(f"preparing {name}: {rows:,} rows"),
+    )
+    observer.activity("")
+    for text in dataset.warnings:
+        observer.warning(text)
+    tell_left_out(settings, path, dataset, observer, held_out=held_out)
+    return dataset
 
-    train: Dataset  # the training data
-    held_out: Dataset | None  # the held-out data, if there is any
-    # How prompts are written for what is learnt; None of token ids, which do not say it
-    prompt: PromptFormat | None
+
+def check_ids(path: str, dataset: Dataset, vocabulary: int) -> None:
+    """Refuses a tokenizer that makes ids which the model does not have."""
+    if dataset.max_token_id < vocabulary:
+        return
+    for number, example in enumerate(dataset, 1):
+        largest = int(example.input_ids.max(initial=-1))
+        if largest >= vocabulary:
+            raise DataError(
+                f"{path}: example {number} has the token id {largest}, but the model knows only "
+                f"{vocabulary} (vocab_size in config.json): put the model's own tokenizer.json "
+                "into its folder"
+            )
 
 
-class RowReader:
-    """Reads data as the commands do, with the tokenizer that a model's prompts are written with."""
+class DataReader:
+    """Reads the data of a run: what its configuration names, or what a program hands over."""
 
-    def __init__(self, model: AdapterModel, config: Config, observer: Observer) -> None:
-        """Reads nothing yet."""
-        self._model = model
-        self._config = config
-        self._observer = observer
-
-    def read(self, train: Rows | None, held_out: Rows | None) -> OwnRows:
-        """Reads both.
+    def __init__(
+        self, config: Config, tokenizer: Callable[[], Tokenizer], observer: Observer, *,
+        vocabulary: int, positions: int | None, train: Rows | None = None,
+        held_out: Rows | None = None,
+    ) -> None:  # fmt: skip
+        """Reads nothing yet.
 
         Args:
+            config: The settings.
+            tokenizer: Gives the tokenizer, where one is needed.
+            observer: Told what a user should know of the data.
+            vocabulary: Every token id must be below it.
+            positions: Tokens that the model was made for, if that is known.
             train: The training data; None for ``data.train``, and then for ``data.eval``, too.
             held_out: The held-out data; without any, ``data.eval_split`` holds rows out.
         """
-        settings = self._config.data
-        train, held_out = lasting(train), lasting(held_out)
-        if train is None:
-            learnt = self._mixture()
+        self._config = config
+        self._tokenizer = tokenizer
+        self._observer = observer
+        self._vocabulary, self._positions = vocabulary, positions
+        self._train, self._held_out = lasting(train), lasting(held_out)
+
+    def read(self) -> tuple[Dataset, Dataset | None]:
+        """Reads what is learnt and what is measured."""
+        settings, seed, held_out = self._config.data, self._config.train.seed, self._held_out
+        if self._train is None:
+            learnt = read_mixture(self._config.require_train(), seed, self._named, self._observer)
             held_out = settings.eval if held_out is None else held_out
         else:
-            learnt = self._dataset(train, "train_dataset", settings)
+            learnt = self._dataset(self._train, "train_dataset", settings)
         if held_out is not None:
             measured = self._dataset(held_out, "eval_dataset", settings, held_out=True)
             warn_of_learnt_rows(learnt, measured, self._observer)
-        elif settings.eval_split is not None:
-            learnt, measured = split_off(learnt, settings.eval_split, self._config.train.seed)
-            warn_of_learnt_windows(learnt, measured, self._observer)
-        else:
-            return OwnRows(learnt, None, self._prompt(train))
-        return OwnRows(learnt, measured, self._prompt(train))
+            return learnt, measured
+        if settings.eval_split is None:
+            return learnt, None
+        learnt, measured = split_off(learnt, settings.eval_split, seed)
+        warn_of_learnt_windows(learnt, measured, self._observer)
+        return learnt, measured
 
-    @cached_property
-    def _tokenizer(self) -> Tokenizer:
-        return Tokenizer.from_folder(self._model.prompt_folder)
+    def prompt(self) -> PromptFormat | None:
+        """How prompts are written for what is learnt; None of token ids, which do not say it."""
+        settings, objective = self._config.data, self._config.train.objective
+        train = self._train
+        if train is None:
+            return prompt_of_data(settings, self._tokenizer(), objective)
+        if not isinstance(train, str | PathLike) and not is_text(train):
+            return None
+        kind = row_format(train, self._tokenizer(), preparation(settings, objective))
+        return PromptFormat.of_rows(kind, self._tokenizer(), settings.chat_template)
 
-    def _mixture(self) -> Dataset:
-        """What the configuration names."""
-
-        def read(part: DataConfig) -> Dataset:
-            return self._dataset(str(part.train), "train_dataset", part)
-
-        settings = self._config.require_train()
-        return read_mixture(settings, self._config.train.seed, read, self._observer)
+    def _named(self, part: DataConfig) -> Dataset:
+        return self._dataset(str(part.train), "train_dataset", part)
 
     def _dataset(
         self, rows: Rows, name: str, settings: DataConfig, *, held_out: bool = False
     ) -> Dataset:
-        tokens = encoded(
-            rows, name, lambda: self._tokenizer, settings,
-            held_out=held_out, objective=self._config.train.objective,
-        )  # fmt: skip
-        dataset = as_dataset(tokens, name, self._model.architecture.vocab_size)
-        if tokens is rows:  # who has made token ids of it has been told
-            return dataset
-        for text in dataset.warnings:
-            self._observer.warning(text)
-        path = fspath(rows) if isinstance(rows, str | PathLike) else name
-        warn_of_long_rows(path, dataset, longest_text(self._model.folder.config), self._observer)
-        tell_left_out(settings, path, dataset, self._observer, held_out=held_out)
+        """A data set whose ids the model has."""
+        objective = self._config.train.objective
+        if isinstance(rows, str | PathLike):
+            name = fspath(rows)
+            dataset = read_dataset(
+                settings, name, self._tokenizer(), self._observer,
+                held_out=held_out, objective=objective,
+            )  # fmt: skip
+            check_ids(name, dataset, self._vocabulary)
+        else:
+            tokens = encoded(rows, name, self._tokenizer, settings, objective)
+            dataset = as_dataset(tokens, name, self._vocabulary)
+            if tokens is rows:  # who has made token ids of it has been told
+                return dataset
+            for text in dataset.warnings:
+                self._observer.warning(text)
+        warn_of_long_rows(name, dataset, self._positions, self._observer)
         return dataset
-
-    def _prompt(self, rows: Rows | None) -> PromptFormat | None:
-        if rows is None:
-            objective = self._config.train.objective
-            return prompt_of_data(self._config.data, self._tokenizer, objective)
-        if not isinstance(rows, str | PathLike) and not is_text(rows):
-            return None
-        settings = self._config.data
-        kind = row_format(
-            rows, self._tokenizer, preparation(self._config.data, self._config.train.objective)
-        )
-        return PromptFormat.of_rows(kind, self._tokenizer, settings.chat_template)

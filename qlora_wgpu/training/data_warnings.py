@@ -18,7 +18,7 @@ from qlora_wgpu.training.run_folder import checkpoint_folders
 _SHARES = (1.0, 1.33)  # of good to bad, weights times numbers: equation 8 of arXiv 2402.01306
 
 
-def tell_of_weights(rows: Dataset, settings: TrainConfig, observer: Observer) -> None:
+def check_unpaired_balance(rows: Dataset, settings: TrainConfig, observer: Observer) -> None:
     """Says what is not learnt from, and which weights would balance what is unbalanced.
 
     Args:

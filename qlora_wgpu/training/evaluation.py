@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from qlora_wgpu.config import EvalConfig
 from qlora_wgpu.config.values import LOSS
@@ -13,13 +14,15 @@ from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import LossSums
 from qlora_wgpu.ops.optimizers import STATS_LENGTH, STATS_LOSS, STATS_METRICS, STATS_TOKENS
-from qlora_wgpu.training.batching import in_order, padded_batch
+from qlora_wgpu.training.batching import padded_batch, sorted_by_length
 from qlora_wgpu.training.checkpoints import BestAdapter
-from qlora_wgpu.training.computing import MeasuresAnswers, MeasuresLoss, MicroBatch
 from qlora_wgpu.training.divergence import Plateau
-from qlora_wgpu.training.preferences import Answers, in_blocks
-from qlora_wgpu.training.run import Run
+from qlora_wgpu.training.executor import Executor, MeasuresLoss, MicroBatch
+from qlora_wgpu.training.preferences import PreferenceData, in_blocks
 from qlora_wgpu.training.step_log import answer_metrics
+
+if TYPE_CHECKING:
+    from qlora_wgpu.training.run import Run
 
 
 def held_out_loss(
@@ -41,15 +44,15 @@ def held_out_loss(
 def _batches(
     rows: Dataset, batch_size: int, longest: int, progress: Callable[[int, int], None]
 ) -> Iterator[Batch]:
-    for index, chunk in enumerate(in_order(rows, batch_size)):
+    for index, chunk in enumerate(sorted_by_length(rows, batch_size)):
         progress(index * batch_size, len(rows))
         yield padded_batch(chunk, batch_size, longest)
 
 
 def answer_sums(
     model: AdapterModel,
-    computing: MeasuresAnswers,
-    answers: Answers,
+    executor: Executor,
+    answers: PreferenceData,
     rows: Dataset,
     batch_size: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -63,18 +66,18 @@ def answer_sums(
 
     blocks = in_blocks(rows, preference, batch_size)
     batches = answers.batches(blocks, batch_size)
-    stats = computing.answer_sums((MicroBatch.of_answers(model, b) for b in batches), done).tolist()
+    stats = executor.answer_sums((MicroBatch.of_answers(model, b) for b in batches), done).tolist()
     return [stats[STATS_LOSS], stats[STATS_TOKENS], *stats[STATS_METRICS:STATS_LENGTH]]
 
 
 class Evaluator:
     """Measures a run's held-out loss, and keeps the best adapter."""
 
-    def __init__(self, run: Run, rows: Dataset | None, total_steps: int) -> None:
-        """Without rows it never measures."""
+    def __init__(self, run: Run) -> None:
+        """Without held-out data it never measures."""
         self._run = run
-        self._rows = rows
-        self._every = steps_between(run.config.eval.eval_steps, total_steps)
+        self._rows = run.held_out
+        self._every = steps_between(run.config.eval.eval_steps, run.total_steps)
 
     @property
     def is_pending(self) -> bool:
@@ -106,16 +109,16 @@ class Evaluator:
             found = self._answered(run.held_out_answers, rows)
         else:
             size = run.config.train.per_device_train_batch_size
-            sums = held_out_loss(run.computing, rows, size, run.longest, self._tell)
+            sums = held_out_loss(run.executor, rows, size, run.longest, self._tell)
             accuracy = sums.correct / sums.tokens
             found = {"eval_loss": sums.loss / sums.tokens, "eval_mean_token_accuracy": accuracy}
-        run.observer.activity("")
+        run.events.activity("")
         loss = found["eval_loss"]
         if not math.isfinite(loss):
             if step == 0:
                 raise run.failure_at_start("the held-out loss is not finite")
             raise run.failure(f"the held-out loss is not finite after step {step}")
-        figure = self._steering(found, step)
+        figure = self._figure(found, step)
         row = {"step": step, **found}
         run.folder.log(row)
         if run.state.plateau is not None and step > 0 and self.is_due(step):
@@ -123,18 +126,18 @@ class Evaluator:
         best = run.state.evaluated(loss, figure, step, run.config.eval)
         if best and run.keeps_best:
             self._keep_best(step, loss, figure)
-        run.observer.evaluation(row)  # who may stop or save the run: all is noted by now
+        run.evaluated(row)  # who is told may stop or save the run: all is noted by now
         return loss
 
-    def _answered(self, answers: Answers, rows: Dataset) -> dict[str, float]:
+    def _answered(self, answers: PreferenceData, rows: Dataset) -> dict[str, float]:
         """The loss and the metrics of an objective over answers."""
         run, config = self._run, self._run.config
-        given = run.model, run.computing, answers, rows, config.rows_at_once
+        given = run.model, run.executor, answers, rows, config.rows_at_once
         sums = answer_sums(*given, self._tell)
         loss, count, *metrics = sums
         return {"eval_loss": loss / count, **answer_metrics(config.train, metrics, "eval_")}
 
-    def _steering(self, found: Mapping[str, float], step: int) -> float:
+    def _figure(self, found: Mapping[str, float], step: int) -> float:
         """The figure that says what is best."""
         name = self._run.config.eval.metric_for_best_model
         figure = found[f"eval_{name}"]
@@ -145,13 +148,13 @@ class Evaluator:
     def _follow_plateau(self, plateau: Plateau, figure: float, step: int) -> None:
         before, settings = plateau.rate, self._run.config.eval
         if plateau.measured(figure, self._run.config.optim, more_is_better=settings.more_is_better):
-            self._run.observer.note(
-                f"step {step}: {no_gain(settings)}, so the learning rate goes from "
+            self._run.events.note(
+                f"step {step}: {plateau_message(settings)}, so the learning rate goes from "
                 f"{before:.3g} to {plateau.rate:.3g}"
             )
 
     def _tell(self, done: int, total: int) -> None:
-        self._run.observer.activity(f"held-out loss: {done:,} of {total:,} rows")
+        self._run.events.activity(f"held-out loss: {done:,} of {total:,} rows")
 
     def _keep_best(self, step: int, loss: float, figure: float) -> None:
         """Keeps the adapter in memory, and on the disk if that takes it."""
@@ -161,12 +164,12 @@ class Evaluator:
         try:
             run.save_best()
         except CheckpointError as err:
-            run.observer.warning(
+            run.events.warning(
                 f"the best adapter so far is in memory only: {err}; the next checkpoint tries again"
             )
 
 
-def no_gain(settings: EvalConfig) -> str:
+def plateau_message(settings: EvalConfig) -> str:
     """Words for evaluations that are no better than those before."""
     name = settings.metric_for_best_model
     if name == LOSS:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qlora_wgpu.cache_folder import cache_path, make_cache_folder
 from qlora_wgpu.checkpoint import remove, settle, write_file
@@ -17,8 +18,10 @@ from qlora_wgpu.limits import KIB
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.training.evaluation import Evaluator
 from qlora_wgpu.training.result import TrainResult
-from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import log_window
+
+if TYPE_CHECKING:
+    from qlora_wgpu.training.run import Run
 
 # ---- the end of a run ----------------------------------------------------------------------------
 
@@ -41,7 +44,7 @@ def finish(run: Run, evaluator: Evaluator) -> None:
     if not run.save():
         run.state.finished = False
     for folder in forget_rescued(run.folder.path) if run.state.finished else ():
-        run.observer.note(f"{folder} is removed: the run has ended, and its adapter is in place")
+        run.events.note(f"{folder} is removed: the run has ended, and its adapter is in place")
     _put_best(run)
 
 
@@ -58,9 +61,9 @@ def interrupt(run: Run) -> None:
         )
 
 
-def revisit(run: Run) -> None:
+def reopen_finished(run: Run) -> None:
     """Makes sure that a finished run has its adapter, and gives it to the model."""
-    run.observer.note(
+    run.events.note(
         f"the run in {run.folder.path} is finished, after {run.state.step} steps: nothing is left "
         "to train"
     )
@@ -73,7 +76,7 @@ def revisit(run: Run) -> None:
 
 def check_ended(run: Run) -> None:
     """Tells of an observer that has failed at a run's end."""
-    failure = run.observer.failure
+    failure = run.events.failure
     if failure is None:
         return
     what = f"finished, and its adapter is in {run.folder.adapter}"
@@ -88,12 +91,12 @@ def _adopt_best(run: Run) -> None:
         return
     if run.best is None:
         if run.state.best_loss is not None and run.state.best_step != run.state.step:
-            run.observer.warning("the best adapter was not kept: the last one is the final one")
+            run.events.warning("the best adapter was not kept: the last one is the final one")
         return
     state, best = run.state, run.best
     state.best_loss, state.best_figure, state.best_step = best.loss, best.figure, best.step
     if run.best.step == 0:
-        run.observer.warning(
+        run.events.warning(
             "no evaluation was better than the one before training: the final adapter is the one "
             "that the run began with"
         )
@@ -129,19 +132,16 @@ def _save_adapter(run: Run) -> None:
         settle(run.folder.adapter)
         run.model.save_adapter(run.folder.adapter)
     except CheckpointError as err:
-        elsewhere = rescued(run.folder.path, run.model.save_adapter)
+        elsewhere = save_elsewhere(run.folder.path, run.model.save_adapter)
         where = f"is in {elsewhere}" if elsewhere else "could not be saved anywhere else, either"
         raise CheckpointError(f"{err}; the adapter after step {run.state.step} {where}") from err
     run.tidy()
-    run.observer.saved(run.folder.adapter)
+    run.wrote(run.folder.adapter)
 
 
-def result_of(
-    run: Run, *, interrupted: bool, stop_signal: int | None, was_finished: bool,
-    stopped_early: bool,
-) -> TrainResult:  # fmt: skip
+def result_of(run: Run, *, was_finished: bool) -> TrainResult:
     """The figures of a run that has ended."""
-    state = run.state
+    state, interrupted = run.state, run.stop.requested
     return TrainResult(
         steps=state.step,
         train_loss=state.last_loss,
@@ -154,9 +154,9 @@ def result_of(
         num_tokens=state.num_tokens,
         seconds=state.seconds,
         interrupted=interrupted,
-        stop_reason=run.observer.stop_reason if interrupted else None,
-        stop_signal=stop_signal,
-        stopped_early=stopped_early,
+        stop_reason=run.events.stop_reason if interrupted else None,
+        stop_signal=run.stop.number,
+        stopped_early=not interrupted and state.step < run.total_steps,
         was_finished=was_finished,
         run_dir=run.folder.path,
         adapter_dir=run.folder.adapter,
@@ -169,7 +169,7 @@ def result_of(
 _RUN = "run.txt"  # in a rescued adapter's folder: the path of its run
 
 
-def rescued(run: Path, save: Callable[[Path], None]) -> Path | None:
+def save_elsewhere(run: Path, save: Callable[[Path], None]) -> Path | None:
     """Saves something in the first place that takes it.
 
     Returns:
@@ -207,6 +207,6 @@ def _places() -> Iterator[Callable[[], Path]]:
 
 
 def _cache() -> Path:
-    folder = cache_path("rescued")
+    folder = cache_path("save_elsewhere")
     make_cache_folder(folder)
     return folder

@@ -64,7 +64,7 @@ FloatArray = npt.NDArray[np.float32]
 Block = list[tuple[int, ...]]
 
 
-class Mismatched(Sequence[Example]):
+class KLPairs(Sequence[Example]):
     """The prompt of each example with the answer of one before it that has another prompt.
 
     Its own answer stands where no other one has a token that is predicted.
@@ -113,7 +113,7 @@ class References:
     """What the reference says, float32: the summed log probability of each example's answer."""
 
     own: FloatArray  # of the data set's examples
-    mismatched: FloatArray  # of ``Mismatched``; empty where the objective has no use for them
+    mismatched: FloatArray  # of ``KLPairs``; empty where the objective has no use for them
 
     @classmethod
     def none(cls, count: int) -> References:
@@ -122,7 +122,7 @@ class References:
 
 
 @dataclass(frozen=True, eq=False)
-class AnswerBatch:
+class PreferenceBatch:
     """A micro-batch of answers."""
 
     # Whether its loss is computed, or only, before that, its divergence from the reference
@@ -132,7 +132,7 @@ class AnswerBatch:
     tokens: int  # its tokens, padding not counted
 
 
-class Answers:
+class PreferenceData:
     """A data set of answers, of which micro-batches are made."""
 
     def __init__(
@@ -143,7 +143,7 @@ class Answers:
         self._preference = preference
         self._references = references
         self._longest = longest
-        self._mismatched = Mismatched(dataset, longest)
+        self._mismatched = KLPairs(dataset, longest)
 
     @property
     def reference_hash(self) -> str:
@@ -152,7 +152,7 @@ class Answers:
         digest = hashlib.sha256(known.own.tobytes() + known.mismatched.tobytes())
         return digest.hexdigest()[:16]
 
-    def batches(self, blocks: Sequence[Block], batch_size: int) -> Iterator[AnswerBatch]:
+    def batches(self, blocks: Sequence[Block], batch_size: int) -> Iterator[PreferenceBatch]:
         """The micro-batches of a step, or of an evaluation."""
         if self._preference.has_divergence:
             for block in blocks:
@@ -189,7 +189,7 @@ class Answers:
         rows: list[list[Example]],
         batch_size: int,
         share: float,
-    ) -> AnswerBatch:
+    ) -> PreferenceBatch:
         numbers = np.array([i for row in block for i in row])
         is_chosen = numbers % 2 == 0
         known = self._references
@@ -207,7 +207,7 @@ class Answers:
             batch = padded_batch(whole, batch_size, longest)
             prompts = (_targets(batch) != IGNORE_INDEX) & (answers == IGNORE_INDEX)
         samples = PreferenceInputs(references, values.astype(np.float32), prompts)
-        return AnswerBatch(kind, batch, samples, sum(len(e) for row in rows for e in row))
+        return PreferenceBatch(kind, batch, samples, sum(len(e) for row in rows for e in row))
 
 
 def in_blocks(dataset: Dataset, preference: Preference, batch_size: int) -> list[Block]:

@@ -24,12 +24,12 @@ from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import PreferenceInputs
 from qlora_wgpu.ops.preference import Preference
 from qlora_wgpu.training.batching import padded_batch
-from qlora_wgpu.training.computing import MeasuresAnswers, MicroBatch
+from qlora_wgpu.training.executor import Executor, MicroBatch
 from qlora_wgpu.training.observers import Observer
 from qlora_wgpu.training.preferences import (
-    Answers,
     Block,
-    Mismatched,
+    KLPairs,
+    PreferenceData,
     References,
     in_blocks,
     preference_of,
@@ -43,26 +43,26 @@ Progress = Callable[[str], None]
 def answers_of(
     rows: Dataset | None,
     model: AdapterModel,
-    computing: MeasuresAnswers,
+    executor: Executor,
     config: Config,
     observer: Observer,
     longest: int,
-) -> Answers | None:
+) -> PreferenceData | None:
     """A data set as an objective over answers reads it, with what the reference says of it."""
     preference = preference_of(config.train)
     if preference is None or rows is None:
         return None
     most = max(longest, rows.longest)
-    references = references_of(
-        model, computing, rows, preference, config.rows_at_once, most,
+    references = compute_ref_logps(
+        model, executor, rows, preference, config.rows_at_once, most,
         keep=config.data.cache, progress=observer.activity,
     )  # fmt: skip
-    return Answers(rows, preference, references, most)
+    return PreferenceData(rows, preference, references, most)
 
 
-def references_of(
+def compute_ref_logps(
     model: AdapterModel,
-    computing: MeasuresAnswers,
+    executor: Executor,
     dataset: Dataset,
     preference: Preference,
     batch_size: int,
@@ -76,26 +76,26 @@ def references_of(
         return References.none(len(dataset))
     parts: list[Sequence[Example]] = [dataset]
     if preference.has_divergence:
-        parts.append(Mismatched(dataset, longest))
-    devices, decides = computing.devices(), (model, computing, dataset, preference)
+        parts.append(KLPairs(dataset, longest))
+    devices, decides = executor.devices(), (model, executor, dataset, preference)
     name = _key(*decides, batch_size, longest)
     kept = _kept(name, len(parts) * len(dataset)) if keep else None
     if kept is not None:  # memory is planned for what asks
         for part in parts:
-            _make_ready(computing, part, dataset, preference, batch_size, longest)
+            _make_ready(executor, part, dataset, preference, batch_size, longest)
     if kept is None:
         given = (dataset, preference, batch_size, longest, progress)
-        kept = np.concatenate([_asked(model, computing, part, *given) for part in parts])
+        kept = np.concatenate([_asked(model, executor, part, *given) for part in parts])
         progress("")
         if keep and cache_problem() is None:
-            if computing.devices() != devices:  # workers of another kind have come meanwhile
+            if executor.devices() != devices:  # workers of another kind have come meanwhile
                 name = _key(*decides, batch_size, longest)
             _keep(name, kept)
     return References(kept[: len(dataset)], kept[len(dataset) :])
 
 
 def _make_ready(
-    computing: MeasuresAnswers,
+    executor: Executor,
     examples: Sequence[Example],
     dataset: Dataset,
     preference: Preference,
@@ -105,12 +105,12 @@ def _make_ready(
     for block in in_blocks(dataset, preference, batch_size):
         tokens = max(sum(len(examples[i]) for i in row) for row in block)
         length = bucket_length(tokens, max(longest, tokens))
-        computing.prepare(batch_size, length, "sums")
+        executor.prepare(batch_size, length, "sums")
 
 
 def _asked(
     model: AdapterModel,
-    computing: MeasuresAnswers,
+    executor: Executor,
     examples: Sequence[Example],
     dataset: Dataset,
     preference: Preference,
@@ -132,7 +132,7 @@ def _asked(
     def done(count: int) -> None:
         progress(f"asking the reference: {count * batch_size:,} answers of {len(dataset):,}")
 
-    logps = computing.answer_logps(map(made, blocks), done)
+    logps = executor.answer_logps(map(made, blocks), done)
     for block, each in zip(blocks, logps, strict=True):
         said[[i for row in block for i in row]] = each
     if not np.isfinite(said).all():
@@ -141,13 +141,13 @@ def _asked(
 
 
 def _key(
-    model: AdapterModel, computing: MeasuresAnswers, dataset: Dataset, preference: Preference,
+    model: AdapterModel, executor: Executor, dataset: Dataset, preference: Preference,
     batch_size: int, longest: int,
 ) -> str:  # fmt: skip
     """A hash of what decides the numbers, to the bit where all devices are of one kind."""
     parameters = model.read_flat(model.adapter.parameters)
-    folder, devices = model.folder, computing.devices()
-    does_nothing = _does_nothing(model, parameters, computing.neutral())
+    folder, devices = model.folder, executor.devices()
+    does_nothing = _does_nothing(model, parameters, executor.neutral())
     folder.finish_fingerprint()
     known = {
         "version": _VERSION,

@@ -1,54 +1,274 @@
-"""The state that the parts of a run share: model, settings, folder and figures so far."""
+"""A run: it starts or resumes, does one step after the other, and finishes or is interrupted."""
 
 from __future__ import annotations
 
+import signal
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
 
 from qlora_wgpu.config import Config
-from qlora_wgpu.errors import CheckpointError, TrainingError
+from qlora_wgpu.data import Dataset, bucket_length
+from qlora_wgpu.errors import (
+    CallbackError,
+    CheckpointError,
+    ClusterError,
+    ConfigError,
+    DeviceLostError,
+    OutOfMemoryError,
+    TrainingError,
+    WeightFileError,
+    command,
+    option,
+)
 from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.model.qlora_model import QLoRAModel
+from qlora_wgpu.training.batching import BatchSampler
+from qlora_wgpu.training.callbacks import NO_CALLBACKS, CallbackHandler, Callbacks, Step
 from qlora_wgpu.training.checkpoints import BestAdapter, RunState, save_best, save_checkpoint
-from qlora_wgpu.training.computing import Computing, ThroughputMeter
-from qlora_wgpu.training.data import SourceCounter
-from qlora_wgpu.training.observers import Observer, WorkerFigures
-from qlora_wgpu.training.preferences import Answers
-from qlora_wgpu.training.run_folder import RunFolder, RunIdentity
+from qlora_wgpu.training.data import SourceCounter, learnable, refuse_other_objectives
+from qlora_wgpu.training.data_warnings import check_unpaired_balance, require_both_kinds
+from qlora_wgpu.training.divergence import first_plateau
+from qlora_wgpu.training.evaluation import Evaluator
+from qlora_wgpu.training.executor import Executor, LocalExecutor, ThroughputMeter
+from qlora_wgpu.training.finish import check_ended, finish, interrupt, reopen_finished, result_of
+from qlora_wgpu.training.observers import Events, Row, WorkerFigures
+from qlora_wgpu.training.optimizer import Optimizer
+from qlora_wgpu.training.preferences import PreferenceData, training_options
+from qlora_wgpu.training.references import answers_of
+from qlora_wgpu.training.result import TrainResult
+from qlora_wgpu.training.run_folder import RunFingerprint, RunFolder, exclusive
+from qlora_wgpu.training.samples import SampleGenerator, SampleLogger
+from qlora_wgpu.training.start import (
+    refuse_fewer_steps,
+    reset_best_metric,
+    start_or_resume,
+    tell_of_length,
+)
+from qlora_wgpu.training.step_queue import StepQueue
+from qlora_wgpu.training.stopping import StopRequest
 
 _USUAL_BETA = 1e-6, 1e6
 
 
-@dataclass
 class Run:
-    """A run that is going on."""
+    """A run of a model's adapter, and what its parts share."""
 
     model: AdapterModel  # the model, whose adapter is trained
     config: Config  # the settings
-    observer: Observer  # who is told
-    folder: RunFolder  # the folder that everything is written to
-    identity: RunIdentity  # the settings, data and base that checkpoints belong to
-    state: RunState  # the figures that checkpoints keep
+    events: Events  # tells observers
+    rows: Dataset  # what is learnt
+    held_out: Dataset | None  # what is measured
+    plan: BatchSampler  # how the rows are cut into steps
     longest: int  # most tokens of a training row
-    throughput: ThroughputMeter  # tokens per second
-    computing: Computing  # who computes micro-batches
-    saved_at: int = -1  # the step of the newest checkpoint; -1 without
-    best: BestAdapter | None = None  # the adapter with the best evaluation, where it is kept
-    saturated: int = 0  # values that kernels held at the end of their type, since this part began
-    # What the workers of a cluster have done since the last row of the log, by name
-    workers: dict[str, WorkerFigures] = field(default_factory=dict)
-    sources: SourceCounter | None = None  # counts the rows of a mixture's sources, where it is one
-    answers: Answers | None = None  # the training data as an objective over answers reads it
-    held_out_answers: Answers | None = None  # the held-out data, likewise
-    _started: float | None = None
+    executor: Executor  # who computes micro-batches
+    answers: PreferenceData | None  # the training data as an objective over answers reads it
+    held_out_answers: PreferenceData | None  # the held-out data, likewise
+    identity: RunFingerprint  # the settings, data and base that checkpoints belong to
+    folder: RunFolder  # the folder that everything is written to
+    state: RunState  # the figures that checkpoints keep
+    best: BestAdapter | None  # the adapter with the best evaluation, where it is kept
+    saved_at: int  # the step of the newest checkpoint; -1 without
+    saturated: int  # values that kernels held at the end of their type, since this part began
+    workers: dict[str, WorkerFigures]  # what those of a cluster did since the last row, by name
+    sources: SourceCounter | None  # counts the rows of a mixture's sources
+    callbacks: CallbackHandler | None  # calls the user's functions, while the run goes on
+    result: TrainResult | None  # the figures, once it has ended
 
-    def start_clock(self) -> None:
-        """The steps of this part begin; the time of earlier parts counts, too."""
-        self._started = time.perf_counter() - self.state.seconds
+    def __init__(
+        self, model: AdapterModel, config: Config, events: Events, rows: Dataset,
+        held_out: Dataset | None = None, *, overwrite: bool = False, resume: bool = False,
+        executor: Executor | None = None, texts: SampleGenerator | None = None,
+        callbacks: Callbacks = NO_CALLBACKS,
+    ) -> None:  # fmt: skip
+        """Begins nothing yet.
 
-    def read_clock(self) -> None:
-        """Notes how long all parts have taken so far."""
-        if self._started is not None:
-            self.state.seconds = time.perf_counter() - self._started
+        Args:
+            model: The model.
+            config: The settings.
+            events: Tells observers.
+            rows: What is learnt.
+            held_out: What is measured, if anything is.
+            overwrite: Whether a run in ``output.dir`` may be replaced.
+            resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint; one
+                that has none yet, and no adapter, begins again.
+            executor: Who computes micro-batches; by default the model itself, a ``QLoRAModel``.
+            texts: Who continues texts in between, as ``eval.sample_steps`` asks.
+            callbacks: Functions that are called between steps.
+        """
+        self.model, self.config, self.events = model, config, events
+        self.rows, self.held_out = rows, held_out
+        self.throughput, self.stop = ThroughputMeter(), StopRequest()
+        self.best = self.sources = self.callbacks = self.result = None
+        self.saved_at, self.saturated, self.workers = -1, 0, {}
+        self._overwrite, self._resume = overwrite, resume
+        self._executor, self._texts, self._functions = executor, texts, callbacks
+        self._started: float | None = None
+
+    # -- from its start to its end -----------------------------------------------------------------
+
+    def train(self) -> TrainResult:
+        """Does all steps."""
+        for _ in self.steps():
+            pass
+        assert self.result is not None
+        return self.result
+
+    def steps(self) -> Iterator[Step]:
+        """Does the run; a step begins when it is asked for, and who asks for no more stops it."""
+        with ExitStack() as at_end:
+            at_end.enter_context(exclusive(self.model, self.config.output.dir))
+            self._take_data()
+            optimizer = self._make_ready()
+            self._open_folder(at_end)
+            evaluator = Evaluator(self)
+            texts = SampleLogger(self, self._texts, evaluator)
+            callbacks = CallbackHandler(self, self._functions, evaluator, optimizer)
+            self.callbacks = callbacks
+            at_end.callback(callbacks.let_go)
+            at_end.push(self._tell_of_replaced)
+            refuse_fewer_steps(self)
+            is_over = self.state.step >= self.total_steps or evaluator.has_stalled
+            was_finished = self.state.finished and is_over
+            if was_finished:
+                reopen_finished(self)
+            else:
+                self._begin(evaluator, texts)
+                queue = StepQueue(self, optimizer, evaluator, texts, callbacks)
+                callbacks.drain = queue.finish_all
+                self.throughput.start()
+                with self.stop:
+                    with self._saved_on_error(queue):
+                        for step in range(self.state.step + 1, self.total_steps + 1):
+                            self.events.check()
+                            self.stop.requested |= self.events.stop_reason is not None
+                            if evaluator.has_stalled or not queue.submit(step):
+                                break
+                            queue.follow(step)
+                            callbacks.on_step()
+                            yield callbacks.present
+                    queue.finish_all()
+                if not self.stop.requested:
+                    queue.log.check_end()
+            callbacks.ends()
+            self.read_clock()
+            if self.stop.requested:
+                interrupt(self)
+            elif not was_finished:
+                finish(self, evaluator)
+            self.result = result_of(self, was_finished=was_finished)
+            self.events.finished(self.result)
+            check_ended(self)
+
+    def _take_data(self) -> None:
+        """Makes sure that there is something to learn and to measure, and cuts it into steps."""
+        config, size = self.config, self.model.architecture.vocab_size
+        self.rows = learnable(self.rows, "train_dataset", size, "nothing would be learnt")
+        if self.held_out:
+            name, otherwise = "eval_dataset", "there is no loss to measure"
+            self.held_out = learnable(self.held_out, name, size, otherwise)
+        else:
+            self.held_out = None
+        refuse_other_objectives(self.rows, "train_dataset", config.train.objective)
+        if self.held_out is not None:
+            refuse_other_objectives(self.held_out, "eval_dataset", config.train.objective)
+        check_unpaired_balance(self.rows, config.train, self.events)
+        require_both_kinds(self.held_out, config)
+        plateau = first_plateau(config, held_out=self.held_out is not None)
+        self.state = RunState(aim=config.eval.aim, plateau=plateau)
+        self.plan = BatchSampler.of(self.rows.lengths, config)
+        self.longest = max(config.data.max_seq_length, self.plan.longest)
+
+    def _make_ready(self) -> Optimizer:
+        """Takes the memory of the longest step, and asks the reference where there is one."""
+        model, config = self.model, self.config
+        model.options = training_options(config.train, weighted=config.data.has_weights)
+        model.zero_gradient()
+        self.executor = self._executor or self._own_device()
+        # The longest batch first, so that all memory is taken before training.
+        length = bucket_length(self.plan.longest, self.longest)
+        self.executor.prepare(self.plan.batch_size, length)
+        optimizer = Optimizer(model, config.optim, self.total_steps)
+        given = model, self.executor, config, self.events, self.longest
+        self.answers = answers_of(self.rows, *given)
+        self.held_out_answers = answers_of(self.held_out, *given)
+        asked = None if self.answers is None else self.answers.reference_hash
+        self.identity = RunFingerprint(model, config, self.rows, self.held_out, asked)
+        return optimizer
+
+    def _own_device(self) -> Executor:
+        if not isinstance(self.model, QLoRAModel):
+            raise ConfigError("the model has no base weights: a Trainer takes a QLoRAModel")
+        return LocalExecutor(self.model, self.throughput)
+
+    def _open_folder(self, at_end: ExitStack) -> None:
+        """Takes ``output.dir``, and goes on with the run there if that is asked for."""
+        path, plateau = Path(self.config.output.dir), self.state.plateau
+        self.folder = RunFolder(
+            path, self.config.to_yaml(),
+            overwrite=self._overwrite, resume=self._resume, warn=self.events.warning,
+        )  # fmt: skip
+        at_end.callback(self.folder.close)
+        if self._resume:
+            start_or_resume(self)
+        self.state.plateau = self.state.plateau or plateau
+
+    def _begin(self, evaluator: Evaluator, texts: SampleLogger) -> None:
+        """Does what comes before the first step, or before the first that is left."""
+        self.state.finished = False
+        reset_best_metric(self)
+        self.folder.note_steps(self.total_steps)
+        self.events.started(self.total_steps, self.state.step, self.model.device.memory.by_kind)
+        if self.saved_at < 0:
+            texts.keep_first()
+            self.state.eval_loss_before = evaluator.measure(0)
+        tell_of_length(self)
+        self._started = time.perf_counter() - self.state.seconds  # the time of earlier parts counts
+        self.sources = SourceCounter(self.rows, self.plan)
+
+    @contextmanager
+    def _saved_on_error(self, queue: StepQueue) -> Iterator[None]:
+        """While it is entered, what ends the run early leaves the steps that are done saved."""
+        try:
+            yield
+        except GeneratorExit:  # a loop of the user's that was left: there is more to do than steps
+            self.stop.requested = True
+        except KeyboardInterrupt:
+            if self.stop.requested:  # a second time: at once, with what is saved already
+                raise
+            self.stop.requested, self.stop.number = True, signal.SIGINT
+        except (OutOfMemoryError, ClusterError, WeightFileError, CallbackError) as err:
+            queue.finish_all()  # the device still works, and no step is half applied
+            self.model.zero_gradient()
+            step, told = self.state.step, f"{err}"
+            if self.saved_at == step or self.save():
+                told += f"; the run is saved after step {step}, and {option('resume')} goes on"
+            raise type(err)(told) from (err.__cause__ or err)
+        except DeviceLostError as err:  # nothing can be read any more
+            if command() or self.saved_at < 0:  # a supervised command begins again by itself
+                raise
+            raise DeviceLostError(
+                f"{err}; step-{self.saved_at} in {self.folder.checkpoints} is kept, and "
+                f"{option('resume')} goes on from it"
+            ) from err
+
+    def _tell_of_replaced(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        """Tells where the run is that this one was to replace, before it learnt nothing."""
+        kept = self.folder.kept_run
+        if isinstance(error, TrainingError) and kept is not None:
+            self.events.warning(f"the run that was to be replaced is kept in {kept}")
+
+    # -- what its parts ask for --------------------------------------------------------------------
+
+    @property
+    def total_steps(self) -> int:
+        """Steps of the whole run."""
+        return self.plan.total_steps
 
     @property
     def keeps_best(self) -> bool:
@@ -56,21 +276,47 @@ class Run:
         settings = self.config.eval
         return settings.load_best_model_at_end or settings.early_stopping_patience is not None
 
+    def read_clock(self) -> None:
+        """Notes how long all parts have taken so far."""
+        if self._started is not None:
+            self.state.seconds = time.perf_counter() - self._started
+
+    def evaluated(self, row: Row) -> None:
+        """Tells of an evaluation that is logged."""
+        self.events.evaluation(row)
+        if self.callbacks is not None:
+            self.callbacks.on_evaluate(row)
+
+    def wrote(self, folder: Path) -> None:
+        """Tells of a checkpoint, or of the adapter."""
+        self.events.saved(folder)
+        if self.callbacks is not None:
+            self.callbacks.on_save(folder)
+
     def save(self) -> bool:
         """Writes a checkpoint and removes those that are too many; False if it cannot be written.
 
         That does not end a run: older checkpoints stay, and the next save is another try.
         """
+        step = self.state.step
         with self.throughput.paused():
             try:
-                self._save()
+                self.folder.require_own()
+                self.save_best()  # a checkpoint that names it could not be gone on with rightly
+                self.folder.flush_log()
+                self.read_clock()
+                self.state.log_digest = self.folder.log_digest
+                checkpoint = self.folder.checkpoint_folder(step)
+                save_checkpoint(checkpoint, self.model, self.state, self.identity.record)
             except CheckpointError as err:
-                self.observer.warning(
-                    f"the state after step {self.state.step} was not saved: {err}; {self._kept()}"
-                )
+                kept = f"step-{self.saved_at} is kept"
+                if self.saved_at < 0:
+                    kept = "no other one is there yet"
+                self.events.warning(f"the state after step {step} was not saved: {err}; {kept}")
                 return False
+            self.saved_at = step
             self.tidy()
-        self.observer.saved(self.folder.checkpoint_folder(self.saved_at))
+        self.wrote(checkpoint)
         return True
 
     def save_best(self) -> None:
@@ -79,26 +325,13 @@ class Run:
             self.folder.require_own()
             self.best = save_best(self.folder.best, self.model, self.best)
 
-    def _save(self) -> None:
-        self.folder.require_own()
-        self.save_best()  # a checkpoint that names it could not be gone on with rightly
-        self.folder.flush_log()
-        self.read_clock()
-        self.state.log_digest = self.folder.log_digest
-        folder = self.folder.checkpoint_folder(self.state.step)
-        save_checkpoint(folder, self.model, self.state, self.identity.record)
-        self.saved_at = self.state.step
-
-    def _kept(self) -> str:
-        return "no other one is there yet" if self.saved_at < 0 else f"step-{self.saved_at} is kept"
-
     def tidy(self) -> None:
         """Removes what a new checkpoint or adapter has made superfluous; what stays is no harm."""
         try:
             self.folder.forget_replaced()
             self.folder.prune(self.config.output.save_total_limit)
         except CheckpointError as err:
-            self.observer.warning(f"{err}; it does no harm there")
+            self.events.warning(f"{err}; it does no harm there")
 
     def failure(self, what: str) -> TrainingError:
         """The error that ends a run which learns nothing any more."""

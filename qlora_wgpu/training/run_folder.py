@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +19,7 @@ import numpy as np
 
 from qlora_wgpu.checkpoint import FileLock, remove, settle, settle_all, write_file
 from qlora_wgpu.config import Config
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.data import Dataset
 from qlora_wgpu.errors import CheckpointError, ConfigError, brief, command, option
 from qlora_wgpu.lora import load_adapter
@@ -33,7 +34,7 @@ _SOURCES = ("train", "sources", "eval", "chat_template")
 """Settings of the data that may differ as long as the same is learnt."""
 
 
-class RunIdentity:
+class RunFingerprint:
     """The identity of a run, as every checkpoint of it keeps it."""
 
     def __init__(
@@ -125,7 +126,7 @@ def refuse_other_settings(before: Mapping[str, Any], now: Mapping[str, Any], whe
             )
 
 
-def _named(name: str, kept: Any, identity: RunIdentity) -> str:
+def _named(name: str, kept: Any, identity: RunFingerprint) -> str:
     """The words for what differs; of a base, it may be its config.json alone."""
     base = identity.record["base"]
     if name != "base weights" or kept["weights"] != base["weights"]:
@@ -140,7 +141,7 @@ _lock = Lock()
 
 
 @contextmanager
-def one_run_of(model: AdapterModel, folder: str) -> Iterator[None]:
+def exclusive(model: AdapterModel, folder: str) -> Iterator[None]:
     """Keeps other runs from a model.
 
     Two at a time would each go on from what the other one has learnt, and neither could be resumed.
@@ -161,53 +162,46 @@ def one_run_of(model: AdapterModel, folder: str) -> Iterator[None]:
 
 # ---- a run that another one replaces -------------------------------------------------------------
 
-REPLACED = "replaced"
-_CONFIG = "config.yaml"
 
-
-class Replaced:
+class RunBackup:
     """Moves a run aside, part by part, so that a kill in between loses nothing.
 
     config.yaml goes first and comes back last. So a folder without it, beside parts that were
     moved, is one where the successor never began, and ``settle`` brings everything back.
     """
 
-    def __init__(self, run: Path, parts: Sequence[str]) -> None:
-        """Takes a run's folder and the names that a run writes in it."""
-        self._run = run
-        self._parts = [_CONFIG, *(part for part in parts if part != _CONFIG)]
-        self.path = run / REPLACED
+    def __init__(self, run: RunPaths) -> None:
+        """Takes a run's folder."""
+        self._config, self._aside = run.config, run.replaced
+        self._parts = [run.config, *(part for part in run.written if part != run.config)]
 
     def move_aside(self) -> None:
         """Moves everything that the run has written."""
         self.remove()
-        self.path.mkdir()
+        self._aside.mkdir()
         for part in self._parts:
-            if exists(self._run / part):
-                (self._run / part).rename(self.path / part)
+            if exists(part):
+                part.rename(self._aside / part.name)
 
     def settle(self) -> None:
         """Brings back what was moved for a successor that has not begun."""
-        settle(self.path)
-        if not exists(self.path) or exists(self._run / _CONFIG):
+        settle(self._aside)
+        if not exists(self._aside) or exists(self._config):
             return
         for part in reversed(self._parts):
-            if exists(self.path / part) and not exists(self._run / part):
-                (self.path / part).rename(self._run / part)
-        remove(self.path)
+            moved = self._aside / part.name
+            if exists(moved) and not exists(part):
+                moved.rename(part)
+        self.remove()
 
     def remove(self) -> None:
         """Removes what was moved aside; nothing where there is none."""
-        remove(self.path)
+        remove(self._aside)
 
 
 # ---- the folder ----------------------------------------------------------------------------------
 
-SAMPLES, PROGRESS = "samples.jsonl", "progress.json"
-_LOCK, _PROBE = ".lock", ".qlora-wgpu-"
-_WRITTEN = ("adapter", "best", "checkpoints", "metrics.jsonl", "config.yaml")
-_SHOWN = (SAMPLES, PROGRESS, "report.html", "loss.png", "tensorboard", "wandb-id.txt")
-_PARTS = (*_WRITTEN, *_SHOWN)
+_PROBE = ".qlora-wgpu-"
 _BUSY = "another run is writing output.dir {}: wait for its end, or choose another folder"
 
 
@@ -215,11 +209,13 @@ def refuse_existing_run(path: Path) -> None:
     """Raises a ConfigError if a folder holds a model, or anything that a run would replace."""
     if exists(path / "config.json"):  # by its name, chat would open the model alone
         raise ConfigError(f"output.dir {path} holds a model (config.json): choose another folder")
-    written = next((name for name in (*_WRITTEN, REPLACED) if exists(path / name)), None)
+    paths = RunPaths(path)
+    written = next((part for part in (*paths.needed, paths.replaced) if exists(part)), None)
     if written is not None:
         raise ConfigError(
-            f"output.dir {path} already holds a run ({written}): choose another folder, or train "
-            f"with {option('resume')} to go on with it or with {option('overwrite')} to replace it"
+            f"output.dir {path} already holds a run ({written.name}): choose another folder, or "
+            f"train with {option('resume')} to go on with it or with {option('overwrite')} to "
+            "replace it"
         )
 
 
@@ -246,7 +242,7 @@ def require_writable(path: Path) -> None:
 
 def _refuse_busy(path: Path) -> None:
     """Raises a ConfigError if another run is writing a folder, whatever it has written so far."""
-    lock = FileLock(path / _LOCK)
+    lock = FileLock(RunPaths(path).lock)
     with suppress(OSError):  # which is told when it is written
         if exists(lock.path) and not lock.acquire():
             raise ConfigError(_BUSY.format(path))
@@ -255,18 +251,15 @@ def _refuse_busy(path: Path) -> None:
 
 def settle_run(path: Path) -> None:
     """Clears up what a killed run left in a folder, if there is one."""
-    if any(exists(path / name) for name in (*_PARTS, REPLACED)):
+    paths = RunPaths(path)
+    if any(map(exists, (*paths.written, paths.replaced))):
         RunFolder(path, "", resume=True).close()
 
 
-class RunFolder:
+class RunFolder(RunPaths):
     """Writes what a run leaves behind. While it is open, no other run can have the folder.
 
     Attributes:
-        path: The folder.
-        adapter: Folder of the final adapter.
-        best: Folder of the adapter with the best evaluation.
-        checkpoints: Folder of the checkpoints.
         texts: What the model has written: samples.jsonl.
     """
 
@@ -280,14 +273,11 @@ class RunFolder:
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         """Creates the folder and saves the resolved configuration in it."""
-        self.path = path
-        self.adapter = path / "adapter"
-        self.best = path / "best"
-        self.checkpoints = path / "checkpoints"
-        self._log = RunLog(path / "metrics.jsonl", warn)
-        self.texts = RunLog(path / SAMPLES, warn)
-        self._replaced = Replaced(path, _PARTS)
-        self._lock = FileLock(path / _LOCK)
+        super().__init__(path)
+        self._log = RunLog(self.metrics, warn)
+        self.texts = RunLog(self.samples, warn)
+        self._replaced = RunBackup(self)
+        self._lock = FileLock(self.lock)
         self._total_steps: int | None = None
         if not (overwrite or resume):
             _refuse_busy(path)
@@ -308,8 +298,8 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             if not self._lock.acquire():
                 raise ConfigError(_BUSY.format(self.path))
-            for name in _PARTS:
-                settle(self.path / name)
+            for part in self.written:
+                settle(part)
             settle_all(self.checkpoints)
             self._replaced.settle()
 
@@ -322,9 +312,9 @@ class RunFolder:
         with self._explained():
             if exists(self.adapter) or self.checkpoint_folders():
                 self._replaced.move_aside()
-            for name in _PARTS:
-                if name != "config.yaml":  # the last to go, since it says that this is a run
-                    remove(self.path / name)
+            for part in self.written:
+                if part != self.config:  # the last to go, since it says that this is a run
+                    remove(part)
             self.write_config(config_yaml)
             self.checkpoints.mkdir()
             self._log.begin()
@@ -363,11 +353,11 @@ class RunFolder:
         told = {"total_steps": self._total_steps, "pid": pid, "host": socket.gethostname()}
         with suppress(CheckpointError):  # nothing depends on it
             if self._lock.is_in_place:
-                write_file(self.path / PROGRESS, (json.dumps(told) + "\n").encode())
+                write_file(self.progress, (json.dumps(told) + "\n").encode())
 
     def write_config(self, config_yaml: str) -> None:
         """Writes config.yaml."""
-        write_file(self.path / "config.yaml", config_yaml.encode())
+        write_file(self.config, config_yaml.encode())
 
     def log(self, row: dict[str, Any]) -> None:
         """Appends a row to metrics.jsonl; one that cannot be written waits for the next."""
@@ -390,7 +380,7 @@ class RunFolder:
 
         with self._explained():
             self._log.keep(is_kept)
-            if exists(self.path / SAMPLES):
+            if exists(self.samples):
                 self.texts.keep(lambda row: bool(row["step"] <= step))
             for folder in self.checkpoint_folders():
                 if step_of(folder) > step:
@@ -412,11 +402,6 @@ class RunFolder:
         for old in self.checkpoint_folders()[:-keep]:
             remove(old)
 
-    @property
-    def replaced(self) -> Path | None:
-        """Where the run is kept that this one is to replace, until it has something to show."""
-        return self._replaced.path if exists(self._replaced.path) else None
-
     def forget_replaced(self) -> None:
         """Removes the run that this one has replaced."""
         self._replaced.remove()
@@ -424,7 +409,7 @@ class RunFolder:
 
 def checkpoint_folders(path: Path) -> list[Path]:
     """The checkpoints of the run in a folder, oldest first."""
-    folder = path / "checkpoints"
+    folder = RunPaths(path).checkpoints
     try:
         entries = list(folder.iterdir())
     except (FileNotFoundError, NotADirectoryError):

@@ -17,11 +17,7 @@ from qlora_wgpu.training.observers import Row
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a metrics.jsonl; what is torn or no row is left out.
-
-    Raises:
-        CheckpointError: If the file is there and cannot be read.
-    """
+    """The rows of a metrics.jsonl; what is torn or no row is left out."""
     try:
         text = file_bytes(path, OWN_LOG_BYTES).decode("utf-8", errors="replace")
     except FileNotFoundError:
@@ -65,11 +61,7 @@ class RunLog:
         return self._digest.hexdigest()[:16]
 
     def begin(self) -> None:
-        """Empties it.
-
-        Raises:
-            CheckpointError: If it cannot be written.
-        """
+        """Empties it."""
         self._digest = hashlib.sha256()
         write_file(self._path, b"")
 
@@ -104,11 +96,7 @@ class RunLog:
             self._complain(CheckpointError(f"{self._path} cannot be written: {err.strerror}"))
 
     def keep(self, is_kept: Callable[[Row], bool]) -> None:
-        """Removes all rows but some.
-
-        Raises:
-            CheckpointError: If it cannot be written.
-        """
+        """Removes all rows but some."""
         rows = read_rows(self._path)
         text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows if is_kept(row))
         self._digest = hashlib.sha256(text.encode())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT
 from qlora_wgpu.config import Config
@@ -20,9 +20,10 @@ from qlora_wgpu.presence import exists
 from qlora_wgpu.training.evaluation import Evaluator, steps_between
 from qlora_wgpu.training.observers import Observer
 from qlora_wgpu.training.result import TrainResult, Written
-from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.run_log import RunLog
-from qlora_wgpu.training.stopping import StopRequest
+
+if TYPE_CHECKING:
+    from qlora_wgpu.training.run import Run
 
 
 def keep_prompt(
@@ -48,7 +49,7 @@ def save_prompt(settings: Config, source: Path, prompt: PromptFormat, folder: Pa
     save_prompt_files(folder, source, prompt, name if name in BUILT_IN_CHAT_TEMPLATES else None)
 
 
-class Texts(Protocol):
+class SampleGenerator(Protocol):
     """Prompts, and who continues them."""
 
     @property
@@ -59,18 +60,18 @@ class Texts(Protocol):
         """Continues one prompt after another with the model as it is."""
 
 
-class TextWriter:
+class SampleLogger:
     """Writes a run's texts between two steps."""
 
-    def __init__(
-        self, run: Run, texts: Texts | None, evaluator: Evaluator, total_steps: int
-    ) -> None:
+    def __init__(self, run: Run, texts: SampleGenerator | None, evaluator: Evaluator) -> None:
         """Without texts it never writes."""
         self._run = run
         self._texts = texts
         self._evaluator = evaluator
         every = run.config.eval.sample_steps
-        self._every = None if every == AT_EVALUATIONS else steps_between(float(every), total_steps)
+        self._every: int | None = None
+        if every != AT_EVALUATIONS:
+            self._every = steps_between(float(every), run.total_steps)
 
     def is_due(self, step: int) -> bool:
         """Whether texts are written after a step."""
@@ -85,20 +86,20 @@ class TextWriter:
         if self._texts is not None:
             log_texts(self._run.folder.texts, 0, self._texts.first)
 
-    def write(self, step: int, stop: StopRequest) -> None:
+    def write(self, step: int) -> None:
         """Writes all of them, or none where somebody stops the run."""
         assert self._texts is not None
         run, written = self._run, list[Written]()
-        run.observer.activity("writing texts")
+        run.events.activity("writing texts")
         with run.throughput.paused():
             for text in self._texts.write():
                 written.append(text)
-                if stop.requested:
+                if run.stop.requested:
                     break
-        run.observer.activity("")
-        if not stop.requested:
+        run.events.activity("")
+        if not run.stop.requested:
             log_texts(run.folder.texts, step, written)
-            run.observer.written(step, written)
+            run.events.written(step, written)
 
 
 def log_texts(log: RunLog, step: int, texts: Sequence[Written]) -> None:

@@ -4,50 +4,51 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from qlora_wgpu.config import Config, load_config
+from qlora_wgpu.config import Config
+from qlora_wgpu.config.as_trained import config_of_run
 from qlora_wgpu.config.problems import RenamedKeyWarning
-from qlora_wgpu.errors import CheckpointError, ConfigError, option
-from qlora_wgpu.model.adapter_model import AdapterModel
+from qlora_wgpu.config.run_paths import RunPaths
+from qlora_wgpu.errors import CheckpointError, ConfigError, command, option
 from qlora_wgpu.presence import exists
-from qlora_wgpu.training.checkpoints import RunState, load_best, load_newest
-from qlora_wgpu.training.computing import Computing, ThroughputMeter
-from qlora_wgpu.training.observers import Observer
-from qlora_wgpu.training.run import Run
+from qlora_wgpu.training.checkpoints import load_best, load_newest
 from qlora_wgpu.training.run_folder import (
-    RunFolder,
-    RunIdentity,
     checkpoint_folders,
+    refuse_existing_run,
     refuse_other_settings,
+    require_writable,
+    settle_run,
 )
 from qlora_wgpu.training.schedule import learning_rates, warmup_steps
 
+if TYPE_CHECKING:
+    from qlora_wgpu.training.run import Run
 
-@dataclass(frozen=True)
-class Beginning:
-    """What becomes of a run that is in ``output.dir``."""
 
-    overwrite: bool  # whether it may be replaced
-    resume: bool  # whether it goes on
+def refuse_both(*, overwrite: bool, resume: bool) -> None:
+    """Refuses to replace a run and to go on with it at once."""
+    if overwrite and resume:
+        mark = "--" if command() else ""
+        raise ConfigError(f"{mark}overwrite and {mark}resume exclude each other: choose one")
 
-    def asked(self, overwrite: bool | None, resume: bool | None) -> Beginning:
-        """What one call asks for; where it says None, this holds, unless it asks for the other."""
-        asked = Beginning(
-            not resume and self.overwrite if overwrite is None else overwrite,
-            not overwrite and self.resume if resume is None else resume,
-        )
-        if asked.overwrite and asked.resume:
-            raise ConfigError("overwrite and resume exclude each other: choose one")
-        return asked
+
+def check_output(config: Config, *, overwrite: bool, resume: bool) -> None:
+    """Makes sure that nothing is lost or mixed up, before anything takes time."""
+    path = Path(config.output.dir)
+    require_writable(path)
+    if not (overwrite or resume):
+        refuse_existing_run(path)
+    settle_run(path)
+    if resume:
+        check_resumable(path, config)
 
 
 def check_resumable(path: Path, config: Config) -> bool:
     """Whether a folder holds a run to go on with; False if one may begin there."""
-    has_checkpoint, has_adapter = bool(checkpoint_folders(path)), exists(path / "adapter")
-    if exists(path / "config.yaml"):
+    has_checkpoint, has_adapter = bool(checkpoint_folders(path)), exists(RunPaths(path).adapter)
+    if exists(RunPaths(path).config):
         check_same_run(path, config)
     elif has_checkpoint or has_adapter:
         raise ConfigError(
@@ -66,42 +67,19 @@ def check_same_run(path: Path, config: Config) -> None:
     """Makes sure that a run is not continued as another one."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RenamedKeyWarning)  # the file is ours, not the user's
-        before = load_config(path / "config.yaml")
+        before = config_of_run(path)
     refuse_other_settings(before.fixed_settings(), config.fixed_settings(), str(path))
 
 
-def open_run(
-    model: AdapterModel,
-    config: Config,
-    observer: Observer,
-    identity: RunIdentity,
-    longest: int,
-    throughput: ThroughputMeter,
-    computing: Computing,
-    *,
-    overwrite: bool,
-    resume: bool,
-) -> Run:
-    """Takes a run's folder; its ``close`` is the caller's."""
-    path = Path(config.output.dir)
-    folder = RunFolder(
-        path, config.to_yaml(), overwrite=overwrite, resume=resume, warn=observer.warning
-    )
-    state = RunState(aim=config.eval.aim)
-    run = Run(model, config, observer, folder, identity, state, longest, throughput, computing)
-    try:
-        if resume:
-            if check_resumable(path, config):
-                _go_on(run)
-            else:
-                folder.begin(config.to_yaml())
-    except BaseException:
-        folder.close()
-        raise
-    return run
+def start_or_resume(run: Run) -> None:
+    """Goes on with the run in the folder, or begins one where there is none."""
+    if check_resumable(run.folder.path, run.config):
+        _resume(run)
+    else:
+        run.folder.begin(run.config.to_yaml())
 
 
-def _go_on(run: Run) -> None:
+def _resume(run: Run) -> None:
     folder, path = run.folder, str(run.folder.path)
 
     def refuse_other(manifest: Mapping[str, Any]) -> None:
@@ -109,20 +87,20 @@ def _go_on(run: Run) -> None:
 
     checkpoint, state, passed = load_newest(folder.checkpoint_folders(), run.model, refuse_other)
     for sentence in passed:
-        run.observer.warning(sentence)
+        run.events.warning(sentence)
     run.state, run.saved_at = state, state.step
     _load_best(run)
     folder.forget_after(state.step, state.logged_step, state.eval_step)
     if state.log_digest not in (None, folder.log_digest):
-        run.observer.warning(
+        run.events.warning(
             f"the rows of metrics.jsonl up to step {state.step} are not those that the run has "
             "written: they were changed, or some are missing; its report shows them as they are"
         )
     try:
         folder.write_config(run.config.to_yaml())
     except CheckpointError as err:
-        run.observer.warning(f"{err}; it stays as it was")
-    run.observer.resumed(checkpoint, state.step)
+        run.events.warning(f"{err}; it stays as it was")
+    run.events.resumed(checkpoint, state.step)
 
 
 def _load_best(run: Run) -> None:
@@ -141,7 +119,7 @@ def _load_best(run: Run) -> None:
     except CheckpointError as err:
         lost = f"{err}, where the best adapter so far was kept, of step {state.best_step}"
         if state.finished:
-            run.observer.warning(lost)
+            run.events.warning(lost)
             return
         raise CheckpointError(
             f"{lost}: put it back from a copy, or remove {folder} to look for the best from here on"
@@ -149,20 +127,20 @@ def _load_best(run: Run) -> None:
     if best is not None:
         run.best = best
     elif not state.finished:
-        run.observer.warning(
+        run.events.warning(
             f"the adapter with the best evaluation so far, of step {state.best_step}, was not "
             "kept: the best one is looked for from here on"
         )
         state.forget_best()
 
 
-def take_aim(run: Run) -> None:
+def reset_best_metric(run: Run) -> None:
     """Begins to look for the best anew, where it is another figure that says what is best."""
     state, aim = run.state, run.config.eval.aim
     if state.aim == aim:
         return
     if run.keeps_best or state.plateau is not None:
-        run.observer.note(
+        run.events.note(
             f"the best evaluation is the one with the {aim} now, not the {state.aim}: it is looked "
             "for from here on"
         )
@@ -172,8 +150,9 @@ def take_aim(run: Run) -> None:
         state.plateau.best, state.plateau.bad = None, 0
 
 
-def refuse_fewer_steps(run: Run, total: int) -> None:
+def refuse_fewer_steps(run: Run) -> None:
     """Refuses to go on with a run that has more steps behind it than it is to have."""
+    total = run.total_steps
     if run.state.step > total:
         raise ConfigError(
             f"the run in {run.folder.path} has done {run.state.step:,} steps, more than the "
@@ -182,18 +161,19 @@ def refuse_fewer_steps(run: Run, total: int) -> None:
         )
 
 
-def tell_of_length(run: Run, total: int) -> None:
+def tell_of_length(run: Run) -> None:
     """Notes how many steps a run is to have, and tells where that was another number.
 
     Its learning rate is that of the new length from here on, as with Hugging Face's Trainer: what
     is done has followed the old one. Also told of is a run too short for its warm-up: a single
     step has a learning rate of 0, and changes nothing.
     """
+    total = run.total_steps
     before, run.state.total_steps = run.state.total_steps, total
     warmup = warmup_steps(run.config.optim, total)
     if total <= warmup:
         last = learning_rates(run.config.optim, total, range(total - 1, total))[0]
-        run.observer.warning(
+        run.events.warning(
             f"optim.learning_rate is not reached: warm-up takes {warmup:,} of the run's {total:,} "
             f"steps, and the last has {last:.2g}; lower train.gradient_accumulation_steps for more "
             "steps, or optim.warmup_ratio and warmup_steps"
@@ -207,7 +187,7 @@ def tell_of_length(run: Run, total: int) -> None:
         changed = ""
     rate = rates[0] if run.state.plateau is None else run.state.plateau.rate
     rate *= run.state.rate_factor
-    run.observer.note(
+    run.events.note(
         f"the run has {total:,} steps now, where it had {before:,}: after step {run.state.step:,} "
         f"the learning rate goes on at {rate:.2g}{changed}"
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,7 +24,9 @@ from qlora_wgpu.ops.preference import METRICS, means
 from qlora_wgpu.training.divergence import Divergence
 from qlora_wgpu.training.observers import Row, WorkerFigures
 from qlora_wgpu.training.preferences import preference_of
-from qlora_wgpu.training.run import Run
+
+if TYPE_CHECKING:
+    from qlora_wgpu.training.run import Run
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class StepFigures:
     norm: float | None  # of its gradient
 
 
-class StepLog:
+class MetricsLogger:
     """Writes metrics.jsonl's rows of training steps."""
 
     def __init__(self, run: Run) -> None:
@@ -94,7 +97,7 @@ class StepLog:
         if not submitted.workers:
             count += self._run.model.kept_saturated
         if count and not self._run.saturated:
-            self._run.observer.warning(
+            self._run.events.warning(
                 f"step {submitted.step}: {count:,} values are larger than matrix units take "
                 "(65,504 in float16) and were held there, so that the model is computed wrongly; "
                 "train it with train.compute_dtype: float32 or device.backend: wgpu"
@@ -109,7 +112,7 @@ class StepLog:
             raise self._run.failure(f"the loss has diverged: as the run ends, {reason}")
         if reason := self._divergence.in_vain():
             rate = self._run.config.optim.learning_rate
-            self._run.observer.warning(
+            self._run.events.warning(
                 f"the run has learnt nothing: {reason}; train again with a lower "
                 f"optim.learning_rate than {rate:g}, such as {rate / 10:.1g}"
             )
@@ -155,13 +158,13 @@ def log_window(run: Run) -> None:
         row["sources"] = rows
     if workers := tuple(run.workers.values()):
         row["workers"] = _shares(workers)
-        run.observer.workers(workers)
+        run.events.workers(workers)
         run.workers.clear()
     state.window.clear()
     state.metrics.clear()
     state.logged_step = state.step
     run.folder.log(row)
-    run.observer.step(row)
+    run.events.step(row)
 
 
 def router_aux_loss_coef(run: Run) -> float:

@@ -13,7 +13,7 @@ from qlora_wgpu.gpu.kernel_config import CPU_PROFILE
 from qlora_wgpu.lora.flat_vector import AdapterDtypes
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import QLoRAModel, device_layout
-from qlora_wgpu.training.batching import BatchPlan, padded_batch
+from qlora_wgpu.training.batching import BatchSampler, padded_batch
 from qlora_wgpu.training.optimizer import Optimizer
 from qlora_wgpu.training.preferences import training_options
 
@@ -73,7 +73,7 @@ def model_of(config, device=None):
 
 def plan_of(config, rows):
     """The run's division of rows into steps."""
-    return BatchPlan.of(np.array([len(row) for row in rows]), config)
+    return BatchSampler.of(np.array([len(row) for row in rows]), config)
 
 
 def accumulate(model, config, rows, step):

@@ -12,7 +12,7 @@ from qlora_wgpu import load_config
 from qlora_wgpu.cli.init import init
 from qlora_wgpu.data import Preparation, Tokenizer, load_dataset
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.runs.recommend import Room, first_settings
+from qlora_wgpu.runs.recommend import MemoryBudget, recommend_config
 from qlora_wgpu.runs.workload import Target
 
 
@@ -144,7 +144,7 @@ def test_a_card_without_room_gets_checkpointing(place, monkeypatch):
     model, data = str(place / "model"), str(place / "long.jsonl")
     target, totals = Target(), {}
     for room in (10**9, 2_100_000, 1000):
-        _, settings = first_settings(model, data, None, Room(target, room, "it", False))
+        _, settings = recommend_config(model, data, None, MemoryBudget(target, room, "it", False))
         totals[room] = {setting.key: setting for setting in settings}
     checkpointing = [t["train.gradient_checkpointing"].value for t in totals.values()]
     rows = [t["train.per_device_train_batch_size"] for t in totals.values()]
@@ -156,7 +156,7 @@ def test_a_card_without_room_gets_checkpointing(place, monkeypatch):
 @pytest.mark.parametrize(("told", "is_bounded"), [(None, False), (1 << 30, True)])
 def test_it_is_known_whether_training_will_know_the_memory(monkeypatch, told, is_bounded):
     monkeypatch.setattr("qlora_wgpu.gpu.memory.room", lambda device: told)
-    assert Room.here().is_bounded is is_bounded
+    assert MemoryBudget.here().is_bounded is is_bounded
 
 
 @pytest.mark.slow
@@ -164,8 +164,8 @@ def test_a_card_that_tells_its_memory_keeps_as_many_layers_as_fit(place):
     (place / "long.jsonl").write_text(
         (json.dumps({"prompt": "a " * 60, "completion": "b " * 60}) + "\n") * 2000
     )
-    told = Room(Target(), 2_100_000, "it", False, is_bounded=True)
-    _, settings = first_settings(str(place / "model"), str(place / "long.jsonl"), None, told)
+    told = MemoryBudget(Target(), 2_100_000, "it", False, is_bounded=True)
+    _, settings = recommend_config(str(place / "model"), str(place / "long.jsonl"), None, told)
     written = {setting.key: setting for setting in settings}
     checkpointing = written["train.gradient_checkpointing"]
     assert checkpointing.value is False and checkpointing.why.startswith("layers are kept as far")
@@ -255,8 +255,8 @@ def test_both_rows_of_a_pair_are_planned(place):
     rows = {}
     for objective, row in (("dpo", pair), ("kto", judged)):
         data = str(place / rows_of(place, f"{objective}.jsonl", [row] * 2000))
-        room = Room(Target(), 4_000_000, "it", False)
-        _, settings = first_settings(str(place / "model"), data, None, room)
+        room = MemoryBudget(Target(), 4_000_000, "it", False)
+        _, settings = recommend_config(str(place / "model"), data, None, room)
         found = {setting.key: setting.value for setting in settings}
         rows[objective] = found["train.per_device_train_batch_size"]
     assert rows["kto"] >= 2 * rows["dpo"] > 0

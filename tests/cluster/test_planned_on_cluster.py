@@ -39,8 +39,8 @@ def devices(monkeypatch):
     """The owner's and the worker's, and what is planned of the latter."""
     own, owner, plans = Device(), allocating_device(monkeypatch), Plans()
     monkeypatch.setattr("qlora_wgpu.runs.clustered.Cluster", WorkersHere)
-    monkeypatch.setattr("qlora_wgpu.runs.clustered.sound_layout", lambda *given: given[3])
-    monkeypatch.setattr(worker, "sound_layout", lambda *given: given[3])
+    monkeypatch.setattr("qlora_wgpu.runs.clustered.verified_layout", lambda *given: given[3])
+    monkeypatch.setattr(worker, "verified_layout", lambda *given: given[3])
     monkeypatch.setattr(worker, "device_of", lambda settings: own)
     monkeypatch.setattr("qlora_wgpu.runs.workload.device_of", lambda settings: owner)
     # What was not computed counts no tokens.

@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from qlora_wgpu.runs import train
 from qlora_wgpu.selfcheck import results
-from qlora_wgpu.training.steering import Callbacks
+from qlora_wgpu.training.callbacks import Callbacks
 
 pytestmark = pytest.mark.full
 

@@ -7,7 +7,7 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import Dataset, Example, split_off
 from qlora_wgpu.data.mixture import Joined, Portion, examples_of, mix
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.data import SourceCounter, source_figures
 
 
@@ -136,7 +136,7 @@ def test_rows_of_pairs_are_counted_once(objective, packing):
             "gradient_accumulation_steps": 3, "max_steps": 9,
         },
     )  # fmt: skip
-    plan = BatchPlan.of(mixture.lengths, config)
+    plan = BatchSampler.of(mixture.lengths, config)
     counter = SourceCounter(mixture, plan)
     assert sum(counter.until(1).values()) == 3
     assert counter.until(plan.steps_per_epoch) == {"a": 3, "b": 5}
@@ -161,7 +161,7 @@ def test_a_runs_rows_are_counted(packing):
         data={"packing": packing, "max_seq_length": 16},
         train={"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
     )
-    plan = BatchPlan.of(mixture.lengths, config)
+    plan = BatchSampler.of(mixture.lengths, config)
     counter, seen = SourceCounter(mixture, plan), np.zeros(2, int)
     assert counter.until(0) == {"a": 0, "b": 0}
     for step in range(3 * plan.steps_per_epoch):

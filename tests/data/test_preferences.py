@@ -10,7 +10,7 @@ from qlora_wgpu.data import Dataset, Example, Preparation, load_dataset, row_for
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.data.preferences import pair_of
 from qlora_wgpu.errors import DataError
-from qlora_wgpu.training.preferences import Mismatched
+from qlora_wgpu.training.preferences import KLPairs
 
 USER, GOOD, BAD = (
     {"role": role, "content": text}
@@ -206,7 +206,7 @@ def test_mismatched_answers(tokenizer):
         for prompt, answer in (("a ", "one"), ("b ", "two"), ("b ", "three"), ("c ", "four"))
     ]
     dataset = read(tokenizer, *rows, objective="kto")
-    found = Mismatched(dataset, 64)
+    found = KLPairs(dataset, 64)
     present = np.flatnonzero(dataset.lengths)
     shown = [tokenizer.decode([int(t) for t in found[i].input_ids], True) for i in present.tolist()]
     assert shown == ["a four", "b one", "b one", "c three"]
@@ -219,7 +219,7 @@ def test_answers_of_other_prompts_have_a_token_that_is_predicted():
     behind = np.concatenate([np.full(3, -100, np.int32), ids[3:4]])
     nothing = Example(none, none)
     alone, short = Example(ids, ids), Example(ids[:4], behind)
-    found = Mismatched(Dataset([nothing, short, nothing, alone]), 8)
+    found = KLPairs(Dataset([nothing, short, nothing, alone]), 8)
     assert found[3].input_ids.tolist() == ids.tolist()  # not the other's one token, without a label
     assert found[1].labels.tolist() == [-100] * 3 + [10, 11, 12, 13, 14]
 

@@ -12,7 +12,7 @@ from qlora_wgpu.errors import DataError
 from qlora_wgpu.generation.generate import Prompt, complete
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.generation.text import TextStream
-from qlora_wgpu.runs.completing import prompts_of
+from qlora_wgpu.runs.batch_generate import prompts_of
 from qlora_wgpu.runs.exact_match import Prediction, questions
 
 ROWS = [

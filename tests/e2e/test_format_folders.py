@@ -23,7 +23,7 @@ from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.quant import quantize_nf4
-from qlora_wgpu.runs.pushing import _figures
+from qlora_wgpu.runs.hub_upload import _figures
 
 LORA = LoraConfig(r=8, lora_alpha=16)
 SIZES = {

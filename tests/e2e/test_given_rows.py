@@ -1,15 +1,17 @@
 """Rows that a program hands to a trainer: tables, iterators, numbers of other libraries."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from e2e.test_training import config, opened
 from e2e.tiny import write_model
-from qlora_wgpu import Trainer, load_dataset
+from qlora_wgpu import Tokenizer, Trainer, load_dataset
 from qlora_wgpu.data import Preparation
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.training import Observer
-from qlora_wgpu.training.data import RowReader, as_dataset, refuse_other_objectives
+from qlora_wgpu.training.data import DataReader, as_dataset, refuse_other_objectives
 
 pytestmark = pytest.mark.quick
 
@@ -44,7 +46,13 @@ def model(folder, device):
 
 
 def read(model, out, rows, held_out=None):
-    return RowReader(model, config(model.folder.path, out), Observer()).read(rows, held_out)
+    reader = DataReader(
+        config(model.folder.path, out), lambda: Tokenizer.from_folder(model.folder.path),
+        Observer(), vocabulary=model.architecture.vocab_size, positions=None, train=rows,
+        held_out=held_out,
+    )  # fmt: skip
+    train, measured = reader.read()
+    return SimpleNamespace(train=train, held_out=measured, prompt=reader.prompt())
 
 
 @pytest.mark.parametrize(

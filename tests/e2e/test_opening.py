@@ -19,7 +19,7 @@ from qlora_wgpu.cli import _model, commands
 from qlora_wgpu.config.as_trained import find_run
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.export import merge
-from qlora_wgpu.runs import evaluation, exporting, locating, opening
+from qlora_wgpu.runs import evaluation, exporting, opening, resolve
 
 REFERENCES = Path(__file__).parents[1] / "references"
 QUANT = {"blocksize": 128, "double_quant": False}
@@ -149,7 +149,7 @@ def opened(monkeypatch):
         raise Opened(settings)
 
     # All are imported before: what first imports its own while one is replaced would keep it.
-    for module in (opening, evaluation, _model, locating, exporting):
+    for module in (opening, evaluation, _model, resolve, exporting):
         monkeypatch.setattr(module, "load_adapted", stop)
 
     def run(*args):

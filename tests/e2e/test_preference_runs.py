@@ -15,7 +15,7 @@ from qlora_wgpu.data.row_stats import Preparation
 from qlora_wgpu.errors import ConfigError, DataError, TrainingError
 from qlora_wgpu.runs.estimation import estimate
 from qlora_wgpu.training import Observer, references
-from qlora_wgpu.training.computing import OwnDevice
+from qlora_wgpu.training.executor import LocalExecutor
 from qlora_wgpu.training.preferences import preference_of
 from qlora_wgpu.training.references import _key
 
@@ -334,4 +334,4 @@ def key_of(folder, lora, start):
     dataset = load_dataset(rows, folder / "model", 16, how=Preparation(16, objective="dpo"))
     model = QLoRAModel.from_pretrained(folder / "model", settings.lora, settings.quant, "float32")
     model.load_adapter(start(model))
-    return _key(model, OwnDevice(model), dataset, preference_of(settings.train), 2, 16)
+    return _key(model, LocalExecutor(model), dataset, preference_of(settings.train), 2, 16)

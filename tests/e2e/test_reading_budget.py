@@ -19,7 +19,7 @@ from qlora_wgpu.model.offload_plan import OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs import memory as required
-from qlora_wgpu.runs.inference_memory import Rows, Texts, _shorter, read_within_room
+from qlora_wgpu.runs.inference_memory import GenerationWorkload, Rows, _shorter, read_within_room
 from qlora_wgpu.runs.memory import host_memory
 
 PROMPT = ["--prompt", "what is 1 and 2?", "--max-new-tokens", 12]
@@ -66,13 +66,13 @@ def done(place, *args, stdin=""):
 
 
 def test_a_budget_changes_no_token(place, budget):
-    memory = ["--memory", f"{budget(Texts(24, 36))}B"]
+    memory = ["--memory", f"{budget(GenerationWorkload(24, 36))}B"]
     plain = done(place, "generate", "run", *PROMPT)
     budgeted = done(place, "generate", "run", *PROMPT, *memory)
     assert budgeted.stdout == plain.stdout
     assert "to keep within" in budgeted.stderr and "in host memory" in budgeted.stderr
     assert "MiB of device memory, " not in plain.stderr
-    memory[1] = f"{budget(Texts(256, 256))}B"
+    memory[1] = f"{budget(GenerationWorkload(256, 256))}B"
     spoken = [
         done(place, "chat", "run", "--max-new-tokens", 6, *more, stdin="hello\nand 2?\n")
         for more in ((), memory)
@@ -108,7 +108,7 @@ def test_a_budget_changes_no_loss(place, budget):
 
 
 def test_a_model_keeps_its_budget(place, budget):
-    least = budget(Texts(256, 256))
+    least = budget(GenerationWorkload(256, 256))
     with open_adapter(place / "run", memory=least) as model:
         model.generate("what is", max_new_tokens=4)
         assert model.device.memory.peak <= least
@@ -153,7 +153,11 @@ def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_pa
         Pretrained.open(place / "model"), LoraConfig(r=4), QuantConfig(), "bfloat16", device,
         OffloadPlan(streamed_layers=6), keep=keep,
     )  # fmt: skip
-    waiting, told, plans = Counter(layout.weights_on_host()), Plans(), Texts(24, 36).plans(layout)
+    waiting, told, plans = (
+        Counter(layout.weights_on_host()),
+        Plans(),
+        GenerationWorkload(24, 36).plans(layout),
+    )
     whole = host_memory(layout, waiting, plans, trains=False)
     free = sum(whole.values()) - whole["process"] + 1000
     monkeypatch.setattr(required, "available_bytes", lambda: free + 4 * MIB)  # it goes on growing

@@ -14,8 +14,8 @@ from qlora_wgpu.families import llama
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.model.steps import Network
 from qlora_wgpu.runs import opening
-from qlora_wgpu.runs.data import check_ids
 from qlora_wgpu.training import Observer
+from qlora_wgpu.training.data import check_ids
 from qlora_wgpu.training.observers import EVENTS
 
 CONFIG = """\

@@ -1,6 +1,5 @@
 """The page that a run leaves: whole without a network, and safe whatever its texts hold."""
 
-import inspect
 import re
 import sys
 from dataclasses import replace
@@ -23,16 +22,8 @@ from qlora_wgpu.report.charts import (
     ticks,
 )
 from qlora_wgpu.report.page import page
-from qlora_wgpu.training import Observer
-from qlora_wgpu.training.observers import (
-    EVENTS,
-    WANDB_ID,
-    Guarded,
-    ObserverList,
-    TensorBoard,
-    flat,
-    reporters,
-)
+from qlora_wgpu.training.integrations import TensorBoard, flat, services
+from qlora_wgpu.training.observers import Events
 
 ROWS = [
     {"step": 0, "eval_loss": 3.0},
@@ -220,13 +211,13 @@ def test_a_picture(tmp_path, monkeypatch):
     assert not write_png(tmp_path / "other.png", ROWS)
 
 
-def test_reporters_that_are_not_installed(tmp_path, monkeypatch):
+def test_services_that_are_not_installed(tmp_path, monkeypatch):
     for name, module in (("tensorboard", "tensorboard.compat.proto.event_pb2"), ("wandb", "wandb"),
                          ("trackio", "trackio")):  # fmt: skip
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(ConfigError, match=rf"pip install .qlora-wgpu\[{name}\]"):
-            reporters([name], tmp_path, {})
-    assert reporters([], tmp_path, {}) == []
+            services([name], tmp_path, {})
+    assert services([], tmp_path, {}) == []
 
 
 def test_tensorboard(tmp_path):
@@ -278,19 +269,20 @@ def test_a_row_with_workers_is_passed_on_value_by_value():
 
 
 def test_weights_and_biases(tmp_path, wandb):
-    [reporter] = reporters(["wandb"], tmp_path / "run", {"lora": {"r": 4}})
-    reporter.step({"step": 3, "loss": 2.0, "grad_norm": None})
-    reporter.evaluation({"step": 3, "eval_loss": 1.5})
+    [service] = services(["wandb"], tmp_path / "run", {"lora": {"r": 4}})
+    service.step({"step": 3, "loss": 2.0, "grad_norm": None})
+    service.evaluation({"step": 3, "eval_loss": 1.5})
     assert wandb[0]["config"] == {"lora": {"r": 4}} and wandb[0]["name"] == "run"
     assert wandb[1:] == [(3, {"train/loss": 2.0}), (3, {"eval/eval_loss": 1.5})]
 
 
 def test_a_run_that_goes_on_goes_on_there_too(tmp_path, wandb):
     for resume in (False, True, True, False):
-        [reporter] = reporters(["wandb"], tmp_path, {}, resume=resume)
-        guarded = Guarded(reporter, pytest.fail)
-        guarded.step({"step": 1, "loss": 2.0})
-        guarded.close()
+        [service] = services(["wandb"], tmp_path, {}, resume=resume)
+        events = Events()
+        events.subscribe(service, on_error="drop")
+        events.step({"step": 1, "loss": 2.0})
+        events.close()
     begun = [options.get("id") for options in wandb if isinstance(options, dict)]
     assert begun == [None, "new-1", "new-1", None] and wandb.count("finished") == 4
     assert wandb[3]["resume"] == "allow" and "resume" not in wandb[0]
@@ -298,15 +290,15 @@ def test_a_run_that_goes_on_goes_on_there_too(tmp_path, wandb):
 
 @pytest.mark.parametrize("text", ["", "../x", "a b", "x" * 2000])
 def test_an_id_that_is_none_begins_anew(tmp_path, wandb, text):
-    (tmp_path / WANDB_ID).write_text(text)
-    reporters(["wandb"], tmp_path, {}, resume=True)
+    (tmp_path / "wandb-id.txt").write_text(text)
+    services(["wandb"], tmp_path, {}, resume=True)
     assert "id" not in wandb[0]
 
 
 def test_a_run_that_has_not_begun_leaves_the_id_of_another(tmp_path, wandb):
-    (tmp_path / WANDB_ID).write_text("kept")
-    reporters(["wandb"], tmp_path, {})
-    assert (tmp_path / WANDB_ID).read_text() == "kept"
+    (tmp_path / "wandb-id.txt").write_text("kept")
+    services(["wandb"], tmp_path, {})
+    assert (tmp_path / "wandb-id.txt").read_text() == "kept"
 
 
 @pytest.fixture
@@ -338,33 +330,19 @@ def trackio(monkeypatch):
 
 def test_trackio(tmp_path, trackio, monkeypatch, capsys):
     for resume in (False, True):
-        [reporter] = reporters(["trackio"], tmp_path / "run", {"r": 4}, resume=resume)
-        guarded = Guarded(reporter, pytest.fail)
-        guarded.step({"step": 3, "loss": 2.0, "grad_norm": None})
-        guarded.evaluation({"step": 3, "eval_loss": 1.5})
-        guarded.close()
+        [service] = services(["trackio"], tmp_path / "run", {"r": 4}, resume=resume)
+        events = Events()
+        events.subscribe(service, on_error="drop")
+        events.step({"step": 3, "loss": 2.0, "grad_norm": None})
+        events.evaluation({"step": 3, "eval_loss": 1.5})
+        events.close()
     same = {"project": "qlora-wgpu", "name": "run", "config": {"r": 4}, "embed": False}
     rows = [(3, {"train/loss": 2.0}), (3, {"eval/eval_loss": 1.5}), "finished"]
     assert trackio == [same | {"resume": "never"}, *rows, same | {"resume": "allow"}, *rows]
     assert capsys.readouterr().out == ""
     monkeypatch.setenv("TRACKIO_PROJECT", "broken")
     with pytest.raises(ConfigError, match="trackio cannot begin a run: no room"):
-        reporters(["trackio"], tmp_path, {})
-
-
-def test_several_observers_are_told_everything():
-    calls = []
-
-    class Told(Observer):
-        def __getattribute__(self, name):
-            return lambda *args: calls.append(name)
-
-    several = ObserverList([Told(), Told()])
-    assert len(EVENTS) >= 15
-    for name in EVENTS:
-        details = list(inspect.signature(getattr(Observer, name)).parameters)[1:]
-        getattr(several, name)(*details)
-    assert calls == [name for name in EVENTS for _ in range(2)]
+        services(["trackio"], tmp_path, {})
 
 
 @pytest.mark.parametrize(("name", "label"), [

@@ -9,7 +9,6 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.runs import reporting
 from qlora_wgpu.runs.reporting import Reporter
-from qlora_wgpu.training.run_folder import SAMPLES
 
 
 class Warned:
@@ -64,7 +63,7 @@ def test_texts_between_the_first_and_the_last_are_shown_with_their_steps(reporte
         {"step": 2, "prompt": None, "text": "x"}, {"step": 3, "prompt": "p", "text": 7},
         {"step": 4, "prompt": "p", "text": "four"}, {"step": 4, "prompt": "q", "text": "other"},
     ]  # fmt: skip
-    (tmp_path / SAMPLES).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     reporter.started(30, 0, {})
     assert reporter._story.between == {"p": [(1, "one"), (4, "four")], "q": [(4, "other")]}
 

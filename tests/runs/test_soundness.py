@@ -19,7 +19,7 @@ from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.runs import opening
-from qlora_wgpu.runs.opening import open_device, run_launches, sound_layout
+from qlora_wgpu.runs.opening import open_device, run_launches, verified_layout
 from qlora_wgpu.runs.training import _open_model
 from qlora_wgpu.selfcheck import avoid_what_is_wrong, results
 from qlora_wgpu.training import Observer
@@ -95,7 +95,7 @@ def settled(device, folder, profile):
         return device
 
     launches = partial(run_launches, settings, length=24)
-    return sound_layout(device, another, launches, layout, notes), notes.texts
+    return verified_layout(device, another, launches, layout, notes), notes.texts
 
 
 def assert_trains_rightly(device, folder):
@@ -179,7 +179,7 @@ def test_checks_know_no_budget(monkeypatch):
     def seen(device, open_device, *_):
         raise Seen(open_device().budget)
 
-    monkeypatch.setattr("qlora_wgpu.runs.training.sound_layout", seen)
+    monkeypatch.setattr("qlora_wgpu.runs.training.verified_layout", seen)
     settings = Config.model_validate({"model": {"path": "m"}, "device": {"memory": "1MiB"}})
     source = SimpleNamespace(
         pretrained=SimpleNamespace(folder=SimpleNamespace(start_fingerprint=lambda: None))

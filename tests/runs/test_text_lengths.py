@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from qlora_wgpu.generation import QLoRAModel
-from qlora_wgpu.runs.inference_memory import Texts
+from qlora_wgpu.runs.inference_memory import GenerationWorkload
 
 
 @pytest.mark.parametrize(
@@ -27,5 +27,5 @@ from qlora_wgpu.runs.inference_memory import Texts
 def test_all_that_write_texts_go_as_far(config, longest):
     folder = SimpleNamespace(folder=SimpleNamespace(config=config))
     assert QLoRAModel.max_length.fget(folder) == longest
-    texts = Texts.of(SimpleNamespace(config=config), 30, 60)
+    texts = GenerationWorkload.of(SimpleNamespace(config=config), 30, 60)
     assert texts.capacity == (longest or 90) and texts.prompt == 30

@@ -16,7 +16,7 @@ from qlora_wgpu.data import PromptFormat, Tokenizer
 from qlora_wgpu.data.chat_template import find_chat_template
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
 from qlora_wgpu.model.budget import fit_inference_to_budget, reading_memory
-from qlora_wgpu.runs.inference_memory import Texts
+from qlora_wgpu.runs.inference_memory import GenerationWorkload
 from qlora_wgpu.serving.served import Served
 
 PLAIN = QuantConfig(scheme="none")
@@ -125,7 +125,10 @@ def test_names_on_the_command_line(place, monkeypatch):
 def test_adapters_beside_the_first_are_planned(model):
     """What the plan has more is what they have taken, and what their programs are told."""
     model.set_adapter("default")
-    texts, configs = Texts(100, 128, 2), [each.config for each in model.adapters.values()]
+    texts, configs = (
+        GenerationWorkload(100, 128, 2),
+        [each.config for each in model.adapters.values()],
+    )
     own, third = model.layout.adapter.config, configs[-1]
     assert own != third
     alone = reading_memory(texts.plans(model.layout))
@@ -139,7 +142,7 @@ def test_adapters_beside_the_first_are_planned(model):
 
 def test_a_budget_that_does_not_hold_them_is_refused(place):
     layout = QLoRAModel.from_pretrained(place / "model", None, PLAIN).layout
-    texts = Texts(100, 128)
+    texts = GenerationWorkload(100, 128)
     budget = sum(reading_memory(texts.plans(layout)).values())
     assert fit_inference_to_budget(layout, texts.plans, budget) is layout
     large = replace(texts, others=(LoraConfig(r=4096, target_modules=["q_proj"]),))

@@ -9,14 +9,14 @@ from qlora_wgpu.config import Config
 from qlora_wgpu.data import IGNORE_INDEX, Example
 from qlora_wgpu.data.batches import pack
 from qlora_wgpu.errors import ShapeError
-from qlora_wgpu.training.batching import BatchPlan, in_order, padded_batch
+from qlora_wgpu.training.batching import BatchSampler, padded_batch, sorted_by_length
 
 
 def plan(rows, batch, accumulation, **changes):
     train = {
         "per_device_train_batch_size": batch, "gradient_accumulation_steps": accumulation, **changes
     }  # fmt: skip
-    return BatchPlan.of(np.full(rows, 3), Config(model={"path": "m"}, train=train))
+    return BatchSampler.of(np.full(rows, 3), Config(model={"path": "m"}, train=train))
 
 
 def flat(blocks):
@@ -112,17 +112,17 @@ def test_the_longest_row_bounds_the_length():
 
 def test_in_order():
     rows = [example(i + 1) for i in range(7)]
-    chunks = list(in_order(rows, 3))
+    chunks = list(sorted_by_length(rows, 3))
     assert [len(c) for c in chunks] == [3, 3, 1]
     # The longest first, each in a row of its own.
     assert [row for chunk in chunks for row in chunk] == [[row] for row in reversed(rows)]
-    assert list(in_order([], 3)) == []
+    assert list(sorted_by_length([], 3)) == []
 
 
 def test_rows_of_a_batch_are_about_equally_long():
     lengths = np.random.default_rng(0).integers(1, 1000, 1234)
     plain, grouped = (
-        BatchPlan.of(
+        BatchSampler.of(
             lengths,
             Config(
                 model={"path": "m"},
@@ -151,7 +151,7 @@ def test_packing(seed):
     config = Config(
         model={"path": "m"}, data={"packing": True, "max_seq_length": 128}, train={"seed": seed}
     )
-    batch_plan = BatchPlan.of(lengths, config)
+    batch_plan = BatchSampler.of(lengths, config)
     assert sorted(i for row in batch_plan.rows for i in row) == list(range(300))
     assert batch_plan.lengths.tolist() == [sum(lengths[i] for i in row) for row in batch_plan.rows]
     assert batch_plan.longest <= 128

@@ -3,13 +3,13 @@
 import pytest
 
 from qlora_wgpu.graph.host_callbacks import DiskReadStats
-from qlora_wgpu.training.loop import DiskWatch
+from qlora_wgpu.training.step_queue import IOStallMonitor
 
 
 def told(share, steps=20, seconds=5.0, nbytes=2_000_000_000, first=100.0):
     """What is told after steps of which a share was waited for a file."""
     reading, now, texts = DiskReadStats(), [0.0], []
-    watch = DiskWatch(reading, lambda: now[0])
+    watch = IOStallMonitor(reading, lambda: now[0])
     for step in range(steps):
         took = seconds if step else first
         now[0] += took

@@ -6,7 +6,7 @@ import pytest
 from qlora_wgpu.config.schema import TrainConfig
 from qlora_wgpu.data import Dataset, Example
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.training.data_warnings import tell_of_weights
+from qlora_wgpu.training.data_warnings import check_unpaired_balance
 from qlora_wgpu.training.observers import Observer
 
 
@@ -25,7 +25,7 @@ def told(good, bad, **weights):
     sides = [*[(answer, nothing)] * good, *[(nothing, answer)] * bad]
     dataset = Dataset([Example(ids, ids) for pair in sides for ids in pair])
     heard = Heard()
-    tell_of_weights(dataset, TrainConfig(objective="kto", **weights), heard)
+    check_unpaired_balance(dataset, TrainConfig(objective="kto", **weights), heard)
     return heard.warnings
 
 

@@ -139,14 +139,14 @@ def test_a_replaced_run_stays_until_there_is_something_to_show(tmp_path):
     old_run(path)
     before = tree(path)
     run = RunFolder(path, "new", overwrite=True)
-    assert run.replaced is not None and tree(run.replaced) == before
+    assert run.kept_run is not None and tree(run.replaced) == before
     run.close()
     # One that was begun and has nothing to show does not push it out.
     run = RunFolder(path, "newer", overwrite=True)
     assert tree(run.replaced) == before
     run.checkpoint_folder(1).mkdir()
     run.forget_replaced()
-    assert run.replaced is None and (path / "config.yaml").read_text() == "newer"
+    assert run.kept_run is None and (path / "config.yaml").read_text() == "newer"
     with pytest.raises(ConfigError, match="already holds a run"):
         refuse_existing_run(path)
 

@@ -17,9 +17,9 @@ from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
 from qlora_wgpu.model.steps import make_sums
 from qlora_wgpu.ops.optimizers import STATS_LENGTH
-from qlora_wgpu.training.computing import ThroughputMeter
+from qlora_wgpu.training.executor import ThroughputMeter
 from qlora_wgpu.training.observers import WorkerFigures
-from qlora_wgpu.training.step_log import StepLog, SubmittedStep, log_window
+from qlora_wgpu.training.step_log import MetricsLogger, SubmittedStep, log_window
 
 
 def a_run(kept=0):
@@ -27,7 +27,7 @@ def a_run(kept=0):
     dense = SimpleNamespace(vocab_size=83, balance_coefficient=lambda setting: 0.0)
     return SimpleNamespace(
         model=SimpleNamespace(architecture=dense, kept_saturated=kept),
-        observer=SimpleNamespace(
+        events=SimpleNamespace(
             warning=warnings.append, step=rows.append, workers=lambda figures: None
         ),
         folder=SimpleNamespace(log=lambda row: None),
@@ -59,7 +59,7 @@ def stats(count):
 
 def test_a_count_is_told_once_and_logged_from_then_on():
     run = a_run()
-    log = StepLog(run)
+    log = MetricsLogger(run)
     for step, data in enumerate((stats(0)[: 4 * STATS_LENGTH], stats(0), stats(7), stats(5)), 1):
         log.finish(SubmittedStep(step, learning_rate=0.1, tokens=2), data)
     assert [row.get("saturated") for row in run.rows] == [None, None, 7, 12]
@@ -71,7 +71,7 @@ def test_a_count_is_told_once_and_logged_from_then_on():
 
 def test_what_is_kept_dequantized_counts_at_every_step():
     run = a_run(kept=3)
-    log = StepLog(run)
+    log = MetricsLogger(run)
     for step, workers in enumerate(((), (), (WorkerFigures("a", 1, 1.0, 1, 1),)), 1):
         log.finish(SubmittedStep(step, 0.1, 2, workers), stats(1))
     assert [row.get("saturated") for row in run.rows] == [4, 8, 9]  # a worker has counted its own

@@ -10,7 +10,7 @@ import pytest
 from qlora_wgpu.config import Config, OptimConfig
 from qlora_wgpu.config.schedules import ARGUMENTS
 from qlora_wgpu.errors import ConfigError
-from qlora_wgpu.training.batching import BatchPlan
+from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.checkpoints import RunState
 from qlora_wgpu.training.divergence import Divergence, Plateau
 from qlora_wgpu.training.schedule import Schedule, learning_rates, step_table
@@ -126,7 +126,7 @@ def settings(**changes):
 
 
 def of(rows, config):
-    return BatchPlan.of(np.full(rows, 3), config)
+    return BatchSampler.of(np.full(rows, 3), config)
 
 
 def flat(blocks):

@@ -10,11 +10,12 @@ import pytest
 import qlora_wgpu
 from qlora_wgpu.checkpoint import hub
 from qlora_wgpu.checkpoint.model_folder import ModelFolder
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.data.prompts import prompt_kind
 from qlora_wgpu.data.sources import check_file
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.presence import exists, is_dir, is_file, is_there
-from qlora_wgpu.training.run_folder import Replaced
+from qlora_wgpu.training.run_folder import RunBackup
 
 ROOT = Path(qlora_wgpu.__file__).parent
 ASKED = ("exists", "is_dir", "is_file")
@@ -93,9 +94,9 @@ def test_data_in_a_locked_folder_are_not_called_missing(tmp_path, monkeypatch) -
 
 
 def test_a_run_that_cannot_be_looked_at_is_not_overwritten_by_the_one_before(tmp_path, monkeypatch):
-    replaced = Replaced(tmp_path, ["metrics.jsonl"])
-    replaced.path.mkdir()
-    (replaced.path / "metrics.jsonl").write_text("old")
+    replaced = RunBackup(RunPaths(tmp_path))
+    (tmp_path / "replaced").mkdir()
+    ((tmp_path / "replaced") / "metrics.jsonl").write_text("old")
     (tmp_path / "metrics.jsonl").write_text("new")
     error = OSError(errno.ESTALE, "Stale file handle")
     fail(monkeypatch, error, lambda path: path.parent == tmp_path and path.suffix)

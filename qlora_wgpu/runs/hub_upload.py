@@ -13,8 +13,9 @@ from typing import Any
 from qlora_wgpu.checkpoint import ModelFolder, write_file
 from qlora_wgpu.checkpoint.hub import check_reachable, is_hub_name, name_on_hub, upload
 from qlora_wgpu.checkpoint.manifest import read_json_object
-from qlora_wgpu.config import Config, load_config
-from qlora_wgpu.config.as_trained import find_run
+from qlora_wgpu.config import Config
+from qlora_wgpu.config.as_trained import config_of_run, find_run
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.data import PromptKind, prompt_kind
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.export.model_card import CardKind, model_card
@@ -26,7 +27,7 @@ from qlora_wgpu.presence import is_file, is_there
 from qlora_wgpu.runs.exporting import modelfile_of
 from qlora_wgpu.training import read_rows
 
-_CARD, _CONFIG, _PLOT = "README.md", "adapter_config.json", "loss.png"
+_CARD, _CONFIG = "README.md", "adapter_config.json"
 _OF_A_MODEL = (".safetensors", ".json", ".jinja", ".model", ".txt")
 _DATA_ON_HUB = re.compile(r"[\w.-]+/[\w.-]+(:[\w./-]+)?")
 # What is sent, and nothing else that may lie there.
@@ -43,7 +44,7 @@ _PROMPTS: dict[PromptKind, str] = {
 
 
 @dataclass(frozen=True)
-class Parcel:
+class UploadBundle:
     """What is to be sent."""
 
     name: str  # owner/name on the hub
@@ -68,7 +69,7 @@ def push(
     private: bool = True,
     merged: str | None = None,
     gguf: str | None = None,
-    agree: Callable[[Parcel], bool] = lambda parcel: True,
+    agree: Callable[[UploadBundle], bool] = lambda parcel: True,
 ) -> str | None:
     """Sends what was trained to the hub, with a model card.
 
@@ -101,9 +102,10 @@ def push(
         files[_CONFIG] = _with_base(folder / _CONFIG, base)
     files[_CARD] = _card(Path(adapter), name, base, kind, files.get(_CARD), gguf)
     run = find_run(adapter)
-    if run is not None and is_file(run / _PLOT) and _PLOT.encode() in _content(files[_CARD]):
-        files[_PLOT] = run / _PLOT
-    parcel = Parcel(name, files, private)
+    plot = _plot_of(run)
+    if plot is not None and plot.name.encode() in _content(files[_CARD]):
+        files[plot.name] = plot
+    parcel = UploadBundle(name, files, private)
     return upload(name, files, private=private) if agree(parcel) else None
 
 
@@ -172,17 +174,23 @@ def card_text(
     run = find_run(folder)
     figures = {"parameters": f"{sum(array.size for array in tensors.values()):,}"}
     if run is not None:
-        figures |= _figures(load_config(run / "config.yaml"), run)
-    has_plot = run is not None and is_file(run / _PLOT)
+        figures |= _figures(config_of_run(run), run)
+    plot = _plot_of(run)
     return model_card(
         name, named, config, figures, _PROMPTS[prompt_kind(folder)],
-        kind=kind, file=file, plot=_PLOT if has_plot else None,
+        kind=kind, file=file, plot=None if plot is None else plot.name,
     )  # fmt: skip
+
+
+def _plot_of(run: Path | None) -> Path | None:
+    """The picture of a run's losses, if there is one."""
+    plot = None if run is None else RunPaths(run).plot
+    return plot if plot is not None and is_file(plot) else None
 
 
 def _figures(settings: Config, run: Path) -> dict[str, str]:
     """What a card tells of a run; paths of the user's machine are left out."""
-    rows = read_rows(run / "metrics.jsonl")
+    rows = read_rows(RunPaths(run).metrics)
     steps = [row for row in rows if "loss" in row]
     losses = [row["eval_loss"] for row in rows if "eval_loss" in row]
     products = settings.train.compute_dtype

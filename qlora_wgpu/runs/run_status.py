@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qlora_wgpu.checkpoint.manifest import read_json_object
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.presence import exists
 from qlora_wgpu.supervision.processes import is_running
 from qlora_wgpu.training import read_rows
 from qlora_wgpu.training.observers import Row
-from qlora_wgpu.training.run_folder import PROGRESS, SAMPLES
 
 
 @dataclass(frozen=True)
-class RunView:
+class RunStatus:
     """What a run's folder says."""
 
     path: Path  # the folder
@@ -48,20 +48,20 @@ class RunView:
         return [row for row in self.texts if row["step"] == self.texts[-1]["step"]]
 
 
-def look(path: str | os.PathLike[str]) -> RunView:
+def read_run(path: str | os.PathLike[str]) -> RunStatus:
     """Reads a run's folder."""
-    folder = Path(path)
-    if not exists(folder / "metrics.jsonl"):
-        raise ConfigError(f"{folder} holds no run: metrics.jsonl is not there (yet)")
-    rows = read_rows(folder / "metrics.jsonl")
-    progress = _progress(folder / PROGRESS)
+    paths = RunPaths(path)
+    if not exists(paths.metrics):
+        raise ConfigError(f"{paths.path} holds no run: metrics.jsonl is not there (yet)")
+    rows = read_rows(paths.metrics)
+    progress = _progress(paths.progress)
     total = progress.get("total_steps")
-    return RunView(
-        folder,
+    return RunStatus(
+        paths.path,
         total if isinstance(total, int) else 0,
         [row for row in rows if "eval_loss" not in row],
         [row for row in rows if row.get("eval_loss") is not None],
-        read_rows(folder / SAMPLES),
+        read_rows(paths.samples),
         _is_running(progress),
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from qlora_wgpu.errors import (
     ClusterError,
@@ -19,10 +20,12 @@ from qlora_wgpu.errors import (
 from qlora_wgpu.limits import LEARNING_RATES
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.training.evaluation import Evaluator
-from qlora_wgpu.training.observers import Observer, Row, failure_of
+from qlora_wgpu.training.observers import Events, Row, failure_of
 from qlora_wgpu.training.optimizer import Optimizer
-from qlora_wgpu.training.run import Run
 from qlora_wgpu.training.step_log import StepFigures
+
+if TYPE_CHECKING:
+    from qlora_wgpu.training.run import Run
 
 
 class Step:
@@ -35,13 +38,13 @@ class Step:
         saved: What was written, in ``on_save``: a checkpoint's folder, or the final adapter's.
     """
 
-    def __init__(self, steering: Steering, step: int, learning_rate: float) -> None:
+    def __init__(self, handler: CallbackHandler, step: int, learning_rate: float) -> None:
         """Made by the trainer."""
         self.step = step
-        self.total_steps = steering.total_steps
+        self.total_steps = handler.run.total_steps
         self.learning_rate = learning_rate
         self.saved: Path | None = None
-        self._steering = steering
+        self._handler = handler
         self._figures: StepFigures | None = None
 
     def __repr__(self) -> str:
@@ -54,7 +57,7 @@ class Step:
     @property
     def model(self) -> AdapterModel:
         """The model, as it is after this step."""
-        return self._steering.run.model
+        return self._handler.run.model
 
     @property
     def loss(self) -> float | None:
@@ -74,12 +77,12 @@ class Step:
     @property
     def eval_loss(self) -> float | None:
         """The latest held-out loss; None while there is none."""
-        return self._steering.run.state.eval_loss
+        return self._handler.run.state.eval_loss
 
     @property
     def eval_mean_token_accuracy(self) -> float | None:
         """The share of the held-out labels that was predicted then."""
-        return self._steering.latest.get("eval_mean_token_accuracy")
+        return self._handler.latest.get("eval_mean_token_accuracy")
 
     def stop(self, reason: str = "the program stopped it") -> None:
         """Ends the run after this step, with its state saved.
@@ -87,7 +90,7 @@ class Step:
         Args:
             reason: Why; kept as ``TrainResult.stop_reason``.
         """
-        self._own().run.observer.stop_run(reason)
+        self._own().run.events.stop_run(reason)
 
     def evaluate(self) -> float:
         """Measures and logs the held-out loss of the model as it is, once a step at most.
@@ -119,14 +122,14 @@ class Step:
         """
         self._own().scale_learning_rate(factor)
 
-    def _own(self) -> Steering:
-        if self._steering.present is not self:
+    def _own(self) -> CallbackHandler:
+        if self._handler.present is not self:
             raise ConfigError(f"step {self.step} is over: only the latest step can do that")
-        return self._steering
+        return self._handler
 
     def _arrived(self) -> StepFigures:
         if self._figures is None and self.step > 0:
-            self._steering.drain()
+            self._handler.drain()
         return self._figures or StepFigures(None, None, None)
 
 
@@ -157,29 +160,27 @@ class Callbacks:
 NO_CALLBACKS = Callbacks()
 
 
-class Steering(Observer):
+class CallbackHandler:
     """Calls the callbacks, and does what they ask for.
 
     Attributes:
         run: The run.
-        total_steps: Its steps.
         drain: Waits for all steps that are on their way.
         latest: The latest evaluation's row.
     """
 
     def __init__(
-        self, run: Run, callbacks: Callbacks, evaluator: Evaluator, optimizer: Optimizer,
-        total_steps: int,
-    ) -> None:  # fmt: skip
+        self, run: Run, callbacks: Callbacks, evaluator: Evaluator, optimizer: Optimizer
+    ) -> None:
         """Begins with the step that the run's state is at."""
-        self.run, self.total_steps = run, total_steps
+        self.run = run
         self.drain: Callable[[], None] = lambda: None
         self.latest: Row = {}
-        self._kept: Step | None = None
-        self.submitted(run.state.step, run.state.learning_rate)
         self._callbacks = callbacks
         self._evaluator, self._optimizer = evaluator, optimizer
         self._is_calling = self._is_over = False
+        self._kept: Step | None = None
+        self.submitted(run.state.step, run.state.learning_rate)
 
     def submitted(self, step: int, learning_rate: float) -> None:
         """A step is on its way."""
@@ -200,21 +201,21 @@ class Steering(Observer):
     def let_go(self) -> None:
         """The run is over: nothing leads back to it any more, so that its model can be freed."""
         self.drain = lambda: None
-        self.run.observer = Observer()
+        self.run.events, self.run.callbacks = Events(), None
         self._kept = None
 
     # -- events ----------------------------------------------------------------------------
 
-    def stepped(self) -> None:
+    def on_step(self) -> None:
         """All that was due after a step is done."""
         self._call("on_step")
 
-    def evaluation(self, row: Row) -> None:
+    def on_evaluate(self, row: Row) -> None:
         """The held-out loss was measured."""
         self.latest = row
         self._call("on_evaluate")
 
-    def saved(self, folder: Path) -> None:
+    def on_save(self, folder: Path) -> None:
         """A checkpoint or the adapter was written."""
         self.present.saved = folder
         self._call("on_save")
@@ -259,7 +260,7 @@ class Steering(Observer):
         _check("a learning rate", rate)
         self.drain()
         run, following = self.run, self.run.state.step + 1
-        if self._is_over or following > self.total_steps:
+        if self._is_over or following > self.run.total_steps:
             return
         if run.state.plateau is not None:
             self._optimizer.hold(run.state.plateau.rate)
@@ -275,7 +276,7 @@ class Steering(Observer):
         """Multiplies the rates of the steps that follow."""
         _check("the factor of learning rates", factor)
         self.drain()
-        if not self._is_over and self.run.state.step < self.total_steps:
+        if not self._is_over and self.run.state.step < self.run.total_steps:
             self._multiply(float(factor) * self.run.state.rate_factor)
 
     def _multiply(self, factor: float) -> None:
@@ -284,7 +285,7 @@ class Steering(Observer):
             return
         run.state.rate_factor = factor
         self._optimizer.multiply(factor)
-        run.observer.note(
+        run.events.note(
             f"after step {step} the learning rate is {self._optimizer.rate(step + 1):.3g}, "
             f"{factor:.3g} times the schedule's"
         )

@@ -14,7 +14,7 @@ from qlora_wgpu.model.batch_encoding import IntArray
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind
 from qlora_wgpu.training.observers import WorkerFigures
-from qlora_wgpu.training.preferences import AnswerBatch
+from qlora_wgpu.training.preferences import PreferenceBatch
 
 # ---- how fast ------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class MicroBatch:
 
     @classmethod
     def of_answers(
-        cls, model: AdapterModel, made: AnswerBatch, dropout_key: int | None = None
+        cls, model: AdapterModel, made: PreferenceBatch, dropout_key: int | None = None
     ) -> MicroBatch:
         """One of answers, checked."""
         batch = made.batch
@@ -107,8 +107,11 @@ class MeasuresLoss(Protocol):
         """
 
 
-class MeasuresAnswers(Protocol):
-    """Base and adapter, wherever they are, as objectives over answers ask them; no gradient."""
+class Executor(MeasuresLoss, Protocol):
+    """Adds up what micro-batches give; the sums end on the device of the run's adapter.
+
+    Whoever does it, the sums have the same bits: each micro-batch is one term, in their order.
+    """
 
     def prepare(self, batch: int, seq: int, kind: StepKind = "train") -> None:
         """Makes ready what steps of this shape and kind need."""
@@ -125,13 +128,6 @@ class MeasuresAnswers(Protocol):
     def answer_sums(self, batches: Iterable[MicroBatch], done: Done) -> FloatArray:
         """Loss and metrics summed over some micro-batches, as ``stats`` has them."""
 
-
-class Computing(MeasuresLoss, MeasuresAnswers, Protocol):
-    """Adds up what micro-batches give; the sums end on the device of the run's adapter.
-
-    Whoever does it, the sums have the same bits: each micro-batch is one term, in their order.
-    """
-
     def accumulate(self, batches: Iterable[MicroBatch], is_stopped: Callable[[], bool]) -> bool:
         """Adds gradients, losses, label tokens and hits of a step; they may still be on the way."""
 
@@ -139,7 +135,7 @@ class Computing(MeasuresLoss, MeasuresAnswers, Protocol):
         """What each worker has done since the last call; none on the run's own device."""
 
 
-class OwnDevice:
+class LocalExecutor:
     """The device of the run's model."""
 
     def __init__(self, model: QLoRAModel, throughput: ThroughputMeter | None = None) -> None:

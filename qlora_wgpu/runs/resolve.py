@@ -12,8 +12,9 @@ from qlora_wgpu.checkpoint.hub import is_hub_file, is_hub_model, owner_wanted
 from qlora_wgpu.checkpoint.model_folder import GGUF
 from qlora_wgpu.checkpoint.tokenizer_files import PROMPT_FORMAT, tokenizer_folder
 from qlora_wgpu.config import Config, ModelConfig, QuantConfig, load_config
-from qlora_wgpu.config.as_trained import find_run, without_none
+from qlora_wgpu.config.as_trained import config_of_run, find_run, without_none
 from qlora_wgpu.config.paths import path_hint
+from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.data import Dataset, PromptFormat, Tokenizer, find_chat_template, read_prompt_files
 from qlora_wgpu.errors import ConfigError, command, option
 from qlora_wgpu.families.parts.config import longest_text
@@ -31,14 +32,16 @@ from qlora_wgpu.training.observers import Unwatched
 
 
 @dataclass(frozen=True)
-class Located:
+class ModelRef:
     """What is to be opened."""
 
     model: str  # folder or hub name of the base
     adapter: str | None  # folder of the adapter, or None for the base alone
 
 
-def locate(place: str | None, model: str | None = None, adapter: str | None = None) -> Located:
+def resolve_model(
+    place: str | None, model: str | None = None, adapter: str | None = None
+) -> ModelRef:
     """What is meant by a run's folder, an adapter's, or a model; options say what it does not.
 
     Args:
@@ -55,16 +58,17 @@ def locate(place: str | None, model: str | None = None, adapter: str | None = No
     else:
         model = model or place
     if model is not None:
-        return Located(model, adapter)
+        return ModelRef(model, adapter)
     if adapter is None:
         raise ConfigError("name a run's folder, such as runs/first, or a model with --model")
-    return Located(existing_base(adapter), adapter)
+    return ModelRef(existing_base(adapter), adapter)
 
 
 def adapter_of_run(run: Path) -> str:
     """The final adapter of a run, else that of its newest checkpoint."""
-    if _holds_adapter(run / "adapter"):
-        return str(run / "adapter")
+    final = RunPaths(run).adapter
+    if _holds_adapter(final):
+        return str(final)
     whole = [folder for folder in checkpoint_folders(run) if _holds_adapter(folder)]
     if not whole:
         raise ConfigError(f"the run in {run} has no adapter and no checkpoint yet")
@@ -74,7 +78,7 @@ def adapter_of_run(run: Path) -> str:
 def base_of(adapter: str) -> str:
     """The base that an adapter's run, or else the adapter itself, names."""
     if (run := find_run(adapter)) is not None:
-        return load_config(run / "config.yaml").model.path
+        return config_of_run(run).model.path
     name = load_adapter(adapter, biases=True)[1].base_model_name_or_path
     if name is None:
         raise ConfigError(f"{adapter} names no base model: name it with {option('model', ...)}")
@@ -160,7 +164,7 @@ def _runs_in(folder: Path) -> list[Path]:
 
 
 def _is_run(folder: Path) -> bool:
-    return any(exists(folder / name) for name in ("adapter", "metrics.jsonl"))
+    return exists(RunPaths(folder).adapter) or exists(RunPaths(folder).metrics)
 
 
 def _holds_adapter(folder: Path) -> bool:
@@ -241,7 +245,7 @@ def prompt_for(source: OpenedModel, adapter: str | None) -> PromptFormat:
     run = None if adapter is None else find_run(adapter)
     if run is None:
         return read_prompt_files(folder or source.path)
-    setting = load_config(run / "config.yaml").data.chat_template
+    setting = config_of_run(run).data.chat_template
     return PromptFormat("chat", source.tokenizer, find_chat_template(setting, source.tokenizer))
 
 

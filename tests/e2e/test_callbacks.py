@@ -11,7 +11,7 @@ from e2e.test_training import config, metrics, opened, rows
 from e2e.tiny import write_model
 from qlora_wgpu import Observer, Step, Trainer
 from qlora_wgpu.errors import CallbackError, ConfigError, TrainingError
-from qlora_wgpu.training.observers import ObserverList, Watched
+from qlora_wgpu.training.observers import Events
 
 
 @pytest.fixture(scope="module")
@@ -239,10 +239,12 @@ def test_a_run_ends_saved_where_a_shown_runs_observer_fails(folder, device, tmp_
         def saved(self, place):
             told.append(place.name)
 
-    watched = [Watched(failing("step")), Watched(Tells())]
+    events = Events()
+    events.subscribe(failing("step"))
+    events.subscribe(Tells())
     settings = config(folder, tmp_path / "run", train={"max_steps": 6}, output={"save_steps": 5})
     with pytest.raises(CallbackError, match=r"Fails\.step failed"):
-        Trainer(opened(folder, device), settings, ObserverList(watched)).train(rows())
+        Trainer(opened(folder, device), settings, events).train(rows())
     assert told in (["step-2"], ["step-3"])
 
 

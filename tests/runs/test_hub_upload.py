@@ -16,8 +16,8 @@ from support.commands import run_here
 
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.lora import AdapterConfig, save_adapter
-from qlora_wgpu.runs import pushing
-from qlora_wgpu.runs.pushing import push
+from qlora_wgpu.runs import hub_upload
+from qlora_wgpu.runs.hub_upload import push
 
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz0123456789"
 
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_written(tmp_path, hub, monkeypatch):
     def refuse(path, content):
         raise CheckpointError(f"{path} cannot be written: Read-only file system")
 
-    monkeypatch.setattr(pushing, "write_file", refuse)
+    monkeypatch.setattr(hub_upload, "write_file", refuse)
     push(str(adapter(tmp_path / "adapter")), "me/mine")
     assert b'base_model: "owner/base"' in hub.files["README.md"]
     assert not (tmp_path / "adapter/README.md").exists()

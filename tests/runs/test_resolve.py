@@ -11,7 +11,7 @@ import pytest
 from qlora_wgpu.config import load_config
 from qlora_wgpu.errors import ConfigError, on_command_line
 from qlora_wgpu.lora import AdapterConfig, save_adapter
-from qlora_wgpu.runs.locating import Located, base_in, locate
+from qlora_wgpu.runs.resolve import ModelRef, base_in, resolve_model
 
 
 def adapter(folder, base):
@@ -38,48 +38,56 @@ def place(tmp_path):
 
 def test_a_run(place):
     run, base = place / "run", str(place / "base")
-    assert locate(str(run)) == Located(base, str(run / "adapter"))
+    assert resolve_model(str(run)) == ModelRef(base, str(run / "adapter"))
     checkpoint = str(run / "checkpoints" / "step-9")
-    assert locate(checkpoint) == locate(None, None, checkpoint) == Located(base, checkpoint)
-    assert locate(str(run), "other/model") == Located("other/model", str(run / "adapter"))
+    assert (
+        resolve_model(checkpoint)
+        == resolve_model(None, None, checkpoint)
+        == ModelRef(base, checkpoint)
+    )
+    assert resolve_model(str(run), "other/model") == ModelRef("other/model", str(run / "adapter"))
 
 
 def test_a_run_that_goes_on_has_its_newest_checkpoint(place):
     shutil.rmtree(place / "run" / "adapter")
-    assert locate(str(place / "run")).adapter.endswith("step-10")
+    assert resolve_model(str(place / "run")).adapter.endswith("step-10")
     shutil.rmtree(place / "run" / "checkpoints")
     with pytest.raises(ConfigError, match="no adapter and no checkpoint yet"):
-        locate(str(place / "run"))
+        resolve_model(str(place / "run"))
 
 
 def test_a_revision_of_the_base_stands_behind_its_name(place):
     alone = str(adapter(place / "alone", "owner/base@v1"))
-    assert locate(alone) == Located("owner/base@v1", alone)
-    assert locate("owner/base@v1") == Located("owner/base@v1", None)
+    assert resolve_model(alone) == ModelRef("owner/base@v1", alone)
+    assert resolve_model("owner/base@v1") == ModelRef("owner/base@v1", None)
     config = adapter(place / "pefts", "owner/base") / "adapter_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "revision": "v1"}))
-    assert locate(str(config.parent)).model == "owner/base@v1"
+    assert resolve_model(str(config.parent)).model == "owner/base@v1"
 
 
 def test_an_adapter_that_belongs_to_no_run(place):
     alone = str(adapter(place / "alone", "owner/base"))
-    assert locate(alone) == Located("owner/base", alone)
+    assert resolve_model(alone) == ModelRef("owner/base", alone)
     nameless = str(adapter(place / "nameless", None))
     with pytest.raises(ConfigError, match="names no base model"):
-        locate(nameless)
-    assert locate(None, "a/b", nameless) == locate(nameless, "a/b") == Located("a/b", nameless)
+        resolve_model(nameless)
+    assert (
+        resolve_model(None, "a/b", nameless)
+        == resolve_model(nameless, "a/b")
+        == ModelRef("a/b", nameless)
+    )
 
 
 def test_a_model_alone(place):
     for name in (str(place / "base"), "owner/model"):
-        assert locate(name) == locate(None, name) == Located(name, None)
+        assert resolve_model(name) == resolve_model(None, name) == ModelRef(name, None)
 
 
 def test_a_base_that_was_moved(place):
     (place / "base").rename(place / "moved")
     with pytest.raises(ConfigError, match=r"was trained on the model .*base, which is not"):
-        locate(str(place / "run"))
-    assert locate(str(place / "run"), str(place / "moved")).model == str(place / "moved")
+        resolve_model(str(place / "run"))
+    assert resolve_model(str(place / "run"), str(place / "moved")).model == str(place / "moved")
 
 
 def test_a_path_of_windows(place):
@@ -140,7 +148,7 @@ def test_what_is_meant_by_nothing(place, named, what):
     paths = {"run": place / "run", "base": place / "base", "config": place / "run.yaml"}
     named = [n and n.format(**paths) for n in named]
     with pytest.raises(ConfigError, match=what):
-        locate(*named)
+        resolve_model(*named)
 
 
 def test_a_name_beside_runs_is_none_of_the_hub(place, monkeypatch):
@@ -148,5 +156,5 @@ def test_a_name_beside_runs_is_none_of_the_hub(place, monkeypatch):
     (place / "run").rename(place / "runs" / "first")
     monkeypatch.chdir(place)
     with pytest.raises(ConfigError, match=r"in runs/frist: did you mean runs.first\?"):
-        locate("runs/frist")
-    assert locate("base/frist") == Located("base/frist", None)
+        resolve_model("runs/frist")
+    assert resolve_model("base/frist") == ModelRef("base/frist", None)

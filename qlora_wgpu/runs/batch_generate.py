@@ -65,7 +65,7 @@ def _ids(where: str, written: PromptFormat, messages: Sequence[Mapping[str, Any]
         raise DataError(f"{where}: {err}") from err
 
 
-def completed_rows(
+def generate_rows(
     model: QLoRAModel,
     written: PromptFormat,
     rows: Sequence[Mapping[str, Any]],

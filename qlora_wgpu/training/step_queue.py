@@ -1,0 +1,214 @@
+"""The steps that are on their way: micro-batches are summed on the device, and updated from.
+
+Nothing is read back inside a step but a few bytes for the log, and those one step late.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from qlora_wgpu.data import Example
+from qlora_wgpu.gpu.timing import Readback
+from qlora_wgpu.graph.host_callbacks import DiskReadStats
+from qlora_wgpu.labels import IGNORE_INDEX
+from qlora_wgpu.training.batching import padded_batch, weight_unit
+from qlora_wgpu.training.callbacks import CallbackHandler, Step
+from qlora_wgpu.training.evaluation import Evaluator, plateau_message
+from qlora_wgpu.training.executor import MicroBatch
+from qlora_wgpu.training.optimizer import Optimizer
+from qlora_wgpu.training.preferences import PreferenceData
+from qlora_wgpu.training.samples import SampleLogger
+from qlora_wgpu.training.step_log import MetricsLogger, SubmittedStep
+
+if TYPE_CHECKING:
+    from qlora_wgpu.training.run import Run
+
+# ---- waiting for the disk ------------------------------------------------------------------------
+
+_SHARE = 0.5  # of the time: what is told from there on
+_STEPS, _SECONDS = 3, 10.0  # the least that is looked at
+
+
+class IOStallMonitor:
+    """Compares what was waited for with what time has passed; tells of it once."""
+
+    def __init__(
+        self, reading: DiskReadStats, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """Has seen no step yet."""
+        self._reading, self._clock = reading, clock
+        self._steps = -1  # the first one finds files that nobody has read before
+        self._begin = self._bytes = self._waited = 0.0
+        self._is_told = False
+
+    def after_step(self) -> str:
+        """A sentence, once enough steps have waited for the disk; else empty."""
+        if self._is_told or not self._reading.nbytes:
+            return ""
+        self._steps += 1
+        if not self._steps:
+            self._begin = self._clock()
+            self._bytes, self._waited = self._reading.nbytes, self._reading.seconds
+            return ""
+        passed, waited = self._clock() - self._begin, self._reading.seconds - self._waited
+        if self._steps < _STEPS or passed < _SECONDS or waited < _SHARE * passed:
+            return ""
+        self._is_told = True
+        nbytes = self._reading.nbytes - self._bytes
+        return (
+            f"steps wait for the disk {waited / passed:.0%} of their time: "
+            f"{nbytes / self._steps / 1e9:,.2g} GB of weights a step are read from "
+            f"{Path(self._reading.path).parent} at {nbytes / waited / 1e6:,.0f} MB/s; put them on "
+            "a faster disk, end programs that take host memory, which would keep them, or raise "
+            "device.memory"
+        )
+
+
+# ---- steps ---------------------------------------------------------------------------------------
+
+
+class StepQueue:
+    """Queues a run's steps, and takes in their figures when these have arrived.
+
+    Attributes:
+        log: Where the figures go.
+    """
+
+    def __init__(
+        self, run: Run, optimizer: Optimizer, evaluator: Evaluator, texts: SampleLogger,
+        callbacks: CallbackHandler,
+    ) -> None:  # fmt: skip
+        """Takes the parts of a run."""
+        self._run = run
+        self._optimizer = optimizer
+        self._evaluator = evaluator
+        self._texts = texts
+        self._callbacks = callbacks
+        self.log = MetricsLogger(run)
+        self._readback = Readback(run.model.device, *run.model.stats_window)
+        self._submitted: deque[tuple[SubmittedStep, Step]] = deque()
+        self._disk = IOStallMonitor(run.model.programs.traffic.reading)
+
+    def submit(self, step: int) -> bool:
+        """Queues a step; False if it was stopped before its end."""
+        run = self._run
+        unit = self._weight_unit(step)
+        tokens = self._submit_micro_batches(step, unit)
+        if tokens is None:
+            return False
+        if run.state.plateau is not None:
+            self._optimizer.hold(run.state.plateau.rate)
+        self._optimizer.multiply(run.state.rate_factor)
+        self._optimizer.step(step)
+        self._readback.request()
+        run.model.zero_stats()
+        rate, workers = self._optimizer.rate(step), run.executor.figures()
+        self._callbacks.submitted(step, rate)
+        waiting = SubmittedStep(step, rate, tokens, workers, unit), self._callbacks.present
+        self._submitted.append(waiting)
+        return True
+
+    def follow(self, step: int) -> None:
+        """Does what is due after a step; after the last one, that is left to the run's end."""
+        run, ends = self._run, step == self._run.total_steps
+        evaluates = self._evaluator.is_due(step) and not ends
+        saves = step % run.config.output.save_steps == 0 and not ends
+        writes = self._texts.is_due(step) and not ends
+        # One step stays on its way unless somebody needs the device's state now.
+        while self._submitted and (self._readback.full or evaluates or saves or writes):
+            self._finish_oldest()
+        if evaluates:
+            self._evaluator.measure(step)
+        if writes:
+            self._texts.write(step)
+        if self._evaluator.has_stalled:
+            run.events.warning(
+                f"stopped early after step {step}: {plateau_message(run.config.eval)}, in "
+                f"{run.state.without_gain} evaluations"
+            )
+        elif saves:
+            run.save()
+        if text := self._disk.after_step():
+            run.events.warning(text)
+
+    def _finish_oldest(self) -> None:
+        submitted, step = self._submitted.popleft()
+        step.take(self.log.finish(submitted, self._readback.take()))
+
+    def finish_all(self) -> None:
+        """Waits for all steps that are on their way."""
+        while self._submitted:
+            self._finish_oldest()
+
+    def _weight_unit(self, step: int) -> float:
+        """What a step's weights are counted in."""
+        if not self._run.config.data.has_weights or self._run.answers is not None:
+            return 1.0
+        blocks = self._run.plan.blocks(step - 1)
+        return weight_unit(self._run.rows[i] for block in blocks for row in block for i in row)
+
+    def _submit_micro_batches(self, step: int, unit: float) -> int | None:
+        """Queues a step's micro-batches; the number of its tokens, or None if it was stopped."""
+        run, stop = self._run, self._run.stop
+        tokens, labels = 0, 0
+        is_cut = False
+
+        def blocks() -> Iterator[MicroBatch]:
+            nonlocal tokens, labels, is_cut
+            if run.answers is not None:
+                for block in self._answer_blocks(step, run.answers):
+                    if stop.requested:
+                        is_cut = True
+                        return
+                    tokens += 0 if block.is_measured else block.tokens
+                    labels += 1
+                    yield block
+                return
+            for index, chosen in enumerate(run.plan.blocks(step - 1)):
+                if stop.requested:
+                    is_cut = True
+                    return
+                examples = [[run.rows[i] for i in row] for row in chosen]
+                block = self._micro_batch(step, index, examples, unit)
+                tokens += block.tokens
+                if any(e.num_label_tokens for row in examples for e in row):
+                    labels += int((block.targets != IGNORE_INDEX).sum())
+                    yield block
+
+        done = run.executor.accumulate(blocks(), lambda: stop.requested)
+        if is_cut or not done:
+            return None
+        if not labels:
+            run.events.warning(f"step {step}: none of its rows has a label, so nothing was updated")
+        return tokens
+
+    def _answer_blocks(self, step: int, answers: PreferenceData) -> Iterator[MicroBatch]:
+        """The micro-batches of a step over answers; what only measures them drops nothing out."""
+        model, blocks = self._run.model, self._run.plan.blocks(step - 1)
+        learnt = 0
+        for made in answers.batches(blocks, self._run.plan.batch_size):
+            is_learnt = made.kind == "loss"
+            is_random = model.is_random and is_learnt
+            key = self._run.plan.dropout_key(step, learnt) if is_random else None
+            yield MicroBatch.of_answers(model, made, key)
+            learnt += is_learnt
+
+    def _micro_batch(
+        self, step: int, index: int, rows: list[list[Example]], unit: float
+    ) -> MicroBatch:
+        """A micro-batch of a step, packed and checked, its weights in units."""
+        model, plan = self._run.model, self._run.plan
+        has_weights = self._run.config.data.has_weights
+        batch = padded_batch(rows, plan.batch_size, self._run.longest)
+        return MicroBatch(
+            *model.checked(batch.input_ids, batch.labels, batch.attention_mask),
+            dropout_key=plan.dropout_key(step, index) if model.is_random else None,
+            tokens=sum(len(e) for row in rows for e in row),
+            weights=batch.weights / np.float32(unit) if has_weights else None,
+        )
