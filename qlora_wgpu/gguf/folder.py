@@ -18,19 +18,20 @@ from qlora_wgpu.bfloat16 import from_bfloat16
 from qlora_wgpu.cache_folder import cache_path, folder_of_this_process, is_own, make_cache_folder
 from qlora_wgpu.checkpoint.atomic import atomic_folder, remove
 from qlora_wgpu.checkpoint.expert_stacks import IN_TURNS
-from qlora_wgpu.checkpoint.gguf.architecture import Placement
-from qlora_wgpu.checkpoint.gguf.architectures import find_architecture, read_config
+from qlora_wgpu.checkpoint.gguf import tokenizer
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.checkpoint.gguf.header import FLOATS, QUANTIZED, ElementType
-from qlora_wgpu.checkpoint.gguf.keys import Keys
-from qlora_wgpu.checkpoint.gguf.names import placements
-from qlora_wgpu.checkpoint.gguf.tokenizer import tokenizer_files
 from qlora_wgpu.checkpoint.model_folder import ModelFolder
 from qlora_wgpu.checkpoint.safetensors_file import WEIGHTS, nearest
 from qlora_wgpu.checkpoint.tokenizer_files import CONFIG, GENERATION, WITHOUT_TOKENIZER
 from qlora_wgpu.checkpoint.weight_fingerprint import WeightFingerprint, identity, state_of
 from qlora_wgpu.errors import CheckpointError, TokenizerError
+from qlora_wgpu.families.family import built_in_family
 from qlora_wgpu.files import file_bytes
+from qlora_wgpu.gguf.architectures import find_architecture
+from qlora_wgpu.gguf.config import read_config
+from qlora_wgpu.gguf.keys import Keys
+from qlora_wgpu.gguf.placements import Placement, placements
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, repack_ggml
 from qlora_wgpu.weight_format import WeightFormat
@@ -101,7 +102,7 @@ class GGUFWeights:
         self._tell(name)
         placement = self._placements[name]
         stored = [self._rows_of(leaf) for leaf in placement.leaves]
-        rows, order = _joined(stored), placement.row_order
+        rows, order = _joined(stored), placement.order
         rows = rows if order is None else rows[order]
         if placement.columns is None:
             return rows
@@ -140,7 +141,7 @@ class GGUFWeights:
                     "weights: take the model in another quantization"
                 )
             parts.append((self._rows_of(leaf), kind))
-        order, first = placement.row_order, 0
+        order, first = placement.order, 0
         columns = parts[0][0].shape[1] // parts[0][1].nbytes * parts[0][1].block
         result = np.empty((sum(len(rows) for rows, _ in parts), columns), np.float32)
         with np.errstate(all="ignore"):  # whoever reads looks for what is not finite
@@ -169,7 +170,7 @@ class GGUFWeights:
 
     def _rows_of(self, placement: Placement) -> _Bytes:
         stored = self._file.tensor(placement.stored)
-        if placement.row_order is not None and len(placement.shape) == 1:
+        if placement.order is not None and len(placement.shape) == 1:
             # A bias, whose order is of elements.
             return stored.data.reshape(len(stored.data) // self._kind(placement).nbytes, -1)
         count = math.prod(placement.shape[:-1])
@@ -242,7 +243,8 @@ def _temporary_folder(contents: dict[str, str]) -> Path:
 def _makers_digest() -> str:
     """A hash of the code that makes these files, which another version may make otherwise."""
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
+    here, files = Path(__file__).parent, Path(tokenizer.__file__).parent
+    for path in sorted([*here.glob("*.py"), *files.glob("*.py")]):
         digest.update(file_bytes(path, MODEL_JSON_BYTES))
     return digest.hexdigest()[:16]
 
@@ -250,7 +252,7 @@ def _makers_digest() -> str:
 def _contents(file: GGUFFile, config: dict[str, Any]) -> dict[str, str]:
     contents = {"config.json": _json(config)}
     try:
-        made = tokenizer_files(file.metadata, file.path)
+        made = tokenizer.tokenizer_files(file.metadata, file.path)
     except TokenizerError as err:
         return {**contents, WITHOUT_TOKENIZER: str(err)}
     contents["tokenizer.json"] = json.dumps(made.tokenizer, ensure_ascii=False)
@@ -297,8 +299,10 @@ class GGUFFolder(ModelFolder):
         config = read_config(file)
         super().__init__(file.path, config, {})
         self.file = file
-        architecture = find_architecture(Keys(file.metadata, file.path))
-        self.placements = placements(file, architecture, config)
+        llama_cpp = find_architecture(Keys(file.metadata, file.path))
+        family = built_in_family(config["model_type"])
+        assert family is not None
+        self.placements = placements(file, llama_cpp, family.read(config), config)
         self._weights = GGUFWeights(file, self.placements)
 
     @classmethod
