@@ -34,11 +34,11 @@ from campaigns.drawn_models import met, write_model
 from campaigns.support import Tally, campaign
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import QLoRAError, UnsupportedModelError
-from qlora_wgpu.export.gguf.architectures import ARCHITECTURES
-from qlora_wgpu.export.gguf.model import gguf_model
-from qlora_wgpu.export.gguf.tensors import find_file_type
+from qlora_wgpu.export.gguf_model import gguf_model
+from qlora_wgpu.export.gguf_tensors import find_file_type
 from qlora_wgpu.export.merge import MergedWeights
 from qlora_wgpu.families.family import Architecture, find_family
+from qlora_wgpu.gguf.architectures import BY_MODEL_TYPE as ARCHITECTURES
 
 # Norm of the difference over that of the logits. llama.cpp's GELU is a table in float16.
 CLOSE = {"f32": 1e-4, "f16": 0.03, "q8_0": 0.1}

@@ -388,7 +388,7 @@ def _find(text: str, *, weights: bool) -> Path:
 
 
 def _gguf(path: Path) -> ModelFolder:
-    from qlora_wgpu.checkpoint.gguf.folder import GGUFFolder  # which is a ModelFolder itself
+    from qlora_wgpu.gguf.folder import GGUFFolder  # which is a ModelFolder itself
 
     return GGUFFolder.of_path(path)
 

@@ -19,7 +19,7 @@ from qlora_wgpu.config.run_paths import run_around
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.export import merge as merge_adapter
 from qlora_wgpu.export import quantize_folder
-from qlora_wgpu.export.gguf.tensors import FILE_TYPES
+from qlora_wgpu.export.gguf_tensors import FILE_TYPES
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.exporting import (
     export_adapter,

@@ -13,9 +13,9 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import atomic_file
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.export.gguf.architectures import find_llama_cpp, model_type_of
-from qlora_wgpu.export.gguf.tensors import LayerParts
 from qlora_wgpu.families.family import ExpertSpec, find_family
+from qlora_wgpu.gguf.architectures import architecture_of, model_type_of
+from qlora_wgpu.gguf.layout import Layout
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base
 from qlora_wgpu.lora.peft_names import AdaptedLayer, adapted_layers
@@ -32,12 +32,10 @@ def export_gguf(
 
     config = ModelFolder.without_weights(model).config
     architecture = find_family(config).read(config)
-    llama_cpp = find_llama_cpp(
+    llama_cpp = architecture_of(
         model_type_of(config), "adapters", has_experts=bool(architecture.experts)
     )
-    parts = LayerParts(architecture, llama_cpp)
-    arch = gguf.MODEL_ARCH[llama_cpp.label]
-    names = gguf.get_tensor_name_map(arch, architecture.num_layers)
+    layout = Layout(architecture, llama_cpp)
     tensors, peft = load_adapter(adapter, stacking=architecture.stacking)
     if peft.use_dora:
         raise UnsupportedModelError(
@@ -71,23 +69,22 @@ def export_gguf(
             "would leave it out: merge it, or export the whole model"
         )
     path = Path(out)
-    writer = gguf.GGUFWriter(None, gguf.MODEL_ARCH_NAMES[arch])
+    writer = gguf.GGUFWriter(None, llama_cpp.name)
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(peft.lora_alpha))
     pairs = {layer.module: _scaled(layer, peft) for layer in adapted_layers(tensors)}
     count = len(pairs)
-    if parts.joins_experts:
+    if llama_cpp.joins_experts:
         pairs = _past_factors(pairs, architecture.experts, model)
     if embedding in pairs:  # whose rows are looked up in A: llama.cpp has the two the other way
         a, b = pairs.pop(embedding)
         writer.add_tensor("token_embd.weight.lora_a", np.ascontiguousarray(b))
         writer.add_tensor("token_embd.weight.lora_b", np.ascontiguousarray(a.T))
-    stacked = _stacked(pairs, parts.stacks(architecture.experts))
+    stacked = _stacked(pairs, layout.stacks(architecture.experts))
     for module, (a, b) in stacked.items():
-        for part in parts.of(module, b.shape[-2]):
-            plain = part.module.replace(".language_model.", ".")
-            gguf_name = names.get_name(f"{plain}.weight", try_suffixes=(".weight",))
+        for part in layout.parts(module, b.shape[-2]):
+            gguf_name = layout.find(f"{part.module}.weight")
             if gguf_name is None:
                 raise UnsupportedModelError(f"llama.cpp has no name for {part.module}")
             a_part, b_part = part.by_columns(a), part.by_rows(b)

@@ -356,7 +356,7 @@ def find_family(config: Mapping[str, Any]) -> Family:
         UnsupportedModelError: If there is none.
     """
     name = config.get("model_type")
-    family = (_REGISTERED.get(name) or _built_in(name)) if isinstance(name, str) else None
+    family = (_REGISTERED.get(name) or built_in_family(name)) if isinstance(name, str) else None
     if family is None:
         if isinstance(name, str) and name in _NOT_EXACT:
             raise UnsupportedModelError(
@@ -372,11 +372,11 @@ def find_family(config: Mapping[str, Any]) -> Family:
 def known_families() -> list[str]:
     """The model types that can be trained."""
     modules = pkgutil.iter_modules(importlib.import_module(__package__).__path__)
-    return sorted({*_REGISTERED, *(m.name for m in modules if _built_in(m.name) is not None)})
+    return sorted({*_REGISTERED, *(m.name for m in modules if built_in_family(m.name) is not None)})
 
 
-def _built_in(model_type: str) -> Family | None:
-    """The family of the file that is named so, if there is one."""
+def built_in_family(model_type: str) -> Family | None:
+    """The family of the file here that is named so, if there is one."""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,63}", model_type):
         return None
     path = f"{__package__}.{model_type}"

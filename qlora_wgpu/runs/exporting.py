@@ -35,12 +35,12 @@ from qlora_wgpu.data.ollama.templates import PROBES, ollama_template
 from qlora_wgpu.errors import CheckpointError, ConfigError, DeviceError, QLoRAError, TokenizerError
 from qlora_wgpu.export import export_gguf
 from qlora_wgpu.export.folders import take_over_prompts
-from qlora_wgpu.export.gguf.architectures import model_type_of
-from qlora_wgpu.export.gguf.model import gguf_model
-from qlora_wgpu.export.gguf.tensors import find_file_type
+from qlora_wgpu.export.gguf_model import gguf_model
+from qlora_wgpu.export.gguf_tensors import find_file_type
 from qlora_wgpu.export.merge import Base, MergedWeights
 from qlora_wgpu.files import file_bytes
 from qlora_wgpu.generation import QLoRAModel
+from qlora_wgpu.gguf.architectures import model_type_of
 from qlora_wgpu.limits import MODEL_JSON_BYTES
 from qlora_wgpu.presence import exists, is_there
 from qlora_wgpu.runs.data import read_data

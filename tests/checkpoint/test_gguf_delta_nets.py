@@ -10,8 +10,8 @@ from support.gguf_models import VOCABULARY, changed, folder_of
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError
-from qlora_wgpu.export.gguf.model import gguf_model
-from qlora_wgpu.export.gguf.tensors import find_file_type
+from qlora_wgpu.export.gguf_model import gguf_model
+from qlora_wgpu.export.gguf_tensors import find_file_type
 from qlora_wgpu.export.merge import MergedWeights
 
 Type = gguf.GGMLQuantizationType
@@ -76,7 +76,7 @@ def test_two_types_in_one_matrix(tmp_path) -> None:
     file, merged = stored(tmp_path, "qwen3_next", types)
     assert near(file, merged, name) and file.must_requantize(name)
     kept = [np.prod(file.placements[name].leaves[i].shape) for i in (0, 1)]
-    assert len(file._weights.stored_bytes(name)) == kept[0] // 32 * 34 + kept[1] * 2
+    assert len(file.stored_bytes(name)) == kept[0] // 32 * 34 + kept[1] * 2
 
 
 def test_which_layers_are_delta_nets(tmp_path) -> None:

@@ -10,10 +10,11 @@ from support.gguf_files import write_gguf
 from support.gguf_models import changed, folder_of, written
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.checkpoint.gguf import mixtures
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.gguf import latent
+from qlora_wgpu.gguf.config import read_config
 
 
 def rewritten(place, case, tensors=(), **keys):
@@ -196,6 +197,8 @@ def test_files_of_glm_that_leave_the_scoring_out(tmp_path, monkeypatch) -> None:
     gone = ("gating_func", "weights_norm", "group_count", "group_used_count")
     keys = {f"deepseek2__expert_{name}": None for name in gone}
     path = rewritten(tmp_path, "glm4_moe_lite", **keys)
-    assert ModelFolder.without_weights(path).config["model_type"] == "deepseek_v2"
-    monkeypatch.setattr(mixtures, "_GLM", ((2,), 331))
+    assert read_config(GGUFFile(path))["model_type"] == "deepseek_v2"
+    with pytest.raises(UnsupportedModelError, match=r"exp_probs_b.*computed for .* deepseek_v2"):
+        ModelFolder.without_weights(path)  # which has no correction
+    monkeypatch.setattr(latent, "_GLM", ((2,), 331))
     assert ModelFolder.without_weights(path).config["model_type"] == "deepseek_v3"

@@ -16,8 +16,9 @@ from e2e.tiny import write_chats, write_weights
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import DeviceError
-from qlora_wgpu.export.gguf import tensors
+from qlora_wgpu.export import gguf_tensors as tensors
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.gguf.layout import Part
 from qlora_wgpu.lora import AdapterConfig, save_adapter
 from qlora_wgpu.runs import exporting
 
@@ -146,7 +147,7 @@ def test_the_base_as_it_was_trained(place) -> None:
 
 
 def test_a_file_that_computes_something_else_is_not_kept(place, monkeypatch) -> None:
-    monkeypatch.setattr(tensors, "to_pairs", lambda rows, heads: rows[::-1])
+    monkeypatch.setattr(Part, "of", lambda part, array: array[::-1])
     done = run_here("export", "out", cwd=place)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert "model.gguf is not kept, for it computes something else" in done.stderr

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from qlora_wgpu.checkpoint.gguf.architectures import EMBEDDING, HEAD
-from qlora_wgpu.export.gguf.model import carried_keys, carried_tensors
-from qlora_wgpu.export.gguf.tensors import find_file_type
+from qlora_wgpu.export.gguf_model import carried_keys, carried_tensors
+from qlora_wgpu.export.gguf_tensors import find_file_type
+from qlora_wgpu.gguf.layout import EMBEDDING, HEAD
 
 OTHER, SHAPE = "blk.0.attn_q.weight", (4, 64)
 Q4_0, Q8_0 = (find_file_type(name).kind for name in ("q4_0", "q8_0"))

@@ -8,8 +8,8 @@ from support.gguf_files import random_weights
 from support.gguf_models import CONFIGS, LATENT_YARN, ROPES, changed, folder_of, written
 
 from qlora_wgpu.errors import CheckpointError, ConfigError, UnsupportedModelError
-from qlora_wgpu.export.gguf.architectures import find_llama_cpp
-from qlora_wgpu.export.gguf.tensors import find_file_type
+from qlora_wgpu.export.gguf_tensors import find_file_type
+from qlora_wgpu.gguf.architectures import architecture_of
 
 REFUSED = {
     "experts whose weights": ("qwen3_moe", {}),
@@ -113,7 +113,7 @@ def test_another_name_of_the_same_activation_is_taken(tmp_path, model_type, name
 
 def test_a_family_that_llama_cpp_has_not() -> None:
     with pytest.raises(UnsupportedModelError, match="'phimoe' are not exported to GGUF"):
-        find_llama_cpp("phimoe", "models", has_experts=True)
+        architecture_of("phimoe", "models", has_experts=True)
 
 
 def test_roots_that_llama_cpp_adds_something_else_under(tmp_path) -> None:

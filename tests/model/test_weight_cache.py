@@ -218,7 +218,7 @@ def gguf_file(tmp_path_factory):
 @pytest.fixture
 def repacked(monkeypatch):
     """The matrices of GGUF files that are repacked from now on."""
-    from qlora_wgpu.checkpoint.gguf import folder
+    from qlora_wgpu.gguf import folder
 
     names, original = [], folder.repack_ggml
     monkeypatch.setattr(

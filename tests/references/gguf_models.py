@@ -27,8 +27,8 @@ from support.recorded import RECORDED
 
 from qlora_wgpu import QLoRAModel, QuantConfig
 from qlora_wgpu.data import Tokenizer
-from qlora_wgpu.export.gguf.architectures import ARCHITECTURES
 from qlora_wgpu.families.family import find_family
+from qlora_wgpu.gguf.architectures import BY_MODEL_TYPE as ARCHITECTURES
 from qlora_wgpu.runs.exporting import export_adapter, export_model
 from references.llama_cpp import LlamaCpp
 

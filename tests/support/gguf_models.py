@@ -9,8 +9,8 @@ from e2e.tiny import write_weights
 from references.sized import family_configs, traced_configs
 
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.export.gguf.model import gguf_model
-from qlora_wgpu.export.gguf.tensors import find_file_type
+from qlora_wgpu.export.gguf_model import gguf_model
+from qlora_wgpu.export.gguf_tensors import find_file_type
 from qlora_wgpu.export.merge import MergedWeights
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.lora import AdapterConfig, save_adapter
@@ -113,7 +113,10 @@ def folder_of(place, config, *, adapter: bool = True):
     return place
 
 
-def adapter_of(place, config, leaves: tuple[str, ...] = (), scale: float = 1.0):
+def adapter_of(
+    place, config, leaves: tuple[str, ...] = (), scale: float = 1.0, whole: bool = False
+):
+    """An adapter beside a model; ``whole`` numbers are merged alike on all processors."""
     rng, tensors = np.random.default_rng(5), {}
     linears = find_family(config).read(config).every_linear
     chosen = [s for s in linears if not leaves or s.name.rpartition(".")[2] in leaves]
@@ -121,6 +124,8 @@ def adapter_of(place, config, leaves: tuple[str, ...] = (), scale: float = 1.0):
         at = f"base_model.model.{spec.name}.lora_"
         tensors[f"{at}A.weight"] = scale * rng.standard_normal((3, spec.in_features), np.float32)
         tensors[f"{at}B.weight"] = scale * rng.standard_normal((spec.out_features, 3), np.float32)
+    if whole:
+        tensors = {name: np.round(array) for name, array in tensors.items()}
     targets = sorted({spec.name.rpartition(".")[2] for spec in chosen})
     save_adapter(place / "adapter", tensors, AdapterConfig(3, 6, 0.0, targets, False, "a/base"))
 

@@ -8,7 +8,10 @@ import numpy as np
 
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 
-_NOTHING = object()
+REQUIRED = object()
+"""Stands for a default that there is not."""
+SPARE = "nextn_predict_layers"
+"""Layers at the end for multi-token prediction, which take no part in the logits."""
 _SCALARS = (bool, int, float, str)
 
 
@@ -53,10 +56,10 @@ class Keys:
         """Passes over keys that tell nothing of what is computed."""
         self._asked.update(keys)
 
-    def integer(self, key: str, default: Any = _NOTHING) -> Any:
+    def integer(self, key: str, default: Any = REQUIRED) -> Any:
         """A whole number; one for each layer counts where all are the same."""
         value = self.raw(key, default)
-        if value is _NOTHING:
+        if value is REQUIRED:
             raise CheckpointError(f"{self.where} lacks the key {self.prefix}{key}")
         if value is default:
             return value
@@ -82,10 +85,10 @@ class Keys:
             raise CheckpointError(f"{self.where} lacks the key {self.prefix}{key}")
         raise self._wrong(key, value, f"a number for each of the {layers} layers")
 
-    def number(self, key: str, default: Any = _NOTHING) -> Any:
+    def number(self, key: str, default: Any = REQUIRED) -> Any:
         """A number; of float32, the shortest decimal that is the same."""
         value = self.raw(key, default)
-        if value is _NOTHING:
+        if value is REQUIRED:
             raise CheckpointError(f"{self.where} lacks the key {self.prefix}{key}")
         if value is default:
             return value

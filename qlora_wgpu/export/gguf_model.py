@@ -10,18 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.checkpoint.gguf.architecture import Placement
-from qlora_wgpu.checkpoint.gguf.architectures import ARCHITECTURES as READ
-from qlora_wgpu.checkpoint.gguf.architectures import EMBEDDING, HEAD
 from qlora_wgpu.checkpoint.gguf.file import StoredTensor
-from qlora_wgpu.checkpoint.gguf.folder import GGUFFolder
 from qlora_wgpu.checkpoint.gguf.header import ElementType
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
 from qlora_wgpu.export.folders import MARGIN, refuse_without_room
-from qlora_wgpu.export.gguf.architectures import LlamaCpp, find_llama_cpp, model_type_of
-from qlora_wgpu.export.gguf.keys import model_keys, rope_tensors
-from qlora_wgpu.export.gguf.model_keys import scalar_keys
-from qlora_wgpu.export.gguf.tensors import (
+from qlora_wgpu.export.gguf_tensors import (
     BF16,
     F16,
     F32,
@@ -35,6 +28,12 @@ from qlora_wgpu.export.gguf.tensors import (
 )
 from qlora_wgpu.export.merge import MergedWeights
 from qlora_wgpu.families.parts.decoder import Decoder
+from qlora_wgpu.gguf.architecture import GGUFArchitecture
+from qlora_wgpu.gguf.architectures import architecture_of, model_type_of
+from qlora_wgpu.gguf.config import model_keys, rope_tensors, scalar_keys
+from qlora_wgpu.gguf.folder import GGUFFolder
+from qlora_wgpu.gguf.layout import EMBEDDING, HEAD
+from qlora_wgpu.gguf.placements import Placement
 
 # ---- a base's own file ---------------------------------------------------------------------------
 
@@ -255,10 +254,8 @@ def gguf_model(
         return GGUFModel(folder.file.metadata["general.architecture"], keys, tensors, file_type)
     model_type, decoder = model_type_of(folder.config), merged.architecture.config
     llama_cpp = _llama_cpp(merged)
-    import gguf  # takes its time, for those alone who need it
-
-    architecture = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[llama_cpp.label]]
-    if not isinstance(decoder, Decoder) or architecture not in READ:
+    architecture = llama_cpp.name
+    if not isinstance(decoder, Decoder):
         raise UnsupportedModelError(
             f"models of type {model_type!r} are not exported to GGUF as a whole, since they are "
             "not read back: take --adapter-only, or qlora-wgpu merge and llama.cpp's converter"
@@ -268,7 +265,7 @@ def gguf_model(
         "general.type": "model",
         **own,
         **{f"{architecture}.{key}": value for key, value in told.values.items()},
-        **scalar_keys(merged),
+        **scalar_keys(merged, llama_cpp),
         f"{architecture}.vocab_size": merged.architecture.vocab_size,
         **vocabulary(merged.architecture.vocab_size),
     }
@@ -277,9 +274,9 @@ def gguf_model(
     return GGUFModel(architecture, keys, tensors, file_type, notes)
 
 
-def _llama_cpp(merged: MergedWeights) -> LlamaCpp:
+def _llama_cpp(merged: MergedWeights) -> GGUFArchitecture:
     has_experts = bool(merged.architecture.experts)
-    return find_llama_cpp(model_type_of(merged.folder.config), "models", has_experts=has_experts)
+    return architecture_of(model_type_of(merged.folder.config), "models", has_experts=has_experts)
 
 
 def _notes(tensors: Sequence[FileTensor], file_type: FileType) -> Iterator[str]:

@@ -1,1 +1,0 @@
-"""Whole models as GGUF files, llama.cpp's format."""

@@ -1,0 +1,294 @@
+"""The tensors of a GGUF file: types, names there, and which of a model's each is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.bfloat16 import from_bfloat16, to_bfloat16
+from qlora_wgpu.checkpoint.gguf.header import TYPES, ElementType
+from qlora_wgpu.errors import ConfigError, UnsupportedModelError
+from qlora_wgpu.export.merge import MergedWeights
+from qlora_wgpu.families.family import Architecture, stored_parts
+from qlora_wgpu.gguf.architecture import GGUFArchitecture
+from qlora_wgpu.gguf.layout import EMBEDDING, HEAD, Layout
+from qlora_wgpu.model.checkpoint_reader import stored_embedding
+
+# ---- types ---------------------------------------------------------------------------------------
+
+_BY_NAME = {kind.name: kind for kind in TYPES.values()}
+F32, F16, BF16, Q8_0 = (_BY_NAME[name] for name in ("F32", "F16", "BF16", "Q8_0"))
+_LARGEST = 65504.0  # of float16, which scales of blocks are, too
+_AT_ONCE = 1 << 22  # numbers that become blocks at once
+
+
+@dataclass(frozen=True)
+class FileType:
+    """What most of a file's matrices are stored as."""
+
+    kind: ElementType  # the element type
+    number: int  # ``general.file_type``, by which llama.cpp shows the file
+
+
+FILE_TYPES = {
+    "f32": FileType(F32, 0),
+    "f16": FileType(F16, 1),
+    "bf16": FileType(BF16, 32),
+    "q8_0": FileType(Q8_0, 7),
+    "q5_1": FileType(_BY_NAME["Q5_1"], 9),
+    "q5_0": FileType(_BY_NAME["Q5_0"], 8),
+    "q4_1": FileType(_BY_NAME["Q4_1"], 3),
+    "q4_0": FileType(_BY_NAME["Q4_0"], 2),
+}
+"""By the names that ``--type`` takes."""
+
+
+def find_file_type(name: str) -> FileType:
+    """A file type by its name."""
+    found = FILE_TYPES.get(name.lower())
+    if found is not None:
+        return found
+    known = ", ".join(FILE_TYPES)
+    if name.lower().startswith(("q", "iq", "tq", "mxfp", "nvfp")):
+        raise ConfigError(
+            f"--type {name} is not written here (written: {known}): write f16 or bf16, and let "
+            f"llama.cpp's own tool make it of that: llama-quantize model.gguf smaller.gguf "
+            f"{name.upper()}"
+        )
+    raise ConfigError(f"--type {name!r} is not a type of GGUF files (written: {known})")
+
+
+def type_within(wanted: ElementType, shape: tuple[int, ...], *, is_head: bool) -> ElementType:
+    """What a matrix is stored as in a file of a type."""
+    if shape[-1] % wanted.block:
+        return F16  # as llama.cpp's converter has it: rows are no whole blocks
+    if is_head and not wanted.is_float and wanted.nbytes * 8 < Q8_0.nbytes * 8:
+        return Q8_0
+    return wanted
+
+
+def as_bytes(
+    array: npt.NDArray[np.float32], kind: ElementType, name: str
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """A tensor's bytes, some rows at a time."""
+    largest = max(float(array.max(initial=0)), -float(array.min(initial=0)))
+    if kind.name not in ("F32", "BF16") and not largest <= _LARGEST:
+        raise UnsupportedModelError(
+            f"{name} holds {largest:.3g}, which {kind.name.lower()} does not: write bf16 or f32"
+        )
+    rows = np.ascontiguousarray(array).reshape(-1, array.shape[-1] if array.ndim else 1)
+    step = max(_AT_ONCE // rows.shape[1], 1)
+    for first in range(0, len(rows), step):
+        yield _encoded(rows[first : first + step], kind)
+
+
+def _encoded(rows: npt.NDArray[np.float32], kind: ElementType) -> npt.NDArray[np.uint8]:
+    if kind == F32:
+        return rows.astype("<f4", copy=False).view(np.uint8)
+    if kind == F16:
+        return rows.astype("<f2").view(np.uint8)
+    if kind == BF16:
+        return to_bfloat16(rows).view(np.uint8)
+    import gguf  # takes its time, for those alone who need it
+
+    blocks: npt.NDArray[np.uint8] = gguf.quants.quantize(
+        rows, gguf.GGMLQuantizationType(kind.number)
+    )
+    return np.ascontiguousarray(blocks)
+
+
+# ---- tensors -------------------------------------------------------------------------------------
+
+FloatArray = npt.NDArray[np.float32]
+Read = Callable[[], FloatArray]
+_OF_KEYS = ".mlp.act_fn."  # xIELU's scalars, of which keys tell
+_ROWS_AT_ONCE = 4096  # of a table
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor of the file."""
+
+    name: str  # llama.cpp's name
+    shape: tuple[int, ...]  # its dimensions, rows before columns
+    kind: ElementType  # what it is stored as
+    # Make its bytes one after the other: a stack of experts has as many as experts
+    parts: tuple[Callable[[], Iterator[npt.NDArray[np.uint8]]], ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in the file."""
+        rows = int(np.prod(self.shape[:-1], dtype=np.int64))
+        return rows * self.kind.row_bytes(self.shape[-1])
+
+
+def model_tensors(
+    merged: MergedWeights,
+    llama_cpp: GGUFArchitecture,
+    wanted: ElementType,
+    extra: Mapping[str, FloatArray],
+) -> list[FileTensor]:
+    """A model's tensors, in the order of the forward.
+
+    Args:
+        merged: The weights.
+        llama_cpp: llama.cpp's architecture.
+        wanted: What matrices are stored as.
+        extra: Further tensors by name, in float32.
+    """
+    tensors = _Tensors(merged, llama_cpp, wanted)
+    listed = [*tensors.ends(), *tensors.tables(), *tensors.small(), *tensors.linears()]
+    listed += tensors.experts()
+    for name, array in extra.items():
+        listed.append(_made(name, array.shape, F32, [_given(array)]))
+    return listed
+
+
+def refuse_untied(merged: MergedWeights, llama_cpp: GGUFArchitecture) -> None:
+    """Refuses an embedding and a head that an adapter makes two, where llama.cpp has one."""
+    if merged.untied and llama_cpp.head == "tied":
+        raise UnsupportedModelError(
+            "the adapter changes the embedding and the head apart, and llama.cpp has no head of "
+            "its own for this model: keep to transformers (qlora-wgpu merge)"
+        )
+
+
+class _Tensors:
+    def __init__(
+        self, merged: MergedWeights, llama_cpp: GGUFArchitecture, wanted: ElementType
+    ) -> None:
+        self._merged, self._llama_cpp, self._wanted = merged, llama_cpp, wanted
+        self._architecture: Architecture = merged.architecture
+        self._layout = Layout(self._architecture, llama_cpp)
+        self._named = self._layout.stored_name
+
+    def ends(self) -> Iterator[FileTensor]:
+        """The embedding and the head."""
+        architecture, head = self._architecture, self._llama_cpp.head
+        shape = architecture.vocab_size, architecture.hidden_size
+        stored = stored_embedding(self._merged.folder, architecture)
+        if self._merged.untied:
+            stored = architecture.embed_name
+        refuse_untied(self._merged, self._llama_cpp)
+        is_head = architecture.tied and head != "own" and not self._merged.untied
+        yield self._matrix(EMBEDDING, shape, stored, is_head=is_head)
+        if head == "own" or not architecture.tied or self._merged.untied:
+            shared = architecture.tied and not self._merged.untied
+            own = stored if shared else architecture.head_name
+            yield self._matrix(HEAD, shape, own, is_head=True)
+
+    def tables(self) -> Iterator[FileTensor]:
+        """Further embeddings, of the tokens that have a row, never whole in memory."""
+        for name, (_, columns) in self._architecture.tables.items():
+            shape = self._architecture.vocab_size, columns
+            cuts = range(0, shape[0], _ROWS_AT_ONCE)
+            reads = [
+                self._table_reader(name, slice(i, min(i + _ROWS_AT_ONCE, shape[0]))) for i in cuts
+            ]
+            yield _made(
+                self._named(name), shape, type_within(self._wanted, shape, is_head=False), reads
+            )
+
+    def small(self) -> Iterator[FileTensor]:
+        """Norms, biases and routers, all in float32."""
+        architecture = self._architecture
+        for name, shape in architecture.norm_shapes.items():
+            if _OF_KEYS not in name:
+                change, offset = self._layout.small(name).of, architecture.offset_of(name)
+                parts = [part for part, _ in stored_parts(name, shape)]
+                reads = [self._reader(part, change=change, offset=offset) for part in parts]
+                yield _made(self._named(name), _squeezed(shape), F32, reads)
+        for name, router in architecture.router_shapes.items():
+            yield self._small(name, router, self._reader(name))
+        for spec in architecture.linears:
+            for part in self._layout.parts(spec.name, spec.out_features) if spec.bias else ():
+                shape = part.shape(spec.out_features, 1)[:1]
+                read = self._reader(f"{spec.name}.bias", change=part.by_rows)
+                yield self._small(f"{part.module}.bias", shape, read)
+
+    def linears(self) -> Iterator[FileTensor]:
+        """Matrices that are no experts'."""
+        for spec in self._architecture.linears:
+            for part in self._layout.parts(spec.name, spec.out_features):
+                name = self._named(f"{part.module}.weight")
+                shape = part.shape(spec.out_features, spec.in_features)
+                kind = type_within(self._wanted, shape, is_head=False)
+                read = self._reader(f"{spec.name}.weight", change=part.of)
+                yield _made(name, shape, kind, [read])
+
+    def experts(self) -> Iterator[FileTensor]:
+        """Stacks of experts, one after the other in the file, never together in memory."""
+        for name, stacks in self._layout.stacks(self._architecture.experts):
+            stack, rows = stacks[0], sum(each.out_features for each in stacks)
+            shape = stack.experts, rows, stack.in_features
+            of_each = zip(*(each.linears for each in stacks), strict=True)
+            specs = [spec for expert in of_each for spec in expert]
+            reads = [self._reader(f"{spec.name}.weight") for spec in specs]
+            kind = type_within(self._wanted, shape, is_head=False)
+            [part] = self._layout.parts(name, rows)
+            yield _made(self._named(f"{part.module}.weight"), shape, kind, reads)
+            if stack.bias:
+                name = self._named(f"{part.module}.bias")
+                reads = [self._reader(f"{spec.name}.bias") for spec in stack.linears]
+                yield _made(name, shape[:2], F32, reads)
+
+    def _matrix(
+        self, name: str, shape: tuple[int, int], source: str, *, is_head: bool
+    ) -> FileTensor:
+        kind = type_within(self._wanted, shape, is_head=is_head)
+        return _made(name, shape, kind, [self._reader(source)])
+
+    def _small(self, source: str, shape: tuple[int, ...], read: Read) -> FileTensor:
+        return _made(self._named(source), shape, F32, [read])
+
+    def _reader(
+        self,
+        name: str,
+        *,
+        change: Callable[[FloatArray], FloatArray] | None = None,
+        offset: float = 0.0,
+    ) -> Read:
+        """Reads a tensor when it is written, changed, and with something added."""
+
+        def read() -> FloatArray:
+            array = self._merged.float32(self._merged.stored_name(name))
+            array = array if change is None else change(array)
+            return array + np.float32(offset) if offset else array
+
+        return read
+
+    def _table_reader(self, name: str, rows: slice) -> Read:
+        folder, stored = self._merged.folder, self._merged.stored_name(name)
+
+        def read() -> FloatArray:
+            if folder.holds_quantized(stored):
+                return folder.dequantized(stored)[rows]
+            raw = folder.raw(stored)[rows]
+            if folder.dtype(stored) == "BF16":
+                return from_bfloat16(raw)
+            return raw.astype(np.float32)
+
+        return read
+
+
+def _squeezed(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of what is small, without the axis of one of convolutions and corrections."""
+    if len(shape) == 2 and shape[0] == 1:
+        return shape[1:]
+    return (shape[0], shape[2]) if len(shape) == 3 else shape
+
+
+def _made(
+    name: str, shape: tuple[int, ...], kind: ElementType, reads: Sequence[Read]
+) -> FileTensor:
+    def bytes_of(read: Read) -> Callable[[], Iterator[npt.NDArray[np.uint8]]]:
+        return lambda: as_bytes(read(), kind, name)
+
+    return FileTensor(name, shape, kind, tuple(map(bytes_of, reads)))
+
+
+def _given(array: FloatArray) -> Read:
+    return lambda: array

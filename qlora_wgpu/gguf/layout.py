@@ -1,0 +1,300 @@
+"""How llama.cpp names a model's tensors, and in which order it has their rows.
+
+Files are written by this, and read by its inverse (``placements.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from qlora_wgpu.errors import UnsupportedModelError
+from qlora_wgpu.families.family import Architecture, ExpertSpec
+from qlora_wgpu.families.parts.attention import Attention
+from qlora_wgpu.families.parts.latent_attention import LatentAttention
+from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet
+from qlora_wgpu.gguf.architecture import GGUFArchitecture
+
+Number = TypeVar("Number", bound="np.generic[Any]")
+FloatArray = npt.NDArray[np.float32]
+IntArray = npt.NDArray[np.int64]
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+
+# ---- orders --------------------------------------------------------------------------------------
+
+
+def to_pairs(rows: IntArray, heads: int) -> IntArray:
+    """Rows of each head, from halves that rotate together to neighbours."""
+    return rows.reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+
+
+def by_kind(heads: int, rows: int) -> IntArray:
+    """All queries before all keys, where Hugging Face has each head's beside one another."""
+    return np.arange(rows).reshape(heads, 3, -1).swapaxes(0, 1).reshape(-1)
+
+
+def tiled_order(heads: DeltaHeads, size: int) -> IntArray:
+    """The order of a delta net's heads of values, of ``size`` rows each, for Qwen 3.5.
+
+    Hugging Face has those that share a key side by side: of two keys and three values each,
+    k0v0 k0v1 k0v2 k1v0 k1v1 k1v2. llama.cpp has them in turns, k0v0 k1v0 k0v1 k1v1 k0v2 k1v2.
+    """
+    rows = np.arange(heads.value_heads * size)
+    return rows.reshape(heads.key_heads, -1, size).swapaxes(0, 1).reshape(-1)
+
+
+def qkv_order(heads: DeltaHeads) -> IntArray:
+    """The same of queries, keys and values in one matrix, and of the convolution's channels."""
+    first = 2 * heads.key_size
+    return np.concatenate([np.arange(first), first + tiled_order(heads, heads.value_dim)])
+
+
+def grouped_orders(heads: DeltaHeads) -> tuple[IntArray, IntArray]:
+    """Qwen3-Next's: the rows of queries, keys and values, and those of gates, of one matrix.
+
+    There what belongs to a head of keys is together: its query, its key, its values, their gates.
+    """
+    key, value = heads.key_dim, heads.per_key * heads.value_dim
+    rows = np.arange(heads.key_heads * (2 * key + 2 * value)).reshape(heads.key_heads, -1)
+    q, k, v, z = np.split(rows, np.cumsum([key, key, value]), axis=1)
+    return np.concatenate([part.reshape(-1) for part in (q, k, v)]), z.reshape(-1)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The order of groups of columns."""
+
+    width: int  # columns of a group
+    order: IntArray  # which of the groups each becomes is
+
+    def of(self, rows: npt.NDArray[Number], width: int) -> npt.NDArray[Number]:
+        """(..., groups · width) of elements, or of bytes, in this order."""
+        groups = rows.reshape(*rows.shape[:-1], -1, width)
+        return groups[..., self.order, :].reshape(rows.shape)
+
+    @property
+    def inverse(self) -> Columns:
+        """What undoes it."""
+        return Columns(self.width, np.argsort(self.order))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor of the file that is made of one of the model's."""
+
+    module: str  # what it is made of, by a name that llama.cpp knows
+    # Which of the tensor's rows it has, in its own order; None for all as they are
+    rows: IntArray | None = None
+    columns: Columns | None = None  # the same of columns
+    heads: int = 0  # as many matrices the rows are, each by itself in the tensor; 0 for one in all
+    transposed: bool = False  # whether each of these is transposed
+    decays: bool = False  # whether a decay is stored, below zero, in place of its logarithm
+
+    @property
+    def is_order(self) -> bool:
+        """Whether it has the very elements, in whatever order."""
+        return not self.heads and not self.decays
+
+    def of(self, array: FloatArray) -> FloatArray:
+        """What of a tensor it holds."""
+        taken = self.by_columns(array if self.rows is None else array[self.rows])
+        if self.decays:
+            taken = -np.exp(taken)
+        if self.heads:
+            taken = taken.reshape(self.heads, -1, taken.shape[1])
+        return np.ascontiguousarray(taken.swapaxes(1, 2)) if self.transposed else taken
+
+    def back(self, array: FloatArray) -> FloatArray:
+        """The rows that ``of`` has taken, in the order in which it has them."""
+        given = array.swapaxes(1, 2) if self.transposed else array
+        if self.heads:
+            given = given.reshape(-1, given.shape[2])
+        return np.log(-given) if self.decays else given
+
+    def by_rows(self, array: FloatArray) -> FloatArray:
+        """Some rows of a bias or an adapter's B; of a stack's, of each matrix."""
+        if self.rows is None:
+            return array
+        return array[..., self.rows, :] if array.ndim > 1 else array[self.rows]
+
+    def by_columns(self, array: FloatArray) -> FloatArray:
+        """The columns of a weight or of an adapter's A in their order."""
+        if self.columns is None or array.ndim < 2:
+            return array
+        return self.columns.of(array, self.columns.width)
+
+    def shape(self, rows: int, columns: int) -> tuple[int, ...]:
+        """The tensor's shape, of a weight of this shape."""
+        rows = rows if self.rows is None else len(self.rows)
+        if not self.heads:
+            return rows, columns
+        of_head = rows // self.heads
+        own = (columns, of_head) if self.transposed else (of_head, columns)
+        return self.heads, *own
+
+
+# ---- names, and parts of layers ------------------------------------------------------------------
+
+# One layer here that is two of llama.cpp's, or is called otherwise there.
+_NAMES = {
+    "shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj"),
+    "shared_mlp.output_linear": ("mlp.down_proj",),
+    **{
+        f"block_sparse_moe.experts.{leaf}_proj": (f"mlp.experts.{leaf}_proj",)
+        for leaf in ("gate", "up", "down")
+    },
+    "feed_forward.experts.w1": ("feed_forward.experts.gate_proj",),
+    "feed_forward.experts.w3": ("feed_forward.experts.up_proj",),
+    "feed_forward.experts.w2": ("feed_forward.experts.down_proj",),
+}
+_BESIDE_EXPERTS = {
+    "shared_mlp.input_linear": ("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    "shared_mlp.output_linear": ("mlp.shared_experts.down_proj",),
+}
+LAYER = re.compile(r"\.layers\.([0-9]+)\.")
+# What multiplies is a tensor of its own here, and there beside the matrix before it.
+_FACTORS = {
+    "layer_scalar": "layer_output_scale.weight",
+    "router.scale": "ffn_gate_inp.scale",
+    "router.per_expert_scale": "ffn_down_exps.scale",
+}
+_CORRECTION, _BIAS_OF_EXPERTS = "e_score_correction_bias", "feed_forward.expert_bias"
+_SINKS = "self_attn.sinks"  # a parameter itself, where all others are modules' weights
+
+
+class Layout:
+    """The names and parts of an architecture's tensors."""
+
+    def __init__(self, architecture: Architecture, llama_cpp: GGUFArchitecture) -> None:
+        """Takes the architecture here, and llama.cpp's."""
+        import gguf  # takes its time, for those alone who need it
+
+        labels = {name: label for label, name in gguf.MODEL_ARCH_NAMES.items()}
+        self._map = gguf.get_tensor_name_map(labels[llama_cpp.name], 1)  # of any layer
+        self._llama_cpp = llama_cpp
+        self._names = _NAMES | _BESIDE_EXPERTS if architecture.experts else _NAMES
+        decoder = architecture.config
+        halves = [layer.attention for layer in decoder.layers]
+        self._sizes = decoder.dimensions
+        fused = next((h.fused for h in halves if isinstance(h, Attention) and h.fused), None)
+        self.by_head = fused.name if fused is not None and fused.by_head else None
+        self.latent = next((half for half in halves if isinstance(half, LatentAttention)), None)
+        self._delta = next((half.heads for half in halves if isinstance(half, GatedDeltaNet)), None)
+
+    def find(self, name: str) -> str | None:
+        """llama.cpp's name of a tensor, by Hugging Face's; None where it has none."""
+        layer = LAYER.search(name)
+        if layer is not None and name[layer.end() :] in _FACTORS:
+            return f"blk.{layer[1]}.{_FACTORS[name[layer.end() :]]}"
+        plain = LAYER.sub(".layers.0.", name, count=1).replace(".language_model.", ".")
+        plain = plain.replace(".norms.*", "")
+        if plain.endswith("linear_attn.dt_bias"):
+            plain = plain.replace("dt_bias", "dt_proj.bias")
+        if plain.endswith(_CORRECTION):  # which llama.cpp takes for a bias
+            plain = f"{plain.removesuffix('_bias')}.bias"
+        if plain.endswith(_BIAS_OF_EXPERTS):
+            plain += ".bias"
+        found: str | None = self._map.get_name(plain, try_suffixes=(".weight", ".bias"))
+        if found is None:
+            return None
+        found = f"{found}.weight" if plain.endswith(_SINKS) else found
+        return found if layer is None else found.replace("blk.0.", f"blk.{layer[1]}.", 1)
+
+    def stored_name(self, name: str) -> str:
+        """llama.cpp's name of a tensor."""
+        found = self.find(name)
+        if found is None:
+            raise UnsupportedModelError(
+                f"llama.cpp has no name for {name}, so nothing is exported: keep to transformers "
+                "(qlora-wgpu merge)"
+            )
+        return found
+
+    def parts(self, module: str, rows: int) -> list[Part]:
+        """The tensors that a linear layer becomes."""
+        at, _, leaf = module.rpartition(".")
+        if self._delta is not None and at.endswith("linear_attn"):
+            return self._of_delta_net(at, leaf, self._delta)
+        if leaf == "kv_b_proj" and self.latent is not None:
+            return _of_latent(at, rows, self.latent)
+        own = next((leaf for leaf in self._names if module.endswith(leaf)), None)
+        if own is not None:
+            at, names = module.removesuffix(own), self._names[own]
+            if len(names) == 1:
+                return [Part(at + names[0])]
+            cuts = np.arange(rows).reshape(len(names), -1)
+            return [Part(at + name, cut) for name, cut in zip(names, cuts, strict=True)]
+        return [Part(module, self._paired(leaf, rows))]
+
+    def small(self, name: str) -> Part:
+        """What a tensor becomes that is small and float32."""
+        if self._delta is None or ".linear_attn." not in name:
+            return Part(name)
+        of_head = tiled_order(self._delta, 1) if self._llama_cpp.tiled else None
+        if name.endswith("A_log"):
+            return Part(name, of_head, decays=True)
+        if name.endswith("dt_bias"):
+            return Part(name, of_head)
+        if name.endswith("conv1d.weight") and self._llama_cpp.tiled:
+            return Part(name, qkv_order(self._delta))
+        return Part(name)
+
+    def stacks(self, experts: Iterable[ExpertSpec]) -> Iterator[tuple[str, list[ExpertSpec]]]:
+        """The stacks of experts in the file: the name of each, and what its rows are of."""
+        held: list[ExpertSpec] = []
+        for stack in experts:
+            if self._llama_cpp.joins_experts and stack.leaf != "down_proj":
+                held.append(stack)
+                if len(held) == 2:
+                    yield f"{stack.at}.gate_up_proj", held
+                    held = []
+            else:
+                yield stack.name, [stack]
+
+    def rotating_heads(self, leaf: str) -> int:
+        """As many heads' rows are stored as pairs that rotate together; 0 for none."""
+        sizes = self._sizes
+        heads = {"q_proj": sizes.num_attention_heads, "k_proj": sizes.num_key_value_heads}
+        return heads.get(leaf, 0) if self._llama_cpp.pairs else 0
+
+    def _paired(self, leaf: str, rows: int) -> IntArray | None:
+        """The order of rows that are stored as pairs which rotate together, or kind by kind."""
+        if leaf == self.by_head:
+            return by_kind(self._sizes.num_attention_heads, rows)
+        heads = self.rotating_heads(leaf)
+        return to_pairs(np.arange(rows), heads) if heads else None
+
+    def _of_delta_net(self, at: str, leaf: str, heads: DeltaHeads) -> list[Part]:
+        module = f"{at}.{leaf}"
+        if leaf == "in_proj_qkvz":
+            qkv, z = grouped_orders(heads)
+            return [Part(f"{at}.in_proj_qkv", qkv), Part(f"{at}.in_proj_z", z)]
+        if not self._llama_cpp.tiled:
+            return [Part(module)]
+        if leaf == "out_proj":
+            return [Part(module, columns=Columns(heads.value_dim, tiled_order(heads, 1)))]
+        orders = {
+            "in_proj_qkv": qkv_order(heads),
+            "in_proj_z": tiled_order(heads, heads.value_dim),
+            "in_proj_b": tiled_order(heads, 1),
+            "in_proj_a": tiled_order(heads, 1),
+        }
+        return [Part(module, orders[leaf])]
+
+
+def _of_latent(at: str, rows: int, attention: LatentAttention) -> list[Part]:
+    """The halves of what is made of a latent vector: keys, which llama.cpp transposes, and values.
+
+    So a query is multiplied by the first instead, and attends to latent vectors.
+    """
+    heads = attention.dimensions.num_attention_heads
+    keys, values = np.split(np.arange(rows).reshape(heads, -1), [attention.nope_dim], axis=1)
+    return [
+        Part(f"{at}.k_b_proj", keys.reshape(-1), heads=heads, transposed=True),
+        Part(f"{at}.v_b_proj", values.reshape(-1), heads=heads),
+    ]
