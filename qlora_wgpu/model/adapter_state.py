@@ -177,7 +177,7 @@ def neutral_parameters(layout: ModelPlan, programs: Programs, device: Device) ->
 
 def norms_graph(layout: ModelPlan, name: str) -> tuple[Graph, Tensor]:
     """The norms of the rows of a base's layer."""
-    weight, graph = layout.network.modules.linears[name].weight, layout.new_graph()
+    weight, graph = layout.modules.linears[name].weight, layout.new_graph()
     norms = graph.float_vector("norms", weight.rows)
     for row0, w in weight.shards(graph):
         dora.norm(graph, w, layout.adapter.loras[name], norms, row0, 0.0, plain=True)
@@ -337,7 +337,7 @@ class AdapterBiases:
             self.take(taken)
 
     def _place(self, name: str, array: FloatArray) -> Tensor:
-        modules = self._layout.network.modules
+        modules = self._layout.modules
         layer = modules.linears.get(name)
         bias = modules.norms.get(f"{name}.bias") if layer is None else layer.bias
         if bias is None or bias.columns != array.size:
