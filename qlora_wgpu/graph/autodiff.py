@@ -216,7 +216,7 @@ class Tape:
 
         if self._ops is not None and any(y.requires_grad for y in ys):
             self._ops.append((ys, vjp))
-            self._uses.update(ys)
+            self._uses.update(xs)
         return ys
 
     def end(self) -> None:

@@ -297,7 +297,7 @@ class ModelPlan:
         """Reads the weights and uploads them, one after another; to be called once."""
         if self.adapter.config.changes_base:
             self.began = self.weights.begin(self.adapter, seed, progress)
-        self.weights.load(device, progress)
+        self.placement.load(self.weights.table, device, progress)
 
     # -- sizes ------------------------------------------------------------------------------
 

@@ -114,6 +114,7 @@ class WeightPlacement:
                 self._read(weights, progress)
             else:
                 self._load_layer(layer, list(weights), self._cache, progress)
+        self._reader.requantization.warn()
 
     def _read(self, weights: Iterable[Weight], progress: Progress) -> None:
         for weight in weights:

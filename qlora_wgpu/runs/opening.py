@@ -301,7 +301,7 @@ def load_model(
         CheckpointError: If a tensor is missing, damaged or of another shape.
         OutOfMemoryError: If the device has no room.
     """
-    total, done = layout.weights.num_tensors, 0
+    total, done = len(layout.weights.table), 0
 
     def progress(name: str) -> None:
         nonlocal done
