@@ -26,18 +26,7 @@ __all__ = ["VJP", "Graph", "GraphError", "Launch"]
 
 
 class Graph(Tape):
-    """Launches in the order they run, and the tape of a reverse pass.
-
-    Attributes:
-        dtype: Element type of matmul operands, ``"bfloat16"`` or ``"float32"``.
-        profile: How kernels are configured for the GPU.
-        max_binding: The largest binding, in bytes.
-        launches: What has been traced.
-        saturated: uint32; where kernels count the values that they clamped to the range of their
-            type, if anywhere.
-        recomputation: What is computed again in the backward.
-        rules: Fusions, which rewrite the launches before they are planned.
-    """
+    """Launches in the order they run, and the tape of a reverse pass."""
 
     def __init__(
         self,
@@ -54,12 +43,13 @@ class Graph(Tape):
 
         With ``sized`` it is traced for its sizes alone: one launch stands for all that repeat it.
         """
-        self.dtype = dtype
-        self.profile = profile
-        self.max_binding = max_binding
+        self.dtype = dtype  # of matmul operands, ``"bfloat16"`` or ``"float32"``
+        self.profile = profile  # how kernels are configured for the GPU
+        self.max_binding = max_binding  # bytes
+        # uint32; where kernels count values that they clamped to their type's range, if anywhere
         self.saturated = saturated
         self.recomputation = recomputation or CheckpointPolicy()
-        self.rules = rules
+        self.rules = rules  # fusions, which rewrite the launches before they are planned
         self.launches: list[Launch] = []
         super().__init__()
         self._fetched = 0  # tensors that come back from the host

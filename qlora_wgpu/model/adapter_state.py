@@ -125,18 +125,12 @@ def write_vector(device: Device, tensor: Tensor, values: npt.NDArray[Any]) -> No
 
 def read_flat(device: Device, flat: Tensor | ShardedVector) -> npt.NDArray[Any]:
     """The values of a vector that may be sharded, as ``read_vector`` gives them."""
-    sharded = as_sharded(flat)
-    if len(sharded.shards) == 1:
-        return read_vector(device, sharded.whole)
-    dtype = np.uint32 if flat.dtype == "uint32" else np.float32
-    values = np.empty(sharded.columns, dtype)
-    for begin, shard in sharded.numbered():
-        values[begin : begin + shard.columns] = read_vector(device, shard)
-    return values
+    shards = [read_vector(device, shard) for shard in as_sharded(flat).shards]
+    return shards[0] if len(shards) == 1 else np.concatenate(shards)
 
 
 def write_flat(device: Device, flat: Tensor | ShardedVector, values: npt.NDArray[Any]) -> None:
-    """Overwrites a vector that may be sharded."""
+    """Overwrites a vector that may be sharded; a single shard may be padded beyond it."""
     sharded = as_sharded(flat)
     if len(sharded.shards) == 1:
         write_vector(device, sharded.whole, values)

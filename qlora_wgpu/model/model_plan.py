@@ -7,6 +7,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
@@ -22,7 +23,7 @@ from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.lora.trained_tokens import Vocabulary
 from qlora_wgpu.model import derived_weights
-from qlora_wgpu.model.derived_weights import CopySizes, kept_bytes, packed_sizes
+from qlora_wgpu.model.derived_weights import kept_bytes, packed_sizes
 from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import (
@@ -116,37 +117,31 @@ class ModelPlan:
         # range of their type, where kernels have such a type.
         self.stats, self.saturated = make_sums(counts=profile.counts_saturated)
         self.began = ""  # how the adapter's start was found in the base, if it was
-        # The packed weights that new tokens read, where their cache asks for them.
-        self.packed_sizes = self.sizes_of_copies()
+        # The packed weights that new tokens read, where their cache asks for them: of all linear
+        # layers, without experts, and of the head.
+        weights = sum(spec.out_features * spec.in_features for spec in architecture.linears)
+        head = architecture.vocab_size * self.embedded_row_bytes
+        self.packed_sizes = packed_sizes(head, weights, ITEM_SIZE[self.weight_dtype])
         self.packed_weights = PackedWeightCache(dense=self.packed_sizes.dense)
         self._steps: dict[StepOptions, PlannedStep] = {}
 
     def with_profile(self, profile: Profile) -> ModelPlan:
         """The same model, of which nothing is loaded yet, for another profile."""
-        return self._again(profile, self.offload)
+        return self._with(profile=profile)
 
     def with_offload(self, offload: OffloadPlan) -> ModelPlan:
         """The same model, of which nothing is loaded yet, with another offload plan."""
-        return self._again(self.profile, offload)
+        return self._with(offload=offload)
 
     def with_forms(self, forms: AdapterDtypes) -> ModelPlan:
         """The same model, of which nothing is loaded yet, with an adapter in other types."""
-        return self._again(self.profile, self.offload, forms)
+        return self._with(forms=forms)
 
-    def _again(
-        self, profile: Profile, offload: OffloadPlan, forms: AdapterDtypes | None = None
-    ) -> ModelPlan:
-        other = ModelPlan(
-            self.pretrained,
-            self.adapter.config,
-            self.quant,
-            self.compute_dtype,
-            profile=profile,
-            max_binding=self.max_binding,
-            offload=offload,
-            forms=forms or self.adapter.forms,
-            keep=self.keep,
-        )
+    def _with(self, **changes: Any) -> ModelPlan:
+        same = {n: getattr(self, n) for n in ("profile", "max_binding", "offload", "keep")}
+        given = {**same, "forms": self.adapter.forms, **changes}
+        lora = self.adapter.config
+        other = ModelPlan(self.pretrained, lora, self.quant, self.compute_dtype, **given)
         other.adapter.start = self.adapter.start
         return other
 
@@ -265,14 +260,31 @@ class ModelPlan:
     def memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
         """Bytes on the device by kind while steps with these options, or this plan, train."""
         plan = plan or self.step(options).plan
-        memory = self.device_memory(plan)
+        memory = plan.bytes_by_kind()
+        memory["uniforms"] = plan.uniform_bytes
+        if self.adapter.forms.updates:
+            moments = self.adapter.moments
+            memory["optimizer"] = moments.nbytes_beside
+            if self.offload.host_moments:
+                memory["staging"] += self.moments_passing
+            else:
+                memory["optimizer"] += moments.nbytes
         if self.dequantize_plan is not None:  # the codes, which no step reads
             memory += self.dequantize_plan.storage_bytes(beside=plan)
         return memory
 
     def host_memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
         """Bytes of host memory by kind that such steps, or this plan, offload."""
-        return self.waiting_memory(plan or self.step(options).plan)
+        plan = plan or self.step(options).plan
+        memory = self.placement.host_bytes()
+        memory["layer inputs"] = plan.offloaded_bytes
+        memory["transfers"] = transfer_bytes(plan)
+        if self.offload.host_moments:
+            moments = self.adapter.moments
+            memory["optimizer"] = moments.nbytes
+            count = len(moments.vectors)
+            memory["transfers"] += host_moments.transfer_bytes(moments.piece_lengths, count)
+        return +memory
 
     @cached_property
     def dequantize_plan(self) -> Plan | None:
@@ -341,13 +353,6 @@ class ModelPlan:
         """Element type of frozen weights that products read."""
         return self.profile.weight_dtype(self.compute_dtype)
 
-    def sizes_of_copies(self) -> CopySizes:
-        """The packed weights for new tokens: all linear layers, without experts, and the head."""
-        of = self.pretrained.architecture
-        weights = sum(spec.out_features * spec.in_features for spec in of.linears)
-        head = of.vocab_size * self.embedded_row_bytes
-        return packed_sizes(head, weights, ITEM_SIZE[self.weight_dtype])
-
     @property
     def dequantized_bytes(self) -> int:
         """Estimated bytes of quantized matrices if they were kept dequantized as well.
@@ -362,30 +367,4 @@ class ModelPlan:
         """Bytes of host memory by kind that weights take, and their transfers."""
         memory = self.placement.host_bytes()
         memory["transfers"] = self.placement.stream.device_bytes
-        return +memory
-
-    def device_memory(self, plan: Plan) -> Counter[str]:
-        """Bytes on the device by kind while a plan trains."""
-        memory = plan.bytes_by_kind()
-        memory["uniforms"] = plan.uniform_bytes
-        if not self.adapter.forms.updates:
-            return memory
-        moments = self.adapter.moments
-        memory["optimizer"] = moments.nbytes_beside
-        if self.offload.host_moments:
-            memory["staging"] += self.moments_passing
-        else:
-            memory["optimizer"] += moments.nbytes
-        return memory
-
-    def waiting_memory(self, plan: Plan) -> Counter[str]:
-        """Bytes of host memory by kind that are offloaded while it does."""
-        memory = self.placement.host_bytes()
-        memory["layer inputs"] = plan.offloaded_bytes
-        memory["transfers"] = transfer_bytes(plan)
-        if self.offload.host_moments:
-            moments = self.adapter.moments
-            memory["optimizer"] = moments.nbytes
-            count = len(moments.vectors)
-            memory["transfers"] += host_moments.transfer_bytes(moments.piece_lengths, count)
         return +memory

@@ -272,15 +272,7 @@ class QLoRAModel(AdapterModel):
     ) -> None:
         """Adds a micro-batch's loss, or divergence from the reference, to ``stats``: no gradient.
 
-        Args:
-            kind: What is measured; arguments beside it as for ``accumulate``.
-            ids: (batch, seq).
-            targets: (batch, seq).
-            mask: (batch, seq).
-            samples: What is known of the samples.
-
-        Raises:
-            ShapeError: If samples are missing, or others than those that have a label.
+        Arguments and errors are those of ``accumulate``.
         """
         batch, program = self.programs.step(self.options.step(kind, *ids.shape))
         with self.device.in_turn:
@@ -294,13 +286,9 @@ class QLoRAModel(AdapterModel):
         mask: batch_encoding.IntArray,
         count: int,
     ) -> FloatArray:
-        """The summed log probability of each sample's labels, float32 (count); waits.
+        """The summed log probability of the labels of ``count`` samples, float32; waits.
 
-        Args:
-            ids: (batch, seq), checked.
-            targets: (batch, seq), what each position predicts.
-            mask: (batch, seq), checked.
-            count: Samples that have a label.
+        Arguments beside it are those of ``accumulate``.
         """
         options = self.options.step("sums", *ids.shape)
         batch, program = self.programs.step(options)

@@ -104,7 +104,12 @@ class WeightPlacement:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def load(self, table: Iterable[Weight], device: Device, progress: Progress) -> None:
+    def load(
+        self,
+        table: Iterable[Weight],
+        device: Device,
+        progress: Progress = lambda name: None,
+    ) -> None:
         """Reads and uploads all weights; an ``OutOfMemoryError`` if something has no room."""
         self._device = device
         # Layer by layer, so that what a file is to hold is complete before the next one begins.
