@@ -191,9 +191,9 @@ class LogitsPrograms:
 class Programs:
     """A model's programs; they share the memory of intermediates, since one runs at a time."""
 
-    def __init__(self, layout: ModelPlan, device: Device, beside: Programs | None = None) -> None:
+    def __init__(self, plan: ModelPlan, device: Device, beside: Programs | None = None) -> None:
         """Makes none yet."""
-        self._layout = layout
+        self._plan = plan
         self._device = device
         self._pool: BufferPool = BufferPool(device) if beside is None else beside._pool
         self._steps: dict[StepOptions, tuple[BatchBuffers, Program]] = {}
@@ -212,15 +212,15 @@ class Programs:
 
     def fill_kept(self) -> None:
         """Dequantizes the weights that are kept so; their codes are there by now."""
-        if self._layout.dequantize_plan is not None:
+        if self._plan.dequantize_plan is not None:
             with self._device.in_turn:
-                Program(self._device, self._layout.dequantize_plan, self._pool).run()
+                Program(self._device, self._plan.dequantize_plan, self._pool).run()
 
     def step(self, options: StepOptions) -> tuple[BatchBuffers, Program]:
         """A step's inputs and its program."""
         with self._device.in_turn:
             if options not in self._steps:
-                planned = self._layout.step(options)
+                planned = self._plan.step(options)
                 program = Program(self._device, planned.plan, self._pool)
                 self._steps[options] = planned.batch, program
             return self._steps[options]
@@ -230,20 +230,20 @@ class Programs:
     ) -> DecodePrograms:
         """New programs for so many tokens of some of a cache's texts, which choose the next."""
         with self._device.in_turn:
-            graphs = self._layout.token_graphs(texts, length, cache, seen, told=told)
+            graphs = self._plan.token_graphs(texts, length, cache, seen, told=told)
             self._fill_strips()
             kept, apart = graphs.kept, graphs.apart
             first = self.from_graph(graphs.hidden, apart=apart)
             second = self.from_graph(graphs.head, () if kept is None else (kept,), apart=apart)
             return DecodePrograms(
                 self._device, graphs.batch, graphs.next, first, second, graphs.choices,
-                self._layout.pretrained.architecture.vocab_size, kept,
+                self._plan.pretrained.architecture.vocab_size, kept,
             )  # fmt: skip
 
     def logits(self, batch: BatchBuffers) -> LogitsPrograms:
         """New programs for a batch, which may carry a cache of keys and values."""
         with self._device.in_turn:
-            hidden, graph, logits = self._layout.logits_graphs(batch)
+            hidden, graph, logits = self._plan.logits_graphs(batch)
             self._fill_strips()
             first = self.from_graph(hidden)
             head = self.from_graph(graph, (logits,))
@@ -251,7 +251,7 @@ class Programs:
 
     def _fill_strips(self) -> None:
         """Packs the weights that traced graphs read, and that are not packed yet."""
-        if self._layout.packed_weights.needs_fill:
-            graph = self._layout.new_graph()
-            self._layout.packed_weights.fill(graph)
+        if self._plan.packed_weights.needs_fill:
+            graph = self._plan.new_graph()
+            self._plan.packed_weights.fill(graph)
             self.from_graph(graph).run()

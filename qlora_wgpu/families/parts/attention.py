@@ -277,7 +277,7 @@ class Attention:
             ys = [ops.clip(y, self.clip) for y in ys]
         if rope is not None and self.query_rope is None:
             ys = ops.ropes(ys, rope, head_dim, interleaved=self.interleaved)
-        elif rope is not None:
+        elif rope is not None and self.query_rope is not None:
             each = zip(ys, (self.query_rope, rope), strict=False)
             ys = [ops.rope(y, own, head_dim, interleaved=self.interleaved) for y, own in each]
         if norm is not None and norm.after_rope:
