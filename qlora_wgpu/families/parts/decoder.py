@@ -6,7 +6,7 @@ family's file reads config.json into a ``Decoder``; one that does not fit writes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -215,6 +215,29 @@ class Decoder:
 
     def _at(self, i: int) -> str:
         return f"{self.layer_prefix}{i}."
+
+
+def read_decoder(
+    read: ConfigReader,
+    norm: Norm,
+    layers: Layer | Sequence[Layer],
+    *,
+    ties: bool = False,
+    **more: Any,
+) -> Decoder:
+    """A decoder whose head is the embedding if ``tie_word_embeddings`` says so, or ``ties`` else.
+
+    Args:
+        read: Its config.json.
+        norm: The final norm.
+        layers: Each of its layers; or one, which all are like.
+        ties: Hugging Face's default of that key.
+        more: Further fields of it.
+    """
+    if isinstance(layers, Layer):
+        layers = (layers,) * layers.attention.dimensions.num_hidden_layers
+    tied, dimensions = read.flag("tie_word_embeddings", ties), layers[0].attention.dimensions
+    return Decoder(dimensions, norm, tuple(layers), tied, **more)
 
 
 @dataclass(frozen=True)
