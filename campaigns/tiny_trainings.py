@@ -102,7 +102,10 @@ class Training:
             profile=profile, max_binding=device.max_binding,
         )  # fmt: skip
         self.options = TrainingOptions(case.checkpointing, case.objective, case.noise)
-        self.plans = [self.layout.step(self.options.train(_ROWS, _SEQ)).plan, *self._others()]
+        self.plans = [
+            self.layout.step(self.options.step("train", _ROWS, _SEQ)).plan,
+            *self._others(),
+        ]
         self.keys = {_key(launch) for plan in self.plans for launch in plan.launches}
         self._programs: list[Program] = []
         self._right: dict[str, np.ndarray] | None = None
@@ -112,11 +115,9 @@ class Training:
         layout, cache = self.layout, KVCache(_PROMPT + 3)
         for length in (_PROMPT, 1):
             batch = make_batch_buffers(1, length, CacheView(cache))
-            graph = layout.new_graph()
-            hidden = layout.network.trace_hidden(graph, batch)
-            yield compile_plan(graph)
-            graph = layout.new_graph()
-            yield compile_plan(graph, (layout.network.trace_logits(graph, hidden, batch),))
+            hidden, head, logits = layout.logits_graphs(batch)
+            yield compile_plan(hidden)
+            yield compile_plan(head, (logits,))
         graph, adapter = layout.new_graph(), layout.adapter
         info = vector("info", 4, "float32", Storage("info", "inputs", 16))
         flat = (adapter.parameters, adapter.gradient, adapter.first_moment, adapter.second_moment)
@@ -134,7 +135,7 @@ class Training:
         values = normalize(adapter({name: a.shape for name, a in parts.items()}))
         self._parameters = model.adapter.join(values)
         self._optimizer = Optimizer(model, OptimConfig(learning_rate=1e-2, weight_decay=0.1), 3)
-        self._batch, self._step = model.programs.step(self.options.train(_ROWS, _SEQ))
+        self._batch, self._step = model.programs.step(self.options.step("train", _ROWS, _SEQ))
         cache = KVCache(_PROMPT + 3)
         self._decoding = [
             model.programs.logits(make_batch_buffers(1, length, CacheView(cache)))

@@ -30,13 +30,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     )
     norm = parts.RMSNorm(eps)
     layer = parts.Layer(norm, attention, _mlp(read, dimensions), ORDER)
-    return parts.Decoder(
-        dimensions,
-        norm,
-        layers=(layer,) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings"),
-        pad_token_id=3,
-    )
+    return parts.read_decoder(read, norm, layer, pad_token_id=3)
 
 
 def _mlp(read: parts.ConfigReader, dimensions: parts.Dimensions) -> parts.XIELUMLP | parts.PlainMLP:

@@ -16,12 +16,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         dimensions, parts.read_activation(read, "relu2"), bias=read.flag("mlp_bias")
     )
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
-    return parts.Decoder(
-        dimensions,
-        norm,
-        layers=(parts.Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings"),
-    )
+    return parts.read_decoder(read, norm, parts.Layer(norm, attention, mlp))
 
 
 FAMILY = parts.DecoderFamily(compose)

@@ -22,11 +22,11 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     )
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     norm = parts.LayerNorm(eps, bias=False)
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=(parts.Layer(norm, attention, mlp, parts.PARALLEL),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings", True),
+        parts.Layer(norm, attention, mlp, parts.PARALLEL),
+        ties=True,
         pad_token_id=0,
         logit_scale=read.number("logit_scale", 0.0625),
     )

@@ -26,11 +26,11 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         replace(attention, rope=None) if window is None else replace(attention, window=window)
         for window in parts.periodic_windows(read, dimensions.num_hidden_layers, every=4)
     ]
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(parts.Layer(norm, each, mlp, parts.PARALLEL) for each in attentions),
-        tied=read.flag("tie_word_embeddings", True),
+        tuple(parts.Layer(norm, each, mlp, parts.PARALLEL) for each in attentions),
+        ties=True,
         pad_token_id=0,
         logit_scale=read.number("logit_scale", 0.0625),
     )

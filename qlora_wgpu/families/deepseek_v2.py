@@ -18,14 +18,13 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read), read.flag("mlp_bias"))
     experts, norm = _experts(read, mlp), parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
     dense = read.count("first_k_dense_replace", 0)
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(
+        tuple(
             parts.Layer(norm, attention, mlp if i < dense else experts)
             for i in range(dimensions.num_hidden_layers)
         ),
-        tied=read.flag("tie_word_embeddings"),
     )
 
 

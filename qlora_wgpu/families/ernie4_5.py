@@ -14,12 +14,8 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     attention = parts.Attention(dimensions, rope, qkv_bias=bias, o_bias=bias, interleaved=True)
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read), bias)
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
-    return parts.Decoder(
-        dimensions,
-        norm,
-        layers=(parts.Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings", True),
-        pad_token_id=0,
+    return parts.read_decoder(
+        read, norm, parts.Layer(norm, attention, mlp), ties=True, pad_token_id=0
     )
 
 

@@ -21,14 +21,14 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     attention = parts.Attention(dimensions, rope, interleaved=True)
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     experts, norm = _experts(read, mlp), parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(
+        tuple(
             parts.Layer(norm, attention, experts if sparse else mlp)
             for sparse in _sparse(read, dimensions.num_hidden_layers)
         ),
-        tied=read.flag("tie_word_embeddings", True),
+        ties=True,
         pad_token_id=0,
         balance=parts.read_balance_loss(read),
     )

@@ -13,14 +13,13 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     dimensions = parts.Dimensions.read(read)
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(
+        tuple(
             parts.Layer(norm, each, mlp, parts.POST_NORM)
             for each in read_attentions(read, dimensions, norm.eps)
         ),
-        tied=read.flag("tie_word_embeddings"),
     )
 
 

@@ -23,14 +23,13 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     choice = replace(experts.choice, correction="mlp.e_score_correction_bias")
     experts = replace(experts, choice=choice)
     attentions = read_attentions(read, dimensions, norm.eps)
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(
+        tuple(
             parts.Layer(norm, attention, experts if sparse else mlp)
             for attention, sparse in zip(attentions, _sparse(read, len(attentions)), strict=True)
         ),
-        tied=read.flag("tie_word_embeddings"),
         pad_token_id=0,
     )
 

@@ -27,11 +27,11 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     attention = parts.Attention(dimensions, rope, qkv_bias=bias, o_bias=bias)
     mlp = parts.GatedMLP(dimensions, "gelu_pytorch_tanh")
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6), offset=1.0)
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=(parts.Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings", True),
+        parts.Layer(norm, attention, mlp),
+        ties=True,
         pad_token_id=0,
         embedding_scale=math.sqrt(dimensions.hidden_size),
         notes=() if named != "gelu" else (_IGNORED,),

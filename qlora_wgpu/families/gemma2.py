@@ -28,14 +28,14 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     mlp = parts.GatedMLP(dimensions, activation)
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6), offset=1.0)
     windows = parts.layer_windows(read, [i % 2 == 0 for i in range(dimensions.num_hidden_layers)])
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(
+        tuple(
             parts.Layer(norm, replace(attention, window=w), mlp, parts.PRE_AND_POST_NORM)
             for w in windows
         ),
-        tied=read.flag("tie_word_embeddings", True),
+        ties=True,
         pad_token_id=0,
         embedding_scale=math.sqrt(dimensions.hidden_size),
         logit_softcap=read.softcap("final_logit_softcapping", 30.0),

@@ -32,11 +32,11 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         attention if window is None else replace(sliding, window=window)
         for window in parts.periodic_windows(read, dimensions.num_hidden_layers, every=6)
     ]
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(parts.Layer(norm, each, mlp, parts.PRE_AND_POST_NORM) for each in attentions),
-        tied=read.flag("tie_word_embeddings", True),
+        tuple(parts.Layer(norm, each, mlp, parts.PRE_AND_POST_NORM) for each in attentions),
+        ties=True,
         pad_token_id=0,
         embedding_scale=math.sqrt(dimensions.hidden_size),
         logit_softcap=read.softcap("final_logit_softcapping"),

@@ -24,12 +24,8 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     )
     mlp = parts.FusedGatedMLP(dimensions, parts.read_activation(read))
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1.5625e-7))
-    return parts.Decoder(
-        dimensions,
-        norm,
-        layers=(parts.Layer(norm, attention, mlp, ORDER),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings"),
-        pad_token_id=151_329,
+    return parts.read_decoder(
+        read, norm, parts.Layer(norm, attention, mlp, ORDER), pad_token_id=151_329
     )
 
 

@@ -25,14 +25,13 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     experts, norm = corrected_experts(read, mlp), parts.RMSNorm(eps)
     dense = read.count("first_k_dense_replace", 1)
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(
+        tuple(
             parts.Layer(norm, attention, mlp if i < dense else experts)
             for i in range(dimensions.num_hidden_layers)
         ),
-        tied=read.flag("tie_word_embeddings"),
     )
 
 

@@ -19,14 +19,13 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     defaults = {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1536}
     experts = corrected_experts(read, mlp, 1.8, defaults)
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(
+        tuple(
             parts.Layer(norm, attention, experts if sparse else mlp)
             for sparse in _sparse(read, dimensions.num_hidden_layers)
         ),
-        tied=read.flag("tie_word_embeddings"),
     )
 
 

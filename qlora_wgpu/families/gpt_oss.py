@@ -47,13 +47,10 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     )
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
     windows = parts.layer_windows(read, [i % 2 == 0 for i in range(layers)])
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(
-            parts.Layer(norm, replace(attention, window=window), experts) for window in windows
-        ),
-        tied=read.flag("tie_word_embeddings"),
+        tuple(parts.Layer(norm, replace(attention, window=window), experts) for window in windows),
         balance=parts.read_balance_loss(read),
     )
 

@@ -37,11 +37,10 @@ def compose_with(
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
     layer = parts.Layer(norm, attention, mlp, residual_scale=residual_scale)
     multiplier = read.number("embedding_multiplier", 1.0)
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=(layer,) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings"),
+        layer,
         embedding_scale=multiplier,
         noise_scale=multiplier,
         logit_scale=1.0 / divisor,

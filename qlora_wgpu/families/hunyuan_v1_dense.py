@@ -31,12 +31,8 @@ def compose_with(
         qk_norm=qk_norm,
     )
     norm = parts.RMSNorm(eps)
-    return parts.Decoder(
-        dimensions,
-        norm,
-        layers=tuple(parts.Layer(norm, attention, mlp) for mlp in mlps),
-        tied=read.flag("tie_word_embeddings"),
-        pad_token_id=0,
+    return parts.read_decoder(
+        read, norm, tuple(parts.Layer(norm, attention, mlp) for mlp in mlps), pad_token_id=0
     )
 
 

@@ -14,12 +14,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     attention = parts.Attention(dimensions, rope, qkv_bias=bias, o_bias=bias)
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read), bias=read.flag("mlp_bias"))
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
-    return parts.Decoder(
-        dimensions,
-        norm,
-        layers=(parts.Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings"),
-    )
+    return parts.read_decoder(read, norm, parts.Layer(norm, attention, mlp))
 
 
 FAMILY = parts.DecoderFamily(compose)

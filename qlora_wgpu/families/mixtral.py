@@ -24,12 +24,8 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         leaves=("w1", "w3", "w2"),
     )
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
-    return parts.Decoder(
-        dimensions,
-        norm,
-        layers=(parts.Layer(norm, attention, experts),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings"),
-        balance=parts.read_balance_loss(read),
+    return parts.read_decoder(
+        read, norm, parts.Layer(norm, attention, experts), balance=parts.read_balance_loss(read)
     )
 
 

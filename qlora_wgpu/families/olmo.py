@@ -22,13 +22,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     )
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     norm = parts.LayerNorm(EPS, bias=False, weight=False)
-    return parts.Decoder(
-        dimensions,
-        norm,
-        layers=(parts.Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings"),
-        pad_token_id=1,
-    )
+    return parts.read_decoder(read, norm, parts.Layer(norm, attention, mlp), pad_token_id=1)
 
 
 FAMILY = parts.DecoderFamily(compose)

@@ -15,12 +15,8 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     attention = parts.Attention(dimensions, rope, qkv_bias=bias, o_bias=bias, qk_norm=qk_norm)
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     norm = parts.RMSNorm(eps)
-    return parts.Decoder(
-        dimensions,
-        norm,
-        layers=(parts.Layer(norm, attention, mlp, parts.POST_NORM),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings"),
-        pad_token_id=1,
+    return parts.read_decoder(
+        read, norm, parts.Layer(norm, attention, mlp, parts.POST_NORM), pad_token_id=1
     )
 
 

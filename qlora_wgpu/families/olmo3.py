@@ -27,13 +27,10 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         full if window is None else replace(full, rope=near, window=window)
         for window in parts.layer_windows(read, slides)
     ]
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(
-            parts.Layer(norm, attention, mlp, parts.POST_NORM) for attention in attentions
-        ),
-        tied=read.flag("tie_word_embeddings"),
+        tuple(parts.Layer(norm, attention, mlp, parts.POST_NORM) for attention in attentions),
         pad_token_id=1,
     )
 

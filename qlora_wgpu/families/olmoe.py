@@ -29,11 +29,10 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         norm_topk_prob=read.flag("norm_topk_prob"),
     )
     norm = parts.RMSNorm(eps)
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=(parts.Layer(norm, attention, experts),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings"),
+        parts.Layer(norm, attention, experts),
         pad_token_id=1,
         balance=parts.read_balance_loss(read, 0.01),
     )

@@ -23,11 +23,10 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     activation = parts.read_activation(read, "gelu_new")
     mlp = parts.PlainMLP(dimensions, activation, bias=True, leaves=("fc1", "fc2"))
     norm = parts.LayerNorm(eps, bias=True)
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=(parts.Layer(norm, attention, mlp, parts.PARALLEL),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings"),
+        parts.Layer(norm, attention, mlp, parts.PARALLEL),
         final_norm="final_layernorm",
         head_bias=True,
         notes=read.dropped(dict.fromkeys(DROPOUTS, 0.0)),

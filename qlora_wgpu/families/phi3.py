@@ -17,13 +17,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     attention = parts.Attention(dimensions, rope, window, fused=parts.FusedQKV())
     mlp = parts.FusedGatedMLP(dimensions, parts.read_activation(read))
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
-    return parts.Decoder(
-        dimensions,
-        norm,
-        layers=(parts.Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings"),
-        pad_token_id=32_000,
-    )
+    return parts.read_decoder(read, norm, parts.Layer(norm, attention, mlp), pad_token_id=32_000)
 
 
 FAMILY = parts.DecoderFamily(compose)

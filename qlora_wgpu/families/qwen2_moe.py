@@ -24,14 +24,13 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
     layers = dimensions.num_hidden_layers
     kinds = zip(_windows(read, layers), parts.sparse_layers(read, layers), strict=True)
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(
+        tuple(
             parts.Layer(norm, replace(attention, window=window), experts if sparse else mlp)
             for window, sparse in kinds
         ),
-        tied=read.flag("tie_word_embeddings"),
         balance=parts.read_balance_loss(read),
     )
 

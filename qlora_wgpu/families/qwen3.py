@@ -19,11 +19,8 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     )
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     norm = parts.RMSNorm(eps)
-    return parts.Decoder(
-        dimensions,
-        norm,
-        layers=tuple(parts.Layer(norm, replace(attention, window=w), mlp) for w in windows),
-        tied=read.flag("tie_word_embeddings"),
+    return parts.read_decoder(
+        read, norm, tuple(parts.Layer(norm, replace(attention, window=w), mlp) for w in windows)
     )
 
 

@@ -23,14 +23,13 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         _experts(read, dimensions),
     )
     norm = parts.RMSNorm(eps)
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(
+        tuple(
             parts.Layer(norm, attention, experts if sparse else mlp)
             for sparse in parts.sparse_layers(read, dimensions.num_hidden_layers)
         ),
-        tied=read.flag("tie_word_embeddings"),
         balance=parts.read_balance_loss(read),
     )
 

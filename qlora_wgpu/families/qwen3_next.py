@@ -46,14 +46,13 @@ def compose_hybrid(
     taps = read.integer("linear_conv_kernel_dim", 4)
     delta_net = parts.GatedDeltaNet(dimensions, parts.DeltaHeads.read(read), taps, eps, fused)
     kinds = _attending(read, dimensions.num_hidden_layers)
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(
+        tuple(
             parts.Layer(norm, attention if attends else delta_net, mlp)
             for attends, mlp in zip(kinds, mlps, strict=True)
         ),
-        tied=read.flag("tie_word_embeddings"),
     )
 
 

@@ -19,11 +19,10 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     )
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read), read.flag("mlp_bias"))
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=(parts.Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings"),
+        parts.Layer(norm, attention, mlp),
         pad_token_id=1,
         notes=read.dropped(dict.fromkeys(DROPOUTS, 0.1)),
     )

@@ -20,14 +20,14 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     rotated = _rotated_layers(read, dimensions.num_hidden_layers)
     slides = read.flag("use_sliding_window") and read.config.get("sliding_window") is not None
     windows = parts.layer_windows(read, [slides and not turns for turns in rotated])
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=tuple(
+        tuple(
             parts.Layer(norm, replace(attention, rope=rope if turns else None, window=window), mlp)
             for turns, window in zip(rotated, windows, strict=True)
         ),
-        tied=read.flag("tie_word_embeddings", True),
+        ties=True,
         pad_token_id=128_004,
     )
 

@@ -21,12 +21,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     norm = parts.LayerNorm(eps, bias=True)
     order = parts.PARALLEL if read.flag("use_parallel_residual") else parts.PRE_NORM
-    return parts.Decoder(
-        dimensions,
-        norm,
-        layers=(parts.Layer(norm, attention, mlp, order),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings"),
-    )
+    return parts.read_decoder(read, norm, parts.Layer(norm, attention, mlp, order))
 
 
 FAMILY = parts.DecoderFamily(compose)

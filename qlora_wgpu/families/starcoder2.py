@@ -21,11 +21,11 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     activation = parts.read_activation(read, "gelu_pytorch_tanh")
     mlp = parts.PlainMLP(dimensions, activation, bias, leaves=("c_fc", "c_proj"))
     norm = parts.LayerNorm(read.number("norm_epsilon", 1e-5), bias=True)
-    return parts.Decoder(
-        dimensions,
+    return parts.read_decoder(
+        read,
         norm,
-        layers=(parts.Layer(norm, attention, mlp),) * dimensions.num_hidden_layers,
-        tied=read.flag("tie_word_embeddings", True),
+        parts.Layer(norm, attention, mlp),
+        ties=True,
         notes=read.dropped(dict.fromkeys(DROPOUTS, 0.0)),
     )
 

@@ -22,11 +22,7 @@ _MOST_PROMPTS = 8
 
 
 class Prefill:
-    """Prompts that are being computed, a few dispatches at a time.
-
-    Attributes:
-        texts: Their texts.
-    """
+    """Prompts that are being computed, a few dispatches at a time."""
 
     def __init__(self, program: DecodePrograms, texts: Sequence[Request]) -> None:
         """Computes nothing yet."""

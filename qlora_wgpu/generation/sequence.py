@@ -17,15 +17,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 
 
 class Request:
-    """A text in an engine; iterating over it computes its tokens, and those of the others.
-
-    Attributes:
-        prompt_ids: What it begins with.
-        ids: The tokens so far, without the prompt's.
-        told: The log probabilities of each of them, where they are asked for.
-        finish_reason: Why it ended, once it has: a stop token came, it is as long as it may be, or
-            it was cancelled.
-    """
+    """A text in an engine; iterating over it computes its tokens, and those of the others."""
 
     def __init__(
         self,
@@ -37,10 +29,11 @@ class Request:
         logprobs: int | None,
     ) -> None:
         """Is waiting; see ``Engine.add``."""
-        self.prompt_ids = prompt_ids
-        self.ids: list[int] = []
-        self.told: list[TokenLogprobs] = []
+        self.prompt_ids = prompt_ids  # what it begins with
+        self.ids: list[int] = []  # the tokens so far, without the prompt's
+        self.told: list[TokenLogprobs] = []  # of each of them, where they are asked for
         self.logprobs = logprobs
+        # Why it ended, once it has.
         self.finish_reason: FinishReason | None = None if max_new_tokens else "length"
         self.sampling = sampling
         seed = sampling.seed

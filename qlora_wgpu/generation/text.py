@@ -26,14 +26,11 @@ class IncrementalDetokenizer:
     Tokens wait while their text ends in half a character. A text whose ids are no characters at all
     is cut where both sides decode as they do together. So each token is decoded with some forty
     others at most, however long the text is.
-
-    Attributes:
-        waiting: The text of the tokens that wait, which may still change.
     """
 
     def __init__(self, tokenizer: Tokenizer, context: Sequence[int] = ()) -> None:
         """Begins behind a context, whose text is not returned."""
-        self.waiting = ""
+        self.waiting = ""  # the text of the tokens that wait, which may still change
         self._tokenizer = tokenizer
         self._near = list(context)[-CONTEXT:]  # tokens whose text is settled
         self._before = tokenizer.decode(self._near) if self._near else ""
@@ -116,12 +113,7 @@ def continuation(tokenizer: Tokenizer, context: Sequence[int], ids: Sequence[int
 
 
 class TextStream:
-    """The text of tokens as they come: whole characters, and nothing of what ends it.
-
-    Attributes:
-        stopped: Whether a stop string came.
-        count: Tokens so far.
-    """
+    """The text of tokens as they come: whole characters, and nothing of what ends it."""
 
     def __init__(
         self,
@@ -131,8 +123,8 @@ class TextStream:
         shown: Mapping[int, str] | None = None,
     ) -> None:
         """Begins with no token."""
-        self.stopped = False
-        self.count = 0
+        self.stopped = False  # whether a stop string came
+        self.count = 0  # tokens so far
         self._tokenizer = tokenizer
         self._stop = [each for each in stop if each]
         self._special = shown or {}

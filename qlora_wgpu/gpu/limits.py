@@ -35,6 +35,11 @@ def texture_bytes(nbytes: int) -> int:
     return (rows + (is_power and rows < _FREE_ROWS)) * TEXTURE_PITCH
 
 
+def memory_bytes(nbytes: int, *, texture: bool) -> int:
+    """Bytes that a buffer or a texture of this size takes on the device."""
+    return texture_bytes(nbytes) if texture else buffer_bytes(nbytes)
+
+
 _INVOCATIONS = "max-compute-invocations-per-workgroup"
 _ALONG_X = "max-compute-workgroup-size-x"
 _LEAST = {

@@ -36,11 +36,7 @@ Filled = Callable[[RecordedBuffer, int, npt.NDArray[np.uint8]], None]
 
 
 class RecordingDevice(Device):
-    """A device that computes nothing, and of which nothing can be read.
-
-    Attributes:
-        buffers: All that were asked for.
-    """
+    """A device that computes nothing, and of which nothing can be read."""
 
     computes = False
 
@@ -65,7 +61,7 @@ class RecordingDevice(Device):
         self.pace = CostModel(math.inf, math.inf, math.inf)
         self.dispatches_per_submit = DISPATCHES_PER_SUBMIT
         self.memory = MemoryCounter()
-        self.buffers: list[RecordedBuffer] = []
+        self.buffers: list[RecordedBuffer] = []  # all that were asked for
         self._max_binding = max_binding
         self._filled = filled
 

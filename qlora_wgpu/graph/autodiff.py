@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 
 from qlora_wgpu.graph.launch import GraphError, Launch
+from qlora_wgpu.graph.offload import CheckpointPolicy
 from qlora_wgpu.graph.tensor import Tensor, matrix
 
 VJP = Callable[[Tensor], None]
 JointVJP = Callable[[list[Tensor | None]], None]
 RematRule = Callable[[], Tensor]
 Checkpointed = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-Add = Callable[[Tensor, Tensor | None, Tensor], None]
 
 
 class Tape:
@@ -23,15 +23,11 @@ class Tape:
     to it in place unless it has one holder and no running VJP may still read it.
     """
 
-    def __init__(self, launches: list[Launch], add: Add) -> None:
-        """Starts an empty tape.
+    launches: list[Launch]  # what has been traced, which VJPs append to
+    recomputation: CheckpointPolicy  # what is computed again in the backward
 
-        Args:
-            launches: The graph's, which VJPs append to.
-            add: Launches ``total = a + b``, or ``total += b`` where ``a`` is None.
-        """
-        self._launches = launches
-        self._add = add
+    def __init__(self) -> None:
+        """Starts an empty tape."""
         self._ops: list[tuple[Sequence[Tensor], JointVJP]] | None = []
         self._gradients: dict[Tensor, Tensor] = {}
         self._holders: Counter[Tensor] = Counter()
@@ -42,16 +38,56 @@ class Tape:
         self._remat_rules: dict[Tensor, RematRule] = {}
         self._rematerialized: dict[Tensor, Tensor] = {}
 
+    def _add(self, total: Tensor, a: Tensor | None, b: Tensor) -> None:
+        """Launches ``total = a + b``, or ``total += b`` where ``a`` is None."""
+        raise NotImplementedError
+
+    # -- recording -------------------------------------------------------------------------
+
     def record(
+        self,
+        output: Tensor,
+        inputs: Sequence[Tensor],
+        vjp: VJP,
+        *,
+        trains: bool = False,
+        wanted: str | None = None,
+        remat: RematRule | None = None,
+    ) -> None:
+        """Notes how a gradient passes back from an op's output.
+
+        Args:
+            output: What the op made.
+            inputs: What it was made from.
+            vjp: Adds the launches that pass ``output``'s gradient, of any type, on.
+            trains: Whether the op itself has trained parameters.
+            wanted: The type that it reads ``output``'s gradient in, if not ``output``'s.
+            remat: Recomputes the output bit for bit in a cheap launch, from tensors that its VJP
+                reads anyway.
+        """
+
+        def joint(gradients: list[Tensor | None]) -> None:
+            for gradient in gradients:
+                if gradient is not None:
+                    vjp(gradient)
+
+        self.record_jointly([output], inputs, joint, trains=trains, wanted=wanted)
+        if remat is not None:
+            self.set_remat_rule(output, remat)
+
+    def record_jointly(
         self,
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
         vjp: JointVJP,
         *,
-        trains: bool,
+        trains: bool = False,
         wanted: str | None = None,
     ) -> None:
-        """Notes how gradients pass back from what an op made, and which type it wants them in."""
+        """``record`` of an op with several outputs.
+
+        ``vjp`` is given the gradients of all outputs, None for those that lead to nothing.
+        """
         requires_grad = trains or any(t.requires_grad for t in inputs)
         for output in outputs:
             output.requires_grad = requires_grad
@@ -60,37 +96,52 @@ class Tape:
             self._uses.update(inputs)
             self._wanted.update(dict.fromkeys(outputs, wanted) if wanted is not None else {})
 
-    def set_remat_rule(self, tensor: Tensor, remat: RematRule) -> None:
-        """Notes how the backward may recompute what was just recorded instead of keeping it."""
-        if tensor.requires_grad and self._ops is not None:
-            self._remat_rules[tensor] = remat
+    def set_remat_rule(self, output: Tensor, remat: RematRule) -> None:
+        """Notes how what was just recorded is rematerialized; ``remat`` as for ``record``."""
+        if self.recomputation.remakes and output.requires_grad and self._ops is not None:
+            self._remat_rules[output] = remat
+
+    def set_joint_remat_rule(
+        self, outputs: Sequence[Tensor], remat: Callable[[], Sequence[Tensor]]
+    ) -> None:
+        """``set_remat_rule`` of several outputs of one launch."""
+        remat_once = cache(remat)
+
+        def one(i: int) -> Tensor:
+            return remat_once()[i]
+
+        for i, output in enumerate(outputs):
+            self.set_remat_rule(output, partial(one, i))
 
     def is_rematerialized(self, tensor: Tensor) -> bool:
-        """Whether a tensor is to be recomputed in the backward."""
+        """Whether an op's output is recomputed in the backward instead of kept."""
         return tensor in self._remat_rules
 
     def rematerialize(self, tensor: Tensor) -> Tensor:
-        """A tensor for a VJP to read: itself, or the same recomputed by the first that asks."""
+        """An op's output for a VJP to read: itself, or the same recomputed by the first."""
         if tensor in self._remat_rules:
             self._rematerialized[tensor] = self._remat_rules.pop(tensor)()
         return self._rematerialized.get(tensor, tensor)
 
-    def gradient_dtype(self, tensor: Tensor) -> str:
-        """The type that a contribution to a tensor's gradient is best made in.
+    # -- gradients -------------------------------------------------------------------------
+
+    def new_gradient(self, tensor: Tensor) -> Tensor:
+        """A fresh matrix for a contribution to a tensor's gradient, in the best type for it.
 
         Where a single recorded op reads the tensor, and so makes all of its gradient, that is the
         type in which the gradient is wanted; sums of several contributions are float32.
         """
-        if self._uses[tensor] != 1:
-            return "float32"
-        return self._wanted.get(tensor, tensor.dtype)
+        dtype = "float32"
+        if self._uses[tensor] == 1:
+            dtype = self._wanted.get(tensor, tensor.dtype)
+        return matrix(f"d {tensor.name}", tensor.rows, tensor.columns, dtype)
 
     def gradient_of(self, tensor: Tensor) -> Tensor:
         """The gradient of a tensor as accumulated so far."""
         return self._gradients[tensor]
 
     def add_gradient(self, tensor: Tensor, gradient: Tensor) -> None:
-        """Adds a contribution, of any type, to a tensor's gradient.
+        """Adds a contribution, of any type, to a tensor's gradient; the caller gives it away.
 
         The first is kept as it is, without a copy. Later ones are added to it by the kernels that
         make them, where these can add and nobody else looks.
@@ -122,7 +173,7 @@ class Tape:
                     for output in outputs
                 ]
                 before = self._handed, self._begin
-                self._handed, self._begin = gradients, len(self._launches)
+                self._handed, self._begin = gradients, len(self.launches)
                 vjp(gradients)
                 self._handed, self._begin = before
         self._ops = []
@@ -135,14 +186,20 @@ class Tape:
     ) -> Sequence[Tensor]:
         """Calls ``function(xs)`` and keeps nothing but xs for the backward, which calls it again.
 
+        What the first call computed besides its results is read by nobody later, so its slots are
+        free at once; what the second computes and nobody needs is never launched.
+
         Args:
-            function: What is called twice.
+            function: What is called twice; its results are fresh tensors, none of xs.
             xs: Its arguments.
             first: Brings the first of them back for the second call, as another tensor; by default
                 it stays itself.
         """
-        with self._paused():
+        outer, self._ops = self._ops, None
+        try:
             ys = function(xs)
+        finally:
+            self._ops = outer
 
         def vjp(gradients: list[Tensor | None]) -> None:
             outer, self._ops = self._ops, []
@@ -159,23 +216,12 @@ class Tape:
 
         if self._ops is not None and any(y.requires_grad for y in ys):
             self._ops.append((ys, vjp))
-            self._uses.update(ys)
+            self._uses.update(xs)
         return ys
 
-    @contextmanager
-    def _paused(self) -> Iterator[None]:
-        outer, self._ops = self._ops, None
-        try:
-            yield
-        finally:
-            self._ops = outer
-
     def end(self) -> None:
-        """Forgets everything: what is recorded holds the graph, and the graph holds the tape."""
-        self._ops, self._gradients = [], {}
-        self._holders, self._uses, self._wanted = Counter(), Counter(), {}
-        self._remat_rules, self._rematerialized = {}, {}
-        self._add = _after_the_end
+        """Forgets everything: what is recorded holds the graph until a garbage collection."""
+        Tape.__init__(self)
 
     def _hold(self, tensor: Tensor, gradient: Tensor) -> None:
         self._gradients[tensor] = gradient
@@ -197,25 +243,19 @@ class Tape:
     def _accumulate_in_producer(self, total: Tensor, gradient: Tensor) -> bool:
         """Lets the launches that produced a gradient add to the total instead, if they can."""
         producers = [
-            launch
-            for launch in self._launches[self._begin :]
-            if gradient in launch.tensors.values()
+            launch for launch in self.launches[self._begin :] if gradient in launch.tensors.values()
         ]
         if self._holders[gradient] or gradient.dtype != "float32" or not producers:
             return False
         if gradient.stride != total.stride or not all(_can_add(p, gradient) for p in producers):
             return False
-        if any(total in launch.tensors.values() for launch in self._launches[self._begin :]):
+        if any(total in launch.tensors.values() for launch in self.launches[self._begin :]):
             return False
         for producer in producers:
             name = next(n for n, t in producer.tensors.items() if t is gradient)
             producer.tensors[name] = total
             producer.accumulate()
         return True
-
-
-def _after_the_end(total: Tensor, a: Tensor | None, b: Tensor) -> None:
-    raise GraphError("the graph is planned: nothing can be added to it")
 
 
 def _can_add(launch: Launch, gradient: Tensor) -> bool:

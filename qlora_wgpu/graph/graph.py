@@ -7,9 +7,8 @@ backward; nothing is decided while a step runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
-from functools import cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.wgsl import Constant, Workgroups, fold_grid, fold_workgroups
-from qlora_wgpu.graph.autodiff import VJP, Checkpointed, JointVJP, RematRule, Tape
+from qlora_wgpu.graph.autodiff import VJP, Checkpointed, Tape
 from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.offload import CheckpointPolicy, OffloadedTensor, StagingBuffers
 from qlora_wgpu.graph.rewrite import Rule
@@ -26,19 +25,8 @@ from qlora_wgpu.graph.tensor import TEXEL, Storage, Tensor, ceil_div, matrix, ve
 __all__ = ["VJP", "Graph", "GraphError", "Launch"]
 
 
-class Graph:
-    """Launches in the order they run, and the tape of a reverse pass.
-
-    Attributes:
-        dtype: Element type of matmul operands, ``"bfloat16"`` or ``"float32"``.
-        profile: How kernels are configured for the GPU.
-        max_binding: The largest binding, in bytes.
-        launches: What has been traced.
-        saturated: uint32; where kernels count the values that they clamped to the range of their
-            type, if anywhere.
-        recomputation: What is computed again in the backward.
-        rules: Fusions, which rewrite the launches before they are planned.
-    """
+class Graph(Tape):
+    """Launches in the order they run, and the tape of a reverse pass."""
 
     def __init__(
         self,
@@ -55,14 +43,15 @@ class Graph:
 
         With ``sized`` it is traced for its sizes alone: one launch stands for all that repeat it.
         """
-        self.dtype = dtype
-        self.profile = profile
-        self.max_binding = max_binding
+        self.dtype = dtype  # of matmul operands, ``"bfloat16"`` or ``"float32"``
+        self.profile = profile  # how kernels are configured for the GPU
+        self.max_binding = max_binding  # bytes
+        # uint32; where kernels count values that they clamped to their type's range, if anywhere
         self.saturated = saturated
         self.recomputation = recomputation or CheckpointPolicy()
-        self.rules = rules
+        self.rules = rules  # fusions, which rewrite the launches before they are planned
         self.launches: list[Launch] = []
-        self._tape = Tape(self.launches, self._add)
+        super().__init__()
         self._fetched = 0  # tensors that come back from the host
         self._sized = sized
 
@@ -179,128 +168,12 @@ class Graph:
 
     # -- reverse mode ----------------------------------------------------------------------
 
-    def record(
-        self,
-        output: Tensor,
-        inputs: list[Tensor],
-        vjp: VJP,
-        *,
-        trains: bool = False,
-        wanted: str | None = None,
-        remat: RematRule | None = None,
-    ) -> None:
-        """Notes how a gradient passes back from an op's output.
-
-        Args:
-            output: What the op made.
-            inputs: What it was made from.
-            vjp: Adds the launches that pass ``output``'s gradient, of any type, on.
-            trains: Whether the op itself has trained parameters.
-            wanted: The type that it reads ``output``'s gradient in, if not ``output``'s.
-            remat: Recomputes the output bit for bit in a cheap launch, from tensors that its VJP
-                reads anyway.
-        """
-
-        def joint(gradients: list[Tensor | None]) -> None:
-            for gradient in gradients:
-                if gradient is not None:
-                    vjp(gradient)
-
-        self._tape.record([output], inputs, joint, trains=trains, wanted=wanted)
-        if remat is not None:
-            self.set_remat_rule(output, remat)
-
-    def set_remat_rule(self, output: Tensor, remat: RematRule) -> None:
-        """Notes how an output is rematerialized; ``remat`` as for ``record``."""
-        if self.recomputation.remakes:
-            self._tape.set_remat_rule(output, remat)
-
-    def set_joint_remat_rule(
-        self, outputs: Sequence[Tensor], remat: Callable[[], Sequence[Tensor]]
-    ) -> None:
-        """``set_remat_rule`` of several outputs of one launch."""
-        remat_once = cache(remat)
-
-        def one(i: int) -> Tensor:
-            return remat_once()[i]
-
-        for i, output in enumerate(outputs):
-            self.set_remat_rule(output, partial(one, i))
-
-    def is_rematerialized(self, tensor: Tensor) -> bool:
-        """Whether an op's output is recomputed in the backward instead of kept."""
-        return self._tape.is_rematerialized(tensor)
-
-    def record_jointly(
-        self,
-        outputs: Sequence[Tensor],
-        inputs: Sequence[Tensor],
-        vjp: JointVJP,
-        *,
-        trains: bool = False,
-        wanted: str | None = None,
-    ) -> None:
-        """``record`` of an op with several outputs.
-
-        Args:
-            outputs: What the op made.
-            inputs: What it was made from.
-            vjp: Is given the gradients of all outputs, None for those that lead to nothing.
-            trains: Whether the op itself has trained parameters.
-            wanted: The type that it reads their gradients in, if not their own.
-        """
-        self._tape.record(outputs, inputs, vjp, trains=trains, wanted=wanted)
-
-    def rematerialize(self, tensor: Tensor) -> Tensor:
-        """An op's output for a VJP to read: the tensor itself, or the same recomputed."""
-        return self._tape.rematerialize(tensor)
-
-    def new_gradient(self, tensor: Tensor) -> Tensor:
-        """A fresh matrix for a contribution to a tensor's gradient, in the best type for it."""
-        dtype = self._tape.gradient_dtype(tensor)
-        return matrix(f"d {tensor.name}", tensor.rows, tensor.columns, dtype)
-
-    def add_gradient(self, tensor: Tensor, gradient: Tensor) -> None:
-        """Adds a contribution, of any type, to a tensor's gradient; the caller gives it away."""
-        self._tape.add_gradient(tensor, gradient)
-
-    def gradient_of(self, tensor: Tensor) -> Tensor:
-        """The gradient of a tensor as accumulated so far."""
-        return self._tape.gradient_of(tensor)
-
-    def backward(self) -> None:
-        """Runs the tape backwards from the gradients added so far."""
-        self._tape.backward()
-
-    def checkpoint(
-        self, function: Callable[[Tensor], Tensor], x: Tensor, staging: StagingBuffers | None = None
-    ) -> Tensor:
-        """``checkpoint_jointly`` of a function of one tensor that makes one."""
-
-        def listed(xs: Sequence[Tensor]) -> Sequence[Tensor]:
-            return [function(*xs)]
-
-        return self.checkpoint_jointly(listed, [x], staging)[0]
-
-    def checkpoint_jointly(
-        self, function: Checkpointed, xs: Sequence[Tensor], staging: StagingBuffers | None = None
+    def checkpoint_offloaded(
+        self, function: Checkpointed, xs: Sequence[Tensor], staging: StagingBuffers
     ) -> Sequence[Tensor]:
-        """Calls ``function(xs)`` and keeps nothing but xs for the backward, which calls it again.
-
-        What the first call computed besides its results is read by nobody later, so its slots are
-        free at once; what the second computes and nobody needs is never launched.
-
-        Args:
-            function: What is called twice; its results are fresh tensors, none of xs.
-            xs: Its arguments.
-            staging: The buffers through which the first of them is offloaded to host memory in
-                between; by default it stays on the device, as the others do.
-        """
-        if staging is None:
-            return self._tape.checkpoint(function, xs)
-        first = xs[0]
-        offloaded = self._offload(first, staging)
-        return self._tape.checkpoint(function, xs, lambda: self._restore(offloaded, first, staging))
+        """``checkpoint`` whose first argument is in host memory in between."""
+        offloaded = self._offload(xs[0], staging)
+        return self.checkpoint(function, xs, lambda: self._restore(offloaded, xs[0], staging))
 
     def _offload(self, x: Tensor, staging: StagingBuffers) -> OffloadedTensor:
         offloaded = OffloadedTensor(x.name, x.nbytes)
@@ -320,10 +193,6 @@ class Graph:
     def _copy(self, x: Tensor, y: Tensor) -> None:
         units = ceil_div(x.nbytes, TEXEL)
         self.launch("tensor/copy.wgsl", units, {"x": x, "y": y})
-
-    def end(self) -> None:
-        """Drops the tape, which would keep graph and memory alive until a garbage collection."""
-        self._tape.end()
 
     def _add(self, total: Tensor, a: Tensor | None, b: Tensor) -> None:
         units = total.rows * total.units(8)

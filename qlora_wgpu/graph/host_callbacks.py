@@ -56,12 +56,7 @@ class DiskReadStats:
 
 
 class OffloadEngine:
-    """The host's side of all programs of a model, which run one at a time.
-
-    Attributes:
-        moved: Bytes transferred, both ways.
-        reading: What was read from files for that.
-    """
+    """The host's side of all programs of a model, which run one at a time."""
 
     def __init__(self, device: Device) -> None:
         """Moves nothing yet."""
@@ -71,8 +66,8 @@ class OffloadEngine:
         self._uploads: Readback | None = None
         self._downloads: dict[Storage, Readback] = {}
         self._awaited: list[tuple[Readback, OffloadedTensor]] = []
-        self.moved = 0
-        self.reading = DiskReadStats()
+        self.moved = 0  # bytes transferred, both ways
+        self.reading = DiskReadStats()  # what was read from files for that
 
     # -- what a program needs to know --------------------------------------------------------
 

@@ -53,20 +53,12 @@ class Launch:
     params: bytes = field(init=False)  # the uniform's bytes
 
     def __post_init__(self) -> None:
+        """Compiles the shader's variant for what is bound, and checks that it may be."""
         if not is_within_limits(self.workgroups):
             raise OutOfMemoryError(
                 f"{self.label} has more elements than kernels can count: lower the batch size or "
                 "data.max_seq_length"
             )
-        self.specialize()
-
-    @property
-    def kernel(self) -> str:
-        """The family of kernels it is of: the shader's folder."""
-        return self.path.partition("/")[0]
-
-    def specialize(self) -> None:
-        """Compiles the shader's variant for what is bound, and checks that it may be."""
         bound = tuple([(n, t.dtype, t.texture) for n, t in self.tensors.items()])
         self.shader = load_shader(self.path, *_sorted(tuple(self.constants.items()), bound))
         sizes = {
@@ -77,6 +69,13 @@ class Launch:
         self.values = {**sizes, **self.values}
         self._check()
         self._pack()
+
+    specialize = __post_init__  # anew, once what is bound has changed
+
+    @property
+    def kernel(self) -> str:
+        """The family of kernels it is of: the shader's folder."""
+        return self.path.partition("/")[0]
 
     def _pack(self) -> None:
         texels = {

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from itertools import accumulate
 
-from qlora_wgpu.gpu.limits import ALIGNMENT, buffer_bytes, texture_bytes
+from qlora_wgpu.gpu.limits import ALIGNMENT, memory_bytes
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.graph.offload import WeightStream, steady_state_uploads
@@ -34,10 +34,8 @@ class Plan:
     @property
     def activation_bytes(self) -> int:
         """Bytes of all slots."""
-        return sum(
-            (texture_bytes if texture else buffer_bytes)(nbytes)
-            for nbytes, texture in zip(self.slots, self.textures, strict=True)
-        )
+        each = zip(self.slots, self.textures, strict=True)
+        return sum(memory_bytes(nbytes, texture=texture) for nbytes, texture in each)
 
     @property
     def flops(self) -> int:
@@ -68,8 +66,7 @@ class Plan:
         known = set() if beside is None else set(beside.storages)
         for storage in self.storages:
             if storage.group is None and storage not in known:
-                size = texture_bytes if storage.texture else buffer_bytes
-                total[storage.kind] += size(storage.nbytes)
+                total[storage.kind] += memory_bytes(storage.nbytes, texture=storage.texture)
         return total
 
     @property

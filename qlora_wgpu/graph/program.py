@@ -9,7 +9,7 @@ from typing import Any
 
 from qlora_wgpu.gpu.backend import Dispatch
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.gpu.limits import ALIGNMENT, buffer_bytes, texture_bytes
+from qlora_wgpu.gpu.limits import ALIGNMENT, memory_bytes
 from qlora_wgpu.graph.host_callbacks import HostCallback, OffloadEngine
 from qlora_wgpu.graph.launch import GraphError, Launch
 from qlora_wgpu.graph.plan import Plan
@@ -31,21 +31,16 @@ _Kind = tuple[bool, bool]  # of a slot: whether it is a texture, and whether its
 
 
 class BufferPool:
-    """The memory behind the slots of all plans of a model; plans run one at a time and share it.
-
-    Attributes:
-        traffic: The transfers between host and device while they run.
-        runs: How many have begun, but for those of plans that are ``apart``.
-    """
+    """The memory behind the slots of all plans of a model; plans run one at a time and share it."""
 
     def __init__(self, device: Device) -> None:
         """Starts with no buffer."""
-        self.traffic = OffloadEngine(device)
+        self.traffic = OffloadEngine(device)  # the transfers of host and device while they run
         self._device = device
         self._buffers: list[Any] = []
         self._sizes: list[int] = []
         self._kinds: list[_Kind] = []
-        self.runs = 0
+        self.runs = 0  # that have begun, but for those of plans that are ``apart``
 
     def take(self, plan: Plan) -> list[Any]:
         """Finds a buffer or texture for each of a plan's slots, allocating what the pool lacks."""
@@ -84,7 +79,7 @@ def pool_bytes(plans: Sequence[Plan]) -> int:
         for _ in _assign_buffers(plan, sizes, kinds):
             pass
     each = zip(sizes, kinds, strict=True)
-    return sum((texture_bytes if kind[0] else buffer_bytes)(nbytes) for nbytes, kind in each)
+    return sum(memory_bytes(nbytes, texture=kind[0]) for nbytes, kind in each)
 
 
 def allocate(device: Device, storage: Storage) -> None:
@@ -123,10 +118,6 @@ class Program:
 
     Where the device bounds the time of a submit, the first run is measured, and later ones are
     split into submits accordingly.
-
-    Attributes:
-        plan: What runs.
-        dispatches: ``(pipeline, bind group, workgroups)`` of each launch of the plan, whole.
     """
 
     def __init__(self, device: Device, plan: Plan, pool: BufferPool) -> None:
@@ -142,7 +133,7 @@ class Program:
         self._traffic = pool.traffic
         self._host_steps = pool.traffic.steps(plan.launches)
         self._uniforms: list[Any] = []
-        self.dispatches = self._bound(plan.launches)
+        self.dispatches = self._bound(plan.launches)  # of each launch, whole
         self._parts: dict[tuple[int, int], list[Dispatch]] = {}
         self._submits: list[list[Dispatch] | HostCallback] | None = None
         self._took: list[float] | None = None

@@ -33,15 +33,11 @@ class TimedDispatch:
 
 
 class ProfiledSubmission:
-    """Runs dispatches in submits that it waits for, and teaches the cost model what they took.
-
-    Attributes:
-        took: Seconds of each launch so far.
-    """
+    """Runs dispatches in submits that it waits for, and teaches the cost model what they took."""
 
     def __init__(self, device: Device, record: Callable[[list[Dispatch]], Any], launches: int):
         """Runs nothing yet."""
-        self.took = [0.0] * launches
+        self.took = [0.0] * launches  # seconds of each so far
         self._device, self._record = device, record
         self._most = min(device.dispatches_per_submit, _MOST_TIMED)
         self._clock = Timestamps(device, self._most) if has_timestamps(device) else None

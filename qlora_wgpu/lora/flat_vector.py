@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
@@ -96,37 +96,20 @@ def cut(sizes: Sequence[int], groups: Sequence[Group], most: int) -> list[int]:
     return cuts
 
 
-class FlatVector:
-    """Places of tensors by their names, one after another.
+class FlatVector(dict[str, Place]):
+    """Places of tensors by their names, one after another."""
 
-    Attributes:
-        end: The place of the next tensor, in floats.
-    """
-
-    def __init__(self) -> None:
-        """Starts without tensors."""
-        self.end = 0
-        self._places: dict[str, Place] = {}
+    end = 0  # the place of the next tensor, in floats
 
     def append(self, name: str, rows: int, columns: int) -> None:
         """Gives a tensor its place after all others."""
-        self._places[name] = Place(self.end, rows, columns)
-        self.end += aligned(self._places[name].size)
-
-    def __getitem__(self, name: str) -> Place:
-        return self._places[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
-
-    def items(self) -> ItemsView[str, Place]:
-        """Names and places, in order."""
-        return self._places.items()
+        self[name] = Place(self.end, rows, columns)
+        self.end += aligned(self[name].size)
 
     @property
     def num_parameters(self) -> int:
         """Numbers, padding not counted."""
-        return sum(math.prod(place.shape) for place in self._places.values())
+        return sum(math.prod(place.shape) for place in self.values())
 
     def split(self, flat: Float32Array) -> dict[str, Float32Array]:
         """A flat vector as tensors by name."""
@@ -134,16 +117,16 @@ class FlatVector:
 
     def views(self, flat: Float32Array) -> dict[str, Float32Array]:
         """The same as views of it."""
-        return {name: place.view(flat) for name, place in self._places.items()}
+        return {name: place.view(flat) for name, place in self.items()}
 
     def join(self, tensors: Mapping[str, Float32Array], length: int) -> Float32Array:
         """Tensors by name as a flat vector."""
-        odd = sorted(set(tensors) ^ set(self._places))
+        odd = sorted(set(tensors) ^ set(self))
         if odd:
-            where = "lacks" if odd[0] in self._places else "has, and this model has not,"
+            where = "lacks" if odd[0] in self else "has, and this model has not,"
             raise CheckpointError(f"the adapter {where} {odd[0]!r} ({len(odd)} such tensors)")
         flat = np.zeros(length, np.float32)
-        for name, place in self._places.items():
+        for name, place in self.items():
             array = np.asarray(tensors[name])
             if array.shape != place.shape:
                 raise CheckpointError(

@@ -187,6 +187,12 @@ def check_start(
 
 # ---- PEFT's settings -------------------------------------------------------------------------
 
+# What LoraConfig and adapter_config.json say alike.
+_ALIKE = (
+    "r", "lora_alpha", "use_rslora", "use_dora", "rank_pattern", "alpha_pattern",
+    "modules_to_save", "ensure_weight_tying",
+)  # fmt: skip
+
 
 def peft_config(
     config: LoraConfig,
@@ -208,19 +214,12 @@ def peft_config(
         if beyond:
             names = "|".join([names, *map(re.escape, beyond)])
     return AdapterConfig(
-        r=config.r,
-        lora_alpha=config.lora_alpha,
+        **{key: getattr(config, key) for key in _ALIKE},
         lora_dropout=config.lora_dropout,
         target_modules=names if isinstance(names, str) else sorted(names),
-        use_rslora=config.use_rslora,
         base_model_name_or_path=None,
-        rank_pattern=config.rank_pattern,
-        alpha_pattern=config.alpha_pattern,
         layers_to_transform=config.layers_to_transform,
-        use_dora=config.use_dora,
         trainable_token_indices=config.trainable_token_indices or None,
-        modules_to_save=config.modules_to_save,
-        ensure_weight_tying=config.ensure_weight_tying,
     )
 
 
@@ -247,17 +246,10 @@ def lora_config(
     ):
         targets = sorted(adapted)
     return LoraConfig(
-        r=adapter.r,
-        lora_alpha=adapter.lora_alpha,
+        **{key: getattr(adapter, key) for key in _ALIKE},
         lora_dropout=adapter.lora_dropout,
         target_modules=targets,
-        use_rslora=adapter.use_rslora,
-        use_dora=adapter.use_dora,
-        rank_pattern=dict(adapter.rank_pattern),
-        alpha_pattern=dict(adapter.alpha_pattern),
         trainable_token_indices=adapter.trainable_token_indices,
-        modules_to_save=adapter.modules_to_save,
-        ensure_weight_tying=adapter.ensure_weight_tying,
     )
 
 

@@ -33,7 +33,7 @@ from qlora_wgpu.model.adapter_state import (
 )
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.programs import Programs
-from qlora_wgpu.model.steps import Network, TrainingOptions
+from qlora_wgpu.model.steps import TrainingOptions
 from qlora_wgpu.ops.optimizers import SATURATED_OFFSET, STATS_LENGTH
 
 FloatArray = npt.NDArray[np.float32]
@@ -134,11 +134,6 @@ class AdapterModel:
     def adapter(self) -> AdapterLayout:
         """The layout of the adapter's parameters."""
         return self.layout.adapter
-
-    @property
-    def network(self) -> Network:
-        """The network that is traced."""
-        return self.layout.network
 
     @property
     def is_random(self) -> bool:

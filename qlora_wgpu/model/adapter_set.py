@@ -16,7 +16,6 @@ from qlora_wgpu.config import LoraConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.limits import buffer_bytes
-from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.compatibility import refuse_other_base
 from qlora_wgpu.lora.init import started_in
@@ -62,11 +61,11 @@ class AdapterSignature:
     The weights and the memory of intermediates are shared by all shapes.
     """
 
-    def __init__(self, layout: ModelPlan, programs: Programs, device: Device) -> None:
+    def __init__(self, plan: ModelPlan, programs: Programs, device: Device) -> None:
         """Leaves ``neutral`` on the device where that has to be computed."""
-        self.layout = layout
+        self.layout = plan
         self.programs = programs
-        self.neutral = neutral_parameters(layout, programs, device)  # a flat one that does nothing
+        self.neutral = neutral_parameters(plan, programs, device)  # a flat one that does nothing
         self._logits: dict[tuple[int, int], LogitsPrograms] = {}
 
     @property
@@ -113,7 +112,7 @@ class AdapterSet:
         for name, held in self._held.items():
             adapter = held.signature.adapter
             nbytes = 4 * adapter.length + sum(array.nbytes for array in held.biases.values())
-            on_device = _device_bytes(adapter.parameters)
+            on_device = sum(buffer_bytes(each.nbytes) for each in adapter.parameters.storages)
             told[name] = LoadedAdapter(name, held.path, adapter.config, nbytes, on_device)
         return told
 
@@ -135,33 +134,33 @@ class AdapterSet:
 
     def read(self, folder: str | PathLike[str], name: str) -> None:
         """Puts an adapter of a file beside the others; errors as for ``load_adapter``."""
-        layout = self.active.signature.layout
-        base = layout.pretrained
+        plan = self.active.signature.layout
+        base = plan.pretrained
         of = base.architecture
-        if layout.adapter.start is not None:
+        if plan.adapter.start is not None:
             raise ConfigError(
                 f"{folder}: the base of this model is without the part that its own adapter began "
-                f"as ({layout.adapter.config.init_lora_weights}), and takes no other adapter: "
+                f"as ({plan.adapter.config.init_lora_weights}), and takes no other adapter: "
                 "open the base once more for it, or that one first and this one beside it"
             )
         tensors, stored = load_adapter(Path(folder), biases=True, stacking=of.stacking)
-        layout = layout.with_adapter(config_of(stored, tensors, of))
+        plan = plan.with_adapter(config_of(stored, tensors, of))
         pairs, biases = split_biases(tensors)
-        shapes = layout.adapter.shapes
+        shapes = plan.adapter.shapes
         refuse_other_base(folder, stored, pairs, shapes, base.name_or_path)
-        warn_if_trained_otherwise(folder, layout.quant)
-        if layout.quant.scheme != "none" and started_in(folder, pairs, stored):
+        warn_if_trained_otherwise(folder, plan.quant)
+        if plan.quant.scheme != "none" and started_in(folder, pairs, stored):
             warnings.warn(
                 f"{folder} was trained on a base without the part that it began as, quantized; "
                 "beside other adapters it stands on the whole one, quantized, and computes nearly "
                 "the same",
                 stacklevel=3,
             )
-        flat = layout.adapter.join(pairs)
+        flat = plan.adapter.join(pairs)
         self._biases.check(biases)
         assert base.folder is not None
         prompts = tokenizer_folder(folder) or base.folder.text_folder
-        signature = self._signature_of(layout)
+        signature = self._signature_of(plan)
         self._held[name] = HeldAdapter(signature, str(folder), prompts, flat, biases)
 
     def activate(self, name: str, *, changed: bool) -> None:
@@ -184,17 +183,13 @@ class AdapterSet:
             )
         del self._held[name]
 
-    def _signature_of(self, layout: ModelPlan) -> AdapterSignature:
+    def _signature_of(self, plan: ModelPlan) -> AdapterSignature:
         """That of a layout's adapter, which gets its room on the device at once."""
-        own: npt.NDArray[Any] | tuple[Any, ...] = layout.adapter.shape
+        own: npt.NDArray[Any] | tuple[Any, ...] = plan.adapter.shape
         for held in self._held.values():
             if held.signature.adapter.shape == own:
                 return held.signature
-        programs = Programs(layout, self._device, self.active.signature.programs)
-        signature = AdapterSignature(layout, programs, self._device)
+        programs = Programs(plan, self._device, self.active.signature.programs)
+        signature = AdapterSignature(plan, programs, self._device)
         write_flat(self._device, signature.adapter.parameters, signature.neutral)
         return signature
-
-
-def _device_bytes(vectors: ShardedVector) -> int:
-    return sum(buffer_bytes(storage.nbytes) for storage in vectors.storages)

@@ -127,18 +127,12 @@ def write_vector(device: Device, tensor: Tensor, values: npt.NDArray[Any]) -> No
 
 def read_flat(device: Device, flat: Tensor | ShardedVector) -> npt.NDArray[Any]:
     """The values of a vector that may be sharded, as ``read_vector`` gives them."""
-    sharded = as_sharded(flat)
-    if len(sharded.shards) == 1:
-        return read_vector(device, sharded.whole)
-    dtype = np.uint32 if flat.dtype == "uint32" else np.float32
-    values = np.empty(sharded.columns, dtype)
-    for begin, shard in sharded.numbered():
-        values[begin : begin + shard.columns] = read_vector(device, shard)
-    return values
+    shards = [read_vector(device, shard) for shard in as_sharded(flat).shards]
+    return shards[0] if len(shards) == 1 else np.concatenate(shards)
 
 
 def write_flat(device: Device, flat: Tensor | ShardedVector, values: npt.NDArray[Any]) -> None:
-    """Overwrites a vector that may be sharded."""
+    """Overwrites a vector that may be sharded; a single shard may be padded beyond it."""
     sharded = as_sharded(flat)
     if len(sharded.shards) == 1:
         write_vector(device, sharded.whole, values)
@@ -147,7 +141,7 @@ def write_flat(device: Device, flat: Tensor | ShardedVector, values: npt.NDArray
         write_vector(device, shard, values[begin : begin + shard.columns])
 
 
-def neutral_parameters(layout: ModelPlan, programs: Programs, device: Device) -> FloatArray:
+def neutral_parameters(plan: ModelPlan, programs: Programs, device: Device) -> FloatArray:
     """A flat adapter that changes nothing.
 
     That is zeros, but for trained tokens and matrices, which are the base's own, and DoRA's
@@ -155,7 +149,7 @@ def neutral_parameters(layout: ModelPlan, programs: Programs, device: Device) ->
     is neutral as it began. A device that does not compute leaves the norms to one that does, by
     ``norms_graph``.
     """
-    adapter = layout.adapter
+    adapter = plan.adapter
     if adapter.start is not None:
         return adapter.start
     flat = np.zeros(adapter.length, np.float32)
@@ -169,7 +163,7 @@ def neutral_parameters(layout: ModelPlan, programs: Programs, device: Device) ->
         return flat
     write_flat(device, adapter.parameters, flat)
     for name in adapter.loras:
-        graph, norms = norms_graph(layout, name)
+        graph, norms = norms_graph(plan, name)
         program = programs.from_graph(graph, (norms,))
         program.run()
         first = adapter.place(name, MAGNITUDE).offset
@@ -177,12 +171,12 @@ def neutral_parameters(layout: ModelPlan, programs: Programs, device: Device) ->
     return flat
 
 
-def norms_graph(layout: ModelPlan, name: str) -> tuple[Graph, Tensor]:
+def norms_graph(plan: ModelPlan, name: str) -> tuple[Graph, Tensor]:
     """The norms of the rows of a base's layer."""
-    weight, graph = layout.network.modules.linears[name].weight, layout.new_graph()
+    weight, graph = plan.modules.linears[name].weight, plan.new_graph()
     norms = graph.float_vector("norms", weight.rows)
     for row0, w in weight.shards(graph):
-        dora.norm(graph, w, layout.adapter.loras[name], norms, row0, 0.0, plain=True)
+        dora.norm(graph, w, plan.adapter.loras[name], norms, row0, 0.0, plain=True)
     return graph, norms
 
 
@@ -290,9 +284,9 @@ def trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> str |
 class AdapterBiases:
     """The base's biases that an adapter of a file replaces."""
 
-    def __init__(self, layout: ModelPlan, device: Device) -> None:
+    def __init__(self, plan: ModelPlan, device: Device) -> None:
         """Replaces nothing yet."""
-        self._layout = layout
+        self._plan = plan
         self._device = device
         self._taken: dict[str, FloatArray] = {}
         self._base: dict[str, FloatArray] = {}
@@ -338,7 +332,7 @@ class AdapterBiases:
             self.take(taken)
 
     def _place(self, name: str, array: FloatArray) -> Tensor:
-        modules = self._layout.network.modules
+        modules = self._plan.modules
         layer = modules.linears.get(name)
         bias = modules.norms.get(f"{name}.bias") if layer is None else layer.bias
         if bias is None or bias.columns != array.size:
@@ -350,17 +344,17 @@ class AdapterBiases:
         return bias
 
 
-def base_state_dict(layout: ModelPlan, programs: Programs, device: Device) -> dict[str, FloatArray]:
+def base_state_dict(plan: ModelPlan, programs: Programs, device: Device) -> dict[str, FloatArray]:
     """Every weight by Hugging Face's name, float32."""
     state: dict[str, FloatArray] = {}
-    for weight in layout.weights.table:
-        whole = _values(weight.held, layout, programs, device) - np.float32(weight.offset)
+    for weight in plan.weights.table:
+        whole = _values(weight.held, plan, programs, device) - np.float32(weight.offset)
         arrays = np.split(whole, len(weight.parts))
         for (name, shape), array in zip(weight.parts, arrays, strict=True):
             state[name] = array.reshape(shape)
-    for module, trained in layout.adapter.trained_rows.items():
+    for module, trained in plan.adapter.trained_rows.items():
         state[f"{module}.weight"][list(trained.indices)] = trained.originals
-    for module, matrix in layout.adapter.trained_whole.items():
+    for module, matrix in plan.adapter.trained_whole.items():
         assert matrix.originals is not None
         state[f"{module}.weight"] = matrix.originals()
     return state
@@ -368,7 +362,7 @@ def base_state_dict(layout: ModelPlan, programs: Programs, device: Device) -> di
 
 def _values(
     held: Held,
-    layout: ModelPlan, programs: Programs, device: Device,
+    plan: ModelPlan, programs: Programs, device: Device,
 ) -> FloatArray:  # fmt: skip
     """A weight as it is stored, (rows, columns); experts one below the other."""
     if isinstance(held, Tensor):
@@ -379,7 +373,7 @@ def _values(
         rows = held.taken(np.arange(held.rows))
         values = stored_floats(rows.data.cast("B"), held.dtype).reshape(rows.shape)
         return values[:, : held.columns]
-    graph = layout.new_graph()
+    graph = plan.new_graph()
     shards: list[Tensor]
     if isinstance(held, DenseMatrix) or (isinstance(held, QuantizedMatrix) and held.experts == 1):
         shards = [shard for _, shard in held.shards(graph)]

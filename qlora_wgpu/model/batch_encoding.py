@@ -154,17 +154,12 @@ def write_batch(
     ids: IntArray,
     mask: IntArray,
     targets: IntArray | None = None,
-    rows: npt.NDArray[np.integer[Any]] | None = None,
-    dropout_key: int | None = None,
+    *,
     past: int | IntArray = 0,
-    weights: npt.NDArray[np.float32] | None = None,
-    places: int | IntArray = 0,
-    samples: PreferenceInputs | None = None,
+    **inputs: Any,
 ) -> None:
     """Writes all of a micro-batch to a device; arguments as for ``encode_batch``."""
-    data = encode_batch(
-        batch, ids, mask, targets, rows, dropout_key, past, weights, places, samples
-    )
+    data = encode_batch(batch, ids, mask, targets, past=past, **inputs)
     device.write(batch.storage.buffer, data)
     for weight, rows_of in batch.embedded.items():
         assert rows_of.table.storage is not None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.gpu.limits import buffer_bytes, texture_bytes
+from qlora_wgpu.gpu.limits import buffer_bytes, memory_bytes
 from qlora_wgpu.graph.offload import NUM_BUFFERS
 from qlora_wgpu.graph.plan import Plan
 from qlora_wgpu.graph.program import pool_bytes
@@ -489,8 +489,7 @@ def reading_memory(plans: Sequence[Plan], layout: ModelPlan | None = None) -> Co
     memory: Counter[str] = Counter({"activations": pool_bytes(plans)})
     for storage in dict.fromkeys(storage for plan in plans for storage in plan.storages):
         if storage.group is None:
-            size = texture_bytes if storage.texture else buffer_bytes
-            memory[storage.kind] += size(storage.nbytes)
+            memory[storage.kind] += memory_bytes(storage.nbytes, texture=storage.texture)
     for stream in dict.fromkeys(stream for plan in plans for stream in plan.streams):
         memory["staging"] += stream.device_bytes
     memory["uniforms"] = sum(plan.uniform_bytes for plan in plans)

@@ -19,13 +19,13 @@ from qlora_wgpu.model.steps import StepOptions
 KeepDequantized = bool | Literal["auto"]
 
 
-def with_kept(layout: ModelPlan, *, kept: bool = True) -> ModelPlan:
+def with_kept(plan: ModelPlan, *, kept: bool = True) -> ModelPlan:
     """The same model, of which nothing is loaded yet, with dequantized weights or without."""
-    return layout.with_offload(replace(layout.offload, dequantized=kept))
+    return plan.with_offload(replace(plan.offload, dequantized=kept))
 
 
 def laid_out_for(
-    layout: ModelPlan,
+    plan: ModelPlan,
     asked: KeepDequantized,
     *,
     is_cpu: bool,
@@ -37,12 +37,12 @@ def laid_out_for(
     ``"auto"`` keeps them on a software GPU whose memory has no bound, if there is room: main memory
     is plentiful, and dequantizing was measured to cost much there. No result depends on it.
     """
-    nbytes = layout.dequantized_bytes
+    nbytes = plan.dequantized_bytes
     if asked is True:
-        return with_kept(layout)
+        return with_kept(plan)
     if asked is False or not is_cpu or budget is not None or not nbytes:
-        return layout
-    return with_kept(layout) if has_room(nbytes + beside) else layout
+        return plan
+    return with_kept(plan) if has_room(nbytes + beside) else plan
 
 
 def has_room(nbytes: int) -> bool:
@@ -51,21 +51,21 @@ def has_room(nbytes: int) -> bool:
     return there is not None and SPARE_SHARE * nbytes <= there and (free is None or nbytes <= free)
 
 
-def copied_bytes(layout: ModelPlan, budget: int | None) -> int:
+def copied_bytes(plan: ModelPlan, budget: int | None) -> int:
     """Estimated bytes of the packed weights that generation gets; 0 where it gets none.
 
     Products with packed weights sum in another order, so that logits differ in their last digits:
     whether there are any must not depend on what other programs take at the moment.
     """
-    if budget is not None or not layout.profile.textures:
+    if budget is not None or not plan.profile.textures:
         return 0
-    return layout.packed_sizes.nbytes if layout.packed_sizes.fits else 0
+    return plan.packed_sizes.nbytes if plan.packed_sizes.fits else 0
 
 
-def are_copied(layout: ModelPlan, budget: int | None) -> bool:
+def are_copied(plan: ModelPlan, budget: int | None) -> bool:
     """Whether generation gets packed weights; an error if what is not made yet has no room."""
-    wanted, free = copied_bytes(layout, budget), available_bytes()
-    missing = wanted - layout.packed_weights.nbytes
+    wanted, free = copied_bytes(plan, budget), available_bytes()
+    missing = wanted - plan.packed_weights.nbytes
     if wanted and free is not None and missing > free:
         raise OutOfMemoryError(
             f"texts of this model read copies of its weights, which take {missing / MIB:,.0f} MiB "
@@ -95,7 +95,7 @@ def plan_training_memory(
     It is the sum of the very plan that training runs, so the two cannot disagree but for what
     shorter batches and sample texts add (a few per cent).
     """
-    layout = ModelPlan(
+    plan = ModelPlan(
         Pretrained.from_config(config),
         lora,
         quant,
@@ -103,6 +103,6 @@ def plan_training_memory(
         profile=profile,
         max_binding=max_binding,
     )
-    copies = copied_bytes(layout, None)
-    layout = laid_out_for(layout, keep_dequantized, is_cpu=is_cpu, budget=None, beside=copies)
-    return layout.memory(StepOptions("train", batch_size, seq, gradient_checkpointing))
+    copies = copied_bytes(plan, None)
+    plan = laid_out_for(plan, keep_dequantized, is_cpu=is_cpu, budget=None, beside=copies)
+    return plan.memory(StepOptions("train", batch_size, seq, gradient_checkpointing))

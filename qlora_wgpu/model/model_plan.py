@@ -7,6 +7,7 @@ from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError, OutOfMemoryError
@@ -16,20 +17,28 @@ from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.host_callbacks import transfer_bytes
 from qlora_wgpu.graph.offload import CheckpointPolicy, StagingBuffers
 from qlora_wgpu.graph.plan import Plan, compile_plan
-from qlora_wgpu.graph.tensor import ITEM_SIZE, Tensor, matrix
+from qlora_wgpu.graph.tensor import ITEM_SIZE, Storage, Tensor, matrix
 from qlora_wgpu.limits import VOCABULARY_TRACED
 from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model import derived_weights
-from qlora_wgpu.model.derived_weights import CopySizes, kept_bytes, packed_sizes
+from qlora_wgpu.model.derived_weights import kept_bytes, packed_sizes
 from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.steps import Network, PlannedStep, StepOptions, make_sums, trace_step
+from qlora_wgpu.model.steps import (
+    PlannedStep,
+    StepOptions,
+    head_of,
+    make_sums,
+    trace_step,
+    write_trained,
+)
 from qlora_wgpu.model.weights import WeightLayout
 from qlora_wgpu.ops import moments as host_moments
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
 from qlora_wgpu.ops.fusion import FUSIONS
 from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.ops.logits import logits_of_rows, rows_of_a_text
 from qlora_wgpu.ops.quantized import PackedWeightCache
 from qlora_wgpu.ops.sampling import SamplerState, choose, make_choices
 from qlora_wgpu.ops.tensor import copied
@@ -101,44 +110,37 @@ class ModelPlan:
             offload=offload,
             keep=keep,
         )
-        modules = self.weights.lay_out(architecture, self.adapter)
+        self.modules = self.weights.lay_out(architecture, self.adapter)
         self.placement = self.weights.placement
-        self.network = Network(pretrained.family, architecture, modules)
         # Loss, tokens, gradient norm and update factor; and how many values were clamped to the
         # range of their type, where kernels have such a type.
         self.stats, self.saturated = make_sums(counts=profile.counts_saturated)
         self.began = ""  # how the adapter's start was found in the base, if it was
-        # The packed weights that new tokens read, where their cache asks for them.
-        self.packed_sizes = self.sizes_of_copies()
+        # The packed weights that new tokens read, where their cache asks for them: of all linear
+        # layers, without experts, and of the head.
+        weights = sum(spec.out_features * spec.in_features for spec in architecture.linears)
+        head = architecture.vocab_size * self.embedded_row_bytes
+        self.packed_sizes = packed_sizes(head, weights, ITEM_SIZE[self.weight_dtype])
         self.packed_weights = PackedWeightCache(dense=self.packed_sizes.dense)
         self._steps: dict[StepOptions, PlannedStep] = {}
 
     def with_profile(self, profile: Profile) -> ModelPlan:
         """The same model, of which nothing is loaded yet, for another profile."""
-        return self._again(profile, self.offload)
+        return self._with(profile=profile)
 
     def with_offload(self, offload: OffloadPlan) -> ModelPlan:
         """The same model, of which nothing is loaded yet, with another offload plan."""
-        return self._again(self.profile, offload)
+        return self._with(offload=offload)
 
     def with_forms(self, forms: AdapterDtypes) -> ModelPlan:
         """The same model, of which nothing is loaded yet, with an adapter in other types."""
-        return self._again(self.profile, self.offload, forms)
+        return self._with(forms=forms)
 
-    def _again(
-        self, profile: Profile, offload: OffloadPlan, forms: AdapterDtypes | None = None
-    ) -> ModelPlan:
-        other = ModelPlan(
-            self.pretrained,
-            self.adapter.config,
-            self.quant,
-            self.compute_dtype,
-            profile=profile,
-            max_binding=self.max_binding,
-            offload=offload,
-            forms=forms or self.adapter.forms,
-            keep=self.keep,
-        )
+    def _with(self, **changes: Any) -> ModelPlan:
+        same = {n: getattr(self, n) for n in ("profile", "max_binding", "offload", "keep")}
+        given = {**same, "forms": self.adapter.forms, **changes}
+        lora = self.adapter.config
+        other = ModelPlan(self.pretrained, lora, self.quant, self.compute_dtype, **given)
         other.adapter.start = self.adapter.start
         return other
 
@@ -162,14 +164,17 @@ class ModelPlan:
         loras, of_experts = other.adapter.loras, other.adapter.expert_loras
         head = loras.get(self.pretrained.architecture.head.name)
         of_embedding = other.adapter.embedding_lora
-        modules = self.network.modules.with_pairs(loras, of_experts, head, of_embedding)
-        other.network = replace(self.network, modules=modules)
+        other.modules = self.modules.with_pairs(loras, of_experts, head, of_embedding)
         other._steps = {}
         return other
 
-    def new_graph(self, *, sized: bool = False, kept: bool = False) -> Graph:
+    def new_graph(
+        self, staging: StagingBuffers | None = None, *, sized: bool = False, kept: bool = False
+    ) -> Graph:
         """An empty graph for this element type and profile."""
-        staging = self._staging if self.offload.offload_layer_inputs else None
+        staging = staging or self._staging
+        if not self.offload.offload_layer_inputs:
+            staging = None
         # Of layers that are recomputed, rematerialization would save next to nothing.
         remakes = self.offload.remakes or (kept and self.profile.remakes)
         recomputation = CheckpointPolicy(
@@ -186,7 +191,9 @@ class ModelPlan:
     def step(self, options: StepOptions) -> PlannedStep:
         """A step's plan, traced the first time that its options are asked for."""
         if options not in self._steps:
-            self._steps[options] = self._traced(options)
+            graph = self.new_graph(kept=self._keeps_layers(options))
+            base, modules = self.pretrained, self.modules
+            self._steps[options] = trace_step(graph, base, modules, options, self.stats)
         return self._steps[options]
 
     def sized(self, options: StepOptions) -> PlannedStep:
@@ -196,16 +203,12 @@ class ModelPlan:
         """
         if options in self._steps and not self.offload.offload_layer_inputs:
             return self._steps[options]
-        staging, self._staging = self._staging, StagingBuffers()
-        try:
-            return self._traced(options, sized=True)
-        finally:
-            self._staging = staging
+        graph = self.new_graph(StagingBuffers(), sized=True, kept=self._keeps_layers(options))
+        return trace_step(graph, self.pretrained, self.modules, options, self.stats)
 
-    def _traced(self, options: StepOptions, *, sized: bool = False) -> PlannedStep:
-        kept = not options.checkpointing or self.offload.kept_layers > 0
-        graph = self.new_graph(sized=sized, kept=kept)
-        return trace_step(graph, self.network, options, self.stats)
+    def _keeps_layers(self, options: StepOptions) -> bool:
+        """Whether a step keeps what some layers make for their backward."""
+        return not options.checkpointing or self.offload.kept_layers > 0
 
     def total(self, options: StepOptions) -> int | None:
         """Bytes on the device of a step, by ``sized``; None where kernels cannot count them."""
@@ -222,8 +225,17 @@ class ModelPlan:
             first.profile = replace(self.profile, least_workgroups=0)
         if batch.cache is not None and batch.cache.packs_weights:
             batch.cache.packed_weights = self.packed_weights
-        hidden = self.network.trace_hidden(first, batch)
-        return first, second, self.network.trace_logits(second, hidden, batch)
+        base, modules = self.pretrained, self.modules
+        if not batch.decodes:  # a text's prompt has written them before its new tokens
+            write_trained(first, modules)
+        config = base.architecture.config
+        hidden = base.family.forward(first, config, modules, batch, checkpointing=False)
+        hidden.storage = Storage("hidden states", "activations", hidden.nbytes)
+        count = batch.batch  # with a cache, the next token of each text
+        if batch.cache is None:
+            count = rows_of_a_text(second, modules.head, batch.rows)
+        head = head_of(base.architecture, modules)
+        return first, second, logits_of_rows(second, hidden, head, batch, 0, count)
 
     def token_graphs(
         self, texts: int, length: int, cache: KVCache, seen: Tensor, *, told: bool = False
@@ -244,14 +256,31 @@ class ModelPlan:
     def memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
         """Bytes on the device by kind while steps with these options, or this plan, train."""
         plan = plan or self.step(options).plan
-        memory = self.device_memory(plan)
+        memory = plan.bytes_by_kind()
+        memory["uniforms"] = plan.uniform_bytes
+        if self.adapter.forms.updates:
+            moments = self.adapter.moments
+            memory["optimizer"] = moments.nbytes_beside
+            if self.offload.host_moments:
+                memory["staging"] += self.moments_passing
+            else:
+                memory["optimizer"] += moments.nbytes
         if self.dequantize_plan is not None:  # the codes, which no step reads
             memory += self.dequantize_plan.storage_bytes(beside=plan)
         return memory
 
     def host_memory(self, options: StepOptions, plan: Plan | None = None) -> Counter[str]:
         """Bytes of host memory by kind that such steps, or this plan, offload."""
-        return self.waiting_memory(plan or self.step(options).plan)
+        plan = plan or self.step(options).plan
+        memory = self.placement.host_bytes()
+        memory["layer inputs"] = plan.offloaded_bytes
+        memory["transfers"] = transfer_bytes(plan)
+        if self.offload.host_moments:
+            moments = self.adapter.moments
+            memory["optimizer"] = moments.nbytes
+            count = len(moments.vectors)
+            memory["transfers"] += host_moments.transfer_bytes(moments.piece_lengths, count)
+        return +memory
 
     @cached_property
     def dequantize_plan(self) -> Plan | None:
@@ -259,7 +288,7 @@ class ModelPlan:
         if not self.offload.dequantized:
             return None
         graph = self.new_graph()
-        derived_weights.fill(graph, self.network.modules)
+        derived_weights.fill(graph, self.modules)
         return compile_plan(graph) if graph.launches else None
 
     def make_room_for_counts(self) -> None:
@@ -276,7 +305,7 @@ class ModelPlan:
         """Reads the weights and uploads them, one after another; to be called once."""
         if self.adapter.config.changes_base:
             self.began = self.weights.begin(self.adapter, seed, progress)
-        self.weights.load(device, progress)
+        self.placement.load(self.weights.table, device, progress)
 
     # -- sizes ------------------------------------------------------------------------------
 
@@ -320,13 +349,6 @@ class ModelPlan:
         """Element type of frozen weights that products read."""
         return self.profile.weight_dtype(self.compute_dtype)
 
-    def sizes_of_copies(self) -> CopySizes:
-        """The packed weights for new tokens: all linear layers, without experts, and the head."""
-        of = self.pretrained.architecture
-        weights = sum(spec.out_features * spec.in_features for spec in of.linears)
-        head = of.vocab_size * self.embedded_row_bytes
-        return packed_sizes(head, weights, ITEM_SIZE[self.weight_dtype])
-
     @property
     def dequantized_bytes(self) -> int:
         """Estimated bytes of quantized matrices if they were kept dequantized as well.
@@ -335,36 +357,10 @@ class ModelPlan:
         """
         if self.offload.dequantized:
             return 0
-        return kept_bytes(self.network.modules, self.weight_dtype)
+        return kept_bytes(self.modules, self.weight_dtype)
 
     def weights_on_host(self) -> Counter[str]:
         """Bytes of host memory by kind that weights take, and their transfers."""
         memory = self.placement.host_bytes()
         memory["transfers"] = self.placement.stream.device_bytes
-        return +memory
-
-    def device_memory(self, plan: Plan) -> Counter[str]:
-        """Bytes on the device by kind while a plan trains."""
-        memory = plan.bytes_by_kind()
-        memory["uniforms"] = plan.uniform_bytes
-        if not self.adapter.forms.updates:
-            return memory
-        moments = self.adapter.moments
-        memory["optimizer"] = moments.nbytes_beside
-        if self.offload.host_moments:
-            memory["staging"] += self.moments_passing
-        else:
-            memory["optimizer"] += moments.nbytes
-        return memory
-
-    def waiting_memory(self, plan: Plan) -> Counter[str]:
-        """Bytes of host memory by kind that are offloaded while it does."""
-        memory = self.placement.host_bytes()
-        memory["layer inputs"] = plan.offloaded_bytes
-        memory["transfers"] = transfer_bytes(plan)
-        if self.offload.host_moments:
-            moments = self.adapter.moments
-            memory["optimizer"] = moments.nbytes
-            count = len(moments.vectors)
-            memory["transfers"] += host_moments.transfer_bytes(moments.piece_lengths, count)
         return +memory

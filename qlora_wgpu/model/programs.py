@@ -15,7 +15,7 @@ from qlora_wgpu.graph.host_callbacks import OffloadEngine
 from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.graph.program import BufferPool, Program, submit_batched
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.model import batch_encoding
+from qlora_wgpu.model.batch_encoding import IntArray, write_batch
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.steps import StepOptions
 from qlora_wgpu.ops.batch import BatchBuffers
@@ -63,9 +63,9 @@ class DecodePrograms:
 
     def run(
         self,
-        ids: batch_encoding.IntArray,
-        past: batch_encoding.IntArray,
-        places: batch_encoding.IntArray,
+        ids: IntArray,
+        past: IntArray,
+        places: IntArray,
         settings: Sequence[Settings],
         seeds: Sequence[int],
         steps: Sequence[int],
@@ -83,7 +83,8 @@ class DecodePrograms:
             count: How many tokens of each text, at most ``most_ahead``.
         """
         first = past.reshape(-1)
-        self._write(self.batch, ids, np.ones_like(ids), np.arange(len(ids)), past, places)
+        ones, rows = np.ones_like(ids), np.arange(len(ids))
+        write_batch(self.device, self.batch, ids, ones, rows=rows, past=past, places=places)
         self._write_sampling_params(settings, seeds, (np.asarray(steps) - first).tolist())
         submit_batched(self.device, [self.hidden, self.head] * count)
         return self._chosen((first[:, None] + np.arange(count)) % DECODE_STEPS_AHEAD)
@@ -95,8 +96,8 @@ class DecodePrograms:
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)], mask[row, : len(prompt)] = prompt, 1
         lasts = length * np.arange(count) + mask.sum(axis=1) - 1
-        none = np.zeros((count, 1), np.int64)
-        self._write(self.batch, ids, mask, lasts, none, np.array(places)[:, None])
+        at = np.array(places)[:, None]
+        write_batch(self.device, self.batch, ids, mask, rows=lasts, places=at)
 
     def end_prompts(
         self,
@@ -108,26 +109,13 @@ class DecodePrograms:
     ) -> list[int]:
         """The tokens after prompts that were computed; ``NONE`` as of ``run``."""
         none = np.zeros((len(prompts), 1), np.int64)
-        at = np.array(places)[:, None]
-        self._write(self.next, none, np.ones_like(none), np.arange(len(prompts)), none, at)
+        at, rows = np.array(places)[:, None], np.arange(len(prompts))
+        write_batch(self.device, self.next, none, np.ones_like(none), rows=rows, places=at)
         self._write_sampling_params(settings, seeds, steps)
         for place, prompt, own in zip(places, prompts, settings, strict=True):
             self._note_seen(place, prompt, own)
         self.head.run()
         return [each[0] for each in self._chosen(none)]
-
-    def _write(
-        self,
-        batch: BatchBuffers,
-        ids: batch_encoding.IntArray,
-        mask: batch_encoding.IntArray,
-        rows: batch_encoding.IntArray,
-        past: batch_encoding.IntArray,
-        places: batch_encoding.IntArray,
-    ) -> None:
-        batch_encoding.write_batch(
-            self.device, batch, ids, mask, rows=rows, past=past, places=places
-        )
 
     def _write_sampling_params(
         self, settings: Sequence[Settings], seeds: Sequence[int], steps: Sequence[int]
@@ -137,7 +125,7 @@ class DecodePrograms:
         assert own is not None
         self.device.write(own.buffer, encode_choices(settings, seeds, steps))
 
-    def _chosen(self, at: batch_encoding.IntArray) -> list[list[int]]:
+    def _chosen(self, at: IntArray) -> list[list[int]]:
         """The tokens of each text, (texts, ·), ``at`` their places among the steps ahead."""
         chosen = self.choices.chosen.storage
         assert chosen is not None
@@ -160,8 +148,8 @@ class LogitsPrograms:
 
     def run(
         self,
-        ids: batch_encoding.IntArray,
-        mask: batch_encoding.IntArray,
+        ids: IntArray,
+        mask: IntArray,
         rows: npt.NDArray[np.integer[Any]],
         past: int = 0,
     ) -> npt.NDArray[np.float32]:
@@ -178,7 +166,7 @@ class LogitsPrograms:
         with self.device.in_turn:
             for first in range(0, len(rows), count):
                 part = rows[first : first + count]
-                batch_encoding.write_batch(self.device, self.batch, ids, mask, rows=part, past=past)
+                write_batch(self.device, self.batch, ids, mask, rows=part, past=past)
                 if first == 0:
                     self.hidden.run()
                 self.head.run()
@@ -191,9 +179,9 @@ class LogitsPrograms:
 class Programs:
     """A model's programs; they share the memory of intermediates, since one runs at a time."""
 
-    def __init__(self, layout: ModelPlan, device: Device, beside: Programs | None = None) -> None:
+    def __init__(self, plan: ModelPlan, device: Device, beside: Programs | None = None) -> None:
         """Makes none yet."""
-        self._layout = layout
+        self._plan = plan
         self._device = device
         self._pool: BufferPool = BufferPool(device) if beside is None else beside._pool
         self._steps: dict[StepOptions, tuple[BatchBuffers, Program]] = {}
@@ -212,15 +200,15 @@ class Programs:
 
     def fill_kept(self) -> None:
         """Dequantizes the weights that are kept so; their codes are there by now."""
-        if self._layout.dequantize_plan is not None:
+        if self._plan.dequantize_plan is not None:
             with self._device.in_turn:
-                Program(self._device, self._layout.dequantize_plan, self._pool).run()
+                Program(self._device, self._plan.dequantize_plan, self._pool).run()
 
     def step(self, options: StepOptions) -> tuple[BatchBuffers, Program]:
         """A step's inputs and its program."""
         with self._device.in_turn:
             if options not in self._steps:
-                planned = self._layout.step(options)
+                planned = self._plan.step(options)
                 program = Program(self._device, planned.plan, self._pool)
                 self._steps[options] = planned.batch, program
             return self._steps[options]
@@ -230,20 +218,20 @@ class Programs:
     ) -> DecodePrograms:
         """New programs for so many tokens of some of a cache's texts, which choose the next."""
         with self._device.in_turn:
-            graphs = self._layout.token_graphs(texts, length, cache, seen, told=told)
+            graphs = self._plan.token_graphs(texts, length, cache, seen, told=told)
             self._fill_strips()
             kept, apart = graphs.kept, graphs.apart
             first = self.from_graph(graphs.hidden, apart=apart)
             second = self.from_graph(graphs.head, () if kept is None else (kept,), apart=apart)
             return DecodePrograms(
                 self._device, graphs.batch, graphs.next, first, second, graphs.choices,
-                self._layout.pretrained.architecture.vocab_size, kept,
+                self._plan.pretrained.architecture.vocab_size, kept,
             )  # fmt: skip
 
     def logits(self, batch: BatchBuffers) -> LogitsPrograms:
         """New programs for a batch, which may carry a cache of keys and values."""
         with self._device.in_turn:
-            hidden, graph, logits = self._layout.logits_graphs(batch)
+            hidden, graph, logits = self._plan.logits_graphs(batch)
             self._fill_strips()
             first = self.from_graph(hidden)
             head = self.from_graph(graph, (logits,))
@@ -251,7 +239,7 @@ class Programs:
 
     def _fill_strips(self) -> None:
         """Packs the weights that traced graphs read, and that are not packed yet."""
-        if self._layout.packed_weights.needs_fill:
-            graph = self._layout.new_graph()
-            self._layout.packed_weights.fill(graph)
+        if self._plan.packed_weights.needs_fill:
+            graph = self._plan.new_graph()
+            self._plan.packed_weights.fill(graph)
             self.from_graph(graph).run()

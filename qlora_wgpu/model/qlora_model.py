@@ -30,7 +30,6 @@ from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind, TrainingOptions
-from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.optimizers import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 
 __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
@@ -211,7 +210,7 @@ class QLoRAModel(AdapterModel):
                 if index % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
                     self.read_stats()  # waits, so that the queue stays short
                 ids, targets, mask = self.checked(input_ids, labels, attention_mask)
-                batch, program = self._step("loss", *ids.shape)
+                batch, program = self.programs.step(self.options.step("loss", *ids.shape))
                 batch_encoding.write_batch(self.device, batch, ids, mask, targets)
                 program.run()
             stats = self.read_stats()
@@ -273,17 +272,9 @@ class QLoRAModel(AdapterModel):
     ) -> None:
         """Adds a micro-batch's loss, or divergence from the reference, to ``stats``: no gradient.
 
-        Args:
-            kind: What is measured; arguments beside it as for ``accumulate``.
-            ids: (batch, seq).
-            targets: (batch, seq).
-            mask: (batch, seq).
-            samples: What is known of the samples.
-
-        Raises:
-            ShapeError: If samples are missing, or others than those that have a label.
+        Arguments and errors are those of ``accumulate``.
         """
-        batch, program = self._step(kind, *ids.shape)
+        batch, program = self.programs.step(self.options.step(kind, *ids.shape))
         with self.device.in_turn:
             batch_encoding.write_batch(self.device, batch, ids, mask, targets, samples=samples)
             program.run()
@@ -295,13 +286,9 @@ class QLoRAModel(AdapterModel):
         mask: batch_encoding.IntArray,
         count: int,
     ) -> FloatArray:
-        """The summed log probability of each sample's labels, float32 (count); waits.
+        """The summed log probability of the labels of ``count`` samples, float32; waits.
 
-        Args:
-            ids: (batch, seq), checked.
-            targets: (batch, seq), what each position predicts.
-            mask: (batch, seq), checked.
-            count: Samples that have a label.
+        Arguments beside it are those of ``accumulate``.
         """
         options = self.options.step("sums", *ids.shape)
         batch, program = self.programs.step(options)
@@ -316,14 +303,11 @@ class QLoRAModel(AdapterModel):
 
     def prepare(self, batch: int, seq: int) -> None:
         """Compiles and allocates what training on this shape needs."""
-        self._step("train", batch, seq)
+        self.programs.step(self.options.step("train", batch, seq))
 
     def program(self, kind: StepKind, batch: int, seq: int) -> Program:
         """The program of a ``"train"`` or ``"loss"`` micro-batch of this shape."""
-        return self._step(kind, batch, seq)[1]
-
-    def _step(self, kind: StepKind, batch: int, seq: int) -> tuple[BatchBuffers, Program]:
-        return self.programs.step(self.options.step(kind, batch, seq))
+        return self.programs.step(self.options.step(kind, batch, seq))[1]
 
     def logits(self, input_ids: Any, attention_mask: Any = None) -> FloatArray:
         """float32 logits (batch, seq, vocab_size), without dropout.

@@ -9,18 +9,18 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import ShapeError
-from qlora_wgpu.families.family import Architecture, Family, Modules
+from qlora_wgpu.families.family import Architecture, Modules
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.plan import Plan, compile_plan
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.ops.batch import BatchBuffers, RouterSums, make_batch_buffers
-from qlora_wgpu.ops.logits import logits_of_rows, rows_of_a_text
 from qlora_wgpu.ops.loss import PLAIN, Objective, cross_entropy, label_losses
 from qlora_wgpu.ops.modules import DenseMatrix, Head, trained_rows
 from qlora_wgpu.ops.optimizers import SATURATED_OFFSET, STATS_LENGTH
 from qlora_wgpu.ops.preference import divergence, summed_logps
 from qlora_wgpu.ops.routing import balance_loss
-from qlora_wgpu.ops.trained import TrainableTokens, overwrite, write_whole
+from qlora_wgpu.ops.trained import overwrite, write_whole
 from qlora_wgpu.ops.trained_gradients import sum_up
 
 StepKind = Literal["train", "loss", "sums", "divergence"]
@@ -57,22 +57,10 @@ class TrainingOptions:
     noise: float = 0.0  # NEFTune's α
     router_aux_loss_coef: float | None = None  # as in ``StepOptions``
 
-    def train(self, batch: int, seq: int) -> StepOptions:
-        """A training step of this shape."""
-        return StepOptions(
-            "train",
-            batch,
-            seq,
-            self.checkpointing,
-            self.objective,
-            self.noise,
-            self.router_aux_loss_coef,
-        )
-
     def step(self, kind: StepKind, batch: int, seq: int) -> StepOptions:
         """A step of this kind; the loss is that of training for preferences, else the plain one."""
         if kind == "train":
-            return self.train(batch, seq)
+            return StepOptions(kind, batch, seq, **vars(self))
         if kind == "loss" and self.objective.preference is not None:
             return StepOptions(kind, batch, seq, objective=self.objective)
         return StepOptions(kind, batch, seq)
@@ -142,90 +130,7 @@ class LossSums(NamedTuple):
     correct: int  # those whose logit is the largest, or as large as it
 
 
-@dataclass(frozen=True)
-class Network:
-    """A family's forward with the weights it runs on; needs no device to be traced."""
-
-    family: Family
-    architecture: Architecture
-    modules: Modules
-
-    def trace_loss(
-        self,
-        g: Graph,
-        batch: BatchBuffers,
-        stats: Tensor,
-        *,
-        gradient: bool,
-        checkpointing: bool,
-        objective: Objective = PLAIN,
-        router_aux_loss_coef: float = 0.0,
-    ) -> None:
-        """Adds the batch's summed loss to ``stats``, and its gradient to the adapter's if asked."""
-        hidden = self._hidden(g, batch, checkpointing=checkpointing and gradient)
-        routers = batch.routers
-        if routers is not None and routers.sums is not None:
-            balance_loss(g, routers.sums, routers.top_k, batch, stats, router_aux_loss_coef)
-        cross_entropy(g, hidden, self._head, batch, stats, gradient=gradient, objective=objective)
-        if gradient:
-            g.backward()
-            for trained in self._trained:
-                sum_up(g, trained)
-
-    def trace_sums(self, g: Graph, batch: BatchBuffers) -> Tensor:
-        """What the model says of each sample's answer (``summed_logps``), kept after the run."""
-        sums = summed_logps(g, self._losses(g, batch), batch)
-        sums.storage = Storage("sums of samples", "activations", sums.nbytes)
-        return sums
-
-    def trace_divergence(self, g: Graph, batch: BatchBuffers, stats: Tensor) -> None:
-        """Adds the samples' divergence from the reference to ``stats``."""
-        divergence(g, self._losses(g, batch), batch, stats)
-
-    def _losses(self, g: Graph, batch: BatchBuffers) -> Tensor:
-        hidden = self._hidden(g, batch, checkpointing=False)
-        return label_losses(g, hidden, self._head, batch)
-
-    def trace_hidden(self, g: Graph, batch: BatchBuffers) -> Tensor:
-        """The normalized hidden states (rows, hidden_size), kept after the run."""
-        hidden = self._hidden(g, batch, checkpointing=False)
-        hidden.storage = Storage("hidden states", "activations", hidden.nbytes)
-        return hidden
-
-    def trace_logits(self, g: Graph, hidden: Tensor, batch: BatchBuffers) -> Tensor:
-        """float32 logits of the first rows that the batch lists, a chunk's worth."""
-        count = rows_of_a_text(g, self.modules.head, batch.rows)
-        if batch.cache is not None:
-            count = batch.batch  # the next token of each text
-        return logits_of_rows(g, hidden, self._head, batch, 0, count)
-
-    @property
-    def _head(self) -> Head:
-        architecture = self.architecture
-        return Head(
-            self.modules.head,
-            architecture.logit_scale,
-            architecture.logit_softcap,
-            self.modules.head_lora,
-            self.modules.norms.get(architecture.head_bias) if architecture.head_bias else None,
-        )
-
-    @property
-    def _trained(self) -> list[TrainableTokens]:
-        """The rows of the embedding and of the head that are trained; of a tied one once."""
-        both = (trained_rows(each) for each in (self.modules.embedding, self.modules.head))
-        return list(dict.fromkeys(trained for trained in both if trained is not None))
-
-    def _hidden(self, g: Graph, batch: BatchBuffers, *, checkpointing: bool) -> Tensor:
-        config = self.architecture.config
-        # A text's prompt has written them before its new tokens.
-        written = () if batch.decodes else (self.modules.embedding, self.modules.head)
-        for weight in dict.fromkeys(written):
-            if isinstance(weight, DenseMatrix) and weight.trained is not None:
-                overwrite(g, weight.trained, weight.resident)
-            if isinstance(weight, DenseMatrix) and weight.whole is not None:
-                write_whole(g, weight.whole, weight.resident)
-        return self.family.forward(g, config, self.modules, batch, checkpointing=checkpointing)
+# ---- tracing ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -237,10 +142,12 @@ class PlannedStep:
     sums: Tensor | None = None  # the result of a step of kind ``sums``
 
 
-def trace_step(graph: Graph, network: Network, options: StepOptions, stats: Tensor) -> PlannedStep:
-    """Traces a step."""
-    trains = options.kind == "train"
-    coefficient = network.architecture.balance_coefficient(options.router_aux_loss_coef)
+def trace_step(
+    graph: Graph, base: Pretrained, modules: Modules, options: StepOptions, stats: Tensor
+) -> PlannedStep:
+    """Traces a step over a base's weights, which adds to ``stats``, and plans it."""
+    trains, of = options.kind == "train", base.architecture
+    coefficient = of.balance_coefficient(options.router_aux_loss_coef)
     batch = make_batch_buffers(
         options.batch,
         options.seq,
@@ -250,22 +157,46 @@ def trace_step(graph: Graph, network: Network, options: StepOptions, stats: Tens
         drops=trains,
         sampled=options.is_sampled,
     )
-    if options.kind == "sums":
-        sums = network.trace_sums(graph, batch)
+    write_trained(graph, modules)
+    checkpointing = trains and options.checkpointing
+    hidden = base.family.forward(graph, of.config, modules, batch, checkpointing=checkpointing)
+    head, routers = head_of(of, modules), batch.routers
+    if options.kind in ("sums", "divergence"):
+        losses = label_losses(graph, hidden, head, batch)
+        if options.kind == "divergence":
+            divergence(graph, losses, batch, stats)
+            return PlannedStep(batch, compile_plan(graph))
+        sums = summed_logps(graph, losses, batch)
+        sums.storage = Storage("sums of samples", "activations", sums.nbytes)  # kept after the run
         return PlannedStep(batch, compile_plan(graph), sums)
-    if options.kind == "divergence":
-        network.trace_divergence(graph, batch, stats)
-        return PlannedStep(batch, compile_plan(graph))
-    network.trace_loss(
-        graph,
-        batch,
-        stats,
-        gradient=trains,
-        checkpointing=options.checkpointing,
-        objective=options.objective,
-        router_aux_loss_coef=coefficient,
-    )
+    if routers is not None and routers.sums is not None:
+        balance_loss(graph, routers.sums, routers.top_k, batch, stats, coefficient)
+    cross_entropy(
+        graph, hidden, head, batch, stats, gradient=trains, objective=options.objective
+    )  # fmt: skip
+    if trains:
+        graph.backward()
+        both = map(trained_rows, (modules.embedding, modules.head))  # of a tied one once
+        for trained in dict.fromkeys(trained for trained in both if trained is not None):
+            sum_up(graph, trained)
     return PlannedStep(batch, compile_plan(graph))
+
+
+def write_trained(g: Graph, modules: Modules) -> None:
+    """Puts the rows and matrices that are trained into those that a forward reads."""
+    for weight in dict.fromkeys((modules.embedding, modules.head)):
+        if isinstance(weight, DenseMatrix) and weight.trained is not None:
+            overwrite(g, weight.trained, weight.resident)
+        if isinstance(weight, DenseMatrix) and weight.whole is not None:
+            write_whole(g, weight.whole, weight.resident)
+
+
+def head_of(architecture: Architecture, modules: Modules) -> Head:
+    """A model's head, and what its logits go through."""
+    bias = modules.norms[architecture.head_bias] if architecture.head_bias else None
+    return Head(
+        modules.head, architecture.logit_scale, architecture.logit_softcap, modules.head_lora, bias
+    )
 
 
 def make_sums(*, counts: bool) -> tuple[Tensor, Tensor | None]:

@@ -104,7 +104,12 @@ class WeightPlacement:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def load(self, table: Iterable[Weight], device: Device, progress: Progress) -> None:
+    def load(
+        self,
+        table: Iterable[Weight],
+        device: Device,
+        progress: Progress = lambda name: None,
+    ) -> None:
         """Reads and uploads all weights; an ``OutOfMemoryError`` if something has no room."""
         self._device = device
         # Layer by layer, so that what a file is to hold is complete before the next one begins.
@@ -114,6 +119,7 @@ class WeightPlacement:
                 self._read(weights, progress)
             else:
                 self._load_layer(layer, list(weights), self._cache, progress)
+        self._reader.requantization.warn()
 
     def _read(self, weights: Iterable[Weight], progress: Progress) -> None:
         for weight in weights:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
+from itertools import groupby, repeat
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ from qlora_wgpu.families.family import (
     Modules,
     stored_parts,
 )
-from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.limits import ALIGNMENT
 from qlora_wgpu.graph.tensor import Storage, Tensor, matrix, pad_rows, padded, round_up, row
 from qlora_wgpu.kernels.dequantize import fits_words
@@ -156,16 +155,6 @@ class WeightLayout:
             adapter.start, told = start_of_files(adapter, self._reader, seed, progress)
         self._reader.remove_initial_adapter(adapter)
         return told
-
-    @property
-    def num_tensors(self) -> int:
-        """Number of names that ``progress`` will be called with."""
-        return 0 if self._reader.folder is None else len(self.table)
-
-    def load(self, device: Device, progress: Progress = lambda name: None) -> None:
-        """Reads and uploads everything that was laid out."""
-        self.placement.load(self.table, device, progress)
-        self._reader.requantization.warn()
 
     # -- rows of the table -----------------------------------------------------------------------
 
@@ -354,7 +343,7 @@ class WeightLayout:
 
         def read(reader: CheckpointReader) -> Iterator[Filled]:
             assert reader.folder is not None
-            quantized = [reader.quantized(each, shape) for each in names]
+            quantized = [*map(reader.quantized, names, repeat(shape))]
             arrays = stacked_arrays(quantized, name, reader.folder.path)
             for leaf, storage in storages.items():
                 yield storage, arrays[leaf]

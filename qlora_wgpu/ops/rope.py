@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
@@ -31,13 +32,9 @@ def rope(
     if not 1 <= len(xs) <= 2:
         raise GraphError(f"rope: {len(xs)} tensors are neither one nor two")
     if len(xs) == 2 and not (g.profile.fused_linears or batch.decodes):
-        return [
-            y
-            for x in xs
-            for y in rope(
-                g, [x], table, batch, head_dim, rotary_dim, interleaved=interleaved, rows=rows
-            )
-        ]
+        how: Any = {"interleaved": interleaved, "rows": rows}
+        (q,) = rope(g, xs[:1], table, batch, head_dim, rotary_dim, **how)
+        return [q, *rope(g, xs[1:], table, batch, head_dim, rotary_dim, **how)]
     positions = batch.positions if rows is None else rows
 
     def rotated(sources: Sequence[Tensor], names: Sequence[str], sign: float) -> list[Tensor]:

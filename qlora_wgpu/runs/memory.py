@@ -27,7 +27,8 @@ from qlora_wgpu.training import Observer
 # ---- host memory ---------------------------------------------------------------------------------
 
 _PROCESS = 128 * MIB  # where the system does not tell: interpreter, libraries, driver
-_COMPILED = 165  # bytes that the driver keeps for each character of a shader
+# Bytes that the driver keeps for each character of a shader: products are unrolled the most.
+_COMPILED, _COMPILED_PRODUCT = 80, 270
 _UPLOADS = UPLOAD_CHUNK  # what the driver keeps of uploads once weights are there
 _WORK = 48 * MIB  # traces, recorded work, queues, rows that are encoded
 _READING = 3  # copies of an adapter: as its file has it, as the device takes it, what does nothing
@@ -37,11 +38,14 @@ def host_memory(
     layout: ModelPlan, waiting: Counter[str], plans: Sequence[Plan], *, trains: bool
 ) -> Counter[str]:
     """Bytes of host memory by kind at the peak, without pages of the files that are read."""
-    codes = {launch.shader.label: launch.shader.code for plan in plans for launch in plan.launches}
+    every = {launch.shader.label: launch for plan in plans for launch in plan.launches}
     taken = process_bytes()
     memory = Counter(
         process=_PROCESS if taken is None else taken,
-        kernels=_COMPILED * sum(map(len, codes.values())),
+        kernels=sum(
+            (_COMPILED_PRODUCT if launch.kernel == "gemm" else _COMPILED) * len(launch.shader.code)
+            for launch in every.values()
+        ),
         adapter=_of_training(layout.adapter) if trains else _of_reading(layout.adapter),
         uploads=min(_UPLOADS, sum(storage.nbytes for storage in _weights(plans))),
         work=_WORK,

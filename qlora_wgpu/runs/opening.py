@@ -270,7 +270,7 @@ def load_model(
     options: TrainingOptions | None = None,
 ) -> QLoRAModel:
     """Loads a layout's weights, telling the observer of each tensor."""
-    total, done = layout.weights.num_tensors, 0
+    total, done = len(layout.weights.table), 0
 
     def progress(name: str) -> None:
         nonlocal done

@@ -42,7 +42,7 @@ def plan_layout(
     """
     train, quant = settings.train, settings.quant
     weighted = training_options(train, weighted=settings.data.has_weights)
-    options = weighted.train(settings.rows_at_once, data.length)
+    options = weighted.step("train", settings.rows_at_once, data.length)
 
     def laid_out() -> ModelPlan:
         forms = AdapterDtypes.of(settings)

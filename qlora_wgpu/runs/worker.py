@@ -250,7 +250,7 @@ def _opened(settings: Config, length: int, shapes: RunShapes, observer: Observer
     )  # fmt: skip
     layout = with_dequantized(layout, settings, device)
     options = training_options(train, weighted=settings.data.has_weights)
-    longest = options.train(settings.rows_at_once, length)
+    longest = options.step("train", settings.rows_at_once, length)
     fitted = within_room(settings, layout, longest, device, observer, shapes)
     options = dataclasses.replace(options, checkpointing=fitted.options.checkpointing)
     folder = source.pretrained.folder

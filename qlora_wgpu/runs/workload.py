@@ -50,7 +50,9 @@ class Workload:
     @property
     def options(self) -> StepOptions:
         """Its longest step."""
-        return TrainingOptions(self.checkpointing, self.objective).train(self.batch, self.seq)
+        return TrainingOptions(self.checkpointing, self.objective).step(
+            "train", self.batch, self.seq
+        )
 
 
 @dataclass(frozen=True)

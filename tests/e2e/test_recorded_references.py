@@ -116,8 +116,8 @@ def test_the_device_holds_the_bytes_of_bitsandbytes(device):
     """Packed codes and 8-bit scales, read back from the device's own buffers."""
     stored = load_file(Path(f"{BASE}-bnb-nf4-dq") / "model.safetensors")
     model = QLoRAModel.from_pretrained(BASE, device=device)
-    assert len(model.network.modules.linears) == 14
-    for name, layer in model.network.modules.linears.items():
+    assert len(model.layout.modules.linears) == 14
+    for name, layer in model.layout.modules.linears.items():
         weight = layer.weight
         for tensor, key in ((weight.codes, ""), (weight.absmax, ".absmax")):
             expected = stored[f"{name}.weight{key}"].reshape(-1)

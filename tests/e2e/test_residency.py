@@ -98,7 +98,7 @@ def trained(
     forms = AdapterDtypes(optimizer)
     layout = device_layout(pretrained, lora, quant, dtype, device, offload, forms)
     options = TrainingOptions(checkpointing=checkpointing)
-    planned = layout.memory(options.train(2, 24))
+    planned = layout.memory(options.step("train", 2, 24))
     model = QLoRAModel(layout, device, options=options)
     model.prepare(2, 24)
     optimizer = Optimizer(model, OptimConfig(name=optimizer, learning_rate=1e-2), steps)
@@ -326,6 +326,6 @@ def test_each_measure_saves_memory(folder, device, monkeypatch, measure, seq):
         layout = device_layout(
             Pretrained.open(folder), LORA, QuantConfig(), "bfloat16", device, offload
         )
-        return sum(layout.memory(TrainingOptions(True).train(2, seq)).values())
+        return sum(layout.memory(TrainingOptions(True).step("train", 2, seq)).values())
 
     assert planned(MEASURES[measure]) < planned(RESIDENT)

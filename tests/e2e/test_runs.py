@@ -12,7 +12,7 @@ from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CallbackError, ConfigError, DataError
 from qlora_wgpu.families import llama
 from qlora_wgpu.gpu.kernel_config import Profile
-from qlora_wgpu.model.steps import Network
+from qlora_wgpu.model import model_plan
 from qlora_wgpu.runs import opening
 from qlora_wgpu.training import Observer
 from qlora_wgpu.training.data import check_ids
@@ -72,7 +72,7 @@ def counts(monkeypatch):
     counts, checking = Counter(), []
     run_launches = opening.run_launches
     open_folder, read = ModelFolder.open, type(llama.FAMILY).read
-    trace_loss, trace_hidden = Network.trace_loss, Network.trace_hidden
+    trace_step, logits_graphs = model_plan.trace_step, model_plan.ModelPlan.logits_graphs
 
     def counted_open(path):
         counts["opened"] += 1
@@ -82,14 +82,13 @@ def counts(monkeypatch):
         counts["read"] += 1
         return read(self, config)
 
-    def counted_loss(self, g, batch, stats, **options):
-        what = tuple(sorted(options.items(), key=lambda item: item[0]))
-        counts["loss", g.profile, batch.batch, batch.seq, batch.noise, what] += 1
-        return trace_loss(self, g, batch, stats, **options)
+    def counted_step(graph, base, modules, options, stats):
+        counts["loss", graph.profile, options] += 1
+        return trace_step(graph, base, modules, options, stats)
 
-    def counted_hidden(self, g, batch):
-        counts["hidden", g.profile, batch.batch, batch.seq, batch.span, bool(checking)] += 1
-        return trace_hidden(self, g, batch)
+    def counted_hidden(self, batch):
+        counts["hidden", self.profile, batch.batch, batch.seq, batch.span, bool(checking)] += 1
+        return logits_graphs(self, batch)
 
     def checked_launches(*args):
         """A text names what the driver is checked for; a run's own may be as long by chance."""
@@ -100,8 +99,8 @@ def counts(monkeypatch):
 
     monkeypatch.setattr(ModelFolder, "open", staticmethod(counted_open))
     monkeypatch.setattr(type(llama.FAMILY), "read", counted_read)
-    monkeypatch.setattr(Network, "trace_loss", counted_loss)
-    monkeypatch.setattr(Network, "trace_hidden", counted_hidden)
+    monkeypatch.setattr(model_plan, "trace_step", counted_step)
+    monkeypatch.setattr(model_plan.ModelPlan, "logits_graphs", counted_hidden)
     monkeypatch.setattr(opening, "run_launches", checked_launches)
     return counts
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -144,8 +145,8 @@ class Written:
         ops, norm = LayerOps(g, modules, batch), config.norm
         head_dim, rope = config.dimensions.head_dim, config.layers[0].attention.rope
 
-        def layer(h, i):
-            at = f"model.layers.{i}."
+        def layer(state, i):
+            h, at = state["h"], f"model.layers.{i}."
             x = ops.rms_norm(h, at + "input_layernorm", norm.eps)
             made = [ops.linear(x, f"{at}self_attn.{name}_proj") for name in "qk"]
             q, k = (ops.rope(y, rope, head_dim) for y in made)
@@ -154,10 +155,11 @@ class Written:
             h = ops.linear(o, at + "self_attn.o_proj", h)
             x = ops.rms_norm(h, at + "post_attention_layernorm", norm.eps)
             gate, up = (ops.linear(x, f"{at}mlp.{name}_proj") for name in ("gate", "up"))
-            return ops.linear(ops.glu(gate, up, "silu"), at + "mlp.down_proj", h)
+            return {"h": ops.linear(ops.glu(gate, up, "silu"), at + "mlp.down_proj", h)}
 
-        h = ops.layers(ops.embedding(), layer, 2, checkpointing=checkpointing)
-        return ops.rms_norm(h, "model.norm", norm.eps)
+        layers = [partial(layer, i=i) for i in range(2)]
+        state = ops.layers({"h": ops.embedding()}, layers, checkpointing=checkpointing)
+        return ops.rms_norm(state["h"], "model.norm", norm.eps)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

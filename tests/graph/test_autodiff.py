@@ -226,9 +226,9 @@ def test_what_is_recomputed_may_take_and_make_several():
     def second(xs):
         return [glu(graph, linear(graph, xs[0], narrow, batch), xs[1])]
 
-    h, kept = graph.checkpoint_jointly(first, [x, side, unused])
-    (y,) = graph.checkpoint_jointly(second, [h, kept])
-    (z,) = graph.checkpoint_jointly(second, [y, kept])
+    h, kept = graph.checkpoint(first, [x, side, unused])
+    (y,) = graph.checkpoint(second, [h, kept])
+    (z,) = graph.checkpoint(second, [y, kept])
     forward = len(graph.launches)
     graph.add_gradient(z, graph.float32("dz", 4, 16))
     graph.backward()

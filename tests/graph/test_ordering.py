@@ -3,17 +3,15 @@
 import pytest
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, gpu_profile
 from qlora_wgpu.gpu.matrix import Limits, MatrixShape
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.passes import schedule_late
-from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.graph.tensor import Storage, matrix, vector
 from qlora_wgpu.lora.layout import AdapterLayout
-from qlora_wgpu.model.steps import Network
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.steps import StepOptions, trace_step
 from qlora_wgpu.model.weights import WeightLayout
-from qlora_wgpu.ops.batch import make_batch_buffers
 
 CONFIG = {
     "model_type": "llama",
@@ -104,8 +102,8 @@ def test_what_reads_nothing_stays():
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_weights_are_dequantized_right_before_their_product(checkpointing):
-    family = find_family(CONFIG)
-    architecture = family.read(CONFIG)
+    base = Pretrained.from_config(CONFIG)
+    architecture = base.architecture
     adapter = AdapterLayout(LoraConfig(r=8, lora_alpha=8), architecture.linears)
     modules = WeightLayout(
         QuantConfig(), "bfloat16", 1 << 27, weight_dtype=ON_UNITS.weight_dtype("bfloat16")
@@ -113,10 +111,8 @@ def test_weights_are_dequantized_right_before_their_product(checkpointing):
     counted = vector("saturated", 1, "uint32", Storage("saturated", "test", 4))
     graph = Graph("bfloat16", ON_UNITS, saturated=counted)
     stats = vector("stats", 4, "float32", Storage("stats", "inputs", 16))
-    Network(family, architecture, modules).trace_loss(
-        graph, make_batch_buffers(2, 40), stats, gradient=True, checkpointing=checkpointing
-    )
-    launches = compile_plan(graph).launches
+    step = StepOptions("train", 2, 40, checkpointing)
+    launches = trace_step(graph, base, modules, step, stats).plan.launches
     dequantized = [n for n, launch in enumerate(launches) if launch.kernel == "dequantize"]
     # Four products a layer, there and back; before the first there is nothing that is trained.
     assert len(dequantized) >= 4 * 2 * CONFIG["num_hidden_layers"] - 1

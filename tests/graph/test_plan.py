@@ -6,16 +6,15 @@ import numpy as np
 import pytest
 
 from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.families.family import find_family
 from qlora_wgpu.gpu.kernel_config import CPU_PROFILE, GPU_PROFILE
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.plan import compile_plan
 from qlora_wgpu.graph.tensor import Storage, matrix, vector
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.memory_plan import plan_training_memory
-from qlora_wgpu.model.steps import Network
+from qlora_wgpu.model.pretrained import Pretrained
+from qlora_wgpu.model.steps import StepOptions, trace_step
 from qlora_wgpu.model.weights import WeightLayout
-from qlora_wgpu.ops.batch import make_batch_buffers
 
 CONFIG = {
     "model_type": "llama",
@@ -31,24 +30,21 @@ CONFIG = {
 
 
 def traced(checkpointing, profile=CPU_PROFILE, dtype="bfloat16", dropout=0.1):
-    family = find_family(CONFIG)
-    architecture = family.read(CONFIG)
+    base = Pretrained.from_config(CONFIG)
+    architecture = base.architecture
     adapter = AdapterLayout(
         LoraConfig(r=5, lora_alpha=8, lora_dropout=dropout), architecture.linears
     )
     modules = WeightLayout(QuantConfig(), dtype, 1 << 27).lay_out(architecture, adapter)
     graph = Graph(dtype, profile)
     stats = vector("stats", 4, "float32", Storage("stats", "inputs", 16))
-    Network(family, architecture, modules).trace_loss(
-        graph, make_batch_buffers(2, 40), stats, gradient=True, checkpointing=checkpointing
-    )
-    return graph
+    return trace_step(graph, base, modules, StepOptions("train", 2, 40, checkpointing), stats).plan
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("profile", [CPU_PROFILE, GPU_PROFILE])
 def test_live_tensors_never_share_a_slot(checkpointing, profile):
-    plan = compile_plan(traced(checkpointing, profile))
+    plan = traced(checkpointing, profile)
     lives = {}
     for index, launch in enumerate(plan.launches):
         for tensor in launch.tensors.values():
@@ -89,7 +85,7 @@ def test_every_launch_fits_webgpus_defaults(profile, dtype):
 
 
 def test_checkpointing_lowers_the_peak():
-    kept, freed = (compile_plan(traced(c)).activation_bytes for c in (False, True))
+    kept, freed = (traced(c).activation_bytes for c in (False, True))
     assert freed < 0.6 * kept, (freed, kept)
 
 

@@ -34,7 +34,7 @@ def modules_of(config, quant, dtype="float32", max_binding=LARGE, folder=None, l
     layout = WeightLayout(quant, dtype, max_binding, folder)
     modules = layout.lay_out(architecture, adapter)
     if folder is not None:
-        layout.load(None)
+        layout.placement.load(layout.table, None)
     return modules
 
 

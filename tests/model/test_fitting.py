@@ -29,7 +29,7 @@ CONFIG = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
 }
-STEP = TrainingOptions(checkpointing=True).train(1, 512)
+STEP = TrainingOptions(checkpointing=True).step("train", 1, 512)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_textures_are_given_up_before_anything_waits(in_textures, spare):
 @pytest.mark.slow
 def test_readings_give_up_textures_before_anything_waits(in_textures):
     def plans(layout):
-        return [layout.step(TrainingOptions().train(1, 512)).plan]
+        return [layout.step(TrainingOptions().step("train", 1, 512)).plan]
 
     def taken(layout):
         return sum(reading_memory(plans(layout)).values())

@@ -50,7 +50,9 @@ def a_layout(family, seed):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_way_takes_what_it_is_reckoned_to_and_the_least_is_the_least(family):
     layout, chance = a_layout(family, 1)
-    step = TrainingOptions(checkpointing=family != "llama").train(1, chance.choice((64, 320)))
+    step = TrainingOptions(checkpointing=family != "llama").step(
+        "train", 1, chance.choice((64, 320))
+    )
     search = Search(layout, step)
     whole, least = search.within(None), search.least().total
     nothing = Overhead(None, whole)
@@ -70,7 +72,7 @@ def test_a_way_takes_what_it_is_reckoned_to_and_the_least_is_the_least(family):
 @pytest.mark.slow
 def test_the_least_that_is_told_suffices_and_less_does_not():
     layout, _ = a_layout("llama", 2)
-    step = TrainingOptions(checkpointing=True).train(1, 320)
+    step = TrainingOptions(checkpointing=True).step("train", 1, 320)
 
     def beside(chosen, options):  # as texts do that a run writes, in programs of other layouts
         return 3 * MIB if chosen.offload.streamed_head else 5 * MIB
@@ -91,7 +93,7 @@ def test_a_total_does_not_depend_on_what_was_planned_before():
     """Inputs that wait in host memory pass through what the longest step has, of those that run."""
     layout, _ = a_layout("llama", 3)
     waiting = layout.with_offload(OffloadPlan(offload_layer_inputs=True))
-    short, long = (TrainingOptions(checkpointing=True).train(1, n) for n in (64, 1024))
+    short, long = (TrainingOptions(checkpointing=True).step("train", 1, n) for n in (64, 1024))
     alone = waiting.total(short)
     assert waiting.total(long) > waiting.total(short) == alone
     # Steps that run share it, and nothing is forgotten of them.
@@ -107,7 +109,7 @@ def test_sizes_of_a_model_of_many_layers_are_those_of_the_one_that_runs(profile,
         Pretrained.from_config(config), LoraConfig(r=8), QuantConfig(), "bfloat16",
         profile=profile, max_binding=(1 << 31) - 1,
     )  # fmt: skip
-    step = TrainingOptions().train(1, seq)
+    step = TrainingOptions().step("train", 1, seq)
     sized, whole = layout.sized(step).plan, layout.step(step).plan
     assert sized.slots == whole.slots and len(sized.launches) < len(whole.launches)
 
@@ -125,7 +127,7 @@ def test_a_step_traced_for_its_sizes_has_those_of_the_one_that_runs(family, prof
         Pretrained.from_config(config), LoraConfig(r=8), QuantConfig(), "bfloat16",
         profile=profile, max_binding=1 << 30,
     )  # fmt: skip
-    step = TrainingOptions(checkpointing=True).train(1, 1000)
+    step = TrainingOptions(checkpointing=True).step("train", 1, 1000)
     for offload in (
         OffloadPlan(offload_layer_inputs=True),
         OffloadPlan(layout.tied, streamed_head=True),

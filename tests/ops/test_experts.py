@@ -129,7 +129,7 @@ def test_quantized_experts(device, monkeypatch, profile, dtype, double_quant, sh
     layer = layout._experts(
         stack, AdapterLayout(LoraConfig(target_modules=["up_proj"]), [], [stack])
     )
-    layout.load(device)
+    layout.placement.load(layout.table, device)
     monkeypatch.setattr("qlora_wgpu.ops.quantized._EXPERT_BYTES", 2 * w[0].nbytes)  # about two
     shards = list(layer.weight.expert_shards(bench.graph))
     assert len(shards) > 1 and sum(count for _, count, _ in shards) == experts

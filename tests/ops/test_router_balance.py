@@ -51,7 +51,7 @@ def test_beside_a_choice_and_behind_a_router(device, profile, dtype, again):
         return [balance_sums(g, logits, routing.ids, batch, before), routing.weights]
 
     sums, _ = layer([tx])
-    sums, weights = g.checkpoint_jointly(layer, [tx, sums]) if again else layer([tx, sums])
+    sums, weights = g.checkpoint(layer, [tx, sums]) if again else layer([tx, sums])
     balance_loss(g, sums, TOP_K, batch, bench.given(np.zeros((1, 6))), COEFFICIENT)
     g.add_gradient(weights, bench.given(dweights))
     g.backward()

@@ -72,7 +72,7 @@ class NumpyOps(LayerOps):
         return y if residual is None else residual + y
 
     def group(self, x, names):
-        return {}
+        pass
 
     def router(self, x, name):
         return self.linear(x, name)

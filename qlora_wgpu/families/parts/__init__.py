@@ -21,6 +21,7 @@ from qlora_wgpu.families.parts.decoder import (
     Half,
     Layer,
     ResidualOrder,
+    read_decoder,
 )
 from qlora_wgpu.families.parts.latent_attention import read_latent_attention
 from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet, ShortConv
@@ -98,6 +99,7 @@ __all__ = [
     "read_activation",
     "read_balance_loss",
     "read_clamped_glu",
+    "read_decoder",
     "read_expert_counts",
     "read_groups",
     "read_latent_attention",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import LinearSpec, NormSize, Weights
@@ -185,41 +186,30 @@ class Attention:
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
         """Attends from x; see ``LayerOps.linear_out`` for what becomes of the result."""
-        q, pair, gate = self._projected(ops, x, at)
+        q, pair, gate = self.project(ops, x, at)
         assert pair is not None  # a decoder that shares keys and values brings them to ``attend``
         return self.attend(ops, q, pair, at, residual, scale, gate)
 
-    def project(self, ops: LayerOps, x: Tensor, at: str) -> tuple[Tensor, KeysValues | None]:
-        """Queries of x, and its keys and values if they are not another layer's."""
-        q, pair, gate = self._projected(ops, x, at)
-        assert gate is None  # what shares keys and values has no gates
-        return q, pair
-
-    def _projected(
+    def project(
         self, ops: LayerOps, x: Tensor, at: str
     ) -> tuple[Tensor, KeysValues | None, Tensor | None]:
-        """The same, and the gates of what will be attended to, if there are any."""
+        """Queries of x, its keys and values if they are not another layer's, and gates if any."""
         at += f"{self.name}."
-        made: dict[str, Tensor] = {}
-        if self.fused is not None:
-            x = ops.linear(x, f"{at}{self.fused.name}")
+        if self.fused is None:
+            wide = {f"{at}{name}_proj": self._is_float32(name) for name in self._columns}
+            ops.group(x, wide)
+            each = [partial(ops.linear, x, name, float32=float32) for name, float32 in wide.items()]
         else:
-            names = {name: f"{at}{name}_proj" for name in self._columns}
-            made = ops.group(x, {full: self._is_float32(name) for name, full in names.items()})
-
-        def projected(name: str) -> Tensor:
-            """q, k or v of x, which is their common product where they are one layer."""
-            if self.fused is not None:
-                return self._part(ops, x, name)
-            full = f"{at}{name}_proj"
-            return made.get(full) or ops.linear(x, full, float32=self._is_float32(name))
-
-        own = {name: projected(name) for name in self._columns if name != "v"}
-        own["q"], gate = self._query_and_gate(ops, own["q"])
-        rotated = self._rotated(ops, at, own)
+            both = ops.linear(x, f"{at}{self.fused.name}")
+            each = [partial(self._part, ops, both, name) for name in self._columns]
+        make = dict(zip(self._columns, each, strict=True))
+        q = make["q"]()
+        keys = [] if self.shared else [make["k"]()]
+        q, gate = self._query_and_gate(ops, q)
+        rotated = self._rotated(ops, at, [q, *keys])
         if self.shared:
             return rotated[0], None, gate
-        v = own["k"] if self.keys_as_values else projected("v")
+        v = keys[0] if self.keys_as_values else make["v"]()
         if self.value_norm is not None:
             v = ops.plain_qk_norm(v, self.dimensions.head_dim, self.value_norm)
         if self.clip is not None:
@@ -278,25 +268,18 @@ class Attention:
         """
         return name != "v" and self.qk_norm is not None and not self.qk_norm.per_head
 
-    def _rotated(self, ops: LayerOps, at: str, made: dict[str, Tensor]) -> list[Tensor]:
+    def _rotated(self, ops: LayerOps, at: str, ys: list[Tensor]) -> list[Tensor]:
         """Queries, and keys if there are any, normalized and rotated."""
-        norm, ys = self.qk_norm, list(made.values())
-        if norm is None:
-            return self._turned(ops, self._clipped(ops, ys))
-        if norm.after_rope:
-            ys = self._turned(ops, ys)
-        ys = [norm.trace(ops, y, at + name) for y, name in zip(ys, norm.names, strict=False)]
-        return ys if norm.after_rope else self._turned(ops, self._clipped(ops, ys))
-
-    def _clipped(self, ops: LayerOps, ys: list[Tensor]) -> list[Tensor]:
-        return ys if self.clip is None else [ops.clip(y, self.clip) for y in ys]
-
-    def _turned(self, ops: LayerOps, ys: list[Tensor]) -> list[Tensor]:
-        """Queries, and keys if there are any, rotated."""
-        rope, head_dim, interleaved = self.rope, self.dimensions.head_dim, self.interleaved
-        if rope is None:
-            return ys
-        if self.query_rope is None:
-            return ops.ropes(ys, rope, head_dim, interleaved=interleaved)
-        pairs = zip(ys, (self.query_rope, rope), strict=False)
-        return [ops.rope(y, own, head_dim, interleaved=interleaved) for y, own in pairs]
+        norm, rope, head_dim = self.qk_norm, self.rope, self.dimensions.head_dim
+        if norm is not None and not norm.after_rope:
+            ys = [norm.trace(ops, y, at + name) for y, name in zip(ys, norm.names, strict=False)]
+        if self.clip is not None:
+            ys = [ops.clip(y, self.clip) for y in ys]
+        if rope is not None and self.query_rope is None:
+            ys = ops.ropes(ys, rope, head_dim, interleaved=self.interleaved)
+        elif rope is not None and self.query_rope is not None:
+            each = zip(ys, (self.query_rope, rope), strict=False)
+            ys = [ops.rope(y, own, head_dim, interleaved=self.interleaved) for y, own in each]
+        if norm is not None and norm.after_rope:
+            ys = [norm.trace(ops, y, at + name) for y, name in zip(ys, norm.names, strict=False)]
+        return ys

@@ -6,15 +6,16 @@ family's file reads config.json into a ``Decoder``; one that does not fit writes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from qlora_wgpu.families.family import Architecture, BalanceLoss, Modules, Weights
 from qlora_wgpu.families.parts.attention import Attention
 from qlora_wgpu.families.parts.config import ConfigReader, Dimensions, check_sizes, padding_idx
 from qlora_wgpu.families.parts.latent_attention import LatentAttention
-from qlora_wgpu.families.parts.layer_ops import LayerOps
+from qlora_wgpu.families.parts.layer_ops import LayerOps, State
 from qlora_wgpu.families.parts.mixers import GatedDeltaNet, ShortConv
 from qlora_wgpu.families.parts.norm import Norm
 from qlora_wgpu.graph.graph import Graph
@@ -57,6 +58,8 @@ PRE_AND_POST_NORM = ResidualOrder(
     after_mlp="post_feedforward_layernorm",
 )
 PARALLEL = ResidualOrder(before_attention="input_layernorm", parallel=True)
+STREAM = "h"
+"""The residual stream among what layers hand on."""
 
 
 class Half(Protocol):
@@ -89,26 +92,33 @@ class Layer:
             weights += self.norm.weights(at + name, self.attention.dimensions.hidden_size)
         return weights
 
-    def trace(self, ops: LayerOps, h: Tensor, at: str) -> Tensor:
-        """The residual stream after the layer."""
-        order = self.order
+    def trace(self, ops: LayerOps, state: State, i: int, at: str) -> State:
+        """What the layer hands on.
+
+        Args:
+            ops: The ops.
+            state: What it is given.
+            i: Its number.
+            at: How its names begin.
+        """
+        order, scale, h = self.order, self.residual_scale, state[STREAM]
         x = of_mlp = self._before(ops, h, at, order.before_attention)
         if order.parallel and order.before_mlp is not None:
             of_mlp = self._before(ops, h, at, order.before_mlp)
-        h = self._add(ops, self.attention, x, h, at, order.after_attention)
+        residual = h if order.after_attention is None else None
+        made = self.attention.trace(ops, x, at, residual, scale)
+        h = self._after(ops, made, h, at, order.after_attention)
         if not order.parallel:
             of_mlp = self._before(ops, h, at, order.before_mlp)
-        return self._add(ops, self.mlp, of_mlp, h, at, order.after_mlp)
+        residual = h if order.after_mlp is None else None
+        made = self.mlp.trace(ops, of_mlp, at, residual, scale)
+        return {**state, STREAM: self._after(ops, made, h, at, order.after_mlp)}
 
     def _before(self, ops: LayerOps, h: Tensor, at: str, name: str | None) -> Tensor:
         return ops.operand(h) if name is None else self.norm.trace(ops, h, at + name)
 
-    def _add(
-        self, ops: LayerOps, half: Half, x: Tensor, h: Tensor, at: str, name: str | None
-    ) -> Tensor:
-        if name is None:
-            return half.trace(ops, x, at, h, self.residual_scale)
-        return self.norm.trace(ops, half.trace(ops, x, at, None, 1.0), at + name, residual=h)
+    def _after(self, ops: LayerOps, made: Tensor, h: Tensor, at: str, name: str | None) -> Tensor:
+        return made if name is None else self.norm.trace(ops, made, at + name, residual=h)
 
 
 @dataclass(frozen=True)
@@ -177,13 +187,15 @@ class Decoder:
 
     def trace(self, ops: LayerOps, *, checkpointing: bool) -> Tensor:
         """The normalized hidden states, (rows, hidden_size) operand."""
+        layers = [
+            partial(layer.trace, ops, i=i, at=self._at(i)) for i, layer in enumerate(self.layers)
+        ]
+        state = ops.layers(self.embedded(ops), layers, checkpointing=checkpointing)
+        return self.norm.trace(ops, state[STREAM], f"{self.prefix}{self.final_norm}")
 
-        def layer(h: Tensor, i: int) -> Tensor:
-            return self.layers[i].trace(ops, h, self._at(i))
-
-        h = ops.embedding(self.embedding_scale, self.noise_scale)
-        h = ops.layers(h, layer, len(self.layers), checkpointing=checkpointing)
-        return self.norm.trace(ops, h, f"{self.prefix}{self.final_norm}")
+    def embedded(self, ops: LayerOps) -> State:
+        """What the first layer is given."""
+        return {STREAM: ops.embedding(self.embedding_scale, self.noise_scale)}
 
     def within_language_model(self) -> Decoder:
         """The same called as the text part of a running model, and so is its adapter by PEFT."""
@@ -203,6 +215,29 @@ class Decoder:
 
     def _at(self, i: int) -> str:
         return f"{self.layer_prefix}{i}."
+
+
+def read_decoder(
+    read: ConfigReader,
+    norm: Norm,
+    layers: Layer | Sequence[Layer],
+    *,
+    ties: bool = False,
+    **more: Any,
+) -> Decoder:
+    """A decoder whose head is the embedding if ``tie_word_embeddings`` says so, or ``ties`` else.
+
+    Args:
+        read: Its config.json.
+        norm: The final norm.
+        layers: Each of its layers; or one, which all are like.
+        ties: Hugging Face's default of that key.
+        more: Further fields of it.
+    """
+    if isinstance(layers, Layer):
+        layers = (layers,) * layers.attention.dimensions.num_hidden_layers
+    tied, dimensions = read.flag("tie_word_embeddings", ties), layers[0].attention.dimensions
+    return Decoder(dimensions, norm, tuple(layers), tied, **more)
 
 
 @dataclass(frozen=True)

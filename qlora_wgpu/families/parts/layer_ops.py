@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -15,7 +15,7 @@ from qlora_wgpu.graph.offload import StagingBuffers
 from qlora_wgpu.graph.tensor import Tensor, padded, row
 from qlora_wgpu.kernels.common import EXPERT_TILE, NEW_TOKENS_TILE
 from qlora_wgpu.ops.attention import attention
-from qlora_wgpu.ops.batch import BatchBuffers
+from qlora_wgpu.ops.batch import BatchBuffers, RouterSums
 from qlora_wgpu.ops.columns import HeadPart, columns, group_columns, head_parts
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta_rule, short_conv
 from qlora_wgpu.ops.experts import expert_linear
@@ -44,6 +44,7 @@ from qlora_wgpu.ops.tensor import cast
 
 State = dict[str, Tensor]
 """What one layer hands on to the next."""
+LayerTrace = Callable[[State], State]
 _SUMS = "routers' sums"
 
 
@@ -57,6 +58,7 @@ class LayerOps:
         self._modules = modules
         self._tables: dict[Rope, Tensor] = {}
         self._ones: dict[int, Tensor] = {}
+        self._made: dict[str, Tensor] = {}  # results of layers that were one product, until asked
 
     # -- ops with weights ------------------------------------------------------------------
 
@@ -71,10 +73,12 @@ class LayerOps:
         self, x: Tensor, name: str, residual: Tensor | None = None, **options: Any
     ) -> Tensor:
         """The layer of that name; see ``ops.linear``."""
+        if name in self._made:
+            return self._made.pop(name)
         return linear(self.g, x, self._modules.linears[name], self.batch, residual, **options)
 
-    def group(self, x: Tensor, names: Mapping[str, bool]) -> dict[str, Tensor]:
-        """The results of those layers of one input that are one product here, by name.
+    def group(self, x: Tensor, names: Mapping[str, bool]) -> None:
+        """Makes at once those layers of one input that are one product here, for ``linear``.
 
         Args:
             x: Their input.
@@ -82,11 +86,11 @@ class LayerOps:
         """
         layers = [self._modules.linears[name] for name in names]
         layers = largest_group(self.g, layers, self.batch)
-        if not layers:
-            return {}
-        made = [layer.name for layer in layers]
-        float32 = [names[name] for name in made]
-        return dict(zip(made, linear_group(self.g, x, layers, self.batch, float32), strict=True))
+        if layers:
+            made = [layer.name for layer in layers]
+            float32 = [names[name] for name in made]
+            results = linear_group(self.g, x, layers, self.batch, float32)
+            self._made.update(zip(made, results, strict=True))
 
     def linear_out(self, x: Tensor, name: str, residual: Tensor | None, scale: float) -> Tensor:
         """A half's last layer: added to the residual, or alone in float32 for a norm to follow."""
@@ -289,66 +293,50 @@ class LayerOps:
 
     # -- layers ----------------------------------------------------------------------------
 
-    def layers(
-        self, h: Tensor, layer: Callable[[Tensor, int], Tensor], count: int, *, checkpointing: bool
-    ) -> Tensor:
-        """Applies ``layer(h, i)`` for every i, recomputing each in the backward if asked for."""
+    def layers(self, state: State, layers: Sequence[LayerTrace], *, checkpointing: bool) -> State:
+        """Applies layers one after another, recomputing them in the backward if asked for.
 
-        def apply(state: State, i: int) -> State:
-            return {"h": layer(state["h"], i)}
-
-        return self.layers_jointly({"h": h}, apply, count, checkpointing=checkpointing)["h"]
-
-    def layers_jointly(
-        self, state: State, layer: Callable[[State, int], State], count: int, *, checkpointing: bool
-    ) -> State:
-        """``layers`` that hand on several tensors, by names of the family's own.
-
-        The first is the residual stream, which may be offloaded. A layer hands on what it was
-        given, with some of it replaced or added.
+        Args:
+            state: What the first is given, by names of the family's own. The first of it is the
+                residual stream, which may be offloaded.
+            layers: Each hands on what it was given, with some of it replaced or added.
+            checkpointing: Whether they are recomputed, as the graph says how.
         """
-        end = 0
+        end, how = 0, self.g.recomputation
         if checkpointing:
-            how = self.g.recomputation
-            end = max(count - how.kept, 0)
+            end = max(len(layers) - how.kept, 0)
             for first in range(0, end, how.together):
-                numbers = range(first, min(first + how.together, end))
+                after = min(first + how.together, end)
                 # The backward reads the last segment's input at once.
-                staging = how.staging if numbers.stop < count else None
-                state = self._recomputed(layer, state, numbers, staging)
-        return self._without_sums(self._applied(layer, state, range(end, count)))
-
-    def _applied(
-        self, layer: Callable[[State, int], State], state: State, numbers: Iterable[int]
-    ) -> State:
-        """What some layers hand on, with routers' sums beside, where the batch asks for them."""
-        for i in numbers:
-            state = layer(self._without_sums(state), i)
-            if self.batch.routers is not None and self.batch.routers.sums is not None:
-                state = {**state, _SUMS: self.batch.routers.sums}
+                staging = how.staging if after < len(layers) else None
+                state = self._recomputed(layers[first:after], state, staging)
+        for layer in layers[end:]:
+            state = layer(state)
         return state
 
-    def _without_sums(self, state: State) -> State:
-        if self.batch.routers is None:
-            return state
-        self.batch.routers.sums = state.get(_SUMS)
-        return {name: x for name, x in state.items() if name != _SUMS}
-
     def _recomputed(
-        self,
-        layer: Callable[[State, int], State],
-        state: State,
-        numbers: range,
-        staging: StagingBuffers | None,
+        self, layers: Sequence[LayerTrace], state: State, staging: StagingBuffers | None
     ) -> State:
         """What a segment of layers hands on, whose intermediates are recomputed in the backward."""
+        routers = self.batch.routers or RouterSums()
+        if routers.sums is not None:  # routers sum up beside what layers hand on
+            state = {**state, _SUMS: routers.sums}
         names: list[str] = []
 
         def made(xs: Sequence[Tensor]) -> Sequence[Tensor]:
             given = dict(zip(state, xs, strict=True))
-            after = self._applied(layer, given, numbers)
-            names[:] = [name for name, tensor in after.items() if tensor is not given.get(name)]
+            after, routers.sums = given, given.get(_SUMS)
+            for layer in layers:
+                after = layer(after)
+            if routers.sums is not None:
+                after = {**after, _SUMS: routers.sums}
+            names[:] = [name for name, x in after.items() if x is not given.get(name)]
             return [after[name] for name in names]
 
-        outputs = self.g.checkpoint_jointly(made, [*state.values()], staging)
-        return state | dict(zip(names, outputs, strict=True))
+        if staging is None:
+            outputs = self.g.checkpoint(made, [*state.values()])
+        else:
+            outputs = self.g.checkpoint_offloaded(made, [*state.values()], staging)
+        handed_on = state | dict(zip(names, outputs, strict=True))
+        routers.sums = handed_on.pop(_SUMS, None)
+        return handed_on

@@ -122,11 +122,8 @@ class GatedDeltaNet:
         """What is convolved, z, b and a, each by a layer of its own."""
         wide = {"qkv": False, "z": False, "b": True, "a": True}
         names = {f"{at}in_proj_{name}": float32 for name, float32 in wide.items()}
-        made = ops.group(x, names)
-        return [
-            made.get(name) or ops.linear(x, name, float32=float32)
-            for name, float32 in names.items()
-        ]
+        ops.group(x, names)
+        return [ops.linear(x, name, float32=float32) for name, float32 in names.items()]
 
     def _split(self, ops: LayerOps, x: Tensor, at: str) -> list[Tensor]:
         """The same of two layers, whose columns are groups: one for each head of keys."""

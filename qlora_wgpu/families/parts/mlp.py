@@ -45,8 +45,8 @@ class GatedMLP:
     ) -> Tensor:
         """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
         *names, down = (f"{at}{self.name}.{leaf}" for leaf in self.leaves)
-        grouped = ops.group(x, dict.fromkeys(names, False))
-        gate, up = (grouped.get(name) or ops.linear(x, name) for name in names)
+        ops.group(x, dict.fromkeys(names, False))
+        gate, up = (ops.linear(x, name) for name in names)
         y = ops.glu(gate, up, self.activation)
         return ops.linear_out(y, down, residual, scale)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from qlora_wgpu.families.family import LinearSpec, Weights
 from qlora_wgpu.families.parts.attention import Attention
-from qlora_wgpu.families.parts.decoder import Decoder, Layer
+from qlora_wgpu.families.parts.decoder import STREAM, Decoder, Layer
 from qlora_wgpu.families.parts.layer_ops import LayerOps, State
 from qlora_wgpu.families.parts.moe import MixtureBeside
 from qlora_wgpu.families.parts.norm import RMSNorm
@@ -68,7 +68,7 @@ class PerLayerInputs:
         return f"{at}post_per_layer_input_norm"
 
 
-_STREAM, _INPUTS = "h", "per-layer inputs"
+_INPUTS = "per-layer inputs"
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class SharingLayer(Layer):
             weights += self.mixture.weights(at)
         return weights if self.inputs is None else weights + self.inputs.layer_weights(at)
 
-    def trace_jointly(self, ops: LayerOps, state: State, i: int, at: str) -> State:
-        """What the layer hands on."""
-        order, attention, h = self.order, self.attention, state[_STREAM]
+    def trace(self, ops: LayerOps, state: State, i: int, at: str) -> State:
+        """What the layer hands on, keys and values for later ones among it."""
+        order, attention, h = self.order, self.attention, state[STREAM]
         assert isinstance(attention, Attention)
         x = self._before(ops, h, at, order.before_attention)
-        q, pair = attention.project(ops, x, at)
+        q, pair, _ = attention.project(ops, x, at)
         names = [f"{self.kind} {part}" for part in ("keys", "values")]
         own = pair or (state[names[0]], state[names[1]])
         made = attention.attend(ops, q, own, at, None, 1.0)
@@ -105,11 +105,7 @@ class SharingLayer(Layer):
         if self.inputs is not None:
             h = self.inputs.trace_layer(ops, h, state[_INPUTS], i, at)
         kept = dict(zip(names, own, strict=True)) if self.keeps else {}
-        return {**state, _STREAM: ops.scaled(h, at + self.scalar), **kept}
-
-    def _after(self, ops: LayerOps, x: Tensor, h: Tensor, at: str, name: str | None) -> Tensor:
-        assert name is not None  # PRE_AND_POST_NORM has all
-        return self.norm.trace(ops, x, at + name, residual=h)
+        return {**state, STREAM: ops.scaled(h, at + self.scalar), **kept}
 
 
 @dataclass(frozen=True)
@@ -124,19 +120,12 @@ class SharingDecoder(Decoder):
             return super().weights()
         return self.inputs.weights(self.prefix, len(self.layers)) + super().weights()
 
-    def trace(self, ops: LayerOps, *, checkpointing: bool) -> Tensor:
-        """The normalized hidden states, (rows, hidden_size) operand."""
-
-        def layer(state: State, i: int) -> State:
-            own = self.layers[i]
-            assert isinstance(own, SharingLayer)
-            return own.trace_jointly(ops, state, i, self._at(i))
-
-        state = {_STREAM: ops.embedding(self.embedding_scale, self.noise_scale)}
+    def embedded(self, ops: LayerOps) -> State:
+        """What the first layer is given."""
+        state = super().embedded(ops)
         if self.inputs is not None:
-            state[_INPUTS] = self.inputs.trace(ops, state[_STREAM], self.prefix)
-        state = ops.layers_jointly(state, layer, len(self.layers), checkpointing=checkpointing)
-        return self.norm.trace(ops, state[_STREAM], f"{self.prefix}{self.final_norm}")
+            state[_INPUTS] = self.inputs.trace(ops, state[STREAM], self.prefix)
+        return state
 
     def alone(self, i: int) -> Decoder:
         """A decoder of one layer, with keys and values of its own."""
