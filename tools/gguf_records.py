@@ -26,9 +26,9 @@ def main() -> None:
             records[case] = record(case, Path(place), known.__setitem__)
         if details is not None:
             details.mkdir(exist_ok=True, parents=True)
-            (details / f"{case}.json").write_text(json.dumps(known, indent=1))
+            (details / f"{case}.json").write_text(json.dumps(known, indent=1), encoding="utf-8")
         print(case, flush=True)
-    RECORDS.write_text(json.dumps(records, indent=1) + "\n")
+    RECORDS.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

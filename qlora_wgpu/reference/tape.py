@@ -125,7 +125,8 @@ class Var(NDArrayOperatorsMixin):
         y = ufunc(*values, **options)
         if y.dtype == bool:
             return y
-        slopes = _UFUNCS[ufunc]
+        slopes = _UFUNCS.get(ufunc)
+        assert slopes is not None, f"the tape does not know np.{ufunc.__name__}: add its slope"
         return Var(y, [
             (x, lambda g, x=x, slope=slope: _fitted(slope(g, y, *values), x.shape))  # type: ignore[misc]
             for x, slope in zip(given, slopes, strict=True) if isinstance(x, Var)
@@ -134,7 +135,9 @@ class Var(NDArrayOperatorsMixin):
     def __array_function__(
         self, function: Any, types: Any, args: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
-        return _FUNCTIONS[function](*args, **options)
+        known = _FUNCTIONS.get(function)
+        assert known is not None, f"the tape does not know np.{function.__name__}: add it"
+        return known(*args, **options)
 
 
 def _in_order(ends: Sequence[Var]) -> list[Var]:
@@ -173,6 +176,7 @@ _UFUNCS: dict[np.ufunc, tuple[Callable[..., Array], ...]] = {
     np.multiply: (lambda g, y, a, b: g * b, lambda g, y, a, b: g * a),
     np.divide: (lambda g, y, a, b: g / b, lambda g, y, a, b: -g * y / b),
     np.negative: (lambda g, y, a: -g,),
+    np.absolute: (lambda g, y, a: g * np.sign(a),),
     np.power: (lambda g, y, a, b: g * b * a ** (b - 1), lambda g, y, a, b: 0.0 * g),
     np.square: (lambda g, y, a: 2 * g * a,),
     np.exp: (lambda g, y, a: g * y,),

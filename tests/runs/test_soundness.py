@@ -73,8 +73,8 @@ def broken(monkeypatch):
     """Breaks the tiles in workgroup memory."""
 
     def breaking(before, after):
-        original = wgsl._read
-        monkeypatch.setattr(wgsl, "_read", lambda path: original(path).replace(before, after))
+        original = wgsl.source
+        monkeypatch.setattr(wgsl, "source", lambda path: original(path).replace(before, after))
         wgsl.load_shader.cache_clear()
 
     yield breaking

@@ -29,7 +29,7 @@ DOORS = {
     "supervision/journal.py",
     "sandbox/child.py",
     "supervision/streams.py",
-    "supervision/processes.py",
+    "supervision/control_groups.py",
 }
 READERS = {"read_text", "read_bytes", "fromfile", "from_file", "loadtxt", "genfromtxt", "load_file"}
 
