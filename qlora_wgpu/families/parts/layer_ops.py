@@ -302,8 +302,9 @@ class LayerOps:
             layers: Each hands on what it was given, with some of it replaced or added.
             checkpointing: Whether they are recomputed, as the graph says how.
         """
-        end, how = 0, self.g.recomputation
+        end = 0
         if checkpointing:
+            how = self.g.recomputation
             end = max(len(layers) - how.kept, 0)
             for first in range(0, end, how.together):
                 after = min(first + how.together, end)
