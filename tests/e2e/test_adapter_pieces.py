@@ -11,7 +11,7 @@ from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig
 from qlora_wgpu.cluster.blocks import Sums
 from qlora_wgpu.cluster.computing import GradientSum
 from qlora_wgpu.config.schema import OptimConfig
-from qlora_wgpu.lora.flat_vector import AdapterDtypes
+from qlora_wgpu.lora.flat_vector import FLOAT32, AdapterDtypes
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.model.qlora_model import device_layout
@@ -27,12 +27,13 @@ def limited(monkeypatch):
     monkeypatch.setattr("qlora_wgpu.ops.moments._PART", 1 << 10)
     most = []
 
-    def laid_out(*given):
-        adapter = AdapterLayout(*given[:4], max_binding=LIMIT)
+    def laid_out(architecture, config, forms=FLOAT32, max_binding=None):
+        linears, experts = architecture.linears, architecture.experts
+        adapter = AdapterLayout(config, linears, experts, forms, max_binding=LIMIT)
         most.append(len(adapter.parameters.shards))
         return adapter
 
-    return partial(monkeypatch.setattr, "qlora_wgpu.model.model_plan.AdapterLayout", laid_out), most
+    return partial(monkeypatch.setattr, AdapterLayout, "of", laid_out), most
 
 
 @pytest.fixture(scope="module")

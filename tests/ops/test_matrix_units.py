@@ -15,6 +15,7 @@ from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.kernels.common import EXPERT_TILE, ExpertTiles
 from qlora_wgpu.kernels.gemm import GEMM, Gemm, LoraTerm, factors_of
 from qlora_wgpu.selfcheck.cases import cases_for
+from qlora_wgpu.selfcheck.cases.linear import Sizes
 from qlora_wgpu.selfcheck.runner import Runner
 from qlora_wgpu.tuning.tuner import candidates
 
@@ -54,13 +55,10 @@ def test_products(device, shape, monkeypatch, index, dtype):
     if shape is None and tried.gemm_kind == "matrix":
         tried = dataclasses.replace(tried, gemm_kind="tiled")
     monkeypatch.setitem(PROFILES, "tried", tried)
-    for p, residual in ((0.0, True), (0.3, False)):
-        test_linear.check(
-            device, "tried", dtype, 37, 76, 100, 5, bias=True, residual=residual, p=p, shard=None
-        )
-    test_linear.check(
-        device, "tried", dtype, 150, 136, 261, 8, bias=False, residual=False, p=0.0, shard=136
-    )
+    for p, output in ((0.0, "residual"), (0.3, "operand")):
+        sizes = Sizes(37, 76, 100, 5, shard=100)
+        test_linear.check(device, "tried", dtype, sizes, bias=True, output=output, p=p)
+    test_linear.check(device, "tried", dtype, Sizes(150, 136, 261, 8, shard=136))
     test_cross_entropy.run(device, tried, dtype, 37, 331, 68, 0.7)
     test_cross_entropy.run(device, tried, dtype, 9, 4099, 68, 0.7)
     # Tiles of experts are no higher than their rows.
