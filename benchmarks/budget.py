@@ -72,7 +72,7 @@ def main() -> None:
     layout = device_layout(
         pretrained, lora, QuantConfig(), "bfloat16", device, keep=not options.no_cache
     )
-    step = TrainingOptions(checkpointing=True).train(1, options.seq)
+    step = TrainingOptions(checkpointing=True).step("train", 1, options.seq)
     fitted = fit_to_budget(layout, step, budget)
     print(fitted.in_words(), flush=True)
     before = resident()["VmRSS"] - device.memory.total

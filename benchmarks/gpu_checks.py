@@ -22,7 +22,7 @@ from gpu_rows import Rows
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.selfcheck.cases import Case, cases_for
-from qlora_wgpu.selfcheck.coverage import fewest
+from qlora_wgpu.selfcheck.coverage import covering
 from qlora_wgpu.selfcheck.results import DTYPES, _result, _traced, cases_of, variants
 from qlora_wgpu.selfcheck.runner import Tracer, TracingDone
 from qlora_wgpu.tuning.tuner import bases, candidates
@@ -49,7 +49,8 @@ def launched(device: Device, profile: Profile, dtype: str, case: Case) -> tuple[
 def few_cases_of(device: Device, profile: Profile, dtype: str) -> list[Case]:
     """Few checks that execute every statement, in the order of all."""
     traced = _traced(device, profile, dtype)
-    chosen = fewest(frozenset[tuple[str, str]]().union(*traced.values()), traced)
+    every = frozenset[tuple[str, str]]().union(*(own.statements for own in traced.values()))
+    chosen, _ = covering(every, traced)
     return [case for case in traced if case in chosen]
 
 

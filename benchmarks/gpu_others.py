@@ -103,13 +103,13 @@ def under_a_budget(shape: Shape, backend: str, seq: int) -> dict[str, Any]:
     pretrained = Pretrained.from_folder(shape.folder, shape.name)
     device = Device(backend=backend)
     layout = device_layout(pretrained, _LORA, QuantConfig(), "bfloat16", device)
-    whole = sum(layout.memory(options.train(1, seq)).values())
+    whole = sum(layout.memory(options.step("train", 1, seq)).values())
     for share in SHARES:
         budget = int(share * whole)
         device = Device(backend=backend, memory=budget)
         layout = device_layout(pretrained, _LORA, QuantConfig(), "bfloat16", device, keep=True)
         try:
-            fitted = fit_to_budget(layout, options.train(1, seq), budget)
+            fitted = fit_to_budget(layout, options.step("train", 1, seq), budget)
         except OutOfMemoryError:
             if share == SHARES[-1]:
                 raise

@@ -47,7 +47,7 @@ class Training:
             offload, AdapterDtypes(gradient=dtype),
         )  # fmt: skip
         options = TrainingOptions(checkpointing=True)
-        self.planned = layout.memory(options.train(2, 12))["gradients"]
+        self.planned = layout.memory(options.step("train", 2, 12))["gradients"]
         self.model = QLoRAModel(layout, device, options=options)
         rng = np.random.default_rng(2)
         flat = rng.standard_normal(layout.adapter.length).astype(np.float32) * 0.1

@@ -156,7 +156,7 @@ def test_what_is_too_large_is_not_chosen(own, folder):
 def layout_options():
     from qlora_wgpu.model.steps import TrainingOptions
 
-    return TrainingOptions().train(1, 24)
+    return TrainingOptions().step("train", 1, 24)
 
 
 def test_what_is_said_of_a_device_is_told_as_a_run_begins(own, folder, monkeypatch):
