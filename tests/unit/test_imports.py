@@ -1,6 +1,7 @@
 """What import-linter (`make lint`) does not see: imports from outside, and where files lie."""
 
 import ast
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -33,3 +34,21 @@ def test_webgpu_is_imported_in_one_place_and_torch_nowhere() -> None:
 def test_shaders_and_configs_hold_no_python() -> None:
     for folder in ("shaders", "configs"):
         assert not list((ROOT.parent / folder).rglob("*.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("folder", ["benchmarks", "tools", "examples", "campaigns"])
+def test_what_scripts_import_is_there(folder: str) -> None:
+    """No type checker reads them, and most run on a GPU or for hours."""
+    missing = []
+    for path in sorted((ROOT.parent / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("qlora_wgpu"):
+                missing += [f"{path}: {alias.name}" for alias in node.names
+                            if not _is_there(node.module or "", alias.name)]  # fmt: skip
+    assert missing == []
+
+
+def _is_there(module: str, name: str) -> bool:
+    found = importlib.import_module(module)
+    return hasattr(found, name) or importlib.util.find_spec(f"{module}.{name}") is not None
