@@ -18,9 +18,7 @@ from qlora_wgpu.config.yaml import commented_yaml
 from qlora_wgpu.data import Tokenizer, chosen_template
 from qlora_wgpu.data.sources import has_validation
 from qlora_wgpu.errors import ConfigError, QLoRAError
-from qlora_wgpu.families.family import find_family
 from qlora_wgpu.presence import exists
-from qlora_wgpu.runs.recommend import recommend_config
 from qlora_wgpu.shell_words import shell_word
 
 # ---- another trainer's file ----------------------------------------------------------------------
@@ -82,6 +80,8 @@ def _template(taken: Mapping[str, Taken]) -> dict[str, Taken]:
 def _num_layers(model: str) -> int | None:
     """Number of a model's layers, or None where it cannot be had."""
     try:
+        from qlora_wgpu.families.family import find_family  # the engine
+
         config = ModelFolder.without_weights(model).config
         return find_family(config).read(config).num_layers
     except QLoRAError:
@@ -147,6 +147,8 @@ def init(
         missing = "--model" if model_path is None else "--data"
         raise click.MissingParameter(param_hint=f"'{missing}'", param_type="option")
     else:
+        from qlora_wgpu.runs.recommend import recommend_config  # the engine, too
+
         if eval_path is None and len(data_paths) == 1 and has_validation(Path(data_paths[0])):
             eval_path = data_paths[0]
         with console.status("looking at the data"):
