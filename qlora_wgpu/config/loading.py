@@ -11,11 +11,10 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from qlora_wgpu.config.dialects.conversion import dialect_of, key_for
-from qlora_wgpu.config.dialects.draft import reason_for
+from qlora_wgpu.config.dialects.conversion import dialect_of
+from qlora_wgpu.config.names import key_for, reason_for
 from qlora_wgpu.config.paths import resolve_path
 from qlora_wgpu.config.problems import (
-    KEY_OF,
     Problem,
     config_error,
     in_quotes,
@@ -59,7 +58,7 @@ def suggest_key(loc: tuple[str, ...]) -> str:
     section = loc[0]
     if leaf in keys[section]:  # only its spelling differs
         return _did_you_mean(section, leaf)
-    meant = KEY_OF.get(leaf) or key_for(leaf)
+    meant = key_for(leaf)
     if meant and meant[0] == section:  # such as optim.scheduler, which cluster has, too
         return _did_you_mean(*meant)
     for other, leaves in keys.items():
@@ -81,7 +80,7 @@ def _suggest_at_top(name: str, keys: dict[str, list[str]]) -> str:
     for section, leaves in keys.items():
         if name in leaves:
             return f": it belongs in section '{section}'"
-    if meant := KEY_OF.get(name) or key_for(name):
+    if meant := key_for(name):
         return _did_you_mean(*meant)
     if reason := reason_for(name):
         return f": {reason}"
@@ -271,9 +270,11 @@ def with_settings(config: Config | Mapping[str, Any], settings: Mapping[str, Any
         del given["optim"]["adam_beta2"]  # another optimizer has its own
     for (section, key), value in changes.items():
         given[section] = {**(given.get(section) or {}), key: value}
-    values = Config.model_validate(given).model_dump()
+    if changes or not isinstance(config, Config):
+        config = Config.model_validate(given)
+    values = config.model_dump()
     _resolve_paths(values, set(), Path())
-    return Config.model_validate(values)
+    return config if values == given else Config.model_validate(values)
 
 
 def _plain_path(value: Any) -> Any:

@@ -30,41 +30,14 @@ _MARKS = (
     "base_model sequence_len micro_batch_size num_epochs sample_packing val_set_size "
     "datasets lora_target_linear train_on_inputs lr_scheduler dataset_prepared_path"
 )
-_KEYS = {
-    "base_model": "model.path",
-    "lora_r": "lora.r",
-    "lora_alpha": "lora.lora_alpha",
-    "lora_dropout": "lora.lora_dropout",
-    "peft_use_rslora": "lora.use_rslora",
-    "peft_use_dora": "lora.use_dora",
-    "peft_init_lora_weights": "lora.init_lora_weights",
-    "peft_layers_to_transform": "lora.layers_to_transform",
-    "lora_modules_to_save": "lora.modules_to_save",
-    "peft_ensure_weight_tying": "lora.ensure_weight_tying",
-    "peft_trainable_token_indices": "lora.trainable_token_indices",
-    "loraplus_lr_ratio": "optim.loraplus_lr_ratio",
-    "sequence_len": "data.max_seq_length",
-    "sample_packing": "data.packing",
-    "micro_batch_size": "train.per_device_train_batch_size",
-    "gradient_accumulation_steps": "train.gradient_accumulation_steps",
-    "num_epochs": "train.num_train_epochs",
-    "max_steps": "train.max_steps",
-    "neftune_noise_alpha": "train.neftune_noise_alpha",
-    "noisy_embedding_alpha": "train.neftune_noise_alpha",
-    "seed": "train.seed",
-    "learning_rate": "optim.learning_rate",
-    "weight_decay": "optim.weight_decay",
-    "max_grad_norm": "optim.max_grad_norm",
-    "adam_beta1": "optim.adam_beta1",
-    "adam_beta2": "optim.adam_beta2",
-    "adam_epsilon": "optim.adam_epsilon",
-    "adam_eps": "optim.adam_epsilon",
-    "early_stopping_patience": "eval.early_stopping_patience",
-    "load_best_model_at_end": "eval.load_best_model_at_end",
-    "logging_steps": "log.logging_steps",
-    "output_dir": "output.dir",
-    "save_total_limit": "output.save_total_limit",
-}
+_KEYS = (
+    "base_model lora_r lora_alpha lora_dropout peft_use_rslora peft_use_dora "
+    "peft_init_lora_weights peft_layers_to_transform lora_modules_to_save peft_ensure_weight_tying "
+    "peft_trainable_token_indices loraplus_lr_ratio sequence_len sample_packing micro_batch_size "
+    "gradient_accumulation_steps num_epochs max_steps neftune_noise_alpha noisy_embedding_alpha "
+    "seed learning_rate weight_decay max_grad_norm adam_beta1 adam_beta2 adam_epsilon adam_eps "
+    "early_stopping_patience load_best_model_at_end logging_steps output_dir save_total_limit"
+)
 _LONG_ROWS = {"truncate": "keep_start", "raise": "error", "drop": "drop"}
 _READ = (
     "path name split type data_files ds_type field field_messages message_property_mappings "
@@ -292,10 +265,4 @@ def _convert_loop(draft: Draft) -> None:
         draft.set("log.report_to", names, "wandb_project, use_tensorboard")
 
 
-DIALECT = Dialect(
-    "Axolotl",
-    frozenset(_MARKS.split()),
-    _KEYS,
-    _convert,
-    _DEFAULTS,
-)
+DIALECT = Dialect("Axolotl", _MARKS, _KEYS, _convert, _DEFAULTS)

@@ -9,30 +9,14 @@ from qlora_wgpu.config.dialects.draft import Draft
 from qlora_wgpu.config.schedules import ARGUMENTS, check_schedule
 from qlora_wgpu.config.values import LOSS, OPTIMIZERS, figures_of
 
-_TRAIN = (
+KEYS = (
     "num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps "
-    "gradient_checkpointing label_smoothing_factor neftune_noise_alpha seed"
+    "gradient_checkpointing label_smoothing_factor neftune_noise_alpha seed learning_rate "
+    "weight_decay max_grad_norm adam_beta1 adam_beta2 adam_epsilon loraplus_lr_ratio logging_steps "
+    "output_dir save_steps save_total_limit load_best_model_at_end use_rslora use_dora "
+    "init_lora_weights modules_to_save lora_modules_to_save ensure_weight_tying "
+    "trainable_token_indices lora_dropout"
 )
-_OPTIM = (
-    "learning_rate weight_decay max_grad_norm adam_beta1 adam_beta2 adam_epsilon loraplus_lr_ratio"
-)
-KEYS = {
-    **{key: f"train.{key}" for key in _TRAIN.split()},
-    **{key: f"optim.{key}" for key in _OPTIM.split()},
-    "logging_steps": "log.logging_steps",
-    "output_dir": "output.dir",
-    "save_steps": "output.save_steps",
-    "save_total_limit": "output.save_total_limit",
-    "load_best_model_at_end": "eval.load_best_model_at_end",
-    "use_rslora": "lora.use_rslora",
-    "use_dora": "lora.use_dora",
-    "init_lora_weights": "lora.init_lora_weights",
-    "modules_to_save": "lora.modules_to_save",
-    "lora_modules_to_save": "lora.modules_to_save",
-    "ensure_weight_tying": "lora.ensure_weight_tying",
-    "trainable_token_indices": "lora.trainable_token_indices",
-    "lora_dropout": "lora.lora_dropout",
-}
 DEFAULTS: dict[str, Any] = {
     "train.num_train_epochs": 3.0,
     "train.per_device_train_batch_size": 8,

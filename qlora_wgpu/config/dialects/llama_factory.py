@@ -28,18 +28,11 @@ _MARKS = (
     "cutoff_len dataset dataset_dir quantization_bit val_size do_train "
     "overwrite_cache plot_loss preprocessing_num_workers"
 )
-_KEYS = {
-    **hugging_face.KEYS,
-    "model_name_or_path": "model.path",
-    "lora_rank": "lora.r",
-    "lora_alpha": "lora.lora_alpha",
-    "cutoff_len": "data.max_seq_length",
-    "packing": "data.packing",
-    "neat_packing": "data.packing",
-    "moe_aux_loss_coef": "train.router_aux_loss_coef",
-    "double_quantization": "quant.double_quant",
-    "early_stopping_steps": "eval.early_stopping_patience",
-}
+_KEYS = (
+    f"{hugging_face.KEYS} "
+    "model_name_or_path lora_rank lora_alpha cutoff_len packing neat_packing moe_aux_loss_coef "
+    "double_quantization early_stopping_steps"
+)
 _DEFAULTS = {
     **hugging_face.DEFAULTS,
     "lora.r": 8,
@@ -306,10 +299,4 @@ def _mapping(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-DIALECT = Dialect(
-    "LLaMA-Factory",
-    frozenset(_MARKS.split()),
-    _KEYS,
-    _convert,
-    _DEFAULTS,
-)
+DIALECT = Dialect("LLaMA-Factory", _MARKS, _KEYS, _convert, _DEFAULTS)

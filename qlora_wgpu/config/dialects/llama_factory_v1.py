@@ -17,20 +17,10 @@ _MARKS = (
     "micro_batch_size global_batch_size batching_strategy optim_config lr_scheduler_config "
     "sample_backend custom_chat_template enable_activation_checkpointing"
 )
-_KEYS = {
-    "model": "model.path",
-    "custom_chat_template": "data.chat_template",
-    "cutoff_len": "data.max_seq_length",
-    "learning_rate": "optim.learning_rate",
-    "max_grad_norm": "optim.max_grad_norm",
-    "max_steps": "train.max_steps",
-    "seed": "train.seed",
-    "enable_activation_checkpointing": "train.gradient_checkpointing",
-    "output_dir": "output.dir",
-    "save_steps": "output.save_steps",
-    "save_total_limit": "output.save_total_limit",
-    "logging_steps": "log.logging_steps",
-}
+_KEYS = (
+    "model custom_chat_template cutoff_len learning_rate max_grad_norm max_steps seed "
+    "enable_activation_checkpointing output_dir save_steps save_total_limit logging_steps"
+)
 _DEFAULTS = {
     "data.max_seq_length": 2048,
     "lora.r": 8,
@@ -150,10 +140,4 @@ def _plugin(draft: Draft, key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {"name": value}
 
 
-DIALECT = Dialect(
-    "LLaMA-Factory (v1)",
-    frozenset(_MARKS.split()),
-    _KEYS,
-    _convert,
-    _DEFAULTS,
-)
+DIALECT = Dialect("LLaMA-Factory (v1)", _MARKS, _KEYS, _convert, _DEFAULTS)

@@ -90,14 +90,7 @@ _MARKS = (
     "val_batches save_every grad_checkpoint fine_tune_type mask_prompt lr_schedule "
     "test_batches lora_layers hf_dataset"
 )
-_KEYS = {
-    "model": "model.path",
-    "seed": "train.seed",
-    "batch_size": "train.per_device_train_batch_size",
-    "max_seq_length": "data.max_seq_length",
-    "grad_checkpoint": "train.gradient_checkpointing",
-    "adapter_path": "output.dir",
-}
+_KEYS = "model seed batch_size max_seq_length grad_checkpoint adapter_path"
 _DEFAULTS: dict[str, Any] = {
     "model.path": "Qwen/Qwen3-0.6b",
     "data.max_seq_length": 2048,
@@ -267,10 +260,4 @@ def _convert_reports(draft: Draft) -> None:
         draft.leave_out("report_to", ", ".join(others), reason)
 
 
-DIALECT = Dialect(
-    "mlx-lm",
-    frozenset(_MARKS.split()),
-    _KEYS,
-    _convert,
-    _DEFAULTS,
-)
+DIALECT = Dialect("mlx-lm", _MARKS, _KEYS, _convert, _DEFAULTS)

@@ -18,15 +18,10 @@ _MARKS = (
     "metric_logger clip_grad_norm enable_activation_checkpointing log_every_n_steps compile "
     "profiler shuffle model._component_ dataset._component_ tokenizer._component_"
 )
-_KEYS = {
-    "epochs": "train.num_train_epochs",
-    "batch_size": "train.per_device_train_batch_size",
-    "gradient_accumulation_steps": "train.gradient_accumulation_steps",
-    "enable_activation_checkpointing": "train.gradient_checkpointing",
-    "seed": "train.seed",
-    "log_every_n_steps": "log.logging_steps",
-    "output_dir": "output.dir",
-}
+_KEYS = (
+    "epochs batch_size gradient_accumulation_steps enable_activation_checkpointing seed "
+    "log_every_n_steps output_dir"
+)
 _DEFAULTS: dict[str, Any] = {
     "lora.r": 8,
     "lora.lora_alpha": 16,
@@ -246,10 +241,4 @@ def _convert_loop(draft: Draft) -> None:
         draft.drop(key, reason)
 
 
-DIALECT = Dialect(
-    "torchtune",
-    frozenset(_MARKS.split()),
-    _KEYS,
-    _convert,
-    _DEFAULTS,
-)
+DIALECT = Dialect("torchtune", _MARKS, _KEYS, _convert, _DEFAULTS)

@@ -16,24 +16,11 @@ _MARKS = (
     "lora.vision_all_linear logging.enable_wandb logging.enable_tensorboard"
 )
 _SECTIONS = ("data", "training", "lora", "logging")
-_KEYS = {
-    "model": "model.path",
-    "lora_r": "lora.r",
-    "lora_alpha": "lora.lora_alpha",
-    "lora_dropout": "lora.lora_dropout",
-    "use_rslora": "lora.use_rslora",
-    "use_dora": "lora.use_dora",
-    "max_seq_length": "data.max_seq_length",
-    "packing": "data.packing",
-    "batch_size": "train.per_device_train_batch_size",
-    "gradient_accumulation_steps": "train.gradient_accumulation_steps",
-    "num_epochs": "train.num_train_epochs",
-    "max_steps": "train.max_steps",
-    "random_seed": "train.seed",
-    "learning_rate": "optim.learning_rate",
-    "weight_decay": "optim.weight_decay",
-    "output_dir": "output.dir",
-}
+_KEYS = (
+    "model lora_r lora_alpha lora_dropout use_rslora use_dora max_seq_length packing batch_size "
+    "gradient_accumulation_steps num_epochs max_steps random_seed learning_rate weight_decay "
+    "output_dir"
+)
 _ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 _ATTENTION, _MLP = _ALL_LINEAR[:4], _ALL_LINEAR[4:]
 _DEFAULTS: dict[str, Any] = {
@@ -123,10 +110,4 @@ def _convert_data(draft: Draft) -> None:
     draft.set("data.train_on", train_on, f"train_on_completions: {str(learns_answers).lower()}")
 
 
-DIALECT = Dialect(
-    "Unsloth Studio",
-    frozenset(_MARKS.split()),
-    _KEYS,
-    _convert,
-    _DEFAULTS,
-)
+DIALECT = Dialect("Unsloth Studio", _MARKS, _KEYS, _convert, _DEFAULTS)
