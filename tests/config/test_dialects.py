@@ -114,7 +114,8 @@ def test_tables_name_keys_that_there_are():
     ours = {f"{section}.{leaf}" for section, leaves in sections().items() for leaf in leaves}
     leaves = {key.partition(".")[2] for key in ours}
     for dialect in DIALECTS:
-        assert {*dialect.defaults} <= ours
+        usual = dialect.defaults.items()
+        assert {f"{section}.{key}" for section, values in usual for key in values} <= ours
         keys = dialect.keys.split()
         assert not [key for key in keys if reason_for(key) or not (key_for(key) or key in leaves)]
     assert {*SAME} <= ours

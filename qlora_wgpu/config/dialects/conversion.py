@@ -8,15 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config.dialects import (
-    axolotl,
-    llama_factory,
-    llama_factory_v1,
-    mlx_lm,
-    torchtune,
-    trl,
-    unsloth,
-)
+from qlora_wgpu.config.dialects import axolotl, llama_factory, mlx_lm, torchtune, trl, unsloth
 from qlora_wgpu.config.dialects.draft import Dialect, Draft, LeftOut, NumLayers, Taken
 from qlora_wgpu.config.names import key_for
 from qlora_wgpu.config.schema import Config, sections
@@ -30,7 +22,7 @@ DIALECTS = (
     trl.DIALECT,
     llama_factory.DIALECT,
     mlx_lm.DIALECT,
-    llama_factory_v1.DIALECT,
+    llama_factory.DIALECT_V1,
     unsloth.DIALECT,
     torchtune.DIALECT,
 )
@@ -91,13 +83,7 @@ def _ours(theirs: str) -> str:
 def convert_file(
     path: Path, given: Mapping[str, str], num_layers: NumLayers = lambda model: None
 ) -> Conversion:
-    """Converts a file.
-
-    Args:
-        path: The file, YAML or JSON.
-        given: Our keys that win over what the file says, such as ``model.path``.
-        num_layers: Asked for the number of a model's layers; may not know it.
-    """
+    """Converts a file, YAML or JSON; given values of our keys win over what it says."""
     is_json = path.suffix.lower() == ".json"
     values = (
         read_json_object(path, YAML_BYTES, ConfigError)
@@ -140,9 +126,10 @@ def _drafted(
         draft.move(key, ours)
     for key in list(draft.theirs):
         draft.drop(key)
-    for ours, value in dialect.defaults.items():
-        if ours not in draft.taken:
-            draft.set(ours, value, f"{dialect.name}'s default")
+    for section, usual in dialect.defaults.items():
+        for key, value in usual.items():
+            if f"{section}.{key}" not in draft.taken:
+                draft.set(f"{section}.{key}", value, f"{dialect.name}'s default")
     if "model.path" in draft.taken:
         model = draft.taken["model.path"]
         draft.set("model.path", draft.place(str(model.value)), model.origin)

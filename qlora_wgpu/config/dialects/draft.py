@@ -58,6 +58,11 @@ class Draft:
         if (value := self.take(key)) is not None:
             self.set(ours, value, key)
 
+    def move_path(self, key: str, ours: str) -> None:
+        """Takes a path over, as it is found from here."""
+        if (path := self.take(key)) is not None:
+            self.set(ours, self.place(str(path)), key)
+
     def leave_out(self, key: str, value: Any, reason: str) -> None:
         """Leaves a key out."""
         self.left_out.append(LeftOut(f"{key}: {brief(value)}", reason))
@@ -81,6 +86,10 @@ class Draft:
         return beside.as_posix() if not exists(Path(path)) and exists(beside) else path
 
 
+Defaults = Mapping[str, Mapping[str, Any]]
+"""Values by our sections and keys."""
+
+
 @dataclass(frozen=True)
 class Dialect:
     """Another trainer's way to write a run down."""
@@ -89,7 +98,12 @@ class Dialect:
     marks: str  # keys by which its files are known
     keys: str  # those whose values are taken over as they are, for what config/names.py says
     convert: Callable[[Draft], None]  # makes of a draft what is more than another name
-    defaults: Mapping[str, Any]  # what the trainer does where its file says nothing, by our keys
+    defaults: Defaults  # what the trainer does where its file says nothing
+
+
+def listed(value: Any) -> list[Any]:
+    """A list, or the one value that stands for a list of it."""
+    return value if isinstance(value, list) else [value]
 
 
 def brief(value: Any) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.config.dialects import hugging_face, preferences
-from qlora_wgpu.config.dialects.draft import Dialect, Draft
+from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, listed
 from qlora_wgpu.config.dialects.rows import (
     PACKED_APART,
     Source,
@@ -32,16 +32,18 @@ _KEYS = (
     "router_aux_loss_coef use_bnb_nested_quant bnb_4bit_use_double_quant"
 )
 _ENTRY = "path id name config data_files data_dir split fraction weight"
-_DEFAULTS = {
+_DEFAULTS: Defaults = {
     **hugging_face.DEFAULTS,
-    "lora.r": 16,
-    "lora.lora_alpha": 32,
-    "lora.lora_dropout": 0.05,
-    "lora.target_modules": hugging_face.PEFT_TARGETS,
-    "quant.double_quant": False,
-    "data.max_seq_length": 1024,
-    "optim.learning_rate": 2e-5,
-    "log.logging_steps": 10,
+    "lora": {
+        "r": 16,
+        "lora_alpha": 32,
+        "lora_dropout": 0.05,
+        "target_modules": hugging_face.PEFT_TARGETS,
+    },
+    "quant": {"double_quant": False},
+    "data": {"max_seq_length": 1024},
+    "optim": {**hugging_face.DEFAULTS["optim"], "learning_rate": 2e-5},
+    "log": {"logging_steps": 10},
 }
 
 
@@ -65,10 +67,7 @@ def _convert(draft: Draft) -> None:
     _convert_data(draft)
     _convert_learnt(draft, objective)
     preferences.settle_rows(draft, objective)
-    held_out = {"data.eval", "data.eval_split"} & draft.taken.keys()
-    hugging_face.convert_evaluation(
-        draft, held_out=bool(held_out), logging_steps=_DEFAULTS["log.logging_steps"]
-    )
+    hugging_face.convert_evaluation(draft, _DEFAULTS["log"]["logging_steps"])
     hugging_face.convert_training(draft)
 
 
@@ -101,8 +100,7 @@ def _convert_data(draft: Draft) -> None:
 
 def _convert_mixer(draft: Draft, mixer: Mapping[str, float], splits: Any, config: Any) -> None:
     """The alignment handbook's data sets, each with the share of its rows that is taken."""
-    named = draft.take("dataset_configs", [config] * len(mixer))
-    configs = named if isinstance(named, list) else [named]
+    configs = listed(draft.take("dataset_configs", [config] * len(mixer)))
     if len(configs) != len(mixer):
         raise draft.refuse("dataset_configs", configs, f"has not {len(mixer)} as dataset_mixer")
     splits = splits or ["train", "test"]

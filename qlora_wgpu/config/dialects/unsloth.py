@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from qlora_wgpu.config.dialects import hugging_face
-from qlora_wgpu.config.dialects.draft import Dialect, Draft
+from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, listed
 from qlora_wgpu.config.dialects.rows import RowsOf, Source, hub_places, set_sources
 
 _MARKS = (
@@ -23,21 +22,23 @@ _KEYS = (
 )
 _ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 _ATTENTION, _MLP = _ALL_LINEAR[:4], _ALL_LINEAR[4:]
-_DEFAULTS: dict[str, Any] = {
-    "lora.r": 64,
-    "lora.lora_alpha": 16,
-    "data.max_seq_length": 2048,
-    "train.num_train_epochs": 3.0,
-    "train.per_device_train_batch_size": 2,
-    "train.gradient_accumulation_steps": 4,
-    "train.seed": 3407,
-    "optim.name": "adamw_8bit",
-    "optim.learning_rate": 2e-4,
-    "optim.lr_scheduler_type": "linear",
-    "optim.warmup_steps": 5,
-    "optim.weight_decay": 0.01,
-    "output.dir": "outputs",
-    "output.save_total_limit": None,
+_DEFAULTS: Defaults = {
+    "lora": {"r": 64, "lora_alpha": 16},
+    "data": {"max_seq_length": 2048},
+    "train": {
+        "num_train_epochs": 3.0,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "seed": 3407,
+    },
+    "optim": {
+        "name": "adamw_8bit",
+        "learning_rate": 2e-4,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 5,
+        "weight_decay": 0.01,
+    },
+    "output": {"dir": "outputs", "save_total_limit": None},
 }
 _CHATS = ("sharegpt", "chatml", "conversational")  # instructions become turns; else Alpaca's prompt
 
@@ -99,7 +100,7 @@ def _convert_data(draft: Draft) -> None:
     draft.set("data.apply_chat_template", kind in _CHATS, f"format_type: {kind}")
     files, name = draft.take("local_dataset", []), draft.take("dataset")
     subset, split = draft.take("subset"), draft.take("train_split", "train")
-    places = [draft.place(str(file)) for file in (files if isinstance(files, list) else [files])]
+    places = [draft.place(str(file)) for file in listed(files)]
     if name is not None and not places:
         places = hub_places(draft, str(name), subset, split)
     if places:
