@@ -262,7 +262,7 @@ _SAID_OTHERWISE = {
 }
 """Keys by the reason why they have no place here, or how it is said; ``*`` is any ending."""
 
-_KEY_OF = {word: tuple(key.split(".")) for key, words in SAME.items() for word in words.split()}
+_KEY_OF = {word: key for key, words in SAME.items() for word in words.split()}
 _REASONS = {
     key: f"{kind}{why}"
     for kind, groups in (
@@ -277,7 +277,8 @@ _REASONS = {
 
 def key_for(word: str) -> tuple[str, str] | None:
     """Section and name of our key that is called otherwise elsewhere, or None."""
-    return _KEY_OF.get(word)
+    section, _, key = _KEY_OF.get(word, "").partition(".")
+    return (section, key) if key else None
 
 
 def reason_for(key: str) -> str | None:

@@ -54,7 +54,7 @@ def with_new_names(section: str, values: Mapping[str, Any]) -> dict[str, Any]:
 _MAX_SHOWN = 60
 _WITH_COMMAS = re.compile(r"[+-]?[\d.]*\d,\d[\d.,]*", re.ASCII)
 
-_TYPE_WORDS = {
+_REQUIREMENTS = {
     "int_type": "must be an integer",
     "int_parsing_size": "must be a smaller integer",
     "float_type": "must be a number",
@@ -62,7 +62,17 @@ _TYPE_WORDS = {
     "string_type": "must be text",
     "finite_number": "must be a finite number",
     "list_type": "must be a list",
+    "greater_than": "must be greater than {gt:g}",
+    "less_than": "must be less than {lt:g}",
+    "value_error": "{error}",
+    "string_too_short": "must not be empty",
+    "too_short": "must not be empty",
+    "string_unicode": "must be UTF-8 text (an environment variable such as LC_ALL=C.UTF-8 says so)",
+    **dict.fromkeys(
+        ("model_type", "model_attributes_type", "dict_type"), "must be a section of keys"
+    ),
 }
+"""By pydantic's type of an error, to be filled in from its context."""
 
 
 @dataclass(frozen=True)
@@ -134,38 +144,21 @@ def _number(value: float) -> str:
 def _requirement(error: Mapping[str, Any]) -> str:
     """The "must be ..." part for one of pydantic's errors."""
     kind, context = error["type"], error.get("ctx", {})
-    if kind in _TYPE_WORDS:
-        return _TYPE_WORDS[kind]
+    if kind in _REQUIREMENTS:
+        return _REQUIREMENTS[kind].format(**context)
     if kind == "literal_error":
         return f"must be one of {str(context['expected']).replace(' or ', ', ')}"
-    if kind == "greater_than":
-        return f"must be greater than {context['gt']:g}"
     if kind == "greater_than_equal":
         return f"must be at least {_number(context['ge'])}"
-    if kind == "less_than":
-        return f"must be less than {context['lt']:g}"
     if kind == "less_than_equal":
         return f"must be at most {_number(context['le'])}"
-    if kind == "value_error":
-        return str(context["error"])
-    if kind in ("string_too_short", "too_short"):
-        return "must not be empty"
-    if kind == "string_unicode":
-        return "must be UTF-8 text (an environment variable such as LC_ALL=C.UTF-8 says so)"
-    if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return "must be a section of keys"
     return f"is not valid ({error['msg']})"
 
 
 def problems_of(
     err: ValidationError, suggest: Callable[[tuple[str, ...]], str] = lambda loc: ""
 ) -> list[Problem]:
-    """Turns pydantic's findings into problems, in the order of the fields.
-
-    Args:
-        err: The error that pydantic raised.
-        suggest: Gives the end of the sentence for an unknown key, like ``": did you mean 'r'?"``.
-    """
+    """Pydantic's findings as problems; ``suggest`` ends the sentence about an unknown key."""
     problems: list[Problem] = []
     for error in err.errors(include_url=False):
         loc = tuple(str(part)[:80] for part in error["loc"])

@@ -57,12 +57,7 @@ _OF_OBJECTIVES = {
 
 
 def figures_of(objective: str, loss_type: str | None) -> tuple[str, ...]:
-    """The figures of evaluations, without the ``eval_`` in front of their names.
-
-    Args:
-        objective: ``train.objective``.
-        loss_type: ``train.loss_type``, null for the objective's default.
-    """
+    """The figures of evaluations, without the ``eval_`` in front of their names."""
     own = _OF_OBJECTIVES[objective]
     has_divergence = objective == "kto" and loss_type in (None, "kto")
     return (*own, "kl") if has_divergence else own
