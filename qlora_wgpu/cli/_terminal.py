@@ -306,11 +306,10 @@ def _as_a_setting(err: click.ClickException) -> str:
     if not any(parameter.name == "overrides" for parameter in err.ctx.command.params):
         return ""
     # Imported where somebody has mistyped: the schema takes its time, which --help would pay.
-    from qlora_wgpu.config.dialects.conversion import key_for
-    from qlora_wgpu.config.problems import KEY_OF
+    from qlora_wgpu.config.names import key_for
     from qlora_wgpu.config.schema import sections
 
     name = err.option_name.lstrip("-").replace("-", "_")
     homes = [section for section, keys in sections().items() if name in keys]
-    key = (homes[0], name) if homes else KEY_OF.get(name) or key_for(name)
+    key = (homes[0], name) if homes else key_for(name)
     return "" if key is None else f" It is a setting: {'.'.join(key)}=VALUE"

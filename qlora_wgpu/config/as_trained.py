@@ -56,12 +56,7 @@ def without_none(changes: Changes) -> Changes:
 
 
 def explicit_in(settings: Config, overrides: Sequence[str]) -> Changes:
-    """The values of ``SECTIONS`` that overrides have put into the settings.
-
-    Args:
-        settings: The settings, in which the overrides are applied.
-        overrides: Texts such as ``"device.gpu=1"``.
-    """
+    """The values of ``SECTIONS`` that overrides have put into settings."""
     changes: dict[str, dict[str, Any]] = {}
     for text in overrides:
         section, _, key = text.partition("=")[0].strip().partition(".")

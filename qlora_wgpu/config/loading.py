@@ -11,11 +11,10 @@ from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import ValidationError
 
-from qlora_wgpu.config.dialects.conversion import dialect_of, key_for
-from qlora_wgpu.config.dialects.draft import reason_for
+from qlora_wgpu.config.dialects.conversion import dialect_of
+from qlora_wgpu.config.names import key_for, reason_for
 from qlora_wgpu.config.paths import resolve_path
 from qlora_wgpu.config.problems import (
-    KEY_OF,
     Problem,
     config_error,
     in_quotes,
@@ -26,7 +25,7 @@ from qlora_wgpu.config.problems import (
     with_new_names,
 )
 from qlora_wgpu.config.schema import Config, SourceConfig, sections
-from qlora_wgpu.config.sections.optim import has_own_beta2
+from qlora_wgpu.config.sections.train import has_own_beta2
 from qlora_wgpu.config.yaml import AliasError, YamlFile, parse_yaml_value, read_yaml_file
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.limits import PROBLEMS_SHOWN
@@ -37,11 +36,7 @@ _OPPOSITES = (("train", "eval"), ("min", "max"), ("beta1", "beta2"), ("steps", "
 
 
 def suggest_key(loc: tuple[str, ...]) -> str:
-    """The end of the sentence about an unknown key: empty, or like ``": did you mean 'lora.r'?"``.
-
-    Args:
-        loc: The key, as ``("lora", "rank")``; one part where it stands at the top level.
-    """
+    """The end of the sentence about a key such as ``("lora", "rank")`` that is unknown."""
     keys = sections()
     if loc[:2] == ("data", "sources"):
         near = _near(loc[-1], list(SourceConfig.model_fields))
@@ -50,47 +45,31 @@ def suggest_key(loc: tuple[str, ...]) -> str:
     if len(loc) > 2:
         return ""
     leaf = loc[-1].lower().replace("-", "_")
-    if len(loc) == 1 and "." in leaf:
-        section, _, rest = leaf.partition(".")
-        if rest in keys.get(section, ()):
-            return f": write '{rest}' under the section '{section}'"
-    if len(loc) == 1:
-        return _suggest_at_top(leaf, keys)
-    section = loc[0]
-    if leaf in keys[section]:  # only its spelling differs
+    top = len(loc) == 1
+    section, dot, rest = leaf.partition(".") if top else (loc[0], "", "")
+    if dot and rest in keys.get(section, ()):
+        return f": write '{rest}' under the section '{section}'"
+    meant, reason = key_for(leaf), reason_for(leaf)
+    if not top and leaf in keys[section]:  # only its spelling differs
         return _did_you_mean(section, leaf)
-    meant = KEY_OF.get(leaf) or key_for(leaf)
-    if meant and meant[0] == section:  # such as optim.scheduler, which cluster has, too
+    if not top and meant and meant[0] == section:  # such as optim.scheduler, as cluster has it, too
         return _did_you_mean(*meant)
     for other, leaves in keys.items():
         if leaf in leaves:
             return f": it belongs in section '{other}'"
-    if reason := reason_for(leaf):
-        return f": {reason}"
-    if meant and not _near(leaf, keys[section]):
+    near = _near(leaf, list(keys) if top else keys[section])
+    if meant and (top or not (reason or near)):
         return _did_you_mean(*meant)
-    if near := _near(leaf, keys[section]):
-        return _did_you_mean(section, near)
+    if reason:
+        return f": {reason}"
+    if near:
+        return f": did you mean the section '{near}'?" if top else _did_you_mean(section, near)
     everywhere = {name: section for section, leaves in keys.items() for name in leaves}
-    if near := _near(leaf, list(everywhere)):
-        return _did_you_mean(everywhere[near], near)
+    if anywhere := _near(leaf, list(everywhere)):
+        return _did_you_mean(everywhere[anywhere], anywhere)
+    if top:
+        return f": the sections are {', '.join(keys)}"
     return f": the keys of '{section}' are {', '.join(keys[section])}"
-
-
-def _suggest_at_top(name: str, keys: dict[str, list[str]]) -> str:
-    for section, leaves in keys.items():
-        if name in leaves:
-            return f": it belongs in section '{section}'"
-    if meant := KEY_OF.get(name) or key_for(name):
-        return _did_you_mean(*meant)
-    if reason := reason_for(name):
-        return f": {reason}"
-    if near := _near(name, list(keys)):
-        return f": did you mean the section '{near}'?"
-    everywhere = {leaf: section for section, leaves in keys.items() for leaf in leaves}
-    if near := _near(name, list(everywhere)):
-        return _did_you_mean(everywhere[near], near)
-    return f": the sections are {', '.join(keys)}"
 
 
 def _near(word: str, words: list[str]) -> str | None:
@@ -259,21 +238,18 @@ def _read(path: Path) -> YamlFile:
 
 
 def with_settings(config: Config | Mapping[str, Any], settings: Mapping[str, Any]) -> Config:
-    """A configuration that stands in no file: checked, and with its paths made absolute.
-
-    Args:
-        config: The configuration, or a mapping with its sections.
-        settings: What is other, as ``load_config`` takes it.
-    """
+    """A configuration that stands in no file: changed, checked, and with absolute paths."""
     given = config.model_dump() if isinstance(config, Config) else dict(config)
     changes = located(settings)
     if isinstance(config, Config) and ("optim", "name") in changes and not config.optim.says_beta2:
         del given["optim"]["adam_beta2"]  # another optimizer has its own
     for (section, key), value in changes.items():
         given[section] = {**(given.get(section) or {}), key: value}
-    values = Config.model_validate(given).model_dump()
+    if changes or not isinstance(config, Config):
+        config = Config.model_validate(given)
+    values = config.model_dump()
     _resolve_paths(values, set(), Path())
-    return Config.model_validate(values)
+    return config if values == given else Config.model_validate(values)
 
 
 def _plain_path(value: Any) -> Any:

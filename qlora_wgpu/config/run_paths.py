@@ -11,40 +11,23 @@ CHECKPOINTS = "checkpoints"
 
 
 class RunPaths:
-    """The files and folders of a run.
-
-    Attributes:
-        path: The run's folder.
-        adapter: Folder of the final adapter.
-        best: Folder of the adapter with the best evaluation.
-        checkpoints: Folder of the checkpoints.
-        config: Its settings.
-        metrics: Its log: a row for each logged step and each evaluation.
-        samples: What the model has written.
-        progress: How far it is to go, and who runs it.
-        report: Its page.
-        plot: A picture of its losses.
-        tensorboard: Folder of TensorBoard's files.
-        wandb_id: Under which id Weights & Biases knows it.
-        replaced: Folder of a run that this one is to replace.
-        lock: Held by who writes it.
-    """
+    """The files and folders of a run."""
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = Path(path)
-        self.adapter = self.path / "adapter"
-        self.best = self.path / "best"
-        self.checkpoints = self.path / CHECKPOINTS
-        self.config = self.path / "config.yaml"
-        self.metrics = self.path / "metrics.jsonl"
-        self.samples = self.path / "samples.jsonl"
-        self.progress = self.path / "progress.json"
-        self.report = self.path / "report.html"
-        self.plot = self.path / "loss.png"
-        self.tensorboard = self.path / "tensorboard"
-        self.wandb_id = self.path / "wandb-id.txt"
-        self.replaced = self.path / "replaced"
-        self.lock = self.path / ".lock"
+        self.path = Path(path)  # the run's folder
+        self.adapter = self.path / "adapter"  # folder of the final adapter
+        self.best = self.path / "best"  # folder of the adapter with the best evaluation
+        self.checkpoints = self.path / CHECKPOINTS  # folder of the checkpoints
+        self.config = self.path / "config.yaml"  # its settings
+        self.metrics = self.path / "metrics.jsonl"  # its log: rows of steps and evaluations
+        self.samples = self.path / "samples.jsonl"  # what the model has written
+        self.progress = self.path / "progress.json"  # how far it is to go, and who runs it
+        self.report = self.path / "report.html"  # its page
+        self.plot = self.path / "loss.png"  # a picture of its losses
+        self.tensorboard = self.path / "tensorboard"  # folder of TensorBoard's files
+        self.wandb_id = self.path / "wandb-id.txt"  # under which id Weights & Biases knows it
+        self.replaced = self.path / "replaced"  # folder of a run that this one is to replace
+        self.lock = self.path / ".lock"  # held by who writes it
 
     @property
     def needed(self) -> tuple[Path, ...]:

@@ -87,13 +87,7 @@ ARGUMENTS: dict[str, dict[str, _Number | _Word]] = {
 
 
 def check_schedule(name: str, given: Mapping[str, Any], learning_rate: float) -> None:
-    """Refuses what transformers' schedule of a name does not take, or cannot do without.
-
-    Args:
-        name: ``lr_scheduler_type``.
-        given: ``lr_scheduler_kwargs``.
-        learning_rate: The peak.
-    """
+    """Refuses arguments that a schedule does not take, or cannot do without."""
     known = ARGUMENTS[name]
     for key, value in given.items():
         if key not in known:

@@ -13,11 +13,15 @@ from pydantic.fields import FieldInfo
 
 from qlora_wgpu.config.section import FREE_ON_RESUME, Section
 from qlora_wgpu.config.sections.data import DataConfig, SourceConfig
-from qlora_wgpu.config.sections.device import ClusterConfig, DeviceConfig
 from qlora_wgpu.config.sections.model import LoraConfig, ModelConfig, QuantConfig
-from qlora_wgpu.config.sections.optim import OptimConfig
-from qlora_wgpu.config.sections.output import EvalConfig, LogConfig, OutputConfig
-from qlora_wgpu.config.sections.train import TrainConfig
+from qlora_wgpu.config.sections.run import (
+    ClusterConfig,
+    DeviceConfig,
+    EvalConfig,
+    LogConfig,
+    OutputConfig,
+)
+from qlora_wgpu.config.sections.train import OptimConfig, TrainConfig
 from qlora_wgpu.config.values import figures_of
 from qlora_wgpu.config.yaml import dump_yaml
 from qlora_wgpu.errors import ConfigError

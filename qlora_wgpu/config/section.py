@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from qlora_wgpu.config.dialects.draft import reason_for
-from qlora_wgpu.config.problems import KEY_OF, config_error, problems_of
+from qlora_wgpu.config.names import key_for, reason_for
+from qlora_wgpu.config.problems import config_error, problems_of
 from qlora_wgpu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _as_config_error(cls: type[Any], err: ValidationError) -> ConfigError:
     def suggest(loc: tuple[str, ...]) -> str:
         if len(loc) != 1:
             return ""
-        meant = KEY_OF.get(loc[0], ("", ""))[1]
+        meant = (key_for(loc[0]) or ("", ""))[1]
         if meant not in cls.model_fields and (reason := reason_for(loc[0])):
             return f": {reason}"
         near = difflib.get_close_matches(loc[0], cls.model_fields, n=1)

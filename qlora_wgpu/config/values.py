@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -56,18 +57,29 @@ _OF_OBJECTIVES = {
 
 
 def figures_of(objective: str, loss_type: str | None) -> tuple[str, ...]:
-    """The figures of evaluations, without the ``eval_`` in front of their names.
-
-    Args:
-        objective: ``train.objective``.
-        loss_type: ``train.loss_type``, null for the objective's default.
-    """
+    """The figures of evaluations, without the ``eval_`` in front of their names."""
     own = _OF_OBJECTIVES[objective]
     has_divergence = objective == "kto" and loss_type in (None, "kto")
     return (*own, "kl") if has_divergence else own
 
 
 # ---- types ---------------------------------------------------------------------------------------
+
+_TEXT, _NULL = {"type": "string"}, {"type": "null"}  # in JSON's schema
+_SHARE = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+
+
+def _whole_from(least: int) -> dict[str, Any]:
+    return {"type": "integer", "minimum": least}
+
+
+def _list_of(item: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": item, "minItems": 1}
+
+
+def _any_of(*schemas: Mapping[str, Any]) -> WithJsonSchema:
+    return WithJsonSchema({"anyOf": list(schemas)})
+
 
 ALL_LINEAR = "all-linear"
 _ON_WINDOWS = os.name == "nt"
@@ -147,14 +159,7 @@ def _target_modules(value: Any) -> str | list[str]:
 TargetModules = Annotated[
     str | list[str],
     PlainValidator(_target_modules),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "string", "minLength": 1},
-                {"type": "array", "items": {"type": "string"}, "minItems": 1},
-            ]
-        }
-    ),
+    _any_of({"type": "string", "minLength": 1}, _list_of({"type": "string"})),
 ]
 
 
@@ -179,19 +184,13 @@ def _is_list_of_tokens(value: Any) -> bool:
     )
 
 
-_TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_TOKENS = _list_of(_whole_from(0))
 
 TokenIndices = Annotated[
     list[int] | dict[str, list[int]] | None,
     PlainValidator(_token_indices),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                _TOKENS,
-                {"type": "object", "additionalProperties": _TOKENS, "minProperties": 1},
-                {"type": "null"},
-            ]
-        }
+    _any_of(
+        _TOKENS, {"type": "object", "additionalProperties": _TOKENS, "minProperties": 1}, _NULL
     ),
 ]
 
@@ -207,11 +206,7 @@ def _memory(value: Any) -> int | str:
 
 
 # It stays as it was written; ``parse_bytes`` reads it.
-MemorySize = Annotated[
-    int | str,
-    PlainValidator(_memory),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "integer", "minimum": LEAST_ALONE}]}),
-]
+MemorySize = Annotated[int | str, PlainValidator(_memory), _any_of(_TEXT, _whole_from(LEAST_ALONE))]
 
 
 def _auto_or_bool(value: Any) -> bool | Literal["auto"]:
@@ -276,9 +271,16 @@ def _max_steps(value: int) -> int:
 MaxSteps = Annotated[int, AfterValidator(_max_steps)]
 
 
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= COUNT
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, float) and 0.0 < value < 1.0
+
+
 def _eval_steps(value: Any) -> int | float:
-    whole = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNT
-    if whole or (isinstance(value, float) and 0.0 < value < 1.0):
+    if _is_whole(value, 0) or _is_share(value):
         return value  # type: ignore[no-any-return]
     raise ValueError(
         "must be a whole number of steps, a fraction of the run between 0 and 1, "
@@ -286,103 +288,56 @@ def _eval_steps(value: Any) -> int | float:
     )
 
 
-EvalSteps = Annotated[
-    int | float,
-    PlainValidator(_eval_steps),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 0},
-                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-            ]
-        }
-    ),
-]
-
-
+EvalSteps = Annotated[int | float, PlainValidator(_eval_steps), _any_of(_whole_from(0), _SHARE)]
 AT_EVALUATIONS = "eval"
 
 
 def _sample_steps(value: Any) -> int | float | str:
-    if value == AT_EVALUATIONS:
-        return AT_EVALUATIONS
-    try:
-        return _eval_steps(value)
-    except ValueError:
-        raise ValueError(
-            "must be a whole number of steps, a fraction of the run between 0 and 1, eval for "
-            "each evaluation, or 0 for before and after alone"
-        ) from None
+    if value == AT_EVALUATIONS or _is_whole(value, 0) or _is_share(value):
+        return value  # type: ignore[no-any-return]
+    raise ValueError(
+        "must be a whole number of steps, a fraction of the run between 0 and 1, eval for "
+        "each evaluation, or 0 for before and after alone"
+    )
 
 
 SampleSteps = Annotated[
     int | float | str,
     PlainValidator(_sample_steps),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 0},
-                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-                {"const": AT_EVALUATIONS},
-            ]
-        }
-    ),
+    _any_of(_whole_from(0), _SHARE, {"const": AT_EVALUATIONS}),
 ]
+_ADDRESS = re.compile(r"(tls|tcp)://[^\s/]+:[0-9]{1,5}")
 
 
 def _scheduler(value: Any) -> str | None:
-    if value is None or value == "local":
+    if value in (None, "local") or (isinstance(value, str) and _ADDRESS.fullmatch(value)):
         return value  # type: ignore[no-any-return]
-    if isinstance(value, str) and _SCHEDULER.fullmatch(value):
-        return value
     raise ValueError(
         "must be local, the address of a scheduler such as tls://192.168.1.5:8786, or null for "
         "this process alone"
     )
 
 
-_SCHEDULER = re.compile(r"(tls|tcp)://[^\s/]+:[0-9]{1,5}")
-
-Scheduler = Annotated[
-    str | None,
-    PlainValidator(_scheduler),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "null"}]}),
-]
+Scheduler = Annotated[str | None, PlainValidator(_scheduler), _any_of(_TEXT, _NULL)]
 
 
 def _workers(value: Any) -> int | str:
-    whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= COUNT
-    if whole or value == "auto":
+    if _is_whole(value, 1) or value == "auto":
         return value  # type: ignore[no-any-return]
     raise ValueError("must be a number of workers from 1 on, or auto")
 
 
-Workers = Annotated[
-    int | str,
-    PlainValidator(_workers),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}]}),
-]
+Workers = Annotated[int | str, PlainValidator(_workers), _any_of(_whole_from(1), {"const": "auto"})]
 
 
 def _eval_split(value: Any) -> int | float | None:
-    whole = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= COUNT
-    if value is None or whole or (isinstance(value, float) and 0.0 < value < 1.0):
+    if value is None or _is_whole(value, 1) or _is_share(value):
         return value  # type: ignore[no-any-return]
     raise ValueError("must be a share between 0 and 1, a whole number of rows, or null for none")
 
 
 EvalSplit = Annotated[
-    int | float | None,
-    PlainValidator(_eval_split),
-    WithJsonSchema(
-        {
-            "anyOf": [
-                {"type": "integer", "minimum": 1},
-                {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
-                {"type": "null"},
-            ]
-        }
-    ),
+    int | float | None, PlainValidator(_eval_split), _any_of(_whole_from(1), _SHARE, _NULL)
 ]
 
 

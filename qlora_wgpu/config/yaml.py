@@ -191,72 +191,6 @@ def json_object(raw: bytes, path: Path, error: type[QLoRAError]) -> dict[str, An
     return value
 
 
-# ---- aliases and merge keys ----------------------------------------------------------------------
-
-_MERGE = "<<"
-_Pair = tuple[yaml.Node, yaml.Node]
-
-
-def written_out(node: yaml.Node, name: str) -> yaml.Node:
-    """A document as a tree: each alias replaced by what it stands for, merge keys by their keys.
-
-    What an alias stands for may hold further ones, so that a few lines can stand for more than any
-    memory holds: the whole is counted while it is written out.
-    """
-    return _Writer(name).node(node, 0)
-
-
-class _Writer:
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._nodes = 0
-
-    def node(self, node: yaml.Node, depth: int) -> yaml.Node:
-        self._count(depth)
-        if isinstance(node, yaml.SequenceNode):
-            items = [self.node(item, depth + 1) for item in node.value]
-            return yaml.SequenceNode(node.tag, items, node.start_mark)
-        if isinstance(node, yaml.MappingNode):
-            pairs = [(key, self.node(value, depth + 1)) for key, value in self._pairs(node, depth)]
-            return yaml.MappingNode(node.tag, pairs, node.start_mark)
-        return node
-
-    def _count(self, depth: int) -> None:
-        self._nodes += 1
-        if self._nodes > YAML_NODES or depth > YAML_DEPTH:
-            raise ConfigError(
-                f"{self._name} is too large or too deep with its aliases (*) written out, one of "
-                "which may stand for itself"
-            )
-
-    def _pairs(self, node: yaml.MappingNode, depth: int) -> Iterator[_Pair]:
-        """Keys of a mapping, those that are merged into it last: its own win, then earlier ones."""
-        own = [pair for pair in node.value if not _is_merge(pair[0])]
-        yield from own
-        seen = {key.value for key, _ in own if isinstance(key, yaml.ScalarNode)}
-        for key, value in node.value:
-            if not _is_merge(key):
-                continue
-            for merged in self._merged(value, depth + 1):
-                yield from (pair for pair in merged if pair[0].value not in seen)
-                seen |= {pair[0].value for pair in merged}
-
-    def _merged(self, value: yaml.Node, depth: int) -> Iterator[list[_Pair]]:
-        """The keys of a mapping, or of each of several, that a merge key names."""
-        sources = value.value if isinstance(value, yaml.SequenceNode) else [value]
-        for source in sources:
-            self._count(depth)
-            if not isinstance(source, yaml.MappingNode):
-                line = value.start_mark.line + 1
-                raise ConfigError(f"{self._name} (line {line}) merges (<<) what is no mapping")
-            pairs = list(self._pairs(source, depth))
-            yield [pair for pair in pairs if isinstance(pair[0], yaml.ScalarNode)]
-
-
-def _is_merge(key: yaml.Node) -> bool:
-    return isinstance(key, yaml.ScalarNode) and key.value == _MERGE and key.style is None
-
-
 # ---- reading and writing -------------------------------------------------------------------------
 
 _INT = re.compile(r"[-+]?(0|[1-9][0-9_]*)")
@@ -312,9 +246,8 @@ def parse_yaml_mapping(text: str, name: str, *, aliases: bool = False) -> YamlFi
         raise ConfigError(
             f"{name} must hold sections such as 'model:' and 'lora:' at its top level"
         )
-    result = YamlFile()
-    result.values = _construct(node, (), name, result.lines)
-    return result
+    reader = _Reader(name, aliases=aliases)
+    return YamlFile(reader.value(node), reader.lines)
 
 
 def parse_yaml_value(text: str, name: str) -> Any:
@@ -322,13 +255,12 @@ def parse_yaml_value(text: str, name: str) -> Any:
     if len(text) > YAML_BYTES:
         raise ConfigError(f"{name[:80]}... is longer than {YAML_BYTES:,} characters")
     node = _compose(text, name)
-    return None if node is None else _construct(node, (), name, {})
+    return None if node is None else _Reader(name).value(node)
 
 
 def _compose(text: str, name: str, *, aliases: bool = False) -> yaml.Node | None:
     try:
-        node = _compose_plain(text, name, aliases=aliases)
-        return written_out(node, name) if aliases and node is not None else node
+        return _compose_plain(text, name, aliases=aliases)
     except yaml.MarkedYAMLError as err:
         raise ConfigError(f"{name}{place_of(err)} is not valid YAML: {explain(err)}") from None
     except yaml.reader.ReaderError as err:
@@ -374,40 +306,89 @@ def _compose_plain(text: str, name: str, *, aliases: bool) -> yaml.Node | None:
     return node
 
 
-def _construct(
-    node: yaml.Node, path: tuple[str, ...], name: str, lines: dict[tuple[str, ...], int]
-) -> Any:
-    if isinstance(node, yaml.ScalarNode):
-        return _scalar(node, name)
-    if isinstance(node, yaml.SequenceNode):
-        return [_construct(child, (*path, "[]"), name, lines) for child in node.value]
-    values: dict[str, Any] = {}
-    for key_node, value_node in node.value:
-        line = key_node.start_mark.line + 1
-        if not isinstance(key_node, yaml.ScalarNode):
-            raise ConfigError(f"{name} (line {line}) has a key that is not plain text")
-        key = key_node.value
-        if len(key) > YAML_KEY or not key.isprintable():
-            raise ConfigError(
-                f"{name} (line {line}) has a key that is longer than {YAML_KEY} characters or "
-                "holds a control character"
-            )
-        key_path = (*path, key)
-        if key in values:
-            raise ConfigError(
-                f"{name} (line {line}) sets '{'.'.join(key_path)}' again: "
-                f"it is already set in line {lines[key_path]}"
-            )
-        lines[key_path] = line
-        values[key] = _construct(value_node, key_path, name, lines)
-    return values
+_Path = tuple[str, ...]
+_Pair = tuple[yaml.Node, yaml.Node]
 
 
-def _scalar(node: yaml.ScalarNode, name: str) -> Any:
-    text: str = node.value
-    if node.style is not None:  # quoted or a block of text
-        return text
-    return plain_scalar(text, f"{name} (line {node.start_mark.line + 1})")
+class _Reader:
+    """Makes values of nodes: an alias is what it stands for, merge keys are the keys they merge.
+
+    What an alias stands for may hold further ones, so that a few lines can stand for more than any
+    memory holds: what is read is counted.
+    """
+
+    def __init__(self, name: str, *, aliases: bool = False) -> None:
+        self.lines: dict[_Path, int] = {}
+        self._name = name
+        self._aliases = aliases
+        self._nodes = 0
+
+    def value(self, node: yaml.Node, path: _Path = ()) -> Any:
+        self._count(len(path))
+        if isinstance(node, yaml.ScalarNode):
+            if node.style is not None:  # quoted or a block of text
+                return node.value
+            return plain_scalar(node.value, f"{self._name} (line {_line(node)})")
+        if isinstance(node, yaml.SequenceNode):
+            return [self.value(child, (*path, "[]")) for child in node.value]
+        values: dict[str, Any] = {}
+        for key_node, value_node in self._pairs(node, len(path)):
+            key, where = key_node.value, f"{self._name} (line {_line(key_node)})"
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError(f"{where} has a key that is not plain text")
+            if len(key) > YAML_KEY or not key.isprintable():
+                raise ConfigError(
+                    f"{where} has a key that is longer than {YAML_KEY} characters or "
+                    "holds a control character"
+                )
+            key_path = (*path, key)
+            if key in values:
+                raise ConfigError(
+                    f"{where} sets '{'.'.join(key_path)}' again: "
+                    f"it is already set in line {self.lines[key_path]}"
+                )
+            self.lines[key_path] = _line(key_node)
+            values[key] = self.value(value_node, key_path)
+        return values
+
+    def _count(self, depth: int) -> None:
+        self._nodes += 1
+        if self._aliases and (self._nodes > YAML_NODES or depth > YAML_DEPTH):
+            raise ConfigError(
+                f"{self._name} is too large or too deep with its aliases (*) written out, one of "
+                "which may stand for itself"
+            )
+
+    def _pairs(self, node: yaml.Node, depth: int) -> Iterator[_Pair]:
+        """Keys of a mapping, those that are merged into it last: its own win, then earlier ones."""
+        merges = [value for key, value in node.value if self._aliases and _is_merge(key)]
+        own = [pair for pair in node.value if not (self._aliases and _is_merge(pair[0]))]
+        yield from own
+        seen = {key.value for key, _ in own if isinstance(key, yaml.ScalarNode)}
+        for value in merges:
+            for merged in self._merged(value, depth + 1):
+                yield from (pair for pair in merged if pair[0].value not in seen)
+                seen |= {pair[0].value for pair in merged}
+
+    def _merged(self, value: yaml.Node, depth: int) -> Iterator[list[_Pair]]:
+        """The keys of a mapping, or of each of several, that a merge key names."""
+        for source in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+            self._count(depth)
+            if not isinstance(source, yaml.MappingNode):
+                raise ConfigError(
+                    f"{self._name} (line {_line(value)}) merges (<<) what is no mapping"
+                )
+            pairs = list(self._pairs(source, depth))
+            yield [pair for pair in pairs if isinstance(pair[0], yaml.ScalarNode)]
+
+
+def _is_merge(key: yaml.Node) -> bool:
+    return isinstance(key, yaml.ScalarNode) and key.value == "<<" and key.style is None
+
+
+def _line(node: yaml.Node) -> int:
+    line: int = node.start_mark.line + 1
+    return line
 
 
 def plain_scalar(text: str, where: str = "the value") -> Any:

@@ -7,10 +7,9 @@ from support.dialects import converted
 
 from qlora_wgpu import load_config
 from qlora_wgpu.config import Config, TrainConfig
-from qlora_wgpu.config.dialects.conversion import DIALECTS, convert_file, dialect_of, key_for
-from qlora_wgpu.config.dialects.draft import reason_for
+from qlora_wgpu.config.dialects.conversion import DIALECTS, convert_file, dialect_of
 from qlora_wgpu.config.loading import suggest_key
-from qlora_wgpu.config.problems import KEY_OF
+from qlora_wgpu.config.names import SAME, key_for, reason_for
 from qlora_wgpu.config.schema import sections
 from qlora_wgpu.config.yaml import read_yaml_file
 from qlora_wgpu.errors import ConfigError
@@ -113,10 +112,13 @@ def test_files_that_cannot_be_read(place):
 
 def test_tables_name_keys_that_there_are():
     ours = {f"{section}.{leaf}" for section, leaves in sections().items() for leaf in leaves}
+    leaves = {key.partition(".")[2] for key in ours}
     for dialect in DIALECTS:
-        assert {*dialect.keys.values(), *dialect.defaults} <= ours
-        assert not [key for key in dialect.keys if reason_for(key)]
-    assert {".".join(key) for key in KEY_OF.values()} <= ours
+        usual = dialect.defaults.items()
+        assert {f"{section}.{key}" for section, values in usual for key in values} <= ours
+        keys = dialect.keys.split()
+        assert not [key for key in keys if reason_for(key) or not (key_for(key) or key in leaves)]
+    assert {*SAME} <= ours
 
 
 @pytest.mark.parametrize(

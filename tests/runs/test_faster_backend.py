@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from qlora_wgpu.config.sections.device import DeviceConfig
+from qlora_wgpu.config.sections.run import DeviceConfig
 from qlora_wgpu.gpu.adapters import BACKEND_VARIABLE, BACKENDS
 from qlora_wgpu.runs import opening
 from qlora_wgpu.runs.opening import faster_through_dawn

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qlora_wgpu.config.dialects import preferences, rows
-from qlora_wgpu.config.dialects.draft import Dialect, Draft
+from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, listed
 from qlora_wgpu.config.dialects.hugging_face import (
     PEFT_TARGETS,
     convert_best,
@@ -30,41 +30,14 @@ _MARKS = (
     "base_model sequence_len micro_batch_size num_epochs sample_packing val_set_size "
     "datasets lora_target_linear train_on_inputs lr_scheduler dataset_prepared_path"
 )
-_KEYS = {
-    "base_model": "model.path",
-    "lora_r": "lora.r",
-    "lora_alpha": "lora.lora_alpha",
-    "lora_dropout": "lora.lora_dropout",
-    "peft_use_rslora": "lora.use_rslora",
-    "peft_use_dora": "lora.use_dora",
-    "peft_init_lora_weights": "lora.init_lora_weights",
-    "peft_layers_to_transform": "lora.layers_to_transform",
-    "lora_modules_to_save": "lora.modules_to_save",
-    "peft_ensure_weight_tying": "lora.ensure_weight_tying",
-    "peft_trainable_token_indices": "lora.trainable_token_indices",
-    "loraplus_lr_ratio": "optim.loraplus_lr_ratio",
-    "sequence_len": "data.max_seq_length",
-    "sample_packing": "data.packing",
-    "micro_batch_size": "train.per_device_train_batch_size",
-    "gradient_accumulation_steps": "train.gradient_accumulation_steps",
-    "num_epochs": "train.num_train_epochs",
-    "max_steps": "train.max_steps",
-    "neftune_noise_alpha": "train.neftune_noise_alpha",
-    "noisy_embedding_alpha": "train.neftune_noise_alpha",
-    "seed": "train.seed",
-    "learning_rate": "optim.learning_rate",
-    "weight_decay": "optim.weight_decay",
-    "max_grad_norm": "optim.max_grad_norm",
-    "adam_beta1": "optim.adam_beta1",
-    "adam_beta2": "optim.adam_beta2",
-    "adam_epsilon": "optim.adam_epsilon",
-    "adam_eps": "optim.adam_epsilon",
-    "early_stopping_patience": "eval.early_stopping_patience",
-    "load_best_model_at_end": "eval.load_best_model_at_end",
-    "logging_steps": "log.logging_steps",
-    "output_dir": "output.dir",
-    "save_total_limit": "output.save_total_limit",
-}
+_KEYS = (
+    "base_model lora_r lora_alpha lora_dropout peft_use_rslora peft_use_dora "
+    "peft_init_lora_weights peft_layers_to_transform lora_modules_to_save peft_ensure_weight_tying "
+    "peft_trainable_token_indices loraplus_lr_ratio sequence_len sample_packing micro_batch_size "
+    "gradient_accumulation_steps num_epochs max_steps neftune_noise_alpha noisy_embedding_alpha "
+    "seed learning_rate weight_decay max_grad_norm adam_beta1 adam_beta2 adam_epsilon adam_eps "
+    "early_stopping_patience load_best_model_at_end logging_steps output_dir save_total_limit"
+)
 _LONG_ROWS = {"truncate": "keep_start", "raise": "error", "drop": "drop"}
 _READ = (
     "path name split type data_files ds_type field field_messages message_property_mappings "
@@ -75,16 +48,17 @@ _READ = (
 _USUAL: dict[str, Any] = {"train_on_eos": "turn", "train_on_eot": "turn", "field_tools": "tools"}
 _SPOKEN_ROLES = {"assistant", "gpt", "model"}
 _TURN_MARKS = ("train", "training", "weight", "loss", "loss_weight")  # of data/messages.py
-_DEFAULTS = {
-    "lora.target_modules": PEFT_TARGETS,
-    "data.max_seq_length": 512,
-    "data.truncation": "drop",
-    "train.num_train_epochs": 1.0,
-    "train.per_device_train_batch_size": 1,
-    "train.gradient_accumulation_steps": 1,
-    "train.gradient_checkpointing": False,
-    "train.seed": 42,
-    "output.save_total_limit": None,
+_DEFAULTS: Defaults = {
+    "lora": {"target_modules": PEFT_TARGETS},
+    "data": {"max_seq_length": 512, "truncation": "drop"},
+    "train": {
+        "num_train_epochs": 1.0,
+        "per_device_train_batch_size": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_checkpointing": False,
+        "seed": 42,
+    },
+    "output": {"save_total_limit": None},
 }
 
 
@@ -113,13 +87,12 @@ def _convert_targets(draft: Draft) -> None:
         draft.set("lora.target_modules", "all-linear", "lora_target_linear")
     elif modules:
         draft.set("lora.target_modules", modules, "lora_target_modules")
-    if (folder := draft.take("lora_model_dir")) is not None:
-        draft.set("lora.init_from", draft.place(str(folder)), "lora_model_dir")
+    draft.move_path("lora_model_dir", "lora.init_from")
 
 
 def _convert_data(draft: Draft, objective: str) -> None:
     datasets = draft.take("datasets", draft.take("pretraining_dataset", []))
-    datasets = [entry for entry in _listed(datasets) if isinstance(entry, Mapping)]
+    datasets = [entry for entry in listed(datasets) if isinstance(entry, Mapping)]
     sources = [
         Source(place, _rows(draft, entry, number, objective))
         for number, entry in enumerate(datasets)
@@ -147,12 +120,8 @@ def _convert_long_rows(draft: Draft, sources: list[Source]) -> None:
             draft.notes.append(f"longer texts are cut into windows of sequence_len: {ONE_WINDOW}")
 
 
-def _listed(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
 def _places(draft: Draft, entry: Mapping[str, Any]) -> list[str]:
-    files, path = _listed(entry.get("data_files") or []), str(entry.get("path") or "")
+    files, path = listed(entry.get("data_files") or []), str(entry.get("path") or "")
     if files and (path in ("json", "csv", "parquet", "text") or not path):
         return file_places(draft, files, entry.get("split"), "datasets")
     if files:
@@ -243,8 +212,8 @@ def _leave_rest_out(draft: Draft, entry: Mapping[str, Any], number: int) -> None
 
 def _convert_evaluation(draft: Draft) -> None:
     size, tests = draft.take("val_set_size", 0), draft.take("test_datasets")
-    if tests and isinstance(_listed(tests)[0], Mapping):
-        first, *more = [place for entry in _listed(tests) for place in _places(draft, entry)]
+    if tests and isinstance(listed(tests)[0], Mapping):
+        first, *more = [place for entry in listed(tests) for place in _places(draft, entry)]
         draft.set("data.eval", first, "test_datasets")
         if more:
             draft.leave_out("test_datasets", ", ".join(more), "data.eval names one data set")
@@ -292,10 +261,4 @@ def _convert_loop(draft: Draft) -> None:
         draft.set("log.report_to", names, "wandb_project, use_tensorboard")
 
 
-DIALECT = Dialect(
-    "Axolotl",
-    frozenset(_MARKS.split()),
-    _KEYS,
-    _convert,
-    _DEFAULTS,
-)
+DIALECT = Dialect("Axolotl", _MARKS, _KEYS, _convert, _DEFAULTS)

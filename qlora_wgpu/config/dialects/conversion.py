@@ -8,16 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config.dialects import (
-    axolotl,
-    llama_factory,
-    llama_factory_v1,
-    mlx_lm,
-    torchtune,
-    trl,
-    unsloth,
-)
+from qlora_wgpu.config.dialects import axolotl, llama_factory, mlx_lm, torchtune, trl, unsloth
 from qlora_wgpu.config.dialects.draft import Dialect, Draft, LeftOut, NumLayers, Taken
+from qlora_wgpu.config.names import key_for
 from qlora_wgpu.config.schema import Config, sections
 from qlora_wgpu.config.yaml import dump_yaml, read_json_object, read_yaml_file
 from qlora_wgpu.errors import ConfigError
@@ -29,7 +22,7 @@ DIALECTS = (
     trl.DIALECT,
     llama_factory.DIALECT,
     mlx_lm.DIALECT,
-    llama_factory_v1.DIALECT,
+    llama_factory.DIALECT_V1,
     unsloth.DIALECT,
     torchtune.DIALECT,
 )
@@ -75,29 +68,22 @@ def dialect_of(values: Mapping[str, Any]) -> Dialect | None:
         if isinstance(section, Mapping)
         for key in section
     }
-    counts = [(len(d.marks & (values.keys() | inner)), d) for d in DIALECTS]
+    counts = [(len(set(d.marks.split()) & (values.keys() | inner)), d) for d in DIALECTS]
     most = max(count for count, _ in counts)
     likely = [dialect for count, dialect in counts if count == most]
     return likely[0] if most >= 2 and most > len(ours) and len(likely) == 1 else None
 
 
-def key_for(theirs: str) -> tuple[str, str] | None:
-    """Section and name of our key that a trainer calls otherwise, or None."""
-    key = next((d.keys[theirs] for d in DIALECTS if theirs in d.keys), None)
-    section, _, leaf = (key or "").partition(".")
-    return (section, leaf) if key else None
+def _ours(theirs: str) -> str:
+    """Our key for one of theirs whose value is taken over; many have one name."""
+    homes = ((section, theirs) for section, keys in sections().items() if theirs in keys)
+    return ".".join(key_for(theirs) or next(homes))
 
 
 def convert_file(
     path: Path, given: Mapping[str, str], num_layers: NumLayers = lambda model: None
 ) -> Conversion:
-    """Converts a file.
-
-    Args:
-        path: The file, YAML or JSON.
-        given: Our keys that win over what the file says, such as ``model.path``.
-        num_layers: Asked for the number of a model's layers; may not know it.
-    """
+    """Converts a file, YAML or JSON; given values of our keys win over what it says."""
     is_json = path.suffix.lower() == ".json"
     values = (
         read_json_object(path, YAML_BYTES, ConfigError)
@@ -132,17 +118,18 @@ def _drafted(
             f"{path} cannot be converted: a value is not as {dialect.name} takes it ({err})"
         ) from err
     revisions = {key: draft.take(key) for key in _REVISIONS}
-    for key in [key for key in draft.theirs if key in dialect.keys]:
-        ours, value = dialect.keys[key], draft.theirs[key]
+    for key in [key for key in draft.theirs if key in dialect.keys.split()]:
+        ours, value = _ours(key), draft.theirs[key]
         if ours in _COUNTS and isinstance(value, int) and value <= 0:
             stands, why = _COUNTS[ours]
             draft.set(ours, stands, f"{key}: {draft.take(key)} {why}")
         draft.move(key, ours)
     for key in list(draft.theirs):
         draft.drop(key)
-    for ours, value in dialect.defaults.items():
-        if ours not in draft.taken:
-            draft.set(ours, value, f"{dialect.name}'s default")
+    for section, usual in dialect.defaults.items():
+        for key, value in usual.items():
+            if f"{section}.{key}" not in draft.taken:
+                draft.set(f"{section}.{key}", value, f"{dialect.name}'s default")
     if "model.path" in draft.taken:
         model = draft.taken["model.path"]
         draft.set("model.path", draft.place(str(model.value)), model.origin)

@@ -5,43 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qlora_wgpu.config.dialects.draft import Draft
+from qlora_wgpu.config.dialects.draft import Defaults, Draft, listed
 from qlora_wgpu.config.schedules import ARGUMENTS, check_schedule
 from qlora_wgpu.config.values import LOSS, OPTIMIZERS, figures_of
 
-_TRAIN = (
+KEYS = (
     "num_train_epochs max_steps per_device_train_batch_size gradient_accumulation_steps "
-    "gradient_checkpointing label_smoothing_factor neftune_noise_alpha seed"
+    "gradient_checkpointing label_smoothing_factor neftune_noise_alpha seed learning_rate "
+    "weight_decay max_grad_norm adam_beta1 adam_beta2 adam_epsilon loraplus_lr_ratio logging_steps "
+    "output_dir save_steps save_total_limit load_best_model_at_end use_rslora use_dora "
+    "init_lora_weights modules_to_save lora_modules_to_save ensure_weight_tying "
+    "trainable_token_indices lora_dropout"
 )
-_OPTIM = (
-    "learning_rate weight_decay max_grad_norm adam_beta1 adam_beta2 adam_epsilon loraplus_lr_ratio"
-)
-KEYS = {
-    **{key: f"train.{key}" for key in _TRAIN.split()},
-    **{key: f"optim.{key}" for key in _OPTIM.split()},
-    "logging_steps": "log.logging_steps",
-    "output_dir": "output.dir",
-    "save_steps": "output.save_steps",
-    "save_total_limit": "output.save_total_limit",
-    "load_best_model_at_end": "eval.load_best_model_at_end",
-    "use_rslora": "lora.use_rslora",
-    "use_dora": "lora.use_dora",
-    "init_lora_weights": "lora.init_lora_weights",
-    "modules_to_save": "lora.modules_to_save",
-    "lora_modules_to_save": "lora.modules_to_save",
-    "ensure_weight_tying": "lora.ensure_weight_tying",
-    "trainable_token_indices": "lora.trainable_token_indices",
-    "lora_dropout": "lora.lora_dropout",
-}
-DEFAULTS: dict[str, Any] = {
-    "train.num_train_epochs": 3.0,
-    "train.per_device_train_batch_size": 8,
-    "train.gradient_accumulation_steps": 1,
-    "optim.lr_scheduler_type": "linear",
-    "optim.warmup_ratio": 0.0,
-    "train.seed": 42,
-    "output.save_steps": 500,
-    "output.save_total_limit": None,
+DEFAULTS: Defaults = {
+    "train": {
+        "num_train_epochs": 3.0,
+        "per_device_train_batch_size": 8,
+        "gradient_accumulation_steps": 1,
+        "seed": 42,
+    },
+    "optim": {"lr_scheduler_type": "linear", "warmup_ratio": 0.0},
+    "output": {"save_steps": 500, "save_total_limit": None},
 }
 PEFT_TARGETS = ["q_proj", "v_proj"]
 """What PEFT adapts where no modules are named, of nearly every family that is read here."""
@@ -57,8 +41,7 @@ def convert_training(draft: Draft) -> None:
     for key in ("logging_steps", "save_steps"):
         if isinstance(draft.theirs.get(key), float):
             draft.drop(key, "a whole number of steps is needed")
-    reports = draft.take("report_to", [])
-    names = reports if isinstance(reports, list) else [reports]
+    names = listed(draft.take("report_to", []))
     if kept := [name for name in names if name in _REPORTS]:
         draft.set("log.report_to", kept, "report_to")
     if others := [name for name in names if name not in (*_REPORTS, "none")]:
@@ -155,17 +138,11 @@ def convert_optimizer(draft: Draft, key: str) -> None:
         draft.set("optim.adam_beta2", 0.999, f"transformers' default for {optimizer}, too")
 
 
-def convert_evaluation(draft: Draft, *, held_out: bool, logging_steps: int) -> None:
-    """How often held-out data is measured.
-
-    Args:
-        draft: The draft.
-        held_out: Whether there is any.
-        logging_steps: The trainer's default of this key, which stands for ``eval_steps``.
-    """
+def convert_evaluation(draft: Draft, logging_steps: int) -> None:
+    """How often held-out data is measured, by default as often as the trainer logs."""
     strategy = draft.take("eval_strategy", draft.take("evaluation_strategy"))
     steps = draft.take("eval_steps")
-    if not held_out:
+    if not {"data.eval", "data.eval_split"} & draft.taken.keys():
         if steps is not None:
             draft.leave_out("eval_steps", steps, "there is no held-out data")
         return
@@ -200,6 +177,13 @@ def convert_best(draft: Draft) -> None:
         draft.leave_out("greater_is_better", greater, "the lowest loss is the best")
     elif greater is not None:
         draft.set("eval.greater_is_better", greater, "greater_is_better")
+
+
+def set_betas(draft: Draft, arguments: Mapping[str, Any], origin: str) -> None:
+    """Decay rates of an optimizer that takes both as one argument."""
+    if betas := arguments.get("betas"):
+        draft.set("optim.adam_beta1", betas[0], origin)
+        draft.set("optim.adam_beta2", betas[1], origin)
 
 
 def set_quantization(draft: Draft, bits: int | None, origin: str) -> None:

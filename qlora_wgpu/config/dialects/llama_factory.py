@@ -1,4 +1,4 @@
-"""LLaMA-Factory's YAML or JSON, with the data sets that dataset_info.json describes."""
+"""LLaMA-Factory's YAML or JSON, in both of its forms, with the data sets that it describes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.config.dialects import hugging_face, preferences, rows
-from qlora_wgpu.config.dialects.draft import Dialect, Draft
+from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, listed
+from qlora_wgpu.config.dialects.hugging_face import convert_precision, set_quantization
 from qlora_wgpu.config.dialects.rows import (
     PACKED_APART,
     RowsOf,
@@ -17,7 +18,7 @@ from qlora_wgpu.config.dialects.rows import (
     set_sources,
     set_template,
 )
-from qlora_wgpu.config.yaml import read_json_object
+from qlora_wgpu.config.yaml import read_json_object, read_yaml_file
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import MODEL_JSON_BYTES
@@ -28,24 +29,17 @@ _MARKS = (
     "cutoff_len dataset dataset_dir quantization_bit val_size do_train "
     "overwrite_cache plot_loss preprocessing_num_workers"
 )
-_KEYS = {
-    **hugging_face.KEYS,
-    "model_name_or_path": "model.path",
-    "lora_rank": "lora.r",
-    "lora_alpha": "lora.lora_alpha",
-    "cutoff_len": "data.max_seq_length",
-    "packing": "data.packing",
-    "neat_packing": "data.packing",
-    "moe_aux_loss_coef": "train.router_aux_loss_coef",
-    "double_quantization": "quant.double_quant",
-    "early_stopping_steps": "eval.early_stopping_patience",
-}
-_DEFAULTS = {
+_KEYS = (
+    f"{hugging_face.KEYS} "
+    "model_name_or_path lora_rank lora_alpha cutoff_len packing neat_packing moe_aux_loss_coef "
+    "double_quantization early_stopping_steps"
+)
+_DEFAULTS: Defaults = {
     **hugging_face.DEFAULTS,
-    "lora.r": 8,
-    "data.max_seq_length": 2048,
-    "optim.learning_rate": 5e-5,
-    "log.logging_steps": 500,
+    "lora": {"r": 8},
+    "data": {"max_seq_length": 2048},
+    "optim": {**hugging_face.DEFAULTS["optim"], "learning_rate": 5e-5},
+    "log": {"logging_steps": 500},
 }
 AS_CHATS = "LLaMA-Factory writes instructions as turns of a chat"
 _MEDIA = ("images", "videos", "audios")
@@ -81,10 +75,7 @@ def _convert(draft: Draft) -> None:
     _convert_data(draft, objective, documents=stage == "pt")
     preferences.settle_rows(draft, objective)
     _convert_packing(draft, documents=stage == "pt")
-    held_out = {"data.eval", "data.eval_split"} & draft.taken.keys()
-    hugging_face.convert_evaluation(
-        draft, held_out=bool(held_out), logging_steps=_DEFAULTS["log.logging_steps"]
-    )
+    hugging_face.convert_evaluation(draft, _DEFAULTS["log"]["logging_steps"])
     hugging_face.convert_training(draft)
     off = draft.take("disable_gradient_checkpointing", False)
     draft.take("gradient_checkpointing")
@@ -96,7 +87,7 @@ def _convert_lora(draft: Draft) -> None:
     names = target if isinstance(target, list) else str(target).replace(",", " ").split()
     modules = "all-linear" if names == ["all"] else names
     draft.set("lora.target_modules", modules, f"lora_target: {target}")
-    rank = draft.theirs.get("lora_rank") or _DEFAULTS["lora.r"]
+    rank = draft.theirs.get("lora_rank") or _DEFAULTS["lora"]["r"]
     if draft.theirs.get("lora_alpha") is None:
         draft.set("lora.lora_alpha", 2 * rank, "LLaMA-Factory's default, twice the rank")
     begins, rounds = draft.take("pissa_init", False), draft.take("pissa_iter", 16)
@@ -104,8 +95,7 @@ def _convert_lora(draft: Draft) -> None:
         kind = "pissa" if rounds < 0 else f"pissa_niter_{rounds}"
         draft.set("lora.init_lora_weights", kind, "pissa_init")
     draft.drop("pissa_convert", "what began with PiSSA is always saved as plain LoRA")
-    if (folder := draft.take("adapter_name_or_path")) is not None:
-        draft.set("lora.init_from", draft.place(str(folder)), "adapter_name_or_path")
+    draft.move_path("adapter_name_or_path", "lora.init_from")
 
 
 def _convert_data(draft: Draft, objective: str, *, documents: bool) -> None:
@@ -306,10 +296,134 @@ def _mapping(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-DIALECT = Dialect(
-    "LLaMA-Factory",
-    frozenset(_MARKS.split()),
-    _KEYS,
-    _convert,
-    _DEFAULTS,
+DIALECT = Dialect("LLaMA-Factory", _MARKS, _KEYS, _convert, _DEFAULTS)
+
+
+# ---- its second form (``USE_V1``), whose parts are plugins with names ----------------------------
+
+_MARKS_V1 = (
+    "model_class peft_config kernel_config dist_config init_config quant_config train_dataset "
+    "micro_batch_size global_batch_size batching_strategy optim_config lr_scheduler_config "
+    "sample_backend custom_chat_template enable_activation_checkpointing"
 )
+_KEYS_V1 = (
+    "model custom_chat_template cutoff_len learning_rate max_grad_norm max_steps seed "
+    "enable_activation_checkpointing output_dir save_steps save_total_limit logging_steps"
+)
+_DEFAULTS_V1: Defaults = {
+    "data": {"max_seq_length": 2048},
+    "lora": {"r": 8, "lora_alpha": 16, "lora_dropout": 0.05, "target_modules": "all-linear"},
+    "train": {"num_train_epochs": 3.0, "seed": 42, "gradient_checkpointing": True},
+    "optim": {
+        "learning_rate": 1e-4,
+        "lr_scheduler_type": "constant",
+        "warmup_ratio": 0.0,
+        "weight_decay": 0.01,
+    },
+    "log": {"logging_steps": 1},
+    "output": {"save_total_limit": None},
+}
+_LORA_V1 = ("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora")
+_FORMATS_V1 = {"alpaca": "instruction/output", "sharegpt": "conversations"}
+
+
+def _convert_v1(draft: Draft) -> None:
+    _convert_adapter_v1(draft)
+    quant = _plugin_v1(draft, "quant_config")
+    bits = quant.get("quantization_bit") if quant else None
+    set_quantization(draft, bits, "quant_config" if quant else "16 bits")
+    _convert_data_v1(draft)
+    rows, step = draft.take("micro_batch_size", 1), draft.take("global_batch_size")
+    draft.set("train.per_device_train_batch_size", rows, "micro_batch_size")
+    accumulation = max(int(step) // rows, 1) if step else 1
+    origin = "global_batch_size / micro_batch_size" if step else "LLaMA-Factory's default"
+    draft.set("train.gradient_accumulation_steps", accumulation, origin)
+    if (epochs := draft.take("num_train_epochs")) is not None:
+        draft.set("train.num_train_epochs", float(epochs), "num_train_epochs")
+    convert_precision(draft)
+    if (strategy := draft.take("batching_strategy", "normal")) != "normal":
+        draft.set("data.packing", True, f"nearest to batching_strategy: {strategy}")
+    for key in ("optim_config", "lr_scheduler_config"):
+        if plugin := _plugin_v1(draft, key):
+            reason = "AdamW trains here, by the shapes of optim.lr_scheduler_type"
+            draft.leave_out(key, plugin.get("name"), reason)
+
+
+def _convert_adapter_v1(draft: Draft) -> None:
+    adapter = _plugin_v1(draft, "peft_config")
+    if adapter.get("name", "lora") != "lora" or not adapter:
+        kind = adapter.get("name", "full")
+        draft.notes.append(f"peft_config: {kind} trains other weights; a LoRA adapter is made")
+    for key in _LORA_V1:
+        if key in adapter:
+            draft.set(f"lora.{key}", adapter[key], f"peft_config.{key}")
+    targets = adapter.get("target_modules", "all")
+    modules = "all-linear" if targets == "all" else targets
+    draft.set("lora.target_modules", modules, f"peft_config.target_modules: {targets}")
+    if (folder := adapter.get("adapter_name_or_path")) is not None:
+        place = draft.place(str(listed(folder)[0]))
+        draft.set("lora.init_from", place, "peft_config.adapter_name_or_path")
+    if saved := adapter.get("modules_to_save"):
+        draft.set("lora.modules_to_save", saved, "peft_config.modules_to_save")
+
+
+def _convert_data_v1(draft: Draft) -> None:
+    if (train := draft.take("train_dataset")) is not None:
+        entries = _descriptions_v1(draft, "train_dataset", str(train))
+        sources = [
+            Source(_place_v1(draft, entry), _rows_v1(entry), _portion_v1(draft, entry))
+            for entry in entries
+        ]
+        set_sources(draft, sources, f"train_dataset: {train}")
+        formats = {source.rows.format for source in sources}
+        if "instruction/output" in formats:
+            draft.set("data.apply_chat_template", True, AS_CHATS)
+        if None in formats:
+            draft.notes.append(
+                "parts of messages are read as {type: text, text: ...}, where LLaMA-Factory writes "
+                "{type: text, value: ...}"
+            )
+    if (held_out := draft.take("eval_dataset")) is not None:
+        first, *others = _descriptions_v1(draft, "eval_dataset", str(held_out))
+        draft.set("data.eval", _place_v1(draft, first), "eval_dataset")
+        for other in others:
+            draft.leave_out("eval_dataset", other.get("path"), "one is measured on")
+
+
+def _descriptions_v1(draft: Draft, key: str, path: str) -> list[Mapping[str, Any]]:
+    """What a YAML of data sets says of each; another file is the data itself."""
+    place = Path(draft.place(path))
+    if place.suffix not in (".yaml", ".yml"):
+        return [{"path": path}]
+    entries = [dict(entry) for entry in read_yaml_file(place, aliases=True).values.values()]
+    if any(entry.get("converter") == "pair" for entry in entries):
+        raise draft.refuse(key, path, "holds preferences; only supervised rows are learnt")
+    return list(entries)
+
+
+def _rows_v1(entry: Mapping[str, Any]) -> RowsOf:
+    row_format = _FORMATS_V1.get(str(entry.get("converter")))
+    origin = f"converter: {entry.get('converter')}"
+    return RowsOf() if row_format is None else RowsOf(row_format, {}, origin)
+
+
+def _portion_v1(draft: Draft, entry: Mapping[str, Any]) -> dict[str, float]:
+    """The rows that a data set gives, where it says how many; its weight is a share of its own."""
+    size, weight = entry.get("size"), entry.get("weight") or 1.0
+    rows = size * weight if isinstance(size, int) else weight
+    if size is None and weight > 1:
+        draft.leave_out("weight", weight, "name the rows that it is to give, such as rows: 5000")
+        return {}
+    return {} if rows == 1 else {"rows": rows if rows < 1 else int(rows)}
+
+
+def _place_v1(draft: Draft, entry: Mapping[str, Any]) -> str:
+    return hub_place(draft, str(entry["path"]), None, entry.get("split"))
+
+
+def _plugin_v1(draft: Draft, key: str) -> Mapping[str, Any]:
+    value = draft.take(key, {})
+    return value if isinstance(value, Mapping) else {"name": value}
+
+
+DIALECT_V1 = Dialect("LLaMA-Factory (v1)", _MARKS_V1, _KEYS_V1, _convert_v1, _DEFAULTS_V1)

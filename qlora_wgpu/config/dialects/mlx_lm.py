@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from qlora_wgpu.config.dialects.draft import Dialect, Draft
-from qlora_wgpu.config.dialects.hugging_face import set_quantization
+from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, listed
+from qlora_wgpu.config.dialects.hugging_face import set_betas, set_quantization
 from qlora_wgpu.config.dialects.rows import Source, hub_place, hub_places, set_rows, set_sources
 from qlora_wgpu.presence import is_dir, is_file
 
@@ -18,25 +17,15 @@ _RATE = 1e-5
 _ENDING = {"cosine": ("cosine_with_min_lr", "min_lr"), "linear": ("polynomial", "lr_end")}
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """A schedule, after its warm-up."""
-
-    name: str  # MLX's
-    first: float  # the rate that it begins with
-    last: float  # the rate that it ends with
-    updates: int  # how many it takes to get there
-
-    @classmethod
-    def of(cls, name: str, arguments: Sequence[Any]) -> _Shape | None:
-        """A schedule by MLX's arguments; None of one that ends nowhere, such as step_decay."""
-        if name == "cosine_decay":
-            first, updates, *end = arguments
-            return cls(name, first, end[0] if end else 0.0, updates)
-        if name == "linear_schedule":
-            first, last, updates = arguments
-            return cls(name, first, last, updates)
-        return None
+def _shape(name: str, arguments: Sequence[Any]) -> tuple[float, float, int] | None:
+    """The rates that a schedule begins and ends with, and its updates; None if it never ends."""
+    if name == "cosine_decay":
+        first, updates, *end = arguments
+        return first, end[0] if end else 0.0, updates
+    if name == "linear_schedule":
+        first, last, updates = arguments
+        return first, last, updates
+    return None
 
 
 def convert_schedule(draft: Draft, steps: int) -> None:
@@ -50,27 +39,29 @@ def convert_schedule(draft: Draft, steps: int) -> None:
     begin = schedule.get("warmup_init")
     if warmup and begin:
         draft.leave_out("lr_schedule.warmup_init", begin, "a warm-up begins at zero")
-    shape = _Shape.of(name, arguments)
+    shape = _shape(name, arguments)
     if shape is None:
         reason = "the rate stays as it begins: there is no such shape"
         draft.leave_out("lr_schedule", name, reason)
         _set(draft, arguments[0], "constant", origin, warmup)
-    elif shape.last > shape.first:  # it is a warm-up itself
-        _set(draft, shape.last, "constant", origin, warmup + shape.updates)
-    elif shape.last == shape.first:
-        _set(draft, shape.first, "constant", origin, warmup)
+        return
+    first, last, updates = shape
+    if last > first:  # it is a warm-up itself
+        _set(draft, last, "constant", origin, warmup + updates)
+    elif last == first:
+        _set(draft, first, "constant", origin, warmup)
     else:
-        if warmup + shape.updates != steps:
-            end = f"{shape.last:g}" if shape.last else "zero"
+        if warmup + updates != steps:
+            end = f"{last:g}" if last else "zero"
             draft.notes.append(
                 f"the learning rate falls to {end} at the last of {steps} updates; {name} would "
-                f"bring it to {shape.last:g} after {warmup + shape.updates}"
+                f"bring it to {last:g} after {warmup + updates}"
             )
         kind = "cosine" if name == "cosine_decay" else "linear"
-        if shape.last:
+        if last:
             kind, key = _ENDING[kind]
-            draft.set("optim.lr_scheduler_kwargs", {key: shape.last}, origin)
-        _set(draft, shape.first, kind, origin, warmup)
+            draft.set("optim.lr_scheduler_kwargs", {key: last}, origin)
+        _set(draft, first, kind, origin, warmup)
 
 
 def _set(draft: Draft, rate: float, shape: str, origin: str, warmup: int) -> None:
@@ -90,22 +81,14 @@ _MARKS = (
     "val_batches save_every grad_checkpoint fine_tune_type mask_prompt lr_schedule "
     "test_batches lora_layers hf_dataset"
 )
-_KEYS = {
-    "model": "model.path",
-    "seed": "train.seed",
-    "batch_size": "train.per_device_train_batch_size",
-    "max_seq_length": "data.max_seq_length",
-    "grad_checkpoint": "train.gradient_checkpointing",
-    "adapter_path": "output.dir",
-}
-_DEFAULTS: dict[str, Any] = {
-    "model.path": "Qwen/Qwen3-0.6b",
-    "data.max_seq_length": 2048,
-    "train.per_device_train_batch_size": 4,
-    "train.gradient_checkpointing": False,
-    "optim.max_grad_norm": 0.0,
-    "lora.target_modules": "all-linear",
-    "output.save_total_limit": None,
+_KEYS = "model seed batch_size max_seq_length grad_checkpoint adapter_path"
+_DEFAULTS: Defaults = {
+    "model": {"path": "Qwen/Qwen3-0.6b"},
+    "data": {"max_seq_length": 2048},
+    "train": {"per_device_train_batch_size": 4, "gradient_checkpointing": False},
+    "optim": {"max_grad_norm": 0.0},
+    "lora": {"target_modules": "all-linear"},
+    "output": {"save_total_limit": None},
 }
 _DATA = "mlx-community/WikiSQL"
 _TRAIN_SPLIT, _VALID_SPLIT = "train[:80%]", "train[-10%:]"
@@ -165,8 +148,7 @@ def _convert_lora(draft: Draft) -> None:
 
 
 def _convert_data(draft: Draft) -> None:
-    hub = draft.take("hf_dataset", {})
-    entries = [e for e in (hub if isinstance(hub, list) else [hub]) if e]
+    entries = [entry for entry in listed(draft.take("hf_dataset", {})) if entry]
     hub = entries[0] if entries else {}
     if hub:
         sources = [
@@ -242,9 +224,7 @@ def _convert_optimizer(draft: Draft) -> None:
     own = own if isinstance(own, Mapping) else {}
     decay = own.get("weight_decay", 0.01 if name == "adamw" else 0.0)
     draft.set("optim.weight_decay", decay, f"optimizer: {name}")
-    if betas := own.get("betas"):
-        draft.set("optim.adam_beta1", betas[0], "optimizer_config.betas")
-        draft.set("optim.adam_beta2", betas[1], "optimizer_config.betas")
+    set_betas(draft, own, "optimizer_config.betas")
     if "eps" in own:
         draft.set("optim.adam_epsilon", own["eps"], "optimizer_config.eps")
     if name not in ("adam", "adamw"):
@@ -267,10 +247,4 @@ def _convert_reports(draft: Draft) -> None:
         draft.leave_out("report_to", ", ".join(others), reason)
 
 
-DIALECT = Dialect(
-    "mlx-lm",
-    frozenset(_MARKS.split()),
-    _KEYS,
-    _convert,
-    _DEFAULTS,
-)
+DIALECT = Dialect("mlx-lm", _MARKS, _KEYS, _convert, _DEFAULTS)

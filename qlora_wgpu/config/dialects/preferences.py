@@ -16,13 +16,12 @@ AS_MESSAGES = (
 _NONE_SMOOTHED = "TRL's label_smoothing changes its losses robust and exo_pair alone"
 _ANOTHER = "is another loss, which is not computed here"
 _NOT_BESIDE = {
-    "neftune_noise_alpha": "noise is not computed beside preferences",
-    "noisy_embedding_alpha": "noise is not computed beside preferences",
-    "router_aux_loss_coef": "experts are not balanced beside preferences",
-    "moe_aux_loss_coef": "experts are not balanced beside preferences",
-    "label_smoothing_factor": "it changes supervised losses alone, in TRL, too",
-    "max_prompt_length": "a row that is too long is left out or cut as data.truncation says",
-    "max_completion_length": "a row that is too long is left out or cut as data.truncation says",
+    "noise is not computed beside preferences": "neftune_noise_alpha noisy_embedding_alpha",
+    "experts are not balanced beside preferences": "router_aux_loss_coef moe_aux_loss_coef",
+    "it changes supervised losses alone, in TRL, too": "label_smoothing_factor",
+    "a row that is too long is left out or cut as data.truncation says": (
+        "max_prompt_length max_completion_length"
+    ),
 }
 
 # Of TRL's trainers, what only these have. DPO's and ORPO's files have no key that tells them apart.
@@ -75,9 +74,8 @@ def convert_trl(draft: Draft) -> str:
         draft.notes.append(
             "the keys are those of `trl dpo` and of TRL's ORPO: set train.objective: orpo for this"
         )
-    draft.move("beta", "train.beta")
-    draft.move("desirable_weight", "train.desirable_weight")
-    draft.move("undesirable_weight", "train.undesirable_weight")
+    for key in ("beta", "desirable_weight", "undesirable_weight"):
+        draft.move(key, f"train.{key}")
     _smooth(draft, "label_smoothing")
     divergence = draft.take("f_divergence_type", "reverse_kl")
     if divergence != "reverse_kl":
@@ -180,12 +178,12 @@ def _finish(draft: Draft) -> None:
         draft.theirs.pop("lora_dropout", None)
         draft.set("lora.lora_dropout", 0.0, "dropout is off beside preferences, TRL's default")
     for key, reason in _TERMS.items():
-        value = draft.take(key)
-        if value:
+        if value := draft.take(key):
             draft.leave_out(key, value, reason)
-    for key, reason in _NOT_BESIDE.items():
-        if draft.theirs.get(key):
-            draft.drop(key, reason)
+    for reason, keys in _NOT_BESIDE.items():
+        for key in keys.split():
+            if draft.theirs.get(key):
+                draft.drop(key, reason)
 
 
 def settle_rows(draft: Draft, objective: str) -> None:

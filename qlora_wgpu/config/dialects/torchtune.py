@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from qlora_wgpu.config.dialects.draft import Dialect, Draft
+from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, listed
 from qlora_wgpu.config.dialects.hugging_face import (
     convert_optimizer,
     convert_schedule,
+    set_betas,
     set_quantization,
 )
 from qlora_wgpu.config.dialects.rows import RowsOf, Source, file_places, hub_places, set_sources
@@ -18,30 +19,27 @@ _MARKS = (
     "metric_logger clip_grad_norm enable_activation_checkpointing log_every_n_steps compile "
     "profiler shuffle model._component_ dataset._component_ tokenizer._component_"
 )
-_KEYS = {
-    "epochs": "train.num_train_epochs",
-    "batch_size": "train.per_device_train_batch_size",
-    "gradient_accumulation_steps": "train.gradient_accumulation_steps",
-    "enable_activation_checkpointing": "train.gradient_checkpointing",
-    "seed": "train.seed",
-    "log_every_n_steps": "log.logging_steps",
-    "output_dir": "output.dir",
-}
-_DEFAULTS: dict[str, Any] = {
-    "lora.r": 8,
-    "lora.lora_alpha": 16,
-    "train.gradient_accumulation_steps": 1,
-    "train.gradient_checkpointing": False,
-    "optim.learning_rate": 1e-3,
-    "optim.weight_decay": 0.01,
-    "optim.max_grad_norm": 0.0,
-    "optim.lr_scheduler_type": "constant",
-    "optim.warmup_ratio": 0.0,
-    "output.save_total_limit": None,
+_KEYS = (
+    "epochs batch_size gradient_accumulation_steps enable_activation_checkpointing seed "
+    "log_every_n_steps output_dir"
+)
+_DEFAULTS: Defaults = {
+    "lora": {"r": 8, "lora_alpha": 16},
+    "train": {"gradient_accumulation_steps": 1, "gradient_checkpointing": False},
+    "optim": {
+        "learning_rate": 1e-3,
+        "weight_decay": 0.01,
+        "max_grad_norm": 0.0,
+        "lr_scheduler_type": "constant",
+        "warmup_ratio": 0.0,
+    },
+    "output": {"save_total_limit": None},
 }
 _LENGTH = 2048  # of rows, where theirs are never cut
 _LORA = {"lora_rank": "lora.r", "lora_alpha": "lora.lora_alpha",
          "lora_dropout": "lora.lora_dropout", "use_dora": "lora.use_dora"}  # fmt: skip
+_RATES = {"lr": "optim.learning_rate", "weight_decay": "optim.weight_decay",
+          "eps": "optim.adam_epsilon"}  # fmt: skip
 _FILES = ("json", "csv", "parquet", "text")  # sources whose files are named apart
 _USUAL = {"alpaca_dataset": "tatsu-lab/alpaca", "alpaca_cleaned_dataset": "yahma/alpaca-cleaned"}
 _NOT_NEEDED = {
@@ -125,8 +123,7 @@ def _convert_objective(draft: Draft) -> None:
 
 
 def _convert_data(draft: Draft) -> None:
-    given = draft.take("dataset", [])
-    entries = given if isinstance(given, list) else [given]
+    entries = listed(draft.take("dataset", []))
     sources, learnt = [], set()
     for number, entry in enumerate(e for e in entries if isinstance(e, Mapping)):
         key = f"dataset[{number}]" if len(entries) > 1 else "dataset"
@@ -194,8 +191,7 @@ def _places(draft: Draft, entry: Mapping[str, Any], key: str) -> list[str]:
     name = str(entry.get("_component_", "")).rpartition(".")[2]
     source, files = entry.get("source", _USUAL.get(name)), entry.get("data_files")
     if files is not None and (source in _FILES or source is None):
-        listed = files if isinstance(files, list) else [files]
-        return file_places(draft, listed, entry.get("split"), key)
+        return file_places(draft, listed(files), entry.get("split"), key)
     if source is None:
         raise draft.refuse(key, name, "names no source: name the data with --data")
     subset = entry.get("subset") or entry.get("name")
@@ -205,16 +201,10 @@ def _places(draft: Draft, entry: Mapping[str, Any], key: str) -> list[str]:
 def _convert_loop(draft: Draft) -> None:
     name, arguments = _part(draft, "optimizer")
     draft.theirs["optimizer"] = "adamw_8bit" if "8bit" in name else name or None
-    for theirs, ours in (
-        ("lr", "learning_rate"),
-        ("weight_decay", "weight_decay"),
-        ("eps", "adam_epsilon"),
-    ):
+    for theirs, ours in _RATES.items():
         if (value := arguments.get(theirs)) is not None:
-            draft.set(f"optim.{ours}", value, f"optimizer.{theirs}")
-    if betas := arguments.get("betas"):
-        draft.set("optim.adam_beta1", betas[0], "optimizer.betas")
-        draft.set("optim.adam_beta2", betas[1], "optimizer.betas")
+            draft.set(ours, value, f"optimizer.{theirs}")
+    set_betas(draft, arguments, "optimizer.betas")
     convert_optimizer(draft, "optimizer")
     shape, schedule = _part(draft, "lr_scheduler")
     if shape:
@@ -246,10 +236,4 @@ def _convert_loop(draft: Draft) -> None:
         draft.drop(key, reason)
 
 
-DIALECT = Dialect(
-    "torchtune",
-    frozenset(_MARKS.split()),
-    _KEYS,
-    _convert,
-    _DEFAULTS,
-)
+DIALECT = Dialect("torchtune", _MARKS, _KEYS, _convert, _DEFAULTS)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qlora_wgpu.config.dialects import hugging_face, preferences
-from qlora_wgpu.config.dialects.draft import Dialect, Draft, reason_for
+from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, listed
 from qlora_wgpu.config.dialects.rows import (
     PACKED_APART,
     Source,
@@ -18,6 +18,7 @@ from qlora_wgpu.config.dialects.rows import (
     set_sources,
     set_template,
 )
+from qlora_wgpu.config.names import reason_for
 
 _MARKS = (
     "model_name_or_path dataset_name use_peft lora_r lora_target_modules load_in_4bit "
@@ -25,30 +26,24 @@ _MARKS = (
     "max_length per_device_train_batch_size dataset_config dataset_mixer dataset_splits "
     "dataset_configs dataset_mixture lora_modules_to_save lora_task_type"
 )
-_KEYS = {
-    **hugging_face.KEYS,
-    "model_name_or_path": "model.path",
-    "lora_r": "lora.r",
-    "lora_alpha": "lora.lora_alpha",
-    "lora_target_modules": "lora.target_modules",
-    "max_length": "data.max_seq_length",
-    "max_seq_length": "data.max_seq_length",
-    "packing": "data.packing",
-    "router_aux_loss_coef": "train.router_aux_loss_coef",
-    "use_bnb_nested_quant": "quant.double_quant",
-    "bnb_4bit_use_double_quant": "quant.double_quant",
-}
+_KEYS = (
+    f"{hugging_face.KEYS} "
+    "model_name_or_path lora_r lora_alpha lora_target_modules max_length max_seq_length packing "
+    "router_aux_loss_coef use_bnb_nested_quant bnb_4bit_use_double_quant"
+)
 _ENTRY = "path id name config data_files data_dir split fraction weight"
-_DEFAULTS = {
+_DEFAULTS: Defaults = {
     **hugging_face.DEFAULTS,
-    "lora.r": 16,
-    "lora.lora_alpha": 32,
-    "lora.lora_dropout": 0.05,
-    "lora.target_modules": hugging_face.PEFT_TARGETS,
-    "quant.double_quant": False,
-    "data.max_seq_length": 1024,
-    "optim.learning_rate": 2e-5,
-    "log.logging_steps": 10,
+    "lora": {
+        "r": 16,
+        "lora_alpha": 32,
+        "lora_dropout": 0.05,
+        "target_modules": hugging_face.PEFT_TARGETS,
+    },
+    "quant": {"double_quant": False},
+    "data": {"max_seq_length": 1024},
+    "optim": {**hugging_face.DEFAULTS["optim"], "learning_rate": 2e-5},
+    "log": {"logging_steps": 10},
 }
 
 
@@ -72,10 +67,7 @@ def _convert(draft: Draft) -> None:
     _convert_data(draft)
     _convert_learnt(draft, objective)
     preferences.settle_rows(draft, objective)
-    held_out = {"data.eval", "data.eval_split"} & draft.taken.keys()
-    hugging_face.convert_evaluation(
-        draft, held_out=bool(held_out), logging_steps=_DEFAULTS["log.logging_steps"]
-    )
+    hugging_face.convert_evaluation(draft, _DEFAULTS["log"]["logging_steps"])
     hugging_face.convert_training(draft)
 
 
@@ -108,8 +100,7 @@ def _convert_data(draft: Draft) -> None:
 
 def _convert_mixer(draft: Draft, mixer: Mapping[str, float], splits: Any, config: Any) -> None:
     """The alignment handbook's data sets, each with the share of its rows that is taken."""
-    named = draft.take("dataset_configs", [config] * len(mixer))
-    configs = named if isinstance(named, list) else [named]
+    configs = listed(draft.take("dataset_configs", [config] * len(mixer)))
     if len(configs) != len(mixer):
         raise draft.refuse("dataset_configs", configs, f"has not {len(mixer)} as dataset_mixer")
     splits = splits or ["train", "test"]
@@ -195,10 +186,4 @@ def _convert_held_out(draft: Draft, name: str, config: Any, split: Any) -> None:
         draft.set("data.eval", hub_place(draft, name, config, split), "dataset_test_split")
 
 
-DIALECT = Dialect(
-    "TRL",
-    frozenset(_MARKS.split()),
-    _KEYS,
-    _convert,
-    _DEFAULTS,
-)
+DIALECT = Dialect("TRL", _MARKS, _KEYS, _convert, _DEFAULTS)

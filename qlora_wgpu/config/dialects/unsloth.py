@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from qlora_wgpu.config.dialects import hugging_face
-from qlora_wgpu.config.dialects.draft import Dialect, Draft
+from qlora_wgpu.config.dialects.draft import Defaults, Dialect, Draft, listed
 from qlora_wgpu.config.dialects.rows import RowsOf, Source, hub_places, set_sources
 
 _MARKS = (
@@ -16,41 +15,30 @@ _MARKS = (
     "lora.vision_all_linear logging.enable_wandb logging.enable_tensorboard"
 )
 _SECTIONS = ("data", "training", "lora", "logging")
-_KEYS = {
-    "model": "model.path",
-    "lora_r": "lora.r",
-    "lora_alpha": "lora.lora_alpha",
-    "lora_dropout": "lora.lora_dropout",
-    "use_rslora": "lora.use_rslora",
-    "use_dora": "lora.use_dora",
-    "max_seq_length": "data.max_seq_length",
-    "packing": "data.packing",
-    "batch_size": "train.per_device_train_batch_size",
-    "gradient_accumulation_steps": "train.gradient_accumulation_steps",
-    "num_epochs": "train.num_train_epochs",
-    "max_steps": "train.max_steps",
-    "random_seed": "train.seed",
-    "learning_rate": "optim.learning_rate",
-    "weight_decay": "optim.weight_decay",
-    "output_dir": "output.dir",
-}
+_KEYS = (
+    "model lora_r lora_alpha lora_dropout use_rslora use_dora max_seq_length packing batch_size "
+    "gradient_accumulation_steps num_epochs max_steps random_seed learning_rate weight_decay "
+    "output_dir"
+)
 _ALL_LINEAR = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 _ATTENTION, _MLP = _ALL_LINEAR[:4], _ALL_LINEAR[4:]
-_DEFAULTS: dict[str, Any] = {
-    "lora.r": 64,
-    "lora.lora_alpha": 16,
-    "data.max_seq_length": 2048,
-    "train.num_train_epochs": 3.0,
-    "train.per_device_train_batch_size": 2,
-    "train.gradient_accumulation_steps": 4,
-    "train.seed": 3407,
-    "optim.name": "adamw_8bit",
-    "optim.learning_rate": 2e-4,
-    "optim.lr_scheduler_type": "linear",
-    "optim.warmup_steps": 5,
-    "optim.weight_decay": 0.01,
-    "output.dir": "outputs",
-    "output.save_total_limit": None,
+_DEFAULTS: Defaults = {
+    "lora": {"r": 64, "lora_alpha": 16},
+    "data": {"max_seq_length": 2048},
+    "train": {
+        "num_train_epochs": 3.0,
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "seed": 3407,
+    },
+    "optim": {
+        "name": "adamw_8bit",
+        "learning_rate": 2e-4,
+        "lr_scheduler_type": "linear",
+        "warmup_steps": 5,
+        "weight_decay": 0.01,
+    },
+    "output": {"dir": "outputs", "save_total_limit": None},
 }
 _CHATS = ("sharegpt", "chatml", "conversational")  # instructions become turns; else Alpaca's prompt
 
@@ -112,7 +100,7 @@ def _convert_data(draft: Draft) -> None:
     draft.set("data.apply_chat_template", kind in _CHATS, f"format_type: {kind}")
     files, name = draft.take("local_dataset", []), draft.take("dataset")
     subset, split = draft.take("subset"), draft.take("train_split", "train")
-    places = [draft.place(str(file)) for file in (files if isinstance(files, list) else [files])]
+    places = [draft.place(str(file)) for file in listed(files)]
     if name is not None and not places:
         places = hub_places(draft, str(name), subset, split)
     if places:
@@ -123,10 +111,4 @@ def _convert_data(draft: Draft) -> None:
     draft.set("data.train_on", train_on, f"train_on_completions: {str(learns_answers).lower()}")
 
 
-DIALECT = Dialect(
-    "Unsloth Studio",
-    frozenset(_MARKS.split()),
-    _KEYS,
-    _convert,
-    _DEFAULTS,
-)
+DIALECT = Dialect("Unsloth Studio", _MARKS, _KEYS, _convert, _DEFAULTS)
