@@ -1,6 +1,6 @@
 """The interface of a model family: its layers' names and shapes, and its forward.
 
-A family is one module here, named after Hugging Face's ``model_type``, with a ``FAMILY``.
+A family is one module here, named after Hugging Face's ``model_type``, with a ``compose``.
 """
 
 from __future__ import annotations
@@ -381,9 +381,13 @@ def built_in_family(model_type: str) -> Family | None:
         return None
     path = f"{__package__}.{model_type}"
     try:
-        family: Family | None = getattr(importlib.import_module(path), "FAMILY", None)
+        compose = getattr(importlib.import_module(path), "compose", None)
     except ModuleNotFoundError as err:
         if err.name != path:
             raise
         return None
+    if compose is None:
+        return None
+    # Imported this late, since parts are made of what stands here.
+    family: Family = importlib.import_module(f"{__package__}.parts").DecoderFamily(compose)
     return family

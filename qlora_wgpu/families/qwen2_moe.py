@@ -24,19 +24,14 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
     layers = dimensions.num_hidden_layers
     kinds = zip(_windows(read, layers), parts.sparse_layers(read, layers), strict=True)
-    return parts.read_decoder(
-        read,
-        norm,
-        tuple(
-            parts.Layer(norm, replace(attention, window=window), experts if sparse else mlp)
-            for window, sparse in kinds
-        ),
-        balance=parts.read_balance_loss(read),
-    )
+    layers = [
+        parts.Layer(norm, replace(attention, window=window), experts if sparse else mlp)
+        for window, sparse in kinds
+    ]
+    return parts.read_decoder(read, norm, layers, balance=parts.read_balance_loss(read))
 
 
 def _experts(read: parts.ConfigReader, dimensions: parts.Dimensions) -> parts.SparseMoeBlock:
-    num_experts, num_experts_per_tok = parts.read_expert_counts(read, 60, 4)
     size = read.integer("shared_expert_intermediate_size", 5632)
     activation = parts.read_activation(read)
     shared = replace(dimensions, intermediate_size=size)
@@ -44,8 +39,7 @@ def _experts(read: parts.ConfigReader, dimensions: parts.Dimensions) -> parts.Sp
         dimensions.hidden_size,
         read.integer("moe_intermediate_size", 1408),
         activation,
-        num_experts,
-        num_experts_per_tok,
+        *parts.read_expert_counts(read, 60, 4),
         norm_topk_prob=read.flag("norm_topk_prob"),
         fused=False,
         shared=parts.SharedExpert(
@@ -66,6 +60,3 @@ def _windows(read: parts.ConfigReader, layers: int) -> parts.Windows:
             "config.json: layer_types has layers that slide, but use_sliding_window is not true"
         )
     return windows
-
-
-FAMILY = parts.DecoderFamily(compose)

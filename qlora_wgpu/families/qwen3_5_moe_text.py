@@ -21,6 +21,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     )
     balance = parts.read_balance_loss(read)
     return replace(decoder, stored_prefixes=STORED_PREFIXES, balance=balance)
-
-
-FAMILY = parts.DecoderFamily(compose)
