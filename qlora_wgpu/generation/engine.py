@@ -41,15 +41,11 @@ class Engine:
     def __init__(
         self, model: QLoRAModel, texts: int, capacity: int, *, packs_weights: bool | None = None
     ) -> None:
-        """Allocates nothing yet.
+        """Allocates nothing yet, for so many texts at a time of so many tokens, prompts included.
 
-        Args:
-            model: Base and adapter, as they are at each turn: where the adapter changes, texts are
-                computed anew.
-            texts: Most texts at a time; others wait.
-            capacity: Most tokens of a text, its prompt included.
-            packs_weights: Whether weights are packed for software GPUs, which takes memory; by
-                default where the machine has room (``model/memory_plan.py``).
+        Base and adapter are as they are at each turn: where the adapter changes, texts are computed
+        anew. Weights are packed for software GPUs, which takes memory, by default where the machine
+        has room (``model/memory_plan.py``).
         """
         self._model = model
         if packs_weights is None:
@@ -92,17 +88,12 @@ class Engine:
         logprobs: int | None = None,
         number: int = 0,
     ) -> Request:
-        """Adds a text, which waits for its turn.
+        """Adds a text, which waits for its turn; by default the likeliest tokens are taken.
 
-        Args:
-            prompt_ids: Its prompt; at least one token.
-            sampling: How its tokens are chosen; the likeliest by default.
-            max_new_tokens: Most tokens to add; fewer where the capacity ends.
-            stop_ids: Tokens that end it; they are not its own.
-            logprobs: How many of the likeliest tokens' log probabilities are kept beside the
-                chosen one's; by default none.
-            number: How many texts of the same request come before it: requests take turns, so that
-                one for many texts does not hold up those after it.
+        It ends after ``max_new_tokens``, where the capacity does, or before one of ``stop_ids``.
+        Beside each token's log probability so many of the likeliest's are kept. ``number`` is how
+        many texts of the same request come before it: requests take turns, so that one for many
+        texts does not hold up those after it.
         """
         ids = [int(token) for token in prompt_ids]
         max_new_tokens = check_count("max_new_tokens", max_new_tokens)

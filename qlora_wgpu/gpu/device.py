@@ -93,11 +93,7 @@ class Transfers:
     _under_way = 0  # bytes that the driver may still keep in host memory
 
     def driver_call(self, what: str) -> AbstractContextManager[None]:
-        """What every call into the driver is made in that may wait for it or fail.
-
-        Args:
-            what: What is done, for messages: ``"reading a result"``.
-        """
+        """What every call into the driver is made in that may wait or fail, told in words."""
         raise NotImplementedError
 
     def submit(self, *commands: Any) -> None:
@@ -271,11 +267,7 @@ class Device(Transfers):
             self.profile = self._choose_profile()
 
     def driver_call(self, what: str) -> AbstractContextManager[None]:
-        """What every call into the driver is made in that may wait for it or fail.
-
-        Args:
-            what: What is done, for messages: ``"reading a result"``.
-        """
+        """What every call into the driver is made in that may wait for it or fail."""
         refuse_inherited(self._process, self.name)
         return driver_call(self.name, what, self.timeout)
 
@@ -335,14 +327,7 @@ class Device(Transfers):
         return int(self.raw.limits["max-buffer-size"])
 
     def buffer(self, nbytes: int, kind: str, label: str = "", *, bound: bool = True) -> Any:
-        """Allocates a zeroed storage buffer.
-
-        Args:
-            nbytes: Size of the buffer; rounded up to a multiple of four.
-            kind: The kind that ``memory`` counts it under.
-            label: For the driver's messages.
-            bound: Whether it is bound as a whole; else smaller windows of it are.
-        """
+        """Allocates a zeroed storage buffer of whole words; if not ``bound``, only windows are."""
         nbytes = buffer_bytes(nbytes)
         usage = self.backend.module.BufferUsage
         flags = usage.STORAGE | usage.COPY_DST | usage.COPY_SRC | usage.UNIFORM
@@ -355,13 +340,7 @@ class Device(Transfers):
         )
 
     def texture(self, nbytes: int, kind: str, label: str = "") -> Any:
-        """Allocates a storage texture of 16-byte texels, ``TEXTURE_WIDTH`` used of each row.
-
-        Args:
-            nbytes: Size of the texture; rounded up to whole rows.
-            kind: The kind that ``memory`` counts it under.
-            label: For the driver's messages.
-        """
+        """Allocates a storage texture of 16-byte texels, ``TEXTURE_WIDTH`` used of each row."""
         nbytes = texture_bytes(nbytes)
         usage = self.backend.module.TextureUsage
         flags = usage.STORAGE_BINDING | usage.COPY_DST | usage.COPY_SRC

@@ -41,12 +41,9 @@ class RecordingDevice(Device):
     computes = False
 
     def __init__(self, profile: Profile, max_binding: int, filled: Filled) -> None:
-        """Opens nothing.
+        """Opens nothing; the profile has no textures.
 
-        Args:
-            profile: How kernels are configured; one without textures.
-            max_binding: The largest binding, in bytes.
-            filled: Called with what a buffer is filled with: the buffer, the first byte, the bytes.
+        ``filled`` is called with each buffer that is filled, the first byte and the bytes.
         """
         assert not profile.textures
         self.in_turn = threading.RLock()

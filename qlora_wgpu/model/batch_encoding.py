@@ -183,19 +183,11 @@ def encode_batch(
     places: int | IntArray = 0,
     samples: PreferenceInputs | None = None,
 ) -> npt.NDArray[np.uint8]:
-    """The bytes of a batch's storage.
+    """The bytes of a batch's storage; ids, mask, targets and weights are (batch, seq).
 
-    Args:
-        batch: The layout of what is written.
-        ids: (batch, seq).
-        mask: (batch, seq), 0 for padding, else the number of the sample.
-        targets: (batch, seq) from ``shifted_targets``.
-        rows: Rows to list as label rows instead of those that have a target.
-        dropout_key: Turns dropout on, with this micro-batch's key.
-        past: Tokens that came before, kept in the batch's cache; (batch, 1) if texts differ.
-        weights: (batch, seq), of each target in the loss; ones by default.
-        places: Which of the cache's texts the rows are of; (batch, 1) if they differ.
-        samples: What objectives over whole answers read of the samples.
+    The mask has 0 for padding, else the number of the sample. ``rows`` are listed as label rows
+    instead of those with a target. ``past`` are the tokens that came before, kept in the batch's
+    cache, and ``places`` which of its texts the rows are of, (batch, 1) if they differ.
     """
     data = np.zeros(batch.storage.nbytes, np.uint8)
 

@@ -198,16 +198,11 @@ def fit_to_budget(
     bytes_per_second: float = 5e11,
     beside: Beside | None = None,
 ) -> Fit:
-    """Lays a model out so that its training step keeps a budget, in the cheapest way.
+    """Lays a model out so that its longest training step keeps a budget, in the cheapest way.
 
-    Args:
-        layout: The model with everything on the device.
-        options: The longest training step.
-        budget: Bytes of device memory; None for as much as it takes.
-        accumulation: Micro-batches of an optimizer step.
-        flops_per_second: About how fast the device is, to weigh recomputation against traffic.
-        bytes_per_second: About how fast it reads and writes its memory, likewise.
-        beside: Bytes that the run takes beside a step that is planned so.
+    A budget of None is as much as it takes, ``accumulation`` the micro-batches of an optimizer
+    step. About how fast the device computes, and reads and writes its memory, weighs recomputation
+    against traffic. ``beside`` tells what the run takes beside a step that is planned so.
     """
     rates = flops_per_second, bytes_per_second
     return Search(layout, options, accumulation, rates).within(budget, beside)
@@ -253,12 +248,7 @@ class Search:
         return layout.placement.group_bytes, layout.placement.head_block_bytes
 
     def within(self, budget: int | None, beside: Beside | None = None) -> Fit:
-        """The cheapest way that keeps a budget.
-
-        Args:
-            budget: Bytes of device memory; None for as much as it takes.
-            beside: Bytes that the run takes beside a step that is planned so.
-        """
+        """The cheapest way that keeps a budget; arguments as for ``fit_to_budget``."""
         plain = self._plain
         if budget is None:
             return plain

@@ -73,14 +73,9 @@ class DecodePrograms:
     ) -> list[list[int]]:
         """The tokens after new ones; ``NONE`` where a logit is not finite, and others after it.
 
-        Args:
-            ids: (texts, 1), checked.
-            past: (texts, 1), tokens that came before.
-            places: (texts, 1), which of the cache's texts they are of.
-            settings: How each text's tokens are chosen.
-            seeds: Each text's.
-            steps: Tokens that each text got before.
-            count: How many tokens of each text, at most ``most_ahead``.
+        ``ids``, checked, the number of tokens before them and the texts' places in the cache are
+        (texts, 1). ``steps`` are tokens that each text got before; each gets ``count`` of them, at
+        most ``most_ahead``.
         """
         first = past.reshape(-1)
         ones, rows = np.ones_like(ids), np.arange(len(ids))
@@ -155,11 +150,7 @@ class LogitsPrograms:
     ) -> npt.NDArray[np.float32]:
         """Logits (len(rows), vocab_size) of some of the batch's flattened positions.
 
-        Args:
-            ids: (batch, seq), checked.
-            mask: (batch, seq), checked.
-            rows: The positions.
-            past: Tokens that came before, kept in the batch's cache.
+        Ids and mask are checked; ``past`` tokens came before, kept in the batch's cache.
         """
         count = self.logits.rows
         out = np.empty((len(rows), self.logits.columns), np.float32)

@@ -78,12 +78,7 @@ class LayerOps:
         return linear(self.g, x, self._modules.linears[name], self.batch, residual, **options)
 
     def group(self, x: Tensor, names: Mapping[str, bool]) -> None:
-        """Makes at once those layers of one input that are one product here, for ``linear``.
-
-        Args:
-            x: Their input.
-            names: Whether each layer's result is float32.
-        """
+        """Makes layers of x, float32 or not, that are one product here, at once for ``linear``."""
         layers = [self._modules.linears[name] for name in names]
         layers = largest_group(self.g, layers, self.batch)
         if layers:
@@ -114,13 +109,7 @@ class LayerOps:
         return NEW_TOKENS_TILE if self.batch.decodes else EXPERT_TILE
 
     def balance(self, logits: Tensor, routing: Routing, *, by_logits: bool) -> None:
-        """Sums a router's choices up, where the batch asks for it.
-
-        Args:
-            logits: (rows, experts) float32.
-            routing: What was chosen.
-            by_logits: Whether these are the experts with the largest logits.
-        """
+        """Sums up a router's choices, of the largest logits or not, where the batch asks for it."""
         routers = self.batch.routers
         if routers is not None:
             ids = routing.ids if by_logits else largest(self.g, logits, routing.top_k)
@@ -296,11 +285,9 @@ class LayerOps:
     def layers(self, state: State, layers: Sequence[LayerTrace], *, checkpointing: bool) -> State:
         """Applies layers one after another, recomputing them in the backward if asked for.
 
-        Args:
-            state: What the first is given, by names of the family's own. The first of it is the
-                residual stream, which may be offloaded.
-            layers: Each hands on what it was given, with some of it replaced or added.
-            checkpointing: Whether they are recomputed, as the graph says how.
+        What the first is given has names of the family's own; the first of it is the residual
+        stream, which may be offloaded. Each hands on what it was given, with some of it replaced or
+        added.
         """
         end, how = 0, self.g.recomputation
         if checkpointing:

@@ -280,14 +280,7 @@ class MixtureBeside:
         return weights
 
     def trace(self, ops: LayerOps, h: Tensor, made: Tensor, at: str) -> Tensor:
-        """Both together, float32.
-
-        Args:
-            ops: The ops.
-            h: The residual stream that the MLP has read, (rows, hidden_size) float32.
-            made: What the MLP made of it, likewise.
-            at: How the layer's names begin.
-        """
+        """What experts make of the residual stream h, with what the MLP made of it, float32."""
         dense = self._norm.trace(ops, made, at + self.after_mlp)
         x = rms_norm(ops.g, h, ops.small(f"{at}router.scale"), self.eps)
         logits = ops.router(x, f"{at}router.proj", self.hidden_size**-0.5)
