@@ -392,7 +392,7 @@ class Variant:
         named = self._model.name_or_path  # a folder's is the user's own affair
         base = named if name_on_hub(named) else None
         config = replace(adapter.peft, base_model_name_or_path=base)
-        places = {name: adapter.placed(name) for name in adapter.names}
+        places = dict(adapter)
         return {
             "length": adapter.length,
             "tensors": {n: [p.offset, p.rows, p.columns] for n, p in places.items()},

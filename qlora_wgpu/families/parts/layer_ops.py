@@ -289,8 +289,9 @@ class LayerOps:
         stream, which may be offloaded. Each hands on what it was given, with some of it replaced or
         added.
         """
-        end, how = 0, self.g.recomputation
+        end = 0
         if checkpointing:
+            how = self.g.recomputation
             end = max(len(layers) - how.kept, 0)
             for first in range(0, end, how.together):
                 after = min(first + how.together, end)
