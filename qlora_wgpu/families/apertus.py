@@ -26,14 +26,11 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     rope = _rope(read, dimensions.head_dim)
     attention = parts.read_attention(read, dimensions, rope, qk_norm=parts.QKNorm(eps))
     norm = parts.RMSNorm(eps)
-    layer = parts.Layer(norm, attention, _mlp(read, dimensions), ORDER)
+    is_xielu = read.config.get("hidden_act", parts.XIELU) == parts.XIELU
+    activation = parts.XIELU if is_xielu else parts.read_activation(read)
+    mlp = parts.PlainMLP(dimensions, activation, bias=False)
+    layer = parts.Layer(norm, attention, mlp, ORDER)
     return parts.read_decoder(read, norm, layer, pad_token_id=3)
-
-
-def _mlp(read: parts.ConfigReader, dimensions: parts.Dimensions) -> parts.XIELUMLP | parts.PlainMLP:
-    if read.config.get("hidden_act", "xielu") == "xielu":
-        return parts.XIELUMLP(dimensions)
-    return parts.PlainMLP(dimensions, parts.read_activation(read), bias=False)
 
 
 def _rope(read: parts.ConfigReader, head_dim: int) -> parts.Rope:

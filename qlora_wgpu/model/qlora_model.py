@@ -29,7 +29,13 @@ from qlora_wgpu.model.memory_plan import KeepDequantized, copied_bytes, laid_out
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind, TrainingOptions
+from qlora_wgpu.model.steps import (
+    LossSums,
+    PreferenceInputs,
+    StepKind,
+    StepOptions,
+    TrainingOptions,
+)
 from qlora_wgpu.ops.optimizers import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 
 __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
@@ -209,10 +215,7 @@ class QLoRAModel(AdapterModel):
             for index, (input_ids, labels, attention_mask) in enumerate(batches):
                 if index % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
                     self.read_stats()  # waits, so that the queue stays short
-                ids, targets, mask = self.checked(input_ids, labels, attention_mask)
-                batch, program = self.programs.step(self.options.step("loss", *ids.shape))
-                batch_encoding.write_batch(self.device, batch, ids, mask, targets)
-                program.run()
+                self.measure("loss", *self.checked(input_ids, labels, attention_mask))
             stats = self.read_stats()
             loss, tokens, correct = (stats[i] for i in (STATS_LOSS, STATS_TOKENS, STATS_CORRECT))
             sums = LossSums(float(loss), int(tokens), int(correct))
@@ -253,13 +256,7 @@ class QLoRAModel(AdapterModel):
         if weights is not None:
             weights = batch_encoding.checked_weights(weights, ids.shape)
             options = replace(options, objective=replace(options.objective, weighted=True))
-        batch, program = self.programs.step(options)
-        with self.device.in_turn:
-            batch_encoding.write_batch(
-                self.device, batch, ids, mask, targets, dropout_key=dropout_key, weights=weights,
-                samples=samples,
-            )  # fmt: skip
-            program.run()
+        self._run(options, ids, targets, mask, samples, dropout_key=dropout_key, weights=weights)
         return int((targets != IGNORE_INDEX).sum())
 
     def measure(
@@ -274,10 +271,25 @@ class QLoRAModel(AdapterModel):
 
         Arguments and errors are those of ``accumulate``.
         """
-        batch, program = self.programs.step(self.options.step(kind, *ids.shape))
+        self._run(self.options.step(kind, *ids.shape), ids, targets, mask, samples)
+
+    def _run(
+        self,
+        options: StepOptions,
+        ids: batch_encoding.IntArray,
+        targets: batch_encoding.IntArray,
+        mask: batch_encoding.IntArray,
+        samples: PreferenceInputs | None,
+        **inputs: Any,
+    ) -> Program:
+        """Writes a micro-batch and runs its step; does not wait."""
+        batch, program = self.programs.step(options)
         with self.device.in_turn:
-            batch_encoding.write_batch(self.device, batch, ids, mask, targets, samples=samples)
+            batch_encoding.write_batch(
+                self.device, batch, ids, mask, targets, samples=samples, **inputs
+            )
             program.run()
+        return program
 
     def answer_logps(
         self,
@@ -291,13 +303,10 @@ class QLoRAModel(AdapterModel):
         Arguments beside it are those of ``accumulate``.
         """
         options = self.options.step("sums", *ids.shape)
-        batch, program = self.programs.step(options)
         sums = self.layout.step(options).sums
         assert sums is not None
-        samples = PreferenceInputs.plain(count)
         with self.device.in_turn:
-            batch_encoding.write_batch(self.device, batch, ids, mask, targets, samples=samples)
-            program.run()
+            program = self._run(options, ids, targets, mask, PreferenceInputs.plain(count))
             values = np.frombuffer(program.read(sums), np.float32)
         return values.reshape(-1, 4)[:count, 0].copy()
 

@@ -33,7 +33,7 @@ from qlora_wgpu.families.parts.decoder import (
 from qlora_wgpu.families.parts.latent_attention import read_latent_attention
 from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet, ShortConv
 from qlora_wgpu.families.parts.mlp import (
-    XIELUMLP,
+    XIELU,
     FusedGatedMLP,
     GatedMLP,
     PlainMLP,
@@ -68,7 +68,7 @@ __all__ = [
     "POST_NORM",
     "PRE_AND_POST_NORM",
     "PRE_NORM",
-    "XIELUMLP",
+    "XIELU",
     "Attention",
     "ConfigReader",
     "Decoder",

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from qlora_wgpu.families.family import LinearSpec, NormSize, Weights
 from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
@@ -82,16 +82,8 @@ class QKLayerNorm:
     names: tuple[str, str] = ("q_norm", "k_norm")  # the modules of queries and of keys
     # Whether all heads have one weight and one bias; else each has a weight of its own.
     shared: bool = False
-
-    @property
-    def per_head(self) -> bool:
-        """Each head is normalized for itself."""
-        return True
-
-    @property
-    def after_rope(self) -> bool:
-        """Heads are normalized before they are rotated."""
-        return False
+    per_head: ClassVar[bool] = True
+    after_rope: ClassVar[bool] = False
 
     def weights(self, at: str, dimensions: Dimensions) -> Weights:
         """q_norm and k_norm of the attention whose names begin so, (heads, head_dim) each."""
