@@ -17,7 +17,7 @@ from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.generation.sequence import Request
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.memory_plan import are_copied
-from qlora_wgpu.model.programs import DecodePrograms, Programs
+from qlora_wgpu.model.programs import Choice, DecodePrograms, Programs
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import NONE, make_seen
@@ -245,17 +245,13 @@ class Engine:
         past = [text.length - 1 for text in texts] + [self.capacity] * extra
         places = [text.place for text in texts] + spares[:1] * extra
         column = np.array([ids, past, places])[..., None]
-        samplings = [text.sampling for text in texts] + [Sampling()] * extra
+        choices = [text.choice for text in texts] + [Choice(Sampling(), 0, 0)] * extra
         told = any(text.logprobs is not None for text in texts)
         program = self._program(rows, 1, told=told)
         alone = told or self._to_prefill or (self._waiting and self._free)
         count = 1 if alone else min(self._turns_at_once(texts), program.most_ahead)
         begin = time.perf_counter()
-        tokens = program.run(
-            column[0], column[1], column[2], samplings,
-            [text.seed for text in texts] + [0] * extra,
-            [len(text.ids) for text in texts] + [0] * extra, count=count,
-        )  # fmt: skip
+        tokens = program.run(*column, choices, count=count)
         self._seconds = (time.perf_counter() - begin) / count
         return tokens[: len(texts)], None if program.kept is None else program.logits()
 

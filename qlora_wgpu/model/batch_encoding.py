@@ -23,16 +23,6 @@ from qlora_wgpu.ops.batch import (
 IntArray = npt.NDArray[np.int64]
 
 
-def checked_batch(
-    input_ids: Any, labels: Any, attention_mask: Any, vocab_size: int
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Token ids, shifted targets and mask of a micro-batch, each (batch, seq)."""
-    ids = checked_ids(input_ids, vocab_size)
-    mask = checked_mask(attention_mask, ids.shape)
-    targets = shifted_targets(checked_labels(labels, ids.shape, vocab_size), mask)
-    return ids, targets, mask
-
-
 def checked_ids(input_ids: Any, vocab_size: int) -> IntArray:
     """Token ids as an int64 array (batch, seq)."""
     ids = _integers("input_ids", input_ids)

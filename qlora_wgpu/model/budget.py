@@ -244,7 +244,7 @@ class Search:
         """Bytes of each layer, and of each block of the head, where they are streamed."""
         head = self._layout.head_options[-1]
         every = OffloadPlan(streamed_layers=self._layout.num_layers, streamed_head=head)
-        layout = self._layout.with_offload(every)
+        layout = self._layout.changed(offload=every)
         return layout.placement.group_bytes, layout.placement.head_block_bytes
 
     def within(self, budget: int | None, beside: Beside | None = None) -> Fit:
@@ -297,7 +297,7 @@ class Search:
         if key not in self._fits:
             layout = self._layout
             if offload != layout.offload:
-                layout = layout.with_offload(offload)
+                layout = layout.changed(offload=offload)
             step = layout.sized(options)
             self._fits[key] = planned(layout, options, self._accumulation, step)
         return self._fits[key]
@@ -452,13 +452,13 @@ def fit_inference_to_budget(layout: ModelPlan, plans_of: PlansOf, budget: int) -
     offloads = [plain, base]
     for head in layout.head_options:
         most = replace(base, streamed_layers=layout.num_layers, streamed_head=head)
-        streamed = layout.with_offload(most)
+        streamed = layout.changed(offload=most)
         all_streamed = _total(streamed, plans_of)
         count = _fewest(streamed.placement.group_bytes, all_streamed, budget)
         least = min(least, all_streamed)
         offloads.append(replace(most, streamed_layers=count))
     for offload in dict.fromkeys(offloads):
-        fitted = layout.with_offload(offload)
+        fitted = layout.changed(offload=offload)
         if _total(fitted, plans_of) <= budget:
             return fitted
     there = max(budget, 0)  # inputs and the like may have taken more than all of it

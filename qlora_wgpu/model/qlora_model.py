@@ -77,7 +77,7 @@ class QLoRAModel(AdapterModel):
         if layout.dequantize_plan is not None:  # it runs once, so its count is kept here
             self.kept_saturated = self.count_saturated()
             self.zero_stats()
-        signature = AdapterSignature(layout, self.programs, device)
+        signature = AdapterSignature(self.programs)
         self.write_parameters(self.adapter.initial(seed) + signature.neutral)
         held = HeldAdapter(signature, None, self.prompt_folder)
         self._adapters = AdapterSet(held, device, self.biases)
@@ -408,7 +408,7 @@ class QLoRAModel(AdapterModel):
             self._adapters.activate(name, changed=self.parameters_changed)
             chosen = self._adapters.active
             self.parameters_changed, self.prompt_folder = False, chosen.prompt_folder
-            self.layout, self.programs = chosen.signature.layout, chosen.signature.programs
+            self.programs = chosen.signature.programs
 
     def delete_adapter(self, name: str) -> None:
         """Frees an adapter, and with the last of its shape what was made for that.
@@ -443,7 +443,7 @@ class QLoRAModel(AdapterModel):
 
     def base_state_dict(self) -> dict[str, FloatArray]:
         """The frozen weights as the device uses them (dequantized there), Hugging Face's names."""
-        return base_state_dict(self.layout, self.programs, self.device)
+        return base_state_dict(self.programs)
 
 
 def _config_of_folder(

@@ -357,41 +357,34 @@ class WeightLayout:
         held = HostEmbedding(rows, columns, "bfloat16" if stays else self._dtype)
         return self._host(name, name, name, held)
 
-    def _host(self, kind: str, name: str, called: str, held: HostEmbedding) -> HostEmbedding:
-        """A matrix of which the host looks rows up."""
-
-        def read(reader: CheckpointReader) -> Iterator[Filled]:
-            held.values = reader.read_bits(name, (held.rows, held.columns), held.dtype)
-            keep_originals(held.trained, held.values, held.columns, held.dtype)
-            yield from ()
-
-        self._wait(kind, name, held)
-        self.table.append(Weight(name, [(called, (held.rows, held.columns))], held, read))
-        return held
-
     def _streamed_head(self, name: str, called: str, host: HostEmbedding) -> StreamedMatrix:
         """A head whose blocks are streamed."""
-        held = streamed_matrix(
-            name, host, self.placement.stream, self._max_binding, self._head_block
-        )
-
-        def read(reader: CheckpointReader) -> Iterator[Filled]:
-            bits = reader.read_bits(name, (host.rows, host.columns), host.dtype)
-            keep_originals(host.trained, bits, host.columns, host.dtype)
-            fill(held, bits)
-            yield from ()
-
-        self._wait("lm_head", name, host)
-        self.table.append(Weight(name, [(called, (host.rows, host.columns))], held, read))
+        stream, most = self.placement.stream, self._max_binding
+        held = streamed_matrix(name, host, stream, most, self._head_block)
+        self._host("lm_head", name, called, host, held)
         return held
 
-    def _wait(self, kind: str, name: str, held: HostEmbedding) -> None:
-        """Notes a matrix in host memory, and what its reading takes beside its own bytes."""
+    def _host(
+        self, kind: str, name: str, called: str, held: HostEmbedding,
+        streamed: StreamedMatrix | None = None,
+    ) -> HostEmbedding:  # fmt: skip
+        """A matrix in host memory, of which the host looks rows up or whose blocks are streamed."""
+        shape = held.rows, held.columns
+
+        def read(reader: CheckpointReader) -> Iterator[Filled]:
+            held.values = reader.read_bits(name, shape, held.dtype)
+            keep_originals(held.trained, held.values, held.columns, held.dtype)
+            if streamed is not None:
+                fill(streamed, held.values)
+            yield from ()
+
         self.placement.waiting[kind] = held
         held.as_stored = self._reader.is_as_stored(name, held.columns, held.dtype)
-        if not held.as_stored:
-            taken = self._reader.loading_bytes(name, held.rows, held.columns, held.dtype)
+        if not held.as_stored:  # what its reading takes beside its own bytes
+            taken = self._reader.loading_bytes(name, *shape, held.dtype)
             self.placement.expect_load(taken - held.nbytes)
+        self.table.append(Weight(name, [(called, shape)], streamed or held, read))
+        return held
 
 
 def with_one_input(specs: Iterable[LinearSpec]) -> Iterator[list[LinearSpec]]:

@@ -332,7 +332,7 @@ class Variant:
         info = vector(
             "step_info", STEP_NUMBERS, "float32", Storage("step info", "inputs", 4 * STEP_NUMBERS)
         )
-        graph = model.new_graph()
+        graph = model.layout.new_graph()
         model.adapter.keep_moments(optim.name)
         trace_update(graph, model.adapter, model.stats, info, optim)
         plan = compile_plan(graph)
