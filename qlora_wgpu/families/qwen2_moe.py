@@ -17,10 +17,13 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         parts.read_rope(read.config, dimensions.head_dim),
         qkv_bias=read.flag("qkv_bias", True),
     )
-    mlp, experts = (
-        parts.GatedMLP(dimensions, parts.read_activation(read)),
-        _experts(read, dimensions),
+    activation = parts.read_activation(read)
+    mlp = parts.GatedMLP(dimensions, activation)
+    normalized = read.flag("norm_topk_prob")
+    experts = read_experts(
+        read, dimensions, activation, (60, 4), (1408, 5632), normalized=normalized
     )
+    experts = replace(experts, fused=False)
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
     layers = dimensions.num_hidden_layers
     kinds = zip(_windows(read, layers), parts.sparse_layers(read, layers), strict=True)
@@ -31,17 +34,25 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     return parts.read_decoder(read, norm, layers, balance=parts.read_balance_loss(read))
 
 
-def _experts(read: parts.ConfigReader, dimensions: parts.Dimensions) -> parts.SparseMoeBlock:
-    size = read.integer("shared_expert_intermediate_size", 5632)
-    activation = parts.read_activation(read)
-    shared = replace(dimensions, intermediate_size=size)
+def read_experts(
+    read: parts.ConfigReader,
+    dimensions: parts.Dimensions,
+    activation: str,
+    counts: tuple[int, int],
+    sizes: tuple[int, int],
+    *,
+    normalized: bool,
+) -> parts.SparseMoeBlock:
+    """A mixture with a shared expert and its gate, by default of so many experts and rows."""
+    size, of_shared = sizes
+    of_shared = read.integer("shared_expert_intermediate_size", of_shared)
+    shared = replace(dimensions, intermediate_size=of_shared)
     return parts.SparseMoeBlock(
         dimensions.hidden_size,
-        read.integer("moe_intermediate_size", 1408),
+        read.integer("moe_intermediate_size", size),
         activation,
-        *parts.read_expert_counts(read, 60, 4),
-        norm_topk_prob=read.flag("norm_topk_prob"),
-        fused=False,
+        *parts.read_expert_counts(read, *counts),
+        norm_topk_prob=normalized,
         shared=parts.SharedExpert(
             parts.GatedMLP(shared, activation, name="mlp.shared_expert"),
             gate="mlp.shared_expert_gate",

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families import parts
+from qlora_wgpu.families.qwen2_moe import read_experts
 
 SHARE = 0.25  # of a head that is rotated, where no key says it
 SILU = ("silu", "swish")
+SIZES = (512, 512)  # rows of an expert's gate, and of the shared one's
 KINDS = ("linear_attention", "full_attention")
 
 
@@ -17,11 +19,12 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     read = read.with_defaults(num_key_value_heads=2, head_dim=256, intermediate_size=5632)
     dimensions = parts.Dimensions.read(read)
     layers = dimensions.num_hidden_layers
-    dense: parts.Half = parts.GatedMLP(dimensions, read_silu(read))
-    mlps = [dense] * layers
+    dense = parts.GatedMLP(dimensions, read_silu(read))
+    mlps: list[parts.Half] = [dense] * layers
     if read.config.get("num_experts") != 0:
+        normalized = read.flag("norm_topk_prob", True)
         experts = read_experts(
-            read, dimensions, (512, 10), normalized=read.flag("norm_topk_prob", True)
+            read, dimensions, dense.activation, (512, 10), SIZES, normalized=normalized
         )
         mlps = [experts if sparse else dense for sparse in parts.sparse_layers(read, layers)]
     decoder = compose_hybrid(read, dimensions, mlps, fused=True)
@@ -49,31 +52,6 @@ def compose_hybrid(
         for attends, mlp in zip(kinds, mlps, strict=True)
     ]
     return parts.read_decoder(read, norm, layers)
-
-
-def read_experts(
-    read: parts.ConfigReader,
-    dimensions: parts.Dimensions,
-    defaults: tuple[int, int],
-    *,
-    normalized: bool,
-) -> parts.SparseMoeBlock:
-    """A mixture with a shared expert and its gate."""
-    activation = read_silu(read)
-    shared = replace(
-        dimensions, intermediate_size=read.integer("shared_expert_intermediate_size", 512)
-    )
-    return parts.SparseMoeBlock(
-        dimensions.hidden_size,
-        read.integer("moe_intermediate_size", 512),
-        activation,
-        *parts.read_expert_counts(read, *defaults),
-        norm_topk_prob=normalized,
-        shared=parts.SharedExpert(
-            parts.GatedMLP(shared, activation, name="mlp.shared_expert"),
-            gate="mlp.shared_expert_gate",
-        ),
-    )
 
 
 def read_silu(read: parts.ConfigReader) -> str:

@@ -485,16 +485,9 @@ def device_layout(
     if compute_dtype not in ("bfloat16", "float32"):
         raise ConfigError(f"compute_dtype must be 'bfloat16' or 'float32', got {compute_dtype!r}")
     return ModelPlan(
-        pretrained,
-        lora,
-        quant,
-        compute_dtype,
-        profile=device.profile,
-        max_binding=device.max_binding,
-        offload=offload,
-        forms=forms,
-        keep=keep,
-    )
+        pretrained, lora, quant, compute_dtype, profile=device.profile,
+        max_binding=device.max_binding, offload=offload, forms=forms, keep=keep,
+    )  # fmt: skip
 
 
 def _check_settings(lora: object, quant: object) -> None:

@@ -154,18 +154,14 @@ class Decoder:
         weights = self.weights()
         check_sizes(weights, self.dimensions.vocab_size * self.dimensions.hidden_size)
         head_bias = "lm_head.bias" if self.head_bias else ""
-        of_head = {head_bias: self.dimensions.vocab_size} if head_bias else {}
+        if head_bias:
+            weights += Weights(norms={head_bias: self.dimensions.vocab_size})
         return Architecture(
+            **vars(weights),
             config=self,
             vocab_size=self.dimensions.vocab_size,
             hidden_size=self.dimensions.hidden_size,
             num_layers=len(self.layers),
-            linears=weights.linears,
-            norms={**weights.norms, **of_head},
-            experts=weights.experts,
-            routers=weights.routers,
-            as_stored=weights.as_stored,
-            tables=weights.tables,
             tied=self.tied,
             embed_name=f"{self.prefix}{self.embedding}.weight",
             stored_prefixes=self.stored_prefixes,
