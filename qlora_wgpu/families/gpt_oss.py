@@ -23,7 +23,6 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     if read.config.get("rope_parameters") is None:
         read = parts.ConfigReader({**read.config, "rope_parameters": YARN})
     dimensions = parts.Dimensions.read(read)
-    layers = dimensions.num_hidden_layers
     attention = parts.read_attention(
         read,
         dimensions,
@@ -42,6 +41,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         in_turns=True,
     )
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
-    windows = parts.layer_windows(read, [i % 2 == 0 for i in range(layers)])
+    slides = [i % 2 == 0 for i in range(dimensions.num_hidden_layers)]
+    windows = parts.layer_windows(read, slides)
     layers = [parts.Layer(norm, replace(attention, window=window), experts) for window in windows]
     return parts.read_decoder(read, norm, layers, balance=parts.read_balance_loss(read))

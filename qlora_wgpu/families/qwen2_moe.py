@@ -25,8 +25,8 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     )
     experts = replace(experts, fused=False)
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
-    layers = dimensions.num_hidden_layers
-    kinds = zip(_windows(read, layers), parts.sparse_layers(read, layers), strict=True)
+    count = dimensions.num_hidden_layers
+    kinds = zip(_windows(read, count), parts.sparse_layers(read, count), strict=True)
     layers = [
         parts.Layer(norm, replace(attention, window=window), experts if sparse else mlp)
         for window, sparse in kinds

@@ -251,7 +251,7 @@ class Engine:
         alone = told or self._to_prefill or (self._waiting and self._free)
         count = 1 if alone else min(self._turns_at_once(texts), program.most_ahead)
         begin = time.perf_counter()
-        tokens = program.run(*column, choices, count=count)
+        tokens = program.run(column[0], column[1], column[2], choices, count=count)
         self._seconds = (time.perf_counter() - begin) / count
         return tokens[: len(texts)], None if program.kept is None else program.logits()
 

@@ -85,6 +85,13 @@ class MemoryCounter:
 UPLOAD_CHUNK = 16 << 20  # bytes of a write: unsubmitted ones pile up in host memory
 
 
+def bytes_of(data: npt.NDArray[Any] | bytes) -> npt.NDArray[np.uint8]:
+    """The bytes of host data, in row-major order."""
+    if isinstance(data, np.ndarray):
+        return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    return np.frombuffer(data, np.uint8)
+
+
 class Transfers:
     """The part of a device that moves bytes."""
 
@@ -113,10 +120,7 @@ class Transfers:
 
         A file's pages leave the process's memory behind each piece.
         """
-        if isinstance(data, np.ndarray):
-            raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        else:
-            raw = np.frombuffer(data, np.uint8)
+        raw = bytes_of(data)
         if raw.size % 4:
             raw = np.pad(raw, (0, -raw.size % 4))
         for start in range(0, raw.size, UPLOAD_CHUNK):
@@ -149,7 +153,7 @@ class Transfers:
 
     def write_texture(self, texture: Any, data: npt.NDArray[Any]) -> None:
         """Fills a texture from its first texel on, in pieces so that host memory stays flat."""
-        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        flat = bytes_of(data)
         rows = UPLOAD_CHUNK // TEXTURE_ROW
         for row in range(0, -(-flat.size // TEXTURE_ROW), rows):
             piece = flat[row * TEXTURE_ROW : (row + rows) * TEXTURE_ROW]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.cost_model import CostModel
-from qlora_wgpu.gpu.device import DISPATCHES_PER_SUBMIT, Device, MemoryCounter
+from qlora_wgpu.gpu.device import DISPATCHES_PER_SUBMIT, Device, MemoryCounter, bytes_of
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.limits import buffer_bytes
 from qlora_wgpu.gpu.wgsl import Shader
@@ -104,11 +104,7 @@ class RecordingDevice(Device):
         read: Callable[[npt.NDArray[Any]], None] = require_whole,
     ) -> None:
         """Hands on what a buffer is filled with."""
-        raw = (
-            np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-            if isinstance(data, np.ndarray)
-            else np.frombuffer(data, np.uint8)
-        )
+        raw = bytes_of(data)
         read(raw)
         self._filled(buffer, offset, raw)
         let_go(raw)

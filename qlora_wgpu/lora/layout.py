@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -60,9 +60,8 @@ from qlora_wgpu.ops.trained import SavedModule, TrainableTokens
 _VIEW_ROWS = 256  # a view of a matrix of any width may begin at multiples of so many rows
 
 
-def _slack_of(flat: FlatVector, stacks: Sequence[ExpertSpec]) -> int:
+def _slack_of(flat: FlatVector, stacked: Collection[str]) -> int:
     """Floats to add at the end: bindings of experts' matrices are whole rows, and may pass it."""
-    stacked = {spec.name for stack in stacks for spec in stack.linears}
     places = ((parse_name(name), place) for name, place in flat.items())
     rows = [padded(place.columns) for parsed, place in places if parsed and parsed[0] in stacked]
     return aligned(max(rows, default=0))
@@ -171,7 +170,8 @@ class AdapterLayout(FlatVector):
             self.peft, self.targets, experts
         )
         self._place_all(vocabulary, tokens, saved)
-        self.slack = _slack_of(self, stacks)
+        stacked = {spec.name for stack in stacks for spec in stack.linears}
+        self.slack = _slack_of(self, stacked)
         self.cuts = ()
         if max_binding is not None:
             self.cuts = _cuts_of(self, stacks, max_binding // 4 - self.slack)
@@ -184,7 +184,6 @@ class AdapterLayout(FlatVector):
             )
         )
         self.moments = self._moments()
-        stacked = {spec.name for stack in stacks for spec in stack.linears}
         self.loras = {s.name: self._pair(s) for s in self.targets if s.name not in stacked}
         self.expert_loras = {stack.name: self._pair(stack.linears[0], stack) for stack in stacks}
         self.embedding_lora = self._embedding_pair()
@@ -264,13 +263,14 @@ class AdapterLayout(FlatVector):
         if self.embedding is None:
             return None
         name = self.embedding.name
-        windows = (
+        a, b, grad_a, grad_b = (
             self._window(flat, name, leaf)
             for flat in (self.parameters, self.gradient)
             for leaf in (EMBEDDING_A, EMBEDDING_B)
         )
+        rank, scaling = self.peft.rank_of(name), self.peft.scaling_of(name)
         # PEFT drops nothing of what is looked up.
-        return Lora(self.peft.rank_of(name), self.peft.scaling_of(name), 0.0, 0, *windows)
+        return Lora(rank, scaling, 0.0, 0, a, b, grad_a, grad_b)
 
     def _rows(self, module: str, indices: Sequence[int], of: Vocabulary) -> TrainableTokens:
         rows, gradient = (

@@ -339,7 +339,7 @@ class _Waiting:
         """A way that takes about the least, and those that may take a little less."""
         way = replace(OffloadPlan.least(layout.num_layers), streamed_head=streamed_head)
         ways = [way, replace(way, remakes=False)]
-        return [self._resident.changed(offload=each) for each in ways]
+        return [self._resident.with_offload(each) for each in ways]
 
     def longest(self, room: int, found: int) -> int:
         """The longest row that has room, of those that are tried."""
