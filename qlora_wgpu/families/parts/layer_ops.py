@@ -120,6 +120,11 @@ class LayerOps:
         """The tensor of that name among what is small and float32."""
         return self._modules.norms[name]
 
+    def _weight_and_bias(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """What a module has that is small and float32."""
+        norms = self._modules.norms
+        return norms[name + ".weight"], norms.get(name + ".bias")
+
     def rms_norm(self, x: Tensor, name: str, eps: float, residual: Tensor | None = None) -> Tensor:
         """RMSNorm by the weight of that module."""
         return rms_norm(self.g, x, self._modules.norms[name + ".weight"], eps, residual)
@@ -142,13 +147,12 @@ class LayerOps:
 
     def qk_layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """LayerNorm of each head by its row of the weight of that module, or by all heads' one."""
-        norms = self._modules.norms
-        return qk_layer_norm(self.g, x, norms[name + ".weight"], eps, norms.get(name + ".bias"))
+        weight, bias = self._weight_and_bias(name)
+        return qk_layer_norm(self.g, x, weight, eps, bias)
 
     def layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """LayerNorm by the weight, and the bias if there is one, of that module."""
-        norms = self._modules.norms
-        return layer_norm(self.g, x, norms[name + ".weight"], norms.get(name + ".bias"), eps)
+        return layer_norm(self.g, x, *self._weight_and_bias(name), eps)
 
     def plain_layer_norm(self, x: Tensor, eps: float) -> Tensor:
         """LayerNorm without a weight."""
@@ -170,15 +174,11 @@ class LayerOps:
 
     def short_conv(self, x: Tensor, name: str) -> Tensor:
         """The gated convolution by the weight, and the bias if there is one, of that module."""
-        norms = self._modules.norms
-        weight, bias = norms[name + ".weight"], norms.get(name + ".bias")
-        return short_conv(self.g, x, weight, bias, self.batch)
+        return short_conv(self.g, x, *self._weight_and_bias(name), self.batch)
 
     def causal_conv(self, x: Tensor, name: str) -> Tensor:
         """SiLU of the convolution by the weight, and the bias if there is one, of that module."""
-        norms = self._modules.norms
-        weight, bias = norms[name + ".weight"], norms.get(name + ".bias")
-        return causal_conv(self.g, x, weight, bias, self.batch)
+        return causal_conv(self.g, x, *self._weight_and_bias(name), self.batch)
 
     def gated_delta_gates(self, a: Tensor, b: Tensor, at: str) -> tuple[Tensor, Tensor]:
         """What a delta net whose names begin so keeps of its state, and how much it writes."""
