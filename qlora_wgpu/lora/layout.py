@@ -400,4 +400,6 @@ class AdapterLayout(FlatVector):
                 "optim.name: adamw_8bit cannot train a matrix whole (lora.modules_to_save) that is "
                 "larger than a binding of this GPU: set optim.name to adamw"
             )
-        return moments_of(self, self.forms, self.cuts)
+        places = FlatVector(self)  # not this, since a reference cycle would keep vectors in memory
+        places.end, places.slack = self.end, self.slack
+        return moments_of(places, self.forms, self.cuts)
