@@ -149,7 +149,7 @@ def _of_variant(
             if streams_head
             else OffloadPlan(offload_layer_inputs=True)
         )
-        yield "offloaded", _digest(layout.with_offload(least).step(step).plan)
+        yield "offloaded", _digest(layout.changed(offload=least).step(step).plan)
     cache = KVCache(32, 2, packs_weights=profile == "textures")
     seen = make_seen(2, layout.pretrained.architecture.vocab_size)
     for name, sequences, length in (("prefill", 1, 16), ("decode", 2, 1)):

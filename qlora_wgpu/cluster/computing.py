@@ -56,9 +56,9 @@ class GradientSum:
         """Allocates room for a gradient that has come."""
         self.model = model
         self._received = received_gradient(model.adapter)
-        graph = model.new_graph()
+        graph = model.layout.new_graph()
         add_to(graph, model.adapter.gradient, self._received)
-        self._program = model.new_program(graph)
+        self._program = model.programs.from_graph(graph)
         self.begin()
 
     def parameters(self) -> FloatArray:

@@ -21,22 +21,16 @@ ROPE = {
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Other activations than xIELU have no scalars."""
-    read.no_dropout("attention_dropout")
     dimensions = parts.Dimensions.read(read)
-    bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-5)
+    eps = read.number("rms_norm_eps", 1e-5)
     rope = _rope(read, dimensions.head_dim)
-    attention = parts.Attention(
-        dimensions, rope, qkv_bias=bias, o_bias=bias, qk_norm=parts.QKNorm(eps)
-    )
+    attention = parts.read_attention(read, dimensions, rope, qk_norm=parts.QKNorm(eps))
     norm = parts.RMSNorm(eps)
-    layer = parts.Layer(norm, attention, _mlp(read, dimensions), ORDER)
+    is_xielu = read.config.get("hidden_act", parts.XIELU) == parts.XIELU
+    activation = parts.XIELU if is_xielu else parts.read_activation(read)
+    mlp = parts.PlainMLP(dimensions, activation, bias=False)
+    layer = parts.Layer(norm, attention, mlp, ORDER)
     return parts.read_decoder(read, norm, layer, pad_token_id=3)
-
-
-def _mlp(read: parts.ConfigReader, dimensions: parts.Dimensions) -> parts.XIELUMLP | parts.PlainMLP:
-    if read.config.get("hidden_act", "xielu") == "xielu":
-        return parts.XIELUMLP(dimensions)
-    return parts.PlainMLP(dimensions, parts.read_activation(read), bias=False)
 
 
 def _rope(read: parts.ConfigReader, head_dim: int) -> parts.Rope:
@@ -44,6 +38,3 @@ def _rope(read: parts.ConfigReader, head_dim: int) -> parts.Rope:
     if config.get("rope_parameters") is None and not config.get("rope_scaling"):
         config = {**config, "rope_parameters": ROPE}
     return parts.read_rope(config, head_dim, default_theta=THETA)
-
-
-FAMILY = parts.DecoderFamily(compose)

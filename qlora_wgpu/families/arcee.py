@@ -7,16 +7,11 @@ from qlora_wgpu.families import parts
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """RMSNorms before a rotated attention and an MLP without a gate."""
-    read.no_dropout("attention_dropout")
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim)
-    bias = read.flag("attention_bias")
-    attention = parts.Attention(dimensions, rope, qkv_bias=bias, o_bias=bias)
+    attention = parts.read_attention(read, dimensions, rope)
     mlp = parts.PlainMLP(
         dimensions, parts.read_activation(read, "relu2"), bias=read.flag("mlp_bias")
     )
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
     return parts.read_decoder(read, norm, parts.Layer(norm, attention, mlp))
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -7,16 +7,13 @@ from qlora_wgpu.families import parts
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Norms have no biases; logits are scaled; R+ normalizes heads (``use_qk_norm``)."""
-    read.no_dropout("attention_dropout")
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim, default_theta=500_000.0)
-    bias = read.flag("attention_bias")
     eps = read.number("layer_norm_eps", 1e-5)
-    attention = parts.Attention(
+    attention = parts.read_attention(
+        read,
         dimensions,
         rope,
-        qkv_bias=bias,
-        o_bias=bias,
         qk_norm=parts.QKLayerNorm(eps) if read.flag("use_qk_norm") else None,
         interleaved=True,
     )
@@ -30,6 +27,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         pad_token_id=0,
         logit_scale=read.number("logit_scale", 0.0625),
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

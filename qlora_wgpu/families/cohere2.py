@@ -10,15 +10,9 @@ from qlora_wgpu.families import parts
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Layers that see everything know no positions."""
     read = read.with_defaults(sliding_window=4096)
-    read.no_dropout("attention_dropout")
     dimensions = parts.Dimensions.read(read)
-    bias = read.flag("attention_bias")
-    attention = parts.Attention(
-        dimensions,
-        parts.read_rope(read.config, dimensions.head_dim),
-        qkv_bias=bias,
-        o_bias=bias,
-        interleaved=True,
+    attention = parts.read_attention(
+        read, dimensions, parts.read_rope(read.config, dimensions.head_dim), interleaved=True
     )
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     norm = parts.LayerNorm(read.number("layer_norm_eps", 1e-5), bias=False)
@@ -26,14 +20,12 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         replace(attention, rope=None) if window is None else replace(attention, window=window)
         for window in parts.periodic_windows(read, dimensions.num_hidden_layers, every=4)
     ]
+    layers = [parts.Layer(norm, each, mlp, parts.PARALLEL) for each in attentions]
     return parts.read_decoder(
         read,
         norm,
-        tuple(parts.Layer(norm, each, mlp, parts.PARALLEL) for each in attentions),
+        layers,
         ties=True,
         pad_token_id=0,
         logit_scale=read.number("logit_scale", 0.0625),
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

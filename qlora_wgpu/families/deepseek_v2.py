@@ -18,14 +18,11 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read), read.flag("mlp_bias"))
     experts, norm = _experts(read, mlp), parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
     dense = read.count("first_k_dense_replace", 0)
-    return parts.read_decoder(
-        read,
-        norm,
-        tuple(
-            parts.Layer(norm, attention, mlp if i < dense else experts)
-            for i in range(dimensions.num_hidden_layers)
-        ),
-    )
+    layers = [
+        parts.Layer(norm, attention, mlp if i < dense else experts)
+        for i in range(dimensions.num_hidden_layers)
+    ]
+    return parts.read_decoder(read, norm, layers)
 
 
 def _experts(read: parts.ConfigReader, mlp: parts.GatedMLP) -> parts.SparseMoeBlock:
@@ -54,6 +51,3 @@ def _experts(read: parts.ConfigReader, mlp: parts.GatedMLP) -> parts.SparseMoeBl
         shared=parts.SharedExpert(replace(mlp, dimensions=shared, name="mlp.shared_experts")),
         choice=parts.Router(parts.read_groups(read, num_experts, top_k, scoring)),
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

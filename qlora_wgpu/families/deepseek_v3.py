@@ -20,14 +20,8 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     experts = corrected_experts(read, mlp, 2.5, defaults)
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
     dense = read.count("first_k_dense_replace", 3)
-    return parts.read_decoder(
-        read,
-        norm,
-        tuple(
-            parts.Layer(norm, attention, mlp if i < dense else experts)
-            for i in range(dimensions.num_hidden_layers)
-        ),
-    )
-
-
-FAMILY = parts.DecoderFamily(compose)
+    layers = [
+        parts.Layer(norm, attention, mlp if i < dense else experts)
+        for i in range(dimensions.num_hidden_layers)
+    ]
+    return parts.read_decoder(read, norm, layers)

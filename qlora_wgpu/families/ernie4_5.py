@@ -17,6 +17,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     return parts.read_decoder(
         read, norm, parts.Layer(norm, attention, mlp), ties=True, pad_token_id=0
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

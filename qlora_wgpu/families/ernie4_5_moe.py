@@ -21,16 +21,12 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     attention = parts.Attention(dimensions, rope, interleaved=True)
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     experts, norm = _experts(read, mlp), parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
+    layers = [
+        parts.Layer(norm, attention, experts if sparse else mlp)
+        for sparse in _sparse(read, dimensions.num_hidden_layers)
+    ]
     return parts.read_decoder(
-        read,
-        norm,
-        tuple(
-            parts.Layer(norm, attention, experts if sparse else mlp)
-            for sparse in _sparse(read, dimensions.num_hidden_layers)
-        ),
-        ties=True,
-        pad_token_id=0,
-        balance=parts.read_balance_loss(read),
+        read, norm, layers, ties=True, pad_token_id=0, balance=parts.read_balance_loss(read)
     )
 
 
@@ -68,6 +64,3 @@ def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
         )
     last = layers - 1 if last == -1 else last
     return [(i + 1) % every == 0 and first <= i <= last for i in range(layers)]
-
-
-FAMILY = parts.DecoderFamily(compose)

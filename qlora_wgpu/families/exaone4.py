@@ -13,14 +13,11 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     dimensions = parts.Dimensions.read(read)
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
-    return parts.read_decoder(
-        read,
-        norm,
-        tuple(
-            parts.Layer(norm, each, mlp, parts.POST_NORM)
-            for each in read_attentions(read, dimensions, norm.eps)
-        ),
-    )
+    layers = [
+        parts.Layer(norm, each, mlp, parts.POST_NORM)
+        for each in read_attentions(read, dimensions, norm.eps)
+    ]
+    return parts.read_decoder(read, norm, layers)
 
 
 def read_attentions(
@@ -37,6 +34,3 @@ def read_attentions(
         unrotated if window is None else replace(attention, window=window)
         for window in parts.periodic_windows(read, dimensions.num_hidden_layers, every=4)
     ]
-
-
-FAMILY = parts.DecoderFamily(compose)

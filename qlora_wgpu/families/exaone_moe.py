@@ -23,15 +23,11 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     choice = replace(experts.choice, correction="mlp.e_score_correction_bias")
     experts = replace(experts, choice=choice)
     attentions = read_attentions(read, dimensions, norm.eps)
-    return parts.read_decoder(
-        read,
-        norm,
-        tuple(
-            parts.Layer(norm, attention, experts if sparse else mlp)
-            for attention, sparse in zip(attentions, _sparse(read, len(attentions)), strict=True)
-        ),
-        pad_token_id=0,
-    )
+    layers = [
+        parts.Layer(norm, attention, experts if sparse else mlp)
+        for attention, sparse in zip(attentions, _sparse(read, len(attentions)), strict=True)
+    ]
+    return parts.read_decoder(read, norm, layers, pad_token_id=0)
 
 
 def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
@@ -39,16 +35,8 @@ def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
     types = read.config.get("mlp_layer_types")
     if types is None:
         return [i >= read.count("first_k_dense_replace", 1) for i in range(layers)]
-    kinds = ("dense", "sparse")
-    if (
-        not isinstance(types, list)
-        or len(types) != layers
-        or not all(isinstance(kind, str) and kind in kinds for kind in types)
-    ):
+    if not parts.name_kinds(types, ("dense", "sparse"), layers):
         raise UnsupportedModelError(
             f"config.json: mlp_layer_types must be 'dense' or 'sparse' for each of {layers} layers"
         )
     return [kind == "sparse" for kind in types]
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -1,6 +1,6 @@
 """The interface of a model family: its layers' names and shapes, and its forward.
 
-A family is one module here, named after Hugging Face's ``model_type``, with a ``FAMILY``.
+A family is one module here, named after Hugging Face's ``model_type``, with a ``compose``.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ class ExpertSpec:
 class Weights:
     """The weights of a part of a model: names and shapes, in the order of the forward."""
 
-    linears: tuple[LinearSpec, ...] = ()  # linear layers
+    # Linear layers: all that can carry an adapter but routers and experts.
+    linears: tuple[LinearSpec, ...] = ()
     # Sizes of the normalization weights, and of all else that is small and float32, by tensor name:
     # a length, or a shape. A * in the name is the number of a row, where files hold each by itself.
     norms: Mapping[str, NormSize] = field(default_factory=dict)
@@ -171,18 +172,14 @@ def stored_parts(name: str, shape: tuple[int, ...]) -> list[tuple[str, tuple[int
     return [(name.replace("*", str(row)), shape[1:]) for row in range(shape[0])]
 
 
-@dataclass(frozen=True)
-class Architecture:
-    """Everything a config.json says that loading needs."""
+@dataclass(frozen=True, kw_only=True)
+class Architecture(Weights):
+    """Everything a config.json says that loading needs: the weights but the ends, and what else."""
 
     config: Any  # the family's own reading of it, for its forward
     vocab_size: int  # rows of the embedding and of the head
     hidden_size: int  # their columns
     num_layers: int
-    # All that can carry an adapter but routers and experts, in the order of the forward.
-    linears: tuple[LinearSpec, ...]
-    # Sizes of the normalization weights, by tensor name: a length, or rows and columns.
-    norms: Mapping[str, NormSize]
     tied: bool  # whether the head is the embedding
     embed_name: str = "model.embed_tokens.weight"  # the embedding's tensor
     head_name: str = "lm_head.weight"  # the head's tensor
@@ -192,13 +189,8 @@ class Architecture:
     norm_offset: float = 0.0
     logit_scale: float = 1.0  # factor of the head's product
     logit_softcap: float | None = None  # bound of the logits, if any
-    experts: tuple[ExpertSpec, ...] = ()  # linear layers of experts
-    routers: tuple[RouterSpec, ...] = ()
-    # Shapes of embeddings beside the input's, which are in host memory, by tensor name.
-    tables: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     # Details of the config.json that training leaves out, for the user to know.
     notes: tuple[str, ...] = ()
-    as_stored: frozenset[str] = frozenset()  # those of ``norms`` to which it is not added
     # How names of adapted modules begin, where a running model has others of the same last parts
     # that PEFT refuses to adapt; else empty.
     adapted_within: str = ""
@@ -381,9 +373,13 @@ def built_in_family(model_type: str) -> Family | None:
         return None
     path = f"{__package__}.{model_type}"
     try:
-        family: Family | None = getattr(importlib.import_module(path), "FAMILY", None)
+        compose = getattr(importlib.import_module(path), "compose", None)
     except ModuleNotFoundError as err:
         if err.name != path:
             raise
         return None
+    if compose is None:
+        return None
+    # Imported this late, since parts are made of what stands here.
+    family: Family = importlib.import_module(f"{__package__}.parts").DecoderFamily(compose)
     return family

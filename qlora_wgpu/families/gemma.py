@@ -17,14 +17,12 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 
     ``hidden_activation`` was read before ``hidden_act`` by transformers 4, and is not any more.
     """
-    read.no_dropout("attention_dropout")
     read.choice("use_bidirectional_attention", (None, False))
     read.choice("hidden_act", ("gelu_pytorch_tanh", "gelu"), "gelu_pytorch_tanh")
     named = read.choice("hidden_activation", (None, "gelu_pytorch_tanh", "gelu"))
     dimensions = parts.Dimensions.read(read, head_dim=256)
-    bias = read.flag("attention_bias")
     rope = parts.read_rope(read.config, dimensions.head_dim)
-    attention = parts.Attention(dimensions, rope, qkv_bias=bias, o_bias=bias)
+    attention = parts.read_attention(read, dimensions, rope)
     mlp = parts.GatedMLP(dimensions, "gelu_pytorch_tanh")
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6), offset=1.0)
     return parts.read_decoder(
@@ -36,6 +34,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         embedding_scale=math.sqrt(dimensions.hidden_size),
         notes=() if named != "gelu" else (_IGNORED,),
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

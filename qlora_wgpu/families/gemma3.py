@@ -11,6 +11,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         num_attention_heads=8, num_key_value_heads=4, head_dim=256, vocab_size=262_208
     )
     return gemma3_text.compose(part).within_language_model()
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -12,19 +12,13 @@ from qlora_wgpu.families.gemma2 import read_score_scale
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Five layers of six slide where nothing says otherwise; they rotate by a base of their own."""
     read = read.with_defaults(sliding_window=4096)
-    read.no_dropout("attention_dropout")
     read.choice("use_bidirectional_attention", (None, False))
     activation = parts.read_activation(read, "gelu_pytorch_tanh", "hidden_activation")
     dimensions = parts.Dimensions.read(read, head_dim=256)
-    bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-6)
+    eps = read.number("rms_norm_eps", 1e-6)
     far, near = _ropes(read, dimensions.head_dim)
-    attention = parts.Attention(
-        dimensions,
-        far,
-        qkv_bias=bias,
-        o_bias=bias,
-        qk_norm=parts.QKNorm(eps),
-        scale=read_score_scale(read),
+    attention = parts.read_attention(
+        read, dimensions, far, qk_norm=parts.QKNorm(eps), scale=read_score_scale(read)
     )
     sliding = replace(attention, rope=near)
     mlp, norm = parts.GatedMLP(dimensions, activation), parts.RMSNorm(eps, offset=1.0)
@@ -32,10 +26,11 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         attention if window is None else replace(sliding, window=window)
         for window in parts.periodic_windows(read, dimensions.num_hidden_layers, every=6)
     ]
+    layers = [parts.Layer(norm, each, mlp, parts.PRE_AND_POST_NORM) for each in attentions]
     return parts.read_decoder(
         read,
         norm,
-        tuple(parts.Layer(norm, each, mlp, parts.PRE_AND_POST_NORM) for each in attentions),
+        layers,
         ties=True,
         pad_token_id=0,
         embedding_scale=math.sqrt(dimensions.hidden_size),
@@ -56,6 +51,3 @@ def _ropes(read: parts.ConfigReader, head_dim: int) -> tuple[parts.Rope, parts.R
     """The rotation of layers that see everything, and of those that slide."""
     near = read.number("rope_local_base_freq", 10_000.0)
     return parts.read_ropes_of_layers(read.config, head_dim, 1_000_000.0, near)
-
-
-FAMILY = parts.DecoderFamily(compose)

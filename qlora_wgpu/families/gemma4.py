@@ -14,6 +14,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     text = gemma4_text.compose(parts.text_config(read))
     # Modules of the parts for images and sound are called alike, and PEFT refuses to adapt them.
     return replace(text, prefix=PREFIX, adapted_within=PREFIX)
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -235,6 +235,3 @@ def _mixture(
         raise UnsupportedModelError(f"config.json: top_k_experts {top} exceeds num_experts {count}")
     inner = read.integer("moe_intermediate_size")
     return parts.MixtureBeside(dimensions.hidden_size, inner, ACTIVATION, count, top, eps)
-
-
-FAMILY = parts.DecoderFamily(compose)

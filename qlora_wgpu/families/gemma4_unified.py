@@ -11,6 +11,3 @@ from qlora_wgpu.families.gemma4 import PREFIX
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Modules are called as in a running model."""
     return replace(gemma4_unified_text.compose(parts.text_config(read)), prefix=PREFIX)
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -11,6 +11,3 @@ def compose(read: parts.ConfigReader) -> parts.SharingDecoder:
     """Keys of what it lacks are not looked at, as in transformers."""
     config = read.with_defaults(sliding_window=1024).config
     return gemma4_text.compose(parts.ConfigReader({**config, **_LACKS}))
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -27,6 +27,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     return parts.read_decoder(
         read, norm, parts.Layer(norm, attention, mlp, ORDER), pad_token_id=151_329
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -25,14 +25,11 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     experts, norm = corrected_experts(read, mlp), parts.RMSNorm(eps)
     dense = read.count("first_k_dense_replace", 1)
-    return parts.read_decoder(
-        read,
-        norm,
-        tuple(
-            parts.Layer(norm, attention, mlp if i < dense else experts)
-            for i in range(dimensions.num_hidden_layers)
-        ),
-    )
+    layers = [
+        parts.Layer(norm, attention, mlp if i < dense else experts)
+        for i in range(dimensions.num_hidden_layers)
+    ]
+    return parts.read_decoder(read, norm, layers)
 
 
 def corrected_experts(
@@ -70,6 +67,3 @@ def corrected_experts(
             parts.read_groups(read, num_experts, top_k, scoring), correction=CORRECTION
         ),
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

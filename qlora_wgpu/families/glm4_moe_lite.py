@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families import parts
 from qlora_wgpu.families.glm4_moe import corrected_experts
 
@@ -19,31 +18,16 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     defaults = {"n_routed_experts": 64, "num_experts_per_tok": 4, "moe_intermediate_size": 1536}
     experts = corrected_experts(read, mlp, 1.8, defaults)
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
-    return parts.read_decoder(
-        read,
-        norm,
-        tuple(
-            parts.Layer(norm, attention, experts if sparse else mlp)
-            for sparse in _sparse(read, dimensions.num_hidden_layers)
-        ),
-    )
+    layers = [
+        parts.Layer(norm, attention, experts if sparse else mlp)
+        for sparse in _sparse(read, dimensions.num_hidden_layers)
+    ]
+    return parts.read_decoder(read, norm, layers)
 
 
 def _sparse(read: parts.ConfigReader, layers: int) -> list[bool]:
     """Whether each layer has experts."""
-    kinds, types = ("dense", "sparse"), read.config.get("mlp_layer_types")
-    if types is None:
-        types = ["dense"] + ["sparse"] * (layers - 1)
-    if (
-        not isinstance(types, list)
-        or len(types) != layers
-        or not all(isinstance(kind, str) and kind in kinds for kind in types)
-    ):
-        raise UnsupportedModelError(
-            f"config.json: mlp_layer_types must name {' or '.join(kinds)} for each of the "
-            f"{layers} layers"
-        )
+    if read.config.get("mlp_layer_types") is None:
+        return [i > 0 for i in range(layers)]
+    types = read.layer_kinds("mlp_layer_types", ("dense", "sparse"), layers)
     return [kind == "sparse" for kind in types]
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -63,6 +63,3 @@ def _rope(read: parts.ConfigReader, head_dim: int) -> parts.Rope:
         "partial_rotary_factor": read.config.get("rotary_pct", 0.25),
     }
     return parts.read_rope({**read.config, **own}, head_dim, default_partial=0.25)
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -19,40 +19,29 @@ YARN = {
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Every other layer slides, from the first on; a token's experts' weights sum to one."""
-    read.no_dropout("attention_dropout")
     read = read.with_defaults(head_dim=64, num_key_value_heads=8, sliding_window=128)
     if read.config.get("rope_parameters") is None:
         read = parts.ConfigReader({**read.config, "rope_parameters": YARN})
     dimensions = parts.Dimensions.read(read)
-    layers = dimensions.num_hidden_layers
-    bias = read.flag("attention_bias", True)
-    attention = parts.Attention(
+    attention = parts.read_attention(
+        read,
         dimensions,
         parts.read_rope(read.config, dimensions.head_dim, default_theta=150_000.0),
-        qkv_bias=bias,
-        o_bias=bias,
+        bias=True,
         sinks=True,
     )
-    num_experts, num_experts_per_tok = parts.read_expert_counts(read, 128, 4)
     experts = parts.SparseMoeBlock(
         dimensions.hidden_size,
         dimensions.intermediate_size,
         parts.read_clamped_glu(read),
-        num_experts,
-        num_experts_per_tok,
+        *parts.read_expert_counts(read, 128, 4),
         norm_topk_prob=True,
         router="router",
         bias=True,
         in_turns=True,
     )
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
-    windows = parts.layer_windows(read, [i % 2 == 0 for i in range(layers)])
-    return parts.read_decoder(
-        read,
-        norm,
-        tuple(parts.Layer(norm, replace(attention, window=window), experts) for window in windows),
-        balance=parts.read_balance_loss(read),
-    )
-
-
-FAMILY = parts.DecoderFamily(compose)
+    slides = [i % 2 == 0 for i in range(dimensions.num_hidden_layers)]
+    windows = parts.layer_windows(read, slides)
+    layers = [parts.Layer(norm, replace(attention, window=window), experts) for window in windows]
+    return parts.read_decoder(read, norm, layers, balance=parts.read_balance_loss(read))

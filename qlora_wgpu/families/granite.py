@@ -17,23 +17,19 @@ def compose_with(
     read: parts.ConfigReader, dimensions: parts.Dimensions, mlp: parts.Half, rope: parts.Rope | None
 ) -> parts.Decoder:
     """Logits are divided by ``logits_scaling``; the other three multiply."""
-    read.no_dropout("attention_dropout")
-    bias = read.flag("attention_bias")
     divisor = read.number("logits_scaling", 1.0)
     if divisor == 0:
         raise UnsupportedModelError("config.json: logits_scaling must not be 0")
+    attention = parts.read_attention(
+        read, dimensions, rope, scale=read.number("attention_multiplier", 1.0)
+    )
     residual_scale = read.number("residual_multiplier", 1.0)
-    if residual_scale != 1.0 and (bias or (isinstance(mlp, parts.GatedMLP) and mlp.bias)):
+    if residual_scale != 1.0 and (
+        attention.o_bias or (isinstance(mlp, parts.GatedMLP) and mlp.bias)
+    ):
         raise UnsupportedModelError(
             "config.json: residual_multiplier together with biases is not supported"
         )
-    attention = parts.Attention(
-        dimensions,
-        rope,
-        qkv_bias=bias,
-        o_bias=bias,
-        scale=read.number("attention_multiplier", 1.0),
-    )
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
     layer = parts.Layer(norm, attention, mlp, residual_scale=residual_scale)
     multiplier = read.number("embedding_multiplier", 1.0)
@@ -45,6 +41,3 @@ def compose_with(
         noise_scale=multiplier,
         logit_scale=1.0 / divisor,
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

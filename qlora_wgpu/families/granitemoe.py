@@ -46,6 +46,3 @@ def shared_mlp(dimensions: parts.Dimensions, size: int, activation: str) -> part
         name="shared_mlp",
         leaves=("input_linear", "output_linear"),
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -28,16 +28,8 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
 def _check_attending(read: parts.ConfigReader, layers: int) -> None:
     """Makes sure that all layers attend."""
     types = read.config.get("layer_types", read.config.get("layers_block_type"))
-    attending = ("attention", "full_attention")
-    if (
-        not isinstance(types, list)
-        or len(types) != layers
-        or not all(isinstance(kind, str) and kind in attending for kind in types)
-    ):
+    if not parts.name_kinds(types, ("attention", "full_attention"), layers):
         raise UnsupportedModelError(
             f"config.json: layer_types must be 'attention' for each of the {layers} layers: "
             "Granite 4's state-space layers are not computed here"
         )
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -19,6 +19,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     return replace(
         compose_with(read, dimensions, experts, rope), balance=parts.read_balance_loss(read)
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -20,20 +20,14 @@ def compose_with(
     read: parts.ConfigReader, dimensions: parts.Dimensions, mlps: Sequence[parts.Half]
 ) -> parts.Decoder:
     """Rotations of type 'dynamic' with an ``alpha`` do not go by the length of a sample."""
-    read.no_dropout("attention_dropout")
-    bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-5)
+    eps = read.number("rms_norm_eps", 1e-5)
     qk_norm = parts.QKNorm(eps, names=("query_layernorm", "key_layernorm"), after_rope=True)
-    attention = parts.Attention(
-        dimensions,
-        _rope(read.config, dimensions.head_dim),
-        qkv_bias=bias,
-        o_bias=bias,
-        qk_norm=qk_norm,
+    attention = parts.read_attention(
+        read, dimensions, _rope(read.config, dimensions.head_dim), qk_norm=qk_norm
     )
     norm = parts.RMSNorm(eps)
-    return parts.read_decoder(
-        read, norm, tuple(parts.Layer(norm, attention, mlp) for mlp in mlps), pad_token_id=0
-    )
+    layers = [parts.Layer(norm, attention, mlp) for mlp in mlps]
+    return parts.read_decoder(read, norm, layers, pad_token_id=0)
 
 
 def _rope(config: Mapping[str, Any], head_dim: int) -> parts.Rope:
@@ -53,6 +47,3 @@ def _rope(config: Mapping[str, Any], head_dim: int) -> parts.Rope:
     if head_dim <= 2:
         raise UnsupportedModelError("config.json: RoPE of type 'dynamic' needs more than one pair")
     return parts.read_rope({"rope_theta": theta * alpha ** (head_dim / (head_dim - 2))}, head_dim)
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -39,6 +39,3 @@ def _chosen(read: parts.ConfigReader, layers: int) -> list[int]:
             f"got {brief(listed)}"
         )
     return listed[:layers]
-
-
-FAMILY = parts.DecoderFamily(compose)

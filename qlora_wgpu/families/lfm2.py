@@ -89,17 +89,5 @@ def _attending(read: parts.ConfigReader, layers: int) -> list[bool]:
 
 def attending_types(read: parts.ConfigReader, layers: int) -> list[bool]:
     """Whether each layer attends, by ``layer_types``."""
-    types, kinds = read.config.get("layer_types"), ("conv", "full_attention")
-    if (
-        not isinstance(types, list)
-        or len(types) != layers
-        or not all(isinstance(kind, str) and kind in kinds for kind in types)
-    ):
-        raise UnsupportedModelError(
-            f"config.json: layer_types must name {' or '.join(kinds)} for each of the "
-            f"{layers} layers"
-        )
+    types = read.layer_kinds("layer_types", ("conv", "full_attention"), layers)
     return [kind == "full_attention" for kind in types]
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -12,7 +12,6 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     dimensions = parts.Dimensions.read(read)
     attends = attending_types(read, dimensions.num_hidden_layers)
     dense, mlp = read.count("num_dense_layers", 2), gated_mlp(dimensions)
-    num_experts, num_experts_per_tok = parts.read_expert_counts(read, 32, 4)
     parts.refuse_balance_loss(read)
     scoring = parts.Scoring(
         sigmoid=True,
@@ -25,8 +24,7 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         dimensions.hidden_size,
         read.integer("moe_intermediate_size", 1792),
         mlp.activation,
-        num_experts,
-        num_experts_per_tok,
+        *parts.read_expert_counts(read, 32, 4),
         name=mlp.name,
         leaves=mlp.leaves,
         fused=False,
@@ -34,6 +32,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     )
     mlps = [mlp if i < dense else experts for i in range(len(attends))]
     return compose_with(read, dimensions, attends, mlps)
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -66,6 +66,3 @@ def _original_length(config: Mapping[str, Any], parameters: Mapping[str, Any]) -
     if parameters.get("rope_type", parameters.get("type")) not in ("yarn", "llama3", "longrope"):
         return length
     return config.get(key, config.get("max_position_embeddings") if length is None else length)
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -18,6 +18,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
             f"{' and '.join(_TEXTS)} are supported"
         )
     return _TEXTS[kind](text).within_language_model()
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -11,13 +11,11 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim, default_theta=1_000_000.0)
     attention = parts.Attention(dimensions, rope, window=read.optional_integer("sliding_window"))
-    num_experts, num_experts_per_tok = parts.read_expert_counts(read, 8, 2)
     experts = parts.SparseMoeBlock(
         dimensions.hidden_size,
         dimensions.intermediate_size,
         parts.read_activation(read),
-        num_experts,
-        num_experts_per_tok,
+        *parts.read_expert_counts(read, 8, 2),
         norm_topk_prob=True,
         name="block_sparse_moe",
         held="mlp",
@@ -27,6 +25,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     return parts.read_decoder(
         read, norm, parts.Layer(norm, attention, experts), balance=parts.read_balance_loss(read)
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

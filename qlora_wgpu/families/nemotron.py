@@ -7,16 +7,11 @@ from qlora_wgpu.families import parts
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Half of each head is rotated where no key says otherwise."""
-    read.no_dropout("attention_dropout")
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim, default_partial=0.5)
-    bias = read.flag("attention_bias")
-    attention = parts.Attention(dimensions, rope, qkv_bias=bias, o_bias=bias)
+    attention = parts.read_attention(read, dimensions, rope)
     mlp = parts.PlainMLP(
         dimensions, parts.read_activation(read, "relu2"), bias=read.flag("mlp_bias")
     )
     norm = parts.LayerNorm(read.number("norm_eps", 1e-5), bias=True, offset=1.0)
     return parts.read_decoder(read, norm, parts.Layer(norm, attention, mlp))
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -10,19 +10,13 @@ EPS = 1e-5
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """``clip_qkv`` is the largest magnitude of what q, k and v make."""
-    read.no_dropout("attention_dropout")
     dimensions = parts.Dimensions.read(read)
-    bias = read.flag("attention_bias")
-    attention = parts.Attention(
+    attention = parts.read_attention(
+        read,
         dimensions,
         parts.read_rope(read.config, dimensions.head_dim),
-        qkv_bias=bias,
-        o_bias=bias,
         clip=read.softcap("clip_qkv"),
     )
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     norm = parts.LayerNorm(EPS, bias=False, weight=False)
     return parts.read_decoder(read, norm, parts.Layer(norm, attention, mlp), pad_token_id=1)
-
-
-FAMILY = parts.DecoderFamily(compose)

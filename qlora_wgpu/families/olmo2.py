@@ -7,17 +7,13 @@ from qlora_wgpu.families import parts
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Attention and MLP read the residual stream as it is."""
-    read.no_dropout("attention_dropout")
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim)
-    bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-5)
+    eps = read.number("rms_norm_eps", 1e-5)
     qk_norm = parts.QKNorm(eps, per_head=False)
-    attention = parts.Attention(dimensions, rope, qkv_bias=bias, o_bias=bias, qk_norm=qk_norm)
+    attention = parts.read_attention(read, dimensions, rope, qk_norm=qk_norm)
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     norm = parts.RMSNorm(eps)
     return parts.read_decoder(
         read, norm, parts.Layer(norm, attention, mlp, parts.POST_NORM), pad_token_id=1
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

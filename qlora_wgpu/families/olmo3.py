@@ -15,24 +15,19 @@ THETA = 500_000.0
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Three layers of four slide where ``layer_types`` does not say it."""
     read = read.with_defaults(sliding_window=4096)
-    read.no_dropout("attention_dropout")
     dimensions = parts.Dimensions.read(read)
-    bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-5)
+    eps = read.number("rms_norm_eps", 1e-5)
     far, near = _ropes(read, dimensions.head_dim)
     qk_norm = parts.QKNorm(eps, per_head=False)
-    full = parts.Attention(dimensions, far, qkv_bias=bias, o_bias=bias, qk_norm=qk_norm)
+    full = parts.read_attention(read, dimensions, far, qk_norm=qk_norm)
     mlp, norm = parts.GatedMLP(dimensions, parts.read_activation(read)), parts.RMSNorm(eps)
     slides = [(i + 1) % 4 != 0 for i in range(dimensions.num_hidden_layers)]
     attentions = [
         full if window is None else replace(full, rope=near, window=window)
         for window in parts.layer_windows(read, slides)
     ]
-    return parts.read_decoder(
-        read,
-        norm,
-        tuple(parts.Layer(norm, attention, mlp, parts.POST_NORM) for attention in attentions),
-        pad_token_id=1,
-    )
+    layers = [parts.Layer(norm, attention, mlp, parts.POST_NORM) for attention in attentions]
+    return parts.read_decoder(read, norm, layers, pad_token_id=1)
 
 
 def _ropes(read: parts.ConfigReader, head_dim: int) -> tuple[parts.Rope, parts.Rope]:
@@ -63,6 +58,3 @@ def _flat(parameters: Any) -> dict[str, Any]:
     }:
         return {}
     return {key: value for key, value in parameters.items() if value is not None}
-
-
-FAMILY = parts.DecoderFamily(compose)

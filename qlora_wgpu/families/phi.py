@@ -31,6 +31,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         head_bias=True,
         notes=read.dropped(dict.fromkeys(DROPOUTS, 0.0)),
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -18,6 +18,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     mlp = parts.FusedGatedMLP(dimensions, parts.read_activation(read))
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-5))
     return parts.read_decoder(read, norm, parts.Layer(norm, attention, mlp), pad_token_id=32_000)
-
-
-FAMILY = parts.DecoderFamily(compose)

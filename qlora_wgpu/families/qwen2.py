@@ -16,9 +16,5 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     attention = parts.Attention(dimensions, rope, qkv_bias=True)
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
-    return parts.read_decoder(
-        read, norm, tuple(parts.Layer(norm, replace(attention, window=w), mlp) for w in windows)
-    )
-
-
-FAMILY = parts.DecoderFamily(compose)
+    layers = [parts.Layer(norm, replace(attention, window=w), mlp) for w in windows]
+    return parts.read_decoder(read, norm, layers)

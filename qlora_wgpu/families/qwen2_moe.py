@@ -17,37 +17,42 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         parts.read_rope(read.config, dimensions.head_dim),
         qkv_bias=read.flag("qkv_bias", True),
     )
-    mlp, experts = (
-        parts.GatedMLP(dimensions, parts.read_activation(read)),
-        _experts(read, dimensions),
-    )
-    norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
-    layers = dimensions.num_hidden_layers
-    kinds = zip(_windows(read, layers), parts.sparse_layers(read, layers), strict=True)
-    return parts.read_decoder(
-        read,
-        norm,
-        tuple(
-            parts.Layer(norm, replace(attention, window=window), experts if sparse else mlp)
-            for window, sparse in kinds
-        ),
-        balance=parts.read_balance_loss(read),
-    )
-
-
-def _experts(read: parts.ConfigReader, dimensions: parts.Dimensions) -> parts.SparseMoeBlock:
-    num_experts, num_experts_per_tok = parts.read_expert_counts(read, 60, 4)
-    size = read.integer("shared_expert_intermediate_size", 5632)
     activation = parts.read_activation(read)
-    shared = replace(dimensions, intermediate_size=size)
+    mlp = parts.GatedMLP(dimensions, activation)
+    normalized = read.flag("norm_topk_prob")
+    experts = read_experts(
+        read, dimensions, activation, (60, 4), (1408, 5632), normalized=normalized
+    )
+    experts = replace(experts, fused=False)
+    norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
+    count = dimensions.num_hidden_layers
+    kinds = zip(_windows(read, count), parts.sparse_layers(read, count), strict=True)
+    layers = [
+        parts.Layer(norm, replace(attention, window=window), experts if sparse else mlp)
+        for window, sparse in kinds
+    ]
+    return parts.read_decoder(read, norm, layers, balance=parts.read_balance_loss(read))
+
+
+def read_experts(
+    read: parts.ConfigReader,
+    dimensions: parts.Dimensions,
+    activation: str,
+    counts: tuple[int, int],
+    sizes: tuple[int, int],
+    *,
+    normalized: bool,
+) -> parts.SparseMoeBlock:
+    """A mixture with a shared expert and its gate, by default of so many experts and rows."""
+    size, of_shared = sizes
+    of_shared = read.integer("shared_expert_intermediate_size", of_shared)
+    shared = replace(dimensions, intermediate_size=of_shared)
     return parts.SparseMoeBlock(
         dimensions.hidden_size,
-        read.integer("moe_intermediate_size", 1408),
+        read.integer("moe_intermediate_size", size),
         activation,
-        num_experts,
-        num_experts_per_tok,
-        norm_topk_prob=read.flag("norm_topk_prob"),
-        fused=False,
+        *parts.read_expert_counts(read, *counts),
+        norm_topk_prob=normalized,
         shared=parts.SharedExpert(
             parts.GatedMLP(shared, activation, name="mlp.shared_expert"),
             gate="mlp.shared_expert_gate",
@@ -66,6 +71,3 @@ def _windows(read: parts.ConfigReader, layers: int) -> parts.Windows:
             "config.json: layer_types has layers that slide, but use_sliding_window is not true"
         )
     return windows
-
-
-FAMILY = parts.DecoderFamily(compose)

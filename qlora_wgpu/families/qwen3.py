@@ -9,19 +9,12 @@ from qlora_wgpu.families import parts
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Layers from ``max_window_layers`` on slide, if windows are used at all."""
-    read.no_dropout("attention_dropout")
     dimensions = parts.Dimensions.read(read, head_dim=128)
     windows = parts.upper_windows(read, dimensions.num_hidden_layers)
     rope = parts.read_rope(read.config, dimensions.head_dim)
-    bias, eps = read.flag("attention_bias"), read.number("rms_norm_eps", 1e-6)
-    attention = parts.Attention(
-        dimensions, rope, qkv_bias=bias, o_bias=bias, qk_norm=parts.QKNorm(eps)
-    )
+    eps = read.number("rms_norm_eps", 1e-6)
+    attention = parts.read_attention(read, dimensions, rope, qk_norm=parts.QKNorm(eps))
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read))
     norm = parts.RMSNorm(eps)
-    return parts.read_decoder(
-        read, norm, tuple(parts.Layer(norm, replace(attention, window=w), mlp) for w in windows)
-    )
-
-
-FAMILY = parts.DecoderFamily(compose)
+    layers = [parts.Layer(norm, replace(attention, window=w), mlp) for w in windows]
+    return parts.read_decoder(read, norm, layers)

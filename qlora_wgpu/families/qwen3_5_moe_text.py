@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from qlora_wgpu.families import parts
+from qlora_wgpu.families.qwen2_moe import read_experts
 from qlora_wgpu.families.qwen3_5_text import STORED_PREFIXES
-from qlora_wgpu.families.qwen3_next import compose_hybrid, read_experts
+from qlora_wgpu.families.qwen3_next import SIZES, compose_hybrid, read_silu
 
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
@@ -15,12 +16,8 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     # No layer has an MLP of the size that other models call so.
     read = read.with_defaults(num_key_value_heads=2, head_dim=256, intermediate_size=1)
     dimensions = parts.Dimensions.read(read)
-    experts = replace(read_experts(read, dimensions, (256, 8), normalized=True), fused=False)
-    decoder = compose_hybrid(
-        read, dimensions, [experts] * dimensions.num_hidden_layers, fused=False
-    )
+    experts = read_experts(read, dimensions, read_silu(read), (256, 8), SIZES, normalized=True)
+    mlps: list[parts.Half] = [replace(experts, fused=False)] * dimensions.num_hidden_layers
+    decoder = compose_hybrid(read, dimensions, mlps, fused=False)
     balance = parts.read_balance_loss(read)
     return replace(decoder, stored_prefixes=STORED_PREFIXES, balance=balance)
-
-
-FAMILY = parts.DecoderFamily(compose)

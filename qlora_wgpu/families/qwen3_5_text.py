@@ -22,6 +22,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     mlp = parts.GatedMLP(dimensions, read_silu(read))
     decoder = compose_hybrid(read, dimensions, [mlp] * dimensions.num_hidden_layers, fused=False)
     return replace(decoder, stored_prefixes=STORED_PREFIXES)
-
-
-FAMILY = parts.DecoderFamily(compose)

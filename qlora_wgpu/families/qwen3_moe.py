@@ -7,15 +7,13 @@ from qlora_wgpu.families import parts
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Qwen 3 with some or all MLPs mixtures; where one layer has a window, all do."""
-    read.no_dropout("attention_dropout")
     dimensions = parts.Dimensions.read(read)
-    eps, bias = read.number("rms_norm_eps", 1e-6), read.flag("attention_bias")
-    attention = parts.Attention(
+    eps = read.number("rms_norm_eps", 1e-6)
+    attention = parts.read_attention(
+        read,
         dimensions,
         parts.read_rope(read.config, dimensions.head_dim),
         window=_window(read),
-        qkv_bias=bias,
-        o_bias=bias,
         qk_norm=parts.QKNorm(eps),
     )
     mlp, experts = (
@@ -23,15 +21,11 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         _experts(read, dimensions),
     )
     norm = parts.RMSNorm(eps)
-    return parts.read_decoder(
-        read,
-        norm,
-        tuple(
-            parts.Layer(norm, attention, experts if sparse else mlp)
-            for sparse in parts.sparse_layers(read, dimensions.num_hidden_layers)
-        ),
-        balance=parts.read_balance_loss(read),
-    )
+    layers = [
+        parts.Layer(norm, attention, experts if sparse else mlp)
+        for sparse in parts.sparse_layers(read, dimensions.num_hidden_layers)
+    ]
+    return parts.read_decoder(read, norm, layers, balance=parts.read_balance_loss(read))
 
 
 def _window(read: parts.ConfigReader) -> int | None:
@@ -40,15 +34,10 @@ def _window(read: parts.ConfigReader) -> int | None:
 
 
 def _experts(read: parts.ConfigReader, dimensions: parts.Dimensions) -> parts.SparseMoeBlock:
-    num_experts, num_experts_per_tok = parts.read_expert_counts(read, 128, 8)
     return parts.SparseMoeBlock(
         dimensions.hidden_size,
         read.integer("moe_intermediate_size", 768),
         parts.read_activation(read),
-        num_experts,
-        num_experts_per_tok,
+        *parts.read_expert_counts(read, 128, 8),
         norm_topk_prob=read.flag("norm_topk_prob"),
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families import parts
+from qlora_wgpu.families.qwen2_moe import read_experts
 
 SHARE = 0.25  # of a head that is rotated, where no key says it
 SILU = ("silu", "swish")
+SIZES = (512, 512)  # rows of an expert's gate, and of the shared one's
 KINDS = ("linear_attention", "full_attention")
 
 
@@ -17,11 +19,12 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     read = read.with_defaults(num_key_value_heads=2, head_dim=256, intermediate_size=5632)
     dimensions = parts.Dimensions.read(read)
     layers = dimensions.num_hidden_layers
-    dense: parts.Half = parts.GatedMLP(dimensions, read_silu(read))
-    mlps = [dense] * layers
+    dense = parts.GatedMLP(dimensions, read_silu(read))
+    mlps: list[parts.Half] = [dense] * layers
     if read.config.get("num_experts") != 0:
+        normalized = read.flag("norm_topk_prob", True)
         experts = read_experts(
-            read, dimensions, (512, 10), normalized=read.flag("norm_topk_prob", True)
+            read, dimensions, dense.activation, (512, 10), SIZES, normalized=normalized
         )
         mlps = [experts if sparse else dense for sparse in parts.sparse_layers(read, layers)]
     decoder = compose_hybrid(read, dimensions, mlps, fused=True)
@@ -32,55 +35,23 @@ def compose_hybrid(
     read: parts.ConfigReader, dimensions: parts.Dimensions, mlps: list[parts.Half], *, fused: bool
 ) -> parts.Decoder:
     """A decoder of delta nets and gated attention."""
-    read.no_dropout("attention_dropout")
-    eps, bias = read.number("rms_norm_eps", 1e-6), read.flag("attention_bias")
+    eps = read.number("rms_norm_eps", 1e-6)
     norm = parts.RMSNorm(eps, offset=1.0)
-    attention = parts.Attention(
+    attention = parts.read_attention(
+        read,
         dimensions,
         parts.read_rope(read.config, dimensions.head_dim, default_partial=SHARE),
-        qkv_bias=bias,
-        o_bias=bias,
         qk_norm=parts.QKNorm(eps),
         gated=True,
     )
     taps = read.integer("linear_conv_kernel_dim", 4)
     delta_net = parts.GatedDeltaNet(dimensions, parts.DeltaHeads.read(read), taps, eps, fused)
     kinds = _attending(read, dimensions.num_hidden_layers)
-    return parts.read_decoder(
-        read,
-        norm,
-        tuple(
-            parts.Layer(norm, attention if attends else delta_net, mlp)
-            for attends, mlp in zip(kinds, mlps, strict=True)
-        ),
-    )
-
-
-def read_experts(
-    read: parts.ConfigReader,
-    dimensions: parts.Dimensions,
-    defaults: tuple[int, int],
-    *,
-    normalized: bool,
-) -> parts.SparseMoeBlock:
-    """A mixture with a shared expert and its gate."""
-    activation = read_silu(read)
-    num_experts, num_experts_per_tok = parts.read_expert_counts(read, *defaults)
-    shared = replace(
-        dimensions, intermediate_size=read.integer("shared_expert_intermediate_size", 512)
-    )
-    return parts.SparseMoeBlock(
-        dimensions.hidden_size,
-        read.integer("moe_intermediate_size", 512),
-        activation,
-        num_experts,
-        num_experts_per_tok,
-        norm_topk_prob=normalized,
-        shared=parts.SharedExpert(
-            parts.GatedMLP(shared, activation, name="mlp.shared_expert"),
-            gate="mlp.shared_expert_gate",
-        ),
-    )
+    layers = [
+        parts.Layer(norm, attention if attends else delta_net, mlp)
+        for attends, mlp in zip(kinds, mlps, strict=True)
+    ]
+    return parts.read_decoder(read, norm, layers)
 
 
 def read_silu(read: parts.ConfigReader) -> str:
@@ -100,16 +71,9 @@ def _attending(read: parts.ConfigReader, layers: int) -> list[bool]:
     if types is None:
         interval = read.integer("full_attention_interval", 4)
         return [(i + 1) % interval == 0 for i in range(layers)]
-    if (
-        not isinstance(types, list)
-        or len(types) != layers
-        or not all(isinstance(kind, str) and kind in KINDS for kind in types)
-    ):
+    if not parts.name_kinds(types, KINDS, layers):
         raise UnsupportedModelError(
             f"config.json: layer_types must name {' or '.join(KINDS)} for each of the "
             f"{layers} layers, got {brief(types)}"
         )
     return [kind == "full_attention" for kind in types]
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -26,6 +26,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         pad_token_id=1,
         notes=read.dropped(dict.fromkeys(DROPOUTS, 0.1)),
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

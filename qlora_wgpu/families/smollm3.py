@@ -10,26 +10,19 @@ from qlora_wgpu.families import parts
 
 def compose(read: parts.ConfigReader) -> parts.Decoder:
     """Layers differ in their rotation and in their window."""
-    read.no_dropout("attention_dropout")
     dimensions = parts.Dimensions.read(read)
     rope = parts.read_rope(read.config, dimensions.head_dim, default_theta=2_000_000.0)
-    bias = read.flag("attention_bias")
-    attention = parts.Attention(dimensions, rope, qkv_bias=bias, o_bias=bias)
+    attention = parts.read_attention(read, dimensions, rope)
     mlp = parts.GatedMLP(dimensions, parts.read_activation(read), read.flag("mlp_bias"))
     norm = parts.RMSNorm(read.number("rms_norm_eps", 1e-6))
     rotated = _rotated_layers(read, dimensions.num_hidden_layers)
     slides = read.flag("use_sliding_window") and read.config.get("sliding_window") is not None
     windows = parts.layer_windows(read, [slides and not turns for turns in rotated])
-    return parts.read_decoder(
-        read,
-        norm,
-        tuple(
-            parts.Layer(norm, replace(attention, rope=rope if turns else None, window=window), mlp)
-            for turns, window in zip(rotated, windows, strict=True)
-        ),
-        ties=True,
-        pad_token_id=128_004,
-    )
+    layers = [
+        parts.Layer(norm, replace(attention, rope=rope if turns else None, window=window), mlp)
+        for turns, window in zip(rotated, windows, strict=True)
+    ]
+    return parts.read_decoder(read, norm, layers, ties=True, pad_token_id=128_004)
 
 
 def _rotated_layers(read: parts.ConfigReader, layers: int) -> list[bool]:
@@ -48,6 +41,3 @@ def _rotated_layers(read: parts.ConfigReader, layers: int) -> list[bool]:
             f"{layers} layers, got {brief(rotated)}"
         )
     return [bool(value) for value in rotated]
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -22,6 +22,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
     norm = parts.LayerNorm(eps, bias=True)
     order = parts.PARALLEL if read.flag("use_parallel_residual") else parts.PRE_NORM
     return parts.read_decoder(read, norm, parts.Layer(norm, attention, mlp, order))
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -28,6 +28,3 @@ def compose(read: parts.ConfigReader) -> parts.Decoder:
         ties=True,
         notes=read.dropped(dict.fromkeys(DROPOUTS, 0.0)),
     )
-
-
-FAMILY = parts.DecoderFamily(compose)

@@ -17,7 +17,7 @@ from qlora_wgpu.generation.sampling import Sampling, check_count
 from qlora_wgpu.generation.sequence import Request
 from qlora_wgpu.model import batch_encoding
 from qlora_wgpu.model.memory_plan import are_copied
-from qlora_wgpu.model.programs import DecodePrograms, Programs
+from qlora_wgpu.model.programs import Choice, DecodePrograms, Programs
 from qlora_wgpu.model.qlora_model import QLoRAModel
 from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.sampling import NONE, make_seen
@@ -41,15 +41,11 @@ class Engine:
     def __init__(
         self, model: QLoRAModel, texts: int, capacity: int, *, packs_weights: bool | None = None
     ) -> None:
-        """Allocates nothing yet.
+        """Allocates nothing yet, for so many texts at a time of so many tokens, prompts included.
 
-        Args:
-            model: Base and adapter, as they are at each turn: where the adapter changes, texts are
-                computed anew.
-            texts: Most texts at a time; others wait.
-            capacity: Most tokens of a text, its prompt included.
-            packs_weights: Whether weights are packed for software GPUs, which takes memory; by
-                default where the machine has room (``model/memory_plan.py``).
+        Base and adapter are as they are at each turn: where the adapter changes, texts are computed
+        anew. Weights are packed for software GPUs, which takes memory, by default where the machine
+        has room (``model/memory_plan.py``).
         """
         self._model = model
         if packs_weights is None:
@@ -92,17 +88,12 @@ class Engine:
         logprobs: int | None = None,
         number: int = 0,
     ) -> Request:
-        """Adds a text, which waits for its turn.
+        """Adds a text, which waits for its turn; by default the likeliest tokens are taken.
 
-        Args:
-            prompt_ids: Its prompt; at least one token.
-            sampling: How its tokens are chosen; the likeliest by default.
-            max_new_tokens: Most tokens to add; fewer where the capacity ends.
-            stop_ids: Tokens that end it; they are not its own.
-            logprobs: How many of the likeliest tokens' log probabilities are kept beside the
-                chosen one's; by default none.
-            number: How many texts of the same request come before it: requests take turns, so that
-                one for many texts does not hold up those after it.
+        It ends after ``max_new_tokens``, where the capacity does, or before one of ``stop_ids``.
+        Beside each token's log probability so many of the likeliest's are kept. ``number`` is how
+        many texts of the same request come before it: requests take turns, so that one for many
+        texts does not hold up those after it.
         """
         ids = [int(token) for token in prompt_ids]
         max_new_tokens = check_count("max_new_tokens", max_new_tokens)
@@ -254,17 +245,13 @@ class Engine:
         past = [text.length - 1 for text in texts] + [self.capacity] * extra
         places = [text.place for text in texts] + spares[:1] * extra
         column = np.array([ids, past, places])[..., None]
-        samplings = [text.sampling for text in texts] + [Sampling()] * extra
+        choices = [text.choice for text in texts] + [Choice(Sampling(), 0, 0)] * extra
         told = any(text.logprobs is not None for text in texts)
         program = self._program(rows, 1, told=told)
         alone = told or self._to_prefill or (self._waiting and self._free)
         count = 1 if alone else min(self._turns_at_once(texts), program.most_ahead)
         begin = time.perf_counter()
-        tokens = program.run(
-            column[0], column[1], column[2], samplings,
-            [text.seed for text in texts] + [0] * extra,
-            [len(text.ids) for text in texts] + [0] * extra, count=count,
-        )  # fmt: skip
+        tokens = program.run(column[0], column[1], column[2], choices, count=count)
         self._seconds = (time.perf_counter() - begin) / count
         return tokens[: len(texts)], None if program.kept is None else program.logits()
 

@@ -50,9 +50,7 @@ class Prefill:
         tokens = program.end_prompts(
             self._prompts,
             self._places,
-            [text.sampling for text in texts],
-            [text.seed for text in texts],
-            [len(text.ids) for text in texts],
+            [text.choice for text in texts],
         )
         return tokens, None if program.kept is None else program.logits()
 

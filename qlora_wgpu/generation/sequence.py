@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.generation.text import TokenLogprobs
+from qlora_wgpu.model.programs import Choice
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -55,6 +56,11 @@ class Request:
     def length(self) -> int:
         """Tokens of the text so far."""
         return len(self.prompt_ids) + len(self.ids)
+
+    @property
+    def choice(self) -> Choice:
+        """How its next token is chosen."""
+        return Choice(self.sampling, self.seed, len(self.ids))
 
     def take(self, token: int, logits: npt.NDArray[np.float32] | None = None) -> None:
         """Takes the token that was chosen, of these logits where they are asked for."""

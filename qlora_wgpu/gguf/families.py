@@ -9,7 +9,7 @@ import numpy as np
 from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.parts.mixers import ShortConv
-from qlora_wgpu.families.parts.mlp import XIELUMLP
+from qlora_wgpu.families.parts.mlp import XIELU, PlainMLP
 from qlora_wgpu.gguf.architecture import Config, ModelKeys, check_scales, window_pattern
 from qlora_wgpu.gguf.keys import Keys
 
@@ -69,7 +69,8 @@ def read_apertus(keys: Keys, file: GGUFFile, config: Config) -> Config:
 def check_apertus(keys: ModelKeys) -> None:
     """Refuses other activations than its own."""
     check_scales(keys)
-    if not all(isinstance(layer.mlp, XIELUMLP) for layer in keys.decoder.layers):
+    mlps = [layer.mlp for layer in keys.decoder.layers]
+    if not all(isinstance(mlp, PlainMLP) and mlp.activation == XIELU for mlp in mlps):
         raise keys.refuse("another activation than xIELU")
 
 

@@ -85,6 +85,13 @@ class MemoryCounter:
 UPLOAD_CHUNK = 16 << 20  # bytes of a write: unsubmitted ones pile up in host memory
 
 
+def bytes_of(data: npt.NDArray[Any] | bytes) -> npt.NDArray[np.uint8]:
+    """The bytes of host data, in row-major order."""
+    if isinstance(data, np.ndarray):
+        return np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    return np.frombuffer(data, np.uint8)
+
+
 class Transfers:
     """The part of a device that moves bytes."""
 
@@ -93,11 +100,7 @@ class Transfers:
     _under_way = 0  # bytes that the driver may still keep in host memory
 
     def driver_call(self, what: str) -> AbstractContextManager[None]:
-        """What every call into the driver is made in that may wait for it or fail.
-
-        Args:
-            what: What is done, for messages: ``"reading a result"``.
-        """
+        """What every call into the driver is made in that may wait or fail, told in words."""
         raise NotImplementedError
 
     def submit(self, *commands: Any) -> None:
@@ -117,10 +120,7 @@ class Transfers:
 
         A file's pages leave the process's memory behind each piece.
         """
-        if isinstance(data, np.ndarray):
-            raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-        else:
-            raw = np.frombuffer(data, np.uint8)
+        raw = bytes_of(data)
         if raw.size % 4:
             raw = np.pad(raw, (0, -raw.size % 4))
         for start in range(0, raw.size, UPLOAD_CHUNK):
@@ -153,7 +153,7 @@ class Transfers:
 
     def write_texture(self, texture: Any, data: npt.NDArray[Any]) -> None:
         """Fills a texture from its first texel on, in pieces so that host memory stays flat."""
-        flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        flat = bytes_of(data)
         rows = UPLOAD_CHUNK // TEXTURE_ROW
         for row in range(0, -(-flat.size // TEXTURE_ROW), rows):
             piece = flat[row * TEXTURE_ROW : (row + rows) * TEXTURE_ROW]
@@ -271,11 +271,7 @@ class Device(Transfers):
             self.profile = self._choose_profile()
 
     def driver_call(self, what: str) -> AbstractContextManager[None]:
-        """What every call into the driver is made in that may wait for it or fail.
-
-        Args:
-            what: What is done, for messages: ``"reading a result"``.
-        """
+        """What every call into the driver is made in that may wait for it or fail."""
         refuse_inherited(self._process, self.name)
         return driver_call(self.name, what, self.timeout)
 
@@ -335,14 +331,7 @@ class Device(Transfers):
         return int(self.raw.limits["max-buffer-size"])
 
     def buffer(self, nbytes: int, kind: str, label: str = "", *, bound: bool = True) -> Any:
-        """Allocates a zeroed storage buffer.
-
-        Args:
-            nbytes: Size of the buffer; rounded up to a multiple of four.
-            kind: The kind that ``memory`` counts it under.
-            label: For the driver's messages.
-            bound: Whether it is bound as a whole; else smaller windows of it are.
-        """
+        """Allocates a zeroed storage buffer of whole words; if not ``bound``, only windows are."""
         nbytes = buffer_bytes(nbytes)
         usage = self.backend.module.BufferUsage
         flags = usage.STORAGE | usage.COPY_DST | usage.COPY_SRC | usage.UNIFORM
@@ -355,13 +344,7 @@ class Device(Transfers):
         )
 
     def texture(self, nbytes: int, kind: str, label: str = "") -> Any:
-        """Allocates a storage texture of 16-byte texels, ``TEXTURE_WIDTH`` used of each row.
-
-        Args:
-            nbytes: Size of the texture; rounded up to whole rows.
-            kind: The kind that ``memory`` counts it under.
-            label: For the driver's messages.
-        """
+        """Allocates a storage texture of 16-byte texels, ``TEXTURE_WIDTH`` used of each row."""
         nbytes = texture_bytes(nbytes)
         usage = self.backend.module.TextureUsage
         flags = usage.STORAGE_BINDING | usage.COPY_DST | usage.COPY_SRC

@@ -44,13 +44,7 @@ def overdue_call() -> str | None:
 
 @contextmanager
 def driver_call(gpu: str, what: str, timeout: float = float("inf")) -> Iterator[None]:
-    """Times what is done inside, and turns a driver's errors into this package's.
-
-    Args:
-        gpu: The GPU's name.
-        what: What is done, such as ``"reading a result"``.
-        timeout: Seconds after which ``overdue_call`` names it.
-    """
+    """Times what is done inside, and turns a driver's errors into this package's."""
     global _present
     outer, _present = _present, _Call(what, time.monotonic(), timeout)
     try:
@@ -137,15 +131,11 @@ def has_crashed(what: str) -> bool:
 
 @contextmanager
 def guarded_probe(what: str, doing: str) -> Iterator[None]:
-    """Remembers a probe that may crash the process, until it is over.
+    """Remembers a probe that may crash the process, until it is over; listeners hear ``doing``.
 
     Compilers of some drivers crash where they should refuse, and the process cannot say so
     afterwards. So it leaves its number in the user's cache meanwhile: numbers of processes that no
-    longer run are crashes.
-
-    Args:
-        what: What is probed, and with which driver.
-        doing: What listeners are told: ``"checking this driver"``.
+    longer run are crashes. ``what`` names the probe and the driver.
     """
     mark = _mark(what)
     with suppress(OSError):  # without a cache a crash is not remembered

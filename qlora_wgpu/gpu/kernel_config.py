@@ -255,12 +255,8 @@ def gpu_profile(
 ) -> Profile:
     """The profile of a GPU, and of its matrix units if there are any that fit its limits.
 
-    Args:
-        shape: What its matrix units multiply, if it has some.
-        limits: What it allows a workgroup.
-        few_registers: Whether its invocations have 128 registers instead of some 250.
-        hoists_loads: Whether its compiler loads all of straight-line code first.
-        deep_tiles: Whether tiles of products on its matrix units are to be deep.
+    ``shape`` is what those multiply. ``hoists_loads`` says that its compiler loads all of
+    straight-line code first; else as for ``fitting_tiles``.
     """
     plain = replace(
         GPU_PROFILE,

@@ -172,13 +172,9 @@ _TILES = (
 def fitting_tiles(
     shape: MatrixShape, limits: Limits, *, few_registers: bool = False, deep: bool = False
 ) -> Iterator[MatrixTile]:
-    """The tiles that a GPU allows in both kinds of products.
+    """The tiles, deep ones where they may be, that a GPU allows in both kinds of products.
 
-    Args:
-        shape: What its matrix units multiply.
-        limits: What it allows a workgroup.
-        few_registers: Whether its invocations have 128 registers instead of some 250.
-        deep: Whether tiles are to be deep where they may.
+    Of one with few registers invocations have 128 instead of some 250.
     """
     for numbers in _TILES:
         tile = MatrixTile(shape, *numbers, deep).within(limits)

@@ -197,10 +197,8 @@ class Operand:
         code += f"fn load_{name}(i: u32) -> {value} {{ return unpack_{name}(raw_{name}(i)); }}"
         return self._declaration(bound, stored), code
 
-    def halves(self, bound: Bound | None) -> str:
+    def halves(self, bound: Bound) -> str:
         """``halves_x`` and ``beyond_x``."""
-        if bound is None:
-            return ""
         name, stored = self.name, _STORED[bound.dtype]["8"]
         same = bound.dtype == "float16"
         halves = "raw" if same else f"f16_of_eight(unpack_{name}(raw))"
@@ -210,19 +208,15 @@ class Operand:
             f"fn beyond_{name}(raw: {stored}) -> u32 {{ return {beyond}; }}"
         )
 
-    def rounded(self, bound: Bound | None) -> str:
+    def rounded(self, bound: Bound) -> str:
         """``rounded_y``."""
-        if bound is None:
-            return ""
         value, types = _VALUE[self.width], (_PACKED[bound.dtype], _UNPACKED[bound.dtype])
         packed, unpacked = (each[self.width] for each in types)
         body = "" if bound.dtype == "float32" else f"let raw = {packed}; return {unpacked};"
         return f"fn rounded_{self.name}(v: {value}) -> {value} {{ {body or 'return v;'} }}"
 
-    def broadcast(self, bound: Bound | None) -> str:
+    def broadcast(self, bound: Bound) -> str:
         """``broadcast_x``, which needs subgroups."""
-        if bound is None:
-            return ""
         value = _VALUE[self.width]
         parts = "Eight(subgroupBroadcast(v.even, {0}), subgroupBroadcast(v.odd, {0}))"
         body = parts if value == "Eight" else "subgroupBroadcast(v, {0})"
@@ -249,10 +243,8 @@ class Operand:
             f"fn store_{name}(i: u32, {given}: {value}) {{ {body} }}"
         )
 
-    def store_small(self, bound: Bound | None) -> str:
+    def store_small(self, bound: Bound) -> str:
         """``store_small_y``."""
-        if bound is None:
-            return ""
         body = self._stored(bound, _SMALL_PACKED[bound.dtype], accumulate=False)
         return f"fn store_small_{self.name}(i: u32, v: Eight) {{ {body} }}"
 

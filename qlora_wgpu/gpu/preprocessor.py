@@ -125,14 +125,14 @@ class Source:
             adds = accumulate and operand.sums
             before = operand.before in self.bound
             functions.append(operand.code(bound, accumulate=adds, before=before)[1])
-            if f"broadcast_{operand.name}_" in code:
-                functions.append(operand.broadcast(bound))
-            if f"halves_{operand.name}(" in code:
-                functions.append(operand.halves(bound))
-            if f"rounded_{operand.name}(" in code:
-                functions.append(operand.rounded(bound))
-            if f"store_small_{operand.name}(" in code:
-                functions.append(operand.store_small(bound))
+            if bound is not None:
+                called = {
+                    f"broadcast_{operand.name}_": operand.broadcast,
+                    f"halves_{operand.name}(": operand.halves,
+                    f"rounded_{operand.name}(": operand.rounded,
+                    f"store_small_{operand.name}(": operand.store_small,
+                }
+                functions += [made(bound) for name, made in called.items() if name in code]
         return functions
 
     def _file(self, path: str) -> str:
@@ -282,34 +282,30 @@ def _with_fields(code: str, names: list[str], path: str) -> str:
 def _folded(code: str, path: str) -> str:
     """Begins ``main`` with its place in a grid that is dispatched as a rectangle."""
     code, whole = _of_grid(code, "folded_grid", "vec3<u32>(GRID_X, GRID_Y, GRID_Z)")
-
-    def begun(main: re.Match[str]) -> str:
-        place = (
-            f" let place = dispatched.y * {FOLD} + dispatched.x;"
-            " if (place >= GRID_X * GRID_Y * GRID_Z) { return; }"
-            f" let {main[1]} = vec3<u32>(place % GRID_X, place / GRID_X % GRID_Y,"
-            f" place / (GRID_X * GRID_Y));{whole}"
-        )
-        return f"@builtin(workgroup_id) dispatched{main[2]}{{{place}"
-
-    code, count = _MAIN_GROUP.subn(begun, code, count=1)
-    if not count:
-        raise ShaderSourceError(f"{path}: a folded grid needs a main with a workgroup_id")
-    return code
+    place = (
+        f" let place = dispatched.y * {FOLD} + dispatched.x;"
+        " if (place >= GRID_X * GRID_Y * GRID_Z) { return; }"
+        " let {name} = vec3<u32>(place % GRID_X, place / GRID_X % GRID_Y,"
+        f" place / (GRID_X * GRID_Y));{whole}"
+    )
+    return _begun(code, "dispatched", place, f"{path}: a folded grid")
 
 
 def _in_part(code: str, path: str) -> str:
     """Begins ``main`` with the workgroup's place in the whole grid, of which this is a part."""
     code, whole = _of_grid(code, "grid_of_part", _vector("whole_grid"))
+    place = f" let {{name}} = group_in_part + {_vector('first_group')};{whole}"
+    return _begun(code, "group_in_part", place, f"{path}: a grid in parts")
 
-    def begun(main: re.Match[str]) -> str:
-        place = f" let {main[1]} = group_in_part + {_vector('first_group')};{whole}"
-        return f"@builtin(workgroup_id) group_in_part{main[2]}{{{place}"
 
-    code, count = _MAIN_GROUP.subn(begun, code, count=1)
-    if not count:
-        raise ShaderSourceError(f"{path}: a grid in parts needs a main with a workgroup_id")
-    return code
+def _begun(code: str, group: str, place: str, what: str) -> str:
+    """Code whose ``main`` is given another workgroup, and makes its own {name} of that first."""
+    main = _MAIN_GROUP.search(code)
+    if main is None:
+        raise ShaderSourceError(f"{what} needs a main with a workgroup_id")
+    begin = place.replace("{name}", main[1])
+    head = f"@builtin(workgroup_id) {group}{main[2]}{{{begin}"
+    return code[: main.start()] + head + code[main.end() :]
 
 
 def _of_grid(code: str, name: str, size: str) -> tuple[str, str]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from qlora_wgpu.errors import DeviceError
 from qlora_wgpu.gpu.cost_model import CostModel
-from qlora_wgpu.gpu.device import DISPATCHES_PER_SUBMIT, Device, MemoryCounter
+from qlora_wgpu.gpu.device import DISPATCHES_PER_SUBMIT, Device, MemoryCounter, bytes_of
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.gpu.limits import buffer_bytes
 from qlora_wgpu.gpu.wgsl import Shader
@@ -41,12 +41,9 @@ class RecordingDevice(Device):
     computes = False
 
     def __init__(self, profile: Profile, max_binding: int, filled: Filled) -> None:
-        """Opens nothing.
+        """Opens nothing; the profile has no textures.
 
-        Args:
-            profile: How kernels are configured; one without textures.
-            max_binding: The largest binding, in bytes.
-            filled: Called with what a buffer is filled with: the buffer, the first byte, the bytes.
+        ``filled`` is called with each buffer that is filled, the first byte and the bytes.
         """
         assert not profile.textures
         self.in_turn = threading.RLock()
@@ -107,11 +104,7 @@ class RecordingDevice(Device):
         read: Callable[[npt.NDArray[Any]], None] = require_whole,
     ) -> None:
         """Hands on what a buffer is filled with."""
-        raw = (
-            np.ascontiguousarray(data).reshape(-1).view(np.uint8)
-            if isinstance(data, np.ndarray)
-            else np.frombuffer(data, np.uint8)
-        )
+        raw = bytes_of(data)
         read(raw)
         self._filled(buffer, offset, raw)
         let_go(raw)

@@ -185,12 +185,9 @@ def shader_folder() -> Path:
 
 @cache
 def load_shader(path: str, constants: Constants = (), bound: Bindings = ()) -> Shader:
-    """Preprocesses one shader file.
+    """Preprocesses a shader file, by its path within the shader folder.
 
-    Args:
-        path: Relative to the shader folder, such as ``"rms_norm/forward.wgsl"``.
-        constants: ``(name, value)`` pairs, sorted; booleans may be tested by ``//#if``.
-        bound: ``(name, what)`` of the tensors that are bound, sorted by name.
+    Constants, of which booleans may be tested by ``//#if``, and what is bound are sorted by name.
     """
     read = Source(source, dict(constants), dict(bound))
     code = read.expand(path)

@@ -54,16 +54,11 @@ class Tape:
         wanted: str | None = None,
         remat: RematRule | None = None,
     ) -> None:
-        """Notes how a gradient passes back from an op's output.
+        """Notes how a gradient passes back from an op's output: ``vjp`` takes it, of any type.
 
-        Args:
-            output: What the op made.
-            inputs: What it was made from.
-            vjp: Adds the launches that pass ``output``'s gradient, of any type, on.
-            trains: Whether the op itself has trained parameters.
-            wanted: The type that it reads ``output``'s gradient in, if not ``output``'s.
-            remat: Recomputes the output bit for bit in a cheap launch, from tensors that its VJP
-                reads anyway.
+        ``trains`` says that the op itself has trained parameters, ``wanted`` in which type it reads
+        the gradient, if not the output's. ``remat`` recomputes the output bit for bit in a cheap
+        launch, from tensors that the VJP reads anyway.
         """
 
         def joint(gradients: list[Tensor | None]) -> None:
@@ -186,14 +181,10 @@ class Tape:
     ) -> Sequence[Tensor]:
         """Calls ``function(xs)`` and keeps nothing but xs for the backward, which calls it again.
 
-        What the first call computed besides its results is read by nobody later, so its slots are
-        free at once; what the second computes and nobody needs is never launched.
-
-        Args:
-            function: What is called twice; its results are fresh tensors, none of xs.
-            xs: Its arguments.
-            first: Brings the first of them back for the second call, as another tensor; by default
-                it stays itself.
+        What the first call computed besides its results, which are fresh tensors, is read by nobody
+        later, so its slots are free at once; what the second computes and nobody needs is never
+        launched. ``first`` brings the first of xs back for it as another tensor, if it does not
+        stay.
         """
         outer, self._ops = self._ops, None
         try:

@@ -100,20 +100,14 @@ class Graph(Tape):
         label: str = "",
         turns: int = 0,
     ) -> None:
-        """Adds one dispatch; what is bound decides which variant of the shader runs.
+        """Adds one dispatch; what is bound decides which variant of the shader at ``path`` runs.
 
-        Args:
-            path: The shader's file.
-            workgroups: How many, along x, y, z, in any number; or for an element-wise kernel
-                (``common/flat.wgsl``) how many elements.
-            tensors: One per binding of the shader, by name; None for one that is not bound.
-            params: The fields of its uniform ``Params``.
-            constants: What is appended to its source; booleans choose its lines.
-            flops: Floating-point operations, of products only.
-            label: Shown in timing tables; the file's name by default.
-            turns: Upper bound of the iterations of an invocation's loops, where they grow with a
-                batch or a model; of an element-wise kernel those for one element, of which an
-                invocation takes fewer then.
+        ``workgroups`` are any number along x, y, z, or of an element-wise kernel
+        (``common/flat.wgsl``) the elements. ``tensors`` has one per binding, None for one that is
+        not bound, ``params`` the fields of ``Params``, ``constants`` what is appended to the
+        source, where booleans choose lines. ``flops`` are those of products only. ``turns`` bounds
+        the iterations of an invocation's loops, where they grow with a batch or a model; of an
+        element-wise kernel those for one element.
         """
         label = label or path.removesuffix(".wgsl")
         most = self.profile.most_turns
@@ -144,15 +138,11 @@ class Graph(Tape):
         *,
         stands_for_all: bool = False,
     ) -> Sequence[Launch]:
-        """Adds earlier launches once more, which is cheaper than tracing them again.
+        """Adds earlier launches once more, cheaper than tracing them again; no VJP is noted.
 
-        Args:
-            launches: Those, as they were added; nothing is recorded for a gradient.
-            shared: Tensors that they bind, with what takes their place. All other intermediates
-                that they write become fresh ones.
-            params: Fields of ``Params`` that change, where a shader has them.
-            stands_for_all: Whether ``launches`` are repeated ones, so that one more changes no
-                size.
+        ``shared`` has what takes the place of tensors that they bind: all other intermediates that
+        they write become fresh ones. ``params`` are fields that change, where a shader has them.
+        Where ``launches`` are repeated ones (``stands_for_all``), one more changes no size.
         """
         if self._sized and stands_for_all:
             for launch in launches:

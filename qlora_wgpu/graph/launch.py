@@ -129,12 +129,7 @@ class Launch:
     def repeated(
         self, tensors: Mapping[Tensor, Tensor], values: Mapping[str, int | float]
     ) -> Launch:
-        """The same launch on other tensors of the same shapes and types.
-
-        Args:
-            tensors: What takes the place of tensors that are bound here.
-            values: Fields of ``Params`` that change, where this shader has them.
-        """
+        """The same launch on other tensors of the same shapes, with those values that it has."""
         again = copy(self)
         again.repeats = True
         again.tensors = {name: tensors.get(t, t) for name, t in self.tensors.items()}

@@ -100,6 +100,7 @@ class FlatVector(dict[str, Place]):
     """Places of tensors by their names, one after another."""
 
     end = 0  # the place of the next tensor, in floats
+    slack = 0  # floats behind the last one
 
     def append(self, name: str, rows: int, columns: int) -> None:
         """Gives a tensor its place after all others."""
@@ -107,9 +108,24 @@ class FlatVector(dict[str, Place]):
         self.end += aligned(self[name].size)
 
     @property
+    def length(self) -> int:
+        """Floats of all."""
+        return self.end + self.slack
+
+    @property
+    def names(self) -> list[str]:
+        """PEFT's names of the tensors."""
+        return list(self)
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """The tensors' shapes as PEFT has them."""
+        return {name: place.shape for name, place in self.items()}
+
+    @property
     def num_parameters(self) -> int:
-        """Numbers, padding not counted."""
-        return sum(math.prod(place.shape) for place in self.values())
+        """Trained numbers, padding not counted."""
+        return sum(map(math.prod, self.shapes.values()))
 
     def split(self, flat: Float32Array) -> dict[str, Float32Array]:
         """A flat vector as tensors by name."""
@@ -119,13 +135,13 @@ class FlatVector(dict[str, Place]):
         """The same as views of it."""
         return {name: place.view(flat) for name, place in self.items()}
 
-    def join(self, tensors: Mapping[str, Float32Array], length: int) -> Float32Array:
+    def join(self, tensors: Mapping[str, Float32Array]) -> Float32Array:
         """Tensors by name as a flat vector."""
         odd = sorted(set(tensors) ^ set(self))
         if odd:
             where = "lacks" if odd[0] in self else "has, and this model has not,"
             raise CheckpointError(f"the adapter {where} {odd[0]!r} ({len(odd)} such tensors)")
-        flat = np.zeros(length, np.float32)
+        flat = np.zeros(self.length, np.float32)
         for name, place in self.items():
             array = np.asarray(tensors[name])
             if array.shape != place.shape:

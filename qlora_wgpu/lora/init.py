@@ -77,15 +77,8 @@ def pair_of(
 
     What is trained are the directions in which the weight is largest (PiSSA, arXiv 2404.02948), or
     its first orthogonal ones (OLoRA, arXiv 2406.01775). The base keeps the rest (``rest_of``), so
-    that the model is what it was. Computed on the host, in float32 as PEFT does.
-
-    Args:
-        name: The layer's, whose random numbers are its own.
-        weight: (out_features, in_features).
-        kind: ``pissa``, ``pissa_niter_N`` or ``olora``.
-        r: The rank, at most the smaller side of the weight.
-        scaling: Factor of B·A.
-        seed: Of the random numbers of ``pissa_niter_N``.
+    that the model is what it was. Computed on the host, in float32 as PEFT does. ``kind`` is
+    ``pissa``, ``olora`` or ``pissa_niter_N``, whose random numbers are drawn for the layer's name.
     """
     if kind == "olora":
         # The first columns of Q depend on those of the weight alone, and R's rows are Qᵀ·W.

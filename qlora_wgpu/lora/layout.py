@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -60,9 +60,8 @@ from qlora_wgpu.ops.trained import SavedModule, TrainableTokens
 _VIEW_ROWS = 256  # a view of a matrix of any width may begin at multiples of so many rows
 
 
-def _slack_of(flat: FlatVector, stacks: Sequence[ExpertSpec]) -> int:
+def _slack_of(flat: FlatVector, stacked: Collection[str]) -> int:
     """Floats to add at the end: bindings of experts' matrices are whole rows, and may pass it."""
-    stacked = {spec.name for stack in stacks for spec in stack.linears}
     places = ((parse_name(name), place) for name, place in flat.items())
     rows = [padded(place.columns) for parsed, place in places if parsed and parsed[0] in stacked]
     return aligned(max(rows, default=0))
@@ -101,8 +100,8 @@ def _row_blocks(place: Place, most: int) -> Iterator[tuple[int, int]]:
         yield place.offset + first * stride, aligned(count * stride)
 
 
-class AdapterLayout:
-    """The places of each A and B, and the vectors they lie in.
+class AdapterLayout(FlatVector):
+    """The places of each A and B by their names, and the vectors they lie in.
 
     Vectors that are larger than a binding lie in pieces, all vectors in the same ones; places count
     from the beginning of the whole.
@@ -115,7 +114,6 @@ class AdapterLayout:
     is_written_together: bool  # whether files name ``target_parameters``, as PEFT has experts
     bare: frozenset[str]  # the adapted routers that are bare parameters in transformers
     b_begin: int  # where in the flat vectors A's end and B's begin, in floats
-    length: int  # of the flat vectors, in floats
     cuts: tuple[int, ...]  # where their pieces begin, in floats, except the first
     parameters: ShardedVector  # the flat vector of all parameters
     gradient: ShardedVector  # their gradients, summed
@@ -139,18 +137,12 @@ class AdapterLayout:
         vocabulary: Vocabulary | None = None,
         routers: Sequence[RouterSpec] = (),
     ) -> None:
-        """Lays out an adapter for the targeted layers.
+        """Lays out an adapter for the targeted ones of a model's layers, experts and routers.
 
-        Args:
-            config: Rank, scaling, dropout and targets.
-            linears: The model's layers.
-            experts: Its experts.
-            forms: In which types gradient and moments are kept.
-            max_binding: Most bytes of a piece of a vector, where there is a limit.
-            within: See ``Architecture.adapted_within``.
-            vocabulary: The matrices that may have trained rows; without, none are trained.
-            routers: Its routers.
+        No piece of a vector takes more than ``max_binding`` bytes, where there is a limit. For
+        ``within`` see ``Architecture.adapted_within``. Without a vocabulary, no rows are trained.
         """
+        super().__init__()
         self.config = config
         tokens: dict[str, tuple[int, ...]] = {}
         if vocabulary is not None:
@@ -177,27 +169,24 @@ class AdapterLayout:
         self.is_written_together = bool(self.bare) or is_written_together(
             self.peft, self.targets, experts
         )
-        self._flat = FlatVector()
         self._place_all(vocabulary, tokens, saved)
-        slack = _slack_of(self._flat, stacks)
-        self.length = self._flat.end + slack
-        self.cuts = (
-            () if max_binding is None else _cuts_of(self._flat, stacks, max_binding // 4 - slack)
-        )
+        stacked = {spec.name for stack in stacks for spec in stack.linears}
+        self.slack = _slack_of(self, stacked)
+        self.cuts = ()
+        if max_binding is not None:
+            self.cuts = _cuts_of(self, stacks, max_binding // 4 - self.slack)
         self.forms = forms
         self.parameters, self.gradient = (
-            ShardedVector.laid_out(label, kind, dtype, self.piece_lengths, slack)
+            ShardedVector.laid_out(label, kind, dtype, self.piece_lengths, self.slack)
             for label, kind, dtype in (
                 ("adapter", "adapter", "float32"),
                 ("gradient", "gradients", forms.gradient),
             )
         )
         self.moments = self._moments()
-        stacked = {spec.name for stack in stacks for spec in stack.linears}
         self.loras = {s.name: self._pair(s) for s in self.targets if s.name not in stacked}
         self.expert_loras = {stack.name: self._pair(stack.linears[0], stack) for stack in stacks}
-        of = self.embedding
-        self.embedding_lora = None if of is None else self._embedding_pair(of.name)
+        self.embedding_lora = self._embedding_pair()
         self.trained_rows, self.trained_whole = {}, {}
         if vocabulary is not None:
             self.trained_rows = {m: self._rows(m, rows, vocabulary) for m, rows in tokens.items()}
@@ -233,23 +222,23 @@ class AdapterLayout:
 
         LoRA+ has a rate for B's and vectors, and another one for all else, both of an embedding.
         """
-        flat, ranks = self._flat, {s.name: self.peft.rank_of(s.name) for s in self.adapted}
+        ranks = {s.name: self.peft.rank_of(s.name) for s in self.adapted}
         for spec in self.targets:
-            flat.append(tensor_name(spec.name, LORA_A), ranks[spec.name], spec.in_features)
+            self.append(tensor_name(spec.name, LORA_A), ranks[spec.name], spec.in_features)
         if (of := self.embedding) is not None:
             for name, shape in pair_shapes(of, ranks[of.name], (EMBEDDING_A, EMBEDDING_B)).items():
-                flat.append(name, *shape)
+                self.append(name, *shape)
         if vocabulary is not None:
             for module, indices in tokens.items():
-                flat.append(tensor_name(module, TOKENS), len(indices), vocabulary.columns)
+                self.append(tensor_name(module, TOKENS), len(indices), vocabulary.columns)
             for module in saved:
-                flat.append(tensor_name(module, WHOLE), vocabulary.rows, vocabulary.columns)
-        self.b_begin = flat.end
+                self.append(tensor_name(module, WHOLE), vocabulary.rows, vocabulary.columns)
+        self.b_begin = self.end
         for spec in self.targets:
-            flat.append(tensor_name(spec.name, LORA_B), spec.out_features, ranks[spec.name])
+            self.append(tensor_name(spec.name, LORA_B), spec.out_features, ranks[spec.name])
         if self.config.use_dora:
             for spec in self.targets:
-                flat.append(tensor_name(spec.name, MAGNITUDE), 0, spec.out_features)
+                self.append(tensor_name(spec.name, MAGNITUDE), 0, spec.out_features)
 
     # -- tensors by their places, in the pieces of both vectors ----------------------------
 
@@ -270,10 +259,14 @@ class AdapterLayout:
             grad_magnitude=self._magnitude(self.gradient, spec),
         )
 
-    def _embedding_pair(self, name: str) -> Lora:
-        (a, b), (grad_a, grad_b) = (
-            [self._window(flat, name, leaf) for leaf in (EMBEDDING_A, EMBEDDING_B)]
+    def _embedding_pair(self) -> Lora | None:
+        if self.embedding is None:
+            return None
+        name = self.embedding.name
+        a, b, grad_a, grad_b = (
+            self._window(flat, name, leaf)
             for flat in (self.parameters, self.gradient)
+            for leaf in (EMBEDDING_A, EMBEDDING_B)
         )
         rank, scaling = self.peft.rank_of(name), self.peft.scaling_of(name)
         # PEFT drops nothing of what is looked up.
@@ -307,11 +300,13 @@ class AdapterLayout:
     def _window(
         self, flat: ShardedVector, module: str, leaf: str, rows: int | None = None
     ) -> Tensor:
-        """A matrix within a flat vector; with ``rows``, as many from its first on."""
+        """A tensor within a flat vector; of a matrix, with ``rows``, as many from its first on."""
         place = self.place(module, leaf)
         piece, first = flat.find(place.offset)
-        offset = ITEM_SIZE[flat.dtype] * first
-        name, rows = f"{module}.{leaf}", place.rows if rows is None else rows
+        name, offset = f"{module}.{leaf}", ITEM_SIZE[flat.dtype] * first
+        if not place.rows:
+            return row(name, place.columns, flat.dtype, piece.storage, offset)
+        rows = place.rows if rows is None else rows
         return matrix(name, rows, place.columns, flat.dtype, piece.storage, offset)
 
     def _row_pieces(self, flat: ShardedVector, module: str) -> Iterator[tuple[int, Tensor]]:
@@ -334,12 +329,7 @@ class AdapterLayout:
         return second - first
 
     def _magnitude(self, flat: ShardedVector, spec: LinearSpec) -> Tensor | None:
-        if not self.config.use_dora:
-            return None
-        place = self.place(spec.name, MAGNITUDE)
-        piece, first = flat.find(place.offset)
-        name, offset = f"{spec.name}.{MAGNITUDE}", ITEM_SIZE[flat.dtype] * first
-        return row(name, place.columns, flat.dtype, piece.storage, offset)
+        return self._window(flat, spec.name, MAGNITUDE) if self.config.use_dora else None
 
     # -- what it is ------------------------------------------------------------------------
 
@@ -390,54 +380,26 @@ class AdapterLayout:
 
     def place(self, module: str, leaf: str) -> Place:
         """Where a layer's A, B or magnitude lies in the flat vectors."""
-        return self._flat[tensor_name(module, leaf)]
-
-    def placed(self, name: str) -> Place:
-        """Where a tensor lies in the flat vectors, by PEFT's name."""
-        return self._flat[name]
-
-    @property
-    def names(self) -> list[str]:
-        """PEFT's names of all A and B."""
-        return list(self._flat)
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors as PEFT has them, by its names."""
-        return {name: self._flat[name].shape for name in self._flat}
-
-    @property
-    def num_parameters(self) -> int:
-        """Trained numbers, padding not counted."""
-        return self._flat.num_parameters
+        return self[tensor_name(module, leaf)]
 
     def initial(self, seed: int) -> Float32Array:
         """PEFT's start, by ``draw_start``; zeros where it is computed from the base."""
         values = np.zeros(self.length, np.float32)
         if not self.config.changes_base:
             gaussian = self.config.init_lora_weights == "gaussian"
-            draw_start(self._flat, values, self.targets, self.embedding, seed, gaussian=gaussian)
+            draw_start(self, values, self.targets, self.embedding, seed, gaussian=gaussian)
         return values
 
-    def split(self, flat: Float32Array) -> dict[str, Float32Array]:
-        """A flat vector as PEFT's tensors."""
-        return self._flat.split(flat)
-
-    def views(self, flat: Float32Array) -> dict[str, Float32Array]:
-        """The same as views of it."""
-        return self._flat.views(flat)
-
-    def join(self, tensors: Mapping[str, Float32Array]) -> Float32Array:
-        """PEFT's tensors as a flat vector."""
-        return self._flat.join(tensors, self.length)
-
     def _moments(self) -> Moments:
-        places = [place for _, place in self._flat.items()]
         if self.forms.optimizer == "adamw_8bit" and any(
-            place.offset < cut < place.offset + place.size for place in places for cut in self.cuts
+            place.offset < cut < place.offset + place.size
+            for place in self.values()
+            for cut in self.cuts
         ):
             raise ConfigError(
                 "optim.name: adamw_8bit cannot train a matrix whole (lora.modules_to_save) that is "
                 "larger than a binding of this GPU: set optim.name to adamw"
             )
-        return moments_of(self._flat, self.length, self.forms, self.cuts)
+        places = FlatVector(self)  # not this, since a reference cycle would keep vectors in memory
+        places.end, places.slack = self.end, self.slack
+        return moments_of(places, self.forms, self.cuts)

@@ -62,13 +62,11 @@ class Moments(ABC):
 class Float32Moments(Moments):
     """Float32 vectors of the adapter's layout: AdamW's two, or Lion's one."""
 
-    def __init__(
-        self, flat: FlatVector, length: int, cuts: Sequence[int] = (), count: int = 2
-    ) -> None:
+    def __init__(self, flat: FlatVector, cuts: Sequence[int] = (), count: int = 2) -> None:
         """Gives them their places."""
         self._labels = _LABELS[:count]
-        self._flat, self._length = flat, length
-        lengths = [end - begin for begin, end in pairwise([0, *cuts, length])]
+        self._flat = flat
+        lengths = [end - begin for begin, end in pairwise([0, *cuts, flat.length])]
         self.vectors = tuple(
             ShardedVector.laid_out(label, "optimizer", "float32", lengths)
             for label in ("first moment", "second moment")[:count]
@@ -86,8 +84,7 @@ class Float32Moments(Moments):
         """A flat vector of each."""
         return [
             self._flat.join(
-                {n.removeprefix(f"{x}."): a for n, a in tensors.items() if n.startswith(f"{x}.")},
-                self._length,
+                {n.removeprefix(f"{x}."): a for n, a in tensors.items() if n.startswith(f"{x}.")}
             )
             for x in self._labels
         ]
@@ -146,10 +143,8 @@ def most_words(place: Place) -> int:
     return max(place.size, tensor.blocks * tensor.block_words)
 
 
-def moments_of(
-    flat: FlatVector, length: int, forms: AdapterDtypes, cuts: Sequence[int] = ()
-) -> Moments:
+def moments_of(flat: FlatVector, forms: AdapterDtypes, cuts: Sequence[int] = ()) -> Moments:
     """An adapter's moments in the form that its optimizer keeps them in."""
     if forms.optimizer == "adamw_8bit":
         return EightBitMoments(flat, cuts)
-    return Float32Moments(flat, length, cuts, count=1 if forms.optimizer == "lion" else 2)
+    return Float32Moments(flat, cuts, count=1 if forms.optimizer == "lion" else 2)

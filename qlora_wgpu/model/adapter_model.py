@@ -15,8 +15,6 @@ import numpy.typing as npt
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CheckpointError, DeviceError
 from qlora_wgpu.gpu.device import Device
-from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.program import Program
 from qlora_wgpu.graph.sharded_vector import ShardedVector
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.lora import save_adapter
@@ -62,7 +60,6 @@ class AdapterModel:
                 "whole model"
             )
         self.device = device
-        self.layout = layout
         self.folder: ModelFolder = layout.pretrained.folder
         self.prompt_folder = self.folder.text_folder
         self.quant = layout.quant
@@ -72,7 +69,7 @@ class AdapterModel:
         self.stats = layout.stats
         self.options = options or TrainingOptions()  # of training steps; replaced as a whole
         self.programs = Programs(layout, device)
-        self.biases = AdapterBiases(layout, device)
+        self.biases = AdapterBiases(self.programs)
         self.parameters_changed = False
 
     def close(self) -> None:
@@ -131,6 +128,11 @@ class AdapterModel:
         return DEFAULT
 
     @property
+    def layout(self) -> ModelPlan:
+        """Base and adapter as they are laid out."""
+        return self.programs.plan
+
+    @property
     def adapter(self) -> AdapterLayout:
         """The layout of the adapter's parameters."""
         return self.layout.adapter
@@ -144,17 +146,11 @@ class AdapterModel:
         self, input_ids: Any, labels: Any, attention_mask: Any = None
     ) -> tuple[batch_encoding.IntArray, batch_encoding.IntArray, batch_encoding.IntArray]:
         """Token ids, shifted targets and mask of a micro-batch, checked."""
-        return batch_encoding.checked_batch(
-            input_ids, labels, attention_mask, self.architecture.vocab_size
-        )
-
-    def new_graph(self) -> Graph:
-        """An empty graph for this model's element type and device."""
-        return self.layout.new_graph()
-
-    def new_program(self, graph: Graph, outputs: tuple[Tensor, ...] = ()) -> Program:
-        """Plans a graph and makes it ready; its slots are shared with the model's others."""
-        return self.programs.from_graph(graph, outputs)
+        vocab = self.architecture.vocab_size
+        ids = batch_encoding.checked_ids(input_ids, vocab)
+        mask = batch_encoding.checked_mask(attention_mask, ids.shape)
+        own = batch_encoding.checked_labels(labels, ids.shape, vocab)
+        return ids, batch_encoding.shifted_targets(own, mask), mask
 
     # -- bytes to and from the device ------------------------------------------------------
 

@@ -61,17 +61,16 @@ class AdapterSignature:
     The weights and the memory of intermediates are shared by all shapes.
     """
 
-    def __init__(self, plan: ModelPlan, programs: Programs, device: Device) -> None:
+    def __init__(self, programs: Programs) -> None:
         """Leaves ``neutral`` on the device where that has to be computed."""
-        self.layout = plan
         self.programs = programs
-        self.neutral = neutral_parameters(plan, programs, device)  # a flat one that does nothing
+        self.neutral = neutral_parameters(programs)  # a flat one that does nothing
         self._logits: dict[tuple[int, int], LogitsPrograms] = {}
 
     @property
     def adapter(self) -> AdapterLayout:
         """The layout of the parameters."""
-        return self.layout.adapter
+        return self.programs.plan.adapter
 
     def logits(self, batch: int, seq: int) -> LogitsPrograms:
         """The programs for batches of this shape, made on the first call."""
@@ -134,7 +133,7 @@ class AdapterSet:
 
     def read(self, folder: str | PathLike[str], name: str) -> None:
         """Puts an adapter of a file beside the others; errors as for ``load_adapter``."""
-        plan = self.active.signature.layout
+        plan = self.active.signature.programs.plan
         base = plan.pretrained
         of = base.architecture
         if plan.adapter.start is not None:
@@ -190,6 +189,6 @@ class AdapterSet:
             if held.signature.adapter.shape == own:
                 return held.signature
         programs = Programs(plan, self._device, self.active.signature.programs)
-        signature = AdapterSignature(plan, programs, self._device)
+        signature = AdapterSignature(programs)
         write_flat(self._device, signature.adapter.parameters, signature.neutral)
         return signature

@@ -141,7 +141,7 @@ def write_flat(device: Device, flat: Tensor | ShardedVector, values: npt.NDArray
         write_vector(device, shard, values[begin : begin + shard.columns])
 
 
-def neutral_parameters(plan: ModelPlan, programs: Programs, device: Device) -> FloatArray:
+def neutral_parameters(programs: Programs) -> FloatArray:
     """A flat adapter that changes nothing.
 
     That is zeros, but for trained tokens and matrices, which are the base's own, and DoRA's
@@ -149,7 +149,7 @@ def neutral_parameters(plan: ModelPlan, programs: Programs, device: Device) -> F
     is neutral as it began. A device that does not compute leaves the norms to one that does, by
     ``norms_graph``.
     """
-    adapter = plan.adapter
+    plan, device, adapter = programs.plan, programs.device, programs.plan.adapter
     if adapter.start is not None:
         return adapter.start
     flat = np.zeros(adapter.length, np.float32)
@@ -251,31 +251,25 @@ def _same(one: Mapping[str, FloatArray], other: Mapping[str, FloatArray]) -> boo
 
 
 def warn_if_trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> None:
-    """Warns whoever loads an adapter whose run quantized the base otherwise."""
-    if text := trained_otherwise(adapter, quant):
-        warnings.warn(text, stacklevel=4)
-
-
-def trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> str | None:
-    """A sentence where an adapter's run quantized the base otherwise, by its config.yaml.
+    """Warns whoever loads an adapter whose run quantized the base otherwise, by its config.yaml.
 
     A base that is opened without quantization was asked for so, and is not warned of.
     """
     run = find_run(adapter)
     if run is None or quant.scheme == "none":
-        return None
+        return
     try:
         trained = config_of_run(run).quant
     except ConfigError:
-        return None  # the run's own file is damaged: nothing is known
+        return  # the run's own file is damaged: nothing is known
     own = quant.model_dump()
     other = [f"{key} = {v}" for key, v in trained.model_dump().items() if v != own[key]]
-    if not other:
-        return None
-    return (
-        f"{adapter} was trained on a base quantized with {', '.join(other)}, which this model was "
-        "not opened with: qlora_wgpu.open_adapter opens it as it was trained"
-    )
+    if other:
+        warnings.warn(
+            f"{adapter} was trained on a base quantized with {', '.join(other)}, which this model "
+            "was not opened with: qlora_wgpu.open_adapter opens it as it was trained",
+            stacklevel=4,
+        )
 
 
 # ---- the base's own parameters ---------------------------------------------------------------
@@ -284,10 +278,9 @@ def trained_otherwise(adapter: str | PathLike[str], quant: QuantConfig) -> str |
 class AdapterBiases:
     """The base's biases that an adapter of a file replaces."""
 
-    def __init__(self, plan: ModelPlan, device: Device) -> None:
+    def __init__(self, programs: Programs) -> None:
         """Replaces nothing yet."""
-        self._plan = plan
-        self._device = device
+        self._modules, self._device = programs.plan.modules, programs.device
         self._taken: dict[str, FloatArray] = {}
         self._base: dict[str, FloatArray] = {}
 
@@ -332,7 +325,7 @@ class AdapterBiases:
             self.take(taken)
 
     def _place(self, name: str, array: FloatArray) -> Tensor:
-        modules = self._plan.modules
+        modules = self._modules
         layer = modules.linears.get(name)
         bias = modules.norms.get(f"{name}.bias") if layer is None else layer.bias
         if bias is None or bias.columns != array.size:
@@ -344,11 +337,12 @@ class AdapterBiases:
         return bias
 
 
-def base_state_dict(plan: ModelPlan, programs: Programs, device: Device) -> dict[str, FloatArray]:
+def base_state_dict(programs: Programs) -> dict[str, FloatArray]:
     """Every weight by Hugging Face's name, float32."""
     state: dict[str, FloatArray] = {}
+    plan = programs.plan
     for weight in plan.weights.table:
-        whole = _values(weight.held, plan, programs, device) - np.float32(weight.offset)
+        whole = _values(weight.held, programs) - np.float32(weight.offset)
         arrays = np.split(whole, len(weight.parts))
         for (name, shape), array in zip(weight.parts, arrays, strict=True):
             state[name] = array.reshape(shape)
@@ -360,20 +354,17 @@ def base_state_dict(plan: ModelPlan, programs: Programs, device: Device) -> dict
     return state
 
 
-def _values(
-    held: Held,
-    plan: ModelPlan, programs: Programs, device: Device,
-) -> FloatArray:  # fmt: skip
+def _values(held: Held, programs: Programs) -> FloatArray:
     """A weight as it is stored, (rows, columns); experts one below the other."""
     if isinstance(held, Tensor):
-        return read_vector(device, held).reshape(held.rows, -1)[:, : held.columns]
+        return read_vector(programs.device, held).reshape(held.rows, -1)[:, : held.columns]
     if isinstance(held, StreamedMatrix):
         held = held.host
     if isinstance(held, HostEmbedding):
         rows = held.taken(np.arange(held.rows))
         values = stored_floats(rows.data.cast("B"), held.dtype).reshape(rows.shape)
         return values[:, : held.columns]
-    graph = plan.new_graph()
+    graph = programs.plan.new_graph()
     shards: list[Tensor]
     if isinstance(held, DenseMatrix) or (isinstance(held, QuantizedMatrix) and held.experts == 1):
         shards = [shard for _, shard in held.shards(graph)]

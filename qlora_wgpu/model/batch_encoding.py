@@ -23,16 +23,6 @@ from qlora_wgpu.ops.batch import (
 IntArray = npt.NDArray[np.int64]
 
 
-def checked_batch(
-    input_ids: Any, labels: Any, attention_mask: Any, vocab_size: int
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Token ids, shifted targets and mask of a micro-batch, each (batch, seq)."""
-    ids = checked_ids(input_ids, vocab_size)
-    mask = checked_mask(attention_mask, ids.shape)
-    targets = shifted_targets(checked_labels(labels, ids.shape, vocab_size), mask)
-    return ids, targets, mask
-
-
 def checked_ids(input_ids: Any, vocab_size: int) -> IntArray:
     """Token ids as an int64 array (batch, seq)."""
     ids = _integers("input_ids", input_ids)
@@ -183,19 +173,11 @@ def encode_batch(
     places: int | IntArray = 0,
     samples: PreferenceInputs | None = None,
 ) -> npt.NDArray[np.uint8]:
-    """The bytes of a batch's storage.
+    """The bytes of a batch's storage; ids, mask, targets and weights are (batch, seq).
 
-    Args:
-        batch: The layout of what is written.
-        ids: (batch, seq).
-        mask: (batch, seq), 0 for padding, else the number of the sample.
-        targets: (batch, seq) from ``shifted_targets``.
-        rows: Rows to list as label rows instead of those that have a target.
-        dropout_key: Turns dropout on, with this micro-batch's key.
-        past: Tokens that came before, kept in the batch's cache; (batch, 1) if texts differ.
-        weights: (batch, seq), of each target in the loss; ones by default.
-        places: Which of the cache's texts the rows are of; (batch, 1) if they differ.
-        samples: What objectives over whole answers read of the samples.
+    The mask has 0 for padding, else the number of the sample. ``rows`` are listed as label rows
+    instead of those with a target. ``past`` are the tokens that came before, kept in the batch's
+    cache, and ``places`` which of its texts the rows are of, (batch, 1) if they differ.
     """
     data = np.zeros(batch.storage.nbytes, np.uint8)
 

@@ -198,16 +198,11 @@ def fit_to_budget(
     bytes_per_second: float = 5e11,
     beside: Beside | None = None,
 ) -> Fit:
-    """Lays a model out so that its training step keeps a budget, in the cheapest way.
+    """Lays a model out so that its longest training step keeps a budget, in the cheapest way.
 
-    Args:
-        layout: The model with everything on the device.
-        options: The longest training step.
-        budget: Bytes of device memory; None for as much as it takes.
-        accumulation: Micro-batches of an optimizer step.
-        flops_per_second: About how fast the device is, to weigh recomputation against traffic.
-        bytes_per_second: About how fast it reads and writes its memory, likewise.
-        beside: Bytes that the run takes beside a step that is planned so.
+    A budget of None is as much as it takes, ``accumulation`` the micro-batches of an optimizer
+    step. About how fast the device computes, and reads and writes its memory, weighs recomputation
+    against traffic. ``beside`` tells what the run takes beside a step that is planned so.
     """
     rates = flops_per_second, bytes_per_second
     return Search(layout, options, accumulation, rates).within(budget, beside)
@@ -249,16 +244,11 @@ class Search:
         """Bytes of each layer, and of each block of the head, where they are streamed."""
         head = self._layout.head_options[-1]
         every = OffloadPlan(streamed_layers=self._layout.num_layers, streamed_head=head)
-        layout = self._layout.with_offload(every)
+        layout = self._layout.changed(offload=every)
         return layout.placement.group_bytes, layout.placement.head_block_bytes
 
     def within(self, budget: int | None, beside: Beside | None = None) -> Fit:
-        """The cheapest way that keeps a budget.
-
-        Args:
-            budget: Bytes of device memory; None for as much as it takes.
-            beside: Bytes that the run takes beside a step that is planned so.
-        """
+        """The cheapest way that keeps a budget; arguments as for ``fit_to_budget``."""
         plain = self._plain
         if budget is None:
             return plain
@@ -307,7 +297,7 @@ class Search:
         if key not in self._fits:
             layout = self._layout
             if offload != layout.offload:
-                layout = layout.with_offload(offload)
+                layout = layout.changed(offload=offload)
             step = layout.sized(options)
             self._fits[key] = planned(layout, options, self._accumulation, step)
         return self._fits[key]
@@ -462,13 +452,13 @@ def fit_inference_to_budget(layout: ModelPlan, plans_of: PlansOf, budget: int) -
     offloads = [plain, base]
     for head in layout.head_options:
         most = replace(base, streamed_layers=layout.num_layers, streamed_head=head)
-        streamed = layout.with_offload(most)
+        streamed = layout.changed(offload=most)
         all_streamed = _total(streamed, plans_of)
         count = _fewest(streamed.placement.group_bytes, all_streamed, budget)
         least = min(least, all_streamed)
         offloads.append(replace(most, streamed_layers=count))
     for offload in dict.fromkeys(offloads):
-        fitted = layout.with_offload(offload)
+        fitted = layout.changed(offload=offload)
         if _total(fitted, plans_of) <= budget:
             return fitted
     there = max(budget, 0)  # inputs and the like may have taken more than all of it

@@ -21,7 +21,7 @@ KeepDequantized = bool | Literal["auto"]
 
 def with_kept(plan: ModelPlan, *, kept: bool = True) -> ModelPlan:
     """The same model, of which nothing is loaded yet, with dequantized weights or without."""
-    return plan.with_offload(replace(plan.offload, dequantized=kept))
+    return plan.changed(offload=replace(plan.offload, dequantized=kept))
 
 
 def laid_out_for(

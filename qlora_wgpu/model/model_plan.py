@@ -124,19 +124,8 @@ class ModelPlan:
         self.packed_weights = PackedWeightCache(dense=self.packed_sizes.dense)
         self._steps: dict[StepOptions, PlannedStep] = {}
 
-    def with_profile(self, profile: Profile) -> ModelPlan:
-        """The same model, of which nothing is loaded yet, for another profile."""
-        return self._with(profile=profile)
-
-    def with_offload(self, offload: OffloadPlan) -> ModelPlan:
-        """The same model, of which nothing is loaded yet, with another offload plan."""
-        return self._with(offload=offload)
-
-    def with_forms(self, forms: AdapterDtypes) -> ModelPlan:
-        """The same model, of which nothing is loaded yet, with an adapter in other types."""
-        return self._with(forms=forms)
-
-    def _with(self, **changes: Any) -> ModelPlan:
+    def changed(self, **changes: Any) -> ModelPlan:
+        """The same, of which nothing is loaded yet, with another profile, offload plan or forms."""
         same = {n: getattr(self, n) for n in ("profile", "max_binding", "offload", "keep")}
         given = {**same, "forms": self.adapter.forms, **changes}
         lora = self.adapter.config

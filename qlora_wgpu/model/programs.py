@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,14 @@ from qlora_wgpu.ops.sampling import (
     encode_choices,
     seen_words,
 )
+
+
+class Choice(NamedTuple):
+    """How the next token of a text is chosen."""
+
+    settings: Settings
+    seed: int
+    step: int  # tokens that it got before
 
 
 @dataclass(frozen=True)
@@ -66,26 +74,19 @@ class DecodePrograms:
         ids: IntArray,
         past: IntArray,
         places: IntArray,
-        settings: Sequence[Settings],
-        seeds: Sequence[int],
-        steps: Sequence[int],
+        choices: Sequence[Choice],
         count: int = 1,
     ) -> list[list[int]]:
         """The tokens after new ones; ``NONE`` where a logit is not finite, and others after it.
 
-        Args:
-            ids: (texts, 1), checked.
-            past: (texts, 1), tokens that came before.
-            places: (texts, 1), which of the cache's texts they are of.
-            settings: How each text's tokens are chosen.
-            seeds: Each text's.
-            steps: Tokens that each text got before.
-            count: How many tokens of each text, at most ``most_ahead``.
+        ``ids``, checked, the number of tokens before them and the texts' places in the cache are
+        (texts, 1). ``steps`` are tokens that each text got before; each gets ``count`` of them, at
+        most ``most_ahead``.
         """
         first = past.reshape(-1)
         ones, rows = np.ones_like(ids), np.arange(len(ids))
         write_batch(self.device, self.batch, ids, ones, rows=rows, past=past, places=places)
-        self._write_sampling_params(settings, seeds, (np.asarray(steps) - first).tolist())
+        self._write_choices(choices, first)
         submit_batched(self.device, [self.hidden, self.head] * count)
         return self._chosen((first[:, None] + np.arange(count)) % DECODE_STEPS_AHEAD)
 
@@ -103,27 +104,25 @@ class DecodePrograms:
         self,
         prompts: Sequence[Sequence[int]],
         places: Sequence[int],
-        settings: Sequence[Settings],
-        seeds: Sequence[int],
-        steps: Sequence[int],
+        choices: Sequence[Choice],
     ) -> list[int]:
         """The tokens after prompts that were computed; ``NONE`` as of ``run``."""
         none = np.zeros((len(prompts), 1), np.int64)
         at, rows = np.array(places)[:, None], np.arange(len(prompts))
         write_batch(self.device, self.next, none, np.ones_like(none), rows=rows, places=at)
-        self._write_sampling_params(settings, seeds, steps)
-        for place, prompt, own in zip(places, prompts, settings, strict=True):
-            self._note_seen(place, prompt, own)
+        self._write_choices(choices, 0)
+        for place, prompt, own in zip(places, prompts, choices, strict=True):
+            self._note_seen(place, prompt, own.settings)
         self.head.run()
         return [each[0] for each in self._chosen(none)]
 
-    def _write_sampling_params(
-        self, settings: Sequence[Settings], seeds: Sequence[int], steps: Sequence[int]
-    ) -> None:
-        """Writes what tokens are chosen by."""
+    def _write_choices(self, choices: Sequence[Choice], first: IntArray | int) -> None:
+        """Writes what tokens are chosen by, their steps counted from the first positions."""
         own = self.choices.settings.storage
         assert own is not None
-        self.device.write(own.buffer, encode_choices(settings, seeds, steps))
+        settings, seeds, steps = zip(*choices, strict=True)
+        counted = (np.asarray(steps) - first).tolist()
+        self.device.write(own.buffer, encode_choices(settings, seeds, counted))
 
     def _chosen(self, at: IntArray) -> list[list[int]]:
         """The tokens of each text, (texts, ·), ``at`` their places among the steps ahead."""
@@ -155,11 +154,7 @@ class LogitsPrograms:
     ) -> npt.NDArray[np.float32]:
         """Logits (len(rows), vocab_size) of some of the batch's flattened positions.
 
-        Args:
-            ids: (batch, seq), checked.
-            mask: (batch, seq), checked.
-            rows: The positions.
-            past: Tokens that came before, kept in the batch's cache.
+        Ids and mask are checked; ``past`` tokens came before, kept in the batch's cache.
         """
         count = self.logits.rows
         out = np.empty((len(rows), self.logits.columns), np.float32)
@@ -181,8 +176,8 @@ class Programs:
 
     def __init__(self, plan: ModelPlan, device: Device, beside: Programs | None = None) -> None:
         """Makes none yet."""
-        self._plan = plan
-        self._device = device
+        self.plan = plan
+        self.device = device
         self._pool: BufferPool = BufferPool(device) if beside is None else beside._pool
         self._steps: dict[StepOptions, tuple[BatchBuffers, Program]] = {}
 
@@ -195,21 +190,21 @@ class Programs:
         self, graph: Graph, outputs: tuple[Tensor, ...] = (), *, apart: bool = False
     ) -> Program:
         """Plans a graph and makes it ready; ``outputs`` can be read after a run."""
-        with self._device.in_turn:
-            return Program(self._device, compile_plan(graph, outputs, apart=apart), self._pool)
+        with self.device.in_turn:
+            return Program(self.device, compile_plan(graph, outputs, apart=apart), self._pool)
 
     def fill_kept(self) -> None:
         """Dequantizes the weights that are kept so; their codes are there by now."""
-        if self._plan.dequantize_plan is not None:
-            with self._device.in_turn:
-                Program(self._device, self._plan.dequantize_plan, self._pool).run()
+        if self.plan.dequantize_plan is not None:
+            with self.device.in_turn:
+                Program(self.device, self.plan.dequantize_plan, self._pool).run()
 
     def step(self, options: StepOptions) -> tuple[BatchBuffers, Program]:
         """A step's inputs and its program."""
-        with self._device.in_turn:
+        with self.device.in_turn:
             if options not in self._steps:
-                planned = self._plan.step(options)
-                program = Program(self._device, planned.plan, self._pool)
+                planned = self.plan.step(options)
+                program = Program(self.device, planned.plan, self._pool)
                 self._steps[options] = planned.batch, program
             return self._steps[options]
 
@@ -217,29 +212,29 @@ class Programs:
         self, texts: int, length: int, cache: KVCache, seen: Tensor, *, told: bool = False
     ) -> DecodePrograms:
         """New programs for so many tokens of some of a cache's texts, which choose the next."""
-        with self._device.in_turn:
-            graphs = self._plan.token_graphs(texts, length, cache, seen, told=told)
+        with self.device.in_turn:
+            graphs = self.plan.token_graphs(texts, length, cache, seen, told=told)
             self._fill_strips()
             kept, apart = graphs.kept, graphs.apart
             first = self.from_graph(graphs.hidden, apart=apart)
             second = self.from_graph(graphs.head, () if kept is None else (kept,), apart=apart)
             return DecodePrograms(
-                self._device, graphs.batch, graphs.next, first, second, graphs.choices,
-                self._plan.pretrained.architecture.vocab_size, kept,
+                self.device, graphs.batch, graphs.next, first, second, graphs.choices,
+                self.plan.pretrained.architecture.vocab_size, kept,
             )  # fmt: skip
 
     def logits(self, batch: BatchBuffers) -> LogitsPrograms:
         """New programs for a batch, which may carry a cache of keys and values."""
-        with self._device.in_turn:
-            hidden, graph, logits = self._plan.logits_graphs(batch)
+        with self.device.in_turn:
+            hidden, graph, logits = self.plan.logits_graphs(batch)
             self._fill_strips()
             first = self.from_graph(hidden)
             head = self.from_graph(graph, (logits,))
-            return LogitsPrograms(self._device, batch, first, head, logits)
+            return LogitsPrograms(self.device, batch, first, head, logits)
 
     def _fill_strips(self) -> None:
         """Packs the weights that traced graphs read, and that are not packed yet."""
-        if self._plan.packed_weights.needs_fill:
-            graph = self._plan.new_graph()
-            self._plan.packed_weights.fill(graph)
+        if self.plan.packed_weights.needs_fill:
+            graph = self.plan.new_graph()
+            self.plan.packed_weights.fill(graph)
             self.from_graph(graph).run()

@@ -29,7 +29,13 @@ from qlora_wgpu.model.memory_plan import KeepDequantized, copied_bytes, laid_out
 from qlora_wgpu.model.model_plan import ModelPlan
 from qlora_wgpu.model.offload_plan import RESIDENT, OffloadPlan
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.model.steps import LossSums, PreferenceInputs, StepKind, TrainingOptions
+from qlora_wgpu.model.steps import (
+    LossSums,
+    PreferenceInputs,
+    StepKind,
+    StepOptions,
+    TrainingOptions,
+)
 from qlora_wgpu.ops.optimizers import STATS_BALANCE, STATS_CORRECT, STATS_LOSS, STATS_TOKENS
 
 __all__ = ["ComputeDtype", "QLoRAModel", "device_layout"]
@@ -71,7 +77,7 @@ class QLoRAModel(AdapterModel):
         if layout.dequantize_plan is not None:  # it runs once, so its count is kept here
             self.kept_saturated = self.count_saturated()
             self.zero_stats()
-        signature = AdapterSignature(layout, self.programs, device)
+        signature = AdapterSignature(self.programs)
         self.write_parameters(self.adapter.initial(seed) + signature.neutral)
         held = HeldAdapter(signature, None, self.prompt_folder)
         self._adapters = AdapterSet(held, device, self.biases)
@@ -209,10 +215,7 @@ class QLoRAModel(AdapterModel):
             for index, (input_ids, labels, attention_mask) in enumerate(batches):
                 if index % _QUEUED_BATCHES == _QUEUED_BATCHES - 1:
                     self.read_stats()  # waits, so that the queue stays short
-                ids, targets, mask = self.checked(input_ids, labels, attention_mask)
-                batch, program = self.programs.step(self.options.step("loss", *ids.shape))
-                batch_encoding.write_batch(self.device, batch, ids, mask, targets)
-                program.run()
+                self.measure("loss", *self.checked(input_ids, labels, attention_mask))
             stats = self.read_stats()
             loss, tokens, correct = (stats[i] for i in (STATS_LOSS, STATS_TOKENS, STATS_CORRECT))
             sums = LossSums(float(loss), int(tokens), int(correct))
@@ -253,13 +256,7 @@ class QLoRAModel(AdapterModel):
         if weights is not None:
             weights = batch_encoding.checked_weights(weights, ids.shape)
             options = replace(options, objective=replace(options.objective, weighted=True))
-        batch, program = self.programs.step(options)
-        with self.device.in_turn:
-            batch_encoding.write_batch(
-                self.device, batch, ids, mask, targets, dropout_key=dropout_key, weights=weights,
-                samples=samples,
-            )  # fmt: skip
-            program.run()
+        self._run(options, ids, targets, mask, samples, dropout_key=dropout_key, weights=weights)
         return int((targets != IGNORE_INDEX).sum())
 
     def measure(
@@ -274,10 +271,25 @@ class QLoRAModel(AdapterModel):
 
         Arguments and errors are those of ``accumulate``.
         """
-        batch, program = self.programs.step(self.options.step(kind, *ids.shape))
+        self._run(self.options.step(kind, *ids.shape), ids, targets, mask, samples)
+
+    def _run(
+        self,
+        options: StepOptions,
+        ids: batch_encoding.IntArray,
+        targets: batch_encoding.IntArray,
+        mask: batch_encoding.IntArray,
+        samples: PreferenceInputs | None,
+        **inputs: Any,
+    ) -> Program:
+        """Writes a micro-batch and runs its step; does not wait."""
+        batch, program = self.programs.step(options)
         with self.device.in_turn:
-            batch_encoding.write_batch(self.device, batch, ids, mask, targets, samples=samples)
+            batch_encoding.write_batch(
+                self.device, batch, ids, mask, targets, samples=samples, **inputs
+            )
             program.run()
+        return program
 
     def answer_logps(
         self,
@@ -291,13 +303,10 @@ class QLoRAModel(AdapterModel):
         Arguments beside it are those of ``accumulate``.
         """
         options = self.options.step("sums", *ids.shape)
-        batch, program = self.programs.step(options)
         sums = self.layout.step(options).sums
         assert sums is not None
-        samples = PreferenceInputs.plain(count)
         with self.device.in_turn:
-            batch_encoding.write_batch(self.device, batch, ids, mask, targets, samples=samples)
-            program.run()
+            program = self._run(options, ids, targets, mask, PreferenceInputs.plain(count))
             values = np.frombuffer(program.read(sums), np.float32)
         return values.reshape(-1, 4)[:count, 0].copy()
 
@@ -399,7 +408,7 @@ class QLoRAModel(AdapterModel):
             self._adapters.activate(name, changed=self.parameters_changed)
             chosen = self._adapters.active
             self.parameters_changed, self.prompt_folder = False, chosen.prompt_folder
-            self.layout, self.programs = chosen.signature.layout, chosen.signature.programs
+            self.programs = chosen.signature.programs
 
     def delete_adapter(self, name: str) -> None:
         """Frees an adapter, and with the last of its shape what was made for that.
@@ -434,7 +443,7 @@ class QLoRAModel(AdapterModel):
 
     def base_state_dict(self) -> dict[str, FloatArray]:
         """The frozen weights as the device uses them (dequantized there), Hugging Face's names."""
-        return base_state_dict(self.layout, self.programs, self.device)
+        return base_state_dict(self.programs)
 
 
 def _config_of_folder(
@@ -476,16 +485,9 @@ def device_layout(
     if compute_dtype not in ("bfloat16", "float32"):
         raise ConfigError(f"compute_dtype must be 'bfloat16' or 'float32', got {compute_dtype!r}")
     return ModelPlan(
-        pretrained,
-        lora,
-        quant,
-        compute_dtype,
-        profile=device.profile,
-        max_binding=device.max_binding,
-        offload=offload,
-        forms=forms,
-        keep=keep,
-    )
+        pretrained, lora, quant, compute_dtype, profile=device.profile,
+        max_binding=device.max_binding, offload=offload, forms=forms, keep=keep,
+    )  # fmt: skip
 
 
 def _check_settings(lora: object, quant: object) -> None:

@@ -96,14 +96,9 @@ def encode_samples(
 ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
     """Encodes samples as kernels read them.
 
-    Args:
-        samples: The samples.
-        segments: (batch, seq), 0 for padding, else one more than where the token's sample begins.
-        rows: The label rows, rising.
-
-    Returns:
-        For each label row twice its sample's number, one more where it is the prompt's; and the
-        table (samples, 4) of ``SampleBuffers``.
+    ``segments`` (batch, seq) has 0 for padding, else one more than where the token's sample begins;
+    ``rows`` are the label rows, rising. Returns for each label row twice its sample's number, one
+    more where it is the prompt's, and the table (samples, 4) of ``SampleBuffers``.
     """
     seq = segments.shape[1]
     places = rows // seq * (seq + 1) + segments.reshape(-1)[rows]

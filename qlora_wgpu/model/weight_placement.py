@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.errors import OutOfMemoryError
-from qlora_wgpu.gpu.device import Device
+from qlora_wgpu.gpu.device import Device, bytes_of
 from qlora_wgpu.gpu.memory import available_bytes
 from qlora_wgpu.graph.offload import WeightGroup, WeightStream
 from qlora_wgpu.graph.program import allocate
@@ -132,7 +132,7 @@ class WeightPlacement:
         if self._being_made is not None:
             layer, made = self._being_made
             if (begin := layer.begins.get(storage)) is not None:
-                raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+                raw = bytes_of(data)
                 made[begin : begin + raw.size] = raw
         elif storage.group is not None:
             storage.group.put(storage, data)

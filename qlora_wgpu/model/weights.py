@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import groupby, repeat
 from typing import Any
@@ -68,30 +69,28 @@ Shape = tuple[int, int]
 _COPIED = ("maps", "nested_absmax")  # the parts of a quantized matrix that are no file's own bytes
 
 
+@dataclass(eq=False)
 class WeightLayout:
-    """Builds the table, and a model's modules from it."""
+    """Builds the table, and a model's modules from it; without a folder, shapes and bytes only."""
 
-    def __init__(
-        self,
-        quant: QuantConfig,
-        dtype: str,
-        max_binding: int,
-        folder: ModelFolder | None = None,
-        *,
-        weight_dtype: str = "",
-        textures: bool = False,
-        head_block: int = 1 << 30,
-        config: Mapping[str, Any] | None = None,
-        offload: OffloadPlan = RESIDENT,
-        keep: bool = False,
-    ) -> None:
-        """Without a folder, shapes and bytes only."""
+    quant: QuantConfig
+    dtype: str  # of matmul operands
+    max_binding: int  # the largest binding, in bytes
+    folder: ModelFolder | None = None
+    _: KW_ONLY
+    weight_dtype: str = ""  # of frozen weights that products read, where it is another one
+    textures: bool = False  # whether matrices lie in textures
+    head_block: int = 1 << 30  # rows of a block of the head
+    config: Mapping[str, Any] | None = None
+    offload: OffloadPlan = RESIDENT
+    keep: bool = False  # whether streamed layers that are quantized here are cached on disk
+
+    def __post_init__(self) -> None:
+        """Has an empty table."""
         self.table: list[Weight] = []
-        self._policy = QuantizationPolicy(quant, folder, config)
-        self._dtype, self._weight_dtype = dtype, weight_dtype or dtype
-        self._max_binding, self._head_block = max_binding, head_block
-        self._textures, self._offload, self._keep = textures, offload, keep
-        self._reader = CheckpointReader(folder, quant)
+        self.weight_dtype = self.weight_dtype or self.dtype
+        self._policy = QuantizationPolicy(self.quant, self.folder, self.config)
+        self._reader = CheckpointReader(self.folder, self.quant)
         self._codebooks: dict[bytes, Tensor] = {}
 
     def lay_out(self, architecture: Architecture, adapter: AdapterLayout) -> Modules:
@@ -102,9 +101,9 @@ class WeightLayout:
         self._reader.prefixes = of.stored_prefixes
         self.placement = WeightPlacement(
             self._reader,
-            self._weight_dtype if self._keep else "",
-            textures=self._textures,
-            first_streamed=of.num_layers - self._offload.streamed_layers,
+            self.weight_dtype if self.keep else "",
+            textures=self.textures,
+            first_streamed=of.num_layers - self.offload.streamed_layers,
         )
         embedding, head = self._ends(of, adapter)
         groups = list(with_one_input(of.linears))
@@ -140,9 +139,9 @@ class WeightLayout:
             embedding, head, linears, norms, experts, routers, tables,
             adapter.loras.get(of.head.name), adapter.embedding_lora, of.padding_idx,
         )  # fmt: skip
-        if not self._offload.dequantized:
+        if not self.offload.dequantized:
             return modules
-        kept = DequantizedWeights(self._weight_dtype, self._max_binding, self._textures)
+        kept = DequantizedWeights(self.weight_dtype, self.max_binding, self.textures)
         return kept.within(modules, ([spec.name for spec in specs] for specs in groups))
 
     def begin(self, adapter: AdapterLayout, seed: int, progress: Progress) -> str:
@@ -172,13 +171,13 @@ class WeightLayout:
         rows, whole = adapter.trained_rows, adapter.trained_whole
         as_head = of.embed_name if tied else of.head_name
         head: Matrix
-        if self._offload.streamed_head:
+        if self.offload.streamed_head:
             if head_module in whole:
                 raise ConfigError(
                     f"lora.modules_to_save trains {head_name} whole, which cannot wait in host "
                     "memory: leave it out, or raise device.memory"
                 )
-            host = HostEmbedding(vocab, hidden, self._weight_dtype, trained=rows.get(head_module))
+            host = HostEmbedding(vocab, hidden, self.weight_dtype, trained=rows.get(head_module))
             head = self._streamed_head(head_name, as_head, host)
         else:
             head = self._dense(
@@ -188,12 +187,10 @@ class WeightLayout:
         if tied:
             return head.host if isinstance(head, StreamedMatrix) else head, head
         own, matrix = rows.get(embed_module), whole.get(embed_module)
-        if self._offload.host_embedding and matrix is None:
-            table = HostEmbedding(vocab, hidden, self._dtype, trained=own)
+        if self.offload.host_embedding and matrix is None:
+            table = HostEmbedding(vocab, hidden, self.dtype, trained=own)
             return self._host("embedding", name, of.embed_name, table), head
-        return self._dense(
-            name, vocab, hidden, self._dtype, own, matrix, called=of.embed_name
-        ), head
+        return self._dense(name, vocab, hidden, self.dtype, own, matrix, called=of.embed_name), head
 
     def _form(self, names: Sequence[str], columns: int) -> WeightFormat | None:
         """The quantized format of some tensors that are one matrix; None for floats."""
@@ -268,9 +265,9 @@ class WeightLayout:
 
         ``trained`` and ``whole`` are told the initial values of what they replace.
         """
-        dtype = dtype or self._weight_dtype
+        dtype = dtype or self.weight_dtype
         row_bytes = matrix("", 1, columns, dtype).nbytes
-        most = shard_rows(row_bytes, self._max_binding, self._head_block)
+        most = shard_rows(row_bytes, self.max_binding, self.head_block)
         pieces: list[tuple[int, Tensor]] = []
         for row0, count in row_pieces(rows, most):
             storage = self.placement.dense_storage(name, count * row_bytes)
@@ -296,9 +293,9 @@ class WeightLayout:
 
     def _dense_experts(self, name: str, shape: Shape, names: list[str]) -> DenseExperts:
         """The matrices of all experts, as many together as fit a binding."""
-        dtype, (rows, columns) = self._weight_dtype, shape
+        dtype, (rows, columns) = self.weight_dtype, shape
         one = matrix("", rows, columns, dtype).nbytes
-        most = max(self._max_binding // one, 1)
+        most = max(self.max_binding // one, 1)
         pieces: list[tuple[int, int, Tensor]] = []
         for first, count in row_pieces(len(names), most):
             storage = self.placement.dense_storage(name, count * one)
@@ -324,11 +321,11 @@ class WeightLayout:
     ) -> QuantizedMatrix:
         """One matrix, or the matrices of all ``names`` one below the other."""
         codebook, key = None, form.quant_map.tobytes()
-        if self._textures and fits_words(form, shape[1]):
+        if self.textures and fits_words(form, shape[1]):
             if key not in self._codebooks:
                 self._codebooks[key] = codebook_tensor(form, Storage)
             codebook = self._codebooks[key]
-        keep = partial(self.placement.storage, name, most=self._max_binding)
+        keep = partial(self.placement.storage, name, most=self.max_binding)
         held, storages = lay_out(name, shape, form, len(names), keep, codebook)
         folder, layer = self._reader.folder, self.placement.layer_of(name)
         is_mapped = (
@@ -354,44 +351,37 @@ class WeightLayout:
     def _host_table(self, name: str, rows: int, columns: int) -> HostEmbedding:
         """A further table in host memory; one that its file has in bfloat16 stays so."""
         stays = self._reader.is_as_stored(name, columns, "bfloat16")
-        held = HostEmbedding(rows, columns, "bfloat16" if stays else self._dtype)
+        held = HostEmbedding(rows, columns, "bfloat16" if stays else self.dtype)
         return self._host(name, name, name, held)
-
-    def _host(self, kind: str, name: str, called: str, held: HostEmbedding) -> HostEmbedding:
-        """A matrix of which the host looks rows up."""
-
-        def read(reader: CheckpointReader) -> Iterator[Filled]:
-            held.values = reader.read_bits(name, (held.rows, held.columns), held.dtype)
-            keep_originals(held.trained, held.values, held.columns, held.dtype)
-            yield from ()
-
-        self._wait(kind, name, held)
-        self.table.append(Weight(name, [(called, (held.rows, held.columns))], held, read))
-        return held
 
     def _streamed_head(self, name: str, called: str, host: HostEmbedding) -> StreamedMatrix:
         """A head whose blocks are streamed."""
-        held = streamed_matrix(
-            name, host, self.placement.stream, self._max_binding, self._head_block
-        )
-
-        def read(reader: CheckpointReader) -> Iterator[Filled]:
-            bits = reader.read_bits(name, (host.rows, host.columns), host.dtype)
-            keep_originals(host.trained, bits, host.columns, host.dtype)
-            fill(held, bits)
-            yield from ()
-
-        self._wait("lm_head", name, host)
-        self.table.append(Weight(name, [(called, (host.rows, host.columns))], held, read))
+        stream, most = self.placement.stream, self.max_binding
+        held = streamed_matrix(name, host, stream, most, self.head_block)
+        self._host("lm_head", name, called, host, held)
         return held
 
-    def _wait(self, kind: str, name: str, held: HostEmbedding) -> None:
-        """Notes a matrix in host memory, and what its reading takes beside its own bytes."""
+    def _host(
+        self, kind: str, name: str, called: str, held: HostEmbedding,
+        streamed: StreamedMatrix | None = None,
+    ) -> HostEmbedding:  # fmt: skip
+        """A matrix in host memory, of which the host looks rows up or whose blocks are streamed."""
+        shape = held.rows, held.columns
+
+        def read(reader: CheckpointReader) -> Iterator[Filled]:
+            held.values = reader.read_bits(name, shape, held.dtype)
+            keep_originals(held.trained, held.values, held.columns, held.dtype)
+            if streamed is not None:
+                fill(streamed, held.values)
+            yield from ()
+
         self.placement.waiting[kind] = held
         held.as_stored = self._reader.is_as_stored(name, held.columns, held.dtype)
-        if not held.as_stored:
-            taken = self._reader.loading_bytes(name, held.rows, held.columns, held.dtype)
+        if not held.as_stored:  # what its reading takes beside its own bytes
+            taken = self._reader.loading_bytes(name, *shape, held.dtype)
             self.placement.expect_load(taken - held.nbytes)
+        self.table.append(Weight(name, [(called, shape)], streamed or held, read))
+        return held
 
 
 def with_one_input(specs: Iterable[LinearSpec]) -> Iterator[list[LinearSpec]]:

@@ -72,7 +72,7 @@ def _of_training(adapter: AdapterLayout) -> int:
         return 2 * one + max(one + adapter.moments.nbytes, 3 * one)
     names = [tensor_name(module, TOKENS) for module in adapter.trained_rows]
     names += [tensor_name(module, WHOLE) for module in adapter.trained_whole]
-    own = sum(4 * adapter.placed(name).size for name in names)
+    own = sum(4 * adapter[name].size for name in names)
     return own + one + max(one + adapter.moments.nbytes, 2 * one)
 
 

@@ -78,7 +78,7 @@ def verified_layout(
         if profile is None:
             raise unsound(problem)
         observer.note(f"{problem}; {_instead(profile)} instead")
-        layout = layout.with_profile(profile)
+        layout = layout.changed(profile=profile)
 
 
 def _instead(profile: Profile) -> str:
@@ -101,7 +101,7 @@ def run_launches(settings: Config, layout: ModelPlan, length: int) -> Iterator[L
     for plan in text_plans(layout, KVCache(_TEXT), ((1, _TEXT), (1, 1))):
         yield from plan.launches
     if layout.profile.textures and layout.packed_sizes.fits:
-        yield from _strip_launches(layout.with_profile(layout.profile))
+        yield from _strip_launches(layout.changed(profile=layout.profile))
     if layout.adapter.config.use_dora:
         for name in layout.adapter.loras:
             graph, norms = norms_graph(layout, name)

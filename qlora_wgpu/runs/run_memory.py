@@ -226,7 +226,7 @@ class ClusterMemory:
     @classmethod
     def of(cls, settings: Config, layout: ModelPlan, options: StepOptions) -> ClusterMemory:
         """That of a run whose longest step has these options."""
-        worker = layout.with_forms(forms_of_worker(settings))
+        worker = layout.changed(forms=forms_of_worker(settings))
         step = worker.memory(options, worker.sized(options).plan)
         return cls(sum(step.values()), sum(owner_memory(settings, layout).values()))
 
@@ -238,7 +238,7 @@ def forms_of_worker(settings: Config) -> AdapterDtypes:
 
 def owner_memory(settings: Config, layout: ModelPlan) -> Counter[str]:
     """Bytes on the owner's device by kind: no base, no activations, a gradient that came."""
-    layout = layout.with_forms(layout.adapter.forms)
+    layout = layout.changed(forms=layout.adapter.forms)
     layout.make_room_for_counts()  # of workers whose kernels have such a type
     graph = layout.new_graph()
     add_to(graph, layout.adapter.gradient, received_gradient(layout.adapter))

@@ -77,7 +77,7 @@ class Worker:
         self._notes = _Notes()
         shapes = RunShapes(**specification.shapes)
         self._model = _opened(settings, specification.length, shapes, self._notes)
-        self._zero = self._model.new_program(zeroing(self._model.layout))
+        self._zero = self._model.programs.from_graph(zeroing(self._model.layout))
         self._version = -1
         self._shapes: set[tuple[str, int, int]] = set()
         self._write = writer_of(self._model)

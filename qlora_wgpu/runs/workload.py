@@ -152,7 +152,7 @@ class Totals:
 
     def with_offload(self, offload: OffloadPlan) -> Totals:
         """The same with what waits in host memory."""
-        return Totals(self.layout.with_offload(offload), self._workload)
+        return Totals(self.layout.changed(offload=offload), self._workload)
 
 
 def fitted_within(layout: ModelPlan, workload: Workload, budget: int) -> Fit | None:

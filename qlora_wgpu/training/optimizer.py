@@ -72,7 +72,7 @@ class Optimizer:
         self._schedule = Schedule(optim, total_steps)
         info = Storage("step info", "inputs", 4 * STEP_NUMBERS)
         self._info = vector("step_info", STEP_NUMBERS, "float32", info)
-        graph, adapter = model.new_graph(), model.adapter
+        graph, adapter = model.layout.new_graph(), model.adapter
         adapter.keep_moments(optim.name)
         zeros = adapter.moments.zeros()
         passing: Sequence[MomentsPart] = ()
@@ -82,7 +82,7 @@ class Optimizer:
                 adapter.moments.blocks,
             )
         trace_update(graph, adapter, model.stats, self._info, optim, passing)
-        self._program = model.new_program(graph)
+        self._program = model.programs.from_graph(graph)
         for moment in adapter.moments.vectors:
             model.write_flat(moment, zeros)
 

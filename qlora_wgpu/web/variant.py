@@ -332,7 +332,7 @@ class Variant:
         info = vector(
             "step_info", STEP_NUMBERS, "float32", Storage("step info", "inputs", 4 * STEP_NUMBERS)
         )
-        graph = model.new_graph()
+        graph = model.layout.new_graph()
         model.adapter.keep_moments(optim.name)
         trace_update(graph, model.adapter, model.stats, info, optim)
         plan = compile_plan(graph)
@@ -392,7 +392,7 @@ class Variant:
         named = self._model.name_or_path  # a folder's is the user's own affair
         base = named if name_on_hub(named) else None
         config = replace(adapter.peft, base_model_name_or_path=base)
-        places = {name: adapter.placed(name) for name in adapter.names}
+        places = dict(adapter)
         return {
             "length": adapter.length,
             "tensors": {n: [p.offset, p.rows, p.columns] for n, p in places.items()},

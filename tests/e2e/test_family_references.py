@@ -19,7 +19,7 @@ from support.recorded_models import (
 from e2e.test_family_types import shapes
 from qlora_wgpu import LoraConfig, QLoRAModel, QuantConfig, register_family
 from qlora_wgpu.errors import UnsupportedModelError
-from qlora_wgpu.families import family, llama
+from qlora_wgpu.families import family, llama, parts
 from qlora_wgpu.families.family import known_families
 
 FOLDER = Path(__file__).parents[1] / "references"
@@ -113,7 +113,7 @@ def test_a_family_of_ones_own(device, tmp_path, monkeypatch):
     save_file(weights(json.loads(str(recorded["shapes"])), 0.0), tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedModelError, match="my-llama"):
         QLoRAModel.from_pretrained(tmp_path, device=device)
-    register_family("my-llama", llama.FAMILY)
+    register_family("my-llama", parts.DecoderFamily(llama.compose))
     assert "my-llama" in known_families()
     model = QLoRAModel.from_pretrained(
         tmp_path, LoraConfig(r=5, lora_alpha=10), QuantConfig(scheme="none"), "float32", device

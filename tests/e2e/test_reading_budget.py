@@ -83,8 +83,8 @@ def test_a_budget_changes_no_token(place, budget):
 def test_textures_that_are_given_up_are_told(place, device, monkeypatch):
     base = Pretrained.open(place / "model")
     plain = device_layout(base, LoraConfig(r=4), QuantConfig(), "bfloat16", device)
-    layout = plain.with_profile(cpu_profile(8, 10, in_textures=True, short_loops=True))
-    buffers, rows, told = layout.with_offload(OffloadPlan(in_buffers=True)), Rows(1, 64), Notes()
+    layout = plain.changed(profile=cpu_profile(8, 10, in_textures=True, short_loops=True))
+    buffers, rows, told = layout.changed(offload=OffloadPlan(in_buffers=True)), Rows(1, 64), Notes()
     within = reading_memory(rows.plans(layout))
     least = sum(reading_memory(rows.plans(buffers)).values())
     assert least < sum(within.values())

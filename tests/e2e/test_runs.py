@@ -10,7 +10,7 @@ from e2e.tiny import write_chats, write_model
 from qlora_wgpu import runs
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.errors import CallbackError, ConfigError, DataError
-from qlora_wgpu.families import llama
+from qlora_wgpu.families import parts
 from qlora_wgpu.gpu.kernel_config import Profile
 from qlora_wgpu.model import model_plan
 from qlora_wgpu.runs import opening
@@ -71,7 +71,7 @@ def counts(monkeypatch):
     monkeypatch.delenv(opening.VERIFY_VARIABLE)
     counts, checking = Counter(), []
     run_launches = opening.run_launches
-    open_folder, read = ModelFolder.open, type(llama.FAMILY).read
+    open_folder, read = ModelFolder.open, parts.DecoderFamily.read
     trace_step, logits_graphs = model_plan.trace_step, model_plan.ModelPlan.logits_graphs
 
     def counted_open(path):
@@ -98,7 +98,7 @@ def counts(monkeypatch):
         return launches
 
     monkeypatch.setattr(ModelFolder, "open", staticmethod(counted_open))
-    monkeypatch.setattr(type(llama.FAMILY), "read", counted_read)
+    monkeypatch.setattr(parts.DecoderFamily, "read", counted_read)
     monkeypatch.setattr(model_plan, "trace_step", counted_step)
     monkeypatch.setattr(model_plan.ModelPlan, "logits_graphs", counted_hidden)
     monkeypatch.setattr(opening, "run_launches", checked_launches)

@@ -142,7 +142,7 @@ def test_the_head_does_not_wait_in_host_memory(device, place):
     assert plain.head_options == (False, True) and whole.head_options == (False,)
     assert plain.embedding_bytes and not whole.embedding_bytes
     with pytest.raises(ConfigError, match="cannot wait in host memory"):
-        whole.with_offload(OffloadPlan(streamed_head=True))
+        whole.changed(offload=OffloadPlan(streamed_head=True))
 
 
 def test_no_room_is_a_sentence_with_figures(place):

@@ -53,7 +53,7 @@ def wide(request):
 
 
 def total(layout, offload=RESIDENT, options=STEP):
-    return sum(layout.with_offload(offload).memory(options).values())
+    return sum(layout.changed(offload=offload).memory(options).values())
 
 
 @pytest.mark.slow
@@ -67,7 +67,7 @@ def test_what_fits_stays_on_the_device(layout):
 @pytest.fixture(scope="module")
 def in_textures(layout):
     """The same model where all lies in textures that may."""
-    return layout.with_profile(cpu_profile(8, 10, in_textures=True, short_loops=True))
+    return layout.changed(profile=cpu_profile(8, 10, in_textures=True, short_loops=True))
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_readings_give_up_textures_before_anything_waits(in_textures):
     def taken(layout):
         return sum(reading_memory(plans(layout)).values())
 
-    least = taken(in_textures.with_offload(OffloadPlan(in_buffers=True)))
+    least = taken(in_textures.changed(offload=OffloadPlan(in_buffers=True)))
     assert fit_inference_to_budget(in_textures, plans, taken(in_textures)).offload == RESIDENT
     assert fit_inference_to_budget(in_textures, plans, least).offload == OffloadPlan(
         in_buffers=True
@@ -128,10 +128,10 @@ def test_an_embedding_is_the_first_to_wait(layout):
 
 def test_traffic_is_that_of_a_run(layout):
     """Each layer is brought twice, but those that stay where a pass turns round."""
-    waiting = layout.with_offload(OffloadPlan(streamed_layers=8))
+    waiting = layout.changed(offload=OffloadPlan(streamed_layers=8))
     (layer,) = set(waiting.placement.group_bytes)
     assert waiting.step(STEP).plan.host_transfer_bytes == 2 * (8 - 2) * layer
-    parked = layout.with_offload(OffloadPlan(offload_layer_inputs=True)).step(STEP).plan
+    parked = layout.changed(offload=OffloadPlan(offload_layer_inputs=True)).step(STEP).plan
     assert parked.host_transfer_bytes == 2 * parked.offloaded_bytes == 2 * 7 * 512 * 256 * 4
     # On its way, a layer or an input is in host memory twice, in either direction.
     assert waiting.host_memory(STEP)["transfers"] == 2 * layer
@@ -154,7 +154,7 @@ def test_layers_are_recomputed_where_they_must_be(layout):
 @pytest.mark.full
 @pytest.mark.parametrize("profile", [GPU_PROFILE, CPU_PROFILE], ids=["gpu", "cpu"])
 def test_as_many_layers_are_kept_as_have_room(layout, profile):
-    layout = layout.with_profile(profile)
+    layout = layout.changed(profile=profile)
     asked = replace(STEP, checkpointing=False)
     # What norms and gated units make is made again first, on GPUs anyway.
     most = total(layout, OffloadPlan(remakes=True), asked)
@@ -195,7 +195,7 @@ def test_what_is_cheap_is_made_again_before_layers_are(layout):
     kept = replace(STEP, checkpointing=False)
     least = total(layout, options=kept)  # on GPUs that is a matter of course
     assert least == total(layout, OffloadPlan(remakes=True), kept)
-    layout = layout.with_profile(replace(GPU_PROFILE, remakes=False))
+    layout = layout.changed(profile=replace(GPU_PROFILE, remakes=False))
     assert least == total(layout, OffloadPlan(remakes=True), kept)
     assert least < 0.9 * total(layout, options=kept)
     fitted = fit_to_budget(layout, kept, least)
@@ -215,9 +215,9 @@ def test_too_little_is_said_by_how_much(layout):
 @pytest.mark.slow
 def test_a_head_is_streamed_where_nothing_else_is_enough(wide):
     head = OffloadPlan(host_embedding=True, streamed_head=True)
-    blocks = wide.with_offload(head).placement.head_block_bytes
+    blocks = wide.changed(offload=head).placement.head_block_bytes
     assert blocks == [8192 * 512] * 4 + [7232 * 512]
-    plan = wide.with_offload(head).step(STEP).plan
+    plan = wide.changed(offload=head).step(STEP).plan
     # Each twice, but for the two that stay where a pass turns round, at either end.
     assert plan.host_transfer_bytes == sum(blocks[2:]) + sum(blocks[:-2])
     budget = total(wide, head) + total(wide) // 50
@@ -238,10 +238,10 @@ def test_layers_take_turns_in_the_places_of_a_heads_blocks(wide):
     both = replace(head, streamed_layers=2)
     saved = total(wide, head) - total(wide, both)
     # Windows begin at whole 256 bytes.
-    assert saved > 0.98 * sum(wide.with_offload(both).placement.group_bytes)
+    assert saved > 0.98 * sum(wide.changed(offload=both).placement.group_bytes)
     assert (
-        wide.with_offload(both).memory(STEP)["staging"]
-        == wide.with_offload(head).memory(STEP)["staging"]
+        wide.changed(offload=both).memory(STEP)["staging"]
+        == wide.changed(offload=head).memory(STEP)["staging"]
     )
 
 

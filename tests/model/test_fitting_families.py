@@ -92,7 +92,7 @@ def test_the_least_that_is_told_suffices_and_less_does_not():
 def test_a_total_does_not_depend_on_what_was_planned_before():
     """Inputs that wait in host memory pass through what the longest step has, of those that run."""
     layout, _ = a_layout("llama", 3)
-    waiting = layout.with_offload(OffloadPlan(offload_layer_inputs=True))
+    waiting = layout.changed(offload=OffloadPlan(offload_layer_inputs=True))
     short, long = (TrainingOptions(checkpointing=True).step("train", 1, n) for n in (64, 1024))
     alone = waiting.total(short)
     assert waiting.total(long) > waiting.total(short) == alone
@@ -132,7 +132,7 @@ def test_a_step_traced_for_its_sizes_has_those_of_the_one_that_runs(family, prof
         OffloadPlan(offload_layer_inputs=True),
         OffloadPlan(layout.tied, streamed_head=True),
     ):
-        waiting = layout.with_offload(offload)
+        waiting = layout.changed(offload=offload)
         sized, whole = waiting.sized(step).plan, waiting.step(step).plan
         assert waiting.memory(step, sized) == waiting.memory(step, whole)
         assert waiting.host_memory(step, sized) == waiting.host_memory(step, whole)

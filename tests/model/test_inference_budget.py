@@ -24,7 +24,7 @@ class Layout:
     def __init__(self, offload=None):
         self.offload = offload or OffloadPlan()
 
-    def with_offload(self, offload):
+    def changed(self, offload):
         return Layout(offload)
 
     @property

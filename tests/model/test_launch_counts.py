@@ -28,7 +28,7 @@ def test_a_step_has_no_more_launches(model, most, layers):
         Pretrained.from_config(config_of(model), model), LoraConfig(r=8), QuantConfig(),
         "bfloat16", profile=GPU_PROFILE, max_binding=(1 << 31) - 1,
     )  # fmt: skip
-    kept = layout.with_profile(replace(GPU_PROFILE, remakes=False)).step(STEP).plan
+    kept = layout.changed(profile=replace(GPU_PROFILE, remakes=False)).step(STEP).plan
     assert len(kept.launches) <= most
     plan = layout.step(STEP).plan
     assert len(plan.launches) == len(kept.launches) + 3 * layers - 1
@@ -62,7 +62,7 @@ def test_what_a_step_keeps_of_its_layers(model, family):
         Pretrained.from_config(config, model), LoraConfig(r=8), QuantConfig(), "bfloat16",
         profile=GPU_PROFILE, max_binding=(1 << 31) - 1,
     )  # fmt: skip
-    kept = layout.with_profile(replace(GPU_PROFILE, remakes=False))
+    kept = layout.changed(profile=replace(GPU_PROFILE, remakes=False))
     less = [each.memory(STEP)["activations"] for each in (kept, layout)]
     columns = config["intermediate_size"] + 2 * config["hidden_size"]
     if family == "qwen3":

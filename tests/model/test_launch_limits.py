@@ -96,7 +96,7 @@ def test_every_launch_keeps_the_default_limits(model, profile):
 @pytest.mark.parametrize("profile", ["textures", "all in textures"])
 def test_what_a_texture_holds_and_no_binding_shows_is_in_a_texture(profile, offload):
     config = {**WIDE, "num_key_value_heads": 16}
-    layout = laid_out(config, profile, target_modules=["down_proj"]).with_offload(offload)
+    layout = laid_out(config, profile, target_modules=["down_proj"]).changed(offload=offload)
     plan = layout.step(StepOptions("train", 4, 700, True)).plan
     large = [tensor for tensor in plan.slot_of if tensor.nbytes > BINDING]
     assert large and all(tensor.texture for tensor in large)

@@ -8,9 +8,16 @@ from qlora_wgpu.families.parts.attention import (
     Windows,
     layer_windows,
     periodic_windows,
+    read_attention,
     upper_windows,
 )
-from qlora_wgpu.families.parts.config import ConfigReader, Dimensions, is_above_zero, text_config
+from qlora_wgpu.families.parts.config import (
+    ConfigReader,
+    Dimensions,
+    is_above_zero,
+    name_kinds,
+    text_config,
+)
 from qlora_wgpu.families.parts.decoder import (
     PARALLEL,
     POST_NORM,
@@ -26,7 +33,7 @@ from qlora_wgpu.families.parts.decoder import (
 from qlora_wgpu.families.parts.latent_attention import read_latent_attention
 from qlora_wgpu.families.parts.mixers import DeltaHeads, GatedDeltaNet, ShortConv
 from qlora_wgpu.families.parts.mlp import (
-    XIELUMLP,
+    XIELU,
     FusedGatedMLP,
     GatedMLP,
     PlainMLP,
@@ -61,7 +68,7 @@ __all__ = [
     "POST_NORM",
     "PRE_AND_POST_NORM",
     "PRE_NORM",
-    "XIELUMLP",
+    "XIELU",
     "Attention",
     "ConfigReader",
     "Decoder",
@@ -95,8 +102,10 @@ __all__ = [
     "check_expert_counts",
     "is_above_zero",
     "layer_windows",
+    "name_kinds",
     "periodic_windows",
     "read_activation",
+    "read_attention",
     "read_balance_loss",
     "read_clamped_glu",
     "read_decoder",

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, ClassVar
 
-from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import LinearSpec, NormSize, Weights
 from qlora_wgpu.families.parts.config import ConfigReader, Dimensions
 from qlora_wgpu.families.parts.layer_ops import LayerOps
@@ -23,15 +23,7 @@ def layer_windows(read: ConfigReader, slides: Sequence[bool]) -> Windows:
     types = read.config.get("layer_types")
     if types is not None:
         kinds = ("full_attention", "sliding_attention")
-        if (
-            not isinstance(types, list)
-            or len(types) != len(slides)
-            or not all(isinstance(name, str) and name in kinds for name in types)
-        ):
-            raise UnsupportedModelError(
-                f"config.json: layer_types must name {' or '.join(kinds)} for each of the "
-                f"{len(slides)} layers"
-            )
+        types = read.layer_kinds("layer_types", kinds, len(slides))
         slides = [name == "sliding_attention" for name in types]
     if not any(slides):
         return (None,) * len(slides)
@@ -90,16 +82,8 @@ class QKLayerNorm:
     names: tuple[str, str] = ("q_norm", "k_norm")  # the modules of queries and of keys
     # Whether all heads have one weight and one bias; else each has a weight of its own.
     shared: bool = False
-
-    @property
-    def per_head(self) -> bool:
-        """Each head is normalized for itself."""
-        return True
-
-    @property
-    def after_rope(self) -> bool:
-        """Heads are normalized before they are rotated."""
-        return False
+    per_head: ClassVar[bool] = True
+    after_rope: ClassVar[bool] = False
 
     def weights(self, at: str, dimensions: Dimensions) -> Weights:
         """q_norm and k_norm of the attention whose names begin so, (heads, head_dim) each."""
@@ -283,3 +267,12 @@ class Attention:
         if norm is not None and norm.after_rope:
             ys = [norm.trace(ops, y, at + name) for y, name in zip(ys, norm.names, strict=False)]
         return ys
+
+
+def read_attention(
+    read: ConfigReader, dimensions: Dimensions, rope: Rope | None, bias: bool = False, **more: Any
+) -> Attention:
+    """Attention by Llama's keys: one gives biases to all four projections, ``bias`` without it."""
+    read.no_dropout("attention_dropout")
+    bias = read.flag("attention_bias", bias)
+    return Attention(dimensions, rope, qkv_bias=bias, o_bias=bias, **more)

@@ -81,6 +81,12 @@ def is_above_zero(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and least <= value <= most
 
 
+def name_kinds(types: Any, kinds: tuple[str, ...], layers: int) -> bool:
+    """Whether a list names one of some kinds for each layer."""
+    is_whole = isinstance(types, list) and len(types) == layers
+    return is_whole and all(isinstance(kind, str) and kind in kinds for kind in types)
+
+
 class ConfigReader:
     """Typed access to a config.json, with errors that name the key.
 
@@ -149,6 +155,15 @@ class ConfigReader:
                 f"config.json: {key} = {brief(value)} is not supported (supported: {supported})"
             )
         return value
+
+    def layer_kinds(self, key: str, kinds: tuple[str, ...], layers: int) -> list[str]:
+        """One of some kinds for each layer."""
+        types: Any = self.config.get(key)
+        if not name_kinds(types, kinds, layers):
+            raise UnsupportedModelError(
+                f"config.json: {key} must name {' or '.join(kinds)} for each of the {layers} layers"
+            )
+        return list(types)
 
     def renamed(self, key: str, other: str) -> ConfigReader:
         """This file with what it calls ``other`` under ``key``."""

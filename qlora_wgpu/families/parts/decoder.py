@@ -93,14 +93,7 @@ class Layer:
         return weights
 
     def trace(self, ops: LayerOps, state: State, i: int, at: str) -> State:
-        """What the layer hands on.
-
-        Args:
-            ops: The ops.
-            state: What it is given.
-            i: Its number.
-            at: How its names begin.
-        """
+        """What the i-th layer, whose modules' names begin so, hands on of what it is given."""
         order, scale, h = self.order, self.residual_scale, state[STREAM]
         x = of_mlp = self._before(ops, h, at, order.before_attention)
         if order.parallel and order.before_mlp is not None:
@@ -161,18 +154,14 @@ class Decoder:
         weights = self.weights()
         check_sizes(weights, self.dimensions.vocab_size * self.dimensions.hidden_size)
         head_bias = "lm_head.bias" if self.head_bias else ""
-        of_head = {head_bias: self.dimensions.vocab_size} if head_bias else {}
+        if head_bias:
+            weights += Weights(norms={head_bias: self.dimensions.vocab_size})
         return Architecture(
+            **vars(weights),
             config=self,
             vocab_size=self.dimensions.vocab_size,
             hidden_size=self.dimensions.hidden_size,
             num_layers=len(self.layers),
-            linears=weights.linears,
-            norms={**weights.norms, **of_head},
-            experts=weights.experts,
-            routers=weights.routers,
-            as_stored=weights.as_stored,
-            tables=weights.tables,
             tied=self.tied,
             embed_name=f"{self.prefix}{self.embedding}.weight",
             stored_prefixes=self.stored_prefixes,
@@ -225,14 +214,9 @@ def read_decoder(
     ties: bool = False,
     **more: Any,
 ) -> Decoder:
-    """A decoder whose head is the embedding if ``tie_word_embeddings`` says so, or ``ties`` else.
+    """A decoder of some layers, or of one that all are like, and ``more`` of its fields.
 
-    Args:
-        read: Its config.json.
-        norm: The final norm.
-        layers: Each of its layers; or one, which all are like.
-        ties: Hugging Face's default of that key.
-        more: Further fields of it.
+    Its head is the embedding if ``tie_word_embeddings`` says so, or by default if ``ties``.
     """
     if isinstance(layers, Layer):
         layers = (layers,) * layers.attention.dimensions.num_hidden_layers

@@ -78,12 +78,7 @@ class LayerOps:
         return linear(self.g, x, self._modules.linears[name], self.batch, residual, **options)
 
     def group(self, x: Tensor, names: Mapping[str, bool]) -> None:
-        """Makes at once those layers of one input that are one product here, for ``linear``.
-
-        Args:
-            x: Their input.
-            names: Whether each layer's result is float32.
-        """
+        """Makes layers of x, float32 or not, that are one product here, at once for ``linear``."""
         layers = [self._modules.linears[name] for name in names]
         layers = largest_group(self.g, layers, self.batch)
         if layers:
@@ -114,13 +109,7 @@ class LayerOps:
         return NEW_TOKENS_TILE if self.batch.decodes else EXPERT_TILE
 
     def balance(self, logits: Tensor, routing: Routing, *, by_logits: bool) -> None:
-        """Sums a router's choices up, where the batch asks for it.
-
-        Args:
-            logits: (rows, experts) float32.
-            routing: What was chosen.
-            by_logits: Whether these are the experts with the largest logits.
-        """
+        """Sums up a router's choices, of the largest logits or not, where the batch asks for it."""
         routers = self.batch.routers
         if routers is not None:
             ids = routing.ids if by_logits else largest(self.g, logits, routing.top_k)
@@ -130,6 +119,11 @@ class LayerOps:
     def small(self, name: str) -> Tensor:
         """The tensor of that name among what is small and float32."""
         return self._modules.norms[name]
+
+    def _weight_and_bias(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """What a module has that is small and float32."""
+        norms = self._modules.norms
+        return norms[name + ".weight"], norms.get(name + ".bias")
 
     def rms_norm(self, x: Tensor, name: str, eps: float, residual: Tensor | None = None) -> Tensor:
         """RMSNorm by the weight of that module."""
@@ -153,13 +147,12 @@ class LayerOps:
 
     def qk_layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """LayerNorm of each head by its row of the weight of that module, or by all heads' one."""
-        norms = self._modules.norms
-        return qk_layer_norm(self.g, x, norms[name + ".weight"], eps, norms.get(name + ".bias"))
+        weight, bias = self._weight_and_bias(name)
+        return qk_layer_norm(self.g, x, weight, eps, bias)
 
     def layer_norm(self, x: Tensor, name: str, eps: float) -> Tensor:
         """LayerNorm by the weight, and the bias if there is one, of that module."""
-        norms = self._modules.norms
-        return layer_norm(self.g, x, norms[name + ".weight"], norms.get(name + ".bias"), eps)
+        return layer_norm(self.g, x, *self._weight_and_bias(name), eps)
 
     def plain_layer_norm(self, x: Tensor, eps: float) -> Tensor:
         """LayerNorm without a weight."""
@@ -181,15 +174,11 @@ class LayerOps:
 
     def short_conv(self, x: Tensor, name: str) -> Tensor:
         """The gated convolution by the weight, and the bias if there is one, of that module."""
-        norms = self._modules.norms
-        weight, bias = norms[name + ".weight"], norms.get(name + ".bias")
-        return short_conv(self.g, x, weight, bias, self.batch)
+        return short_conv(self.g, x, *self._weight_and_bias(name), self.batch)
 
     def causal_conv(self, x: Tensor, name: str) -> Tensor:
         """SiLU of the convolution by the weight, and the bias if there is one, of that module."""
-        norms = self._modules.norms
-        weight, bias = norms[name + ".weight"], norms.get(name + ".bias")
-        return causal_conv(self.g, x, weight, bias, self.batch)
+        return causal_conv(self.g, x, *self._weight_and_bias(name), self.batch)
 
     def gated_delta_gates(self, a: Tensor, b: Tensor, at: str) -> tuple[Tensor, Tensor]:
         """What a delta net whose names begin so keeps of its state, and how much it writes."""
@@ -296,11 +285,9 @@ class LayerOps:
     def layers(self, state: State, layers: Sequence[LayerTrace], *, checkpointing: bool) -> State:
         """Applies layers one after another, recomputing them in the backward if asked for.
 
-        Args:
-            state: What the first is given, by names of the family's own. The first of it is the
-                residual stream, which may be offloaded.
-            layers: Each hands on what it was given, with some of it replaced or added.
-            checkpointing: Whether they are recomputed, as the graph says how.
+        What the first is given has names of the family's own; the first of it is the residual
+        stream, which may be offloaded. Each hands on what it was given, with some of it replaced or
+        added.
         """
         end = 0
         if checkpointing:

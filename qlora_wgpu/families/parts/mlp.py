@@ -10,6 +10,8 @@ from qlora_wgpu.families.parts.layer_ops import LayerOps
 from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.ops.pointwise import ACTIVATIONS
 
+XIELU = "xielu"
+
 
 def read_activation(read: ConfigReader, default: str = "silu", key: str = "hidden_act") -> str:
     """The activation that a key names, which must be one that is computed."""
@@ -82,7 +84,7 @@ class FusedGatedMLP:
 
 @dataclass(frozen=True)
 class PlainMLP:
-    """down(activation(up(x)))."""
+    """down(activation(up(x))); of xIELU with scalars that are stored with the model."""
 
     dimensions: Dimensions  # the decoder's dimensions
     activation: str  # between the two
@@ -90,38 +92,21 @@ class PlainMLP:
     leaves: tuple[str, str] = ("up_proj", "down_proj")  # the names of up and down
 
     def weights(self, at: str) -> Weights:
-        """The linear layers of the layer whose names begin so."""
+        """The linear layers, and scalars if any, of the layer whose names begin so."""
         hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
         up, down = (f"{at}mlp.{leaf}" for leaf in self.leaves)
-        first = LinearSpec(up, inner, hidden_size, self.bias)
-        return Weights((first, LinearSpec(down, hidden_size, inner, self.bias)))
-
-    def trace(
-        self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
-    ) -> Tensor:
-        """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
-        up, down = (f"{at}mlp.{leaf}" for leaf in self.leaves)
-        y = ops.activation(ops.linear(x, up), self.activation)
-        return ops.linear_out(y, down, residual, scale)
-
-
-@dataclass(frozen=True)
-class XIELUMLP:
-    """down_proj(xIELU(up_proj(x))), whose scalars are stored with the model."""
-
-    dimensions: Dimensions  # the decoder's dimensions
-
-    def weights(self, at: str) -> Weights:
-        """The linear layers and the activation's scalars of the layer whose names begin so."""
-        hidden_size, inner = self.dimensions.hidden_size, self.dimensions.intermediate_size
-        up = LinearSpec(f"{at}mlp.up_proj", inner, hidden_size)
-        down = LinearSpec(f"{at}mlp.down_proj", hidden_size, inner)
         shapes: dict[str, NormSize] = {"alpha_p": 1, "alpha_n": 1, "beta": (), "eps": ()}
-        return Weights((up, down), {f"{at}mlp.act_fn.{n}": size for n, size in shapes.items()})
+        scalars = {f"{at}mlp.act_fn.{name}": size for name, size in shapes.items()}
+        first = LinearSpec(up, inner, hidden_size, self.bias)
+        linears = first, LinearSpec(down, hidden_size, inner, self.bias)
+        return Weights(linears, scalars if self.activation == XIELU else {})
 
     def trace(
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
         """Applies it to x; see ``LayerOps.linear_out`` for what becomes of the result."""
-        y = ops.xielu(ops.linear(x, f"{at}mlp.up_proj"), f"{at}mlp.act_fn")
-        return ops.linear_out(y, f"{at}mlp.down_proj", residual, scale)
+        up, down = (f"{at}mlp.{leaf}" for leaf in self.leaves)
+        y = ops.linear(x, up)
+        is_plain = self.activation != XIELU
+        y = ops.activation(y, self.activation) if is_plain else ops.xielu(y, f"{at}mlp.act_fn")
+        return ops.linear_out(y, down, residual, scale)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families.family import (
@@ -117,6 +118,28 @@ class SharedExpert:
         return ops.row_gate(self.mlp.trace(ops, x, at, None, 1.0), gate, residual)
 
 
+def _gated(
+    at: str, leaves: tuple[str, str, str], count: int, inner: int, hidden_size: int, *more: Any
+) -> tuple[ExpertSpec, ...]:
+    """Gate, up and down of so many experts."""
+    gate, up = (ExpertSpec(at, leaf, count, inner, hidden_size, *more) for leaf in leaves[:2])
+    return gate, up, ExpertSpec(at, leaves[2], count, hidden_size, inner, *more)
+
+
+def _through(
+    ops: LayerOps, x: Tensor, names: Sequence[str], routing: Routing,
+    activation: str | ClampedGLU, residual: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """What the experts of each row make of it, by the names of gate, up and down."""
+    x, (*wide, down) = permute(ops.g, x, routing), names
+    gate, up = (ops.expert_linear(x, name, routing) for name in wide)
+    if isinstance(activation, ClampedGLU):
+        y = ops.clamped_glu(gate, up, activation)
+    else:
+        y = ops.glu(gate, up, activation)
+    return combine(ops.g, ops.expert_linear(y, down, routing), routing, residual)
+
+
 @dataclass(frozen=True)
 class SparseMoeBlock:
     """The mixture of a layer."""
@@ -147,7 +170,7 @@ class SparseMoeBlock:
         """The router, the experts and the shared one of the layer whose names begin so."""
         experts, count = f"{at}{self.name}.experts", self.num_experts
         hidden_size, inner = self.hidden_size, self.intermediate_size
-        (gate, up, down), router, bias = self.leaves, f"{at}{self.name}.{self.router}", self.bias
+        router, bias = f"{at}{self.name}.{self.router}", self.bias
         shared = Weights() if self.shared is None else self.shared.weights(at)
         held = self.name if self.held is None else self.held
         router_held = self.router if self.router_held is None else self.router_held
@@ -162,11 +185,7 @@ class SparseMoeBlock:
         corrections = self._router.weights(at, count)
         own = Weights(
             norms={f"{router}.bias": count} if bias else {},
-            experts=(
-                ExpertSpec(experts, gate, count, inner, hidden_size, *more),
-                ExpertSpec(experts, up, count, inner, hidden_size, *more),
-                ExpertSpec(experts, down, count, hidden_size, inner, *more),
-            ),
+            experts=_gated(experts, self.leaves, count, inner, hidden_size, *more),
             routers=(RouterSpec(router, count, hidden_size, is_module=self.router_is_module),),
         )
         return shared + corrections + own
@@ -175,19 +194,13 @@ class SparseMoeBlock:
         self, ops: LayerOps, x: Tensor, at: str, residual: Tensor | None, scale: float
     ) -> Tensor:
         """Adds scale times what experts make of x to the residual; or that alone, in float32."""
-        gate, up, down = (f"{at}{self.name}.experts.{leaf}" for leaf in self.leaves)
         if self.shared is not None:
             residual = self.shared.trace(ops, x, at, residual, scale)
         logits = ops.router(x, f"{at}{self.name}.{self.router}")
         routing = self._router.route(ops, logits, at, self.num_experts_per_tok, scale)
         ops.balance(logits, routing, by_logits=self._router.by_logits)
-        x = permute(ops.g, x, routing)
-        both = ops.expert_linear(x, gate, routing), ops.expert_linear(x, up, routing)
-        if isinstance(self.activation, ClampedGLU):
-            y = ops.clamped_glu(*both, self.activation)
-        else:
-            y = ops.glu(*both, self.activation)
-        return combine(ops.g, ops.expert_linear(y, down, routing), routing, residual)
+        names = [f"{at}{self.name}.experts.{leaf}" for leaf in self.leaves]
+        return _through(ops, x, names, routing, self.activation, residual)
 
     @property
     def _router(self) -> Router:
@@ -264,15 +277,10 @@ class MixtureBeside:
     def weights(self, at: str) -> Weights:
         """The router, the experts and the norms of the layer whose names begin so."""
         count, hidden_size, inner = self.num_experts, self.hidden_size, self.intermediate_size
-        gate, up, down = self.leaves
         more = False, Stacking(self.leaves), False  # no bias, and unknown to PEFT
         weights = Weights(
             norms={f"{at}router.scale": hidden_size, f"{at}router.per_expert_scale": count},
-            experts=(
-                ExpertSpec(f"{at}experts", gate, count, inner, hidden_size, *more),
-                ExpertSpec(f"{at}experts", up, count, inner, hidden_size, *more),
-                ExpertSpec(f"{at}experts", down, count, hidden_size, inner, *more),
-            ),
+            experts=_gated(f"{at}experts", self.leaves, count, inner, hidden_size, *more),
             routers=(RouterSpec(f"{at}router.proj", count, hidden_size, is_module=True),),
         )
         for name in (self.after_mlp, self.before, self.after):
@@ -280,24 +288,15 @@ class MixtureBeside:
         return weights
 
     def trace(self, ops: LayerOps, h: Tensor, made: Tensor, at: str) -> Tensor:
-        """Both together, float32.
-
-        Args:
-            ops: The ops.
-            h: The residual stream that the MLP has read, (rows, hidden_size) float32.
-            made: What the MLP made of it, likewise.
-            at: How the layer's names begin.
-        """
+        """What experts make of the residual stream h, with what the MLP made of it, float32."""
         dense = self._norm.trace(ops, made, at + self.after_mlp)
         x = rms_norm(ops.g, h, ops.small(f"{at}router.scale"), self.eps)
         logits = ops.router(x, f"{at}router.proj", self.hidden_size**-0.5)
         routing = route(ops.g, logits, self.top_k, normalized=True, tile=ops.expert_tile)
         routing = with_factors(ops.g, routing, ops.small(f"{at}router.per_expert_scale"))
-        x = permute(ops.g, self._norm.trace(ops, h, at + self.before), routing)
-        gate, up, down = (f"{at}experts.{leaf}" for leaf in self.leaves)
-        both = ops.expert_linear(x, gate, routing), ops.expert_linear(x, up, routing)
-        y = ops.expert_linear(ops.glu(*both, self.activation), down, routing)
-        sparse = combine(ops.g, y, routing, None)
+        x = self._norm.trace(ops, h, at + self.before)
+        names = [f"{at}experts.{leaf}" for leaf in self.leaves]
+        sparse = _through(ops, x, names, routing, self.activation, None)
         return self._norm.trace(ops, sparse, at + self.after, residual=dense)
 
     @property
