@@ -207,6 +207,6 @@ def _places() -> Iterator[Callable[[], Path]]:
 
 
 def _cache() -> Path:
-    folder = cache_path("save_elsewhere")
+    folder = cache_path("rescued")
     make_cache_folder(folder)
     return folder
