@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.graph.graph import Graph
-from qlora_wgpu.graph.tensor import Storage, Tensor, vector
+from qlora_wgpu.graph.tensor import Storage, vector
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import append
 from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
@@ -26,9 +24,9 @@ from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import norms as norms_reference
 from qlora_wgpu.reference import pointwise as pointwise_reference
 from qlora_wgpu.reference.tape import grads
-from qlora_wgpu.selfcheck.cases.common import Exact, compare_op, each, normal, uneven
+from qlora_wgpu.selfcheck.cases.common import each, normal, uneven
 from qlora_wgpu.selfcheck.cases.formats import in_one_range, stored_weight
-from qlora_wgpu.selfcheck.cases.linear import Layers, dense
+from qlora_wgpu.selfcheck.cases.linear import Layers, compare_layers, dense
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner, rounded
 
 _QKV = {"q_proj": 136, "k_proj": 24, "v_proj": 40}
@@ -82,36 +80,11 @@ def _stored_layers(
     store = PackedWeightCache()
     if dense is not None:
         store = packed(run, matrices, dense=dense)
-    biases = [normal(f"bias of {n}", rows) for n, rows in outer.items()] if has_bias else None
     weights = {
         name: (own, multiplied(run, weight, dense=bool(dense)))
         for name, own, weight in zip(outer, matrices, stored, strict=True)
     }
-    return Layers.of(run, weights, r, biases, together=True, scaling=scaling), store
-
-
-def _compare(
-    run: Runner,
-    layers: Layers,
-    batch: BatchBuffers,
-    flags: Sequence[bool] | None = None,
-    *,
-    has_residual: bool = False,
-) -> None:
-    """Compares a layer, or as a group which of its results are float32."""
-    rows, inner = batch.rows, layers.linears[0].weight.columns
-    skip = [Exact(normal("residual", rows, layers.linears[0].weight.rows))] * has_residual
-
-    def op(g: Graph, x: Tensor, *residual: Tensor) -> list[Tensor]:
-        if flags is not None:
-            return linear_group(g, x, layers.linears, batch, flags)
-        return [linear(g, x, layers.linears[0], batch, *residual)]
-
-    def formula(x: Array, *residual: Array, **parts: Any) -> Any:
-        return tuple(y + sum(residual) for y in layers.formula(x, **parts))
-
-    inputs: list[Array | Exact] = [normal("x", rows, inner), *skip]
-    compare_op(run, op, formula, inputs, exact=None, adapter=layers.adapter)
+    return Layers.of(run, weights, r, has_bias=has_bias, together=True, scaling=scaling), store
 
 
 @each(
@@ -128,13 +101,14 @@ def check_few_rows(run: Runner, form: str, inner: int, rows: int, r: int, is_who
     """A layer of few rows: with an adapter if r is not 0, with bias and residual if it is whole."""
     outer = {"q_proj": 141}
     if form == "dense":
-        biases = [normal("bias", 141)] if is_whole else None
-        layers = Layers.of(run, {"q_proj": dense(run, normal("w", 141, inner), 64)}, r, biases)
+        w = dense(run, normal("w", 141, inner), 64)
+        layers = Layers.of(run, {"q_proj": w}, r, has_bias=is_whole)
     else:
         layers, _ = _stored_layers(run, form, outer, inner, r, has_bias=is_whole)
     if inner % 8:  # decoded before
         layers = replace(layers, weights=[run.rounded_weight(w) for w in layers.weights])
-    _compare(run, layers, new_tokens(rows), has_residual=is_whole)
+    output = "residual" if is_whole else "operand"
+    compare_layers(run, layers, [new_tokens(rows)], output, exact=None)
 
 
 @each(("double", 64, 8, False, 3), ("NF4", 64, 0, True, 2))
@@ -144,7 +118,8 @@ def check_few_rows_of_a_group(
     """Layers of one input as one product, their matrices in one range of a storage."""
     outer = dict(list(_QKV.items())[:count])
     layers, _ = _stored_layers(run, form, outer, inner, r, has_bias=has_bias)
-    _compare(run, layers, new_tokens(3), [index == 1 for index in range(count)])
+    flags = [index == 1 for index in range(count)]
+    compare_layers(run, layers, [new_tokens(3)] * count, exact=None, group=flags)
 
 
 @each((72, 3, 5, False), (1200, 1, 16, False), (40, 2, 8, True))
@@ -191,7 +166,7 @@ def check_packed_weights(
     layers, store = _stored_layers(
         run, form, {"q_proj": 141}, inner, r, has_bias=True, dense=of_numbers
     )
-    _compare(run, layers, reading(rows, store), has_residual=True)
+    compare_layers(run, layers, [reading(rows, store)], "residual", exact=None)
 
 
 @each(
@@ -210,7 +185,8 @@ def check_packed_weights_of_a_group(
     layers, store = _stored_layers(
         run, "double", outer, 64, r, has_bias=exact_type, dense=of_numbers
     )
-    _compare(run, layers, reading(3, store), [exact_type for _ in outer])
+    batches, flags = [reading(3, store)] * len(outer), [exact_type] * len(outer)
+    compare_layers(run, layers, batches, exact=None, group=flags)
 
 
 @each(
