@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.reference.pointwise import activation, sigmoid
+from qlora_wgpu.reference.tape import Array
 
-Array = npt.NDArray[np.float64]
 Segments = npt.NDArray[np.integer]
 _EPS = 1e-6
 
@@ -106,5 +106,4 @@ def _normalized(x: Array, heads: Heads) -> Array:
     """(rows, value heads, key_dim) of heads of length one."""
     x = x.reshape(len(x), heads.keys, heads.key_dim)
     x = x / np.sqrt(np.sum(x * x, axis=2, keepdims=True) + _EPS)
-    repeated: Array = np.repeat(x, heads.values // heads.keys, axis=1)
-    return repeated
+    return np.repeat(x, heads.values // heads.keys, axis=1)

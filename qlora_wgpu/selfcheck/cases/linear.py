@@ -23,6 +23,7 @@ from qlora_wgpu.graph.tensor import (
 )
 from qlora_wgpu.kernels.common import DropoutMask
 from qlora_wgpu.kernels.gemm import Gemm, factors_of
+from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.model.quantized_weights import quantized_matrix
 from qlora_wgpu.ops import dora
 from qlora_wgpu.ops.batch import BatchBuffers
@@ -258,13 +259,12 @@ _LONG, _LONGER = Sizes(1030, 20, 28, 8), Sizes(2060, 20, 28, 12)
 _VAST = Sizes(1030, 24, 2100, 0, 2100)
 
 
-def _mask(layer: Linear, batch: BatchBuffers) -> Array:
+def mask_of(lora: Lora | None, batch: BatchBuffers, columns: int) -> Array:
     """Which elements of a layer's input a batch with ``KEY`` keeps, and their factor."""
-    rows, columns = batch.rows, layer.weight.columns
-    mask = layer.lora.mask if layer.lora and batch.drops else None
+    mask = lora.mask if lora and batch.drops else None
     if mask is None:
-        return np.ones((rows, columns))
-    drawn = rows, padded(columns), columns, mask.probability, KEY, mask.key
+        return np.ones((batch.rows, columns))
+    drawn = batch.rows, padded(columns), columns, mask.probability, KEY, mask.key
     return linear_reference.dropout_mask(*drawn)
 
 
@@ -322,7 +322,10 @@ def compare_layers(
     """
     rows, first = batches[0].rows, layers.linears[0]
     skip = [Exact(normal("skip", rows, first.weight.rows))] * (output == "residual")
-    masks = [_mask(*pair) for pair in zip(layers.linears, batches, strict=True)]
+    masks = [
+        mask_of(layer.lora, batch, layer.weight.columns)
+        for layer, batch in zip(layers.linears, batches, strict=True)
+    ]
     has_dora = first.lora is not None and first.lora.magnitude is not None
     scaled = list[Array]()
 
