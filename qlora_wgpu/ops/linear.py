@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 from qlora_wgpu.gpu.limits import MOST_STORAGE_BUFFERS
 from qlora_wgpu.graph.graph import Graph, GraphError
@@ -37,7 +38,7 @@ from qlora_wgpu.ops.quantized import (
     kept_together,
     rows_of,
 )
-from qlora_wgpu.ops.tensor import as_operand, fill_zero, summed
+from qlora_wgpu.ops.tensor import as_operand, fill_zero, one_below_the_other, summed
 
 _RANKS = 8  # that the kernels of a group's adapters take at once
 
@@ -334,7 +335,10 @@ def is_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> bool:
         and len({weight.columns for weight in weights}) == 1
         and all(weight.rows % 8 == 0 for weight in weights)
         and _biases_fit([layer.bias for layer in layers])
-        and len(layers) <= _most_like(g, layers[0])
+        and len(layers)
+        <= most_layers(
+            g, with_bias=layers[0].bias is not None, with_lora=layers[0].lora is not None
+        )
         and _fits_a_binding(g, layers)
         and _adapters_fit([layer.lora for layer in layers])
     )
@@ -383,11 +387,6 @@ def _joined_biases(biases: Sequence[Tensor | None]) -> tuple[Tensor | None, tupl
     return replace(first, columns=length, stride=length), begins
 
 
-def _most_like(g: Graph, layer: Linear) -> int:
-    with_bias, with_lora = layer.bias is not None, layer.lora is not None
-    return most_layers(g, with_bias=with_bias, with_lora=with_lora)
-
-
 def most_layers(g: Graph, *, with_bias: bool, with_lora: bool) -> int:
     """How many layers a product has at most, by the storage buffers that its forward binds.
 
@@ -407,24 +406,14 @@ def _adapters_fit(loras: Sequence[Lora | None]) -> bool:
         and all((lora.r, lora.scaling) == (first.r, first.scaling) for lora in there)
         and all(lora.mask is None and lora.magnitude is None for lora in there)
         and first.r % _RANKS == 0
-        and all(_lie_together(tensors) for tensors in _stacks(there))
+        and all(part is not None and part.storage for part in _stacks(there).values())
     )
 
 
-def _stacks(loras: Sequence[Lora]) -> list[list[Tensor]]:
-    return [[getattr(lora, name) for lora in loras] for name in ("a", "b", "grad_a", "grad_b")]
-
-
-def _lie_together(tensors: list[Tensor]) -> bool:
-    """Whether each begins where the one before ends."""
-    end = tensors[0].offset
-    for tensor in tensors:
-        if tensor.storage is None or tensor.storage is not tensors[0].storage:
-            return False
-        if tensor.offset != end:
-            return False
-        end += tensor.nbytes
-    return True
+def _stacks(loras: Sequence[Lora]) -> dict[str, Tensor | None]:
+    """A, B and their gradients of all, each as one where they lie together."""
+    names = ("a", "b", "grad_a", "grad_b")
+    return {n: one_below_the_other([getattr(lora, n) for lora in loras]) for n in names}
 
 
 def _joined(loras: Sequence[Lora | None]) -> Lora | None:
@@ -432,9 +421,5 @@ def _joined(loras: Sequence[Lora | None]) -> Lora | None:
     there = [lora for lora in loras if lora is not None]
     if not there:
         return None
-    a, b, grad_a, grad_b = (
-        replace(tensors[0], rows=sum(tensor.rows for tensor in tensors))
-        for tensors in _stacks(there)
-    )
-    ranks = sum(lora.r for lora in there)
-    return replace(there[0], r=ranks, a=a, b=b, grad_a=grad_a, grad_b=grad_b)
+    parts: Any = _stacks(there)
+    return replace(there[0], r=sum(lora.r for lora in there), **parts)

@@ -148,13 +148,19 @@ def check_norm_and_down(run: Runner, inner: int, rows: int, r: int, of_operand: 
 
 def check_logits_of_a_prompt(run: Runner) -> None:
     """The logits of one row of a prompt's hidden states."""
-    hidden, vocab, tokens, row = 72, 141, 6, 4
-    batch = cached_batch(KVCache(8), np.ones((1, tokens), np.int64), rows=np.array([row]))
-    x, w = normal("x", tokens, hidden), normal("w", vocab, hidden)
-    head = Head(DenseMatrix(vocab, hidden, ((0, run.weight(w)),)), 0.5)
-    logits = logits_of_rows(run.graph, run.operand(x), head, batch, 0, 1)
+    rows = np.array([4])
+    batch = cached_batch(KVCache(8), np.ones((1, 6), np.int64), rows=rows)
+    _compare_logits(run, dense(run, normal("w", 141, 72)), batch, rows)
+
+
+def _compare_logits(
+    run: Runner, head: tuple[DenseMatrix, Array], batch: BatchBuffers, rows: np.ndarray
+) -> None:
+    matrix, w = head
+    x = normal("x", batch.rows, matrix.columns)
+    logits = logits_of_rows(run.graph, run.operand(x), Head(matrix, 0.5), batch, 0, len(rows))
     (got,) = run.run(logits)
-    run.compare(got, 0.5 * run.rounded(x)[row : row + 1] @ run.rounded_weight(w).T)
+    run.compare(got, 0.5 * run.rounded(x)[rows] @ w.T)
 
 
 @each(
@@ -222,18 +228,11 @@ def check_glu_of_packed_weights(
 
 def check_logits_of_packed_weights(run: Runner) -> None:
     """A head in two shards."""
-    hidden, vocab, rows, first = 72, 141, 3, 64
-    x, w = normal("x", rows, hidden), normal("w", vocab, hidden)
-    upper, lower = run.weight(w[:first]), run.weight(w[first:])
-    store = PackedWeightCache()
-    for shard in (upper, lower):
+    head, store = dense(run, normal("w", 141, 72), 72), PackedWeightCache()
+    for _, shard in head[0].resident:
         store.of_dense(run.graph, shard)
     store.fill(run.graph)
-    head = Head(DenseMatrix(vocab, hidden, ((0, upper), (first, lower))), 0.5)
-    batch = reading(rows, store)
-    logits = logits_of_rows(run.graph, run.operand(x), head, batch, 0, rows)
-    (got,) = run.run(logits)
-    run.compare(got, 0.5 * run.rounded(x) @ run.rounded_weight(w).T)
+    _compare_logits(run, head, reading(3, store), np.arange(3))
 
 
 _CAPACITY = 5  # tokens of a text
