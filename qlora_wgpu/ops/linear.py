@@ -65,7 +65,9 @@ def linear(
     if lora is None or lora.magnitude is None:
         return product.add(g, x, [float32])[0]
     # DoRA scales what the layer makes before bias and residual are added.
-    inverse = _inverse(g, layer, batch)
+    name, rows, cache = f"{layer.name}.norm", layer.weight.rows, batch.cache
+    # Room for 1 / ‖W + s·B·A‖, which new tokens find as their text's prompt left it.
+    inverse = g.float_vector(name, rows) if cache is None else cache.norm(name, rows)
     scaled = replace(product, bias=None, residual=None, inverse=inverse)
     if lora.mask is not None and batch.drops:
         # As in PEFT it scales what dropout keeps of the input; the rest passes the base alone.
@@ -98,12 +100,6 @@ def linear_group(
     bias, begins = _joined_biases([layer.bias for layer in layers])
     product = _Product(tuple(layers), lora, batch, bias=bias, bias_begins=begins)
     return product.add(g, x, float32 or [False] * len(layers))
-
-
-def _inverse(g: Graph, layer: Linear, batch: BatchBuffers) -> Tensor:
-    """Room for DoRA's 1 / ‖W + s·B·A‖, which new tokens find as their text's prompt left it."""
-    name, rows = f"{layer.name}.norm", layer.weight.rows
-    return g.float_vector(name, rows) if batch.cache is None else batch.cache.norm(name, rows)
 
 
 def _check(x: Tensor, layer: Linear, residual: Tensor | None, multiplier: float) -> None:
@@ -169,10 +165,11 @@ class _Product:
         ys: list[Tensor],
         given: list[Tensor | None],
     ) -> None:
-        dys = [
-            _zeros(g, y) if dy is None else as_operand(g, dy)
-            for y, dy in zip(ys, given, strict=True)
-        ]
+        dys = list[Tensor]()
+        for y, dy in zip(ys, given, strict=True):
+            dys.append(g.operand(f"d {y.name}", *y.shape) if dy is None else as_operand(g, dy))
+            if dy is None:  # a result that leads to nothing
+                fill_zero(g, dys[-1])
         lora, term, others = self.lora, None, tuple(dys[1:])
         if lora is not None and forward is not None:
             du = backward(g, x, forward.u, dys[0], lora, self.batch, others=others)
@@ -191,13 +188,6 @@ class _Product:
             g.add_gradient(x, dx)
         if self.residual is not None and given[0] is not None:
             g.add_gradient(self.residual, given[0])
-
-
-def _zeros(g: Graph, like: Tensor) -> Tensor:
-    """The gradient of a result that leads to nothing."""
-    zeros = g.operand(f"d {like.name}", like.rows, like.columns)
-    fill_zero(g, zeros)
-    return zeros
 
 
 # -- matrices ------------------------------------------------------------------------------
@@ -326,6 +316,7 @@ def is_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> bool:
     other, without DoRA and, except for new tokens, without dropout.
     """
     weights = [layer.weight for layer in layers]
+    rows = sum(weight.rows for weight in weights)
     if batch.decodes:
         layers = _without_dropout(layers)
     return (
@@ -339,7 +330,7 @@ def is_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> bool:
         <= most_layers(
             g, with_bias=layers[0].bias is not None, with_lora=layers[0].lora is not None
         )
-        and _fits_a_binding(g, layers)
+        and g.weight("", rows, weights[0].columns).nbytes <= g.max_binding
         and _adapters_fit([layer.lora for layer in layers])
     )
 
@@ -358,11 +349,6 @@ def largest_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> li
             if is_group(g, some, batch):
                 return list(some)
     return []
-
-
-def _fits_a_binding(g: Graph, layers: Sequence[Linear]) -> bool:
-    rows = sum(layer.weight.rows for layer in layers)
-    return g.weight("", rows, layers[0].weight.columns).nbytes <= g.max_binding
 
 
 def _biases_fit(biases: Sequence[Tensor | None]) -> bool:

@@ -35,10 +35,12 @@ def losses(
     return lse - (1 - smoothing) * hit - smoothing * np.mean(z, axis=1) + z_loss * lse**2
 
 
-def hits(hidden: Array, head: Array, targets: Indices, *capped: float | None) -> Array:
+def hits(
+    hidden: Array, head: Array, targets: Indices, scale: float, softcap: float | None
+) -> Array:
     """Whether each row's target has the largest logit, the first of those that are as large."""
     rows = np.flatnonzero(targets != IGNORE_INDEX)
-    return logits(hidden[rows], head, *capped).argmax(axis=1) == targets[rows]
+    return logits(hidden[rows], head, scale, softcap).argmax(axis=1) == targets[rows]
 
 
 def with_pair(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -82,7 +83,7 @@ def compare_attention(
     def op(g: Graph, q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> Tensor:
         return attention(g, q, k, v, batch, head_dim, scale, window, softcap, *sinks)
 
-    def formula(q: Array, k: Array, v: Array, *sinks: Array, **stored: Array) -> Array:
+    def formula(q: Array, k: Array, v: Array, *sinks: Array, **stored: Array) -> Any:
         options = dict(zip(("sinks",), sinks, strict=False))
         return attention_reference.attention(
             q, k, v, samples, head_dim, scale, window, softcap, **options, **stored

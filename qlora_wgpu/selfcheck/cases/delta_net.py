@@ -80,7 +80,7 @@ def check_gated_delta_rule(run: Runner, exact_gradient: bool) -> None:
     def op(g: Graph, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         return gated_delta_rule(g, q, k, v, decay, beta, batch, *astuple(heads))
 
-    def formula(q: Array, k: Array, v: Array, decay: Array, beta: Array) -> Array:
+    def formula(q: Array, k: Array, v: Array, decay: Array, beta: Array) -> Any:
         return formulas.gated_delta_rule(q, k, v, decay, beta, segments, heads)
 
     inputs = q, k, v, Exact(decay), Exact(beta)

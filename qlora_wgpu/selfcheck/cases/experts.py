@@ -224,7 +224,7 @@ def check_factors(run: Runner, exact_gradient: bool) -> None:
     def op(g: Graph, logits: Tensor, factors: Tensor) -> Tensor:
         return with_factors(g, route(g, logits, _TOP_K, normalized=True), factors).weights
 
-    def formula(logits: Array, factors: Array) -> Array:
+    def formula(logits: Array, factors: Array) -> Any:
         ids, weights = formulas.route(logits, _TOP_K, normalized=True)
         return formulas.with_factors(weights, ids, factors)
 
@@ -280,7 +280,7 @@ def check_scaled_weights(run: Runner, normalized: bool) -> None:
     def op(g: Graph, logits: Tensor) -> Tensor:
         return route(g, logits, _TOP_K_SCORES, normalized=normalized, scale=0.3).weights
 
-    def formula(logits: Array) -> Array:
+    def formula(logits: Array) -> Any:
         return 0.3 * formulas.route(logits, _TOP_K_SCORES, normalized=normalized)[1]
 
     compare_op(run, op, formula, [Exact(_logits_scores())], exact=True, inner=_INNER)

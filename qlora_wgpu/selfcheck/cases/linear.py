@@ -259,7 +259,7 @@ _LONG, _LONGER = Sizes(1030, 20, 28, 8), Sizes(2060, 20, 28, 12)
 _VAST = Sizes(1030, 24, 2100, 0, 2100)
 
 
-def mask_of(lora: Lora | None, batch: BatchBuffers, columns: int) -> Array:
+def mask_of(lora: Lora | None, batch: BatchBuffers, columns: int) -> Any:
     """Which elements of a layer's input a batch with ``KEY`` keeps, and their factor."""
     mask = lora.mask if lora and batch.drops else None
     if mask is None:

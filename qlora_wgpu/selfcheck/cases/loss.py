@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -109,7 +110,7 @@ def compare_loss(
     d hidden is added to what was there ``before``; an adapter's gradient was one. ``logits`` are
     the first row's number and how many there are.
     """
-    g, lora, layout, parts = run.graph, module.lora, *(adapter or (None, {}))
+    g, lora, (layout, parts) = run.graph, module.lora, adapter or (None, {})
     given = np.random.default_rng(3).uniform(0.0, 2.0, targets.shape).astype(np.float32)
     th, stats = run.operand(hidden, grad=True), run.float32(np.array(start)[None])
     if before is not None:
@@ -130,12 +131,13 @@ def compare_loss(
             ones = np.ones((len(hidden), 1))
             return np.concatenate([hidden, ones], 1), np.c_[head, bias / module.scale]
         if lora and pair:
-            return loss_reference.with_pair(hidden, head, *pair, lora.scaling, mask)
+            a, b = pair
+            return loss_reference.with_pair(hidden, head, a, b, lora.scaling, mask)
         return hidden, head
 
-    def losses_of(hidden: Array, *pair: Array) -> Array:
-        smoothed = objective.label_smoothing, objective.z_loss
-        return loss_reference.losses(*wide(hidden, *pair), flat, *capped, *smoothed)
+    def losses_of(hidden: Array, *pair: Array) -> Any:
+        bent = objective.label_smoothing, objective.z_loss
+        return loss_reference.losses(*(*wide(hidden, *pair), flat, *capped, *bent))
 
     known, capped = (hidden, *parts.values()), (module.scale, module.softcap)
     losses, hits = losses_of(*known), loss_reference.hits(*wide(*known), flat, *capped)

@@ -36,7 +36,8 @@ _QKV = {"q_proj": 136, "k_proj": 24, "v_proj": 40}
 
 def cached_batch(cache: KVCache, mask: npt.NDArray[np.int64], **where: Any) -> BatchBuffers:
     """A batch with a cache: a text's prompt, or new tokens behind those that came before."""
-    batch = make_batch_buffers(*mask.shape, CacheView(cache))
+    texts, tokens = mask.shape
+    batch = make_batch_buffers(texts, tokens, CacheView(cache))
     batch.storage.data = encode_batch(batch, np.zeros_like(mask), mask, **where)
     return batch
 

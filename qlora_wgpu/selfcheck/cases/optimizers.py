@@ -69,7 +69,7 @@ def check_optimizer(run: Runner, max_norm: float, tokens: float, factor: float) 
             run.compare_exactly(got_stats[[0, 1]], np.array([9.0, tokens]))
             run.compare_exactly(np.array(float(is_norm or factor == 1e19)), np.array(1.0))
             continue
-        how = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-3, "weight_decay": 0.1}
+        how: Any = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-3, "weight_decay": 0.1}
         step_of = partial(optimizers_reference.adamw, t=t, max_norm=max_norm, **how)
         exact, norm = _by_rates(step_of, state, gradient, tokens, split)
         for got, value in ((p, exact.p), (m, exact.m), (v, exact.v)):
@@ -108,7 +108,7 @@ def check_lion(run: Runner, dtype: str, max_norm: float, factor: float) -> None:
             run.compare_exactly(got_p, state.p.astype(np.float32))
             run.compare_exactly(got_m, state.m.astype(np.float32))
             continue
-        how = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "max_norm": max_norm}
+        how: Any = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "max_norm": max_norm}
         step_of = partial(optimizers_reference.lion, **how)
         exact, (_, between) = _by_rates(step_of, state, gradient, tokens, split)
         # Float32 may take a number next to zero for zero, or for its negative.
@@ -187,7 +187,7 @@ def _compare_8bit(
         run.compare(value, nearest, inner=1e-6 * np.abs(nearest) + 2.0 * np.abs(nearest - x))
 
 
-def _moment(parts: Mapping[str, npt.NDArray[np.generic]], number: int) -> Array:
+def _moment(parts: Mapping[str, npt.NDArray[np.generic]], number: int) -> Any:
     state = parts[f"state{number}"]
     if (scales := parts.get(f"absmax{number}")) is None:
         return state.astype(np.float64)

@@ -101,10 +101,10 @@ def check_gated_delta_step(run: Runner, key_dim: int, value_dim: int) -> None:
     beta = 1 / (1 + np.exp(-normal("beta", total, 2)))
 
     def op(*given: Any) -> Tensor:
-        return gated_delta_rule(run.graph, *given, *sizes)
+        return gated_delta_rule(run.graph, *(*given, *sizes))
 
     def formula(*given: Any) -> Any:
-        return delta_net_reference.gated_delta_rule(*given, delta_net_reference.Heads(*sizes))
+        return delta_net_reference.gated_delta_rule(*(*given, delta_net_reference.Heads(*sizes)))
 
     _compare_steps(run, op, formula, [q, k, v, Exact(decay), Exact(beta)], total - 2)
 
@@ -131,10 +131,10 @@ def check_cached_attention(
     held = None if sinks is None else run.float32(sinks)
 
     def op(*given: Any) -> Tensor:
-        return attention(run.graph, *given, *how, held)
+        return attention(run.graph, *(*given, *how, held))
 
     def formula(*given: Any) -> Any:
-        return attention_reference.attention(*given, *how, sinks)
+        return attention_reference.attention(*(*given, *how, sinks))
 
     _compare_steps(run, op, formula, [q, k, v], prompt, padding=0)
 

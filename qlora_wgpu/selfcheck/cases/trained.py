@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -74,10 +75,10 @@ def _compare_both_ends(
     run.gradients(y, run.float32(dy))
     got, got_hidden, got_own = run.run(y, g.gradient_of(th), gradient())
 
-    def losses(hidden: Array, own: Array) -> Array:
+    def losses(hidden: Array, own: Array) -> Any:
         return loss_reference.losses(hidden, held(own), targets.ravel(), _HEAD_SCALE, _SOFTCAP)
 
-    def looked_up(own: Array) -> Array:
+    def looked_up(own: Array) -> Any:
         return loss_reference.lookup(held(own), ids.ravel(), _SCALE, _PADDING)
 
     run.compare(got, looked_up(own))
@@ -145,7 +146,7 @@ def check_trained_rows(run: Runner, confidence: bool) -> None:
         sum_up(g, trained)
         return trained.gradient
 
-    def held(rows: Array) -> Array:
+    def held(rows: Array) -> Any:
         return loss_reference.overwritten(weight, _TOKENS, rows)
 
     shared, own = replace(matrix, trained=trained), run.rounded_weight(rows)
@@ -187,7 +188,7 @@ def check_trained_rows_looked_up(run: Runner, rounded: bool, is_head: bool) -> N
     got, drows = run.run(y, trained.gradient)
     weight, rows = rounded_to(weight, dtype), rounded_to(rows, dtype)
 
-    def looked_up(rows: Array) -> Array:
+    def looked_up(rows: Array) -> Any:
         held = loss_reference.overwritten(weight, _TOKENS, rows)
         return loss_reference.lookup(held, ids.ravel(), _SCALE, _PADDING)
 
@@ -211,7 +212,7 @@ def check_embedding_pair(run: Runner, r: int, padding: int | None, rounded: bool
     def op(g: Graph) -> Tensor:
         return embedding(g, matrix, batch, _SCALE_EMBEDDING, lora=lora, padding=padding)
 
-    def formula(parts: dict[str, Array]) -> Array:
+    def formula(parts: dict[str, Array]) -> Any:
         scales, (a, b) = (_SCALING, _SCALE_EMBEDDING, padding), parts.values()
         return loss_reference.lookup_with_pair(weight, ids.ravel(), a, b, *scales)
 
