@@ -6,13 +6,11 @@ expert's gradients are sums over its rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import Tensor
-from qlora_wgpu.kernels.common import ExpertTiles
-from qlora_wgpu.kernels.gemm import GEMM, Gemm, QuantizedView
+from qlora_wgpu.kernels.gemm import GEMM, Gemm
 from qlora_wgpu.ops import linear
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.modules import ExpertLinear
@@ -61,7 +59,9 @@ def expert_linear(
     y, few = g.operand(layer.name, x.rows, weight.rows), batch.decodes
     term = linear.forward_term(g, x, lora, batch, tiles, few=few)
     label = "few_rows/forward" if few else "gemm/forward"
-    for first, count, w in _few_rows_operands(g, layer, tiles) if few else weight.expert_shards(g):
+    # New tokens meet codes where possible.
+    codes = rows_of(g, [weight]) if few and isinstance(weight, QuantizedMatrix) else None
+    for first, count, w in weight.expert_shards(g) if codes is None else [(0, tiles.count, codes)]:
         here = replace(tiles, first=first, count=count)
         product = Gemm(x, w, y, lora=term, bias=layer.bias, experts=here, few=few, label=label)
         GEMM.launch(g, product)
@@ -85,15 +85,3 @@ def expert_linear(
 
     g.record(y, [x], vjp, trains=lora is not None)
     return y
-
-
-def _few_rows_operands(
-    g: Graph, layer: ExpertLinear, tiles: ExpertTiles
-) -> Iterator[tuple[int, int, Tensor | QuantizedView]]:
-    """Yields ``(first expert, count, matrices)`` for new tokens: as codes where possible."""
-    weight = layer.weight
-    whole = rows_of(g, [weight]) if isinstance(weight, QuantizedMatrix) else None
-    if whole is None:
-        yield from weight.expert_shards(g)
-    else:
-        yield 0, tiles.count, whole

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 from qlora_wgpu.gpu.limits import MOST_STORAGE_BUFFERS
 from qlora_wgpu.graph.graph import Graph, GraphError
@@ -37,7 +38,7 @@ from qlora_wgpu.ops.quantized import (
     kept_together,
     rows_of,
 )
-from qlora_wgpu.ops.tensor import as_operand, fill_zero, summed
+from qlora_wgpu.ops.tensor import as_operand, fill_zero, one_below_the_other, summed
 
 _RANKS = 8  # that the kernels of a group's adapters take at once
 
@@ -64,7 +65,9 @@ def linear(
     if lora is None or lora.magnitude is None:
         return product.add(g, x, [float32])[0]
     # DoRA scales what the layer makes before bias and residual are added.
-    inverse = _inverse(g, layer, batch)
+    name, rows, cache = f"{layer.name}.norm", layer.weight.rows, batch.cache
+    # Room for 1 / ‖W + s·B·A‖, which new tokens find as their text's prompt left it.
+    inverse = g.float_vector(name, rows) if cache is None else cache.norm(name, rows)
     scaled = replace(product, bias=None, residual=None, inverse=inverse)
     if lora.mask is not None and batch.drops:
         # As in PEFT it scales what dropout keeps of the input; the rest passes the base alone.
@@ -97,12 +100,6 @@ def linear_group(
     bias, begins = _joined_biases([layer.bias for layer in layers])
     product = _Product(tuple(layers), lora, batch, bias=bias, bias_begins=begins)
     return product.add(g, x, float32 or [False] * len(layers))
-
-
-def _inverse(g: Graph, layer: Linear, batch: BatchBuffers) -> Tensor:
-    """Room for DoRA's 1 / ‖W + s·B·A‖, which new tokens find as their text's prompt left it."""
-    name, rows = f"{layer.name}.norm", layer.weight.rows
-    return g.float_vector(name, rows) if batch.cache is None else batch.cache.norm(name, rows)
 
 
 def _check(x: Tensor, layer: Linear, residual: Tensor | None, multiplier: float) -> None:
@@ -168,10 +165,11 @@ class _Product:
         ys: list[Tensor],
         given: list[Tensor | None],
     ) -> None:
-        dys = [
-            _zeros(g, y) if dy is None else as_operand(g, dy)
-            for y, dy in zip(ys, given, strict=True)
-        ]
+        dys = list[Tensor]()
+        for y, dy in zip(ys, given, strict=True):
+            dys.append(g.operand(f"d {y.name}", *y.shape) if dy is None else as_operand(g, dy))
+            if dy is None:  # a result that leads to nothing
+                fill_zero(g, dys[-1])
         lora, term, others = self.lora, None, tuple(dys[1:])
         if lora is not None and forward is not None:
             du = backward(g, x, forward.u, dys[0], lora, self.batch, others=others)
@@ -190,13 +188,6 @@ class _Product:
             g.add_gradient(x, dx)
         if self.residual is not None and given[0] is not None:
             g.add_gradient(self.residual, given[0])
-
-
-def _zeros(g: Graph, like: Tensor) -> Tensor:
-    """The gradient of a result that leads to nothing."""
-    zeros = g.operand(f"d {like.name}", like.rows, like.columns)
-    fill_zero(g, zeros)
-    return zeros
 
 
 # -- matrices ------------------------------------------------------------------------------
@@ -325,6 +316,7 @@ def is_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> bool:
     other, without DoRA and, except for new tokens, without dropout.
     """
     weights = [layer.weight for layer in layers]
+    rows = sum(weight.rows for weight in weights)
     if batch.decodes:
         layers = _without_dropout(layers)
     return (
@@ -334,8 +326,11 @@ def is_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> bool:
         and len({weight.columns for weight in weights}) == 1
         and all(weight.rows % 8 == 0 for weight in weights)
         and _biases_fit([layer.bias for layer in layers])
-        and len(layers) <= _most_like(g, layers[0])
-        and _fits_a_binding(g, layers)
+        and len(layers)
+        <= most_layers(
+            g, with_bias=layers[0].bias is not None, with_lora=layers[0].lora is not None
+        )
+        and g.weight("", rows, weights[0].columns).nbytes <= g.max_binding
         and _adapters_fit([layer.lora for layer in layers])
     )
 
@@ -354,11 +349,6 @@ def largest_group(g: Graph, layers: Sequence[Linear], batch: BatchBuffers) -> li
             if is_group(g, some, batch):
                 return list(some)
     return []
-
-
-def _fits_a_binding(g: Graph, layers: Sequence[Linear]) -> bool:
-    rows = sum(layer.weight.rows for layer in layers)
-    return g.weight("", rows, layers[0].weight.columns).nbytes <= g.max_binding
 
 
 def _biases_fit(biases: Sequence[Tensor | None]) -> bool:
@@ -383,11 +373,6 @@ def _joined_biases(biases: Sequence[Tensor | None]) -> tuple[Tensor | None, tupl
     return replace(first, columns=length, stride=length), begins
 
 
-def _most_like(g: Graph, layer: Linear) -> int:
-    with_bias, with_lora = layer.bias is not None, layer.lora is not None
-    return most_layers(g, with_bias=with_bias, with_lora=with_lora)
-
-
 def most_layers(g: Graph, *, with_bias: bool, with_lora: bool) -> int:
     """How many layers a product has at most, by the storage buffers that its forward binds.
 
@@ -407,24 +392,14 @@ def _adapters_fit(loras: Sequence[Lora | None]) -> bool:
         and all((lora.r, lora.scaling) == (first.r, first.scaling) for lora in there)
         and all(lora.mask is None and lora.magnitude is None for lora in there)
         and first.r % _RANKS == 0
-        and all(_lie_together(tensors) for tensors in _stacks(there))
+        and all(part is not None and part.storage for part in _stacks(there).values())
     )
 
 
-def _stacks(loras: Sequence[Lora]) -> list[list[Tensor]]:
-    return [[getattr(lora, name) for lora in loras] for name in ("a", "b", "grad_a", "grad_b")]
-
-
-def _lie_together(tensors: list[Tensor]) -> bool:
-    """Whether each begins where the one before ends."""
-    end = tensors[0].offset
-    for tensor in tensors:
-        if tensor.storage is None or tensor.storage is not tensors[0].storage:
-            return False
-        if tensor.offset != end:
-            return False
-        end += tensor.nbytes
-    return True
+def _stacks(loras: Sequence[Lora]) -> dict[str, Tensor | None]:
+    """A, B and their gradients of all, each as one where they lie together."""
+    names = ("a", "b", "grad_a", "grad_b")
+    return {n: one_below_the_other([getattr(lora, n) for lora in loras]) for n in names}
 
 
 def _joined(loras: Sequence[Lora | None]) -> Lora | None:
@@ -432,9 +407,5 @@ def _joined(loras: Sequence[Lora | None]) -> Lora | None:
     there = [lora for lora in loras if lora is not None]
     if not there:
         return None
-    a, b, grad_a, grad_b = (
-        replace(tensors[0], rows=sum(tensor.rows for tensor in tensors))
-        for tensors in _stacks(there)
-    )
-    ranks = sum(lora.r for lora in there)
-    return replace(there[0], r=ranks, a=a, b=b, grad_a=grad_a, grad_b=grad_b)
+    parts: Any = _stacks(there)
+    return replace(there[0], r=sum(lora.r for lora in there), **parts)

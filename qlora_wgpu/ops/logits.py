@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from qlora_wgpu.graph.graph import Graph
@@ -40,65 +39,33 @@ def logits_of_rows(
     first: int,
     count: int,
     u: Tensor | None = None,
+    block: tuple[int, Tensor] | None = None,
 ) -> Tensor:
     """float32 logits (count, vocab) of the label rows from ``first`` on.
 
-    u is the adapter's scaling · dropout(hidden)·Aᵀ of all hidden states, where it is known.
+    u is the adapter's scaling · dropout(hidden)·Aᵀ of all hidden states, where it is known. Of a
+    ``block`` of the vocabulary, its first row of the head and its rows, the bits are the same.
     """
-    shards = _shards(g, head.matrix, batch)
-    return _logits(g, hidden, head, batch, first, count, head.matrix.rows, shards, u)
-
-
-def _shards(g: Graph, matrix: Matrix, batch: BatchBuffers) -> Iterator[Shard]:
-    if batch.cache is None:
-        return matrix.shards(g)
-    return linear.few_rows_operands(g, [matrix], batch.packed_weights)
-
-
-def logits_of_block(
-    g: Graph,
-    hidden: Tensor,
-    head: Head,
-    batch: BatchBuffers,
-    first: int,
-    count: int,
-    block: Tensor,
-    row0: int,
-    u: Tensor | None = None,
-) -> Tensor:
-    """The same bits for a block of the vocabulary: rows ``row0`` and on of the head."""
-    lora = head.lora
-    if lora is not None:
-        head = replace(head, lora=replace(lora, b=rows_from(lora.b, row0, block.rows)))
-    if head.bias is not None:
-        head = replace(head, bias=_elements_from(head.bias, row0, block.rows))
-    return _logits(g, hidden, head, batch, first, count, block.rows, [(0, block)], u)
-
-
-def _elements_from(bias: Tensor, first: int, count: int) -> Tensor:
-    """A view of some elements of a bias, from one on where a binding may begin."""
-    return row(bias.name, count, bias.dtype, bias.storage, bias.offset + 4 * first)
-
-
-def _logits(
-    g: Graph,
-    hidden: Tensor,
-    head: Head,
-    batch: BatchBuffers,
-    first: int,
-    count: int,
-    columns: int,
-    shards: Iterable[Shard],
-    u: Tensor | None,
-) -> Tensor:
+    pair, bias, columns, few = head.pair, head.bias, head.matrix.rows, batch.cache is not None
+    if block is None:
+        shards = (
+            linear.few_rows_operands(g, [head.matrix], batch.packed_weights)
+            if few
+            else head.matrix.shards(g)
+        )
+    else:
+        row0, columns, shards = block[0], block[1].rows, iter([(0, block[1])])
+        if pair is not None:
+            pair = replace(pair, b=rows_from(pair.b, row0, columns))
+        if bias is not None:  # a binding may begin there
+            bias = row(bias.name, columns, bias.dtype, bias.storage, bias.offset + 4 * row0)
     chunk = hidden if batch.decodes else gather(g, hidden, count, first, batch)
     logits = g.float32("logits", count, columns)
-    few = batch.cache is not None
-    term = _term(g, chunk, head.pair, batch, first, u)
+    term = _term(g, chunk, pair, batch, first, u)
     for row0, w in shards:
         product = Gemm(
             chunk, w, logits, row0=row0, scale=head.scale, lora=term, batch_info=batch.info,
-            bias=head.bias, first_row=None if few else first, whole_columns=head.matrix.rows,
+            bias=bias, first_row=None if few else first, whole_columns=head.matrix.rows,
             few=few, label="lm_head/forward",
         )  # fmt: skip
         GEMM.launch(g, product)

@@ -19,7 +19,6 @@ from qlora_wgpu.ops.logits import (
     chunk_rows,
     head_group,
     head_groups,
-    logits_of_block,
     logits_of_rows,
     rows_of_a_block,
 )
@@ -146,7 +145,7 @@ class _Loss:
         self, *, gradient: bool, sums: bool = True, factors: Tensor | None = None
     ) -> Tensor | None:
         """The loss, and d hidden, a chunk of rows after the other."""
-        g, batch = self._g, self._batch
+        g = self._g
         dhidden = self._zeros() if gradient else None
         chunks = self._chunks(self._chunk)
         groups = head_groups(g, self._head.matrix, self._chunk) if gradient else []
@@ -154,7 +153,7 @@ class _Loss:
         if gradient and self.pair is not None:
             kept += self.pair.written
         for first, count in self._alike(chunks, kept):
-            logits = logits_of_rows(g, self._hidden, self._head, batch, first, count, self._u)
+            logits = self._logits(first, count)
             if sums:
                 self._sum_up(logits, 0, self._blocks, first)
                 self._normalize(first, count)
@@ -174,24 +173,20 @@ class _Loss:
         for number, (row0, block) in reversed(list(enumerate(head.blocks))):
             w = head.brought(g, row0, block)
             for chunk in self._alike(chunks, [self._partials]):
-                logits = logits_of_block(
-                    g, self._hidden, self._head, batch, *chunk, w, row0, self._u
-                )
+                logits = self._logits(*chunk, (row0, w))
                 self._sum_up(logits, number, 1, chunk[0])
         self._normalize(0, batch.rows)
 
     def _streamed_gradient(self, factors: Tensor | None) -> Tensor:
         """d hidden, likewise."""
-        g, batch, head = self._g, self._batch, self._head.matrix
+        g, head = self._g, self._head.matrix
         assert isinstance(head, StreamedMatrix)
         chunks = self._chunks(self._streamed_rows())
         made = [self._gradient_rows(count) for _, count in chunks]
         for row0, block in head.blocks:
             w = head.brought(g, row0, block)
             for chunk in self._alike(chunks, [], made, fresh=row0 == 0):
-                logits = logits_of_block(
-                    g, self._hidden, self._head, batch, *chunk, w, row0, self._u
-                )
+                logits = self._logits(*chunk, (row0, w))
                 self._back(logits, 0, row0, w, chunk[0], made[chunks.index(chunk)], factors)
         dhidden = self._zeros()
         for (first, _), of_chunk in zip(chunks, made, strict=True):
@@ -279,11 +274,13 @@ class _Loss:
         if self.pair is not None:
             self.pair.put(made[1], first)
 
-    @property
-    def _u(self) -> Tensor | None:
-        return None if self.pair is None else self.pair.u
-
     # -- launches --------------------------------------------------------------------------
+
+    def _logits(self, first: int, count: int, block: tuple[int, Tensor] | None = None) -> Tensor:
+        u = None if self.pair is None else self.pair.u
+        return logits_of_rows(
+            self._g, self._hidden, self._head, self._batch, first, count, u, block
+        )
 
     def _labels(self) -> dict[str, Tensor]:
         batch = self._batch

@@ -259,13 +259,13 @@ def _linear(
     return y
 
 
-def masked(g: Graph, x: Tensor, mask: DropoutMask, batch: BatchBuffers, dtype: str) -> Tensor:
-    """mask ⊙ x in an element type; not differentiable."""
-    y = matrix(f"masked {x.name}", x.rows, x.columns, dtype)
-    units = x.rows * x.units(8)
-    tensors = {"x": x, "batch_info": batch.info, "y": y}
-    params = dropout_params(mask)
-    g.launch("dropout/part.wgsl", units, tensors, params, {"REST": False})
+def masked(
+    g: Graph, x: Tensor, mask: DropoutMask, batch: BatchBuffers, dtype: str, *, rest: bool = False
+) -> Tensor:
+    """mask ⊙ x, or the rest of x, in an element type; not differentiable."""
+    y = matrix(f"dropout({x.name})", x.rows, x.columns, dtype)
+    tensors, units = {"x": x, "batch_info": batch.info, "y": y}, x.rows * x.units(8)
+    g.launch("dropout/part.wgsl", units, tensors, dropout_params(mask), {"REST": rest})
     return y
 
 
@@ -273,24 +273,16 @@ def dropout_parts(
     g: Graph, x: Tensor, mask: DropoutMask, batch: BatchBuffers
 ) -> tuple[Tensor, Tensor]:
     """What dropout keeps of x, and the rest, as operands; without dropout all is kept."""
-    units = x.rows * x.units(8)
-    params = dropout_params(mask)
-
-    def part(*, rest: bool) -> Tensor:
-        y = g.operand(f"dropout({x.name})", x.rows, x.columns)
-        tensors = {"x": x, "batch_info": batch.info, "y": y}
-        g.launch("dropout/part.wgsl", units, tensors, params, {"REST": rest})
-        return y
 
     def vjp(gradients: list[Tensor | None]) -> None:
         dkept, drest = gradients
         assert dkept is not None and drest is not None
         dx = g.new_gradient(x)
         tensors = {"dkept": dkept, "batch_info": batch.info, "drest": drest, "dx": dx}
-        g.launch("dropout/backward.wgsl", units, tensors, params)
+        g.launch("dropout/backward.wgsl", x.rows * x.units(8), tensors, dropout_params(mask))
         g.add_gradient(x, dx)
 
-    kept, rest = part(rest=False), part(rest=True)
+    kept, rest = (masked(g, x, mask, batch, g.dtype, rest=rest) for rest in (False, True))
     g.record_jointly([kept, rest], [x], vjp)
-    g.set_remat_rule(kept, partial(part, rest=False))
+    g.set_remat_rule(kept, partial(masked, g, x, mask, batch, g.dtype))
     return kept, rest

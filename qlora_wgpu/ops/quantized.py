@@ -26,6 +26,7 @@ from qlora_wgpu.kernels.gemm.packed import (
     packed_codes,
     packed_dense,
 )
+from qlora_wgpu.ops.tensor import one_below_the_other
 from qlora_wgpu.weight_format import WeightFormat
 
 EXPERT_WORDS = 64  # an expert's parts begin at multiples, so that a binding may begin there
@@ -145,13 +146,7 @@ def kept_together(matrices: Sequence[QuantizedMatrix]) -> Tensor | None:
     """Kept matrices as one operand; None where they do not lie one below the other."""
     if any(len(matrix.kept) != 1 for matrix in matrices):
         return None
-    shards = [matrix.kept[0][1] for matrix in matrices]
-    first, end = shards[0], shards[0].offset
-    for shard in shards:
-        if shard.storage is not first.storage or shard.offset != end:
-            return None
-        end += shard.nbytes
-    return replace(first, rows=sum(shard.rows for shard in shards))
+    return one_below_the_other([matrix.kept[0][1] for matrix in matrices])
 
 
 def dequantize_together(g: Graph, w: Tensor, matrices: Sequence[QuantizedMatrix]) -> None:

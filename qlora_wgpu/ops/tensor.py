@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import accumulate
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.sharded_vector import ShardedVector, as_sharded
@@ -48,6 +49,16 @@ def _add_rounded(g: Graph, y: Tensor, x: Tensor) -> None:
     units = x.rows * x.units(4)
     params = {"units": units, "first": y.offset // 8}
     g.launch("tensor/add_rounded.wgsl", units, {"x": x, "y": whole}, params)
+
+
+def one_below_the_other(xs: Sequence[Tensor]) -> Tensor | None:
+    """Matrices of one storage as one; None unless each begins where the one before ends."""
+    begins = accumulate((x.nbytes for x in xs), initial=xs[0].offset)
+    if any(
+        x.storage is not xs[0].storage or x.offset != at for x, at in zip(xs, begins, strict=False)
+    ):
+        return None
+    return replace(xs[0], rows=sum(x.rows for x in xs))
 
 
 def in_words(x: Tensor) -> Tensor:

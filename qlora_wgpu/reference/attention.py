@@ -8,9 +8,8 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.reference.tape import constant
+from qlora_wgpu.reference.tape import Array, constant
 
-Array = npt.NDArray[np.float64]
 Part = tuple[Array, int, int, int]
 """A matrix, its columns for each head (0: all heads have the same), the first taken, how many."""
 

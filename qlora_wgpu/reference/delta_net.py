@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.reference.pointwise import activation, sigmoid
+from qlora_wgpu.reference.tape import Array
 
-Array = npt.NDArray[np.float64]
 Segments = npt.NDArray[np.integer]
 _EPS = 1e-6
 
@@ -24,13 +24,13 @@ class Heads:
     value_dim: int
 
 
-def convolved(x: Array, weight: Array, bias: Array | float, segments: Segments) -> Array:
+def convolved(x: Array, weight: Array, bias: Array | None, segments: Segments) -> Array:
     """bias + Σ_j weight[:, -1 - j] · x[t - j], each over the rows of its sample.
 
     x (batch · seq, channels), weight (channels, taps), segments (batch, seq).
     """
     rows = np.arange(segments.size).reshape(segments.shape)
-    y = bias + np.zeros(x.shape)
+    y = np.zeros(x.shape) if bias is None else bias + np.zeros(x.shape)
     for j in range(min(weight.shape[1], segments.shape[1])):
         earlier, same = np.roll(rows, j, axis=1), segments == np.roll(segments, j, axis=1)
         same[:, :j] = False
@@ -38,12 +38,12 @@ def convolved(x: Array, weight: Array, bias: Array | float, segments: Segments) 
     return y
 
 
-def causal_conv(x: Array, weight: Array, bias: Array | float, segments: Segments) -> Array:
+def causal_conv(x: Array, weight: Array, bias: Array | None, segments: Segments) -> Array:
     """silu(conv(x)); see ``convolved``."""
     return activation(convolved(x, weight, bias, segments), "silu")
 
 
-def short_conv(x: Array, weight: Array, bias: Array | float, segments: Segments) -> Array:
+def short_conv(x: Array, weight: Array, bias: Array | None, segments: Segments) -> Array:
     """C · conv(B · v) of x = [B | C | v], (batch · seq, 3 · hidden); see ``convolved``."""
     gate_in, gate_out, value = np.split(x, 3, axis=1)
     return gate_out * convolved(gate_in * value, weight, bias, segments)
@@ -106,5 +106,4 @@ def _normalized(x: Array, heads: Heads) -> Array:
     """(rows, value heads, key_dim) of heads of length one."""
     x = x.reshape(len(x), heads.keys, heads.key_dim)
     x = x / np.sqrt(np.sum(x * x, axis=2, keepdims=True) + _EPS)
-    repeated: Array = np.repeat(x, heads.values // heads.keys, axis=1)
-    return repeated
+    return np.repeat(x, heads.values // heads.keys, axis=1)

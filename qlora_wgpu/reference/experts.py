@@ -2,63 +2,62 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.reference.pointwise import sigmoid
-from qlora_wgpu.reference.tape import constant
+from qlora_wgpu.reference.tape import Array, constant
 
-Array = npt.NDArray[np.float64]
 Ids = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Rule:
-    """What makes weights of scores: the fields of ``ops.routing.Scoring``."""
-
-    sigmoid: bool
-    normalized: bool
-    least: float = 0.0
-    at_least: bool = False
-    scale: float = 1.0
-    groups: int = 1
-    top_groups: int = 1
-    pairs: bool = False
 
 
 def route(logits: Array, top: int, *, normalized: bool) -> tuple[Ids, Array]:
     """Ids (rows, top) of the largest logits, and their softmax over all or over the chosen."""
     ids = _largest(logits, top)
-    return ids, softmax_weights(logits, ids, normalized=normalized)
+    return ids, weights_of(logits, ids, normalized=normalized)
 
 
-def softmax_weights(logits: Array, ids: Ids, *, normalized: bool) -> Array:
-    """The weights (rows, top) that ``route`` gives to chosen experts."""
-    return weights_of(logits, ids, Rule(sigmoid=False, normalized=normalized))
+def route_by_scores(
+    logits: Array,
+    bias: Array | float,
+    top: int,
+    *,
+    groups: int = 1,
+    top_groups: int = 1,
+    pairs: bool = False,
+    **rule: Any,
+) -> tuple[Ids, Array]:
+    """Ids (rows, top) of the chosen experts, the best first, and their weights.
 
-
-def route_by_scores(logits: Array, bias: Array, top: int, rule: Rule) -> tuple[Ids, Array]:
-    """Ids (rows, top) of the chosen experts, the best first, and their weights."""
-    preference = scores_of(logits, sigmoids=rule.sigmoid) + bias
-    grouped = preference.reshape(len(logits), rule.groups, -1)
-    best = -np.sort(-grouped, axis=2)[:, :, : 1 + rule.pairs].sum(2)
+    Options are the fields of ``ops.routing.Scoring``.
+    """
+    preference = scores_of(constant(logits), sigmoids=rule["sigmoid"]) + bias
+    grouped = preference.reshape(len(logits), groups, -1)
+    best = -np.sort(-grouped, axis=2)[:, :, : 1 + pairs].sum(2)
     masked = grouped.copy()
-    np.put_along_axis(masked, _largest(best, rule.groups)[:, rule.top_groups :, None], -np.inf, 1)
+    np.put_along_axis(masked, _largest(best, groups)[:, top_groups:, None], -np.inf, 1)
     ids = _largest(masked.reshape(preference.shape), top)
-    return ids, weights_of(logits, ids, rule)
+    return ids, weights_of(logits, ids, **rule)
 
 
-def weights_of(logits: Array, ids: Ids, rule: Rule) -> Array:
+def weights_of(
+    logits: Array,
+    ids: Ids,
+    *,
+    normalized: bool,
+    sigmoid: bool = False,
+    least: float = 0.0,
+    at_least: bool = False,
+    scale: float = 1.0,
+) -> Array:
     """The weights (rows, top) of chosen experts."""
-    chosen = np.take_along_axis(scores_of(logits, sigmoids=rule.sigmoid), ids, 1)
-    if not rule.normalized:
-        return rule.scale * chosen
-    total: Array = np.sum(chosen, axis=1, keepdims=True)
-    total = np.maximum(total, rule.least) if rule.at_least else total + rule.least
-    return rule.scale * chosen / total
+    chosen = np.take_along_axis(scores_of(logits, sigmoids=sigmoid), ids, 1)
+    if not normalized:
+        return scale * chosen
+    total = np.sum(chosen, axis=1, keepdims=True)
+    return scale * chosen / (np.maximum(total, least) if at_least else total + least)
 
 
 def with_factors(weights: Array, ids: Ids, factors: Array) -> Array:
@@ -82,14 +81,14 @@ def slots_of(ids: Ids, experts: int, tile: int) -> tuple[Ids, Ids]:
 
 def mix(x: Array, ids: Ids, weights: Array, w: Array, bias: Array | None = None) -> Array:
     """y (rows, out); x (rows, in), weights (rows, top), w (experts, out, in)."""
-    y: Array = np.einsum("tj,tjoi,ti->to", weights, w[ids], x)
+    y = np.einsum("tj,tjoi,ti->to", weights, w[ids], x)
     return y if bias is None else y + np.einsum("tj,tjo->to", weights, bias[ids])
 
 
 def balance_sums(logits: Array, top_k: int, mask: Array) -> Array:
     """(2, experts): how often each is chosen, and its probabilities, over rows whose mask is 1."""
     chosen = np.zeros(logits.shape)
-    np.put_along_axis(chosen, _largest(constant(logits), top_k), 1.0, 1)
+    np.put_along_axis(chosen, _largest(logits, top_k), 1.0, 1)
     shares = mask[:, None] * scores_of(logits, sigmoids=False)
     return np.stack([mask @ chosen, np.sum(shares, axis=0)])
 
@@ -99,12 +98,11 @@ def balance_loss(layers: Any, top_k: int, mask: Array) -> Array:
     total: Any = sum(balance_sums(logits, top_k, mask) for logits in layers)
     chosen, probability = total
     rows = len(layers) * mask.sum()
-    loss: Array = layers[0].shape[1] * np.sum((chosen / rows) * (probability / rows))
-    return loss
+    return layers[0].shape[1] * np.sum((chosen / rows) * (probability / rows))
 
 
 def _largest(x: Array, count: int) -> Ids:
-    return np.argsort(-x, axis=1, kind="stable")[:, :count]
+    return np.argsort(-constant(x), axis=1, kind="stable")[:, :count]
 
 
 def scores_of(logits: Array, *, sigmoids: bool) -> Array:
@@ -112,5 +110,4 @@ def scores_of(logits: Array, *, sigmoids: bool) -> Array:
     if sigmoids:
         return sigmoid(logits)
     e = np.exp(logits - np.max(logits, axis=1, keepdims=True))
-    shares: Array = e / np.sum(e, axis=1, keepdims=True)
-    return shares
+    return e / np.sum(e, axis=1, keepdims=True)

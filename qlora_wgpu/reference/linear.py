@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-Array = npt.NDArray[np.float64]
+from qlora_wgpu.reference.tape import Array
+
 Bits = npt.NDArray[np.uint32]
 
 
@@ -21,8 +22,7 @@ def linear(
 
 def dora_norm(w: Array, a: Array, b: Array, s: float) -> Array:
     """‖w + s·b·a‖ of each row: w (out, in), a (r, in), b (out, r)."""
-    lengths: Array = np.sqrt(np.sum((w + s * (b @ a)) ** 2, axis=1))
-    return lengths
+    return np.sqrt(np.sum((w + s * (b @ a)) ** 2, axis=1))
 
 
 def dora(z: Array, m: Array, norms: Array) -> Array:
@@ -41,8 +41,7 @@ def dropout_mask(
     """The mask of a module's input, bit for bit: 0 or 1 / (1 - p), (rows, columns)."""
     bits = random_bits(rows, stride, columns, batch_key, module_key)
     below = np.uint32(min(round((1 - p) * 2**32), 2**32 - 1))
-    mask: Array = np.where(bits < below, np.float64(np.float32(1 / (1 - p))), 0.0)
-    return mask
+    return np.where(bits < below, np.float64(np.float32(1 / (1 - p))), 0.0)
 
 
 def embedding_noise(
@@ -51,8 +50,7 @@ def embedding_noise(
     """What NEFTune adds to (rows, columns): uniform in ±most, bit for bit the device's draws."""
     bits = random_bits(rows, stride, columns, batch_key, module_key)
     share = (bits >> np.uint32(8)).astype(np.float64) * (2.0 / 2**24)
-    drawn: Array = most * (share - 1.0)
-    return drawn
+    return most * (share - 1.0)
 
 
 def random_bits(

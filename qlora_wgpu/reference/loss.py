@@ -6,15 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.labels import IGNORE_INDEX
-from qlora_wgpu.reference.tape import constant
+from qlora_wgpu.reference.tape import Array, constant
 
-Array = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.integer]
 
 
-def logits(hidden: Array, head: Array, scale: float = 1.0) -> Array:
-    """scale · hidden · headᵀ, of hidden (rows, columns), head (vocab, columns)."""
-    return scale * (hidden @ head.T)
+def logits(hidden: Array, head: Array, scale: float = 1.0, softcap: float | None = None) -> Array:
+    """z = scale · hidden · headᵀ, of hidden (rows, columns), head (vocab, columns); or capped."""
+    z = scale * (hidden @ head.T)
+    return z if softcap is None else softcap * np.tanh(z / softcap)
 
 
 def losses(
@@ -27,39 +27,20 @@ def losses(
     z_loss: float = 0.0,
 ) -> Array:
     """The loss of each row that has a target (rows), which -100 is not."""
-    return losses_of(logits(hidden, head, scale), targets, softcap, smoothing, z_loss)
-
-
-def losses_of(
-    logits: Array,
-    targets: Indices,
-    softcap: float | None = None,
-    smoothing: float = 0.0,
-    z_loss: float = 0.0,
-) -> Array:
-    """The loss of each row of logits (rows, vocab) that has a target."""
     rows = np.flatnonzero(targets != IGNORE_INDEX)
-    z = _capped(logits[rows], softcap)
+    z = logits(hidden[rows], head, scale, softcap)
     top = np.max(z, axis=1, keepdims=True) if len(rows) else np.zeros((0, 1))
     lse = top[:, 0] + np.log(np.sum(np.exp(z - top), axis=1))
     hit = z[np.arange(len(rows)), targets[rows]]
-    target_logit = (1 - smoothing) * hit + smoothing * np.mean(z, axis=1)
-    result: Array = lse - target_logit + z_loss * lse**2
-    return result
+    return lse - (1 - smoothing) * hit - smoothing * np.mean(z, axis=1) + z_loss * lse**2
 
 
 def hits(
-    hidden: Array,
-    head: Array,
-    targets: Indices,
-    scale: float = 1.0,
-    softcap: float | None = None,
-) -> npt.NDArray[np.bool_]:
+    hidden: Array, head: Array, targets: Indices, scale: float, softcap: float | None
+) -> Array:
     """Whether each row's target has the largest logit, the first of those that are as large."""
     rows = np.flatnonzero(targets != IGNORE_INDEX)
-    z = _capped(logits(hidden[rows], head, scale), softcap)
-    found: npt.NDArray[np.bool_] = z.argmax(axis=1) == targets[rows]
-    return found
+    return logits(hidden[rows], head, scale, softcap).argmax(axis=1) == targets[rows]
 
 
 def with_pair(
@@ -99,9 +80,4 @@ def lookup_with_pair(
 
     Ids that are padding give no gradient to A.
     """
-    y: Array = scale * weight[ids] + s * lookup(a.T, ids, scale, padding) @ b.T
-    return y
-
-
-def _capped(z: Array, softcap: float | None) -> Array:
-    return z if softcap is None else softcap * np.tanh(z / softcap)
+    return scale * weight[ids] + s * lookup(a.T, ids, scale, padding) @ b.T

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from qlora_wgpu.reference.pointwise import activation
-
-Array = npt.NDArray[np.float64]
+from qlora_wgpu.reference.tape import Array
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """x · rstd · weight, rstd = 1 / √(mean(x²) + eps), over each row of x (rows, columns)."""
-    y: Array = x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps) * weight
-    return y
+    return x / np.sqrt(np.mean(x * x, axis=1, keepdims=True) + eps) * weight
 
 
 def layer_norm(x: Array, weight: Array, eps: float, bias: Array | float = 0.0) -> Array:
     """(x - mean) / √(variance + eps) · weight + bias, over each row of x (rows, columns)."""
     centred = x - np.mean(x, axis=1, keepdims=True)
     variance = np.mean(centred * centred, axis=1, keepdims=True)
-    y: Array = centred / np.sqrt(variance + eps) * weight + bias
-    return y
+    return centred / np.sqrt(variance + eps) * weight + bias
 
 
 def qk_norm(x: Array, weight: Array, eps: float) -> Array:

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.quant.quantized_weight import dynamic_quant_map
+from qlora_wgpu.reference.tape import Array
 
-Array = npt.NDArray[np.float64]
 BLOCK = 256
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
-from qlora_wgpu.reference.tape import erfc
+from qlora_wgpu.reference.tape import Array, erfc
 
-Array = npt.NDArray[np.float64]
 Scalars = tuple[float, float, float, float]
 _QUICK = 1.702  # of Hugging Face's QuickGELUActivation
 
@@ -17,7 +15,7 @@ _QUICK = 1.702  # of Hugging Face's QuickGELUActivation
 def activation(x: Array, name: str) -> Array:
     """SiLU, ReLU, its square, sigmoid, GELU (``gelu``) or a form of it, by Hugging Face's names."""
     if name == "silu":
-        y: Array = x * sigmoid(x)
+        y = x * sigmoid(x)
     elif name == "quick_gelu":
         y = x * sigmoid(_QUICK * x)
     elif name == "relu":
@@ -35,8 +33,7 @@ def activation(x: Array, name: str) -> Array:
 
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x))."""
-    y: Array = 1 / (1 + np.exp(-x))
-    return y
+    return 1 / (1 + np.exp(-x))
 
 
 def glu(gate: Array, up: Array, name: str) -> Array:
@@ -47,8 +44,7 @@ def glu(gate: Array, up: Array, name: str) -> Array:
 def clamped_glu(gate: Array, up: Array, limit: float, alpha: float) -> Array:
     """gpt-oss's gated unit: (u + 1) · x · σ(alpha · x), with gate and up clamped to x and u."""
     x = np.minimum(gate, limit)
-    y: Array = (np.clip(up, -limit, limit) + 1) * x * sigmoid(alpha * x)
-    return y
+    return (np.clip(up, -limit, limit) + 1) * x * sigmoid(alpha * x)
 
 
 def clip(x: Array, limit: float) -> Array:
@@ -69,8 +65,7 @@ def xielu(x: Array, scalars: Scalars) -> Array:
     alpha_p, alpha_n, beta, eps = scalars
     p, n = float(np.logaddexp(0, alpha_p)), float(beta + np.logaddexp(0, alpha_n))
     below = np.where(x < eps, np.expm1(np.minimum(x, eps)), np.expm1(eps)) - x
-    y: Array = np.where(x > 0, p * x * x, n * below) + beta * x
-    return y
+    return np.where(x > 0, p * x * x, n * below) + beta * x
 
 
 def scaled(x: Array, scalar: float) -> Array:

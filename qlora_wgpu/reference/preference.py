@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.reference.pointwise import sigmoid
-
-Array = npt.NDArray[np.float64]
+from qlora_wgpu.reference.tape import Array
 
 
 def log_sigmoid(x: Array) -> Array:
@@ -32,8 +31,8 @@ def pairs(
         loss = smoothing * log_sigmoid(-x) - (1 - smoothing) * log_sigmoid(x)
         return loss / (1 - 2 * smoothing)
     if loss_type == "exo_pair":
-        won: Array = log_sigmoid(x) - np.log1p(-smoothing)
-        lost: Array = log_sigmoid(-x) - np.log(smoothing)
+        won = log_sigmoid(x) - np.log1p(-smoothing)
+        lost = log_sigmoid(-x) - np.log(smoothing)
         return sigmoid(x) * won + sigmoid(-x) * lost
     if loss_type == "nca_pair":
         return -log_sigmoid(xc) - 0.5 * log_sigmoid(-xc) - 0.5 * log_sigmoid(-xr)
@@ -55,8 +54,7 @@ def odds(chosen: Array, rejected: Array, beta: float) -> Array:
 
 def log_odds(chosen: Array, rejected: Array) -> Array:
     """The logarithm of the ratio of two answers' odds, of their mean log probabilities."""
-    result: Array = chosen - rejected - np.log(-np.expm1(chosen)) + np.log(-np.expm1(rejected))
-    return result
+    return chosen - rejected - np.log(-np.expm1(chosen)) + np.log(-np.expm1(rejected))
 
 
 def singles(

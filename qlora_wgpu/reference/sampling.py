@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.reference.linear import mixed
-
-Array = npt.NDArray[np.float64]
+from qlora_wgpu.reference.tape import Array
 
 
 def scores(
@@ -52,5 +51,4 @@ def exponentials(vocab: int, seed: int, step: int) -> Array:
         text = mixed(mixed(low ^ mixed(high)) + np.uint32(step))
         tokens = np.arange(vocab, dtype=np.uint32) * np.uint32(0x9E3779B9)
         bits = mixed(text ^ mixed(tokens)).astype(np.float64)
-    noise: Array = np.minimum(-np.log1p(-(bits + 0.5) / 2**32), 25 * np.log(2))
-    return noise
+    return np.minimum(-np.log1p(-(bits + 0.5) / 2**32), 25 * np.log(2))

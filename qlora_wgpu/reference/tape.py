@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-Array = npt.NDArray[np.float64]
+Array = Any
+"""What formulas take and make: float64, or a ``Var`` of it."""
 _Pull = Callable[[Array], Array]  # from the gradient of a result to that of what it is made of
 
 

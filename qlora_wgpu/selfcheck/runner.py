@@ -187,14 +187,10 @@ class Runner:
         raw = program.read(tensor)
         return stored_floats(raw, tensor.dtype).reshape(tensor.rows, tensor.stride)
 
-    @staticmethod
-    def _integers(program: Program, tensor: Tensor) -> Array:
-        numbers = np.frombuffer(program.read(tensor), np.uint32)[: tensor.columns]
-        return numbers.astype(np.float64)
-
     def _array(self, program: Program, tensor: Tensor) -> Array:
         if tensor.dtype == "uint32":
-            return self._integers(program, tensor)
+            numbers = np.frombuffer(program.read(tensor), np.uint32)[: tensor.columns]
+            return numbers.astype(np.float64)
         rows = self._rows(program, tensor)
         written = ~np.isnan(rows).all(axis=1)
         if rows[written, tensor.columns :].any():

@@ -12,8 +12,8 @@ from qlora_wgpu.lora.flat_vector import AdapterDtypes
 from qlora_wgpu.lora.layout import AdapterLayout
 from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
-from qlora_wgpu.selfcheck.cases.common import normal
-from qlora_wgpu.selfcheck.cases.linear import Sizes, compare_dora
+from qlora_wgpu.selfcheck.cases.common import KEY
+from qlora_wgpu.selfcheck.cases.linear import Sizes, adapted, compare_layers
 
 
 @pytest.mark.parametrize(("profile", "dtype"), VARIANTS)
@@ -25,8 +25,10 @@ from qlora_wgpu.selfcheck.cases.linear import Sizes, compare_dora
 )
 def test_a_layer(device, profile, dtype, residual, kind, rows, inner, outer, r, shard, dropout):
     bench, sizes = Bench(device, dtype, PROFILES[profile]), Sizes(rows, inner, outer, r, shard)
-    output, x = "residual" if residual else "operand", 0.05 * normal("x", rows, inner)
-    compare_dora(bench, sizes, x, ["up_proj"], True, output, dropout, [kind == "float32"])
+    layers = adapted(bench, sizes, "up_proj", has_bias=True, dropout=dropout, use_dora=True)
+    batch = bench.batch_of(1, rows, dropout_key=KEY if dropout else None)
+    output, exact = "residual" if residual else "operand", [kind == "float32"]
+    compare_layers(bench, layers, [batch], output, exact=exact, size=0.05)
     assert bench.excess <= 1.0, bench.worst
 
 

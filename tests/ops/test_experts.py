@@ -60,7 +60,7 @@ def test_rows_go_and_come_back(device, profile, dtype, kind, normalized):
     logits, skip = rounded(logits, "float32"), rounded(skip, "float32")
     ids, weights = reference.route(logits, top_k, normalized=normalized)
     dweights = np.repeat((dy * x).sum(1)[:, None], top_k, axis=1)
-    elogits = grad(reference.softmax_weights, dweights, logits, ids, normalized=normalized)
+    elogits = grad(reference.weights_of, dweights, logits, ids, normalized=normalized)
     total = weights.sum(1)[:, None]
     near = tolerance(dtype, columns)
     assert_close(got[0], total * x + skip, tolerance("float32", top_k), "one sum")

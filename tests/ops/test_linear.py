@@ -8,7 +8,7 @@ from qlora_wgpu.ops.linear import linear
 from qlora_wgpu.ops.modules import DenseMatrix, Linear
 from qlora_wgpu.selfcheck import runner
 from qlora_wgpu.selfcheck.cases.common import KEY, normal, whole_gradient
-from qlora_wgpu.selfcheck.cases.linear import Layers, Sizes, compare_layers, dense
+from qlora_wgpu.selfcheck.cases.linear import Layers, Sizes, adapted, compare_layers, dense
 
 MODULE = 987654
 
@@ -20,11 +20,9 @@ def tight(monkeypatch):
 
 def check(device, profile, dtype, sizes, *, bias=False, output="operand", p=0.0, multiplier=1.0):
     bench = Bench(device, dtype, PROFILES[profile])
-    weights = {"up_proj": dense(bench, normal("w", sizes.outer, sizes.inner), sizes.shard)}
-    biases = [normal("bias", sizes.outer)] if bias else None
-    layers = Layers.of(bench, weights, sizes.r, biases, lora_dropout=p)
+    layers = adapted(bench, sizes, "up_proj", has_bias=bias, dropout=p)
     batch = bench.batch_of(1, sizes.rows, dropout_key=KEY if p else None)
-    compare_layers(bench, layers, sizes, [batch], p, output, multiplier=multiplier)
+    compare_layers(bench, layers, [batch], output, multiplier=multiplier)
     assert bench.excess <= 1.0, bench.worst
 
 

@@ -59,7 +59,7 @@ def test_beside_a_choice_and_behind_a_router(device, profile, dtype, again):
     x, w, dweights = rounded(x, dtype), rounded(w, dtype), rounded(dweights, "float32")
     logits = x @ w.T
     ids, _ = reference.route(logits, TOP_K, normalized=True)
-    dlogits = grad(reference.softmax_weights, dweights, logits, ids, normalized=True)
+    dlogits = grad(reference.weights_of, dweights, logits, ids, normalized=True)
     dlogits += (
         LABELS * COEFFICIENT * sum(grad(reference.balance_loss, 1.0, [logits] * 2, TOP_K, MASK))
     )

@@ -192,12 +192,12 @@ FORMULAS |= {
     for name in PAIR_LOSSES
 }
 RULES = [
-    experts.Rule(True, True, 1e-20, scale=1.7, groups=4, top_groups=2, pairs=True),
-    experts.Rule(False, False, scale=3.0, groups=4, top_groups=2),
-    experts.Rule(False, True, 0.7, at_least=True),
-    experts.Rule(True, True, 0.3),
-    experts.Rule(True, False),
-    experts.Rule(False, True),
+    ({"sigmoid": True, "normalized": True, "least": 1e-20, "scale": 1.7}, (4, 2, True)),
+    ({"sigmoid": False, "normalized": False, "scale": 3.0}, (4, 2, False)),
+    ({"sigmoid": False, "normalized": True, "least": 0.7, "at_least": True}, (1, 1, False)),
+    ({"sigmoid": True, "normalized": True, "least": 0.3}, (1, 1, False)),
+    ({"sigmoid": True, "normalized": False}, (1, 1, False)),
+    ({"sigmoid": False, "normalized": True}, (1, 1, False)),
 ]
 
 
@@ -207,13 +207,14 @@ def test_formulas(name):
     check(f, *args, of=of)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_weights_of_experts(rule):
+@pytest.mark.parametrize(("rule", "groups"), RULES)
+def test_weights_of_experts(rule, groups):
     logits, bias = normal(9, 8), 0.2 * normal(8)
-    ids, _ = experts.route_by_scores(logits, bias, 3, rule)
-    again, _ = experts.route_by_scores(logits + 1e-5 * normal(9, 8), bias, 3, rule)
+    how = {**rule, **dict(zip(("groups", "top_groups", "pairs"), groups, strict=True))}
+    ids, _ = experts.route_by_scores(logits, bias, 3, **how)
+    again, _ = experts.route_by_scores(logits + 1e-5 * normal(9, 8), bias, 3, **how)
     assert np.array_equal(ids, again)
-    check(experts.weights_of, logits, ids, rule)
+    check(lambda logits: experts.route_by_scores(logits, bias, 3, **how)[1], logits, of=1)
 
 
 @pytest.mark.parametrize("options", [(None, None), (2, None), (None, 1.5)])

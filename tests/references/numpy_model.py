@@ -200,8 +200,12 @@ class _Experts:
         scoring = replace(router.scoring, scale=scale * router.scoring.scale)
         named = router.correction is not None
         bias = ops.array(f"{layer}{router.correction}").ravel() if named else 0.0
-        rule, scores = experts.Rule(**asdict(scoring)), ops.router(x, f"{at}{of.router}")
-        ids, weights = experts.route_by_scores(scores, bias, of.num_experts_per_tok, rule)
+        scores, top, rule = (
+            ops.router(x, f"{at}{of.router}"),
+            of.num_experts_per_tok,
+            asdict(scoring),
+        )
+        ids, weights = experts.route_by_scores(scores, bias, top, **rule)
         p = np.zeros((len(x), of.num_experts))
         np.put_along_axis(p, ids, weights, 1)
         for i in range(of.num_experts):

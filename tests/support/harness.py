@@ -169,7 +169,7 @@ class Bench(Runner):
 
     def _array(self, program: Program, tensor: Tensor) -> np.ndarray:
         if tensor.dtype == "uint32":
-            return self._integers(program, tensor)
+            return super()._array(program, tensor)
         rows = self._rows(program, tensor)
         assert not rows[:, tensor.columns :].any(), f"{tensor}: padding is not zero"
         return rows[:, : tensor.columns].astype(np.float64)

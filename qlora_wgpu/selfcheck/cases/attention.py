@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from qlora_wgpu.ops.attention import attention
 from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.selfcheck.cases.common import compare_op, each, no_ties, normal
-from qlora_wgpu.selfcheck.runner import SUMS, Array, Runner, new_counts
+from qlora_wgpu.selfcheck.runner import SUMS, Array, Runner, new_counts, rounded
 
 # Rows of a batch: two samples and padding; padding in front; one sample and no padding.
 _SAMPLES = np.array([[1] * 9 + [2] * 40 + [0] * 8, [0] * 5 + [1] * 52, [1] * 57])
@@ -82,7 +83,7 @@ def compare_attention(
     def op(g: Graph, q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> Tensor:
         return attention(g, q, k, v, batch, head_dim, scale, window, softcap, *sinks)
 
-    def formula(q: Array, k: Array, v: Array, *sinks: Array, **stored: Array) -> Array:
+    def formula(q: Array, k: Array, v: Array, *sinks: Array, **stored: Array) -> Any:
         options = dict(zip(("sinks",), sinks, strict=False))
         return attention_reference.attention(
             q, k, v, samples, head_dim, scale, window, softcap, **options, **stored
@@ -94,27 +95,33 @@ def compare_attention(
     )
 
 
+def _walked(
+    run: Runner, qkv: Sequence[Array], do: Array, head_dim: int, exact: bool
+) -> tuple[Attention, Tensor, Array]:
+    """Attention of two samples whose output is q, and its gradient, which is held as this."""
+    seq = len(do) // 2
+    (q, k, v), batch = map(run.operand, qkv), run.batch(np.ones((2, seq), np.int64))
+    lse = run.float32(normal("lse", q.rows * q.columns // head_dim))
+    given = (run.float32 if exact else run.operand)(do)
+    problem = Attention(q, k, v, q, lse, batch.segments, 2, head_dim, 1.0, seq, None)
+    return problem, given, rounded(do, given.dtype)
+
+
 @each((8, False), (24, True))
 def check_attention_sizes(run: Runner, head_dim: int, exact_gradient: bool) -> None:
     """What matrix units are told of each block and head; NaN and infinity have no size."""
     seq, heads, kv_heads = 150, 4, 2
     rows = 2 * seq
     o, do = normal("o", rows, heads * head_dim), normal("do", rows, heads * head_dim)
-    v, lse = normal("v", rows, kv_heads * head_dim), normal("lse", rows * heads)
+    v, lse = normal("v", rows, kv_heads * head_dim), rounded(normal("lse", rows * heads), "float32")
     do *= 10.0 ** (np.arange(rows) % 19 - 9)[:, None]
     given = v.copy()
     given[70, 1], given[170, 2], given[299, 3] = np.nan, np.inf, -np.inf
-    to, tv = run.operand(o), run.operand(given)
-    batch = run.batch(np.ones((2, seq), np.int64))
-    problem = Attention(
-        to, tv, tv, to, run.float32(lse), batch.segments, 2, head_dim, 1.0, seq, None
-    )
-    cotangent = run.float32(do) if exact_gradient else run.operand(do)
+    problem, cotangent, do = _walked(run, (o, given, given), do, head_dim, exact_gradient)
     (got,) = run.run(delta_and_sizes(run.graph, problem, cotangent))
-    do = do.astype(np.float32).astype(np.float64) if exact_gradient else run.rounded(do)
     o, v = run.rounded(o), np.where(np.isfinite(given), np.abs(run.rounded(v)), 0.0)
     pairs = got[0, : 2 * rows * heads].reshape(-1, heads, 2)
-    run.compare_exactly(pairs[..., 0].ravel(), lse.astype(np.float32).astype(np.float64))
+    run.compare_exactly(pairs[..., 0].ravel(), lse)
     delta = (o * do).reshape(rows, heads, head_dim)
     run.compare(pairs[..., 1], delta.sum(axis=2), inner=SUMS * np.abs(delta).sum(axis=2))
     sizes = got[0, 2 * rows * heads :].reshape(2, heads, -1, 2)
@@ -136,20 +143,11 @@ def check_attention_factors(run: Runner, head_dim: int, exact_gradient: bool) ->
     do[seq - 1 :: seq] *= 100.0  # beyond the first rows whose sizes are told together
     do[seq:] *= 1e-12
     k[3, 1], k[69, 2], v[139, 3], q[5, 1] = 1e5, -3e6, 2e5, -4e7
-    tq, tk, tv = map(run.operand, (q, k, v))
-    batch = run.batch(np.ones((2, seq), np.int64))
-    lse = run.float32(normal("lse", rows * heads))
-    problem = Attention(tq, tk, tv, tq, lse, batch.segments, 2, head_dim, 1.0, seq, None)
-    cotangent = run.float32(do) if exact_gradient else run.operand(do)
-    counts = new_counts()
-    made = (
-        *keys_and_values(run.graph, problem, counts),
-        *queries_and_gradients(
-            run.graph, problem, cotangent, delta_and_sizes(run.graph, problem, cotangent)
-        ),
-    )
-    *got, count = run.run(*made, counts)
-    do = do.astype(np.float32).astype(np.float64) if exact_gradient else run.rounded(do)
+    problem, cotangent, do = _walked(run, (q, k, v), do, head_dim, exact_gradient)
+    g, counts = run.graph, new_counts()
+    held = keys_and_values(g, problem, counts)
+    of_each = delta_and_sizes(g, problem, cotangent)
+    *got, count = run.run(*held, *queries_and_gradients(g, problem, cotangent, of_each), counts)
     grouped = do.reshape(2, seq, kv_heads, -1)
     largest = np.abs(grouped).max(axis=(1, 3), keepdims=True)
     grouped *= 2.0 ** (14 - np.floor(np.log2(largest)))

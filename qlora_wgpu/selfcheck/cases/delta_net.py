@@ -9,6 +9,7 @@ import numpy as np
 
 from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_gates, gated_delta_rule, short_conv
 from qlora_wgpu.reference import delta_net as formulas
 from qlora_wgpu.selfcheck.cases.common import ROWS, Exact, compare_op, each, normal
@@ -37,16 +38,12 @@ def _compare(
     run: Runner, pair: tuple[Any, Any], parts: int, taps: int, has_bias: bool, exact: bool
 ) -> None:
     x, weight = normal("x", _PACKED.size, parts * 24), normal("weight", 24, taps)
-    bias, batch = [normal("bias", 24)] * has_bias, run.batch(_PACKED)
+    rest = weight, normal("bias", 24) if has_bias else None, run.batch(_PACKED)
 
-    def op(g: Graph, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        made: Tensor = pair[0](g, x, weight, bias, batch)
-        return made
-
-    def formula(x: Array, weight: Array, bias: Array | float = 0.0) -> Any:
+    def formula(x: Array, weight: Array, bias: Array | None, batch: BatchBuffers) -> Any:
         return pair[1](x, weight, bias, _PACKED)
 
-    compare_op(run, op, formula, [x], weight, *bias, exact=exact)
+    compare_op(run, pair[0], formula, [x], *rest, exact=exact)
 
 
 @each((True, True), (True, False), (False, True))
@@ -83,7 +80,7 @@ def check_gated_delta_rule(run: Runner, exact_gradient: bool) -> None:
     def op(g: Graph, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
         return gated_delta_rule(g, q, k, v, decay, beta, batch, *astuple(heads))
 
-    def formula(q: Array, k: Array, v: Array, decay: Array, beta: Array) -> Array:
+    def formula(q: Array, k: Array, v: Array, decay: Array, beta: Array) -> Any:
         return formulas.gated_delta_rule(q, k, v, decay, beta, segments, heads)
 
     inputs = q, k, v, Exact(decay), Exact(beta)

@@ -23,6 +23,7 @@ from qlora_wgpu.graph.tensor import (
 )
 from qlora_wgpu.kernels.common import DropoutMask
 from qlora_wgpu.kernels.gemm import Gemm, factors_of
+from qlora_wgpu.kernels.lora import Lora
 from qlora_wgpu.model.quantized_weights import quantized_matrix
 from qlora_wgpu.ops import dora
 from qlora_wgpu.ops.batch import BatchBuffers
@@ -36,6 +37,7 @@ from qlora_wgpu.reference import norms as norms_reference
 from qlora_wgpu.reference.tape import constant, grad, through
 from qlora_wgpu.selfcheck.cases.common import (
     KEY,
+    ONES,
     ROWS,
     Adapter,
     Exact,
@@ -155,8 +157,8 @@ class Layers:
         run: Runner,
         weights: Mapping[str, Weight],
         r: int,
-        biases: Sequence[Array] | None = None,
         *,
+        has_bias: bool = False,
         together: bool = False,
         scaling: int = 2,
         **config: Any,
@@ -170,32 +172,48 @@ class Layers:
         ]
         lora = LoraConfig(r=max(r, 1), lora_alpha=scaling * max(r, 1), **config)
         adapter = filled_adapter(lora, specs) if r else None
+        biases = [normal(f"bias of {s.name}", s.out_features) * has_bias for s in specs]
         given: Sequence[Tensor | None] = [None] * len(specs)
-        if biases is not None:
+        if has_bias:
             given = in_one_storage(biases) if together else [run.float32(bias) for bias in biases]
         linears = [
             Linear(spec.name, w, bias, adapter[0].loras[spec.name] if adapter else None)
             for spec, (w, _), bias in zip(specs, weights.values(), given, strict=True)
         ]
-        zeros = [np.zeros(spec.out_features) for spec in specs]
-        return cls(linears, [w for _, w in weights.values()], list(biases or zeros), adapter)
+        return cls(linears, [w for _, w in weights.values()], biases, adapter)
 
     def formula(
         self, x: Array, parts: Mapping[str, Array] | None = None, masks: Sequence[Array] = ()
     ) -> tuple[Array, ...]:
         """What they make of x, by the parts of their adapter, with dropout masks if given."""
         ys = []
-        for n, (layer, w, bias) in enumerate(
-            zip(self.linears, self.weights, self.biases, strict=True)
+        masks = masks or [np.ones(x.shape)] * len(self.linears)
+        for layer, w, bias, mask in zip(
+            self.linears, self.weights, self.biases, masks, strict=True
         ):
-            y = x @ w.T + bias
-            if parts is not None and self.adapter:
-                mask = masks[n] if masks else np.ones(x.shape)
-                scaling = self.adapter[0].loras[layer.name].scaling
+            if parts is not None and layer.lora is not None:
                 a, b = of_names(parts, layer.name)
-                y = linear_reference.linear(x, w, a, b, scaling, mask, bias)
-            ys.append(y)
+                ys.append(linear_reference.linear(x, w, a, b, layer.lora.scaling, mask, bias))
+            else:
+                ys.append(x @ w.T + bias)
         return tuple(ys)
+
+    def dora(
+        self, run: Runner, x: Array, parts: Mapping[str, Array], masks: Sequence[Array]
+    ) -> tuple[list[Array], list[Array]]:
+        """The same with DoRA, and of each result what is scaled, which is an operand."""
+        ys, scaled = [], []
+        for layer, w, bias, mask in zip(
+            self.linears, self.weights, self.biases, masks, strict=True
+        ):
+            a, b, m = of_names(parts, layer.name)
+            both = linear_reference.dropout_parts(x, mask)
+            kept, rest = (through(part, run.rounded) for part in both)
+            z = linear_reference.linear(kept, w, a, b, 2.0, np.ones(x.shape))
+            norms = linear_reference.dora_norm(w, constant(a), constant(b), 2.0)
+            scaled.append(linear_reference.dora(through(z, gradient=run.rounded), m, norms))
+            ys.append(scaled[-1] + through(rest @ w.T, gradient=run.rounded) + bias)
+        return ys, scaled
 
 
 def dense(run: Runner, w: Array, rows: int | None = None) -> tuple[DenseMatrix, Array]:
@@ -238,115 +256,125 @@ _DEEP, _WIDE = Sizes(3, 1100, 100, 5, 72), Sizes(3, 100, 1100, 5, 1088)
 # So many rows that a workgroup of GPUs makes more of them in an adapter's thin products.
 _LONG, _LONGER = Sizes(1030, 20, 28, 8), Sizes(2060, 20, 28, 12)
 # More rows and columns than a fault of large sizes may spare; shallow, so that it is quick.
-_VAST = Sizes(1030, 24, 2100, 8, 2100)
+_VAST = Sizes(1030, 24, 2100, 0, 2100)
 
 
-@dataclass(frozen=True)
-class _Options:
-    """What a layer has: the output is an operand, float32, or float32 with a residual."""
-
-    bias: bool
-    output: str
-    dropout: float
-    sizes: Sizes = _ODD
-    adapter: bool = True
-
-
-def _mask(layer: Linear, rows: int, dropout: float, *, drops: bool = True) -> Array:
+def mask_of(lora: Lora | None, batch: BatchBuffers, columns: int) -> Any:
     """Which elements of a layer's input a batch with ``KEY`` keeps, and their factor."""
-    columns = layer.weight.columns
-    if not dropout or not drops or layer.lora is None:
-        return np.ones((rows, columns))
-    key = layer.lora.key
-    return linear_reference.dropout_mask(rows, padded(columns), columns, dropout, KEY, key)
+    mask = lora.mask if lora and batch.drops else None
+    if mask is None:
+        return np.ones((batch.rows, columns))
+    drawn = batch.rows, padded(columns), columns, mask.probability, KEY, mask.key
+    return linear_reference.dropout_mask(*drawn)
+
+
+def adapted(
+    run: Runner, s: Sizes, *names: str, has_bias: bool = False, dropout: float = 0.0, **config: Any
+) -> Layers:
+    """Layers of one size in shards of rows, by their modules' names."""
+    weights = {n: dense(run, normal(f"w of {n}", s.outer, s.inner), s.shard) for n in names}
+    return Layers.of(run, weights, s.r, has_bias=has_bias, lora_dropout=dropout, **config)
 
 
 @each(
-    (_Options(True, "residual", 0.3),),
-    (_Options(False, "residual", 0.0, _LARGE),),
-    (_Options(False, "residual", 0.0, _WHOLE),),
-    (_Options(False, "operand", 0.3, _LARGE),),
-    (_Options(True, "operand", 0.0),),
-    (_Options(True, "float32", 0.3),),
-    (_Options(False, "float32", 0.0),),
-    (_Options(False, "float32", 0.0, adapter=False),),
-    (_Options(False, "operand", 0.0, adapter=False),),
-    (_Options(True, "residual", 0.0, adapter=False),),
-    (_Options(True, "residual", 0.3, _DEEP),),
-    (_Options(True, "operand", 0.0, _DEEP),),
-    (_Options(False, "operand", 0.3, _WIDE),),
-    (_Options(False, "float32", 0.0, _WIDE),),
-    (_Options(False, "operand", 0.0, _VAST, adapter=False),),
+    (True, "residual", 0.3),
+    (False, "residual", 0.0, _LARGE),
+    (False, "residual", 0.0, _WHOLE),
+    (False, "operand", 0.3, _LARGE),
+    (True, "operand", 0.0),
+    (True, "float32", 0.3),
+    (False, "float32", 0.0),
+    (False, "float32", 0.0, replace(_ODD, r=0)),
+    (False, "operand", 0.0, replace(_ODD, r=0)),
+    (True, "residual", 0.0, replace(_ODD, r=0)),
+    (True, "residual", 0.3, _DEEP),
+    (True, "operand", 0.0, _DEEP),
+    (False, "operand", 0.3, _WIDE),
+    (False, "float32", 0.0, _WIDE),
+    (False, "operand", 0.0, _VAST),
 )
-def check_linear(run: Runner, options: _Options) -> None:
+def check_linear(run: Runner, has_bias: bool, output: str, dropout: float, s: Sizes = _ODD) -> None:
     """Two layers of one input, in two shards: y, the sum of dx, and the adapter's gradient.
 
     Dropout is on for the first one only, as it is off in evaluation.
     """
-    s, ones = options.sizes, np.ones((1, options.sizes.rows), np.int64)
-    weights = {n: dense(run, normal(f"w of {n}", s.outer, s.inner), s.shard) for n in _NAMES}
-    biases = [normal("bias", s.outer)] * 2 if options.bias else None
-    r = s.r if options.adapter else 0
-    layers = Layers.of(run, weights, r, biases, lora_dropout=options.dropout)
+    layers = adapted(run, s, *_NAMES, has_bias=has_bias, dropout=dropout)
+    ones = np.ones((1, s.rows), np.int64)
     batches = run.batch(ones, dropout_key=KEY), run.batch(ones)
-    compare_layers(run, layers, s, batches, options.dropout, options.output, (True, False))
+    compare_layers(run, layers, batches, output, exact=(True, False))
 
 
 def compare_layers(
     run: Runner,
     layers: Layers,
-    s: Sizes,
     batches: Sequence[BatchBuffers],
-    dropout: float = 0.0,
     output: str = "operand",
-    exact: Sequence[bool] = (True,),
     *,
+    exact: bool | Sequence[bool] | None = True,
+    group: Sequence[bool] | None = None,
     multiplier: float = 1.0,
+    size: float = 1.0,
 ) -> None:
-    """Compares layers that are applied one by one; dropout is on for the first one only."""
-    skip = [Exact(normal("skip", s.rows, s.outer))] * (output == "residual")
-    pairs = list(zip(layers.linears, batches, strict=True))
-    masks = [_mask(each, s.rows, dropout, drops=n == 0) for n, (each, _) in enumerate(pairs)]
+    """Compares layers of one input, of a size, each applied with its batch.
+
+    The output is an operand, float32, or float32 with a residual; as a ``group``, those that this
+    says are float32.
+    """
+    rows, first = batches[0].rows, layers.linears[0]
+    skip = [Exact(normal("skip", rows, first.weight.rows))] * (output == "residual")
+    masks = [
+        mask_of(layer.lora, batch, layer.weight.columns)
+        for layer, batch in zip(layers.linears, batches, strict=True)
+    ]
+    has_dora = first.lora is not None and first.lora.magnitude is not None
+    scaled = list[Array]()
 
     def op(g: Graph, x: Tensor, *residual: Tensor) -> list[Tensor]:
+        if group is not None:
+            return linear_group(g, x, layers.linears, batches[0], group)
         options: Any = {"multiplier": multiplier, "float32": output == "float32"}
+        pairs = zip(layers.linears, batches, strict=True)
         return [linear(g, x, each, batch, *residual, **options) for each, batch in pairs]
 
     def formula(x: Array, *residual: Array, parts: dict[str, Array] | None = None) -> Any:
-        made = (multiplier * y for y in layers.formula(x, parts, masks))
-        return tuple(through(y, gradient=run.rounded) + sum(residual) for y in made)
+        if has_dora and parts is not None:
+            made, products = layers.dora(run, x, parts, masks)
+            scaled.extend(ROUNDING[run.dtype] * np.abs(constant(y)) for y in products)
+            return tuple(y + sum(residual) for y in made)
+        ys = (multiplier * y for y in layers.formula(x, parts, masks))
+        return tuple(through(y, gradient=run.rounded) + sum(residual) for y in ys)
 
-    inputs: list[Array | Exact] = [normal("x", s.rows, s.inner), *skip]
-    compare_op(run, op, formula, inputs, exact=exact, adapter=layers.adapter)
+    inputs: list[Array | Exact] = [size * normal("x", rows, first.weight.columns), *skip]
+    compare_op(
+        run, op, formula, inputs, exact=exact, adapter=layers.adapter,
+        inner=ROUNDING[run.dtype] / 2 * has_dora, inner_ys=scaled,
+    )  # fmt: skip
 
 
 @each(
-    (_ODD, 0.3, True),
-    (_NARROW, 0.3, True),
-    (_LARGE, 0.0, True),
-    (_LARGE, 0.0, False),
-    (_WIDE, 0.0, True),
-    (_WIDE, 0.3, True),
-    (_WIDE, 0.0, False),
-    (_LONG, 0.3, True),
-    (_LONGER, 0.0, True),
+    (_ODD, 0.3),
+    (_NARROW, 0.3),
+    (_LARGE, 0.0),
+    (replace(_LARGE, r=0), 0.0),
+    (_WIDE, 0.0),
+    (_WIDE, 0.3),
+    (replace(_WIDE, r=0), 0.0),
+    (_LONG, 0.3),
+    (_LONGER, 0.0),
 )
-def check_only_use(run: Runner, s: Sizes, dropout: float, adapted: bool) -> None:
+def check_only_use(run: Runner, s: Sizes, dropout: float) -> None:
     """A layer whose input goes nowhere else: dx is made in its type, and the adapter's gradient."""
-    weights = {_NAMES[0]: dense(run, normal("w", s.outer, s.inner))}
-    layers = Layers.of(run, weights, s.r if adapted else 0, lora_dropout=dropout)
+    layers = adapted(run, replace(s, shard=s.outer), _NAMES[0], dropout=dropout)
     batch = run.batch(np.ones((1, s.rows), np.int64), dropout_key=KEY)
-    compare_layers(run, layers, s, [batch], dropout)
+    compare_layers(run, layers, [batch])
 
 
 def check_long_product(run: Runner) -> None:
     """A reduction that GPUs cut into parts, and an input whose gradients are added up."""
-    s = Sizes(3, 20, 2500, 0)
-    layers = Layers.of(run, {"x": dense(run, normal("w", s.outer, s.inner))}, 0)
+    layers = adapted(run, Sizes(3, 20, 2500, 0, 2500), _NAMES[0])
     twice = replace(layers, linears=2 * layers.linears, weights=2 * layers.weights,
                     biases=2 * layers.biases)  # fmt: skip
-    batch = run.batch(np.ones((1, s.rows), np.int64))
-    compare_layers(run, twice, s, [batch, batch], exact=(True, True))
+    compare_layers(run, twice, [run.batch(np.ones((1, 3), np.int64))] * 2, exact=(True, True))
 
 
 @each((True,), (False,))
@@ -408,18 +436,10 @@ def check_linear_group(
         held = run.rounded_weight(stored.dequantize().astype(np.float64))
         textures = g.profile.textures
         weights[f"{letter}_proj"] = quantized_matrix(letter, stored, textures=textures), held
-    biases = [normal(f"bias{n}", columns) for n, columns in enumerate(outer)] if has_bias else None
-    layers = Layers.of(run, weights, r, biases, together=True)
+    layers = Layers.of(run, weights, r, has_bias=has_bias, together=True)
     batch = run.batch(np.ones((1, rows), np.int64))
     flags = [index < float32 for index in range(len(outer))]
-
-    def op(g: Graph, x: Tensor) -> list[Tensor]:
-        return linear_group(g, x, layers.linears, batch, flags)
-
-    def formula(x: Array, **parts: Any) -> Any:
-        return tuple(through(y, gradient=run.rounded) for y in layers.formula(x, **parts))
-
-    compare_op(run, op, formula, [normal("x", rows, inner)], exact=True, adapter=layers.adapter)
+    compare_layers(run, layers, [batch] * len(outer), group=flags)
 
 
 @each((True, "residual"), (False, "operand"), (True, "operand"), (False, "residual"),
@@ -430,53 +450,10 @@ def check_dora(run: Runner, has_bias: bool, output: str, dropout: float = 0.0) -
 
     The input is small, so that roundings of the sums are, too, and hide no summand.
     """
-    s, x = Sizes(ROWS, 530, 83, 3, 48), 0.05 * normal("x", ROWS, 530)
-    compare_dora(run, s, x, _NAMES, has_bias, output, dropout, (True, False))
-
-
-def compare_dora(
-    run: Runner,
-    s: Sizes,
-    x: Array,
-    names: Sequence[str],
-    has_bias: bool,
-    output: str,
-    dropout: float,
-    exact: Sequence[bool],
-) -> None:
-    """Compares layers with DoRA that are applied one by one."""
-    weights = {n: dense(run, normal(f"w of {n}", s.outer, s.inner), s.shard) for n in names}
-    biases = [normal("bias", s.outer)] * len(names) if has_bias else None
-    layers = Layers.of(run, weights, s.r, biases, use_dora=True, lora_dropout=dropout)
-    skip = [Exact(normal("skip", s.rows, s.outer))] * (output == "residual")
-    ones = np.ones((1, s.rows), np.int64)
-    batch = run.batch(ones, dropout_key=KEY if dropout else None)
-    scaled: list[Array] = []
-
-    def op(g: Graph, x: Tensor, *residual: Tensor) -> list[Tensor]:
-        is_float32 = output == "float32"
-        return [linear(g, x, each, batch, *residual, float32=is_float32) for each in layers.linears]
-
-    def formula(x: Array, *residual: Array, parts: dict[str, Array]) -> tuple[Array, ...]:
-        ys = []
-        for layer, w, bias in zip(layers.linears, layers.weights, layers.biases, strict=True):
-            a, b, m = of_names(parts, layer.name)
-            both = linear_reference.dropout_parts(x, _mask(layer, s.rows, dropout))
-            kept, rest = (through(part, run.rounded) for part in both)
-            z = linear_reference.linear(kept, w, a, b, 2.0, np.ones(x.shape))
-            norms = linear_reference.dora_norm(w, constant(a), constant(b), 2.0)
-            made = linear_reference.dora(through(z, gradient=run.rounded), m, norms)
-            # What is scaled is an operand.
-            scaled.append(ROUNDING[run.dtype] * np.abs(constant(made)))
-            base = through(rest @ w.T, gradient=run.rounded)
-            ys.append(made + base + bias + sum(residual))
-        return tuple(ys)
-
-    inner = ROUNDING[run.dtype] / 2  # of sums
-    compare_op(
-        run, op, formula, [x, *skip], exact=exact, adapter=layers.adapter, inner=inner,
-        inner_ys=scaled,
-    )  # fmt: skip
+    s, key = Sizes(ROWS, 530, 83, 3, 48), KEY if dropout else None
+    layers = adapted(run, s, *_NAMES, has_bias=has_bias, dropout=dropout, use_dora=True)
+    batch = run.batch(ONES, dropout_key=key)
+    compare_layers(run, layers, [batch] * 2, output, exact=(True, False), size=0.05)
 
 
 @each((True,), (False,))

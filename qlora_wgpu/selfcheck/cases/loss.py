@@ -6,6 +6,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -13,14 +14,22 @@ from qlora_wgpu.graph.tensor import Tensor
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.ops.logits import logits_of_rows
 from qlora_wgpu.ops.lora_ends import embedding
-from qlora_wgpu.ops.loss import Objective, cross_entropy
+from qlora_wgpu.ops.loss import PLAIN, Objective, cross_entropy
 from qlora_wgpu.ops.modules import DenseMatrix, Head
 from qlora_wgpu.ops.tensor import softcap_in_place
 from qlora_wgpu.reference import linear as linear_reference
 from qlora_wgpu.reference import loss as loss_reference
-from qlora_wgpu.reference.tape import grad
-from qlora_wgpu.selfcheck.cases.common import KEY, ONES, ROWS, each, normal
-from qlora_wgpu.selfcheck.cases.linear import dense
+from qlora_wgpu.reference.tape import grads
+from qlora_wgpu.selfcheck.cases.common import (
+    KEY,
+    ROWS,
+    Adapter,
+    each,
+    joined,
+    normal,
+    whole_gradient,
+)
+from qlora_wgpu.selfcheck.cases.linear import dense, mask_of
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner
 
 _VOCAB, _COLUMNS = 1101, 68
@@ -91,36 +100,66 @@ def compare_loss(
     start: Sequence[float],
     bias: Array | None = None,
     *,
+    adapter: Adapter | None = None,
     before: Tensor | None = None,
+    gradient: bool = True,
+    logits: tuple[int, int] | None = None,
 ) -> None:
-    """Compares a loss's sums and d hidden, which is added to what was there ``before``."""
+    """Compares a loss's sums, its gradients, and the logits of some label rows.
+
+    d hidden is added to what was there ``before``; an adapter's gradient was one. ``logits`` are
+    the first row's number and how many there are.
+    """
+    g, lora, (layout, parts) = run.graph, module.lora, adapter or (None, {})
     given = np.random.default_rng(3).uniform(0.0, 2.0, targets.shape).astype(np.float32)
     th, stats = run.operand(hidden, grad=True), run.float32(np.array(start)[None])
     if before is not None:
-        run.graph.add_gradient(th, before)
-    weights = given if objective.weighted else None
-    batch = run.batch(np.ones(targets.shape, np.int64), targets=targets, weights=weights)
-    cross_entropy(run.graph, th, module, batch, stats, gradient=True, objective=objective)
-    got_stats, got = run.run(stats, run.graph.gradient_of(th))
+        g.add_gradient(th, before)
+    weights, key = given if objective.weighted else None, KEY if lora else None
+    ones = np.ones(targets.shape, np.int64)
+    batch = run.batch(ones, targets=targets, weights=weights, dropout_key=key)
+    cross_entropy(g, th, module, batch, stats, gradient=gradient, objective=objective)
+    made = [g.gradient_of(th)] if gradient else []
+    made += [whole_gradient(layout)] if layout else []
+    made += [logits_of_rows(g, th, module, batch, *logits)] if logits else []
+    got_stats, *got = run.run(stats, *made)
     hidden, head, flat = run.rounded(hidden), run.rounded_weight(head), targets.ravel()
-    columns = hidden.shape[1]
-    if bias is not None:
-        hidden, head = np.c_[hidden, np.ones(len(hidden))], np.c_[head, bias / module.scale]
-    kept = module.scale, module.softcap
-    options = *kept, objective.label_smoothing, objective.z_loss
-    losses = loss_reference.losses(hidden, head, flat, *options)
+    mask = mask_of(lora, batch, hidden.shape[1])
+
+    def wide(hidden: Array, *pair: Array, mask: Array = mask) -> tuple[Array, Array]:
+        if bias is not None:
+            ones = np.ones((len(hidden), 1))
+            return np.concatenate([hidden, ones], 1), np.c_[head, bias / module.scale]
+        if lora and pair:
+            a, b = pair
+            return loss_reference.with_pair(hidden, head, a, b, lora.scaling, mask)
+        return hidden, head
+
+    def losses_of(hidden: Array, *pair: Array) -> Any:
+        bent = objective.label_smoothing, objective.z_loss
+        return loss_reference.losses(*(*wide(hidden, *pair), flat, *capped, *bent))
+
+    known, capped = (hidden, *parts.values()), (module.scale, module.softcap)
+    losses, hits = losses_of(*known), loss_reference.hits(*wide(*known), flat, *capped)
     of_rows = given.ravel()[flat != IGNORE_INDEX] if objective.weighted else np.ones(len(losses))
     factors = of_rows * (np.exp(-losses) if objective.confidence else 1.0)
-    hits = loss_reference.hits(hidden, head, flat, *kept)
     sums = factors @ losses, of_rows.sum(), 0.0, 0.0, of_rows @ hits
     run.compare_each(got_stats[0], np.array(start) + np.array(sums))
-    exact = grad(loss_reference.losses, factors, hidden, head, flat, *options)[:, :columns]
-    # The logits' gradient is an operand.
-    run.compare(got, exact + (before is not None), inner=ROUNDING[run.dtype])
+    if logits is not None:
+        plain, label_rows = wide(*known, mask=np.ones_like(mask)), flat != IGNORE_INDEX
+        some = loss_reference.logits(*plain, *capped)[label_rows][logits[0] :][: logits[1]]
+        run.compare(got.pop()[: len(some)], some, by_row=True)
+    if gradient:
+        dhidden, *exact = grads(losses_of, factors, *known, of=len(known))
+        inner = ROUNDING[run.dtype]  # the logits' gradient is an operand
+        run.compare(got[0], dhidden + (before is not None), inner=inner)
+        if layout:
+            by_name = dict(zip(parts, exact, strict=True))
+            run.compare(got[1], joined(layout, by_name), inner=inner)
 
 
-@each((None, True), (5.0, True), (None, False))
-def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
+@each((None,), (5.0,))
+def check_logits(run: Runner, softcap: float | None) -> None:
     """Logits of the rows that have a label, capped, and the loss without a gradient.
 
     It is small, as every label is the likeliest: an error of the logarithm shows. No logit is so
@@ -132,20 +171,10 @@ def check_logits(run: Runner, softcap: float | None, labels: bool) -> None:
     exact = 0.7 * run.rounded(hidden) @ run.rounded_weight(head).T
     exact = exact if softcap is None else softcap * np.tanh(exact / softcap)
     targets = np.where(targets_of(1, ROWS) == IGNORE_INDEX, IGNORE_INDEX, exact.argmax(axis=1))
-    rows = np.flatnonzero(targets[0] != IGNORE_INDEX)
-    batch = run.batch(ONES, targets=targets)
-    first, count = 5, len(rows) - 2  # some before, and three that are none
-    module, th = _head(run, head, softcap), run.operand(hidden)
-    logits = logits_of_rows(run.graph, th, module, batch, first, count)
-    stats = run.float32(np.array([[0.5, 7.0, 3.0, 4.0, 0.0]]))
-    if labels:
-        cross_entropy(run.graph, th, module, batch, stats, gradient=False)
-    got, got_stats = run.run(logits, stats)
-    run.compare(got[: len(rows) - first], exact[rows[first:]], by_row=True)
-    if labels:
-        factors = run.rounded(hidden), run.rounded_weight(head)
-        loss = loss_reference.losses(*factors, targets[0], 0.7, softcap).sum()
-        run.compare_each(got_stats[0], (0.5 + loss, 7.0 + len(rows), 3.0, 4.0, len(rows)))
+    count = int((targets != IGNORE_INDEX).sum())
+    start, module = (0.5, 7.0, 3.0, 4.0, 0.0), _head(run, head, softcap)
+    some = 5, count - 2  # some before, and three that are none
+    compare_loss(run, module, hidden, head, targets, PLAIN, start, gradient=False, logits=some)
 
 
 def check_softcap(run: Runner) -> None:

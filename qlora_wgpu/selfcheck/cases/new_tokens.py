@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from qlora_wgpu.graph.graph import Graph
 from qlora_wgpu.graph.tensor import Storage, Tensor, vector
 from qlora_wgpu.model.batch_encoding import encode_batch
 from qlora_wgpu.ops.attention import append
@@ -26,21 +26,26 @@ from qlora_wgpu.reference import attention as attention_reference
 from qlora_wgpu.reference import norms as norms_reference
 from qlora_wgpu.reference import pointwise as pointwise_reference
 from qlora_wgpu.reference.tape import grads
-from qlora_wgpu.selfcheck.cases.common import Exact, compare_op, each, normal, uneven
+from qlora_wgpu.selfcheck.cases.common import each, normal, uneven
 from qlora_wgpu.selfcheck.cases.formats import in_one_range, stored_weight
-from qlora_wgpu.selfcheck.cases.linear import Layers, dense
+from qlora_wgpu.selfcheck.cases.linear import Layers, compare_layers, dense
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner, rounded
 
 _QKV = {"q_proj": 136, "k_proj": 24, "v_proj": 40}
 
 
+def cached_batch(cache: KVCache, mask: npt.NDArray[np.int64], **where: Any) -> BatchBuffers:
+    """A batch with a cache: a text's prompt, or new tokens behind those that came before."""
+    texts, tokens = mask.shape
+    batch = make_batch_buffers(texts, tokens, CacheView(cache))
+    batch.storage.data = encode_batch(batch, np.zeros_like(mask), mask, **where)
+    return batch
+
+
 def new_tokens(count: int, past: int = 0) -> BatchBuffers:
     """A batch of so many texts' next tokens, at most four of each with those that came before."""
-    batch = make_batch_buffers(count, 1, CacheView(KVCache(4, count)))
-    ids = np.zeros((count, 1), np.int64)
     places = np.arange(count)[:, None]
-    batch.storage.data = encode_batch(batch, ids, ids + 1, past=past, places=places)
-    return batch
+    return cached_batch(KVCache(4, count), np.ones_like(places), past=past, places=places)
 
 
 def multiplied(run: Runner, stored: QuantizedWeight, *, dense: bool) -> Array:
@@ -59,7 +64,10 @@ def packed(run: Runner, matrices: list[QuantizedMatrix], *, dense: bool) -> Pack
 
 def reading(count: int, store: PackedWeightCache) -> BatchBuffers:
     """A batch of so many texts' next tokens, which read packed weights."""
-    batch = new_tokens(count)
+    return _reads(new_tokens(count), store)
+
+
+def _reads(batch: BatchBuffers, store: PackedWeightCache) -> BatchBuffers:
     assert batch.cache is not None
     batch.cache.packed_weights = store
     return batch
@@ -82,36 +90,11 @@ def _stored_layers(
     store = PackedWeightCache()
     if dense is not None:
         store = packed(run, matrices, dense=dense)
-    biases = [normal(f"bias of {n}", rows) for n, rows in outer.items()] if has_bias else None
     weights = {
         name: (own, multiplied(run, weight, dense=bool(dense)))
         for name, own, weight in zip(outer, matrices, stored, strict=True)
     }
-    return Layers.of(run, weights, r, biases, together=True, scaling=scaling), store
-
-
-def _compare(
-    run: Runner,
-    layers: Layers,
-    batch: BatchBuffers,
-    flags: Sequence[bool] | None = None,
-    *,
-    has_residual: bool = False,
-) -> None:
-    """Compares a layer, or as a group which of its results are float32."""
-    rows, inner = batch.rows, layers.linears[0].weight.columns
-    skip = [Exact(normal("residual", rows, layers.linears[0].weight.rows))] * has_residual
-
-    def op(g: Graph, x: Tensor, *residual: Tensor) -> list[Tensor]:
-        if flags is not None:
-            return linear_group(g, x, layers.linears, batch, flags)
-        return [linear(g, x, layers.linears[0], batch, *residual)]
-
-    def formula(x: Array, *residual: Array, **parts: Any) -> Any:
-        return tuple(y + sum(residual) for y in layers.formula(x, **parts))
-
-    inputs: list[Array | Exact] = [normal("x", rows, inner), *skip]
-    compare_op(run, op, formula, inputs, exact=None, adapter=layers.adapter)
+    return Layers.of(run, weights, r, has_bias=has_bias, together=True, scaling=scaling), store
 
 
 @each(
@@ -128,13 +111,14 @@ def check_few_rows(run: Runner, form: str, inner: int, rows: int, r: int, is_who
     """A layer of few rows: with an adapter if r is not 0, with bias and residual if it is whole."""
     outer = {"q_proj": 141}
     if form == "dense":
-        biases = [normal("bias", 141)] if is_whole else None
-        layers = Layers.of(run, {"q_proj": dense(run, normal("w", 141, inner), 64)}, r, biases)
+        w = dense(run, normal("w", 141, inner), 64)
+        layers = Layers.of(run, {"q_proj": w}, r, has_bias=is_whole)
     else:
         layers, _ = _stored_layers(run, form, outer, inner, r, has_bias=is_whole)
     if inner % 8:  # decoded before
         layers = replace(layers, weights=[run.rounded_weight(w) for w in layers.weights])
-    _compare(run, layers, new_tokens(rows), has_residual=is_whole)
+    output = "residual" if is_whole else "operand"
+    compare_layers(run, layers, [new_tokens(rows)], output, exact=None)
 
 
 @each(("double", 64, 8, False, 3), ("NF4", 64, 0, True, 2))
@@ -144,7 +128,8 @@ def check_few_rows_of_a_group(
     """Layers of one input as one product, their matrices in one range of a storage."""
     outer = dict(list(_QKV.items())[:count])
     layers, _ = _stored_layers(run, form, outer, inner, r, has_bias=has_bias)
-    _compare(run, layers, new_tokens(3), [index == 1 for index in range(count)])
+    flags = [index == 1 for index in range(count)]
+    compare_layers(run, layers, [new_tokens(3)] * count, exact=None, group=flags)
 
 
 @each((72, 3, 5, False), (1200, 1, 16, False), (40, 2, 8, True))
@@ -164,15 +149,19 @@ def check_norm_and_down(run: Runner, inner: int, rows: int, r: int, of_operand: 
 
 def check_logits_of_a_prompt(run: Runner) -> None:
     """The logits of one row of a prompt's hidden states."""
-    hidden, vocab, tokens, row = 72, 141, 6, 4
-    batch = make_batch_buffers(1, tokens, CacheView(KVCache(8)))
-    mask = np.ones((1, tokens), np.int64)
-    batch.storage.data = encode_batch(batch, np.zeros_like(mask), mask, rows=np.array([row]))
-    x, w = normal("x", tokens, hidden), normal("w", vocab, hidden)
-    head = Head(DenseMatrix(vocab, hidden, ((0, run.weight(w)),)), 0.5)
-    logits = logits_of_rows(run.graph, run.operand(x), head, batch, 0, 1)
+    rows = np.array([4])
+    batch = cached_batch(KVCache(8), np.ones((1, 6), np.int64), rows=rows)
+    _compare_logits(run, dense(run, normal("w", 141, 72)), batch, rows)
+
+
+def _compare_logits(
+    run: Runner, head: tuple[DenseMatrix, Array], batch: BatchBuffers, rows: np.ndarray
+) -> None:
+    matrix, w = head
+    x = normal("x", batch.rows, matrix.columns)
+    logits = logits_of_rows(run.graph, run.operand(x), Head(matrix, 0.5), batch, 0, len(rows))
     (got,) = run.run(logits)
-    run.compare(got, 0.5 * run.rounded(x)[row : row + 1] @ run.rounded_weight(w).T)
+    run.compare(got, 0.5 * run.rounded(x)[rows] @ w.T)
 
 
 @each(
@@ -191,7 +180,7 @@ def check_packed_weights(
     layers, store = _stored_layers(
         run, form, {"q_proj": 141}, inner, r, has_bias=True, dense=of_numbers
     )
-    _compare(run, layers, reading(rows, store), has_residual=True)
+    compare_layers(run, layers, [reading(rows, store)], "residual", exact=None)
 
 
 @each(
@@ -210,7 +199,8 @@ def check_packed_weights_of_a_group(
     layers, store = _stored_layers(
         run, "double", outer, 64, r, has_bias=exact_type, dense=of_numbers
     )
-    _compare(run, layers, reading(3, store), [exact_type for _ in outer])
+    batches, flags = [reading(3, store)] * len(outer), [exact_type] * len(outer)
+    compare_layers(run, layers, batches, exact=None, group=flags)
 
 
 @each(
@@ -239,21 +229,62 @@ def check_glu_of_packed_weights(
 
 def check_logits_of_packed_weights(run: Runner) -> None:
     """A head in two shards."""
-    hidden, vocab, rows, first = 72, 141, 3, 64
-    x, w = normal("x", rows, hidden), normal("w", vocab, hidden)
-    upper, lower = run.weight(w[:first]), run.weight(w[first:])
-    store = PackedWeightCache()
-    for shard in (upper, lower):
+    head, store = dense(run, normal("w", 141, 72), 72), PackedWeightCache()
+    for _, shard in head[0].resident:
         store.of_dense(run.graph, shard)
     store.fill(run.graph)
-    head = Head(DenseMatrix(vocab, hidden, ((0, upper), (first, lower))), 0.5)
-    batch = reading(rows, store)
-    logits = logits_of_rows(run.graph, run.operand(x), head, batch, 0, rows)
-    (got,) = run.run(logits)
-    run.compare(got, 0.5 * run.rounded(x) @ run.rounded_weight(w).T)
+    _compare_logits(run, head, reading(3, store), np.arange(3))
 
 
 _CAPACITY = 5  # tokens of a text
+
+
+def compare_rotated(
+    run: Runner,
+    cache: KVCache,
+    past: np.ndarray,
+    places: np.ndarray,
+    dims: tuple[int, int],
+    make: Callable[[BatchBuffers], Sequence[Tensor]],
+    exact: Sequence[Array],
+    near: Sequence[float],
+    *,
+    by_rows: bool,
+    alone: bool = False,
+) -> None:
+    """Compares queries and keys of texts at these places, rotated, and what a cache keeps.
+
+    Nothing is kept of tokens past its capacity. ``make`` gives queries, keys and values that are
+    ``exact`` but for some share of each element; they are rotated by angles of their positions, or
+    ``by_rows`` of others, together or ``alone``.
+    """
+    g, texts = run.graph, len(past)
+    batch = cached_batch(cache, np.ones_like(past), past=past, places=places)
+    rows = np.arange(texts) % 3 if by_rows else past.ravel()
+    numbers = Storage("rows", "check", 4 * texts, rows.astype(np.uint32))
+    told = vector("rows", texts, "uint32", numbers) if by_rows else None
+    table = normal("table", _CAPACITY + 1, dims[1] // 2, 2)
+    constant, ys = g.constant("table", table.astype(np.float32)), list[Tensor]()
+    q, k, v = make(batch)
+    for some in ([q], [k]) if alone else ([q, k],):
+        ys += rope(g, some, constant, batch, *dims, rows=told)
+    assert batch.cache is not None
+    layer = batch.cache.next_layer(run.dtype, v.columns, g.max_binding * g.profile.textures)
+    append(g, (ys[1], v), layer, batch)
+    got_q, *kept = run.run(ys[0], *cache.layers[0])
+    off = [share * np.abs(each) for share, each in zip(near, exact, strict=True)]
+    turned = [run.rounded(y) for y in exact]
+    for n in range(2):
+        turned[n] = attention_reference.rope(turned[n], rows, table, *dims)
+        both = (np.abs(table) * signs for signs in ([1.0, 1.0], [1.0, -1.0]))  # of a pair
+        off[n] = np.maximum(*(attention_reference.rope(off[n], rows, own, *dims) for own in both))
+    run.compare(got_q, turned[0], run.dtype, by_row=True, inner=off[0])
+    is_kept = (past < cache.capacity).ravel()
+    at = (places * cache.capacity + past).ravel()[is_kept]
+    for got, given, inner in zip(kept, turned[1:], off[1:], strict=True):
+        run.compare(got[at], given[is_kept], run.dtype, by_row=True, inner=inner[is_kept])
+        others = np.delete(got, at, axis=0)
+        run.compare_exactly(others, np.zeros_like(others))
 
 
 @each(
@@ -272,44 +303,18 @@ def check_rotated_product(
     by_rows: bool,
 ) -> None:
     """Texts at unlike places, one of them past its capacity, of which nothing is kept."""
-    g, inner = run.graph, 64
-    batch = make_batch_buffers(texts, 1, CacheView(cache := KVCache(_CAPACITY, texts)))
-    ids = np.zeros((texts, 1), np.int64)
-    past = (3 + 2 * np.arange(texts)[:, None]) % (_CAPACITY + 1)
-    places = np.arange(texts)[::-1, None]
-    batch.storage.data = encode_batch(batch, ids, ids + 1, past=past, places=places)
     outer = {f"{name}_proj": head_dim * heads[name != "q"] for name in "qkv"}
     layers, store = _stored_layers(
-        run, "double", outer, inner, r, has_bias=has_bias, dense=of_numbers, scaling=1
+        run, "double", outer, 64, r, has_bias=has_bias, dense=of_numbers, scaling=1
     )
-    assert batch.cache is not None
-    batch.cache.packed_weights = store
-    table = normal("table", _CAPACITY + 1, head_dim // 2, 2)
-    rows = np.arange(texts) % 3 if by_rows else past.ravel()
-    numbers = Storage("rows", "check", 4 * texts, rows.astype(np.uint32))
-    told = vector("rows", texts, "uint32", numbers) if by_rows else None
-    x = 0.1 * normal("x", texts, inner)
-    q, k, v = linear_group(g, run.operand(x), layers.linears, batch)
-    constant = g.constant("table", table.astype(np.float32))
-    q, k = rope(g, [q, k], constant, batch, head_dim, head_dim, rows=told)
-    layer = batch.cache.next_layer(run.dtype, v.columns, g.max_binding * g.profile.textures)
-    append(g, (k, v), layer, batch)
-    got_q, *kept = run.run(q, *cache.layers[0])
-    made = layers.formula(run.rounded(x), layers.adapter and layers.adapter[1])
-    # What is rounded may be the neighbour of what exact sums are rounded to: of both of a pair.
-    off = [2.0 * ROUNDING[run.dtype] * np.abs(each) for each in made]
-    turned = [run.rounded(y) for y in made]
-    for n in range(2):
-        turned[n] = attention_reference.rope(turned[n], rows, table, head_dim, head_dim)
-        both = [
-            attention_reference.rope(off[n], rows, np.abs(table) * signs, head_dim, head_dim)
-            for signs in ([1.0, 1.0], [1.0, -1.0])
-        ]
-        off[n] = np.maximum(*both)
-    run.compare(got_q, turned[0], run.dtype, inner=off[0])
-    is_kept = (past < _CAPACITY).ravel()
-    at = (places * _CAPACITY + past).ravel()[is_kept]
-    for got, exact, near in zip(kept, turned[1:], off[1:], strict=True):
-        run.compare(got[at], exact[is_kept], run.dtype, inner=near[is_kept])
-        others = np.delete(got, at, axis=0)
-        run.compare_exactly(others, np.zeros_like(others))
+    x = 0.1 * normal("x", texts, 64)
+
+    def make(batch: BatchBuffers) -> list[Tensor]:
+        return linear_group(run.graph, run.operand(x), layers.linears, _reads(batch, store))
+
+    exact = layers.formula(run.rounded(x), layers.adapter and layers.adapter[1])
+    past = (3 + 2 * np.arange(texts)[:, None]) % (_CAPACITY + 1)
+    where = KVCache(_CAPACITY, texts), past, np.arange(texts)[::-1, None]
+    # What is rounded may be the neighbour of what exact sums are rounded to.
+    near = [2.0 * ROUNDING[run.dtype]] * 3
+    compare_rotated(run, *where, (head_dim, head_dim), make, exact, near, by_rows=by_rows)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,19 @@ def _flat(values: npt.NDArray[Any], dtype: str = "float32") -> Tensor:
     data = values if values.dtype == np.uint32 else stored_bits(values.astype(np.float32), dtype)
     dtype = "uint32" if data is values else dtype
     return vector("flat", values.size, dtype, Storage("flat", "check", data.nbytes, data))
+
+
+def _by_rates(
+    step: Callable[..., Any], state: Any, gradient: Array, tokens: float, split: int
+) -> tuple[Any, Any]:
+    """A state after a step with one rate before, and another behind, the split; what step says."""
+    parts = [replace(state), replace(state)]
+    told = [
+        step(part, gradient, int(tokens), lr=rate)
+        for part, rate in zip(parts, (1e-2, 3e-2), strict=True)
+    ]
+    first = np.arange(len(state.p)) < split
+    return replace(parts[0], p=np.where(first, parts[0].p, parts[1].p)), told[0]
 
 
 @each((1.0, 17.0, 1.0), (0.0, 17.0, 1.0), (1e4, 17.0, 1.0), (1.0, 0.0, 1.0), (1.0, 17.0, np.nan),
@@ -55,16 +69,9 @@ def check_optimizer(run: Runner, max_norm: float, tokens: float, factor: float) 
             run.compare_exactly(got_stats[[0, 1]], np.array([9.0, tokens]))
             run.compare_exactly(np.array(float(is_norm or factor == 1e19)), np.array(1.0))
             continue
-        parts, norm = [], 0.0
-        for rate in (info[0], info[3]):
-            part = replace(state)
-            norm = optimizers_reference.adamw(
-                part, gradient, int(tokens), t, lr=rate, beta1=0.9, beta2=0.999, epsilon=1e-3,
-                weight_decay=0.1, max_norm=max_norm,
-            )  # fmt: skip
-            parts.append(part)
-        first = np.arange(length) < split
-        exact = replace(parts[0], p=np.where(first, parts[0].p, parts[1].p))
+        how: Any = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-3, "weight_decay": 0.1}
+        step_of = partial(optimizers_reference.adamw, t=t, max_norm=max_norm, **how)
+        exact, norm = _by_rates(step_of, state, gradient, tokens, split)
         for got, value in ((p, exact.p), (m, exact.m), (v, exact.v)):
             run.compare(got, value)
         clipped = min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else 1.0
@@ -101,19 +108,15 @@ def check_lion(run: Runner, dtype: str, max_norm: float, factor: float) -> None:
             run.compare_exactly(got_p, state.p.astype(np.float32))
             run.compare_exactly(got_m, state.m.astype(np.float32))
             continue
-        parts = [replace(state), replace(state)]
-        for part, rate in zip(parts, (1e-2, 3e-2), strict=True):
-            _, between = optimizers_reference.lion(
-                part, gradient, tokens, lr=rate, beta1=0.9, beta2=0.99, weight_decay=0.1,
-                max_norm=max_norm,
-            )  # fmt: skip
-        exact = np.where(np.arange(length) < split, parts[0].p, parts[1].p)
+        how: Any = {"beta1": 0.9, "beta2": 0.99, "weight_decay": 0.1, "max_norm": max_norm}
+        step_of = partial(optimizers_reference.lion, **how)
+        exact, (_, between) = _by_rates(step_of, state, gradient, tokens, split)
         # Float32 may take a number next to zero for zero, or for its negative.
         certain = (np.abs(between) > 1e-6) | (gradient == 0)
-        run.compare(got_p[certain], exact[certain])
-        run.compare(got_m, parts[0].m)
+        run.compare(got_p[certain], exact.p[certain])
+        run.compare(got_m, exact.m)
         moved = got_p - state.p.astype(np.float32)
-        run.compare(moved[certain], (exact - state.p)[certain], inner=1e-4)
+        run.compare(moved[certain], (exact.p - state.p)[certain], inner=1e-4)
         state = optimizers_reference.Lion(got_p.astype(np.float64), got_m.astype(np.float64))
 
 
@@ -184,7 +187,7 @@ def _compare_8bit(
         run.compare(value, nearest, inner=1e-6 * np.abs(nearest) + 2.0 * np.abs(nearest - x))
 
 
-def _moment(parts: Mapping[str, npt.NDArray[np.generic]], number: int) -> Array:
+def _moment(parts: Mapping[str, npt.NDArray[np.generic]], number: int) -> Any:
     state = parts[f"state{number}"]
     if (scales := parts.get(f"absmax{number}")) is None:
         return state.astype(np.float64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from qlora_wgpu.graph.graph import Graph
@@ -76,7 +78,7 @@ def _xielu(g: Graph, x: Tensor, *scalars: Tensor) -> Tensor:
     return xielu(g, x, XIELUScalars(*scalars))
 
 
-def _xielu_formula(x: Array, p: Array, n: Array, beta: Array, eps: Array) -> Array:
+def _xielu_formula(x: Array, p: Array, n: Array, beta: Array, eps: Array) -> Any:
     return formulas.xielu(x, (p.item(), n.item(), beta.item(), eps.item()))
 
 
@@ -106,7 +108,7 @@ def check_sigmoid_gate(run: Runner, exact_gradient: bool) -> None:
     x, gate = normal("x", ROWS, 52), normal("gate", ROWS, 52)
     gate.flat[:4] = -90.0, 90.0, 0.0, -0.0
 
-    def formula(x: Array, gate: Array) -> Array:
+    def formula(x: Array, gate: Array) -> Any:
         return formulas.glu(gate, x, "sigmoid")
 
     compare_op(run, sigmoid_gate, formula, [x, gate], exact=exact_gradient)
@@ -119,7 +121,7 @@ def check_row_gate(run: Runner, rounded_first: bool) -> None:
     gate = 4.0 * normal("gate", ROWS, 1)
     gate[:2] = [[-95.0], [95.0]]  # where exp is far from one
 
-    def formula(x: Array, gate: Array, *residual: Array) -> Array:
+    def formula(x: Array, gate: Array, *residual: Array) -> Any:
         return formulas.row_gate(x, gate) + sum(residual)
 
     inputs = x if rounded_first else Exact(x), Exact(gate), *skip

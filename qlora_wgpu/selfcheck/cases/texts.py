@@ -8,14 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.graph.tensor import Storage, Tensor, vector
-from qlora_wgpu.model.batch_encoding import encode_batch
-from qlora_wgpu.ops.attention import append, attention
-from qlora_wgpu.ops.batch import BatchBuffers, make_batch_buffers
+from qlora_wgpu.graph.tensor import Tensor
+from qlora_wgpu.ops.attention import attention
+from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.delta_net import causal_conv, gated_delta_rule, short_conv
-from qlora_wgpu.ops.kv_cache import CacheView, KVCache
+from qlora_wgpu.ops.kv_cache import KVCache
 from qlora_wgpu.ops.pointwise import qk_norm
-from qlora_wgpu.ops.rope import rope
 from qlora_wgpu.ops.sampling import (
     DECODE_STEPS_AHEAD,
     NONE,
@@ -31,92 +29,84 @@ from qlora_wgpu.reference import delta_net as delta_net_reference
 from qlora_wgpu.reference import norms as norms_reference
 from qlora_wgpu.reference import sampling as sampling_reference
 from qlora_wgpu.selfcheck.cases.common import Exact, each, normal, of_halves, uneven
-from qlora_wgpu.selfcheck.cases.new_tokens import new_tokens
+from qlora_wgpu.selfcheck.cases.new_tokens import cached_batch, compare_rotated, new_tokens
 from qlora_wgpu.selfcheck.runner import ROUNDING, Array, Runner, rounded
 
 
-def _batch(cache: KVCache, tokens: int, past: int, padding: int = 0) -> BatchBuffers:
-    batch = make_batch_buffers(1, tokens + padding, CacheView(cache))
-    mask = np.pad(np.ones((1, tokens), np.int64), ((0, 0), (0, padding)))
-    batch.storage.data = encode_batch(batch, np.zeros_like(mask), mask, past=past)
-    return batch
-
-
-def _in_steps(
+def _compare_steps(
     run: Runner,
-    cache: KVCache,
-    prompt: int,
-    arrays: Sequence[Array | Exact],
     op: Callable[..., Tensor],
+    formula: Callable[..., Array],
+    inputs: Sequence[Array | Exact],
+    prompt: int,
     padding: int = 3,
-) -> tuple[Array, str]:
-    """What an op makes of a prompt with padding behind it, then of two tokens after it.
+) -> None:
+    """Compares what an op makes of a prompt with padding behind it, then of two tokens after it.
 
-    Returns:
-        The rows of all tokens, and their type.
+    It takes the inputs and a batch, the formula their arrays and segments.
     """
-    outputs = []
+    cache, outputs = KVCache(prompt + 5), []
     for first, last in ((0, prompt), (prompt, prompt + 1), (prompt + 1, prompt + 2)):
-        behind = padding if first == 0 else 0
-        tensors = []
-        for given in arrays:
-            array = given.array if isinstance(given, Exact) else given
-            rows = np.pad(array[first:last], ((0, behind), (0, 0)))
-            tensors.append((run.float32 if isinstance(given, Exact) else run.operand)(rows))
-        outputs.append(op(*tensors, batch=_batch(cache, last - first, first, behind)))
+        behind = ((0, 0 if first else padding), (0, 0))
+        tensors = [
+            run.float32(np.pad(given.array[first:last], behind))
+            if isinstance(given, Exact)
+            else run.operand(np.pad(given[first:last], behind))
+            for given in inputs
+        ]
+        mask = np.pad(np.ones((last - first, 1), np.int64), behind).T
+        outputs.append(op(*tensors, cached_batch(cache, mask, past=first)))
     got = run.run(*outputs)
-    return np.concatenate([got[0][:prompt], *got[1:]]), outputs[0].dtype
+    held = (x.array if isinstance(x, Exact) else run.rounded(x) for x in inputs)
+    exact, rows = formula(*held, np.ones((1, prompt + 2), np.int64)), [got[0][:prompt], *got[1:]]
+    run.compare(np.concatenate(rows), exact, outputs[0].dtype, inner=of_halves(run))
 
 
 @each((True, 6), (False, 2))
 def check_short_conv_step(run: Runner, has_bias: bool, prompt: int) -> None:
     """A prompt of more or fewer tokens than taps, padding behind it, then two tokens after it."""
-    _compare_steps(run, (short_conv, delta_net_reference.short_conv), 3, has_bias, prompt)
+    _compare_conv(run, (short_conv, delta_net_reference.short_conv), 3, has_bias, prompt)
 
 
 @each((True, 6), (False, 2))
 def check_causal_conv_step(run: Runner, has_bias: bool, prompt: int) -> None:
     """The same without gates."""
-    _compare_steps(run, (causal_conv, delta_net_reference.causal_conv), 1, has_bias, prompt)
+    _compare_conv(run, (causal_conv, delta_net_reference.causal_conv), 1, has_bias, prompt)
 
 
-def _compare_steps(
+def _compare_conv(
     run: Runner, pair: tuple[Any, Any], parts: int, has_bias: bool, prompt: int
 ) -> None:
     channels, taps = 16, 4
     x, weight = normal("x", prompt + 2, parts * channels), normal("weight", channels, taps)
-    bias = normal("bias", channels)
-    frozen = run.float32(weight), run.float32(bias) if has_bias else None
+    bias = normal("bias", channels) if has_bias else None
+    frozen = run.float32(weight), None if bias is None else run.float32(bias)
 
     def op(x: Tensor, batch: BatchBuffers) -> Tensor:
         made: Tensor = pair[0](run.graph, x, *frozen, batch)
         return made
 
-    got, dtype = _in_steps(run, KVCache(9), prompt, [x], op)
-    ones = np.ones((1, prompt + 2), np.int64)
-    run.compare(got, pair[1](run.rounded(x), weight, bias * has_bias, ones), dtype)
+    def formula(x: Array, segments: Array) -> Any:
+        return pair[1](x, weight, bias, segments)
+
+    _compare_steps(run, op, formula, [x], prompt)
 
 
 @each((24, 40), (8, 8))
 def check_gated_delta_step(run: Runner, key_dim: int, value_dim: int) -> None:
     """A prompt with padding behind it, then two tokens after it."""
-    prompt, total, cache = 66, 68, KVCache(70)
-    heads = delta_net_reference.Heads(1, 2, key_dim, value_dim)
+    total, sizes = 68, (1, 2, key_dim, value_dim)
     q, k = normal("q", total, key_dim), normal("k", total, key_dim)
     v, decay = normal("v", total, 2 * value_dim), -np.exp(normal("decay", total, 2) - 2)
     beta = 1 / (1 + np.exp(-normal("beta", total, 2)))
 
-    def op(
-        q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, batch: BatchBuffers
-    ) -> Tensor:
-        sizes = 1, 2, key_dim, value_dim
-        return gated_delta_rule(run.graph, q, k, v, decay, beta, batch, *sizes)
+    def op(*given: Any) -> Tensor:
+        return gated_delta_rule(run.graph, *(*given, *sizes))
 
-    got, dtype = _in_steps(run, cache, prompt, [q, k, v, Exact(decay), Exact(beta)], op)
-    q, k, v = (run.rounded(x) for x in (q, k, v))
-    mask = np.ones((1, total), np.int64)
-    exact = delta_net_reference.gated_delta_rule(q, k, v, decay, beta, mask, heads)
-    run.compare(got, exact, dtype)
+    def formula(*given: Any) -> Any:
+        return delta_net_reference.gated_delta_rule(*(*given, delta_net_reference.Heads(*sizes)))
+
+    _compare_steps(run, op, formula, [q, k, v, Exact(decay), Exact(beta)], total - 2)
 
 
 @each(
@@ -134,20 +124,19 @@ def check_cached_attention(
     has_sinks: bool,
 ) -> None:
     """A prompt, then two tokens after it: with a window, a softcap, sinks and grouped heads."""
-    total, cache, scale = prompt + 2, KVCache(prompt + 5), 1 / np.sqrt(head_dim)
+    total, how = prompt + 2, (head_dim, 1 / np.sqrt(head_dim), window, softcap)
     q = 2 * normal("q", total, 4 * head_dim)
     k, v = normal("k", total, 2 * head_dim), normal("v", total, 2 * head_dim)
-    sinks = 2 * normal("sinks", 4).astype(np.float32).astype(np.float64) if has_sinks else None
+    sinks = rounded(2 * normal("sinks", 4), "float32") if has_sinks else None
     held = None if sinks is None else run.float32(sinks)
 
-    def op(q: Tensor, k: Tensor, v: Tensor, batch: BatchBuffers) -> Tensor:
-        return attention(run.graph, q, k, v, batch, head_dim, scale, window, softcap, held)
+    def op(*given: Any) -> Tensor:
+        return attention(run.graph, *(*given, *how, held))
 
-    got, dtype = _in_steps(run, cache, prompt, [q, k, v], op, padding=0)
-    q, k, v = (run.rounded(a) for a in (q, k, v))
-    mask = np.ones((1, total), np.int64)
-    exact = attention_reference.attention(q, k, v, mask, head_dim, scale, window, softcap, sinks)
-    run.compare(got, exact, dtype, inner=of_halves(run))
+    def formula(*given: Any) -> Any:
+        return attention_reference.attention(*(*given, *how, sinks))
+
+    _compare_steps(run, op, formula, [q, k, v], prompt, padding=0)
 
 
 @each(
@@ -161,48 +150,26 @@ def check_rotated_append(
     run: Runner, head_dim: int, rotary_dim: int, has_norms: bool, by_rows: bool, alone: bool
 ) -> None:
     """Queries and keys of three texts at unlike places, rotated, and what is kept of them."""
-    g, capacity, past, places = run.graph, 5, np.array([[3], [0], [4]]), np.array([[1], [3], [0]])
-    batch = make_batch_buffers(3, 1, CacheView(cache := KVCache(capacity, 4)))
-    ids = np.zeros((3, 1), np.int64)
-    batch.storage.data = encode_batch(batch, ids, ids + 1, past=past, places=places)
-    table = normal("table", capacity, rotary_dim // 2, 2)
-    rows = np.array([2, 2, 1]) if by_rows else past.ravel()
-    numbers = Storage("rows", "check", 12, rows.astype(np.uint32))
-    told = vector("rows", 3, "uint32", numbers) if by_rows else None
-    q, k = uneven("q", 3, 6 * head_dim), uneven("k", 3, 2 * head_dim)
-    v = normal("v", 3, 2 * head_dim)
-    weights = [rounded(normal(f"{name} weight", head_dim), "float32") for name in "qk"]
-    given, ys = [run.operand(q), run.operand(k)], []
+    v, xs = normal("v", 3, 2 * head_dim), {"q": uneven("q", 3, 6 * head_dim)}
+    xs["k"] = uneven("k", 3, 2 * head_dim)
+    weights = {n: rounded(normal(f"{n} weight", head_dim), "float32") for n in xs}
+
+    def make(batch: BatchBuffers) -> list[Tensor]:
+        given = {n: run.operand(x) for n, x in xs.items()}
+        if has_norms:
+            frozen = {n: run.float32(weight) for n, weight in weights.items()}
+            given = {n: qk_norm(run.graph, x, frozen[n], 1e-5) for n, x in given.items()}
+        return [*given.values(), run.operand(v)]
+
+    exact = [run.rounded(x) for x in xs.values()]
     if has_norms:
-        pairs = zip(given, weights, strict=True)
-        given = [qk_norm(g, x, run.float32(weight), 1e-5) for x, weight in pairs]
-    constant = g.constant("table", table.astype(np.float32))
-    for some in (given[:1], given[1:]) if alone else (given,):
-        ys += rope(g, some, constant, batch, head_dim, rotary_dim, rows=told)
-    assert batch.cache is not None
-    layer = batch.cache.next_layer(run.dtype, v.shape[1], g.max_binding * g.profile.textures)
-    append(g, (ys[1], run.operand(v)), layer, batch)
-    got_q, *kept = run.run(ys[0], *cache.layers[0])
-    xs = [run.rounded(q), run.rounded(k)]
-    if has_norms:
-        normed = [_normed(x, weight) for x, weight in zip(xs, weights, strict=True)]
-        xs = [run.rounded(x) for x in normed]
-    turned = [attention_reference.rope(x, rows, table, head_dim, rotary_dim) for x in xs]
+        pairs = zip(exact, weights.values(), strict=True)
+        exact = [norms_reference.qk_norm(x, weight, 1e-5) for x, weight in pairs]
     # A norm that is off by float32's sums may be rounded to its neighbour.
-    neighbour = ROUNDING[run.dtype] * 2.0 * has_norms
-    run.compare(got_q, turned[0], run.dtype, by_row=True, inner=neighbour)
-    at = (places * capacity + past).ravel()
-    for got, exact, inner in zip(kept, (turned[1], run.rounded(v)), (neighbour, 0.0), strict=True):
-        expected = np.zeros_like(got)
-        expected[at] = exact
-        run.compare(got[at], exact, run.dtype, by_row=True, inner=inner)
-        run.compare_exactly(got[expected == 0], expected[expected == 0])
-
-
-def _normed(x: Array, weight: Array) -> Array:
-    """RMSNorm of each head."""
-    heads = x.reshape(-1, len(weight))
-    return norms_reference.rms_norm(heads, weight, 1e-5).reshape(x.shape)
+    near = [2.0 * ROUNDING[run.dtype] * has_norms] * 2
+    where = KVCache(5, 4), np.array([[3], [0], [4]]), np.array([[1], [3], [0]])
+    how: Any = {"by_rows": by_rows, "alone": alone}
+    compare_rotated(run, *where, (head_dim, rotary_dim), make, [*exact, v], [*near, 0.0], **how)
 
 
 @dataclass(frozen=True)
@@ -301,11 +268,8 @@ def check_choice_after_a_prompt(run: Runner, settings: Row) -> None:
     seen = normal("seen", vocab) > 0.5
     own, other = (seen_words(np.flatnonzero(row).tolist(), vocab) for row in (seen, ~seen))
     choices = _choices([settings], [other, own], vocab, [seed], [step])
-    batch = make_batch_buffers(1, 2, CacheView(KVCache(4, 2)))
-    ids = np.zeros((1, 2), np.int64)
-    batch.storage.data = encode_batch(
-        batch, ids, ids + 1, rows=np.array([1]), places=np.array([[place]])
-    )
+    ones, places = np.ones((1, 2), np.int64), np.array([[place]])
+    batch = cached_batch(KVCache(4, 2), ones, rows=np.array([1]), places=places)
     choose(run.graph, run.float32(logits.astype(np.float64)), batch, choices)
     made, kept = run.run(choices.chosen, batch.input_ids)
     run.compare_exactly(kept, np.zeros(2))  # the batch stays the prompt's
