@@ -1,7 +1,5 @@
 """Apertus (Swiss AI, 2025): as Llama, with normalized q and k, and an MLP by xIELU."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 ORDER = parts.ResidualOrder(

@@ -1,7 +1,5 @@
 """Arcee's foundation models (2025): as Llama, with a plain MLP and the square of a ReLU."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 

@@ -1,7 +1,5 @@
 """Command R and R+ (Cohere, 2024): halves of a layer at once, LayerNorms, neighbours rotated."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 

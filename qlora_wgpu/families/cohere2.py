@@ -1,7 +1,5 @@
 """Command R7B and Command A (Cohere, 2024): as Command R, most layers with a window."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.families import parts

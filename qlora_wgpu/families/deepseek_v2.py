@@ -1,7 +1,5 @@
 """DeepSeek-V2 (2024): latent attention, and experts by their softmax: DeepSeek-V2-Lite."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.families import parts

@@ -1,7 +1,5 @@
 """DeepSeek-V3's kind (2024), of sizes that are trained on one machine: Moonlight-16B-A3B."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 from qlora_wgpu.families.glm4_moe import corrected_experts
 

@@ -1,7 +1,5 @@
 """ERNIE 4.5, dense (Baidu, 2025): as Llama, with neighbours rotated."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 

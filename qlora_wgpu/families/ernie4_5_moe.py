@@ -1,7 +1,5 @@
 """ERNIE 4.5 as a mixture of experts (Baidu, 2025): ERNIE-4.5-21B-A3B and others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError, brief

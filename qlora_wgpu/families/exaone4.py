@@ -1,7 +1,5 @@
 """EXAONE 4 (LG AI Research, 2025): norms after each half; only layers with a window rotate."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.families import parts

@@ -1,7 +1,5 @@
 """EXAONE as mixtures of experts (LG AI Research, 2026): K-EXAONE."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError

@@ -1,7 +1,5 @@
 """Gemma (Mesnard et al., 2024): GeGLU, norms of 1 + weight and scaled embeddings."""
 
-from __future__ import annotations
-
 import math
 
 from qlora_wgpu.families import parts

@@ -1,7 +1,5 @@
 """Gemma 2 (Riviere et al., 2024): norms before and after each half, windows, softcaps."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

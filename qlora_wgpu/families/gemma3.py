@@ -1,7 +1,5 @@
 """Gemma 3 with images: its text part, which is what a text adapter is for."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import gemma3_text, parts
 
 

@@ -1,7 +1,5 @@
 """Gemma 3, text (Kamath et al., 2025): as Gemma 2, with normalized q and k and two rotations."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Gemma 4 with images and sound: its text part, which is what a text adapter is for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.families import gemma4_text, parts

@@ -1,7 +1,5 @@
 """Gemma 4, text (Google, 2026): heads of two sizes, shared keys and values, layers' own inputs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Gemma 4 12B with images and sound, which have no encoders of their own: its text part."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.families import gemma4_unified_text, parts

@@ -1,7 +1,5 @@
 """Gemma 4 12B, text (Google, 2026): as the dense Gemma 4, without inputs of each layer."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import gemma4_text, parts
 
 _LACKS = {"hidden_size_per_layer_input": None, "enable_moe_block": False}

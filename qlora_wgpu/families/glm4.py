@@ -1,7 +1,5 @@
 """GLM-4 (0414): norms before and after each half, neighbours rotated, gate and up in one layer."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 ORDER = parts.ResidualOrder(

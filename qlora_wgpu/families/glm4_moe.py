@@ -1,7 +1,5 @@
 """GLM-4.5, 4.6 and 4.7 as mixtures of experts (Zeng et al., 2025): GLM-4.5-Air and others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 

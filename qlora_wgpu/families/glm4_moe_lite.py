@@ -1,7 +1,5 @@
 """GLM-4.7-Flash (Z.ai, 2026): latent attention as DeepSeek-V3's, and its mixtures."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 from qlora_wgpu.families.glm4_moe import corrected_experts
 

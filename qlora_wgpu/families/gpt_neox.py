@@ -1,7 +1,5 @@
 """GPT-NeoX-20B and Pythia (EleutherAI, 2022): a norm for each half, and both halves at once."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

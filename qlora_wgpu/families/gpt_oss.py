@@ -1,7 +1,5 @@
 """gpt-oss (OpenAI, 2025): attention with sinks, mixtures of experts with biases."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.families import parts

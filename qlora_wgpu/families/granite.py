@@ -1,7 +1,5 @@
 """Granite 3 (IBM, 2024): as Llama, with multipliers."""
 
-from __future__ import annotations
-
 from qlora_wgpu.errors import UnsupportedModelError
 from qlora_wgpu.families import parts
 

@@ -1,7 +1,5 @@
 """Granite 3 as mixtures of experts (IBM, 2024): Granite-3.1-1B-A400M, 3B-A800M, PowerMoE."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.families import parts

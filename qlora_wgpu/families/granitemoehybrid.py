@@ -1,7 +1,5 @@
 """Granite 4 where all layers attend (IBM, 2025): as Granite 3, with gate and up in one layer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError

@@ -1,7 +1,5 @@
 """Granite as mixtures of experts with an MLP that every token meets (IBM, 2025)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.families import parts

@@ -1,7 +1,5 @@
 """Hunyuan, dense (Tencent, 2025): as Llama, with q and k normalized after they are rotated."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hunyuan as mixtures of experts (Tencent, 2025): Hunyuan-A13B and others."""
 
-from __future__ import annotations
-
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families import parts
 from qlora_wgpu.families.hunyuan_v1_dense import compose_with

@@ -1,7 +1,5 @@
 """LFM2 (Liquid AI, 2025): most layers a gated short convolution instead of attention."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """LFM2 as a mixture of experts (Liquid AI, 2025): LFM2-8B-A1B and others."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 from qlora_wgpu.families.lfm2 import attending_types, compose_with, gated_mlp
 

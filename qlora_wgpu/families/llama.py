@@ -1,7 +1,5 @@
 """Llama (Touvron et al., 2023; Grattafiori et al., 2024): Llama 1 to 3, TinyLlama, SmolLM."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 

@@ -1,7 +1,5 @@
 """Ministral 3 (Mistral AI, 2025): as Mistral, with queries that grow with their position."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

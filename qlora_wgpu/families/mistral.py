@@ -1,7 +1,5 @@
 """Mistral (Jiang et al., 2023): as Llama, with a sliding window."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.families import parts

@@ -1,7 +1,5 @@
 """Mistral Small 3 and Ministral 3 with images (Mistral AI, 2025): their text part."""
 
-from __future__ import annotations
-
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.families import ministral3, mistral, parts
 

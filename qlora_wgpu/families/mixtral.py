@@ -1,7 +1,5 @@
 """Mixtral (Jiang et al., 2024): as Mistral, every MLP a mixture of experts."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 

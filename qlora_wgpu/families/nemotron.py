@@ -1,7 +1,5 @@
 """Nemotron 4 and Minitron (NVIDIA, 2024): LayerNorms of 1 + weight, the square of a ReLU."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 

@@ -1,7 +1,5 @@
 """OLMo 1 (Ai2, 2024): as Llama, with norms that have no weights; 7B bounds queries to values."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 EPS = 1e-5

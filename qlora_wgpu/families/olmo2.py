@@ -1,7 +1,5 @@
 """OLMo 2 (Walsh et al., 2025): norms after each half, and over all of q and of k."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 

@@ -1,7 +1,5 @@
 """OLMo 3 (Ai2, 2025): as OLMo 2, most layers with a window and a rotation of theirs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """OLMoE (Muennighoff et al., 2024): norms over all of q and of k, every MLP a mixture."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 

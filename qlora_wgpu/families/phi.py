@@ -1,7 +1,5 @@
 """Phi 1, 1.5 and 2 (Microsoft, 2023): both halves from one norm, and biases, even of the head."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 DROPOUTS = ("attention_dropout", "embd_pdrop", "resid_pdrop")

@@ -1,7 +1,5 @@
 """Phi 3, 3.5 and 4-mini (Abdin et al., 2024): q, k and v in one layer, gate and up too."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 

@@ -1,7 +1,5 @@
 """Qwen 2 and 2.5 (Yang et al., 2024): as Llama, with biases on q, k and v."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.families import parts

@@ -1,7 +1,5 @@
 """Qwen 1.5 and 2 as mixtures of experts (Yang et al., 2024): one expert is met by every token."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError

@@ -1,7 +1,5 @@
 """Qwen 3 (Yang et al., 2025): as Llama, with normalized queries and keys."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.families import parts

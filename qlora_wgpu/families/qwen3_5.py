@@ -1,7 +1,5 @@
 """Qwen 3.5 with images: its text part, which is what a text adapter is for."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts, qwen3_5_text
 
 

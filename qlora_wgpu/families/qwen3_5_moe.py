@@ -1,7 +1,5 @@
 """Qwen 3.5 as a mixture of experts with images: its text part."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts, qwen3_5_moe_text
 
 

@@ -1,7 +1,5 @@
 """Qwen 3.5 as a mixture of experts (Qwen team, 2026), its text part alone."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.families import parts

@@ -1,7 +1,5 @@
 """Qwen 3.5 (Qwen team, 2026), its text part alone: as Qwen3-Next, with other projections."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.families import parts

@@ -1,7 +1,5 @@
 """Qwen 3 as a mixture of experts (Yang et al., 2025): Qwen3-30B-A3B, Qwen3-Coder and others."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 

@@ -1,7 +1,5 @@
 """Qwen3-Next (Qwen team, 2025): most layers a gated delta net, the others attention with a gate."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError, brief

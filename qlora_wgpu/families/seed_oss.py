@@ -1,7 +1,5 @@
 """Seed-OSS (ByteDance, 2025): as Llama, with biases of q, k and v."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 DROPOUTS = ("attention_dropout", "residual_dropout")

@@ -1,7 +1,5 @@
 """SmolLM 3 (Hugging Face, 2025): as Llama, but some layers know no positions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from qlora_wgpu.errors import UnsupportedModelError, brief

@@ -1,7 +1,5 @@
 """StableLM 2 and 3B (Bellagente et al., 2024): LayerNorms, and heads rotated in part."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 

@@ -1,7 +1,5 @@
 """StarCoder 2 (Lozhkov et al., 2024): LayerNorms, biases, a window and a plain MLP."""
 
-from __future__ import annotations
-
 from qlora_wgpu.families import parts
 
 DROPOUTS = ("attention_dropout", "residual_dropout", "embedding_dropout")

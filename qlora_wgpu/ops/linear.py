@@ -256,24 +256,16 @@ def forward_term(
     """
     if lora is None:
         return None
-    if not few:
-        return lora.forward_term(down(g, x, lora, batch, experts))
     u = g.float32("lora u", x.rows, lora.r)
-    product = Gemm(
-        x, lora.a, u, scale=lora.scaling, experts=experts,
-        expert_stride=0 if experts is None else lora.a_stride, few=True, label="lora/down",
-    )  # fmt: skip
-    GEMM.launch(g, product)
+    if few:
+        product = Gemm(
+            x, lora.a, u, scale=lora.scaling, experts=experts,
+            expert_stride=0 if experts is None else lora.a_stride, few=True, label="lora/down",
+        )  # fmt: skip
+        GEMM.launch(g, product)
+    else:
+        DOWN.launch(g, LoraA(x, lora, u, batch.info, experts))
     return lora.forward_term(u)
-
-
-def down(
-    g: Graph, x: Tensor, lora: Lora, batch: BatchBuffers, experts: ExpertTiles | None = None
-) -> Tensor:
-    """u = scaling · dropout(x)·Aᵀ, (rows, r) float32."""
-    u = g.float32("lora u", x.rows, lora.r)
-    DOWN.launch(g, LoraA(x, lora, u, batch.info, experts))
-    return u
 
 
 def backward(

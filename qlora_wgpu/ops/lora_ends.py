@@ -10,8 +10,15 @@ from qlora_wgpu.graph.graph import Graph, GraphError
 from qlora_wgpu.graph.tensor import ITEM_SIZE, Storage, Tensor, ceil_div, matrix, rows_from
 from qlora_wgpu.kernels.common import dropout_params
 from qlora_wgpu.kernels.gemm import GEMM, Gemm
-from qlora_wgpu.kernels.lora import FACTOR_GRAD, UP_GRAD, Lora, LoraBGradInput, LoraWeightGrad
-from qlora_wgpu.ops import linear
+from qlora_wgpu.kernels.lora import (
+    DOWN,
+    FACTOR_GRAD,
+    UP_GRAD,
+    Lora,
+    LoraA,
+    LoraBGradInput,
+    LoraWeightGrad,
+)
 from qlora_wgpu.ops.batch import BatchBuffers
 from qlora_wgpu.ops.label_rows import gather, scale_label_rows, scatter
 from qlora_wgpu.ops.modules import Head, HostEmbedding, Matrix, trained_rows, trained_whole
@@ -159,7 +166,8 @@ class LoraHead:
     def __init__(self, g: Graph, hidden: Tensor, lora: Lora, batch: BatchBuffers) -> None:
         """Makes u."""
         self._g, self._hidden, self._lora, self._batch = g, hidden, lora, batch
-        self.u = linear.down(g, hidden, lora, batch)
+        self.u = g.float32("lora u", hidden.rows, lora.r)
+        DOWN.launch(g, LoraA(hidden, lora, self.u, batch.info))
 
     @classmethod
     def of(cls, g: Graph, hidden: Tensor, head: Head, batch: BatchBuffers) -> LoraHead | None:

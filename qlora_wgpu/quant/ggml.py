@@ -6,8 +6,6 @@ float16 numbers multiply, are double quantization with blocks of 256 weights. Pr
 exact in float32 up to the last rounding. Layouts: ggml-common.h and ggml-quants.c of llama.cpp.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

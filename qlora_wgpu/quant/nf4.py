@@ -4,8 +4,6 @@ Formula, per block of consecutive weights (row-major, crossing rows; the last ma
 absmax = max |w|; code = nearest quant_map value to w / absmax; w ≈ quant_map[code] · absmax.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

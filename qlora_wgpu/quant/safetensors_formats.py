@@ -3,8 +3,6 @@
 Files have the even weight of a byte in the low nibble.
 """
 
-from __future__ import annotations
-
 from functools import cache
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Causal attention with its scores in full, its rotation, and what its heads are made of."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

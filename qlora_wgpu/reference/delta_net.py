@@ -1,7 +1,5 @@
 """Delta nets (Yang et al., 2024) token by token: their convolution, their gates and their rule."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Mixtures of experts: the choice of experts, what balances it, and what they make."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Linear layers with LoRA, dropout and DoRA, and the device's random bits."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -1,7 +1,5 @@
 """Both ends of a model: the loss of labelled rows through ``lm_head``, and trained matrices."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

@@ -1,7 +1,5 @@
 """Norms of rows, and of each head of a row by itself."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from qlora_wgpu.reference.pointwise import activation

@@ -1,7 +1,5 @@
 """Formulas of single elements, and of rows times a number."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Losses over answers' summed log probabilities: DPO's, ORPO's and KTO's."""
 
-from __future__ import annotations
-
 import numpy as np
 import numpy.typing as npt
 

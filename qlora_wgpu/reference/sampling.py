@@ -1,7 +1,5 @@
 """The choice of a token by its logits, with the noise of the device."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np
