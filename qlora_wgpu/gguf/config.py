@@ -12,6 +12,7 @@ from qlora_wgpu.checkpoint.gguf.file import GGUFFile
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.parts.config import ConfigReader
 from qlora_wgpu.families.parts.decoder import Decoder
+from qlora_wgpu.families.parts.mlp import XIELU
 from qlora_wgpu.families.parts.norm import LayerNorm
 from qlora_wgpu.gguf.architecture import (
     Config,
@@ -188,5 +189,7 @@ def _check_parts(keys: ModelKeys) -> None:
             note = f"llama.cpp computes {llama_cpp.activation}, which is nearly {activation}"
             if note not in keys.notes:
                 keys.notes.append(note)
+        elif activation == XIELU:
+            continue  # of an architecture that has no other
         elif ACTIVATIONS[activation] != ACTIVATIONS[llama_cpp.activation]:
             raise keys.refuse(f"the activation {activation}")
