@@ -233,7 +233,7 @@ class Loader:
     def shader(self, key: Key) -> Shader:
         """The shader, with the mutant's change if there is one."""
         if key not in self._right:
-            with mock.patch.object(wgsl, "source", _text):
+            with mock.patch.object(wgsl, "shader_source", _text):
                 self._right[key] = wgsl.load_shader.__wrapped__(*key)
         if self._mutant is None:
             return self._right[key]
@@ -249,7 +249,7 @@ class Loader:
         right = self._right[key]
         wrong = mutant.expanded(right)
         if mutant.line is not None:
-            with mock.patch.object(wgsl, "source", lambda p: mutant.source(p, _text(p))):
+            with mock.patch.object(wgsl, "shader_source", lambda p: mutant.source(p, _text(p))):
                 wrong = wgsl.load_shader.__wrapped__(*key)
         if wrong.code == right.code:
             return right

@@ -189,8 +189,8 @@ def load_shader(path: str, constants: Constants = (), bound: Bindings = ()) -> S
 
     Constants, of which booleans may be tested by ``//#if``, and what is bound are sorted by name.
     """
-    read = Source(source, dict(constants), dict(bound))
-    code = read.expand(path)
+    source = Source(shader_source, dict(constants), dict(bound))
+    code = source.expand(path)
     code += "".join(f"\nconst {name} = {_literal(value)};" for name, value in constants) + "\n"
     shown = [f"{name}={value}" for name, value in constants]
     shown += [f"{n} {b.dtype}{' texture' * b.texture}" for n, b in bound]
@@ -199,15 +199,15 @@ def load_shader(path: str, constants: Constants = (), bound: Bindings = ()) -> S
         operand.name: operand.memory_of(
             given.get(operand.name), accumulate=adds and operand.before not in given
         )
-        for operand in read.operands
+        for operand in source.operands
     }
-    shader = _reflect(f"{path}({', '.join(shown)})", path, code, read.operands, memories)
+    shader = _reflect(f"{path}({', '.join(shown)})", path, code, source.operands, memories)
     size = int(dict(constants).get("SUBGROUP_SIZE", 0))
-    return replace(shader, subgroup_size=size, measures=_measures(shader, read))
+    return replace(shader, subgroup_size=size, measures=_measures(shader, source))
 
 
 @cache
-def source(path: str) -> str:
+def shader_source(path: str) -> str:
     """The text of a file of the shader folder."""
     try:
         return file_text(shader_folder() / path, MIB)

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
-from qlora_wgpu.gpu.wgsl import source
+from qlora_wgpu.gpu.wgsl import shader_source
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.selfcheck.cases import Case
 
@@ -68,7 +68,9 @@ def _statements(path: str, code: str) -> Statements:
 @cache
 def _of_stored_forms() -> frozenset[str]:
     """The statements by which every shader reads and writes bfloat16, float16 and texels."""
-    return frozenset().union(*(_pieces(source(f"common/{name}.wgsl")) for name in _STORED_FORMS))
+    return frozenset().union(
+        *(_pieces(shader_source(f"common/{name}.wgsl")) for name in _STORED_FORMS)
+    )
 
 
 def _pieces(code: str) -> frozenset[str]:

@@ -65,14 +65,14 @@ def is_nan(bits):
 @pytest.fixture
 def kernel(monkeypatch):
     """Makes the next launches of `tensor/convert.wgsl` run a shader of these widths."""
-    original = wgsl.source
+    original = wgsl.shader_source
 
     def use(read, write, memory_x="", memory_y=""):
         source = SHADER.replace("READ", read).replace("WRITE", write)
         source = source.replace("MEMORY_X", memory_x).replace("MEMORY_Y", memory_y)
         source = source.replace("BODY", BODIES[read, write])
         monkeypatch.setattr(
-            wgsl, "source", lambda p: source if p == "tensor/convert.wgsl" else original(p)
+            wgsl, "shader_source", lambda p: source if p == "tensor/convert.wgsl" else original(p)
         )
         wgsl.load_shader.cache_clear()
 

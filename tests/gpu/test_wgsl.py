@@ -27,7 +27,7 @@ def write(tmp_path, monkeypatch):
 
     def clear():
         load_shader.cache_clear()
-        wgsl.source.cache_clear()
+        wgsl.shader_source.cache_clear()
 
     def written(name, text):
         (tmp_path / name).write_text(text)

@@ -73,8 +73,10 @@ def broken(monkeypatch):
     """Breaks the tiles in workgroup memory."""
 
     def breaking(before, after):
-        original = wgsl.source
-        monkeypatch.setattr(wgsl, "source", lambda path: original(path).replace(before, after))
+        original = wgsl.shader_source
+        monkeypatch.setattr(
+            wgsl, "shader_source", lambda path: original(path).replace(before, after)
+        )
         wgsl.load_shader.cache_clear()
 
     yield breaking

@@ -110,14 +110,14 @@ def broken(monkeypatch):
     """Breaks one shader's text; undone afterwards."""
 
     def breaking(path, before, after):
-        original = wgsl.source
+        original = wgsl.shader_source
 
         def read(file):
             code = original(file)
             assert file != path or before in code
             return code.replace(before, after) if file == path else code
 
-        monkeypatch.setattr(wgsl, "source", read)
+        monkeypatch.setattr(wgsl, "shader_source", read)
         wgsl.load_shader.cache_clear()
 
     yield breaking

@@ -55,7 +55,7 @@ def test_kernels_of_gpus_begin_with_nan_in_it(filled, check):
 
 
 def test_what_is_not_written_shows(filled, monkeypatch):
-    read = wgsl.source
+    read = wgsl.shader_source
     line = "    partial[thread] = value;\n"
 
     def forgets(path):
@@ -65,7 +65,7 @@ def test_what_is_not_written_shows(filled, monkeypatch):
         )
 
     assert line in read("common/row_reduce.wgsl")
-    monkeypatch.setattr(wgsl, "source", forgets)
+    monkeypatch.setattr(wgsl, "shader_source", forgets)
     wgsl.load_shader.cache_clear()
     try:
         assert not excess(filled[0], "rms_norm") <= 1.0
