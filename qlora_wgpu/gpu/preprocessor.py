@@ -91,13 +91,14 @@ class Source:
             if name not in self.names:
                 raise ShaderSourceError(f"{where}: {name} is not a binding")
         functions = "\n".join(self._functions(bare))
-        if re.search(r"\bEight\b|\bpack_bf16\b|\bunpack_bf16\b|Float8", bare + functions):
+        whole = bare + functions
+        if _says(whole, "Eight", "pack_bf16", "unpack_bf16") or "Float8" in whole:
             functions += "\n" + self._include("common/eight.wgsl", path)
         if "small_bf16(" in functions:
             functions += "\n" + self._include("common/small_bfloat16.wgsl", path)
-        if re.search(r"\b(?:f16_of_eight|near_f16|eight_of_f16|beyond8)\b", bare + functions):
+        if _says(bare + functions, "f16_of_eight", "near_f16", "eight_of_f16", "beyond8"):
             functions += "\n" + self._include("common/eight_float16.wgsl", path)
-        elif re.search(r"\b(?:un)?pack_f16\b", functions):
+        elif _says(functions, "pack_f16", "unpack_f16"):
             functions += "\n" + self._include("common/float16.wgsl", path)
         if "texel_at(" in bare + functions:
             functions += "\n" + self._include("common/texel.wgsl", path)
@@ -141,9 +142,12 @@ class Source:
         lines: list[str] = []
         tail: list[str] = []
         live = [True]
-        for number, line in enumerate(source.splitlines(), 1):
+        shown = True
+        for number, (line, text) in enumerate(_lines(source), 1):
+            if not text:
+                lines.append(line if shown else "")
+                continue
             where = f"{path}:{number}"
-            text = line.strip()
             if text.startswith("//#if "):
                 live.append(self._condition(text[6:].strip(), where))
                 line = ""
@@ -155,7 +159,7 @@ class Source:
                 _inside_if(live, where)
                 live.pop()
                 line = ""
-            elif not all(live):
+            elif not shown:
                 line = ""
             elif text.startswith("//#include "):
                 line = ""
@@ -164,6 +168,7 @@ class Source:
                 line = self._operand(text, where)
             elif "//=" in line:
                 line = self._measure(line, where)
+            shown = all(live)
             lines.append(line)
         if len(live) != 1:
             raise ShaderSourceError(f"{path}: //#if without //#endif")
@@ -208,6 +213,9 @@ class Source:
         done: list[str] = []
         open_blocks: list[tuple[int, str, str]] = []
         for number, line in enumerate(lines, 1):
+            if "//#" not in line:
+                done.append(line)
+                continue
             where, text = f"{path}:{number}", line.strip()
             if text.startswith("//#unroll"):
                 match = _UNROLL.match(text)
@@ -255,6 +263,20 @@ class Source:
                 piece = piece.replace(f"${name}", str(value))
             pieces.append(piece.strip())
         return " ".join(pieces)
+
+
+def _says(code: str, *words: str) -> bool:
+    """Whether any of the words stands in some code; patterns that begin by letters are quick."""
+    return any(re.search(rf"{word}(?<=\b{word})\b", code) for word in words)
+
+
+@cache
+def _lines(source: str) -> tuple[tuple[str, str], ...]:
+    """A file's lines, and each without its indent where it has a directive, else nothing."""
+    return tuple(
+        (line, line.strip() if "//#" in line or "//=" in line else "")
+        for line in source.splitlines()
+    )
 
 
 @cache

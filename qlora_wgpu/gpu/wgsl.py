@@ -101,7 +101,7 @@ _PARAMS = re.compile(r"struct\s+Params\s*\{([^}]*)\}")
 _FIELD = re.compile(r"(\w+)\s*:\s*(\w+)\s*,?")
 _WORKGROUP = re.compile(r"@workgroup_size\(([^)]*)\)")
 # A namespace of Direct3D's compiler DXC, which naga does not avoid.
-_TAKEN_NAME = re.compile(r"\bdx\b")
+_TAKEN_NAME = re.compile(r"dx(?<=\bdx)\b")  # begun by letters, it is found far sooner
 _FORMATS = {"u32": "I", "i32": "i", "f32": "f"}
 
 

@@ -35,6 +35,9 @@ _LONG = np.array(
     (24, None, None, True, True, True),
     (64, 7, None, True, True, True),
     (64, 70, 3.0, False, False, False),
+    # As most models have it, in the sizes that most have: a run compiles the same shaders.
+    (32, None, None, True, False, False),
+    (64, None, None, True, False, False),
     (128, None, None, True, False, False),
     # No matrix unit has whole products of these, and 252 take as many registers as 256.
     (20, 7, 3.0, False, True, False),

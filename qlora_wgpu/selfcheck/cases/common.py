@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -44,6 +45,11 @@ def arguments_of(check: Callable[..., None]) -> tuple[tuple[Any, ...], ...]:
 
 def normal(name: str, *shape: int) -> Array:
     """Normal numbers that follow from a name."""
+    return _drawn(name, shape).copy()
+
+
+@lru_cache(64)  # a check in textures takes those of the same in buffers
+def _drawn(name: str, shape: tuple[int, ...]) -> Array:
     return np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
 
 

@@ -98,38 +98,45 @@ def _stored_layers(
 
 
 @each(
-    ("double", 64, 3, 8, True),
-    ("NF4", 72, 9, 5, False),
-    ("Q5_K", 256, 1, 0, True),
-    ("AWQ", 96, 2, 8, False),
-    ("LLM.int8", 72, 1, 0, False),
-    ("FP8", 96, 2, 0, True),
-    ("dense", 104, 1, 8, True),
-    ("dense", 90, 9, 3, False),
+    ("double", 64, 3, 8, "residual", True),
+    ("double", 64, 1, 8, "residual", False),
+    ("NF4", 72, 9, 5, "operand", False),
+    ("Q5_K", 256, 1, 0, "residual", True),
+    ("AWQ", 96, 2, 8, "operand", False),
+    ("LLM.int8", 72, 1, 0, "operand", False),
+    ("FP8", 96, 2, 0, "residual", True),
+    ("dense", 104, 1, 8, "residual", True),
+    ("dense", 90, 9, 3, "operand", False),
 )
-def check_few_rows(run: Runner, form: str, inner: int, rows: int, r: int, is_whole: bool) -> None:
-    """A layer of few rows: with an adapter if r is not 0, with bias and residual if it is whole."""
+def check_few_rows(
+    run: Runner, form: str, inner: int, rows: int, r: int, output: str, has_bias: bool
+) -> None:
+    """A layer of few rows: with an adapter if r is not 0."""
     outer = {"q_proj": 141}
     if form == "dense":
         w = dense(run, normal("w", 141, inner), 64)
-        layers = Layers.of(run, {"q_proj": w}, r, has_bias=is_whole)
+        layers = Layers.of(run, {"q_proj": w}, r, has_bias=has_bias)
     else:
-        layers, _ = _stored_layers(run, form, outer, inner, r, has_bias=is_whole)
+        layers, _ = _stored_layers(run, form, outer, inner, r, has_bias=has_bias)
     if inner % 8:  # decoded before
         layers = replace(layers, weights=[run.rounded_weight(w) for w in layers.weights])
-    output = "residual" if is_whole else "operand"
     compare_layers(run, layers, [new_tokens(rows)], output, exact=None)
 
 
-@each(("double", 64, 8, False, 3), ("NF4", 64, 0, True, 2))
+@each(
+    ("double", 64, 3, 8, False, (False, True, False)),
+    ("NF4", 64, 3, 0, True, (False, True)),
+    ("double", 64, 1, 8, False, 3 * (False,)),
+    ("double", 64, 1, 8, False, 2 * (False,)),
+)
 def check_few_rows_of_a_group(
-    run: Runner, form: str, inner: int, r: int, has_bias: bool, count: int
+    run: Runner, form: str, inner: int, rows: int, r: int, has_bias: bool, exact: tuple[bool, ...]
 ) -> None:
     """Layers of one input as one product, their matrices in one range of a storage."""
+    count = len(exact)
     outer = dict(list(_QKV.items())[:count])
     layers, _ = _stored_layers(run, form, outer, inner, r, has_bias=has_bias)
-    flags = [index == 1 for index in range(count)]
-    compare_layers(run, layers, [new_tokens(3)] * count, exact=None, group=flags)
+    compare_layers(run, layers, [new_tokens(rows)] * count, exact=None, group=list(exact))
 
 
 @each((72, 3, 5, False), (1200, 1, 16, False), (40, 2, 8, True))
@@ -165,20 +172,21 @@ def _compare_logits(
 
 
 @each(
-    ("double", 64, 3, 8, False),
-    ("NF4", 320, 24, 4, False),
-    ("Q4_K", 256, 1, 0, False),
-    ("INT4 with zeros", 96, 2, 8, False),
-    ("MXFP4", 96, 1, 0, False),
-    ("double", 320, 24, 8, True),
-    ("Q5_K", 256, 1, 0, True),
+    ("double", 64, 3, 8, True, False),
+    ("NF4", 320, 24, 4, True, False),
+    ("Q4_K", 256, 1, 0, True, False),
+    ("INT4 with zeros", 96, 2, 8, True, False),
+    ("MXFP4", 96, 1, 0, True, False),
+    ("double", 320, 24, 8, True, True),
+    ("Q5_K", 256, 1, 0, True, True),
+    ("double", 64, 1, 8, False, True),
 )
 def check_packed_weights(
-    run: Runner, form: str, inner: int, rows: int, r: int, of_numbers: bool
+    run: Runner, form: str, inner: int, rows: int, r: int, has_bias: bool, of_numbers: bool
 ) -> None:
-    """A quantized layer with bias and residual, of codes or of numbers."""
+    """A quantized layer with a residual, of codes or of numbers."""
     layers, store = _stored_layers(
-        run, form, {"q_proj": 141}, inner, r, has_bias=True, dense=of_numbers
+        run, form, {"q_proj": 141}, inner, r, has_bias=has_bias, dense=of_numbers
     )
     compare_layers(run, layers, [reading(rows, store)], "residual", exact=None)
 
@@ -208,6 +216,7 @@ def check_packed_weights_of_a_group(
     ("gelu", 64, 9, 0, True),
     ("gelu_pytorch_tanh", 200, 1, 8, True),
     ("relu2", 8, 2, 8, False),
+    ("silu", 200, 1, 8, True),
 )
 def check_glu_of_packed_weights(
     run: Runner, activation: str, outer: int, rows: int, r: int, of_numbers: bool
@@ -227,13 +236,14 @@ def check_glu_of_packed_weights(
     run.compare(got, expected, y.dtype, inner=2.0 * ROUNDING[y.dtype] * off)
 
 
-def check_logits_of_packed_weights(run: Runner) -> None:
+@each((72, 3), (64, 1))
+def check_logits_of_packed_weights(run: Runner, inner: int, rows: int) -> None:
     """A head in two shards."""
-    head, store = dense(run, normal("w", 141, 72), 72), PackedWeightCache()
+    head, store = dense(run, normal("w", 141, inner), 72), PackedWeightCache()
     for _, shard in head[0].resident:
         store.of_dense(run.graph, shard)
     store.fill(run.graph)
-    _compare_logits(run, head, reading(3, store), np.arange(3))
+    _compare_logits(run, head, reading(rows, store), np.arange(rows))
 
 
 _CAPACITY = 5  # tokens of a text
@@ -291,6 +301,9 @@ def compare_rotated(
     (16, (4, 2), 3, 8, True, False, False),
     (16, (3, 3), 11, 0, True, True, True),
     (32, (6, 2), 1, 16, False, False, False),
+    (32, (4, 2), 1, 8, True, False, False),
+    (64, (4, 2), 1, 8, True, False, False),
+    (128, (4, 2), 1, 8, True, False, False),
 )
 def check_rotated_product(
     run: Runner,

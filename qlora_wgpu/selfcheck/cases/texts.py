@@ -114,6 +114,9 @@ def check_gated_delta_step(run: Runner, key_dim: int, value_dim: int) -> None:
     (64, 150, 7, None, True),
     (22, 13, 5, 3.0, False),
     (64, 13, None, 3.0, False),
+    (32, 13, None, None, False),
+    (64, 13, None, None, False),
+    (128, 13, None, None, False),
 )
 def check_cached_attention(
     run: Runner,
