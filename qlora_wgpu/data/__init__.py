@@ -4,7 +4,8 @@ from qlora_wgpu.data.batches import Batch, bucket_length, collate, epoch_order
 from qlora_wgpu.data.chat_template import (
     BUILT_IN_TEMPLATES,
     ChatTemplate,
-    RenderedChat,
+    closing_text,
+    end_of_turn,
     find_chat_template,
     render_chat,
     suitable_template,
@@ -21,7 +22,6 @@ from qlora_wgpu.data.dataset import (
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.hub_datasets import is_dataset_name
 from qlora_wgpu.data.infer import chosen_template
-from qlora_wgpu.data.masking import assistant_spans, closing_text, end_of_turn
 from qlora_wgpu.data.prompts import (
     PromptFormat,
     PromptKind,
@@ -45,11 +45,9 @@ __all__ = [
     "Preparation",
     "PromptFormat",
     "PromptKind",
-    "RenderedChat",
     "RowEncoder",
     "Tokenizer",
     "alpaca_prompt",
-    "assistant_spans",
     "bucket_length",
     "chosen_template",
     "closing_text",

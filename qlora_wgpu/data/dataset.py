@@ -7,7 +7,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from datetime import date
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,14 @@ from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.data.chat_template import ChatTemplate, find_chat_template
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
-from qlora_wgpu.data.prepared import cache_folder, prepare
+from qlora_wgpu.data.prepared import cache_folder, key_of, prepare
 from qlora_wgpu.data.row_formats import Encoded, is_blank
 from qlora_wgpu.data.row_source import (
-    AnswersInMemory,
     AnswerSource,
-    RowsInMemory,
     RowSource,
     lasting,
+    rows_in_memory,
+    rows_of_files,
     unit_of,
 )
 from qlora_wgpu.data.row_stats import Preparation
@@ -85,11 +86,12 @@ def load_dataset(
         tokenizer = Tokenizer.from_folder(tokenizer)
     if not isinstance(path, str | os.PathLike):
         return encode_rows(path, tokenizer, how)
-    source = _open(path, tokenizer, how, progress, held_out=held_out)
+    selection = _select(path, held_out=held_out)
+    source = _of_files(path, selection, tokenizer, how, progress)
     keeps = cache and cache_problem() is None
-    folder = cache_folder() / source.key if keeps else None
+    folder = cache_folder() / _key(selection, source) if keeps else None
     dataset = prepare(folder, source.fill)
-    dataset.left_out = source.left_out
+    dataset.left_out = selection.left_out
     dataset.unit = unit_of(how)
     return dataset
 
@@ -125,8 +127,7 @@ def encoded_examples(
         DataError: If a file cannot be read or a row is wrong.
         TokenizerError: If the chat template is broken.
     """
-    source = _open(path, tokenizer, how, lambda rows: None, held_out=held_out)
-    return source.examples(empty=True)
+    return _of_files(path, _select(path, held_out=held_out), tokenizer, how).examples()
 
 
 def row_format(
@@ -141,7 +142,7 @@ def row_format(
     """
     if not isinstance(path, str | os.PathLike):
         return _in_memory(path, tokenizer, how, "rows").row_format
-    return _open(path, tokenizer, how, lambda rows: None).row_format
+    return _of_files(path, _select(path, held_out=False), tokenizer, how).row_format
 
 
 def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -151,46 +152,66 @@ def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
         DataError: If it cannot be read.
     """
     files = _select(path, held_out=False).files
-    if holds_documents(list(files)):
+    if holds_documents(files):
         return None
     rows = (row for file in files for _, row in read_rows(file))
     return next((row for row in rows if not is_blank(row)), None)
 
 
-def _open(
+def _of_files(
     path: str | os.PathLike[str],
+    selection: Selection,
     tokenizer: Tokenizer,
     how: Preparation,
-    progress: Callable[[int], None],
-    *,
-    held_out: bool = False,
+    progress: Callable[[int], None] = lambda rows: None,
 ) -> RowSource:
     template = _template(how, tokenizer)
-    selection = _select(path, held_out=held_out)
-    kind = RowSource if how.objective == "sft" else AnswerSource
-    source = kind(selection.name, list(selection.files), tokenizer, template, how, progress)
-    source.left_out, source.root = selection.left_out, selection.root
-    source.slice = selection.rows
-    if selection.rows is not None and holds_documents(list(selection.files)):
+    documents = selection.files if holds_documents(selection.files) else ()
+    if selection.rows is not None and documents:
         raise DataError(
             f"{path} is text, which has no rows to take a slice of: leave {selection.rows.text} out"
         )
-    return source
+    kind = RowSource if how.objective == "sft" else AnswerSource
+    rows = partial(rows_of_files, selection)
+    return kind(selection.name, rows, documents, tokenizer, template, how, progress)
 
 
 def _in_memory(
     rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, how: Preparation, name: str
-) -> RowsInMemory:
+) -> RowSource:
     rows = lasting(rows)
     if isinstance(rows, Mapping):
         raise DataError(f"{name} must be a list of rows, not one mapping: put it into a list")
     if not (hasattr(rows, "__iter__") or hasattr(rows, "__getitem__")):
         raise DataError(f"{name} must be a path or a list of rows, got {type(rows).__name__}")
-    template = _template(how, tokenizer)
-    kind = RowsInMemory if how.objective == "sft" else AnswersInMemory
-    source = kind(name, [Path(name)], tokenizer, template, how, lambda rows: None)
-    source.rows = rows
-    return source
+    kind = RowSource if how.objective == "sft" else AnswerSource
+    given = partial(rows_in_memory, rows, name)
+    return kind(name, given, (), tokenizer, _template(how, tokenizer), how)
+
+
+def _key(selection: Selection, source: RowSource) -> str:
+    """A hash of the files and of everything besides them that decides what the examples are."""
+    how, tokenizer, template = source.how, source.tokenizer, source.template
+    text = template.source if template is not None else ""
+    tool_source = template.tool_source if template is not None else None
+    settings = {
+        "max_seq_length": how.max_seq_length,
+        "row_format": how.row_format,
+        "columns": dict(how.columns),
+        "train_on": how.train_on,
+        "truncation": how.truncation,
+        "template": text,
+        **({"tool_template": tool_source} if tool_source else {}),
+        # Some templates write the date.
+        "date": date.today().isoformat() if "strftime_now" in text else "",
+        "tokenizer": tokenizer.fingerprint,
+        "special_tokens": tokenizer.special_tokens,
+        "ends": sorted(tokenizer.eos_token_ids),
+        **({"as_chats": True} if how.as_chats else {}),
+        **({} if how.objective == "sft" else {"answers": how.objective == "kto"}),
+        **({"slice": selection.rows.text} if selection.rows is not None else {}),
+    }
+    return key_of(list(selection.files), settings)
 
 
 def _template(how: Preparation, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -26,11 +26,11 @@ from qlora_wgpu.data.canonical_messages import canonical_options, canonical_tool
 from qlora_wgpu.data.chat_template import (
     BUILT_IN_TEMPLATES,
     ChatTemplate,
-    Conversation,
+    closing_text,
+    end_of_turn,
     find_chat_template,
 )
 from qlora_wgpu.data.examples import size_of
-from qlora_wgpu.data.masking import closing_text, end_of_turn
 from qlora_wgpu.data.messages import checked_messages
 from qlora_wgpu.data.row_formats import CHATS
 from qlora_wgpu.data.tokenizer import Tokenizer
@@ -97,9 +97,8 @@ class PromptFormat:
         if self.kind == "alpaca":  # rows have an end token behind the last answer alone
             alpaca = ChatTemplate(BUILT_IN_TEMPLATES["alpaca"], _NO_TOKENS)
             return self._as_rows(alpaca.render(messages).text)
-        asked = Conversation(messages, canonical_tools(tools), 0, canonical_options(options))
-        template = self.template.suited(asked)
-        text = template.render(messages, add_generation_prompt=True, tools=asked.tools).text
+        given = canonical_tools(tools), canonical_options(options)
+        text = self.template.render(messages, True, *given).text
         return self._before_an_answer(text, add_special_tokens=False)
 
     def _as_rows(self, text: str) -> list[int]:

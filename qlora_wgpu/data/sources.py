@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -234,7 +234,7 @@ def _refuse_mixture(folder: Path, files: list[Path]) -> None:
         )
 
 
-def holds_documents(files: list[Path]) -> bool:
+def holds_documents(files: Sequence[Path]) -> bool:
     """Whether data files are texts, which are cut into windows, instead of rows."""
     return files[0].suffix.lower() == ".txt"
 

@@ -50,7 +50,7 @@ def _pipes() -> tuple[BinaryIO, BinaryIO]:
 def _import(module: str) -> bytes:
     """Imports a module; gives what to answer where that fails, which nobody would see else."""
     try:
-        importlib.import_module(f"qlora_wgpu.sandbox.{module}")
+        importlib.import_module(f"qlora_wgpu.{module}")
     except Exception as err:
         told = f"the process for {module} cannot start: {type(err).__name__}: {err}"
         return json.dumps({"error": ["QLoRAError", told[:_MESSAGE]]}).encode()

@@ -28,7 +28,7 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import BlockReference
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 
-from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
+from qlora_wgpu.errors import DataError, TokenizerError
 
 # ---- an environment with bounds ------------------------------------------------------------------
 
@@ -328,7 +328,6 @@ for _codec in ("ascii", "latin-1", "raw_unicode_escape", "unicode_escape", "utf-
 # ---- rendering -----------------------------------------------------------------------------------
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-_TURNS = 8  # of which the texts before and after are rendered at once
 _MARKS = re.compile(f"([{SPAN_START}{SPAN_END}])")
 
 
@@ -369,56 +368,6 @@ def render(
     except Exception as err:  # a template can raise anything its filters and operators raise
         raise DataError(f"the chat template cannot render this conversation: {_told(err)}") from err
     return _take_marks("".join(pieces))
-
-
-def render_with_prefixes(
-    source: str,
-    special_tokens: Mapping[str, str],
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
-) -> tuple[tuple[str, list[tuple[int, int]]], list[tuple[int, bool, str | None]]]:
-    """A conversation's text, and those that the assistant's turns are found by.
-
-    Returns:
-        What ``render`` gives; and for beginnings of the conversation how many messages they have,
-        whether the generation prompt follows, and the text, or None where it is refused.
-    """
-    whole = render(source, special_tokens, messages, tools, False)
-    turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
-    prefixes = []
-    for length, prompt in [(i + ahead, not ahead) for i in turns[:_TURNS] for ahead in (0, 1)]:
-        if 0 < length < len(messages):
-            prefixes.append(
-                (length, prompt, _text(source, special_tokens, messages[:length], tools, prompt))
-            )
-    return whole, prefixes
-
-
-def render_many(
-    source: str,
-    special_tokens: Mapping[str, str],
-    conversations: Sequence[tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]] | None]],
-) -> list[tuple[tuple[str, list[tuple[int, int]]], list[tuple[int, bool, str | None]]] | None]:
-    """What ``render_with_prefixes`` gives for each of some messages and their tools.
-
-    Templates that mark the assistant's text need no prefixes. None stands for what is refused.
-    """
-    marks = marks_assistant(source)
-    rendered: list[Any] = []
-    for messages, tools in conversations:
-        given = source, special_tokens, messages, tools
-        try:
-            rendered.append((render(*given, False), []) if marks else render_with_prefixes(*given))
-        except QLoRAError:
-            rendered.append(None)
-    return rendered
-
-
-def _text(source: str, *args: Any) -> str | None:
-    try:
-        return render(source, *args)[0]
-    except DataError:
-        return None
 
 
 @lru_cache(maxsize=16)

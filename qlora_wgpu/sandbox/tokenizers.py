@@ -163,7 +163,7 @@ def _examine(content: bytes) -> bool:
 
 @lru_cache(maxsize=1)
 def _examiner() -> ChildProcess:
-    return ChildProcess("tokenizers")
+    return ChildProcess("sandbox.tokenizers")
 
 
 def _library() -> str:
@@ -189,7 +189,7 @@ class ConfinedTokenizer:
     def __init__(self, content: bytes) -> None:
         """Takes the content of a tokenizer.json, which is read when it is first used."""
         self._content = content
-        self._process = ChildProcess("tokenizers", (_load, content))
+        self._process = ChildProcess("sandbox.tokenizers", (_load, content))
 
     def close(self) -> None:
         """Ends the process."""

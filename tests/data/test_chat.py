@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from support.spans import assistant_spans
 from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.data import (
     ChatTemplate,
-    assistant_spans,
     chat_template,
     find_chat_template,
     render_chat,
 )
-from qlora_wgpu.data.masking import tokens_in_spans
+from qlora_wgpu.data.row_formats import tokens_in_spans
 from qlora_wgpu.errors import DataError, TokenizerError
 
 USER = {"role": "user", "content": "Q"}

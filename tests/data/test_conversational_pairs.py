@@ -32,7 +32,8 @@ MORE = {"prompt": PROMPT, "completion": says(("assistant", "B"), ("user", "S"), 
 def encode(row, template=PLAIN, train_on="auto"):
     tokenizer = tiny_tokenizer()
     chat = ChatTemplate(template, tokenizer.special_tokens)
-    ids, labels, text = RowEncoder(tokenizer, chat, train_on).encode(row, detect_format(row))
+    encoded = RowEncoder(tokenizer, chat, train_on).encode(row, detect_format(row))
+    ids, labels, text = encoded.ids, encoded.labels, encoded.text
     return text, learnt(tokenizer, ids, labels)
 
 

@@ -23,7 +23,7 @@ HANG = ("(a*)*!", "a" * 60)
 
 @pytest.fixture
 def child():
-    process_of_templates = ChildProcess("templates")
+    process_of_templates = ChildProcess("sandbox.templates")
     yield process_of_templates
     process_of_templates.close()
 
@@ -31,7 +31,7 @@ def child():
 @pytest.fixture
 def matcher(monkeypatch):
     monkeypatch.setattr(process, "CHILD_SECONDS", 0.3)
-    process_of_expressions = ChildProcess("expressions")
+    process_of_expressions = ChildProcess("sandbox.expressions")
     yield process_of_expressions
     process_of_expressions.close()
 
@@ -100,11 +100,11 @@ def test_what_waits_without_computing_is_stopped(matcher, monkeypatch) -> None:
 
 def test_a_process_that_cannot_start_says_why() -> None:
     with pytest.raises(QLoRAError, match=r"for nothing cannot start: ModuleNotFoundError"):
-        ChildProcess("nothing").call(expressions._fits, "a", "a")
+        ChildProcess("sandbox.nothing").call(expressions._fits, "a", "a")
 
 
 def test_one_whose_setup_fails_is_set_up_again() -> None:
-    broken = ChildProcess("tokenizers", (tokenizers._load, b"{"))
+    broken = ChildProcess("sandbox.tokenizers", (tokenizers._load, b"{"))
     for _ in range(2):
         with pytest.raises(TokenizerError, match="refuses it"):
             broken.call(tokenizers._vocab_size, True)
@@ -161,7 +161,7 @@ def test_no_orphan_is_left_by_a_parent_that_is_killed() -> None:
 from qlora_wgpu.sandbox import expressions, process
 from qlora_wgpu.sandbox.process import ChildProcess
 process.CHILD_SECONDS = 0.3
-child = ChildProcess("expressions")
+child = ChildProcess("sandbox.expressions")
 child.call(expressions._fits, "a", "a")
 print(child._process.pid, flush=True)
 child.call(expressions._fits, *{HANG!r})
