@@ -52,7 +52,8 @@ def _import(module: str) -> bytes:
     try:
         importlib.import_module(f"qlora_wgpu.{module}")
     except Exception as err:
-        told = f"the process for {module} cannot start: {type(err).__name__}: {err}"
+        name = module.rpartition(".")[2]
+        told = f"the process for {name} cannot start: {type(err).__name__}: {err}"
         return json.dumps({"error": ["QLoRAError", told[:_MESSAGE]]}).encode()
     return b""
 

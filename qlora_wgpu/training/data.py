@@ -30,6 +30,7 @@ from qlora_wgpu.data.mixture import Portion, mix
 from qlora_wgpu.data.row_formats import CHATS
 from qlora_wgpu.data.row_source import lasting
 from qlora_wgpu.errors import DataError
+from qlora_wgpu.limits import TOKEN_ID
 from qlora_wgpu.presence import exists
 from qlora_wgpu.training.batching import BatchSampler
 from qlora_wgpu.training.data_warnings import (
@@ -213,18 +214,10 @@ def learnable(rows: Sequence[Any], name: str, vocabulary: int, otherwise: str) -
 # ---- mixtures ------------------------------------------------------------------------------------
 
 
-def read_mixture(
-    settings: DataConfig, seed: int, read: Callable[[DataConfig], Dataset], observer: Observer
+def _mixed(
+    parts: Sequence[Dataset], settings: DataConfig, seed: int, observer: Observer
 ) -> Dataset:
-    """The training data that a ``data`` section names.
-
-    Args:
-        settings: The section.
-        seed: ``train.seed``, by which examples are chosen.
-        read: Reads what the section of one source names.
-        observer: Told of sources that give an example more than once.
-    """
-    parts = [read(part) for part in settings.parts()]
+    """The data sets that a ``data`` section names, as the one that it makes of them."""
     if settings.sources is None:
         return parts[0]
     portions = [Portion(source.weight, source.rows) for source in settings.sources]
@@ -338,7 +331,7 @@ class DataReader:
 
     def __init__(
         self, config: Config, tokenizer: Callable[[], Tokenizer], observer: Observer, *,
-        vocabulary: int, positions: int | None, train: Rows | None = None,
+        vocabulary: int | None = None, positions: int | None = None, train: Rows | None = None,
         held_out: Rows | None = None,
     ) -> None:  # fmt: skip
         """Reads nothing yet.
@@ -347,7 +340,7 @@ class DataReader:
             config: The settings.
             tokenizer: Gives the tokenizer, where one is needed.
             observer: Told what a user should know of the data.
-            vocabulary: Every token id must be below it.
+            vocabulary: Every token id must be below it; None where there is no model.
             positions: Tokens that the model was made for, if that is known.
             train: The training data; None for ``data.train``, and then for ``data.eval``, too.
             held_out: The held-out data; without any, ``data.eval_split`` holds rows out.
@@ -357,24 +350,42 @@ class DataReader:
         self._observer = observer
         self._vocabulary, self._positions = vocabulary, positions
         self._train, self._held_out = lasting(train), lasting(held_out)
+        if train is None and held_out is None:
+            self._held_out = config.data.eval
 
     def read(self) -> tuple[Dataset, Dataset | None]:
         """Reads what is learnt and what is measured."""
-        settings, seed, held_out = self._config.data, self._config.train.seed, self._held_out
-        if self._train is None:
-            learnt = read_mixture(self._config.require_train(), seed, self._named, self._observer)
-            held_out = settings.eval if held_out is None else held_out
-        else:
-            learnt = self._dataset(self._train, "train_dataset", settings)
-        if held_out is not None:
-            measured = self._dataset(held_out, "eval_dataset", settings, held_out=True)
+        learnt = self._whole()
+        if self._held_out is not None:
+            measured = self._measured(self._held_out)
             warn_of_learnt_rows(learnt, measured, self._observer)
             return learnt, measured
-        if settings.eval_split is None:
+        if self._config.data.eval_split is None:
             return learnt, None
-        learnt, measured = split_off(learnt, settings.eval_split, seed)
+        learnt, measured = self._split(learnt, self._config.data.eval_split)
         warn_of_learnt_windows(learnt, measured, self._observer)
         return learnt, measured
+
+    def read_one(self, *, held_out: bool) -> Dataset:
+        """Reads what is learnt, or what is measured, by itself."""
+        if held_out and self._held_out is not None:
+            return self._measured(self._held_out)
+        whole, split = self._whole(), self._config.data.eval_split
+        return whole if split is None else self._split(whole, split)[held_out]
+
+    def _whole(self) -> Dataset:
+        """What is learnt, together with what is held out of it."""
+        if self._train is not None:
+            return self._dataset(self._train, "train_dataset", self._config.data)
+        settings = self._config.require_train()
+        parts = [self._dataset(str(each.train), "", each) for each in settings.parts()]
+        return _mixed(parts, settings, self._config.train.seed, self._observer)
+
+    def _measured(self, rows: Rows) -> Dataset:
+        return self._dataset(rows, "eval_dataset", self._config.data, held_out=True)
+
+    def _split(self, whole: Dataset, size: float) -> tuple[Dataset, Dataset]:
+        return split_off(whole, size, self._config.train.seed)
 
     def prompt(self) -> PromptFormat | None:
         """How prompts are written for what is learnt; None of token ids, which do not say it."""
@@ -387,9 +398,6 @@ class DataReader:
         kind = row_format(train, self._tokenizer(), preparation(settings, objective))
         return PromptFormat.of_rows(kind, self._tokenizer(), settings.chat_template)
 
-    def _named(self, part: DataConfig) -> Dataset:
-        return self._dataset(str(part.train), "train_dataset", part)
-
     def _dataset(
         self, rows: Rows, name: str, settings: DataConfig, *, held_out: bool = False
     ) -> Dataset:
@@ -401,10 +409,11 @@ class DataReader:
                 settings, name, self._tokenizer(), self._observer,
                 held_out=held_out, objective=objective,
             )  # fmt: skip
-            check_ids(name, dataset, self._vocabulary)
+            if self._vocabulary is not None:
+                check_ids(name, dataset, self._vocabulary)
         else:
             tokens = encoded(rows, name, self._tokenizer, settings, objective)
-            dataset = as_dataset(tokens, name, self._vocabulary)
+            dataset = as_dataset(tokens, name, self._vocabulary or TOKEN_ID)
             if tokens is rows:  # who has made token ids of it has been told
                 return dataset
             for text in dataset.warnings:
