@@ -86,8 +86,7 @@ def load_dataset(
         tokenizer = Tokenizer.from_folder(tokenizer)
     if not isinstance(path, str | os.PathLike):
         return encode_rows(path, tokenizer, how)
-    selection = _select(path, held_out=held_out)
-    source = _of_files(path, selection, tokenizer, how, progress)
+    selection, source = _of_files(path, tokenizer, how, progress, held_out=held_out)
     keeps = cache and cache_problem() is None
     folder = cache_folder() / _key(selection, source) if keeps else None
     dataset = prepare(folder, source.fill)
@@ -127,7 +126,7 @@ def encoded_examples(
         DataError: If a file cannot be read or a row is wrong.
         TokenizerError: If the chat template is broken.
     """
-    return _of_files(path, _select(path, held_out=held_out), tokenizer, how).examples()
+    return _of_files(path, tokenizer, how, held_out=held_out)[1].examples()
 
 
 def row_format(
@@ -142,7 +141,7 @@ def row_format(
     """
     if not isinstance(path, str | os.PathLike):
         return _in_memory(path, tokenizer, how, "rows").row_format
-    return _of_files(path, _select(path, held_out=False), tokenizer, how).row_format
+    return _of_files(path, tokenizer, how)[1].row_format
 
 
 def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -160,12 +159,14 @@ def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 def _of_files(
     path: str | os.PathLike[str],
-    selection: Selection,
     tokenizer: Tokenizer,
     how: Preparation,
     progress: Callable[[int], None] = lambda rows: None,
-) -> RowSource:
+    *,
+    held_out: bool = False,
+) -> tuple[Selection, RowSource]:
     template = _template(how, tokenizer)
+    selection = _select(path, held_out=held_out)
     documents = selection.files if holds_documents(selection.files) else ()
     if selection.rows is not None and documents:
         raise DataError(
@@ -173,7 +174,8 @@ def _of_files(
         )
     kind = RowSource if how.objective == "sft" else AnswerSource
     rows = partial(rows_of_files, selection)
-    return kind(selection.name, rows, documents, tokenizer, template, how, progress)
+    source = kind(selection.name, rows, documents, tokenizer, template, how, progress)
+    return selection, source
 
 
 def _in_memory(
