@@ -61,8 +61,8 @@ def _import(module: str) -> bytes:
 def _limit() -> None:
     """Holds this process to its memory, and keeps it from opening or starting anything.
 
-    Windows has no such limits, and macOS does not enforce the one on memory: there, what counts
-    within Jinja and the timer are all there is.
+    Windows has no such limits, and macOS does not enforce the one on memory: there, the process
+    that has started this one watches it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,8 @@ class ChildProcess:
             self._process.stdin.write(QUESTION.pack(len(question), seconds, wait))
             self._process.stdin.write(question)
             self._process.stdin.flush()
-            answer, spent = _read(self._process)
+            with _watched(self._process):
+                answer, spent = _read(self._process)
         except (OSError, EOFError):
             status = self._status()
             if status == _TIMER:
@@ -190,6 +192,44 @@ def _environment() -> dict[str, str]:
     """Nothing that is secret, and nothing that makes a library start threads."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
     return {**kept, "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
+
+
+_LIMITED = sys.platform not in ("darwin", "win32")  # memory, by the operating system
+_LOOKS = 0.02  # seconds from one look at a process's memory to the next
+
+
+@contextmanager
+def _watched(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kills a process that takes too much memory, where the operating system does not limit it."""
+    if _LIMITED:
+        yield
+        return
+    answered, killed = threading.Event(), threading.Event()
+    watcher = threading.Thread(target=_watch, args=(process, answered, killed), daemon=True)
+    watcher.start()
+    try:
+        yield
+    except (OSError, EOFError):
+        if killed.is_set():
+            raise Stopped(f"needs more than {CHILD_BYTES // 2**20} MB of memory") from None
+        raise
+    finally:
+        answered.set()
+        watcher.join()
+
+
+def _watch(
+    process: subprocess.Popen[bytes], answered: threading.Event, killed: threading.Event
+) -> None:
+    import psutil  # here, since the child imports this module
+
+    with suppress(psutil.Error):
+        seen = psutil.Process(process.pid)
+        while not answered.wait(_LOOKS):
+            if seen.memory_info().rss > CHILD_BYTES:
+                killed.set()
+                process.kill()
+                return
 
 
 def _read(process: subprocess.Popen[bytes]) -> tuple[Mapping[str, Any], float]:

@@ -49,6 +49,8 @@ def test_answers_and_errors_come_back(child) -> None:
     with pytest.raises(DataError, match="refuses this conversation: no"):
         rendered(child, "{{ raise_exception('no') }}")
     with pytest.raises(TokenizerError, match="stopped"):
+        rendered(child, "{{ messages.append(1) }}")
+    with pytest.raises(Stopped, match="needs more than 512 MB of memory"):
         rendered(child, "{{ 'x' * 10**9 }}")
 
 
@@ -117,6 +119,15 @@ def test_memory(child, monkeypatch) -> None:
     grow += "{% set n.l = n.l + ['x' * 9000000 ~ i] %}{% endfor %}"
     with pytest.raises(Stopped, match="512 MB of memory"):
         rendered(child, grow)
+
+
+def test_memory_is_watched_where_the_system_does_not_limit_it(child, monkeypatch) -> None:
+    monkeypatch.setattr(process, "_LIMITED", False)
+    assert rendered(child, "a") == "a"
+    monkeypatch.setattr(process, "CHILD_BYTES", 100 << 20)
+    with pytest.raises(Stopped, match="needs more than 100 MB of memory"):
+        rendered(child, "{% set a = 'x' * 10**8 * 2 %}{{ 7 ** 7 ** 9 }}")
+    assert rendered(child, "b") == "b"
 
 
 def test_a_process_that_was_killed_is_replaced(child) -> None:
