@@ -12,8 +12,8 @@ from pathlib import Path
 from campaigns.support import Tally, campaign
 from campaigns.watched import Case, watched
 from qlora_wgpu.data import ChatTemplate
+from qlora_wgpu.data.conversations import Conversation
 from qlora_wgpu.data.masking import Masking
-from qlora_wgpu.data.rendering import Conversation
 from qlora_wgpu.errors import QLoRAError
 
 SECRET = "canary-that-no-template-may-read"

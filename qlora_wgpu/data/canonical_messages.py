@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from qlora_wgpu.data.columns import EmptyRow
+from qlora_wgpu.data.conversations import REASONING_KEYS
 from qlora_wgpu.data.json_rows import parse_json
-from qlora_wgpu.data.rendering import REASONING_KEYS
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.visible import quoted
 

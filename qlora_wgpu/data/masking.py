@@ -11,9 +11,21 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import pairwise
-from numbers import Real
 from typing import Any, Literal, NamedTuple
 
+from qlora_wgpu.data.conversations import (
+    ASKS_FLAGS,
+    REASONING_KEYS,
+    USUAL_ROLES,
+    Conversation,
+    Message,
+    Span,
+    Tools,
+    is_asked_for,
+    is_spared,
+    roles_in_words,
+    text_of,
+)
 from qlora_wgpu.data.marker_words import (
     LeftOut,
     MarkedConversation,
@@ -22,19 +34,8 @@ from qlora_wgpu.data.marker_words import (
     common_prefix,
     unused,
 )
-from qlora_wgpu.data.rendering import (
-    REASONING_KEYS,
-    USUAL_ROLES,
-    Conversation,
-    Message,
-    RenderedChat,
-    Span,
-    Template,
-    Tools,
-    roles_in_words,
-    text_of,
-)
-from qlora_wgpu.errors import DataError, QLoRAError, brief
+from qlora_wgpu.data.rendering import RenderedChat, Template
+from qlora_wgpu.errors import DataError, QLoRAError
 
 TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]
 
@@ -56,75 +57,10 @@ class Masked(NamedTuple):
     left_out: Sequence[str]  # what of it the template leaves out, in words
 
 
-# ---- what messages say of being learnt -----------------------------------------------------------
-
-WEIGHT = "weight"  # OpenAI's, of the assistant's messages
-# Axolotl's, ms-swift's and LLaMA-Factory's, of anyone's.
-_TRAINS = ("train", "training", "loss", "loss_weight")
-_FLAGS = (WEIGHT, *_TRAINS)
-_PARTS = ("train_detail", "training_detail")  # Axolotl's, of passages
-FLAGS = frozenset({*_FLAGS, *_PARTS})
-"""All keys of messages that say whether they are learnt."""
-_ASKS = re.compile(rf"(\.|\[['\"])({'|'.join(_FLAGS)})\b")
-
-
 def heeds_flags(source: str, marks_assistant: bool, how: Masking) -> bool:
     """Whether what messages say counts: not where a template marks what is learnt by it."""
-    knows_better = marks_assistant and _ASKS.search(source) is not None
+    knows_better = marks_assistant and ASKS_FLAGS.search(source) is not None
     return how.heeds_flags and (how.train_on == "all" or not knows_better)
-
-
-def is_spared(message: Mapping[str, Any]) -> bool:
-    """Whether a message says that it is not learnt."""
-    if FLAGS.isdisjoint(message):  # as most are
-        return False
-    return any(_says(message.get(flag), 0) for flag in _FLAGS)
-
-
-def is_asked_for(message: Mapping[str, Any]) -> bool:
-    """Whether a message says that it is learnt, whoever it is from.
-
-    A weight of 1 does not say so: OpenAI's are of the assistant's messages alone.
-    """
-    if FLAGS.isdisjoint(message):
-        return False
-    return not is_spared(message) and any(_says(message.get(flag), 1) for flag in _TRAINS)
-
-
-def flags_of(message: Mapping[str, Any]) -> dict[str, Any]:
-    """What a message says of itself, by the words for it."""
-    return {key: message[key] for key in (*_FLAGS, *_PARTS) if message.get(key) is not None}
-
-
-def without_flags(message: Mapping[str, Any]) -> dict[str, Any]:
-    """A message without what it says of itself."""
-    return {key: value for key, value in message.items() if key not in FLAGS}
-
-
-def check_flags(message: Mapping[str, Any], name: str) -> None:
-    """Refuses what is neither learnt nor not; ``name`` is such as ``message 2``."""
-    if FLAGS.isdisjoint(message):
-        return
-    for flag in _FLAGS:
-        value = message.get(flag)
-        if value is None or _says(value, 0) or _says(value, 1):
-            continue
-        if flag == WEIGHT:
-            raise DataError(
-                f"{name} has the weight {brief(value)}, but a turn is learnt (1) or not (0): "
-                "data.columns: {weight: …} gives whole rows other weights"
-            )
-        raise DataError(f"{name} has {flag}: {brief(value)}, which must be true or false")
-    parts = next((key for key in _PARTS if message.get(key)), None)
-    if parts is not None and not is_spared(message):
-        raise DataError(
-            f"{name} has {parts}, but passages of a turn cannot be chosen: give the turn train: "
-            "true or false in its place"
-        )
-
-
-def _says(value: Any, what: int) -> bool:
-    return isinstance(value, Real) and bool(value == what)
 
 
 # ---- spans ---------------------------------------------------------------------------------------

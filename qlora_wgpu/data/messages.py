@@ -7,9 +7,8 @@ from typing import Any
 
 from qlora_wgpu.data.canonical_messages import canonical_message, from_json, kind_of
 from qlora_wgpu.data.columns import INSTRUCTION, PAIR, EmptyRow
+from qlora_wgpu.data.conversations import FLAGS, flags_of, text_of
 from qlora_wgpu.data.json_rows import parse_json
-from qlora_wgpu.data.masking import FLAGS, flags_of
-from qlora_wgpu.data.rendering import text_of
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import MAX_MESSAGES
 from qlora_wgpu.visible import quoted

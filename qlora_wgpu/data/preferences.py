@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from qlora_wgpu.data.canonical_messages import from_json, kind_of
 from qlora_wgpu.data.columns import EmptyRow
-from qlora_wgpu.data.masking import without_flags
+from qlora_wgpu.data.conversations import without_flags
 from qlora_wgpu.data.messages import checked_messages, first_holds, from_sharegpt, with_system
 from qlora_wgpu.errors import DataError
 

@@ -11,36 +11,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from qlora_wgpu.data.conversations import REASONING_KEYS, Message, Span, Tools, text_of
 from qlora_wgpu.errors import QLoRAError
 from qlora_wgpu.sandbox.templates import SPAN_END, SPAN_START, marks_assistant, render
-from qlora_wgpu.visible import quoted
 
-Message = Mapping[str, Any]
-Tools = Sequence[Mapping[str, Any]] | None
-Span = tuple[int, int]
-
-# ---- conversations -------------------------------------------------------------------------------
-
-REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-"""Names of what a message thinks; templates read the first, or the second."""
-# What chat templates know; there are more, which one or another does.
-USUAL_ROLES = frozenset({"system", "developer", "user", "assistant", "tool", "function", "ipython"})
-_SHOWN_ROLES = 8  # in a message
-
-
-class Conversation(NamedTuple):
-    """A conversation."""
-
-    messages: Sequence[Message]  # its messages
-    tools: Tools = None  # the JSON schemas of functions that the model may call
-    first: int = 0  # the first message that is no part of the prompt
-    # What else the chat template is given, by name
-    options: Mapping[str, Any] = MappingProxyType({})
+# ---- texts ---------------------------------------------------------------------------------------
 
 
 class RenderedChat(NamedTuple):
@@ -50,18 +29,6 @@ class RenderedChat(NamedTuple):
     # Half-open character ranges of what the assistant writes, or None where the template does not
     # mark it with ``{% generation %}``
     spans: list[Span] | None
-
-
-def text_of(content: Any) -> str:
-    """A content as text, that of its parts one after the other."""
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return content if isinstance(content, str) else ""
-
-
-def roles_in_words(roles: Iterable[str]) -> str:
-    """Some roles, as a sentence names them."""
-    return ", ".join(map(quoted, sorted(roles)[:_SHOWN_ROLES]))
 
 
 def without_span_marks(value: Any) -> Any:

@@ -30,8 +30,9 @@ from qlora_wgpu.data.columns import (
     weight_of,
     with_columns,
 )
+from qlora_wgpu.data.conversations import Conversation, Span, check_flags
 from qlora_wgpu.data.examples import document_ids, size_of
-from qlora_wgpu.data.masking import Masked, Masking, TrainOn, check_flags, heeds_flags
+from qlora_wgpu.data.masking import Masked, Masking, TrainOn, heeds_flags
 from qlora_wgpu.data.messages import (
     alpaca_prompt,
     checked_messages,
@@ -41,7 +42,6 @@ from qlora_wgpu.data.messages import (
     says_anything,
     with_system,
 )
-from qlora_wgpu.data.rendering import Conversation, Span
 from qlora_wgpu.data.tokenizer import Tokenizer, Tokens
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
 from qlora_wgpu.labels import IGNORE_INDEX

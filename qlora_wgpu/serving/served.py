@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from qlora_wgpu.data import ChatTemplate, PromptFormat
+from qlora_wgpu.data.conversations import Conversation
 from qlora_wgpu.data.marker_words import ANSWERS
-from qlora_wgpu.data.rendering import Conversation
 from qlora_wgpu.errors import ConfigError, DataError
 from qlora_wgpu.serving.requests import Asked, ChatRequest, CompletionRequest, Prompt
 from qlora_wgpu.serving.tool_calls import Offered, call_format, names_of

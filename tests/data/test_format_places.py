@@ -8,7 +8,7 @@ from support.tiny_tokenizer import tiny_tokenizer
 from qlora_wgpu.config import DataConfig
 from qlora_wgpu.config.values import RowFormat
 from qlora_wgpu.data.columns import _USUAL_NAMES, CHAT_PAIR, CHATS, FORMATS
-from qlora_wgpu.data.rendering import USUAL_ROLES
+from qlora_wgpu.data.conversations import USUAL_ROLES
 from qlora_wgpu.data.row_formats import RowEncoder
 from qlora_wgpu.web.site import page_folder
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from qlora_wgpu.data.conversations import Conversation
 from qlora_wgpu.data.masking import Masking, learnt_turns
-from qlora_wgpu.data.rendering import Conversation
 
 
 def assistant_spans(template, messages, tools=None, eos_token=None, train_on="assistant"):
