@@ -167,7 +167,7 @@ class RowSource:
     def _examples(self, *, empty: bool) -> Iterator[Encoded]:
         self._tally = Tally(self.name, self.how, self.tokenizer, self.template)
         yield from self._windows() if self.documents else self._encoded_rows(empty=empty)
-        self.progress(self._tally.counts.rows)
+        self.progress(self._tally.num["rows"])
 
     def _windows(self) -> Iterator[Encoded]:
         length = self.how.max_seq_length
@@ -190,7 +190,7 @@ class RowSource:
                 )
 
     def _window(self, ids: list[int]) -> Encoded:
-        self._tally.read()
+        self._tally.count("rows")
         self._tally.unknown(ids)
         return Encoded(ids, list(ids))
 
@@ -207,7 +207,7 @@ class RowSource:
                 except DataError as err:
                     each = err
                 if isinstance(each, EmptyRow):
-                    self._tally.empty(where)
+                    self._tally.count("empty", where)
                     continue
                 made = encoded_or_raised(each, where)
                 is_bad = row_format != "text" and is_labelled_false(row)
@@ -218,9 +218,9 @@ class RowSource:
                 )
 
     def _read(self) -> None:
-        self._tally.read()
-        if self._tally.counts.rows % _REPORTED_EVERY == 0:
-            self.progress(self._tally.counts.rows)
+        self._tally.count("rows")
+        if self._tally.num["rows"] % _REPORTED_EVERY == 0:
+            self.progress(self._tally.num["rows"])
 
     def _kept(
         self, where: str, encoded: Encoded, row_format: str, is_bad: bool, empty: bool
@@ -233,13 +233,14 @@ class RowSource:
             return
         cut = self._cut(encoded, where)
         if cut is None:
-            tally.too_long()
+            tally.count("dropped")
         elif encoded.weight and learns(cut.labels):
-            tally.kept(is_cut=cut is not encoded, is_bad=is_bad)
+            tally.count("truncated", by=cut is not encoded)
+            tally.count("bad", by=is_bad)
             yield cut
         else:
             if not encoded.weight:
-                tally.without_weight()
+                tally.count("weightless")
             elif learns(encoded.labels):  # what is cut away
                 tally.without_labels(frozenset())
             else:
@@ -251,7 +252,8 @@ class RowSource:
         """A text whole, in as many examples as it takes; a last token by itself teaches nothing."""
         limit, ids = self.how.max_seq_length, encoded.ids
         begins = range(0, len(ids) - 1, limit)
-        self._tally.windows(len(begins))
+        self._tally.count("long texts")
+        self._tally.count("windows", by=len(begins))
         for begin in begins:
             part = ids[begin : begin + limit]
             yield Encoded(part, list(part), weight=encoded.weight, goes_on=begin > 0)
@@ -360,7 +362,7 @@ class AnswerSource(RowSource):
                     made = [_NOTHING if a is None else next(encoded) for a in each]
                     sides = self._sides(where, each, made, empty=empty)
                 elif isinstance(each, EmptyRow):
-                    self._tally.empty(where)
+                    self._tally.count("empty", where)
                     continue
                 else:
                     raise DataError(f"{where}: {each}") from each
@@ -404,12 +406,12 @@ class AnswerSource(RowSource):
         """
         wrong = next((each for each in made if isinstance(each, QLoRAError)), None)
         if isinstance(wrong, EmptyRow):
-            self._tally.empty(where)
+            self._tally.count("empty", where)
             return []
         whole = [encoded_or_raised(each, where) for each in made]
         given = [side for side in whole if side.ids]
         if not given:
-            self._tally.empty(where)
+            self._tally.count("empty", where)
             return []
         self._tally.left_out(where, {what for side in whole for what in side.left_out})
         for answer, side in zip(answers, whole, strict=True):
@@ -418,15 +420,15 @@ class AnswerSource(RowSource):
         cut = [self._cut(side, where) for side in whole]
         kept = [side for side in cut if side is not None]
         if len(kept) < len(whole):
-            self._tally.too_long()
+            self._tally.count("dropped")
             return []
         if any(not learns(side.labels) for side in kept if side.ids):
             self._tally.without_labels(given[-1].roles)
             return kept if empty else []
-        is_cut = any(a is not b for a, b in zip(kept, whole, strict=True))
-        self._tally.kept(is_cut=is_cut, is_spared=any(side.is_spared for side in whole))
+        self._tally.count("truncated", by=any(a is not b for a, b in zip(kept, whole, strict=True)))
+        self._tally.count("spared", by=any(side.is_spared for side in whole))
         if len(given) == 2 and kept[0].ids == kept[1].ids:  # TRL keeps such rows, too
-            self._tally.same_answers(where)
+            self._tally.count("same", where)
         # KTO learns from each answer of a pair by itself.
         if self.how.objective == "kto" and len(given) == 2:
             return [kept[0], _NOTHING, _NOTHING, kept[1]]
