@@ -36,12 +36,7 @@ def without_nulls(value: Any) -> Any:
 
 
 def canonical_message(given: Any, name: str) -> dict[str, Any]:
-    """A message in the one form.
-
-    Args:
-        given: The message.
-        name: What it is called in an error, such as ``message 2``.
-    """
+    """A message in the one form; ``name`` is what an error calls it, such as ``message 2``."""
     if not isinstance(given, Mapping):
         raise DataError(f"{name} must be an object, got {kind_of(given)}")
     message: dict[str, Any] = without_nulls(given)

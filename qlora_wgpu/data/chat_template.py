@@ -116,14 +116,7 @@ class ChatTemplate:
         special_tokens: Mapping[str, Any] | None = None,
         tool_source: str | None = None,
     ) -> None:
-        """Compiles a template.
-
-        Args:
-            source: Jinja source.
-            special_tokens: Texts by name, such as ``{"bos_token": "<s>"}``, and what else the
-                template is given.
-            tool_source: That of the template for conversations with tools, if it is another one.
-        """
+        """Compiles a template, which is given texts by name, such as ``{"bos_token": "<s>"}``."""
         self.source = source
         self.tool_source = tool_source
         self.sources = Sources(source, tool_source, dict(special_tokens or {}))
@@ -138,14 +131,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> RenderedChat:
-        """Renders a conversation.
-
-        Args:
-            messages: Mappings with ``role`` and ``content``.
-            add_generation_prompt: Whether to end with the header of an assistant turn.
-            tools: JSON schemas of functions that the model may call.
-            options: What else the template is given, by name.
-        """
+        """Renders a conversation, with the header of an assistant's turn at the end if asked."""
         conversation = _plain(Conversation(messages, tools, 0, options or {}))
         with _cannot_be_handed_over():
             text, spans = self._call(
@@ -222,15 +208,9 @@ def render_chat(
 
 
 def find_chat_template(setting: str | None, tokenizer: Tokenizer) -> ChatTemplate | None:
-    """The template that a run uses.
+    """The template that a run uses, by ``data.chat_template``; None if there is none at all.
 
-    Args:
-        setting: ``data.chat_template``: a built-in name, the template itself, a file, or None for
-            the tokenizer's own.
-        tokenizer: Gives its template and its special tokens.
-
-    Returns:
-        The template, or None if there is none at all.
+    The setting is a built-in name, the template itself, a file, or None for the tokenizer's own.
     """
     if setting is None:
         source = tokenizer.chat_template

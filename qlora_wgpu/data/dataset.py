@@ -100,15 +100,7 @@ def encode_rows(
 ) -> Dataset:
     """Encodes rows that are in memory, as ``load_dataset`` does those of a file.
 
-    Args:
-        rows: Mappings of one of the formats in ``qlora_wgpu.data.row_formats``.
-        tokenizer: The model's tokenizer.
-        how: Settings of the preparation.
-        name: For messages: ``rows[0]``.
-
-    Raises:
-        DataError: If a row is wrong, or there is nothing to learn.
-        TokenizerError: If the chat template is broken.
+    Messages call a row by the name, such as ``rows[0]``.
     """
     dataset = prepare(None, _in_memory(rows, tokenizer, how, name).fill)
     dataset.unit = unit_of(how)
@@ -121,10 +113,6 @@ def encoded_examples(
     """Yields what ``load_dataset`` would read, with the text of each example.
 
     Rows with nothing to learn are yielded, too, which it leaves out.
-
-    Raises:
-        DataError: If a file cannot be read or a row is wrong.
-        TokenizerError: If the chat template is broken.
     """
     return _of_files(path, tokenizer, how, held_out=held_out)[1].examples()
 
@@ -134,22 +122,14 @@ def row_format(
     tokenizer: Tokenizer,
     how: Preparation,
 ) -> str:
-    """A key of ``FORMATS``: what ``load_dataset`` takes the rows for, ``text`` for documents.
-
-    Raises:
-        DataError: If a file cannot be read or its first row is wrong.
-    """
+    """A key of ``FORMATS``: what ``load_dataset`` takes the rows for, ``text`` for documents."""
     if not isinstance(path, str | os.PathLike):
         return _in_memory(path, tokenizer, how, "rows").row_format
     return _of_files(path, tokenizer, how)[1].row_format
 
 
 def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The first row of a file, folder or name that holds anything; None of documents.
-
-    Raises:
-        DataError: If it cannot be read.
-    """
+    """The first row of a file, folder or name that holds anything; None of documents."""
     files = _select(path, held_out=False).files
     if holds_documents(files):
         return None
@@ -242,13 +222,7 @@ class DatasetPart(Dataset):
     def __init__(
         self, whole: Dataset, numbers: npt.NDArray[np.int64], counts: Counts | None = None
     ) -> None:
-        """Chooses examples.
-
-        Args:
-            whole: The data set.
-            numbers: Those of its examples that are chosen, rising.
-            counts: Counts of what became of the source's rows; by default each example is a row.
-        """
+        """Chooses examples by their rising numbers; by default each counts as a row."""
         super().__init__((), counts or Counts(rows=len(numbers)))
         self._whole = whole
         self._numbers = numbers
@@ -306,21 +280,11 @@ class DatasetPart(Dataset):
 
 
 def split_off(dataset: Dataset, size: float, seed: int) -> tuple[Dataset, Dataset]:
-    """Parts a data set in two, by the contents of its examples and a seed alone.
+    """Parts a data set in what is left and what is held out, by its contents and a seed alone.
 
-    The same rows are held out whatever their order and the machine. Rows that are equal stay
-    together, and so do the windows of a text, so that no row is learnt and measured.
-
-    Args:
-        dataset: The examples.
-        size: How many rows are held out, or which share of them where it is below 1.
-        seed: Another one holds out others.
-
-    Returns:
-        What is left, and what is held out: at least ``size``.
-
-    Raises:
-        DataError: If nothing would be left to learn from.
+    The size is a number of rows, or a share of them where it is below 1; at least so many are held
+    out. The same ones are whatever their order and the machine. Rows that are equal stay together,
+    and so do the windows of a text, so that no row is learnt and measured.
     """
     texts, row_of = np.unique(dataset.text_numbers, return_inverse=True)
     rows = len(texts)

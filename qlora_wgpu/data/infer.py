@@ -16,12 +16,7 @@ _FOR = {PAIRS: "dpo", JUDGED: "kto"}
 
 
 def chosen_objective(data_path: str, columns: Mapping[str, str] | None = None) -> str:
-    """``dpo`` for pairs of answers, ``kto`` for judged ones, else ``sft``.
-
-    Args:
-        data_path: Path or hub name of the data.
-        columns: The rows' own names by their format's, as ``data.columns`` has them.
-    """
+    """``dpo`` for pairs of answers, ``kto`` for judged ones, else ``sft``."""
     row = first_row(data_path)
     if row is None:
         return "sft"
@@ -40,14 +35,7 @@ def chosen_template(
 ) -> str | None:
     """The name of the template that a run on some data needs besides the tokenizer.
 
-    Args:
-        data_path: Path or hub name of the data.
-        tokenizer: The model's.
-        objective: What its rows are for.
-        columns: The rows' own names by their format's, as ``data.columns`` has them.
-
-    Returns:
-        The name; None where the tokenizer has a template, or the rows are no chats.
+    None where the tokenizer has a template, or the rows are no chats.
     """
     if tokenizer.chat_template is not None:
         return None

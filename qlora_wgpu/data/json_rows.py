@@ -60,12 +60,7 @@ class _Refused(ValueError):
 
 
 def parse_json(text: str, first_line: int | None = None) -> Any:
-    """The value of a text.
-
-    Args:
-        text: All of it is the value.
-        first_line: Number of its first line in a file; None for text of one line alone.
-    """
+    """The value that a text is; its first line has a number in a file, or it is one line alone."""
     decoder = _decoder()
     try:
         value, end = decoder.raw_decode(text, skip_space(text, 0))

@@ -89,8 +89,7 @@ class MarkedConversation:
     def places(self, marked: str | None) -> dict[int, list[Place]]:
         """Where the parts of messages stand in the conversation's own text, in order.
 
-        Args:
-            marked: The text of these messages; None where the template refuses them.
+        Nowhere where the template refuses the marked ones.
         """
         if marked is None:
             return {}

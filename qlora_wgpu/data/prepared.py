@@ -144,11 +144,7 @@ class Writer:
     """Takes examples one by one and makes a data set of them, in files or in memory."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Starts an empty data set.
-
-        Args:
-            folder: The folder to keep the data in, or None for memory.
-        """
+        """Starts an empty data set in a folder, or in memory."""
         self._folder = folder
         self._unfinished: Unfinished | None = None
         self._files: dict[str, BinaryIO] = {}
@@ -263,13 +259,10 @@ def _mapped(path: Path, dtype: Any) -> npt.NDArray[Any]:
 
 
 def prepare(folder: Path | None, fill: Callable[[Writer], tuple[Counts, list[str]]]) -> Dataset:
-    """The data set of a folder, made by ``fill`` if it is not there.
+    """The data set of a folder, made by ``fill`` if it is not there; without a folder in memory.
 
-    Where the folder cannot be written, it is made in memory, with a warning.
-
-    Args:
-        folder: The folder to keep the data in, or None for memory only.
-        fill: Adds all examples to a writer, and returns what became of the rows and what to tell.
+    It is made in memory, with a warning, where the folder cannot be written, too. ``fill`` returns
+    what became of the rows, and what to tell of it.
     """
     if folder is not None:
         sweep(folder.parent)

@@ -56,13 +56,7 @@ class PromptFormat:
 
     @classmethod
     def of_rows(cls, row_format: str, tokenizer: Tokenizer, setting: str | None) -> PromptFormat:
-        """The format of what a model learns from.
-
-        Args:
-            row_format: A key of ``FORMATS``.
-            tokenizer: The model's tokenizer.
-            setting: ``data.chat_template``.
-        """
+        """The format of what is learnt, by the rows' format and ``data.chat_template``."""
         if row_format in CHATS:
             return cls("chat", tokenizer, find_chat_template(setting, tokenizer))
         return cls.alpaca(tokenizer) if row_format == "instruction/output" else cls.text(tokenizer)
@@ -85,10 +79,7 @@ class PromptFormat:
     ) -> list[int]:
         """Tokens of a conversation up to where the model is to speak; of text, the last message's.
 
-        Args:
-            messages: The conversation.
-            tools: JSON schemas of functions that the model may call, for a chat template.
-            options: What else the chat template is given, as a row's ``chat_template_kwargs``.
+        The chat template is given tools, and options as a row's ``chat_template_kwargs``.
         """
         if self.template is None:
             return self._as_rows(str(messages[-1]["content"]))

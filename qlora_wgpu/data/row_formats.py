@@ -320,12 +320,10 @@ def _characters(row: object) -> int:
 
 
 def tokens_in_spans(offsets: Sequence[Span], spans: Sequence[Span]) -> npt.NDArray[np.bool_]:
-    """Marks tokens that stand, at least in part, for characters in one of the spans.
+    """Marks tokens that stand, at least in part, for characters in one of the ascending spans.
 
-    Args:
-        offsets: For each token its character range; ``(0, 0)`` for added special tokens. Spaces
-            that a tokenizer leaves out of its ranges belong to the token after them.
-        spans: Ascending, disjoint character ranges.
+    Added special tokens have the range ``(0, 0)``. Spaces that a tokenizer leaves out of its ranges
+    belong to the token after them.
     """
     flat = chain.from_iterable(offsets)  # as pairs, NumPy takes three times as long
     starts, ends = np.fromiter(flat, np.int64, 2 * len(offsets)).reshape(-1, 2).T

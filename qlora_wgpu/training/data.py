@@ -54,15 +54,7 @@ def encoded(
     dataset: Sequence[Any], name: str, tokenizer: Callable[[], Tokenizer], settings: DataConfig,
     objective: str = "sft",
 ) -> Sequence[Any]:  # fmt: skip
-    """Rows as token ids: of a format that files have, or token ids already, which stay as they are.
-
-    Args:
-        dataset: The rows.
-        name: For messages.
-        tokenizer: Gives the tokenizer that encodes, where one is needed.
-        settings: How rows are encoded.
-        objective: ``train.objective``, which says what rows are.
-    """
+    """Rows of a format that files have as token ids; token ids stay as they are."""
     if isinstance(dataset, Mapping) or not _is_listed(dataset):
         raise DataError(f"{name} must be a path or a list of rows, got {type(dataset).__name__}")
     if is_text(dataset):
@@ -116,14 +108,10 @@ def is_text(dataset: Sequence[Any]) -> TypeGuard[Sequence[Mapping[str, Any]]]:
 
 
 def as_dataset(dataset: Sequence[Any], name: str, vocab_size: int) -> Dataset:
-    """Checks a data set and gives it one form.
+    """Checks a data set, all of whose ids must be below ``vocab_size``, and gives it one form.
 
-    Args:
-        dataset: Items with ``input_ids`` and ``labels`` (-100 to ignore, not shifted), as
-            attributes or keys; ``labels`` default to the ids, and an ``attention_mask`` removes
-            the positions where it is 0.
-        name: For messages.
-        vocab_size: Every id must be below it.
+    Items have ``input_ids`` and ``labels`` (-100 to ignore, not shifted), as attributes or keys;
+    ``labels`` default to the ids, and an ``attention_mask`` removes the positions where it is 0.
     """
     if isinstance(dataset, Dataset):
         if not len(dataset):
