@@ -18,10 +18,11 @@ import numpy.typing as npt
 from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.config.paths import DataPlace
 from qlora_wgpu.data.chat_template import ChatTemplate, find_chat_template
+from qlora_wgpu.data.columns import is_blank
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
 from qlora_wgpu.data.prepared import cache_folder, key_of, prepare
-from qlora_wgpu.data.row_formats import Encoded, is_blank
+from qlora_wgpu.data.row_formats import Encoded
 from qlora_wgpu.data.row_source import (
     AnswerSource,
     RowSource,
@@ -36,9 +37,6 @@ from qlora_wgpu.data.splits import RowSlice, Selection
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError, brief
 from qlora_wgpu.presence import exists
-
-__all__ = ["Dataset", "Example", "Preparation", "load_dataset"]
-
 
 # ---- reading -------------------------------------------------------------------------------------
 

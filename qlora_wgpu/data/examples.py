@@ -44,7 +44,7 @@ def document_ids(
 ) -> Iterator[list[int]]:
     """Token ids of a document, which comes in any parts, piece by piece.
 
-    With ``add_special_tokens`` the document, not every piece, begins and ends as the tokenizer says.
+    With ``add_special_tokens`` the document, not every piece, begins and ends as tokenizers do.
     """
     pieces = pieces_of(parts)
     piece = next(pieces)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from qlora_wgpu.data.chat_template import suitable_template
-from qlora_wgpu.data.columns import with_columns
-from qlora_wgpu.data.dataset import Preparation, first_row, row_format
+from qlora_wgpu.data.columns import CHATS, with_columns
+from qlora_wgpu.data.dataset import first_row, row_format
 from qlora_wgpu.data.preferences import JUDGED, PAIRS, format_of
-from qlora_wgpu.data.row_formats import CHATS
+from qlora_wgpu.data.row_stats import Preparation
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import DataError
 

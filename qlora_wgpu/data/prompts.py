@@ -30,9 +30,9 @@ from qlora_wgpu.data.chat_template import (
     end_of_turn,
     find_chat_template,
 )
+from qlora_wgpu.data.columns import CHATS
 from qlora_wgpu.data.examples import size_of
 from qlora_wgpu.data.messages import checked_messages
-from qlora_wgpu.data.row_formats import CHATS
 from qlora_wgpu.data.tokenizer import Tokenizer
 from qlora_wgpu.errors import CheckpointError, DataError, brief
 from qlora_wgpu.limits import MAX_AT_ONCE, TOKENIZER_CONFIG_BYTES

@@ -22,13 +22,8 @@ from qlora_wgpu.data.chat_template import ChatTemplate, suitable_template
 from qlora_wgpu.data.columns import (
     CHAT_PAIR,
     CHATS,
-    FORMATS,
     EmptyRow,
-    detect_format,
-    is_blank,
     keys_of,
-    weight_of,
-    with_columns,
 )
 from qlora_wgpu.data.conversations import Conversation, Span, check_flags
 from qlora_wgpu.data.examples import document_ids, size_of
@@ -46,20 +41,6 @@ from qlora_wgpu.data.tokenizer import Tokenizer, Tokens
 from qlora_wgpu.errors import DataError, QLoRAError, TokenizerError
 from qlora_wgpu.labels import IGNORE_INDEX
 from qlora_wgpu.limits import MAX_AT_ONCE, MAX_TEXT
-
-__all__ = [
-    "CHATS",
-    "FORMATS",
-    "EmptyRow",
-    "Encoded",
-    "RowEncoder",
-    "TrainOn",
-    "alpaca_prompt",
-    "detect_format",
-    "is_blank",
-    "weight_of",
-    "with_columns",
-]
 
 # ---- rows as token ids ---------------------------------------------------------------------------
 

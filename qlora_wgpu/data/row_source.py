@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from qlora_wgpu.data.chat_template import ChatTemplate
-from qlora_wgpu.data.columns import refuse_masks
+from qlora_wgpu.data.columns import (
+    EmptyRow,
+    detect_format,
+    is_blank,
+    refuse_masks,
+    weight_of,
+    with_columns,
+)
 from qlora_wgpu.data.examples import Counts, document_ids
 from qlora_wgpu.data.json_rows import file_parts
 from qlora_wgpu.data.messages import as_chat, with_chat_prompt
@@ -22,16 +29,7 @@ from qlora_wgpu.data.preferences import (
     pair_of,
 )
 from qlora_wgpu.data.prepared import Writer, learns
-from qlora_wgpu.data.row_formats import (
-    EmptyRow,
-    Encoded,
-    RowEncoder,
-    detect_format,
-    encoded_or_raised,
-    is_blank,
-    weight_of,
-    with_columns,
-)
+from qlora_wgpu.data.row_formats import Encoded, RowEncoder, encoded_or_raised
 from qlora_wgpu.data.row_stats import Preparation, Tally
 from qlora_wgpu.data.sources import read_rows
 from qlora_wgpu.data.splits import Selection

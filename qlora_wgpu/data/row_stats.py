@@ -8,9 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from qlora_wgpu.data.chat_template import ChatTemplate, end_of_turn
+from qlora_wgpu.data.columns import CHATS
 from qlora_wgpu.data.conversations import USUAL_ROLES, roles_in_words
 from qlora_wgpu.data.examples import Counts
-from qlora_wgpu.data.row_formats import CHATS, Encoded, TrainOn
+from qlora_wgpu.data.masking import TrainOn
+from qlora_wgpu.data.row_formats import Encoded
 from qlora_wgpu.data.tokenizer import Tokenizer
 
 Truncation = Literal["keep_start", "keep_end", "windows", "drop", "error"]

@@ -24,10 +24,9 @@ from qlora_wgpu.data import (
     row_format,
     split_off,
 )
-from qlora_wgpu.data.columns import is_numeric
+from qlora_wgpu.data.columns import CHATS, is_numeric
 from qlora_wgpu.data.dataset import encode_rows
 from qlora_wgpu.data.mixture import Portion, mix
-from qlora_wgpu.data.row_formats import CHATS
 from qlora_wgpu.data.row_source import lasting
 from qlora_wgpu.errors import DataError
 from qlora_wgpu.limits import TOKEN_ID

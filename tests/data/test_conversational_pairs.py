@@ -5,7 +5,8 @@ from support.tiny_tokenizer import learnt, tiny_tokenizer
 
 from qlora_wgpu.data import ChatTemplate, PromptFormat, RowEncoder
 from qlora_wgpu.data.columns import CHAT_PAIR, EmptyRow, detect_format
-from qlora_wgpu.data.dataset import Preparation, encode_rows, row_format
+from qlora_wgpu.data.dataset import encode_rows, row_format
+from qlora_wgpu.data.row_stats import Preparation
 from qlora_wgpu.errors import DataError
 
 PLAIN = (

@@ -6,8 +6,8 @@ import pytest
 from support.tiny_tokenizer import learnt, tiny_tokenizer
 
 from qlora_wgpu.data import ChatTemplate, Preparation, RowEncoder, alpaca_prompt, row_format
+from qlora_wgpu.data.columns import FORMATS, detect_format
 from qlora_wgpu.data.messages import from_sharegpt
-from qlora_wgpu.data.row_formats import FORMATS, detect_format
 from qlora_wgpu.errors import DataError
 
 TEMPLATE = (

@@ -6,7 +6,8 @@ import pytest
 from support.tiny_tokenizer import tiny_tokenizer
 
 from qlora_wgpu.data import Tokenizer, row_formats
-from qlora_wgpu.data.dataset import Preparation, encode_rows
+from qlora_wgpu.data.dataset import encode_rows
+from qlora_wgpu.data.row_stats import Preparation
 from qlora_wgpu.errors import TokenizerError
 
 TEMPLATE = (
