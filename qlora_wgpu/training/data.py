@@ -271,34 +271,6 @@ def _name(path: str) -> str:
 # ---- reading -------------------------------------------------------------------------------------
 
 
-def read_dataset(
-    settings: DataConfig,
-    path: str,
-    tokenizer: Tokenizer,
-    observer: Observer,
-    *,
-    held_out: bool = False,
-    objective: str = "sft",
-) -> Dataset:
-    """Reads and encodes a data set, or takes what an earlier run prepared."""
-    name = Path(path).name
-    observer.activity(f"preparing {name}")
-    dataset = load_dataset(
-        path,
-        tokenizer,
-        settings.max_seq_length,
-        how=preparation(settings, objective),
-        held_out=held_out,
-        cache=settings.cache,
-        progress=lambda rows: observer.activity(f"preparing {name}: {rows:,} rows"),
-    )
-    observer.activity("")
-    for text in dataset.warnings:
-        observer.warning(text)
-    tell_left_out(settings, path, dataset, observer, held_out=held_out)
-    return dataset
-
-
 def check_ids(path: str, dataset: Dataset, vocabulary: int) -> None:
     """Refuses a tokenizer that makes ids which the model does not have."""
     if dataset.max_token_id < vocabulary:
@@ -392,10 +364,7 @@ class DataReader:
         objective = self._config.train.objective
         if isinstance(rows, str | PathLike):
             name = fspath(rows)
-            dataset = read_dataset(
-                settings, name, self._tokenizer(), self._observer,
-                held_out=held_out, objective=objective,
-            )  # fmt: skip
+            dataset = self._of_files(name, settings, held_out=held_out)
             if self._vocabulary is not None:
                 check_ids(name, dataset, self._vocabulary)
         else:
@@ -406,4 +375,23 @@ class DataReader:
             for text in dataset.warnings:
                 self._observer.warning(text)
         warn_of_long_rows(name, dataset, self._positions, self._observer)
+        return dataset
+
+    def _of_files(self, path: str, settings: DataConfig, *, held_out: bool) -> Dataset:
+        """Reads and encodes files, or takes what an earlier run prepared."""
+        name, observer = Path(path).name, self._observer
+        observer.activity(f"preparing {name}")
+        dataset = load_dataset(
+            path,
+            self._tokenizer(),
+            settings.max_seq_length,
+            how=preparation(settings, self._config.train.objective),
+            held_out=held_out,
+            cache=settings.cache,
+            progress=lambda rows: observer.activity(f"preparing {name}: {rows:,} rows"),
+        )
+        observer.activity("")
+        for text in dataset.warnings:
+            observer.warning(text)
+        tell_left_out(settings, path, dataset, observer, held_out=held_out)
         return dataset
