@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -133,11 +134,12 @@ class _NotKept(Exception):
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _writing(folder: Path | None) -> Iterator[None]:
     try:
         yield
     except OSError as err:
-        raise _NotKept(f"{folder} cannot be written: {err.strerror or err}") from err
+        where = folder and folder.parent
+        raise _NotKept(f"{where} cannot be written: {err.strerror or err}") from err
 
 
 class Writer:
@@ -148,20 +150,21 @@ class Writer:
         self._folder = folder
         self._unfinished: Unfinished | None = None
         self._files: dict[str, BinaryIO] = {}
-        self._parts: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in _ARRAYS}
         self._digests = {name: hashlib.sha256() for name in _ARRAYS}
         self._end = 0
-        if folder is not None:
-            try:
-                with _writing(folder.parent):
-                    self._begin(folder.parent)
-            except _NotKept:
-                self.discard()
-                raise
+        try:
+            with _writing(folder):
+                self._begin()
+        except _NotKept:
+            self.discard()
+            raise
 
-    def _begin(self, cache: Path) -> None:
-        make_cache_folder(cache)
-        self._unfinished = Unfinished(cache)
+    def _begin(self) -> None:
+        if self._folder is None:
+            self._files = {name: BytesIO() for name in _ARRAYS}
+            return
+        make_cache_folder(self._folder.parent)
+        self._unfinished = Unfinished(self._folder.parent)
         self._files = {n: (self._unfinished.path / f"{n}.bin").open("wb") for n in _ARRAYS}
 
     def add(
@@ -169,34 +172,29 @@ class Writer:
     ) -> None:
         """Appends an example, its weight in the loss, and whether it goes on with a text."""
         self._end += len(ids)
-        self._put("ids", np.array(ids, np.int32))
-        self._put("labels", np.array(labels, np.int32))
-        self._put("ends", np.array([self._end], np.int64))
-        self._put("weights", np.array([weight], np.float32))
-        self._put("goes_on", np.array([goes_on], np.uint8))
-
-    def _put(self, name: str, array: npt.NDArray[Any]) -> None:
-        if self._folder is None:
-            self._parts[name].append(array)
-        else:
-            with _writing(self._folder.parent):
-                self._files[name].write(array.data)
-            self._digests[name].update(array.data)
+        values: tuple[list[Any], ...] = (ids, labels, [self._end], [weight], [goes_on])
+        with _writing(self._folder):
+            for (name, dtype), value in zip(_ARRAYS.items(), values, strict=True):
+                data = np.array(value, dtype).data
+                self._files[name].write(data)
+                self._digests[name].update(data)
 
     def finish(self, counts: Counts, warnings: list[str]) -> Dataset:
         """Closes the data set and opens it for reading."""
         if self._folder is None or self._unfinished is None:
-            arrays = {
-                name: np.concatenate([np.zeros(0, dtype), *self._parts[name]])
-                for name, dtype in _ARRAYS.items()
-            }
+            arrays = {name: self._array(name) for name in _ARRAYS}
             return Dataset.of_arrays(**arrays, counts=counts, warnings=warnings)
-        with _writing(self._folder.parent):
+        with _writing(self._folder):
             self._publish(self._unfinished, self._folder, counts, warnings)
         dataset = read(self._folder)
         if dataset is None:
             raise _NotKept(f"{self._folder} cannot be read again")
         return dataset
+
+    def _array(self, name: str) -> npt.NDArray[Any]:
+        file = self._files[name]
+        file.seek(0)
+        return np.frombuffer(bytearray(file.read()), _ARRAYS[name])
 
     def _publish(
         self, unfinished: Unfinished, folder: Path, counts: Counts, warnings: list[str]
