@@ -40,6 +40,9 @@ from qlora_wgpu.errors import DataError, QLoRAError
 TrainOn = Literal["auto", "assistant", "last_turn", "completion", "all"]
 
 
+_TEMPLATES = 64  # with options, that are remembered
+
+
 class Masking(NamedTuple):
     """What is learnt of conversations."""
 
@@ -57,7 +60,8 @@ class Masked(NamedTuple):
     left_out: Sequence[str]  # what of it the template leaves out, in words
 
 
-def heeds_flags(source: str, marks_assistant: bool, how: Masking) -> bool:
+@lru_cache(maxsize=_TEMPLATES)
+def flags_count(source: str, marks_assistant: bool, how: Masking) -> bool:
     """Whether what messages say counts: not where a template marks what is learnt by it."""
     knows_better = marks_assistant and ASKS_FLAGS.search(source) is not None
     return how.heeds_flags and (how.train_on == "all" or not knows_better)
@@ -469,7 +473,7 @@ def learnt_turns(
     rendered = RenderedTurns(
         template, messages, conversation.tools, how.eos_token, heeds_generation=how.heeds_flags
     )
-    heeds = heeds_flags(template.source, template.marks_assistant, how)
+    heeds = flags_count(template.source, template.marks_assistant, how)
     silent = spared if heeds else set()
     if is_whole:
         holes = rendered.turns_of_anyone(sorted(silent)) if silent else []
@@ -492,8 +496,6 @@ def _first_learnt(conversation: Conversation, how: Masking) -> int:
 
 
 # ---- what the child process is asked for ---------------------------------------------------------
-
-_TEMPLATES = 64  # with options, that are kept
 
 
 class Sources(NamedTuple):

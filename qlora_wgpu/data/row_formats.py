@@ -27,7 +27,7 @@ from qlora_wgpu.data.columns import (
 )
 from qlora_wgpu.data.conversations import Conversation, Span, check_flags
 from qlora_wgpu.data.examples import document_ids, size_of
-from qlora_wgpu.data.masking import Masked, Masking, TrainOn, heeds_flags
+from qlora_wgpu.data.masking import Masked, Masking, TrainOn, flags_count
 from qlora_wgpu.data.messages import (
     alpaca_prompt,
     checked_messages,
@@ -108,7 +108,10 @@ class RowEncoder:
         """
         self._tokenizer = tokenizer
         self._template = template
-        self._how = Masking(train_on, tokenizer.eos_token, heeds_flags)
+        self._how = how = Masking(train_on, tokenizer.eos_token, heeds_flags)
+        self._checks = template is not None and flags_count(
+            template.source, template.marks_assistant, how
+        )
         self.writers: dict[str, Callable[[Mapping[str, Any]], Conversation | RowText]] = {
             **{key: partial(self._conversation, key) for key in CHATS},
             "prompt/completion": self._prompt_completion,
@@ -130,9 +133,8 @@ class RowEncoder:
         """
         written = [self._written(row, row_format) for row, row_format in rows]
         for group in _groups(written, _RENDERED):
-            yield from chain.from_iterable(
-                map(self._encoded, _groups(self._rendered(group), _TOKENIZED))
-            )
+            for texts in _groups(self._rendered(group), _TOKENIZED):
+                yield from self._encoded(texts)
 
     # -- as text -------------------------------------------------------------------------------
 
@@ -150,12 +152,8 @@ class RowEncoder:
             return err
 
     def _conversation(self, key: str, row: Mapping[str, Any]) -> Conversation:
-        template = self._template
-        heeds = template is not None and heeds_flags(
-            template.source, template.marks_assistant, self._how
-        )
-        conversation = _conversation(key, row, checks=heeds)
-        if template is None:
+        conversation = _conversation(key, row, checks=self._checks)
+        if self._template is None:
             raise DataError(
                 "the rows are conversations but the tokenizer has no chat template: set "
                 "data.chat_template to a .jinja file or a built-in name, such as "
