@@ -10,7 +10,6 @@ import hashlib
 import json
 import secrets
 import shutil
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
@@ -34,7 +33,6 @@ from qlora_wgpu.presence import exists
 # ---- folders that are being filled ---------------------------------------------------------------
 
 _PREFIX, _LOCK = ".unfinished-", ".lock"
-_STALE_SECONDS = 3600  # for folders of older versions, whose locks are elsewhere
 
 
 class Unfinished:
@@ -79,7 +77,7 @@ def sweep(parent: Path) -> None:
 
 def _sweep(entry: Path) -> None:
     if entry.suffix != _LOCK:
-        if not exists(entry.with_name(entry.name + _LOCK)) and _is_old(entry):
+        if not exists(entry.with_name(entry.name + _LOCK)):
             shutil.rmtree(entry, ignore_errors=True)
         return
     lock = FileLock(entry)
@@ -97,11 +95,6 @@ def _new_lock(parent: Path) -> FileLock:
         if lock.acquire() and lock.is_in_place:
             return lock
         lock.release()
-
-
-def _is_old(folder: Path) -> bool:
-    newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
-    return time.time() - newest > _STALE_SECONDS
 
 
 # ---- prepared data sets --------------------------------------------------------------------------
