@@ -82,13 +82,12 @@ def load_dataset(
         )
     if not isinstance(tokenizer, Tokenizer):
         tokenizer = Tokenizer.from_folder(tokenizer)
-    if not isinstance(path, str | os.PathLike):
-        return encode_rows(path, tokenizer, how)
-    selection, source = _of_files(path, tokenizer, how, progress, held_out=held_out)
-    keeps = cache and cache_problem() is None
-    folder = cache_folder() / _key(selection, source) if keeps else None
+    selection, source = _open(path, tokenizer, how, progress, held_out=held_out)
+    folder = None
+    if cache and selection is not None and cache_problem() is None:
+        folder = cache_folder() / _key(selection, source)
     dataset = prepare(folder, source.fill)
-    dataset.left_out = selection.left_out
+    dataset.left_out = {} if selection is None else selection.left_out
     dataset.unit = unit_of(how)
     return dataset
 
@@ -100,7 +99,7 @@ def encode_rows(
 
     Messages call a row by the name, such as ``rows[0]``.
     """
-    dataset = prepare(None, _in_memory(rows, tokenizer, how, name).fill)
+    dataset = prepare(None, _open(rows, tokenizer, how, name=name)[1].fill)
     dataset.unit = unit_of(how)
     return dataset
 
@@ -112,7 +111,7 @@ def encoded_examples(
 
     Rows with nothing to learn are yielded, too, which it leaves out.
     """
-    return _of_files(path, tokenizer, how, held_out=held_out)[1].examples()
+    return _open(path, tokenizer, how, held_out=held_out)[1].examples()
 
 
 def row_format(
@@ -121,9 +120,7 @@ def row_format(
     how: Preparation,
 ) -> str:
     """A key of ``FORMATS``: what ``load_dataset`` takes the rows for, ``text`` for documents."""
-    if not isinstance(path, str | os.PathLike):
-        return _in_memory(path, tokenizer, how, "rows").row_format
-    return _of_files(path, tokenizer, how)[1].row_format
+    return _open(path, tokenizer, how)[1].row_format
 
 
 def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
@@ -135,38 +132,39 @@ def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
     return next((row for row in rows if not is_blank(row)), None)
 
 
-def _of_files(
-    path: str | os.PathLike[str],
+def _open(
+    data: str | os.PathLike[str] | Sequence[Mapping[str, Any]],
     tokenizer: Tokenizer,
     how: Preparation,
     progress: Callable[[int], None] = lambda rows: None,
     *,
     held_out: bool = False,
-) -> tuple[Selection, RowSource]:
+    name: str = "rows",
+) -> tuple[Selection | None, RowSource]:
+    """What reads the rows of files, or of a program, and which files these are."""
+    kind = RowSource if how.objective == "sft" else AnswerSource
+    if not isinstance(data, str | os.PathLike):
+        rows = partial(rows_in_memory, _listed(data, name), name)
+        return None, kind(name, rows, (), tokenizer, _template(how, tokenizer), how, progress)
     template = _template(how, tokenizer)
-    selection = _select(path, held_out=held_out)
+    selection = _select(data, held_out=held_out)
     documents = selection.files if holds_documents(selection.files) else ()
     if selection.rows is not None and documents:
         raise DataError(
-            f"{path} is text, which has no rows to take a slice of: leave {selection.rows.text} out"
+            f"{data} is text, which has no rows to take a slice of: leave {selection.rows.text} out"
         )
-    kind = RowSource if how.objective == "sft" else AnswerSource
     rows = partial(rows_of_files, selection)
     source = kind(selection.name, rows, documents, tokenizer, template, how, progress)
     return selection, source
 
 
-def _in_memory(
-    rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, how: Preparation, name: str
-) -> RowSource:
+def _listed(rows: Any, name: str) -> Any:
     rows = lasting(rows)
     if isinstance(rows, Mapping):
         raise DataError(f"{name} must be a list of rows, not one mapping: put it into a list")
     if not (hasattr(rows, "__iter__") or hasattr(rows, "__getitem__")):
         raise DataError(f"{name} must be a path or a list of rows, got {type(rows).__name__}")
-    kind = RowSource if how.objective == "sft" else AnswerSource
-    given = partial(rows_in_memory, rows, name)
-    return kind(name, given, (), tokenizer, _template(how, tokenizer), how)
+    return rows
 
 
 def _key(selection: Selection, source: RowSource) -> str:
