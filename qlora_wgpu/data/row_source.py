@@ -411,7 +411,8 @@ class AnswerSource(RowSource):
         if not given:
             self._tally.count("empty", where)
             return []
-        self._tally.left_out(where, {what for side in whole for what in side.left_out})
+        left_out = {what for side in whole for what in side.left_out}
+        self._tally.left_out(where, sorted(left_out))
         for answer, side in zip(answers, whole, strict=True):
             if answer is not None:
                 self._tally.encoded(side, answer.row_format)
