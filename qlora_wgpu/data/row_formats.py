@@ -215,7 +215,10 @@ class RowEncoder:
             texts = [each.text for each in group if isinstance(each, RowText)]
             tokens = iter(self._tokens_of(texts, special))
             for each in group:
-                made = next(tokens) if isinstance(each, RowText) else each
+                if isinstance(each, QLoRAError):
+                    yield each
+                    continue
+                made = next(tokens)
                 yield made if isinstance(made, QLoRAError) else self._labelled(each, made)
 
     def _tokens_of(

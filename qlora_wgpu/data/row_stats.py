@@ -78,9 +78,9 @@ class Tally:
     @property
     def counts(self) -> Counts:
         """What became of the rows so far."""
-        unlearnt = sum(self.num[what] for what in (*_TOLD_APART, "unlearnt"))
-        shown = (self.num[what] for what in ("rows", "truncated", "dropped"))
-        return Counts(*shown, unlearnt, self.num["empty"])
+        num = self.num
+        unlearnt = sum(num[what] for what in (*_TOLD_APART, "unlearnt"))
+        return Counts(num["rows"], num["truncated"], num["dropped"], unlearnt, num["empty"])
 
     def encoded(self, encoded: Encoded, row_format: str) -> None:
         """It has been encoded, and not been cut yet."""
