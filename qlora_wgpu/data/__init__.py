@@ -12,6 +12,7 @@ from qlora_wgpu.data.chat_template import (
 )
 from qlora_wgpu.data.columns import FORMATS
 from qlora_wgpu.data.dataset import (
+    chosen_template,
     content_digest,
     encoded_examples,
     load_dataset,
@@ -21,7 +22,6 @@ from qlora_wgpu.data.dataset import (
 )
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.hub_datasets import is_dataset_name
-from qlora_wgpu.data.infer import chosen_template
 from qlora_wgpu.data.messages import alpaca_prompt
 from qlora_wgpu.data.prompts import (
     PromptFormat,

@@ -1,4 +1,4 @@
-"""Reading a data file, folder or hub name into a data set, and rows that are held out of it."""
+"""Reading a file, folder, hub name or rows into a data set, and rows that are held out of it."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ import numpy.typing as npt
 
 from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.config.paths import DataPlace
-from qlora_wgpu.data.chat_template import ChatTemplate, find_chat_template
-from qlora_wgpu.data.columns import is_blank
+from qlora_wgpu.data.chat_template import ChatTemplate, find_chat_template, suitable_template
+from qlora_wgpu.data.columns import CHATS, is_blank, with_columns
 from qlora_wgpu.data.examples import Counts, Dataset, Example
 from qlora_wgpu.data.hub_datasets import download, is_dataset_name
+from qlora_wgpu.data.preferences import JUDGED, PAIRS, format_of
 from qlora_wgpu.data.prepared import cache_folder, key_of, prepare
 from qlora_wgpu.data.row_formats import Encoded
 from qlora_wgpu.data.row_source import (
@@ -123,15 +124,6 @@ def row_format(
     return _open(path, tokenizer, how)[1].row_format
 
 
-def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The first row of a file, folder or name that holds anything; None of documents."""
-    files = _select(path, held_out=False).files
-    if holds_documents(files):
-        return None
-    rows = (row for file in files for _, row in read_rows(file))
-    return next((row for row in rows if not is_blank(row)), None)
-
-
 def _open(
     data: str | os.PathLike[str] | Sequence[Mapping[str, Any]],
     tokenizer: Tokenizer,
@@ -207,6 +199,50 @@ def _select(path: str | os.PathLike[str], *, held_out: bool) -> Selection:
         selection = download(text.removesuffix(rows), held_out=held_out)
         return replace(selection, rows=RowSlice.parse(rows))
     return select_files(Path(path), held_out=held_out)
+
+
+# ---- what a first row tells ----------------------------------------------------------------------
+
+_FOR = {PAIRS: "dpo", JUDGED: "kto"}
+
+
+def first_row(path: str | os.PathLike[str]) -> dict[str, Any] | None:
+    """The first row of a file, folder or name that holds anything; None of documents."""
+    files = _select(path, held_out=False).files
+    if holds_documents(files):
+        return None
+    rows = (row for file in files for _, row in read_rows(file))
+    return next((row for row in rows if not is_blank(row)), None)
+
+
+def chosen_objective(data_path: str, columns: Mapping[str, str] | None = None) -> str:
+    """``dpo`` for pairs of answers, ``kto`` for judged ones, else ``sft``."""
+    row = first_row(data_path)
+    if row is None:
+        return "sft"
+    row = with_columns(row, columns or {})
+    try:
+        return _FOR[format_of(row, "kto")]
+    except DataError:
+        return "sft"
+
+
+def chosen_template(
+    data_path: str,
+    tokenizer: Tokenizer,
+    objective: str = "sft",
+    columns: Mapping[str, str] | None = None,
+) -> str | None:
+    """The name of the template that a run on some data needs besides the tokenizer.
+
+    None where the tokenizer has a template, or the rows are no chats.
+    """
+    if tokenizer.chat_template is not None:
+        return None
+    how = Preparation(max_seq_length=2, objective=objective, columns=columns or {})
+    if row_format(data_path, tokenizer, how) not in CHATS:
+        return None
+    return suitable_template(tokenizer)
 
 
 # ---- rows that are held out ----------------------------------------------------------------------
