@@ -14,7 +14,7 @@ from qlora_wgpu.errors import ConfigError, option
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.presence import is_dir
 from qlora_wgpu.runs.answer_loss import PreferenceEvaluator
-from qlora_wgpu.runs.data import data_path, read_data, warn_of_cache
+from qlora_wgpu.runs.data import data_path, warn_of_cache
 from qlora_wgpu.runs.exact_match import (
     EvalPrompt,
     GenerationEval,
@@ -37,7 +37,7 @@ from qlora_wgpu.runs.opening import (
 from qlora_wgpu.runs.resolve import base_in, tokenizer_for
 from qlora_wgpu.runs.settings import AnyConfig, as_config
 from qlora_wgpu.training import Observer
-from qlora_wgpu.training.data import check_ids, read_dataset
+from qlora_wgpu.training.data import DataReader, check_ids
 from qlora_wgpu.training.data_warnings import warn_of_other_split
 from qlora_wgpu.training.evaluation import held_out_loss
 from qlora_wgpu.training.observers import Unwatched
@@ -127,15 +127,10 @@ def evaluate(
     source = OpenedModel.open(base_in(settings), settings.model).for_adapter(beside)
     tokenizer = tokenizer_for(source, beside)
     warn_of_cache(observer)
-    if data is None:
-        dataset = read_data(settings, tokenizer, observer, held_out=True)
-        if adapter is not None and settings.data.eval_split is not None:
-            warn_of_other_split(adapter, dataset, observer)
-    else:
-        dataset = read_dataset(
-            settings.data, path, tokenizer, observer,
-            held_out=True, objective=settings.train.objective,
-        )  # fmt: skip
+    reader = DataReader(settings, lambda: tokenizer, observer, held_out=data)
+    dataset = reader.read_one(held_out=True)
+    if data is None and adapter is not None and settings.data.eval_split is not None:
+        warn_of_other_split(adapter, dataset, observer)
     check_ids(path, dataset, source.architecture.vocab_size)
     if generate is not None and settings.train.objective != "sft":
         raise ConfigError(

@@ -25,8 +25,7 @@ from qlora_wgpu.data import (
     row_format,
 )
 from qlora_wgpu.data.batches import pack
-from qlora_wgpu.data.dataset import first_row
-from qlora_wgpu.data.infer import chosen_objective
+from qlora_wgpu.data.dataset import chosen_objective, first_row
 from qlora_wgpu.data.mixture import Joined
 from qlora_wgpu.data.prepared import learns
 from qlora_wgpu.data.sources import data_files, holds_documents
