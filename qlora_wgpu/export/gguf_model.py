@@ -295,5 +295,5 @@ def own_type(merged: MergedWeights) -> FileType:
     folder, linears = merged.folder, merged.architecture.every_linear
     name = merged.stored_name(f"{linears[0].name}.weight")
     kinds = {kind.name: kind for kind in (F32, F16, BF16)}
-    kind = kinds.get(folder.float_dtype(name), BF16)
+    kind = kinds.get(folder[name].dtype, BF16)
     return FILE_TYPES[kind.name.lower()]

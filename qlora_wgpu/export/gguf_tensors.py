@@ -261,15 +261,13 @@ class _Tensors:
         return read
 
     def _table_reader(self, name: str, rows: slice) -> Read:
-        folder, stored = self._merged.folder, self._merged.stored_name(name)
+        weight = self._merged.folder[self._merged.stored_name(name)]
 
         def read() -> FloatArray:
-            if folder.holds_quantized(stored):
-                return folder.dequantized(stored)[rows]
-            raw = folder.raw(stored)[rows]
-            if folder.dtype(stored) == "BF16":
-                return from_bfloat16(raw)
-            return raw.astype(np.float32)
+            if weight.is_quantized:
+                return weight.read()[rows]
+            raw = weight.raw()[rows]
+            return from_bfloat16(raw) if weight.dtype == "BF16" else raw.astype(np.float32)
 
         return read
 

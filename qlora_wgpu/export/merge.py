@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.expert_stacks import ExpertStack
 from qlora_wgpu.checkpoint.safetensors_file import FLOATS
 from qlora_wgpu.checkpoint.safetensors_writer import Entry
 from qlora_wgpu.config import QuantConfig
@@ -74,7 +75,7 @@ def trained_rows_by_name(
     if is_tied and (shared := rows.get(embedding) or rows.get(head)) is not None:
         rows = {embedding: shared, head: shared}
     by_name = {stored_name(folder, architecture, name): each for name, each in rows.items()}
-    return {name: each for name, each in by_name.items() if folder.has(name)}
+    return {name: each for name, each in by_name.items() if name in folder}
 
 
 def wholes_by_name(
@@ -89,7 +90,7 @@ def wholes_by_name(
     if architecture.tied and found and not has_own_head(folder, architecture):
         found = dict.fromkeys(ends, next(iter(found.values())))
     by_name = {stored_name(folder, architecture, name): each for name, each in found.items()}
-    return {name: array for name, array in by_name.items() if folder.has(name)}
+    return {name: array for name, array in by_name.items() if name in folder}
 
 
 def untied_ends(
@@ -104,7 +105,7 @@ def untied_ends(
     if not architecture.tied or not changed or has_own_head(folder, architecture):
         return {}
     shared = stored_name(folder, architecture, stored_embedding(folder, architecture))
-    return {name: name if folder.has(name) else shared for name in ends}
+    return {name: name if name in folder else shared for name in ends}
 
 
 # ---- merged weights ------------------------------------------------------------------------------
@@ -202,7 +203,7 @@ class MergedWeights:
 
     def is_as_stored(self, name: str) -> bool:
         """Whether a stored tensor goes into the result as it is."""
-        if self.folder.holds_quantized(name):
+        if self.folder[name].is_quantized:
             if self._base == "original":
                 raise UnsupportedModelError(
                     f"{self.folder.path} is stored quantized, so its original weights are not "
@@ -219,7 +220,7 @@ class MergedWeights:
             return self._biases[name]
         if name in self._wholes:
             return self._wholes[name]
-        weight = folder.dequantized(self.source_of(name))
+        weight = folder[self.source_of(name)].read()
         if name in self._rows:
             weight = self._resized(weight)
             weight[list(self._rows[name].indices)] = self._rows[name].rows
@@ -237,7 +238,7 @@ class MergedWeights:
         """The shape of the merged weight that is stored by this name."""
         if name in self._wholes:
             return self._wholes[name].shape
-        shape = self.folder.weight_shape(self.source_of(name))
+        shape = self.folder[self.source_of(name)].shape
         return (self.architecture.vocab_size, *shape[1:]) if name in self._rows else shape
 
     @property
@@ -273,7 +274,7 @@ class MergedWeights:
         _, trained = split_biases(tensors)
         biases = {self.stored_name(f"{module}.bias"): a for module, a in trained.items()}
         for name, array in biases.items():
-            if not self.folder.has(name) or self.folder.shape(name) != array.shape:
+            if name not in self.folder or self.folder[name].shape != array.shape:
                 raise CheckpointError(
                     f"{adapter} has a trained {name} of {array.size} numbers, which "
                     f"{self.folder.path} has not: merge it into the model that it was trained on"
@@ -282,7 +283,7 @@ class MergedWeights:
 
     def _was_requantized(self, name: str) -> bool:
         """Whether training had a weight in NF4 that is stored in another form."""
-        return self._base == "dequantized" and self.folder.must_requantize(name)
+        return self._base == "dequantized" and self.folder[name].must_requantize
 
 
 def _quant_of(adapter: str | PathLike[str]) -> QuantConfig:
@@ -322,32 +323,28 @@ def merge(
     folder = merged.folder
 
     def tensors_of(tensor: str) -> Tensors:
-        if folder.is_companion(tensor):
+        stack = folder.stack(tensor)
+        if stack is not None and not all(map(merged.is_as_stored, stack.parts)):
+            part = folder[stack.parts[0]]
+            entry = Entry(part.dtype, stack.shape(*part.shape))
+            return {stack.name: (entry, lambda: merged_stack(stack, part.dtype))}
+        weight = folder.weight_in(tensor)
+        if weight is None:
             return {}
-        name = folder.weight_of(tensor)
-        parts = folder.parts_of(name)
-        if parts and not all(map(merged.is_as_stored, parts)):
-            stack, shape = folder.whole_stack(name)
-            entry = Entry(folder.float_dtype(parts[0]), shape)
-            return {stack: (entry, lambda: merged_stack(name, parts))}
-        if merged.besides(name):
-            return {each: floats(each, folder.float_dtype(name)) for each in ends_of(name)}
+        name, dtype = weight.name, weight.dtype
+        if besides := merged.besides(name):
+            return {each: floats(each, dtype) for each in (name, *besides)}
         if merged.is_as_stored(name):
-            return {name: (Entry(folder.dtype(name), folder.shape(name)), lambda: folder.raw(name))}
-        dtype = folder.float_dtype(name)
+            return {name: (Entry(dtype, weight.shape), weight.raw)}
         if dtype not in FLOATS:
             raise UnsupportedModelError(f"{model}: {name} is stored as {dtype}, not as floats")
         return {name: floats(name, dtype)}
 
-    def ends_of(name: str) -> list[str]:
-        return [name, *merged.besides(name)]
-
     def floats(name: str, dtype: str) -> tuple[Entry, Callable[[], npt.NDArray[Any]]]:
         return Entry(dtype, merged.shape(name)), lambda: as_dtype(merged.float32(name), dtype)
 
-    def merged_stack(name: str, parts: list[str]) -> npt.NDArray[Any]:
-        dtype = folder.float_dtype(parts[0])
-        return folder.joined(name, [as_dtype(merged.float32(part), dtype) for part in parts])
+    def merged_stack(stack: ExpertStack, dtype: str) -> npt.NDArray[Any]:
+        return stack.joined([as_dtype(merged.float32(part), dtype) for part in stack.parts])
 
     config_json: dict[str, Any] = without(merged.config(), ["quantization_config"])
     write_folder(folder, Path(out), config_json, tensors_of, progress, adapter=adapter)

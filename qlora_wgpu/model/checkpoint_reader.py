@@ -40,9 +40,9 @@ def stored_name(folder: ModelFolder, architecture: Architecture, name: str) -> s
 
 def with_prefixes(folder: ModelFolder, prefixes: Sequence[tuple[str, str]], name: str) -> str:
     """The name as it is, or with the beginning that its files have instead."""
-    if not folder.has(name):
+    if name not in folder:
         for own, other in prefixes:
-            if name.startswith(own) and folder.has(other + name.removeprefix(own)):
+            if name.startswith(own) and other + name.removeprefix(own) in folder:
                 return other + name.removeprefix(own)
     return name
 
@@ -52,8 +52,8 @@ def stored_embedding(folder: ModelFolder | None, architecture: Architecture) -> 
     name, head_name = architecture.embed_name, architecture.head_name
     if folder is None:
         return name
-    has_head = folder.has(stored_name(folder, architecture, head_name))
-    if folder.has(stored_name(folder, architecture, name)):
+    has_head = stored_name(folder, architecture, head_name) in folder
+    if stored_name(folder, architecture, name) in folder:
         if not has_head and not architecture.tied:
             raise CheckpointError(
                 f"{folder.path}: the weights have no tensor {head_name!r}, and {name} is not "
@@ -152,14 +152,14 @@ class CheckpointReader:
 
     def has(self, name: str) -> bool:
         """Whether the files hold a tensor."""
-        return self.folder is not None and self.folder.has(self.stored(name))
+        return self.folder is not None and self.stored(name) in self.folder
 
     def read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
         """A tensor in float32, checked to be of this shape."""
         folder, stored, rows = self._folder, self.stored(name), self.stored_rows.get(name)
         missing = 0 if rows is None else max(shape[0] - rows, 0)
         own = (shape[0] - missing, *shape[1:]) if missing else shape
-        array = folder.dequantized(stored) if len(shape) == 2 else folder.float32(stored)
+        array = folder[stored].read()
         _check_shape(folder, stored, array.shape, own)
         if stored in self._parts:
             array = rest_of(array, *self._parts[stored])
@@ -175,8 +175,12 @@ class CheckpointReader:
             and name not in self.changed
             and dtype == "bfloat16"
             and columns % ROW_UNIT == 0
-            and self.folder.is_bfloat16(self.stored(name))
+            and self._is_bfloat16(name)
         )
+
+    def _is_bfloat16(self, name: str) -> bool:
+        weight = self._folder.find(self.stored(name))
+        return weight is not None and weight.is_bfloat16
 
     def loading_bytes(self, name: str, rows: int, columns: int, dtype: str) -> int:
         """Bytes of host memory that ``read_bits`` takes for a moment."""
@@ -191,7 +195,7 @@ class CheckpointReader:
     def read_bits(self, name: str, shape: tuple[int, int], dtype: str) -> npt.NDArray[Any]:
         """A matrix as the device takes it, without a copy if its file holds it so."""
         if self.is_as_stored(name, shape[1], dtype):
-            bits = self._folder.bfloat16(self.stored(name))
+            bits = self._folder[self.stored(name)].bfloat16()
             _check_shape(self._folder, name, bits.shape, shape)
             return bits
         return bits_of(name, self.read(name, shape), dtype)
@@ -199,12 +203,12 @@ class CheckpointReader:
     def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight:
         """A quantized matrix: as its file holds it, or quantized here."""
         folder, name = self._folder, self.stored(name)
-        stored = folder.quantized(name, mapped=True)
+        stored = folder[name].quantized()
         if stored is not None:
             _check_shape(folder, name, stored.shape, shape)
             return stored
         weight = self.read(name, shape)
-        if folder.must_requantize(name):
+        if folder[name].must_requantize:
             return self.requantization.quantize(weight, self._quant)
         return quantize_nf4(weight, self._quant.blocksize, self._quant.double_quant)
 

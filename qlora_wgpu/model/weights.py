@@ -329,7 +329,7 @@ class WeightLayout:
         held, storages = lay_out(name, shape, form, len(names), keep, codebook)
         folder, layer = self._reader.folder, self.placement.layer_of(name)
         is_mapped = (
-            folder is not None and len(names) == 1 and folder.is_mapped(self._reader.stored(*names))
+            folder is not None and len(names) == 1 and folder[self._reader.stored(*names)].is_mapped
         )
         if not is_mapped:
             quantized = sum(storage.nbytes for storage in storages.values())

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
-from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+from qlora_wgpu.checkpoint.quantized.coded_weight import CodedWeight, QuantizedFiles
+from qlora_wgpu.checkpoint.stored_weight import Files
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 from qlora_wgpu.quant.quantized_weight import E4M3, E8M0
 from qlora_wgpu.quant.safetensors_formats import (
@@ -31,241 +29,206 @@ _EXPONENTS = ("U8", "F8_E8M0")
 _NOT_A_NUMBER = 255
 
 
-class Nvfp4Files(QuantizedFiles):
+class Nvfp4Weight(CodedWeight):
     """Codes, a scale of 8 bits for each 16 of them, and a float32 scale of the tensor.
 
     compressed-tensors divides by the tensor's scale, ModelOpt multiplies by it.
     """
 
-    companions = (
-        "weight_scale",
-        "weight_global_scale",
-        "weight_scale_2",
-        "input_global_scale",
-        "input_scale",
-    )
+    companions = ("weight_scale", "weight_global_scale", "weight_scale_2")
+    format = NVFP4
 
-    def holds(self, name: str) -> bool:
-        """Whether codes and scales of a weight are there."""
-        stored = self.stored(name)
-        file = self._files.get(stored)
-        return (
-            name.endswith(".weight")
-            and file is not None
-            and file.dtype(stored) == "U8"
-            and self._has(name, "weight_scale")
-        )
+    def __init__(self, files: Files, name: str, torch_dtype: str) -> None:
+        """As its class; codes are ``X.weight_packed``, or X.weight."""
+        super().__init__(files, name, torch_dtype)
+        if self._has("weight_packed"):
+            self.codes_leaf, self.tensor = "weight_packed", self._leaf("weight_packed")
 
-    def stored(self, name: str) -> str:
-        """``X.weight_packed``, or X.weight."""
-        packed = self._name(name, "weight_packed")
-        return packed if packed in self._files else name
+    @property
+    def is_there(self) -> bool:
+        """Whether codes and scales are."""
+        return self._is_of(("U8",)) and self._has("weight_scale")
 
-    def weight_of(self, tensor: str) -> str:
-        """The weight whose codes a tensor holds, or the tensor's own name."""
-        name = f"{tensor.removesuffix('.weight_packed')}.weight"
-        return name if tensor.endswith(".weight_packed") and self.holds(name) else tensor
-
-    def shape(self, name: str) -> tuple[int, int]:
+    @property
+    def shape(self) -> tuple[int, int]:
         """Two weights a byte."""
-        stored = self.stored(name)
-        shape = self._files[stored].shape(stored)
+        shape = self._shape_of(self.codes_leaf)
         if len(shape) != 2 or 2 * shape[1] % _GROUP:
-            raise self._wrong(stored, f"has shape {shape}, whose rows are not of whole blocks")
+            raise self._wrong(
+                self.codes_leaf, f"has shape {shape}, whose rows are not of whole blocks"
+            )
         return shape[0], 2 * shape[1]
 
-    def format(self, name: str) -> WeightFormat:
-        """NVFP4."""
-        return NVFP4
-
-    def read(self, name: str) -> QuantizedWeight:
+    def quantized(self) -> QuantizedWeight:
         """Codes and scales as stored, the tensor's scale in what the others stand for."""
-        rows, columns = self.shape(name)
-        stored = self.stored(name)
-        codes = self._raw(name, stored.rpartition(".")[2], ("U8",), (rows, columns // 2))
-        blocks = self._raw(name, "weight_scale", ("F8_E4M3",), (rows, columns // _GROUP))
-        scale_map = self._scale_map(name)
+        rows, columns = self.shape
+        codes = self._raw(self.codes_leaf, ("U8",), (rows, columns // 2))
+        blocks = self._raw("weight_scale", ("F8_E4M3",), (rows, columns // _GROUP))
+        scale_map = self._scale_map()
         if not np.isfinite(scale_map)[blocks].all():
-            raise self._wrong(stored, "has scales that are NaN or infinite")
+            raise self._wrong(self.codes_leaf, "has scales that are NaN or infinite")
         return nvfp4(codes, blocks, scale_map)
 
-    def _scale_map(self, name: str) -> npt.NDArray[np.float32]:
-        divides = self._has(name, "weight_global_scale")
+    def _scale_map(self) -> npt.NDArray[np.float32]:
+        divides = self._has("weight_global_scale")
         leaf = "weight_global_scale" if divides else "weight_scale_2"
-        whole = self._floats(name, leaf).reshape(-1)
+        whole = self._floats(leaf).reshape(-1)
         if whole.size != 1:
-            raise self._wrong(self._name(name, leaf), f"has {whole.size} numbers, not one")
+            raise self._wrong(leaf, f"has {whole.size} numbers, not one")
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             scales: npt.NDArray[np.float32] = E4M3 / whole if divides else E4M3 * whole
         return scales
 
 
-class Mxfp4PackedFiles(QuantizedFiles):
+class Mxfp4Weight(CodedWeight):
     """``X.weight_packed`` with a power of two for each 32 codes: ``mxfp4-pack-quantized``."""
 
     codes_leaf = "weight_packed"
     companions = ("weight_scale",)
+    format = MXFP4
 
-    def holds(self, name: str) -> bool:
-        """Whether codes of a weight are there, and scales that are exponents."""
-        file = self._files.get(self.stored(name))
-        return (
-            name.endswith(".weight")
-            and file is not None
-            and self._has(name, "weight_scale")
-            and file.dtype(self.stored(name)) == "U8"
-            and self._dtype_of(name, "weight_scale") in _EXPONENTS
-        )
+    @property
+    def is_there(self) -> bool:
+        """Whether codes are, and scales that are exponents."""
+        has_scales = self._has("weight_scale") and self._dtype_of("weight_scale") in _EXPONENTS
+        return has_scales and self._is_of(("U8",))
 
-    def shape(self, name: str) -> tuple[int, int]:
+    @property
+    def shape(self) -> tuple[int, int]:
         """Two weights a byte."""
-        rows, columns = self._matrix(name, self.codes_leaf)
+        rows, columns = self._matrix(self.codes_leaf)
         if 2 * columns % MXFP4.blocksize:
             shape = (rows, columns)
             raise self._wrong(
-                self.stored(name), f"has shape {shape}, whose rows are not of whole blocks"
+                self.codes_leaf, f"has shape {shape}, whose rows are not of whole blocks"
             )
         return rows, 2 * columns
 
-    def format(self, name: str) -> WeightFormat:
-        """MXFP4."""
-        return MXFP4
-
-    def read(self, name: str) -> QuantizedWeight:
+    def quantized(self) -> QuantizedWeight:
         """Codes and scales as stored."""
-        rows, columns = self.shape(name)
+        rows, columns = self.shape
         blocks = (rows, columns // MXFP4.blocksize)
-        exponents = self._raw(name, "weight_scale", _EXPONENTS, blocks)
+        exponents = self._raw("weight_scale", _EXPONENTS, blocks)
         if (exponents == _NOT_A_NUMBER).any():
-            raise self._wrong(self._name(name, "weight_scale"), "holds NaN, so it is damaged")
-        return mxfp4(self._raw(name, self.codes_leaf, ("U8",)), exponents)
+            raise self._wrong("weight_scale", "holds NaN, so it is damaged")
+        return mxfp4(self._raw(self.codes_leaf, ("U8",)), exponents)
 
 
 # ---- MXFP4 of experts ----------------------------------------------------------------------------
 
 _WEIGHT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+_TENSOR = re.compile(r"(.*\.experts)\.(gate_up|down)_proj_blocks")
 _BLOCK = 32
+EXPERT_SCALES = ("gate_up_proj_scales", "down_proj_scales")
+"""How the names of tensors with experts' scales end."""
 
 
-class Mxfp4Files(QuantizedFiles):
-    """Experts' matrices, each a part of a tensor, as gpt-oss has them.
+class Mxfp4ExpertWeight(CodedWeight):
+    """An expert's matrix, a part of a tensor, as gpt-oss has them.
 
     ``P.experts.gate_up_proj_blocks`` is (experts, rows, blocks of a row, 16 bytes), with
     ``…_scales`` (experts, rows, blocks of a row) beside it. Rows of gate and up take turns. Each
     expert's matrices are weights of their own here: ``P.experts.3.gate_proj.weight``.
     """
 
-    companions = ("gate_up_proj_scales", "down_proj_scales")
+    format = MXFP4
 
-    def holds(self, name: str) -> bool:
-        """Whether such a layer is there, with so many experts."""
+    def __init__(self, files: Files, name: str, torch_dtype: str) -> None:
+        """As its class; of another name there is none."""
+        super().__init__(files, name, torch_dtype)
         match = _WEIGHT.fullmatch(name)
-        if match is None or self.stored(name) not in self._files:
-            return False
-        shape = self._files[self.stored(name)].shape(self.stored(name))
-        return len(shape) == 4 and int(match[2]) < shape[0]
-
-    def stored(self, name: str) -> str:
-        """The tensor with all experts' codes."""
-        stem, _, kind = self._parts(name)
-        return f"{stem}.{'down' if kind == 'down' else 'gate_up'}_proj_blocks"
-
-    def weight_of(self, tensor: str) -> str:
-        """The tensor's own name: it holds many weights."""
-        return tensor
-
-    def is_companion(self, tensor: str) -> bool:
-        """Whether a tensor holds scales."""
-        return tensor.endswith(self.companions)
-
-    def shape(self, name: str) -> tuple[int, int]:
-        """Of one expert's gate, up or down."""
-        stored = self.stored(name)
-        shape = self._files[stored].shape(stored)
-        _, _, kind = self._parts(name)
-        halves = 1 if kind == "down" else 2
-        if len(shape) != 4 or shape[3] != _BLOCK // 2 or shape[1] % halves:
-            raise self._wrong(stored, f"has shape {shape}, which is not that of experts' blocks")
-        return shape[1] // halves, shape[2] * _BLOCK
-
-    def format(self, name: str) -> WeightFormat:
-        """MXFP4."""
-        return MXFP4
-
-    def read(self, name: str) -> QuantizedWeight:
-        """One expert's codes and scales as stored."""
-        rows, columns = self.shape(name)
-        _, expert, kind = self._parts(name)
-        which = {"gate": slice(0, None, 2), "up": slice(1, None, 2), "down": slice(None)}[kind]
-        blocks = self._tensor(self.stored(name))[expert, which]
-        tensor = self.stored(name).removesuffix("_blocks") + "_scales"
-        shape = self._files[self.stored(name)].shape(self.stored(name))[:3]
-        if tensor not in self._files:
-            raise self._wrong(self.stored(name), f"is quantized, but {tensor!r} is missing")
-        if self._files[tensor].shape(tensor) != shape:
-            raise self._wrong(tensor, f"has shape {self._files[tensor].shape(tensor)}, not {shape}")
-        exponents = self._tensor(tensor)[expert, which]
-        if (exponents == _NOT_A_NUMBER).any():
-            raise self._wrong(tensor, "holds NaN, so the model is damaged")
-        return mxfp4(blocks.reshape(rows, columns // 2), exponents)
-
-    def _tensor(self, tensor: str) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-        file = self._files[tensor]
-        if file.dtype(tensor) != "U8":
-            raise self._wrong(tensor, f"has dtype {file.dtype(tensor)}, not U8")
-        return file.raw(tensor)
+        self._expert, self._kind = (0, "") if match is None else (int(match[2]), match[3])
+        if match is not None:
+            self._stem = match[1]
+        self.codes_leaf = f"{'down' if self._kind == 'down' else 'gate_up'}_proj_blocks"
+        self.tensor = self._leaf(self.codes_leaf)
 
     @property
-    def any(self) -> bool:
-        """Whether any layer's experts are there."""
-        return any(name.endswith("_proj_blocks") for name in self._files)
+    def is_there(self) -> bool:
+        """Whether such a layer is, with so many experts."""
+        if not self._kind or self.tensor not in self._files:
+            return False
+        shape = self._shape_of(self.codes_leaf)
+        return len(shape) == 4 and self._expert < shape[0]
 
-    def _parts(self, name: str) -> tuple[str, int, str]:
-        match = _WEIGHT.fullmatch(name)
-        assert match is not None
-        return match[1], int(match[2]), match[3]
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of one expert's gate, up or down."""
+        shape = self._shape_of(self.codes_leaf)
+        halves = 1 if self._kind == "down" else 2
+        if len(shape) != 4 or shape[3] != _BLOCK // 2 or shape[1] % halves:
+            raise self._wrong(
+                self.codes_leaf, f"has shape {shape}, which is not that of experts' blocks"
+            )
+        return shape[1] // halves, shape[2] * _BLOCK
+
+    def quantized(self) -> QuantizedWeight:
+        """One expert's codes and scales as stored."""
+        rows, columns = self.shape
+        which = {"gate": slice(0, None, 2), "up": slice(1, None, 2), "down": slice(None)}
+        part = self._expert, which[self._kind]
+        blocks = self._bytes(self.codes_leaf)[part]
+        leaf = self.codes_leaf.removesuffix("_blocks") + "_scales"
+        shape, own = self._shape_of(self.codes_leaf)[:3], self._shape_of(leaf)
+        if own != shape:
+            raise self._wrong(leaf, f"has shape {own}, not {shape}")
+        exponents = self._bytes(leaf)[part]
+        if (exponents == _NOT_A_NUMBER).any():
+            raise self._wrong(leaf, "holds NaN, so the model is damaged")
+        return mxfp4(blocks.reshape(rows, columns // 2), exponents)
+
+    def _bytes(self, leaf: str) -> npt.NDArray[np.uint8]:
+        return self._raw(leaf, ("U8",))
+
+
+class Mxfp4ExpertFiles(QuantizedFiles):
+    """A folder of such experts."""
+
+    def owner(self, tensor: str) -> CodedWeight | None:
+        """The first of the weights whose codes a tensor holds."""
+        match = _TENSOR.fullmatch(tensor)
+        kind = "down" if match and match[2] == "down" else "gate"
+        return None if match is None else self.find(f"{match[1]}.0.{kind}_proj.weight")
 
 
 # ---- FP8 -----------------------------------------------------------------------------------------
 
 POWERS_OF_TWO = ("F8_E8M0", "U8")
+_FP8_SCALES = ("weight_scale_inv", "weight_scale")
 
 
-class Fp8Files(QuantizedFiles):
+class Fp8Weight(CodedWeight):
     """``X.weight`` in 8 bits times ``X.weight_scale`` or ``X.weight_scale_inv``.
 
     Scales are one for the tensor, one for each row, or one for each tile. The scales of activations
     are left: activations are not quantized here.
     """
 
-    companions = ("weight_scale_inv", "weight_scale", "activation_scale", "input_scale")
+    companions = _FP8_SCALES
 
     def __init__(
-        self,
-        files: Mapping[str, SafetensorsFile],
-        config: Mapping[str, Any],
-        tile: tuple[int, int] | None,
+        self, files: Files, name: str, torch_dtype: str, *, tile: tuple[int, int] | None
     ) -> None:
-        """Notes where tensors are."""
-        super().__init__(files, config)
+        """As its class; ``tile`` is rows and columns that share a scale, where that is told."""
+        super().__init__(files, name, torch_dtype)
         self._tile = tile
+        self._scales = next((leaf for leaf in _FP8_SCALES if self._has(leaf)), "")
 
-    def holds(self, name: str) -> bool:
-        """Whether a weight is of 8-bit floats and has scales."""
-        file = self._files.get(name)
-        return file is not None and file.dtype(name) in FP8_MAPS and self._scales(name) is not None
+    @property
+    def is_there(self) -> bool:
+        """Whether 8-bit floats are, and scales."""
+        return self._is_of(FP8_MAPS) and self._scales != ""
 
-    def shape(self, name: str) -> tuple[int, int]:
+    @property
+    def shape(self) -> tuple[int, int]:
         """Its tensor's."""
-        return self._matrix(name, self.codes_leaf)
+        return self._matrix(self.codes_leaf)
 
-    def format(self, name: str) -> WeightFormat:
+    @property
+    def format(self) -> WeightFormat:
         """FP8 with the tiles that the scales' shape tells."""
-        rows, columns = self.shape(name)
-        leaf = self._scales(name)
-        assert leaf is not None
-        scales = self._shape_of(name, leaf)
-        stored = self._dtype_of(name, self.codes_leaf)
+        rows, columns = self.shape
+        scales, stored = self._shape_of(self._scales), self.stored_dtype
         if int(np.prod(scales)) == 1:
             return fp8_format(stored, (WHOLE, WHOLE))
         if scales in ((rows,), (rows, 1)):
@@ -275,30 +238,25 @@ class Fp8Files(QuantizedFiles):
         across, down = form.blocks_per_row(columns), -(-rows // form.block_rows)
         if self._tile is None or scales != (down, across):
             raise self._wrong(
-                self._name(name, leaf),
+                self._scales,
                 f"has shape {scales}, which is no scale for each "
                 f"{'row' if self._tile is None else f'{self._tile[0]} x {self._tile[1]} tile'} of "
                 f"a weight of {rows} x {columns}",
             )
         return form
 
-    def read(self, name: str) -> QuantizedWeight:
+    def quantized(self) -> QuantizedWeight:
         """Codes and scales as stored."""
-        form, shape = self.format(name), self.shape(name)
-        codes = self._raw(name, self.codes_leaf, tuple(FP8_MAPS), shape)
+        form, shape = self.format, self.shape
+        codes = self._raw(self.codes_leaf, tuple(FP8_MAPS), shape)
         if not np.isfinite(form.quant_map)[codes].all():
-            raise self._wrong(name, "holds NaN or infinity, so the model is damaged")
-        return of_bytes(form, codes, self._scale_values(name), self._dtype)
+            raise self._wrong(self.codes_leaf, "holds NaN or infinity, so the model is damaged")
+        return of_bytes(form, codes, self._scale_values(), self.torch_dtype)
 
-    def _scales(self, name: str) -> str | None:
-        return next((leaf for leaf in self.companions[:2] if self._has(name, leaf)), None)
-
-    def _scale_values(self, name: str) -> npt.NDArray[np.float32]:
-        leaf = self._scales(name)
-        assert leaf is not None
-        if self._dtype_of(name, leaf) not in POWERS_OF_TWO:
-            return self._floats(name, leaf)
-        values: npt.NDArray[np.float32] = E8M0[self._raw(name, leaf, POWERS_OF_TWO)]
+    def _scale_values(self) -> npt.NDArray[np.float32]:
+        if self._dtype_of(self._scales) not in POWERS_OF_TWO:
+            return self._floats(self._scales)
+        values: npt.NDArray[np.float32] = E8M0[self._raw(self._scales, POWERS_OF_TWO)]
         if not np.isfinite(values).all():
-            raise self._wrong(self._name(name, leaf), "holds NaN, so the model is damaged")
+            raise self._wrong(self._scales, "holds NaN, so the model is damaged")
         return values

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.checkpoint.quantized.files import QuantizedFiles
-from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
+from qlora_wgpu.checkpoint.quantized.coded_weight import CodedWeight
+from qlora_wgpu.checkpoint.stored_weight import Files, FloatArray
 from qlora_wgpu.errors import UnsupportedModelError, brief
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 from qlora_wgpu.quant.safetensors_formats import group_format, grouped_weight, unpack, unpack_awq
@@ -66,138 +67,149 @@ _LAYOUTS = ("gptq", "gptq_v2")
 _OF_SINGLE_LAYERS = ("dynamic", "extra_config")  # of GPTQModel, of AutoRound
 
 
-class GroupFiles(QuantizedFiles):
-    """What AWQ's and GPTQ's folders have in common."""
+IntArray = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What config.json says of all layers."""
+
+    bits: int  # of an integer
+    size: int  # weights of a row that share a scale, or -1 for all
+    differ: bool  # whether layers may have others, which their tensors' shapes tell
+    less_one: bool  # whether zeros are stored less one
+
+
+def awq_groups(quantization: Mapping[str, Any], path: object) -> Groups:
+    """AWQ's; layouts other than "gemm" are refused."""
+    groups = _groups(quantization, path, AwqWeight, less_one=False)
+    keys = ("version", "format", "checkpoint_format")
+    layout = next((quantization[key] for key in keys if key in quantization), "gemm")
+    if str(layout).lower() != "gemm":
+        raise UnsupportedModelError(
+            f"{path} is quantized with AWQ in its layout {brief(layout)}, but only gemm is "
+            "read: take the unquantized model"
+        )
+    return groups
+
+
+def gptq_groups(quantization: Mapping[str, Any], path: object) -> Groups:
+    """GPTQ's, whose second version stores zeros as they are."""
+    layout = quantization.get("checkpoint_format", "gptq")
+    groups = _groups(quantization, path, GptqWeight, less_one=layout == "gptq")
+    if layout not in _LAYOUTS or quantization.get("is_marlin_format"):
+        raise UnsupportedModelError(
+            f"{path} is quantized with GPTQ in its layout "
+            f"{brief('marlin' if layout in _LAYOUTS else layout)}, but only "
+            f"{' and '.join(_LAYOUTS)} are read: take the unquantized model"
+        )
+    return groups
+
+
+def _groups(
+    quantization: Mapping[str, Any], path: object, of: type[GroupWeight], *, less_one: bool
+) -> Groups:
+    bits: int = quantization.get("bits", quantization.get("w_bit", 4))
+    size: int = quantization.get("group_size", quantization.get("q_group_size", 128))
+    if bits not in of.all_bits:
+        raise UnsupportedModelError(
+            f"{path} is quantized with {of.method} to {bits!r} bits, but only "
+            f"{' or '.join(map(str, of.all_bits))} are read: take the unquantized model"
+        )
+    if type(size) is not int or not (size == -1 or 0 < size < 2**20):
+        raise UnsupportedModelError(
+            f"{path} is quantized with {of.method} in groups of {size!r} weights, "
+            "which is no size: take the unquantized model"
+        )
+    return Groups(bits, size, any(map(quantization.get, _OF_SINGLE_LAYERS)), less_one)
+
+
+class GroupWeight(CodedWeight):
+    """What AWQ's and GPTQ's weights have in common."""
 
     codes_leaf = "qweight"
     companions = ("qzeros", "scales", "g_idx")
     method = ""
     all_bits: tuple[int, ...] = ()
 
-    def __init__(
-        self,
-        files: Mapping[str, SafetensorsFile],
-        config: Mapping[str, Any],
-        quantization: Mapping[str, Any],
-        path: object,
-    ) -> None:
-        """Reads how everything is quantized.
+    def __init__(self, files: Files, name: str, torch_dtype: str, *, groups: Groups) -> None:
+        """As its class."""
+        super().__init__(files, name, torch_dtype)
+        self._groups = groups
 
-        Args:
-            files: Which open file holds which tensor.
-            config: The config.json.
-            quantization: Its ``quantization_config``.
-            path: The folder, for messages.
-        """
-        super().__init__(files, config)
-        self._bits: int = quantization.get("bits", quantization.get("w_bit", 4))
-        self._group: int = quantization.get("group_size", quantization.get("q_group_size", 128))
-        # Layers may have other bits and groups then, which their tensors' shapes tell.
-        self._differ = any(quantization.get(key) for key in _OF_SINGLE_LAYERS)
-        if self._bits not in self.all_bits:
-            raise UnsupportedModelError(
-                f"{path} is quantized with {self.method} to {self._bits!r} bits, but only "
-                f"{' or '.join(map(str, self.all_bits))} are read: take the unquantized model"
-            )
-        if type(self._group) is not int or not (self._group == -1 or 0 < self._group < 2**20):
-            raise UnsupportedModelError(
-                f"{path} is quantized with {self.method} in groups of {self._group!r} weights, "
-                "which is no size: take the unquantized model"
-            )
+    @property
+    def is_there(self) -> bool:
+        """Whether its integers are."""
+        return self.name.endswith(".weight") and self.tensor in self._files
 
-    def holds(self, name: str) -> bool:
-        """Whether a weight's integers are there."""
-        return name.endswith(".weight") and self.stored(name) in self._files
-
-    def format(self, name: str) -> WeightFormat | None:
+    @property
+    def format(self) -> WeightFormat | None:
         """Integers in groups of neighbours."""
-        columns = self.shape(name)[1]
-        codes = 4 if self._bits_of(name) <= 4 else 8
-        return group_format(self.method, codes, columns, self._group_of(name, columns))
+        codes = 4 if self._bits <= 4 else 8
+        return group_format(self.method, codes, self.shape[1], self._group_size)
 
-    def read(self, name: str) -> QuantizedWeight:
+    def quantized(self) -> QuantizedWeight | None:
         """Codes, and scales with the minima that zeros make."""
-        form = self.format(name)
-        assert form is not None
-        return grouped_weight(form, *self._parts(name))
+        form = self.format
+        return None if form is None else grouped_weight(form, *self._parts())
 
-    def _parts(
-        self, name: str
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.float32]]:
+    def _parts(self) -> tuple[IntArray, IntArray, FloatArray]:
         """Integers (in_features, out_features), and zeros and scales (groups, out_features)."""
-        rows, columns = self.shape(name)
-        groups = _count(columns, self._group_of(name, columns))
-        scales = self._floats(name, "scales", (groups, rows))
-        bits = self._bits_of(name)
-        zeros = self._raw(name, "qzeros", _WORDS, (groups, rows * bits // 32))
-        return self._integers(name, bits), self._zeros(zeros.view(np.int32), bits), scales
+        rows, columns = self.shape
+        groups = _count(columns, self._group_size)
+        scales = self._floats("scales", (groups, rows))
+        zeros = self._raw("qzeros", _WORDS, (groups, rows * self._bits // 32)).view(np.int32)
+        words = self._raw(self.codes_leaf, _WORDS).view(np.int32)
+        return self._integers(words), self._zeros(zeros), scales
 
     @abstractmethod
-    def _integers(self, name: str, bits: int) -> npt.NDArray[np.uint8]:
+    def _integers(self, words: npt.NDArray[np.int32]) -> IntArray:
         """Integers (in_features, out_features)."""
 
     @abstractmethod
-    def _zeros(self, words: npt.NDArray[np.int32], bits: int) -> npt.NDArray[np.uint8]:
+    def _zeros(self, words: npt.NDArray[np.int32]) -> IntArray:
         """Zeros (groups, out_features)."""
 
-    def _bits_of(self, name: str) -> int:
-        """Bits of a weight's integers: config.json's, or those that its zeros have."""
-        if self._differ and self._has(name, "qzeros") and self._has(name, "scales"):
-            words, numbers = (self._matrix(name, leaf)[1] for leaf in ("qzeros", "scales"))
-            return next((b for b in self.all_bits if numbers * b == words * 32), self._bits)
-        return self._bits
+    @property
+    def _bits(self) -> int:
+        """Bits of its integers: config.json's, or those that its zeros have."""
+        usual = self._groups.bits
+        if self._groups.differ and self._has("qzeros") and self._has("scales"):
+            words, numbers = (self._matrix(leaf)[1] for leaf in ("qzeros", "scales"))
+            return next((b for b in self.all_bits if numbers * b == words * 32), usual)
+        return usual
 
-    def _group_of(self, name: str, columns: int) -> int:
+    @property
+    def _group_size(self) -> int:
         """Weights of a row that share a scale, or -1: config.json's, or as scales are there."""
-        if self._differ and self._has(name, "scales"):
-            groups = self._matrix(name, "scales")[0]
-            if groups and groups != _count(columns, self._group) and columns % groups == 0:
+        usual, columns = self._groups.size, self.shape[1]
+        if self._groups.differ and self._has("scales"):
+            groups = self._matrix("scales")[0]
+            if groups and groups != _count(columns, usual) and columns % groups == 0:
                 return -1 if groups == 1 else columns // groups
-        return self._group
-
-    def _words(self, name: str) -> npt.NDArray[np.int32]:
-        return self._raw(name, self.codes_leaf, _WORDS).view(np.int32)
-
-    def _words_shape(self, name: str) -> tuple[int, int]:
-        return self._matrix(name, self.codes_leaf)
+        return usual
 
 
-class AwqFiles(GroupFiles):
+class AwqWeight(GroupWeight):
     """AWQ's "gemm" layout."""
 
     method = "AWQ"
     all_bits = (4,)
 
-    def __init__(
-        self,
-        files: Mapping[str, SafetensorsFile],
-        config: Mapping[str, Any],
-        quantization: Mapping[str, Any],
-        path: object,
-    ) -> None:
-        """As its class; other layouts are refused."""
-        super().__init__(files, config, quantization, path)
-        keys = ("version", "format", "checkpoint_format")
-        layout = next((quantization[key] for key in keys if key in quantization), "gemm")
-        if str(layout).lower() != "gemm":
-            raise UnsupportedModelError(
-                f"{path} is quantized with AWQ in its layout {brief(layout)}, but only gemm is "
-                "read: take the unquantized model"
-            )
-
-    def shape(self, name: str) -> tuple[int, int]:
+    @property
+    def shape(self) -> tuple[int, int]:
         """(8 · words of a row, rows of words)."""
-        columns, words = self._words_shape(name)
+        columns, words = self._matrix(self.codes_leaf)
         return 8 * words, columns
 
-    def _integers(self, name: str, bits: int) -> npt.NDArray[np.uint8]:
-        return unpack_awq(self._words(name))
+    def _integers(self, words: npt.NDArray[np.int32]) -> IntArray:
+        return unpack_awq(words)
 
-    def _zeros(self, words: npt.NDArray[np.int32], bits: int) -> npt.NDArray[np.uint8]:
+    def _zeros(self, words: npt.NDArray[np.int32]) -> IntArray:
         return unpack_awq(words)
 
 
-class GptqFiles(GroupFiles):
+class GptqWeight(GroupWeight):
     """GPTQ's layout, of both versions.
 
     Where the columns of a group are no neighbours (``desc_act``), no kernel reads them.
@@ -206,64 +218,35 @@ class GptqFiles(GroupFiles):
     method = "GPTQ"
     all_bits = (2, 3, 4, 8)
 
-    def __init__(
-        self,
-        files: Mapping[str, SafetensorsFile],
-        config: Mapping[str, Any],
-        quantization: Mapping[str, Any],
-        path: object,
-    ) -> None:
-        """As its class; the second version stores zeros as they are."""
-        super().__init__(files, config, quantization, path)
-        layout = quantization.get("checkpoint_format", "gptq")
-        if layout not in _LAYOUTS or quantization.get("is_marlin_format"):
-            raise UnsupportedModelError(
-                f"{path} is quantized with GPTQ in its layout "
-                f"{brief('marlin' if layout in _LAYOUTS else layout)}, but only "
-                f"{' and '.join(_LAYOUTS)} are read: take the unquantized model"
-            )
-        self._less_one = layout == "gptq"
-
-    def shape(self, name: str) -> tuple[int, int]:
+    @property
+    def shape(self) -> tuple[int, int]:
         """(Columns of words, weights of a column of words)."""
-        words, rows = self._words_shape(name)
-        return rows, words * 32 // self._bits_of(name)
+        words, rows = self._matrix(self.codes_leaf)
+        return rows, words * 32 // self._bits
 
-    def format(self, name: str) -> WeightFormat | None:
+    @property
+    def format(self) -> WeightFormat | None:
         """Integers in groups of neighbours, or None if columns are in another order."""
-        return super().format(name) if self._order(name) is None else None
+        return super().format if self._order is None else None
 
-    def float32(self, name: str) -> npt.NDArray[np.float32]:
+    def _shuffled(self) -> FloatArray:
         """(q - zero) · scale, each column's by its group."""
-        order = self._order(name)
-        if order is None:
-            return super().float32(name)
-        codes, zeros, scales = self._parts(name)
-        values = codes.astype(np.float32) - zeros[order]
-        values *= scales[order]
+        codes, zeros, scales = self._parts()
+        values = codes.astype(np.float32) - zeros[self._order]
+        values *= scales[self._order]
         return np.ascontiguousarray(values.T)
 
-    def _order(self, name: str) -> npt.NDArray[np.int32] | None:
-        """The group of each column, if they are no neighbours."""
-        columns = self.shape(name)[1]
-        if not self._has(name, "g_idx"):
-            return None
-        order = self._raw(name, "g_idx", ("I32", "I64"), (columns,)).astype(np.int32)
-        group = self._group_of(name, columns)
-        size = columns if group == -1 else group
-        if (order == np.arange(columns) // size).all():
-            return None
-        if not ((order >= 0) & (order < -(-columns // size))).all():
-            raise self._wrong(self._name(name, "g_idx"), "names groups that are not there")
-        return order
+    @property
+    def _order(self) -> npt.NDArray[np.int32] | None:
+        size = self._group_size
+        return self._group_of_columns("g_idx", self.shape[1] if size == -1 else size)
 
-    def _integers(self, name: str, bits: int) -> npt.NDArray[np.uint8]:
-        words = np.ascontiguousarray(self._words(name).T)
-        return np.ascontiguousarray(unpack(words, bits).T)
+    def _integers(self, words: npt.NDArray[np.int32]) -> IntArray:
+        return np.ascontiguousarray(unpack(np.ascontiguousarray(words.T), self._bits).T)
 
-    def _zeros(self, words: npt.NDArray[np.int32], bits: int) -> npt.NDArray[np.uint8]:
-        zeros = unpack(words, bits)
-        return zeros + np.uint8(1) & np.uint8(2**bits - 1) if self._less_one else zeros
+    def _zeros(self, words: npt.NDArray[np.int32]) -> IntArray:
+        zeros, bits = unpack(words, self._bits), self._bits
+        return zeros + np.uint8(1) & np.uint8(2**bits - 1) if self._groups.less_one else zeros
 
 
 def _count(columns: int, group: int) -> int:

@@ -1,6 +1,6 @@
-"""Weights as bitsandbytes stores them in 4 bits, read and written with all their companions.
+"""Weights as bitsandbytes stores them in 4 bits or 8, and in 4 bits written as well.
 
-A weight ``X`` is U8 (or any other type of the same bytes) and comes with ``X.absmax``,
+A weight ``X`` in 4 bits is U8 (or any other type of the same bytes) and comes with ``X.absmax``,
 ``X.quant_map`` and, if doubly quantized, ``X.nested_absmax`` and ``X.nested_quant_map``. Its state,
 a JSON object as bytes, is ``X.quant_state.bitsandbytes__nf4``, or ``__fp4``.
 """
@@ -8,20 +8,54 @@ a JSON object as bytes, is ``X.quant_state.bitsandbytes__nf4``, or ``__fp4``.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from qlora_wgpu.checkpoint.quantized.coded_weight import STORED_AS, CodedWeight
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.checkpoint.safetensors_writer import Entry
-from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
+from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.quant import BLOCKSIZES, NESTED_BLOCKSIZE, QuantizedWeight, WeightFormat
+from qlora_wgpu.quant.safetensors_formats import INT8, of_bytes
+
+# ---- 8 bits --------------------------------------------------------------------------------------
+
+_SCALES, _ORDER = "SCB", "weight_format"
+
+
+class Int8Weight(CodedWeight):
+    """LLM.int8: a tensor of type I8 with its rows' scales beside it."""
+
+    companions = (_SCALES, _ORDER)
+    format = INT8
+
+    @property
+    def is_there(self) -> bool:
+        """Whether both are."""
+        return self._is_of(("I8",)) and self._has(_SCALES)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Its tensor's."""
+        return self._matrix(self.codes_leaf)
+
+    def quantized(self) -> QuantizedWeight:
+        """Codes and scales as stored."""
+        rows, columns = self.shape
+        if self._has(_ORDER) and self._raw(_ORDER, ("U8",)) != 0:
+            raise self._wrong(_ORDER, "says that columns are not in rows' order")
+        codes = self._raw(self.codes_leaf, ("I8",), (rows, columns)).view(np.uint8)
+        return of_bytes(INT8, codes, self._floats(_SCALES, (rows,)), self.torch_dtype)
+
+
+# ---- 4 bits --------------------------------------------------------------------------------------
 
 STATE = ".quant_state.bitsandbytes__"
 NF4_STATE = f"{STATE}nf4"
-STATES = (NF4_STATE, f"{STATE}fp4")
 
 ABSMAX = "absmax"
 QUANT_MAP = "quant_map"
@@ -31,154 +65,133 @@ NESTED_QUANT_MAP = "nested_quant_map"
 QUANT_MAP_SIZE = 16
 NESTED_QUANT_MAP_SIZE = 256
 
-
-# ---- reading -------------------------------------------------------------------------------------
-
 _DTYPES = ("float32", "float16", "bfloat16")
-_OTHER_QUANTIZATIONS = {
-    "I8": "8-bit integers",
-    "F8_E4M3": "8-bit floats (FP8)",
-    "F8_E5M2": "8-bit floats (FP8)",
-}
 
 
-def read_4bit(
-    files: Mapping[str, SafetensorsFile], name: str, *, mapped: bool = False
-) -> QuantizedWeight:
-    """Reads a weight that has a state of 4 bits."""
-    return _Reader(files, name, mapped=mapped).read()
+class FourBitWeight(CodedWeight):
+    """A weight with a state of NF4 or FP4; its arrays are views of the file."""
 
-
-def read_4bit_format(files: Mapping[str, SafetensorsFile], name: str) -> WeightFormat:
-    """The format of a weight that has a state of 4 bits; errors as for ``read_4bit``."""
-    return _Reader(files, name).format()
-
-
-def read_4bit_shape(files: Mapping[str, SafetensorsFile], name: str) -> tuple[int, int]:
-    """The shape of a weight that has a state of 4 bits; errors as for ``read_4bit``."""
-    return _Reader(files, name).shape()
-
-
-def read_4bit_dtype(files: Mapping[str, SafetensorsFile], name: str) -> str:
-    """PyTorch's name of the type of such a weight before; errors as for ``read_4bit``."""
-    return _Reader(files, name).dtype()
-
-
-def has_4bit_state(names: Container[str], name: str) -> bool:
-    """Whether a weight has the state that says how it is stored in 4 bits."""
-    return any(f"{name}{state}" in names for state in STATES)
-
-
-def refuse_unknown(files: Mapping[str, SafetensorsFile], name: str) -> None:
-    """Refuses a tensor that is quantized in a way that nothing in its folder says."""
-    where = f"{files[name].path}: {name!r}"
-    dtype = files[name].dtype(name)
-    if dtype in _OTHER_QUANTIZATIONS:
-        raise UnsupportedModelError(
-            f"{where} is stored as {_OTHER_QUANTIZATIONS[dtype]}, but neither scales beside it nor "
-            "quantization_config in config.json say what they stand for: take the unquantized model"
-        )
-    if f"{name}.{ABSMAX}" in files or (dtype == "U8" and name.endswith(".weight")):
-        raise CheckpointError(
-            f"{where} is quantized, but {name}{STATE}nf4 is missing: the file is incomplete, or "
-            "was not written by bitsandbytes"
-        )
-
-
-class _Reader:
-    def __init__(
-        self, files: Mapping[str, SafetensorsFile], name: str, *, mapped: bool = False
-    ) -> None:
-        self._mapped = mapped
-        self._files = files
-        self._name = name
-        self._type = next(t for t in ("nf4", "fp4") if f"{name}{STATE}{t}" in files)
+    def __init__(self, files: Mapping[str, SafetensorsFile], name: str, torch_dtype: str) -> None:
+        """Looks at nothing, as its class."""
+        super().__init__(files, name, torch_dtype)
+        self.tensor = name
+        self._type = "nf4" if f"{name}{NF4_STATE}" in files else "fp4"
         self._state_name = f"{name}{STATE}{self._type}"
-        self._state = self._read_state()
-
-    def format(self) -> WeightFormat:
-        return WeightFormat(
-            self._type.upper(),
-            self._floats(QUANT_MAP, QUANT_MAP_SIZE),
-            self._blocksize(),
-            self._integer("nested_blocksize") if self._is_nested else None,
-            has_offset=self._is_nested,
-        )
-
-    def read(self) -> QuantizedWeight:
-        shape = self.shape()
-        blocksize = self._blocksize()
-        dtype = self.dtype()
-        n = shape[0] * shape[1]
-        return QuantizedWeight(
-            shape=shape,
-            codes=self._bytes("", -(-n // 2)),
-            quant_map=self._floats(QUANT_MAP, QUANT_MAP_SIZE),
-            blocksize=blocksize,
-            dtype=dtype,
-            name=self._type.upper(),
-            **self._scales(-(-n // blocksize)),
-        )
-
-    def dtype(self) -> str:
-        dtype = self._state.get("dtype")
-        if dtype not in _DTYPES:
-            raise self._wrong(f"says dtype {dtype!r}, not one of {_DTYPES}")
-        return str(dtype)
-
-    def _blocksize(self) -> int:
-        blocksize = self._integer("blocksize")
-        if blocksize not in BLOCKSIZES:
-            raise self._wrong(f"says blocksize {blocksize}, but bitsandbytes has no such blocks")
-        return blocksize
 
     @property
-    def _is_nested(self) -> bool:
-        return "nested_offset" in self._state or f"{self._name}.{NESTED_ABSMAX}" in self._files
+    def is_there(self) -> bool:
+        """Whether its state is."""
+        return self._state_name in self._files
 
-    def _scales(self, blocks: int) -> dict[str, Any]:
-        if not self._is_nested:
-            return {ABSMAX: self._floats(ABSMAX, blocks)}
-        nested_blocksize = self._integer("nested_blocksize")
-        if self._state.get("nested_dtype", "float32") != "float32":
-            raise self._wrong(f"says nested_dtype {self._state['nested_dtype']!r}, not 'float32'")
-        offset: Any = self._state.get("nested_offset")
-        if type(offset) not in (int, float) or not abs(offset) <= float(np.finfo(np.float32).max):
-            raise self._wrong(f"says nested_offset {offset!r}, which is no float32 number")
-        return {
-            "absmax": self._bytes(ABSMAX, blocks),
-            "nested_absmax": self._floats(NESTED_ABSMAX, -(-blocks // nested_blocksize)),
-            "nested_quant_map": self._floats(NESTED_QUANT_MAP, NESTED_QUANT_MAP_SIZE),
-            "nested_offset": float(np.float32(offset)),
-            "nested_blocksize": nested_blocksize,
-        }
+    @property
+    def is_mapped(self) -> bool:
+        """Yes: codes are in the file as the device takes them."""
+        return True
 
-    def _read_state(self) -> dict[str, Any]:
-        raw = self._files[self._state_name].raw(self._state_name)
-        try:
-            state = json.loads(raw.tobytes().decode("utf-8"))
-        except (RecursionError, ValueError) as err:
-            raise self._wrong("is not valid JSON") from err
-        if not isinstance(state, dict):
-            raise self._wrong("holds no JSON object")
-        if state.get("quant_type") != self._type:
-            raise self._wrong(f"says quant_type {state.get('quant_type')!r}, not {self._type!r}")
-        return state
-
+    @property
     def shape(self) -> tuple[int, int]:
+        """As its state says."""
         shape = self._state.get("shape")
         if (
             not isinstance(shape, list)
             or len(shape) != 2
             or not all(type(size) is int and 0 < size < 2**31 for size in shape)
         ):
-            raise self._wrong(f"says shape {shape!r}, which is no matrix's")
+            raise self._wrong_state(f"says shape {shape!r}, which is no matrix's")
         return shape[0], shape[1]
+
+    @property
+    def dtype(self) -> str:
+        """As its state says."""
+        return STORED_AS[self._dtype_before]
+
+    @property
+    def format(self) -> WeightFormat:
+        """NF4 or FP4, with the map of its own."""
+        return WeightFormat(
+            self._type.upper(),
+            self._numbers(QUANT_MAP, QUANT_MAP_SIZE),
+            self._blocksize,
+            self._integer("nested_blocksize") if self._is_nested else None,
+            has_offset=self._is_nested,
+        )
+
+    def quantized(self) -> QuantizedWeight:
+        """Codes and scales as stored."""
+        shape, blocksize, dtype = self.shape, self._blocksize, self._dtype_before
+        n = shape[0] * shape[1]
+        return QuantizedWeight(
+            shape=shape,
+            codes=self._bytes("", -(-n // 2)),
+            quant_map=self._numbers(QUANT_MAP, QUANT_MAP_SIZE),
+            blocksize=blocksize,
+            dtype=dtype,
+            name=self._type.upper(),
+            **self._scales(-(-n // blocksize)),
+        )
+
+    def owns(self, tensor: str) -> bool:
+        """Whether it is one of its tensors."""
+        return tensor.startswith(f"{self.name}.")
+
+    @cached_property
+    def _state(self) -> dict[str, Any]:
+        raw = self._files[self._state_name].raw(self._state_name)
+        try:
+            state = json.loads(raw.tobytes().decode("utf-8"))
+        except (RecursionError, ValueError) as err:
+            raise self._wrong_state("is not valid JSON") from err
+        if not isinstance(state, dict):
+            raise self._wrong_state("holds no JSON object")
+        if state.get("quant_type") != self._type:
+            raise self._wrong_state(
+                f"says quant_type {state.get('quant_type')!r}, not {self._type!r}"
+            )
+        return state
+
+    @property
+    def _dtype_before(self) -> str:
+        dtype = self._state.get("dtype")
+        if dtype not in _DTYPES:
+            raise self._wrong_state(f"says dtype {dtype!r}, not one of {_DTYPES}")
+        return str(dtype)
+
+    @property
+    def _blocksize(self) -> int:
+        blocksize = self._integer("blocksize")
+        if blocksize not in BLOCKSIZES:
+            raise self._wrong_state(
+                f"says blocksize {blocksize}, but bitsandbytes has no such blocks"
+            )
+        return blocksize
+
+    @property
+    def _is_nested(self) -> bool:
+        return "nested_offset" in self._state or f"{self.name}.{NESTED_ABSMAX}" in self._files
+
+    def _scales(self, blocks: int) -> dict[str, Any]:
+        if not self._is_nested:
+            return {ABSMAX: self._numbers(ABSMAX, blocks)}
+        nested_blocksize = self._integer("nested_blocksize")
+        if self._state.get("nested_dtype", "float32") != "float32":
+            raise self._wrong_state(
+                f"says nested_dtype {self._state['nested_dtype']!r}, not 'float32'"
+            )
+        offset: Any = self._state.get("nested_offset")
+        if type(offset) not in (int, float) or not abs(offset) <= float(np.finfo(np.float32).max):
+            raise self._wrong_state(f"says nested_offset {offset!r}, which is no float32 number")
+        return {
+            "absmax": self._bytes(ABSMAX, blocks),
+            "nested_absmax": self._numbers(NESTED_ABSMAX, -(-blocks // nested_blocksize)),
+            "nested_quant_map": self._numbers(NESTED_QUANT_MAP, NESTED_QUANT_MAP_SIZE),
+            "nested_offset": float(np.float32(offset)),
+            "nested_blocksize": nested_blocksize,
+        }
 
     def _integer(self, key: str) -> int:
         value = self._state.get(key)
         if type(value) is not int or not 0 < value < 2**31:
-            raise self._wrong(f"says {key} {value!r}, which is no size")
+            raise self._wrong_state(f"says {key} {value!r}, which is no size")
         return value
 
     def _bytes(self, leaf: str, count: int) -> npt.NDArray[np.uint8]:
@@ -191,11 +204,11 @@ class _Reader:
             )
         stored = np.ascontiguousarray(file.raw(name)).reshape(-1).view(np.uint8)
         self._check_count(name, stored.size, count, "bytes")
-        return stored if self._mapped else stored.copy()
+        return stored
 
-    def _floats(self, leaf: str, count: int) -> npt.NDArray[np.float32]:
+    def _numbers(self, leaf: str, count: int) -> npt.NDArray[np.float32]:
         name, file = self._locate(leaf)
-        as_stored = self._mapped and file.dtype(name) == "F32"
+        as_stored = file.dtype(name) == "F32"
         numbers = (file.raw(name) if as_stored else file.float32(name)).reshape(-1)
         self._check_count(name, numbers.size, count, "numbers")
         if not np.isfinite(numbers).all():
@@ -203,11 +216,10 @@ class _Reader:
         return numbers
 
     def _locate(self, leaf: str) -> tuple[str, SafetensorsFile]:
-        name = f"{self._name}.{leaf}" if leaf else self._name
+        name = f"{self.name}.{leaf}" if leaf else self.name
         if name not in self._files:
             raise CheckpointError(
-                f"{self._files[self._name].path}: {self._name!r} is quantized, but {name!r} is "
-                "missing"
+                f"{self.path}: {self.name!r} is quantized, but {name!r} is missing"
             )
         return name, self._files[name]
 
@@ -219,7 +231,7 @@ class _Reader:
                 f"{self._state['blocksize']})"
             )
 
-    def _wrong(self, what: str) -> CheckpointError:
+    def _wrong_state(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self._files[self._state_name].path}: {self._state_name!r} {what}")
 
 
