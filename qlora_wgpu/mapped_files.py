@@ -27,26 +27,18 @@ map_listeners: list[Callable[[str, int], None]] = []
 
 
 def map_file(path: Path, file: BufferedReader, offset: int = 0) -> npt.NDArray[np.uint8]:
-    """A file's bytes, which the system reads when they are looked at.
+    """The bytes of an open file from ``offset`` on, read when they are looked at.
 
-    Args:
-        path: Where the file is, for messages.
-        file: The file, open.
-        offset: The first byte; there must be one.
+    There must be one, and none may go while they are mapped: how many there are is remembered.
     """
     mapped = np.memmap(file, np.uint8, "r", offset=offset).view(np.ndarray)
     mapping = _map_of(mapped)
     if mapping is not None:
-        note_map(mapping, path, file)
+        name, size = str(path.absolute()), os.fstat(file.fileno()).st_size
+        _maps[mapping] = name, size
+        for listener in map_listeners:
+            listener(name, size)
     return mapped
-
-
-def note_map(mapping: mmap.mmap, path: Path, file: BufferedReader) -> None:
-    """Remembers how large a file was when it was mapped: it must not become shorter."""
-    name, size = str(path.absolute()), os.fstat(file.fileno()).st_size
-    _maps[mapping] = name, size
-    for listener in map_listeners:
-        listener(name, size)
 
 
 def require_whole(array: npt.NDArray[Any]) -> None:

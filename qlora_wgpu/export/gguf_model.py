@@ -34,6 +34,7 @@ from qlora_wgpu.gguf.config import model_keys, rope_tensors, scalar_keys
 from qlora_wgpu.gguf.folder import GGUFFolder
 from qlora_wgpu.gguf.layout import EMBEDDING, HEAD
 from qlora_wgpu.gguf.placements import Placement
+from qlora_wgpu.mapped_files import let_go
 
 # ---- a base's own file ---------------------------------------------------------------------------
 
@@ -85,7 +86,7 @@ def _own_head(merged: MergedWeights, folder: GGUFFolder, wanted: ElementType) ->
 def _kept(name: str, tensor: StoredTensor) -> FileTensor:
     def read() -> Iterator[npt.NDArray[np.uint8]]:
         yield np.ascontiguousarray(tensor.data)
-        tensor.release()
+        let_go(tensor.data)
 
     return FileTensor(name, tensor.place.shape, tensor.place.type, (read,))
 

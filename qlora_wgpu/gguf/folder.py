@@ -27,6 +27,7 @@ from qlora_wgpu.gguf.config import read_config
 from qlora_wgpu.gguf.keys import Keys
 from qlora_wgpu.gguf.placements import Placement, placements
 from qlora_wgpu.gguf.text_files import text_folder
+from qlora_wgpu.mapped_files import let_go
 from qlora_wgpu.quant import GGML_FORMATS, QuantizedWeight, repack_ggml
 from qlora_wgpu.weight_format import WeightFormat
 
@@ -241,7 +242,7 @@ class GGUFFolder(ModelFolder):
         """Lets go of what was read last, so that one at a time is in memory."""
         if self._read_last is not None:
             for leaf in self.placements[self._read_last].leaves:
-                self.file.tensor(leaf.stored).release()
+                let_go(self.file.tensor(leaf.stored).data)
         self._read_last = name
         if self.on_read is not None:
             self.on_read(name)

@@ -8,7 +8,7 @@ a JSON object as bytes, is ``X.quant_state.bitsandbytes__nf4``, or ``__fp4``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.quantized.coded_weight import STORED_AS, CodedWeight
-from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.checkpoint.safetensors_writer import Entry
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.quant import BLOCKSIZES, NESTED_BLOCKSIZE, QuantizedWeight, WeightFormat
@@ -30,18 +29,9 @@ _SCALES, _ORDER = "SCB", "weight_format"
 class Int8Weight(CodedWeight):
     """LLM.int8: a tensor of type I8 with its rows' scales beside it."""
 
+    codes_types = ("I8",)
     companions = (_SCALES, _ORDER)
     format = INT8
-
-    @property
-    def is_there(self) -> bool:
-        """Whether both are."""
-        return self._is_of(("I8",)) and self._has(_SCALES)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Its tensor's."""
-        return self._matrix(self.codes_leaf)
 
     def quantized(self) -> QuantizedWeight:
         """Codes and scales as stored."""
@@ -71,17 +61,12 @@ _DTYPES = ("float32", "float16", "bfloat16")
 class FourBitWeight(CodedWeight):
     """A weight with a state of NF4 or FP4; its arrays are views of the file."""
 
-    def __init__(self, files: Mapping[str, SafetensorsFile], name: str, torch_dtype: str) -> None:
-        """Looks at nothing, as its class."""
-        super().__init__(files, name, torch_dtype)
-        self.tensor = name
-        self._type = "nf4" if f"{name}{NF4_STATE}" in files else "fp4"
-        self._state_name = f"{name}{STATE}{self._type}"
+    codes_leaf = ""
 
     @property
     def is_there(self) -> bool:
         """Whether its state is."""
-        return self._state_name in self._files
+        return self._has(self._state_leaf)
 
     @property
     def is_mapped(self) -> bool:
@@ -134,11 +119,22 @@ class FourBitWeight(CodedWeight):
         """Whether it is one of its tensors."""
         return tensor.startswith(f"{self.name}.")
 
+    def _leaf(self, leaf: str) -> str:
+        return f"{self.name}.{leaf}" if leaf else self.name
+
+    @property
+    def _type(self) -> str:
+        return "nf4" if f"{self.name}{NF4_STATE}" in self._files else "fp4"
+
+    @property
+    def _state_leaf(self) -> str:
+        return f"{STATE[1:]}{self._type}"
+
     @cached_property
     def _state(self) -> dict[str, Any]:
-        raw = self._files[self._state_name].raw(self._state_name)
+        tensor = self._leaf(self._state_leaf)
         try:
-            state = json.loads(raw.tobytes().decode("utf-8"))
+            state = json.loads(self._files[tensor].raw(tensor).tobytes().decode("utf-8"))
         except (RecursionError, ValueError) as err:
             raise self._wrong_state("is not valid JSON") from err
         if not isinstance(state, dict):
@@ -167,7 +163,7 @@ class FourBitWeight(CodedWeight):
 
     @property
     def _is_nested(self) -> bool:
-        return "nested_offset" in self._state or f"{self.name}.{NESTED_ABSMAX}" in self._files
+        return "nested_offset" in self._state or self._has(NESTED_ABSMAX)
 
     def _scales(self, blocks: int) -> dict[str, Any]:
         if not self._is_nested:
@@ -196,43 +192,36 @@ class FourBitWeight(CodedWeight):
 
     def _bytes(self, leaf: str, count: int) -> npt.NDArray[np.uint8]:
         """A tensor's bytes, whatever type they are stored as (``bnb_4bit_quant_storage``)."""
-        name, file = self._locate(leaf)
-        if leaf and file.dtype(name) != "U8":
-            raise CheckpointError(
-                f"{file.path}: {name!r} has dtype {file.dtype(name)}, but doubly quantized scales "
-                "are U8"
+        tensor = self._found(leaf)
+        file = self._files[tensor]
+        if leaf and file.dtype(tensor) != "U8":
+            raise self._wrong(
+                leaf, f"has dtype {file.dtype(tensor)}, but doubly quantized scales are U8"
             )
-        stored = np.ascontiguousarray(file.raw(name)).reshape(-1).view(np.uint8)
-        self._check_count(name, stored.size, count, "bytes")
+        stored = np.ascontiguousarray(file.raw(tensor)).reshape(-1).view(np.uint8)
+        self._check_count(leaf, stored.size, count, "bytes")
         return stored
 
     def _numbers(self, leaf: str, count: int) -> npt.NDArray[np.float32]:
-        name, file = self._locate(leaf)
-        as_stored = file.dtype(name) == "F32"
-        numbers = (file.raw(name) if as_stored else file.float32(name)).reshape(-1)
-        self._check_count(name, numbers.size, count, "numbers")
+        tensor = self._found(leaf)
+        file = self._files[tensor]
+        as_stored = file.dtype(tensor) == "F32"
+        numbers = (file.raw(tensor) if as_stored else file.float32(tensor)).reshape(-1)
+        self._check_count(leaf, numbers.size, count, "numbers")
         if not np.isfinite(numbers).all():
-            raise CheckpointError(f"{file.path}: {name!r} holds NaN or infinity")
+            raise self._wrong(leaf, "holds NaN or infinity")
         return numbers
 
-    def _locate(self, leaf: str) -> tuple[str, SafetensorsFile]:
-        name = f"{self.name}.{leaf}" if leaf else self.name
-        if name not in self._files:
-            raise CheckpointError(
-                f"{self.path}: {self.name!r} is quantized, but {name!r} is missing"
-            )
-        return name, self._files[name]
-
-    def _check_count(self, name: str, count: int, expected: int, what: str) -> None:
+    def _check_count(self, leaf: str, count: int, expected: int, what: str) -> None:
         if count != expected:
-            raise CheckpointError(
-                f"{self._files[name].path}: {name!r} has {count} {what}, but {expected} follow "
-                f"from its quant_state (shape {self._state['shape']}, blocksize "
-                f"{self._state['blocksize']})"
+            raise self._wrong(
+                leaf,
+                f"has {count} {what}, but {expected} follow from its quant_state (shape "
+                f"{self._state['shape']}, blocksize {self._state['blocksize']})",
             )
 
     def _wrong_state(self, what: str) -> CheckpointError:
-        return CheckpointError(f"{self._files[self._state_name].path}: {self._state_name!r} {what}")
+        return self._wrong(self._state_leaf, what)
 
 
 # ---- writing -------------------------------------------------------------------------------------

@@ -27,38 +27,29 @@ _ACTIVATIONS = (
 
 
 class CodedWeight(StoredWeight):
-    """A weight ``X.weight`` whose codes and companions are tensors ``X.…``.
+    """A weight ``X.weight`` whose codes and companions are tensors ``X.…``."""
 
-    Attributes:
-        codes_leaf: The last part of the name of the tensor with the codes.
-        companions: The last parts of the names of those that belong to it.
-        tensor: The tensor with the codes.
-    """
-
-    codes_leaf = "weight"
-    companions: tuple[str, ...] = ()
+    codes_leaf = "weight"  # how the name of the codes' tensor ends
+    codes_types: tuple[str, ...] = ()  # that it may have
+    companions: tuple[str, ...] = ()  # how others end that belong to it; the first one always does
 
     def __init__(self, files: Files, name: str, torch_dtype: str) -> None:
-        """Looks at nothing: first ask whether it ``is_there``.
-
-        Args:
-            files: Which open file holds which tensor.
-            name: The weight's name.
-            torch_dtype: The type of the model's floats, as PyTorch calls it.
-        """
+        """Looks at nothing: first ask whether it ``is_there``, whose type of floats is said."""
         self.name, self.torch_dtype = name, torch_dtype
         self._files, self._stem = files, name.removesuffix(".weight")
         self.tensor = self._leaf(self.codes_leaf)
 
     @property
-    @abstractmethod
     def is_there(self) -> bool:
-        """Whether the files hold such a weight of that name."""
+        """Whether the files hold such a weight of that name: its codes, and scales."""
+        file = self._files.get(self.tensor) if self.name.endswith(".weight") else None
+        is_codes = file is not None and file.dtype(self.tensor) in self.codes_types
+        return is_codes and self._has(self.companions[0])
 
     @property
-    @abstractmethod
     def shape(self) -> tuple[int, int]:
         """(out_features, in_features)."""
+        return self._matrix(self.codes_leaf)
 
     @abstractmethod
     def quantized(self) -> QuantizedWeight | None:
@@ -122,11 +113,6 @@ class CodedWeight(StoredWeight):
     def _has(self, leaf: str) -> bool:
         return self._leaf(leaf) in self._files
 
-    def _is_of(self, dtypes: tuple[str, ...] | Mapping[str, Any]) -> bool:
-        """Whether the codes of a layer's weight are there, in one of these types."""
-        file = self._files.get(self.tensor) if self.name.endswith(".weight") else None
-        return file is not None and file.dtype(self.tensor) in dtypes
-
     def _dtype_of(self, leaf: str) -> str:
         tensor = self._leaf(leaf)
         return self._files[tensor].dtype(tensor)
@@ -180,30 +166,17 @@ class CodedWeight(StoredWeight):
 
 
 class QuantizedFiles:
-    """The quantized weights of a folder, each in one of the ways in which it stores them.
-
-    Attributes:
-        notes: What config.json asks for besides and is not done, for the user.
-        unused: The ends of names of tensors that nothing here reads.
-    """
+    """The quantized weights of a folder, each in one of the ways in which it stores them."""
 
     def __init__(
         self,
         files: Files,
         config: Mapping[str, Any],
         *ways: Callable[[Files, str, str], CodedWeight],
-        notes: tuple[str, ...] = (),
-        unused: tuple[str, ...] = (),
+        notes: tuple[str, ...] = (),  # what is asked for besides and not done, for the user
+        unused: tuple[str, ...] = (),  # how the names of tensors end that nothing here reads
     ) -> None:
-        """Looks for nothing yet.
-
-        Args:
-            files: Which open file holds which tensor.
-            config: The config.json.
-            ways: What makes a weight's handle of files, its name and the type of floats.
-            notes: As the attribute.
-            unused: Likewise.
-        """
+        """Takes what makes weights' handles, of files, a name and the type of floats."""
         dtype = str(config.get("dtype") or config.get("torch_dtype"))
         self._dtype = dtype if dtype in STORED_AS else "bfloat16"
         self._files, self._ways, self.unused, self.notes = files, ways, unused, notes

@@ -285,15 +285,7 @@ class _IntegerWeight(CodedWeight):
 class ByteWeight(_IntegerWeight):
     """A byte for each integer: ``int-quantized`` and ``naive-quantized``."""
 
-    @property
-    def is_there(self) -> bool:
-        """Whether bytes are, and scales."""
-        return self._is_of(("I8",)) and self._has(_SCALE)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Its tensor's."""
-        return self._matrix(self.codes_leaf)
+    codes_types = ("I8",)
 
     @property
     def _form(self) -> WeightFormat:
@@ -311,11 +303,7 @@ class PackedWeight(_IntegerWeight):
     """Integers of 1 to 8 bits in words of 32: ``pack-quantized``."""
 
     codes_leaf = _PACKED
-
-    @property
-    def is_there(self) -> bool:
-        """Whether words are, and scales."""
-        return self._is_of(_WORDS) and self._has(_SCALE)
+    codes_types = _WORDS
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -35,6 +35,7 @@ class Nvfp4Weight(CodedWeight):
     compressed-tensors divides by the tensor's scale, ModelOpt multiplies by it.
     """
 
+    codes_types = ("U8",)
     companions = ("weight_scale", "weight_global_scale", "weight_scale_2")
     format = NVFP4
 
@@ -43,11 +44,6 @@ class Nvfp4Weight(CodedWeight):
         super().__init__(files, name, torch_dtype)
         if self._has("weight_packed"):
             self.codes_leaf, self.tensor = "weight_packed", self._leaf("weight_packed")
-
-    @property
-    def is_there(self) -> bool:
-        """Whether codes and scales are."""
-        return self._is_of(("U8",)) and self._has("weight_scale")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -84,21 +80,20 @@ class Mxfp4Weight(CodedWeight):
     """``X.weight_packed`` with a power of two for each 32 codes: ``mxfp4-pack-quantized``."""
 
     codes_leaf = "weight_packed"
+    codes_types = ("U8",)
     companions = ("weight_scale",)
     format = MXFP4
 
     @property
     def is_there(self) -> bool:
         """Whether codes are, and scales that are exponents."""
-        has_scales = self._has("weight_scale") and self._dtype_of("weight_scale") in _EXPONENTS
-        return has_scales and self._is_of(("U8",))
+        return super().is_there and self._dtype_of("weight_scale") in _EXPONENTS
 
     @property
     def shape(self) -> tuple[int, int]:
         """Two weights a byte."""
-        rows, columns = self._matrix(self.codes_leaf)
+        shape = rows, columns = self._matrix(self.codes_leaf)
         if 2 * columns % MXFP4.blocksize:
-            shape = (rows, columns)
             raise self._wrong(
                 self.codes_leaf, f"has shape {shape}, whose rows are not of whole blocks"
             )
@@ -204,6 +199,7 @@ class Fp8Weight(CodedWeight):
     are left: activations are not quantized here.
     """
 
+    codes_types = tuple(FP8_MAPS)
     companions = _FP8_SCALES
 
     def __init__(
@@ -213,16 +209,7 @@ class Fp8Weight(CodedWeight):
         super().__init__(files, name, torch_dtype)
         self._tile = tile
         self._scales = next((leaf for leaf in _FP8_SCALES if self._has(leaf)), "")
-
-    @property
-    def is_there(self) -> bool:
-        """Whether 8-bit floats are, and scales."""
-        return self._is_of(FP8_MAPS) and self._scales != ""
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Its tensor's."""
-        return self._matrix(self.codes_leaf)
+        self.companions = (self._scales, *_FP8_SCALES)  # the first of which it must have
 
     @property
     def format(self) -> WeightFormat:
@@ -248,7 +235,7 @@ class Fp8Weight(CodedWeight):
     def quantized(self) -> QuantizedWeight:
         """Codes and scales as stored."""
         form, shape = self.format, self.shape
-        codes = self._raw(self.codes_leaf, tuple(FP8_MAPS), shape)
+        codes = self._raw(self.codes_leaf, self.codes_types, shape)
         if not np.isfinite(form.quant_map)[codes].all():
             raise self._wrong(self.codes_leaf, "holds NaN or infinity, so the model is damaged")
         return of_bytes(form, codes, self._scale_values(), self.torch_dtype)
