@@ -85,17 +85,17 @@ class RandomFolder(ModelFolder):
         """A linear layer's codes and scales, made anew."""
         rows, columns = self._shapes[name]
         sample, first = self._sample, zlib.crc32(name.encode()) % _BLOCKS
-        blocks = -(-rows * columns // sample.blocksize)
-        codes: npt.NDArray[np.uint8] = np.roll(sample.codes, -first * sample.blocksize // 2)
+        form = sample.format
+        codes: npt.NDArray[np.uint8] = np.roll(sample.codes, -first * form.blocksize // 2)
         absmax: npt.NDArray[Any] = np.roll(sample.absmax, -first)
         nested = sample.nested_absmax
         if nested is not None:
-            nested = _repeated(nested, -(-blocks // sample.nested_blocksize))
+            nested = _repeated(nested, form.nested_entries(rows, columns))
         return replace(
             sample,
             shape=(rows, columns),
-            codes=_repeated(codes, -(-rows * columns // 2)),
-            absmax=_repeated(absmax, blocks),
+            codes=_repeated(codes, form.code_bytes(rows, columns)),
+            absmax=_repeated(absmax, form.block_count(rows, columns)),
             nested_absmax=nested,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class FileLock:
         """Does not take it yet."""
         self.path = path
         self._lock = filelock.FileLock(path, thread_local=False)
+        self._taken: os.stat_result | None = None
 
     def acquire(self) -> bool:
         """Takes it; False if somebody else has it."""
@@ -36,6 +38,7 @@ class FileLock:
         except OSError as err:
             if err.errno not in _NO_LOCKS:
                 raise
+        self._taken = self.path.stat()
         return True
 
     @property
@@ -43,9 +46,18 @@ class FileLock:
         """Whether it is held, and nobody else can have it."""
         return self._lock.is_locked
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the path still leads to the file that was taken."""
+        try:
+            return self._taken is not None and os.path.samestat(self.path.stat(), self._taken)
+        except OSError:
+            return False
+
     def release(self) -> None:
         """Gives it back; nothing where it is not held."""
         self._lock.release()
+        self._taken = None
 
     def remove(self) -> None:
         """Takes the file away and gives it back, whichever of the two Windows does first."""

@@ -22,8 +22,7 @@ from qlora_wgpu.lora import AdapterConfig
 from qlora_wgpu.lora.compatibility import rows_for
 from qlora_wgpu.lora.peft_names import Float32Array
 from qlora_wgpu.model.checkpoint_reader import stored_embedding, stored_name
-from qlora_wgpu.model.quantized_weights import own_format
-from qlora_wgpu.quant import WeightFormat
+from qlora_wgpu.quant import WeightFormat, nf4_format
 
 _ROWS = 4096  # compared at a time
 
@@ -93,25 +92,25 @@ class QuantizationPolicy:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         """Looks at what the folder holds."""
-        self._quant = quant
+        self._scheme, self._own = quant.scheme, nf4_format(quant.blocksize, quant.double_quant)
         self._folder = folder if folder is not None and folder.is_quantized else None
         plan = None if folder is not None or config is None else config.get("quantization_config")
         self._planned = PlannedFormats(plan) if isinstance(plan, Mapping) else None
 
     def of(self, names: Sequence[str], columns: int) -> WeightFormat | None:
         """The quantized format of a layer, or of the layers of several experts; None for floats."""
-        if self._quant.scheme == "none":
+        if self._scheme == "none":
             return None
         if self._planned is not None:
             return self._planned.format(names[0], columns)
         if self._folder is None:
-            return own_format(self._quant)
+            return self._own
         forms = [self._form(self._folder, name) for name in names]
         return None if None in forms else forms[0]
 
     def _form(self, folder: ModelFolder, name: str) -> WeightFormat | None:
         weight = folder[name]
-        return own_format(self._quant) if weight.must_requantize else weight.format
+        return self._own if weight.must_requantize else weight.format
 
 
 def stored_formats(folder: ModelFolder, architecture: Architecture) -> Counter[str]:

@@ -46,14 +46,10 @@ def of_bytes(
     """A weight (out_features, in_features) of a byte each and float32 scales, one of each block."""
     return QuantizedWeight(
         shape=(codes.shape[0], codes.shape[1]),
+        format=form,
         codes=codes.reshape(-1),
-        quant_map=form.quant_map,
-        blocksize=form.blocksize,
         absmax=scales.reshape(-1).astype(np.float32),
         dtype=dtype,
-        name=form.name,
-        block_rows=form.block_rows,
-        factor=form.factor,
     )
 
 
@@ -70,15 +66,12 @@ def mxfp4(codes: npt.NDArray[np.uint8], exponents: npt.NDArray[np.uint8]) -> Qua
     """
     return QuantizedWeight(
         shape=(codes.shape[0], 2 * codes.shape[1]),
+        format=MXFP4,
         codes=_even_first(codes),
-        quant_map=MXFP4.quant_map,
-        blocksize=MXFP4.blocksize,
         absmax=exponents.reshape(-1),
         nested_absmax=np.ones(1, np.float32),
         nested_quant_map=E8M0,
-        nested_blocksize=WHOLE,
         dtype="bfloat16",
-        name=MXFP4.name,
     )
 
 
@@ -94,15 +87,12 @@ def nvfp4(
     """
     return QuantizedWeight(
         shape=(codes.shape[0], 2 * codes.shape[1]),
+        format=NVFP4,
         codes=_even_first(codes),
-        quant_map=NVFP4.quant_map,
-        blocksize=NVFP4.blocksize,
         absmax=scales.reshape(-1),
         nested_absmax=np.ones(1, np.float32),
         nested_quant_map=scale_map,
-        nested_blocksize=WHOLE,
         dtype="bfloat16",
-        name=NVFP4.name,
     )
 
 
@@ -145,13 +135,10 @@ def grouped_weight(
     rows = np.ascontiguousarray(codes.T)
     return QuantizedWeight(
         shape=(rows.shape[0], rows.shape[1]),
+        format=form,
         codes=pack_nibbles(rows) if form.bits == 4 else rows.reshape(-1),
-        quant_map=form.quant_map,
-        blocksize=form.blocksize,
         absmax=np.stack([scales.T, minima.T], axis=2).reshape(-1, 2),
         dtype="float16",
-        name=form.name,
-        block_rows=form.block_rows,
     )
 
 
@@ -214,14 +201,10 @@ def scaled_weight(
         absmax = np.stack([absmax, -zeros.reshape(-1)], axis=1)
     return QuantizedWeight(
         shape=(codes.shape[0], codes.shape[1]),
+        format=form,
         codes=pack_nibbles(codes) if form.bits == 4 else codes.reshape(-1),
-        quant_map=form.quant_map,
-        blocksize=form.blocksize,
         absmax=absmax,
         dtype=dtype,
-        name=form.name,
-        block_rows=form.block_rows,
-        has_zeros=form.has_zeros,
     )
 
 

@@ -14,8 +14,8 @@ from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError, ConfigError, OutOfMemoryError, UnsupportedModelError
 from qlora_wgpu.families.family import find_family
 from qlora_wgpu.limits import RANK
-from qlora_wgpu.model.quantized_weights import own_format
 from qlora_wgpu.quant import quantize_nf4
+from qlora_wgpu.quant.nf4 import nf4_format
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_random_codes_are_those_of_normal_weights(double):
     assert len(np.unique(weights[:, :8], axis=0)) == 1501
     form = made.format
     assert (form.blocksize, form.nested_blocksize) == (64, 256 if double else None)
-    assert form.nested_blocksize == own_format(quant).nested_blocksize
+    assert form.nested_blocksize == nf4_format(64, double).nested_blocksize
     for dense in ("model.embed_tokens.weight", "model.norm.weight"):
         assert folder[dense].quantized() is None
     assert RandomFolder(config, quant=QuantConfig(scheme="none"))[name].quantized() is None

@@ -31,17 +31,17 @@ def stored(tensor: QuantizedWeight, **changes: Any) -> Arrays:
     """As bitsandbytes' ``QuantState.as_dict(packed=True)`` lays it out."""
     state: dict[str, Any] = {
         "quant_type": "nf4",
-        "blocksize": tensor.blocksize,
+        "blocksize": tensor.format.blocksize,
         "dtype": tensor.dtype,
         "shape": list(tensor.shape),
     }
     arrays: Arrays = {
         NAME: tensor.codes[:, None],
         f"{NAME}.absmax": tensor.absmax,
-        f"{NAME}.quant_map": tensor.quant_map,
+        f"{NAME}.quant_map": tensor.format.quant_map,
     }
     if tensor.nested_absmax is not None and tensor.nested_quant_map is not None:
-        state["nested_blocksize"] = tensor.nested_blocksize
+        state["nested_blocksize"] = tensor.format.nested_blocksize
         state["nested_dtype"] = "float32"
         state["nested_offset"] = tensor.nested_offset
         arrays[f"{NAME}.nested_absmax"] = tensor.nested_absmax
@@ -62,13 +62,14 @@ def open_with(folder: Path, arrays: Arrays) -> ModelFolder:
 
 def assert_same(tensor: QuantizedWeight | None, expected: QuantizedWeight) -> None:
     assert tensor is not None
-    for field in ("codes", "quant_map", "absmax", "nested_absmax", "nested_quant_map"):
+    for field in ("codes", "absmax", "nested_absmax", "nested_quant_map"):
         one, other = getattr(tensor, field), getattr(expected, field)
         assert (one is None) == (other is None)
         if one is not None:
             assert (one.dtype, one.shape) == (other.dtype, other.shape)
             assert one.tobytes() == other.tobytes()
-    for field in ("shape", "blocksize", "nested_offset", "nested_blocksize", "dtype"):
+    assert tensor.format.key == expected.format.key
+    for field in ("shape", "nested_offset", "dtype"):
         assert getattr(tensor, field) == getattr(expected, field)
 
 
@@ -105,7 +106,7 @@ def test_the_maps_of_the_file_are_used(tmp_path: Path) -> None:
     arrays[f"{NAME}.nested_quant_map"] = np.linspace(-1, 1, 256, dtype=np.float32)
     read = open_with(tmp_path, arrays)[NAME].quantized()
     assert read is not None
-    assert read.quant_map.tobytes() == arrays[f"{NAME}.quant_map"].tobytes()
+    assert read.format.quant_map.tobytes() == arrays[f"{NAME}.quant_map"].tobytes()
     assert read.nested_quant_map is not None
     assert read.nested_quant_map.tobytes() == arrays[f"{NAME}.nested_quant_map"].tobytes()
 
@@ -116,7 +117,7 @@ def test_nested_blocks_of_another_size(tmp_path: Path) -> None:
     arrays[f"{NAME}.nested_absmax"] = np.arange(1, 5, dtype=np.float32)
     read = open_with(tmp_path, arrays)[NAME].quantized()
     assert read is not None
-    assert read.nested_blocksize == 16
+    assert read.format.nested_blocksize == 16
     codes = np.asarray(tensor.absmax)
     assert tensor.nested_quant_map is not None
     expected = tensor.nested_quant_map[codes[48]] * 4 + np.float32(tensor.nested_offset)
@@ -255,7 +256,8 @@ def test_single_scales_that_do_not_fit(tmp_path: Path) -> None:
 
 
 def test_fp4_is_read_with_its_own_map(tmp_path: Path) -> None:
-    tensor = replace(quantized(), name="FP4", quant_map=np.linspace(1, -1, 16, dtype=np.float32))
+    tensor, values = quantized(), np.linspace(1, -1, 16, dtype=np.float32)
+    tensor = replace(tensor, format=replace(tensor.format, name="FP4", quant_map=values))
     arrays = stored(tensor, quant_type="fp4")
     arrays[f"{NAME}.quant_state.bitsandbytes__fp4"] = arrays.pop(STATE)
     model = open_with(tmp_path, arrays)

@@ -21,10 +21,10 @@ time.sleep(60)
 
 def test_one_has_it(tmp_path):
     first, second = FileLock(tmp_path / ".lock"), FileLock(tmp_path / ".lock")
-    assert first.acquire() and first.is_exclusive
-    assert not second.acquire() and not second.is_exclusive
+    assert first.acquire() and first.is_exclusive and first.is_in_place
+    assert not second.acquire() and not second.is_in_place
     first.release()
-    assert second.acquire() and not first.is_exclusive
+    assert second.acquire() and not first.is_in_place
 
 
 @pytest.mark.slow
@@ -41,13 +41,22 @@ def test_it_ends_with_its_process(tmp_path):
     assert lock.acquire()
 
 
+def test_a_file_that_is_replaced_is_noticed(tmp_path):
+    lock = FileLock(tmp_path / ".lock")
+    assert lock.acquire()
+    lock.path.unlink()
+    assert not lock.is_in_place
+    lock.path.touch()
+    assert not lock.is_in_place
+
+
 def test_a_lock_that_is_removed_leaves_nothing(tmp_path):
     lock, other = FileLock(tmp_path / ".lock"), FileLock(tmp_path / ".lock")
     assert lock.acquire()
     lock.remove()
-    assert not lock.path.exists() and not lock.is_exclusive
+    assert not lock.path.exists() and not lock.is_in_place
     lock.remove()
-    assert other.acquire() and other.path.exists()
+    assert other.acquire() and other.is_in_place
 
 
 def test_a_file_that_was_removed_before_it_was_locked_is_no_lock(tmp_path, monkeypatch):
@@ -69,5 +78,4 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, number):
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     lock = FileLock(tmp_path / ".lock")
-    assert lock.acquire() and not lock.is_exclusive
-    lock.release()
+    assert lock.acquire() and lock.is_in_place and not lock.is_exclusive

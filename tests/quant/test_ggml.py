@@ -44,7 +44,7 @@ def test_every_bit_is_that_of_gguf(monkeypatch: pytest.MonkeyPatch, name: str) -
     blocks = raw_blocks(name, 21)
     expected = quants.dequantize(blocks.reshape(7, -1), kind).astype(np.float32)
     weight = repack_ggml(name, blocks.reshape(-1), shape, "x")
-    assert weight.format.key == form.form.key and weight.name == name
+    assert weight.format.key == form.form.key and weight.format.name == name
     assert weight.dequantize().tobytes() == expected.tobytes()
     order = np.array([6, 2, 2, 0])
     assert weight.take_rows(order).dequantize().tobytes() == expected[order].tobytes()

@@ -90,7 +90,7 @@ class FourBitWeight(CodedWeight):
         """As its state says."""
         return STORED_AS[self._dtype_before]
 
-    @property
+    @cached_property
     def format(self) -> WeightFormat:
         """NF4 or FP4, with the map of its own."""
         return WeightFormat(
@@ -103,17 +103,10 @@ class FourBitWeight(CodedWeight):
 
     def quantized(self) -> QuantizedWeight:
         """Codes and scales as stored."""
-        shape, blocksize, dtype = self.shape, self._blocksize, self._dtype_before
-        n = shape[0] * shape[1]
-        return QuantizedWeight(
-            shape=shape,
-            codes=self._bytes("", -(-n // 2)),
-            quant_map=self._numbers(QUANT_MAP, QUANT_MAP_SIZE),
-            blocksize=blocksize,
-            dtype=dtype,
-            name=self._type.upper(),
-            **self._scales(-(-n // blocksize)),
-        )
+        shape, dtype = self.shape, self._dtype_before
+        codes = self._bytes("", self.format.code_bytes(*shape))
+        scales = self._scales(self.format.block_count(*shape))
+        return QuantizedWeight(shape, self.format, codes, dtype=dtype, **scales)
 
     def owns(self, tensor: str) -> bool:
         """Whether it is one of its tensors."""
@@ -181,7 +174,6 @@ class FourBitWeight(CodedWeight):
             "nested_absmax": self._numbers(NESTED_ABSMAX, -(-blocks // nested_blocksize)),
             "nested_quant_map": self._numbers(NESTED_QUANT_MAP, NESTED_QUANT_MAP_SIZE),
             "nested_offset": float(np.float32(offset)),
-            "nested_blocksize": nested_blocksize,
         }
 
     def _integer(self, key: str) -> int:
@@ -259,7 +251,7 @@ def nf4_parts(name: str, weight: QuantizedWeight, dtype: str) -> dict[str, npt.N
     if weight.nested_absmax is not None and weight.nested_quant_map is not None:
         parts[f"{name}.{NESTED_ABSMAX}"] = weight.nested_absmax
         parts[f"{name}.{NESTED_QUANT_MAP}"] = weight.nested_quant_map
-    parts[f"{name}.{QUANT_MAP}"] = weight.quant_map
+    parts[f"{name}.{QUANT_MAP}"] = weight.format.quant_map
     text = json.dumps(_state(weight, dtype)).encode().ljust(_STATE_BYTES)
     parts[name + NF4_STATE] = np.frombuffer(text, np.uint8)
     return parts
@@ -282,13 +274,13 @@ def quantization_config(double_quant: bool, skipped: Sequence[str]) -> dict[str,
 def _state(weight: QuantizedWeight, dtype: str) -> dict[str, Any]:
     state: dict[str, Any] = {
         "quant_type": "nf4",
-        "blocksize": weight.blocksize,
+        "blocksize": weight.format.blocksize,
         "dtype": dtype,
         "shape": list(weight.shape),
     }
     if weight.nested_absmax is not None:
         state |= {
-            "nested_blocksize": weight.nested_blocksize,
+            "nested_blocksize": weight.format.nested_blocksize,
             "nested_dtype": "float32",
             "nested_offset": float(weight.nested_offset or 0.0),
         }

@@ -200,7 +200,7 @@ class Fp8Weight(CodedWeight):
     """
 
     codes_types = tuple(FP8_MAPS)
-    companions = _FP8_SCALES
+    companions: tuple[str, ...] = _FP8_SCALES
 
     def __init__(
         self, files: Files, name: str, torch_dtype: str, *, tile: tuple[int, int] | None
