@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base, rows_for
 from qlora_wgpu.lora.init import started_in
 from qlora_wgpu.lora.peft_files import StoredRows, stored_rows
-from qlora_wgpu.lora.peft_names import WHOLE, Float32Array, adapted_layers, of_kind, split_biases
+from qlora_wgpu.lora.peft_names import WHOLE, adapted_layers, of_kind, split_biases
 from qlora_wgpu.lora.targets import saved_modules
 from qlora_wgpu.lora.trained_tokens import Vocabulary, check_ends
 from qlora_wgpu.model.adapter_state import config_of
@@ -32,86 +32,9 @@ from qlora_wgpu.model.checkpoint_reader import stored_embedding, stored_name
 from qlora_wgpu.model.pretrained import check_stored_shapes, has_own_head
 from qlora_wgpu.quant import quantize_nf4
 
-# ---- what is trained whole -----------------------------------------------------------------------
-
-
-def check_vocabulary(
-    folder: ModelFolder,
-    architecture: Architecture,
-    tensors: Mapping[str, Float32Array],
-    config: AdapterConfig,
-) -> None:
-    """Makes sure that what an adapter trained of embedding and head goes into the base's."""
-    vocabulary = Vocabulary.of(architecture)
-    adapted = {layer.module for layer in adapted_layers(tensors)}
-    has_pair = not adapted.isdisjoint((vocabulary.embedding, vocabulary.head))
-    if not (has_pair or config.modules_to_save or config.trainable_token_indices):
-        return
-    if vocabulary.tied and has_own_head(folder, architecture):
-        vocabulary = replace(vocabulary, tied=False)
-    own = config_of(config, tensors, architecture)
-    saved_modules(own, vocabulary)
-    rows = vocabulary.trained(own.trainable_token_indices)
-    check_ends(own, vocabulary, adapted, trains_rows=bool(rows))
-
-
-def trained_rows_by_name(
-    folder: ModelFolder,
-    architecture: Architecture,
-    tensors: Mapping[str, Float32Array],
-    config: AdapterConfig,
-) -> dict[str, StoredRows]:
-    """The rows by stored names; those of a matrix that files hold twice, twice."""
-    rows = {f"{each.module}.weight": each for each in stored_rows(tensors, config)}
-    for each in rows.values():
-        if max(each.indices) >= architecture.vocab_size:
-            raise CheckpointError(
-                f"the adapter trained token {max(each.indices)}, but {folder.path} has "
-                f"{architecture.vocab_size:,} tokens: merge it into the model that it was trained "
-                "on"
-            )
-    embedding, head = architecture.embed_name, architecture.head_name
-    is_tied = architecture.tied and not has_own_head(folder, architecture)
-    if is_tied and (shared := rows.get(embedding) or rows.get(head)) is not None:
-        rows = {embedding: shared, head: shared}
-    by_name = {stored_name(folder, architecture, name): each for name, each in rows.items()}
-    return {name: each for name, each in by_name.items() if name in folder}
-
-
-def wholes_by_name(
-    folder: ModelFolder, architecture: Architecture, tensors: Mapping[str, Float32Array]
-) -> dict[str, Float32Array]:
-    """Matrices that were trained whole, by the stored names of those that they replace.
-
-    A tied one that files hold twice is there twice.
-    """
-    found = {f"{module}.weight": array for module, array in of_kind(tensors, WHOLE).items()}
-    ends = architecture.embed_name, architecture.head_name
-    if architecture.tied and found and not has_own_head(folder, architecture):
-        found = dict.fromkeys(ends, next(iter(found.values())))
-    by_name = {stored_name(folder, architecture, name): each for name, each in found.items()}
-    return {name: array for name, array in by_name.items() if name in folder}
-
-
-def untied_ends(
-    folder: ModelFolder, architecture: Architecture, adapted: Collection[str]
-) -> dict[str, str]:
-    """Each end by the stored tensor that it is made of; empty where they stay as they are."""
-    ends = [
-        stored_name(folder, architecture, name)
-        for name in (architecture.embed_name, architecture.head_name)
-    ]
-    changed = any(name in adapted for name in ends)  # each by a pair of its own
-    if not architecture.tied or not changed or has_own_head(folder, architecture):
-        return {}
-    shared = stored_name(folder, architecture, stored_embedding(folder, architecture))
-    return {name: name if name in folder else shared for name in ends}
-
-
-# ---- merged weights ------------------------------------------------------------------------------
-
 Base = Literal["original", "dequantized"]
 FloatArray = npt.NDArray[np.float32]
+Change = TypeVar("Change")
 
 
 class MergedWeights:
@@ -136,17 +59,7 @@ class MergedWeights:
         base: Base = "original",
         quant: QuantConfig | None = None,
     ) -> None:
-        """Opens a base and an adapter.
-
-        Args:
-            model: Folder or hub name of the base.
-            adapter: Folder of the PEFT adapter.
-            base: Weights to add the adapter to: those that are stored, or what they are after
-                quantization, which the adapter was trained with.
-            quant: How they were quantized, for "dequantized"; by default as the config.yaml of
-                the adapter's run says, or with ``QuantConfig``'s defaults where it belongs to
-                none.
-        """
+        """Opens a base and an adapter; arguments as for ``merge``."""
         self.folder = folder = ModelFolder.open(model)
         self.architecture = architecture = find_family(folder.config).read(folder.config)
         check_stored_shapes(folder, architecture)
@@ -159,7 +72,8 @@ class MergedWeights:
         }
         shapes = adapter_shapes(architecture, config)
         refuse_other_base(adapter, config, tensors, shapes, model, whole=False)
-        check_vocabulary(folder, architecture, tensors, config)
+        self._is_tied = architecture.tied and not has_own_head(folder, architecture)
+        self._check_vocabulary(tensors, config)
         modules = {spec.name: name for name, spec in self._linears.items()}
         others = [f"{spec.name}.weight" for spec in architecture.routers]
         for weight in (architecture.embed_name, architecture.head_name, *others):
@@ -168,17 +82,20 @@ class MergedWeights:
         for layer in adapted_layers(tensors):
             scaling = config.scaling_of(layer.module)
             self._pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
-        self.untied = untied_ends(folder, architecture, self._pairs)
+        self.untied = self._untied_ends()
         self._biases = self._trained_biases(tensors, adapter)
-        self._rows = trained_rows_by_name(folder, architecture, tensors, config)
-        self._wholes = wholes_by_name(folder, architecture, tensors)
+        self._rows = self._by_ends(self._trained_rows(tensors, config))
+        self._wholes = self._by_ends(
+            {f"{module}.weight": array for module, array in of_kind(tensors, WHOLE).items()}
+        )
         if base == "dequantized" and started_in(adapter, split_biases(tensors)[0], config):
             raise UnsupportedModelError(
                 f"{adapter} began as a part of its base and was trained beside the quantized rest, "
                 "which no base has: merge it into the original weights (--base original)"
             )
         self._base = base
-        self._quant = quant or _quant_of(adapter)
+        run = find_run(adapter)
+        self._quant = quant or (QuantConfig() if run is None else config_of_run(run).quant)
         # What a quantized folder keeps as floats was not quantized in training either.
         self._quantizes = (
             base == "dequantized" and self._quant.scheme == "nf4" and not folder.is_quantized
@@ -224,7 +141,8 @@ class MergedWeights:
         if name in self._rows:
             weight = self._resized(weight)
             weight[list(self._rows[name].indices)] = self._rows[name].rows
-        if name in self._linears and (self._quantizes or self._was_requantized(name)):
+        requantizes = self._base == "dequantized" and folder[self.source_of(name)].must_requantize
+        if name in self._linears and (self._quantizes or requantizes):
             weight = quantize_nf4(weight, settings.blocksize, settings.double_quant).dequantize()
         if name not in self._pairs:
             return weight
@@ -249,23 +167,66 @@ class MergedWeights:
     def config(self) -> dict[str, Any]:
         """The base's config.json with the size of the vocabulary, and the head untied if it is."""
         config: dict[str, Any] = dict(self.folder.config)
-        if self.untied:
-            config["tie_word_embeddings"] = False
-            if isinstance(config.get("text_config"), dict):
-                config["text_config"] = {**config["text_config"], "tie_word_embeddings": False}
-        if not self.is_resized:
-            return config
-        size = {"vocab_size": self.architecture.vocab_size}
-        if isinstance(config.get("text_config"), dict):
-            config["text_config"] = {**config["text_config"], **size}
-        if "vocab_size" in config or "text_config" not in config:
-            config |= size
-        return config
+        inner = config.get("text_config")
+        changes: dict[str, Any] = {"tie_word_embeddings": False} if self.untied else {}
+        config |= changes
+        if self.is_resized:
+            size = {"vocab_size": self.architecture.vocab_size}
+            changes |= size
+            config |= size if "vocab_size" in config or "text_config" not in config else {}
+        return (
+            {**config, "text_config": {**inner, **changes}} if isinstance(inner, dict) else config
+        )
 
     def _resized(self, weight: FloatArray) -> FloatArray:
         """A matrix with rows for the tokens that the adapter has added, all of which it has."""
         more = self.architecture.vocab_size - len(weight)
         return np.concatenate([weight, np.zeros((more, weight.shape[1]), np.float32)])
+
+    def _check_vocabulary(self, tensors: Mapping[str, FloatArray], config: AdapterConfig) -> None:
+        """Makes sure that what an adapter trained of embedding and head goes into the base's."""
+        vocabulary = replace(Vocabulary.of(self.architecture), tied=self._is_tied)
+        adapted = {layer.module for layer in adapted_layers(tensors)}
+        has_pair = not adapted.isdisjoint((vocabulary.embedding, vocabulary.head))
+        if not (has_pair or config.modules_to_save or config.trainable_token_indices):
+            return
+        own = config_of(config, tensors, self.architecture)
+        saved_modules(own, vocabulary)
+        rows = vocabulary.trained(own.trainable_token_indices)
+        check_ends(own, vocabulary, adapted, trains_rows=bool(rows))
+
+    def _trained_rows(
+        self, tensors: Mapping[str, FloatArray], config: AdapterConfig
+    ) -> dict[str, StoredRows]:
+        """The trained rows of each end that has any."""
+        rows = {f"{each.module}.weight": each for each in stored_rows(tensors, config)}
+        for each in rows.values():
+            if max(each.indices) >= self.architecture.vocab_size:
+                raise CheckpointError(
+                    f"the adapter trained token {max(each.indices)}, but {self.folder.path} has "
+                    f"{self.architecture.vocab_size:,} tokens: merge it into the model that it "
+                    "was trained on"
+                )
+        return rows
+
+    def _by_ends(self, found: dict[str, Change]) -> dict[str, Change]:
+        """What changes the ends, by their stored names; a tied one that files hold twice, twice."""
+        if self._is_tied and found:
+            ends = self.architecture.embed_name, self.architecture.head_name
+            found = dict.fromkeys(ends, next(iter(found.values())))
+        by_name = {self.stored_name(name): each for name, each in found.items()}
+        return {name: each for name, each in by_name.items() if name in self.folder}
+
+    def _untied_ends(self) -> dict[str, str]:
+        """Each end by the stored tensor that it is made of; empty where they stay as they are."""
+        ends = [
+            self.stored_name(name)
+            for name in (self.architecture.embed_name, self.architecture.head_name)
+        ]
+        if not self._is_tied or not any(name in self._pairs for name in ends):
+            return {}
+        shared = self.stored_name(stored_embedding(self.folder, self.architecture))
+        return {name: name if name in self.folder else shared for name in ends}
 
     def _trained_biases(
         self, tensors: Mapping[str, FloatArray], adapter: str | PathLike[str]
@@ -280,15 +241,6 @@ class MergedWeights:
                     f"{self.folder.path} has not: merge it into the model that it was trained on"
                 )
         return biases
-
-    def _was_requantized(self, name: str) -> bool:
-        """Whether training had a weight in NF4 that is stored in another form."""
-        return self._base == "dequantized" and self.folder[name].must_requantize
-
-
-def _quant_of(adapter: str | PathLike[str]) -> QuantConfig:
-    run = find_run(adapter)
-    return QuantConfig() if run is None else config_of_run(run).quant
 
 
 def merge(
