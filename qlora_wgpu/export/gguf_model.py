@@ -116,51 +116,6 @@ _ALIGNMENT = 32
 _ARRAYS = {"u": "UINT", "i": "INT", "f": "FLOAT"}
 
 
-def write_file(
-    path: Path,
-    architecture: str,
-    keys: Mapping[str, Any],
-    tensors: Sequence[FileTensor],
-    progress: Callable[[str], None],
-) -> None:
-    """Writes a file; not atomic."""
-    import gguf  # takes its time, for those alone who need it
-
-    check_room(path, tensors)
-    writer = gguf.GGUFWriter(None, architecture)
-    for key, value in keys.items():
-        _add(writer, key, value)
-    for tensor in tensors:
-        kind = gguf.GGMLQuantizationType(tensor.kind.number)
-        writer.add_tensor_info(
-            tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, raw_dtype=kind
-        )
-    writer.write_header_to_file(path=path)
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    writer.close()
-    with path.open("ab") as file:
-        _pad(file, file.tell())
-        for tensor in tensors:
-            progress(tensor.name)
-            begin = file.tell()
-            for part in tensor.parts:
-                for raw in part():
-                    file.write(raw.data)
-            if file.tell() - begin != tensor.nbytes:
-                raise CheckpointError(
-                    f"{tensor.name} became {file.tell() - begin} bytes, not {tensor.nbytes}"
-                )
-            _pad(file, tensor.nbytes)
-
-
-def check_room(path: Path, tensors: Sequence[FileTensor]) -> None:
-    """Makes sure that the disk has room for a file."""
-    needed = sum(tensor.nbytes + _ALIGNMENT for tensor in tensors) + MARGIN
-    advice = "name another place with --gguf, or a smaller --type"
-    refuse_without_room(path.parent, needed, "the file", advice)
-
-
 def _pad(file: Any, size: int) -> None:
     file.write(bytes(-size % _ALIGNMENT))
 
@@ -215,11 +170,40 @@ class GGUFModel:
 
     def check_room(self, path: Path) -> None:
         """Makes sure that the disk has room, before anything is measured or written."""
-        check_room(path, self.tensors)
+        needed = sum(tensor.nbytes + _ALIGNMENT for tensor in self.tensors) + MARGIN
+        advice = "name another place with --gguf, or a smaller --type"
+        refuse_without_room(path.parent, needed, "the file", advice)
 
     def write(self, path: Path, progress: Callable[[str], None]) -> None:
         """Writes it; not atomic."""
-        write_file(path, self.architecture, self.keys, self.tensors, progress)
+        import gguf  # takes its time, for those alone who need it
+
+        self.check_room(path)
+        writer = gguf.GGUFWriter(None, self.architecture)
+        for key, value in self.keys.items():
+            _add(writer, key, value)
+        for tensor in self.tensors:
+            kind = gguf.GGMLQuantizationType(tensor.kind.number)
+            writer.add_tensor_info(
+                tensor.name, tensor.shape, np.dtype(np.float32), tensor.nbytes, raw_dtype=kind
+            )
+        writer.write_header_to_file(path=path)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        writer.close()
+        with path.open("ab") as file:
+            _pad(file, file.tell())
+            for tensor in self.tensors:
+                progress(tensor.name)
+                begin = file.tell()
+                for part in tensor.parts:
+                    for raw in part():
+                        file.write(raw.data)
+                if file.tell() - begin != tensor.nbytes:
+                    raise CheckpointError(
+                        f"{tensor.name} became {file.tell() - begin} bytes, not {tensor.nbytes}"
+                    )
+                _pad(file, tensor.nbytes)
 
 
 def gguf_model(

@@ -141,8 +141,7 @@ class MergedWeights:
         if name in self._rows:
             weight = self._resized(weight)
             weight[list(self._rows[name].indices)] = self._rows[name].rows
-        requantizes = self._base == "dequantized" and folder[self.source_of(name)].must_requantize
-        if name in self._linears and (self._quantizes or requantizes):
+        if name in self._linears and (self._quantizes or self._was_requantized(name)):
             weight = quantize_nf4(weight, settings.blocksize, settings.double_quant).dequantize()
         if name not in self._pairs:
             return weight
@@ -174,9 +173,13 @@ class MergedWeights:
             size = {"vocab_size": self.architecture.vocab_size}
             changes |= size
             config |= size if "vocab_size" in config or "text_config" not in config else {}
-        return (
-            {**config, "text_config": {**inner, **changes}} if isinstance(inner, dict) else config
-        )
+        if isinstance(inner, dict):
+            config["text_config"] = {**inner, **changes}
+        return config
+
+    def _was_requantized(self, name: str) -> bool:
+        """Whether training had a weight in NF4 that is stored in another form."""
+        return self._base == "dequantized" and self.folder[name].must_requantize
 
     def _resized(self, weight: FloatArray) -> FloatArray:
         """A matrix with rows for the tokens that the adapter has added, all of which it has."""
