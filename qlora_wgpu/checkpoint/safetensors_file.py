@@ -46,11 +46,10 @@ _KINDS = (
 
 
 def what_it_is(start: bytes) -> str | None:
-    """The end of a sentence about a file that is not a safetensors file, or None if it may be one.
+    """The end of a sentence about a file that is no safetensors file, by its first 64 bytes.
 
-    Args:
-        start: The first bytes; 64 are enough. A safetensors file starts with the length of its
-            header, 8 bytes of which the last four are zero, so none can be mistaken.
+    A safetensors file starts with the length of its header, 8 bytes of which the last four are
+    zero, so none can be mistaken.
     """
     for prefix, kind in _KINDS:
         if start.lstrip().startswith(prefix) and start[4:8] != bytes(4):
@@ -99,12 +98,9 @@ class _Place:
 
 
 def damage(raw: bytes, data_bytes: int) -> str | None:
-    """What is wrong with a header, as the end of a sentence that starts with the file's name.
+    """What is wrong with a header, as the end of a sentence; None where nothing is seen.
 
     The library decides whether a file is refused; this looks for the reason.
-
-    Returns:
-        The reason, or None where nothing is seen.
     """
     try:
         _check(raw, data_bytes)

@@ -73,13 +73,7 @@ def write_safetensors(
 def write_stream(
     path: Path, entries: Mapping[str, Entry], data: Callable[[str], npt.NDArray[Any]]
 ) -> None:
-    """Writes a file that transformers opens.
-
-    Args:
-        path: The file; not atomic, so write into a folder that is not finished yet.
-        entries: Type and shape of each tensor, by name.
-        data: Gives a tensor's bytes, in an array of any type.
-    """
+    """Writes a file that transformers opens; not atomic. ``data`` gives a tensor's bytes."""
     try:
         with path.open("wb") as file:
             file.write(_header(entries, METADATA))

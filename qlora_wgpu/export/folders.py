@@ -102,17 +102,10 @@ def write_folder(
     *,
     adapter: str | PathLike[str] | None = None,
 ) -> None:
-    """Writes a model folder whose files hold what the source's files become.
+    """Writes a model folder whose files hold what the source's become, whole or not at all.
 
-    Args:
-        source: The model.
-        target: The new folder; it appears whole or not at all.
-        config: The new folder's config.json.
-        tensors_of: What a tensor of the source becomes: none, itself or several, with their bytes
-            made when they are written.
-        progress: Called with each tensor's name before it is written.
-        adapter: The adapter that is part of the new model, whose tokenizer and chat template go
-            before the source's.
+    ``tensors_of`` says what a tensor becomes: none, itself or several, with their bytes made when
+    they are written. An adapter's tokenizer and chat template go before the source's.
     """
     refuse_existing(target)
     files: dict[str, Tensors] = {}

@@ -214,12 +214,8 @@ def gguf_model(
     """What a file of a merged model holds; no weight is read yet.
 
     Of a base that is a GGUF file itself, keys, vocabulary and all tensors that the adapter does not
-    change are carried over as they are.
-
-    Args:
-        merged: The weights.
-        file_type: What matrices are stored as; by default the base's own type of 16 or 32 bits.
-        vocabulary: The keys of the tokenizer, for so many tokens, and the model's name.
+    change are carried over as they are. ``vocabulary`` gives the keys of the tokenizer for so many
+    tokens, and the model's name.
     """
     file_type = file_type or own_type(merged)
     folder = merged.folder

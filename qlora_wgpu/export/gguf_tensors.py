@@ -131,14 +131,7 @@ def model_tensors(
     wanted: ElementType,
     extra: Mapping[str, FloatArray],
 ) -> list[FileTensor]:
-    """A model's tensors, in the order of the forward.
-
-    Args:
-        merged: The weights.
-        llama_cpp: llama.cpp's architecture.
-        wanted: What matrices are stored as.
-        extra: Further tensors by name, in float32.
-    """
+    """A model's tensors, in the order of the forward, and ``extra`` ones in float32."""
     tensors = _Tensors(merged, llama_cpp, wanted)
     listed = [*tensors.ends(), *tensors.tables(), *tensors.small(), *tensors.linears()]
     listed += tensors.experts()

@@ -23,7 +23,7 @@ from qlora_wgpu.families.family import Architecture, find_family
 from qlora_wgpu.lora import AdapterConfig, load_adapter
 from qlora_wgpu.lora.compatibility import adapter_shapes, refuse_other_base, rows_for
 from qlora_wgpu.lora.init import started_in
-from qlora_wgpu.lora.peft_files import StoredRows, stored_rows
+from qlora_wgpu.lora.peft_files import stored_rows
 from qlora_wgpu.lora.peft_names import WHOLE, adapted_layers, of_kind, split_biases
 from qlora_wgpu.lora.targets import saved_modules
 from qlora_wgpu.lora.trained_tokens import Vocabulary, check_ends
@@ -84,7 +84,9 @@ class MergedWeights:
             self._pairs[modules[layer.module]] = (layer.a, layer.b, scaling, layer.magnitude)
         self.untied = self._untied_ends()
         self._biases = self._trained_biases(tensors, adapter)
-        self._rows = self._by_ends(self._trained_rows(tensors, config))
+        self._rows = self._by_ends(
+            {f"{rows.module}.weight": rows for rows in stored_rows(tensors, config)}
+        )
         self._wholes = self._by_ends(
             {f"{module}.weight": array for module, array in of_kind(tensors, WHOLE).items()}
         )
@@ -197,20 +199,6 @@ class MergedWeights:
         saved_modules(own, vocabulary)
         rows = vocabulary.trained(own.trainable_token_indices)
         check_ends(own, vocabulary, adapted, trains_rows=bool(rows))
-
-    def _trained_rows(
-        self, tensors: Mapping[str, FloatArray], config: AdapterConfig
-    ) -> dict[str, StoredRows]:
-        """The trained rows of each end that has any."""
-        rows = {f"{each.module}.weight": each for each in stored_rows(tensors, config)}
-        for each in rows.values():
-            if max(each.indices) >= self.architecture.vocab_size:
-                raise CheckpointError(
-                    f"the adapter trained token {max(each.indices)}, but {self.folder.path} has "
-                    f"{self.architecture.vocab_size:,} tokens: merge it into the model that it "
-                    "was trained on"
-                )
-        return rows
 
     def _by_ends(self, found: dict[str, Change]) -> dict[str, Change]:
         """What changes the ends, by their stored names; a tied one that files hold twice, twice."""

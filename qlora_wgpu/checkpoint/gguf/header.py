@@ -108,12 +108,7 @@ class Header:
 
 
 def read_header(data: memoryview, size: int) -> Header:
-    """Reads and checks a header.
-
-    Args:
-        data: The file's bytes, or its first ones.
-        size: Bytes of the whole file.
-    """
+    """Reads and checks a header of the first bytes of a file, which has ``size``."""
     if size < 24:
         raise HeaderError(f"is not a GGUF file: it has only {size} bytes")
     if bytes(data[:4]) != MAGIC:

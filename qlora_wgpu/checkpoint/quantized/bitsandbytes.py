@@ -240,13 +240,7 @@ def nf4_entries(
 
 
 def nf4_parts(name: str, weight: QuantizedWeight, dtype: str) -> dict[str, npt.NDArray[Any]]:
-    """A quantized weight and its companions.
-
-    Args:
-        name: The weight's name.
-        weight: The weight.
-        dtype: The weight's type before, as PyTorch calls it, for example "bfloat16".
-    """
+    """A quantized weight and its companions; ``dtype`` is what it was before, by PyTorch's name."""
     parts = {name: weight.codes.reshape(-1, 1), f"{name}.{ABSMAX}": weight.absmax}
     if weight.nested_absmax is not None and weight.nested_quant_map is not None:
         parts[f"{name}.{NESTED_ABSMAX}"] = weight.nested_absmax

@@ -60,12 +60,7 @@ class CompressedGroups:
     """
 
     def __init__(self, quantization: Mapping[str, Any], place: Path | str) -> None:
-        """Reads them.
-
-        Args:
-            quantization: The ``quantization_config``.
-            place: The folder, for messages.
-        """
+        """Reads them; ``place`` is the folder, for messages."""
         self._place = place
         self.quantizes_more = quantization.get("kv_cache_scheme") is not None
         groups = quantization.get("config_groups", {})

@@ -35,12 +35,7 @@ _ROTATIONS = ("rotation_config", "spinquant_config", "rotation_configs")
 
 
 def as_awq_or_gptq(quantization: Mapping[str, Any], place: object) -> Mapping[str, Any]:
-    """AutoRound's ``quantization_config`` as one of AWQ or GPTQ; any other as it is.
-
-    Args:
-        quantization: The ``quantization_config``.
-        place: The folder, for messages.
-    """
+    """AutoRound's ``quantization_config`` as one of AWQ or GPTQ; any other as it is."""
     if quantization.get("quant_method") != "auto-round":
         return quantization
     packing = quantization.get("packing_format", "auto_round:auto_gptq")
