@@ -19,7 +19,7 @@ from qlora_wgpu.checkpoint.quantized.coded_weight import STORED_AS, CodedWeight
 from qlora_wgpu.checkpoint.safetensors_writer import Entry
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.quant import BLOCKSIZES, NESTED_BLOCKSIZE, QuantizedWeight, WeightFormat
-from qlora_wgpu.quant.safetensors_formats import INT8, of_bytes
+from qlora_wgpu.quant.safetensors_formats import INT8, scaled_weight
 
 # ---- 8 bits --------------------------------------------------------------------------------------
 
@@ -39,7 +39,7 @@ class Int8Weight(CodedWeight):
         if self._has(_ORDER) and self._raw(_ORDER, ("U8",)) != 0:
             raise self._wrong(_ORDER, "says that columns are not in rows' order")
         codes = self._raw(self.codes_leaf, ("I8",), (rows, columns)).view(np.uint8)
-        return of_bytes(INT8, codes, self._floats(_SCALES, (rows,)), self.torch_dtype)
+        return scaled_weight(INT8, codes, self._floats(_SCALES, (rows,)), self.torch_dtype)
 
 
 # ---- 4 bits --------------------------------------------------------------------------------------

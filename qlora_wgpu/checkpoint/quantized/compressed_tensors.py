@@ -216,7 +216,7 @@ class _IntegerWeight(CodedWeight):
             return None
         scales = self._floats(_SCALE)
         zeros = self._zeros(scales.shape) if form.has_zeros else None
-        return scaled_weight(form, self._codes, scales, zeros, self.torch_dtype)
+        return scaled_weight(form, self._codes, scales, self.torch_dtype, zeros)
 
     def _shuffled(self) -> FloatArray:
         """(q - zero) · scale, each column's by its group."""

@@ -15,10 +15,9 @@ from qlora_wgpu.quant.safetensors_formats import (
     FP8_MAPS,
     MXFP4,
     NVFP4,
+    fp4_weight,
     fp8_format,
-    mxfp4,
-    nvfp4,
-    of_bytes,
+    scaled_weight,
 )
 from qlora_wgpu.weight_format import WHOLE
 
@@ -63,7 +62,7 @@ class Nvfp4Weight(CodedWeight):
         scale_map = self._scale_map()
         if not np.isfinite(scale_map)[blocks].all():
             raise self._wrong(self.codes_leaf, "has scales that are NaN or infinite")
-        return nvfp4(codes, blocks, scale_map)
+        return fp4_weight(NVFP4, codes, blocks, scale_map)
 
     def _scale_map(self) -> npt.NDArray[np.float32]:
         divides = self._has("weight_global_scale")
@@ -106,7 +105,7 @@ class Mxfp4Weight(CodedWeight):
         exponents = self._raw("weight_scale", _EXPONENTS, blocks)
         if (exponents == _NOT_A_NUMBER).any():
             raise self._wrong("weight_scale", "holds NaN, so it is damaged")
-        return mxfp4(self._raw(self.codes_leaf, ("U8",)), exponents)
+        return fp4_weight(MXFP4, self._raw(self.codes_leaf, ("U8",)), exponents, E8M0)
 
 
 # ---- MXFP4 of experts ----------------------------------------------------------------------------
@@ -170,7 +169,7 @@ class Mxfp4ExpertWeight(CodedWeight):
         exponents = self._bytes(leaf)[part]
         if (exponents == _NOT_A_NUMBER).any():
             raise self._wrong(leaf, "holds NaN, so the model is damaged")
-        return mxfp4(blocks.reshape(rows, columns // 2), exponents)
+        return fp4_weight(MXFP4, blocks.reshape(rows, columns // 2), exponents, E8M0)
 
     def _bytes(self, leaf: str) -> npt.NDArray[np.uint8]:
         return self._raw(leaf, ("U8",))
@@ -238,7 +237,7 @@ class Fp8Weight(CodedWeight):
         codes = self._raw(self.codes_leaf, self.codes_types, shape)
         if not np.isfinite(form.quant_map)[codes].all():
             raise self._wrong(self.codes_leaf, "holds NaN or infinity, so the model is damaged")
-        return of_bytes(form, codes, self._scale_values(), self.torch_dtype)
+        return scaled_weight(form, codes, self._scale_values(), self.torch_dtype)
 
     def _scale_values(self) -> npt.NDArray[np.float32]:
         if self._dtype_of(self._scales) not in POWERS_OF_TWO:
