@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint import ModelFolder
+from qlora_wgpu.checkpoint.stored_weight import StoredWeight
 from qlora_wgpu.config import QuantConfig
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.families.family import Architecture
@@ -150,9 +151,9 @@ class CheckpointReader:
         """The name of a tensor in the files."""
         return name if self.folder is None else with_prefixes(self.folder, self.prefixes, name)
 
-    def has(self, name: str) -> bool:
-        """Whether the files hold a tensor."""
-        return self.folder is not None and self.stored(name) in self.folder
+    def find(self, name: str) -> StoredWeight | None:
+        """A weight as the files hold it; None without files."""
+        return None if self.folder is None else self.folder.find(self.stored(name))
 
     def read(self, name: str, shape: tuple[int, ...]) -> FloatArray:
         """A tensor in float32, checked to be of this shape."""
@@ -170,17 +171,13 @@ class CheckpointReader:
     def is_as_stored(self, name: str, columns: int, dtype: str) -> bool:
         """Whether a file holds a matrix as the device takes it."""
         return (
-            self.folder is not None
-            and name not in self.stored_rows
+            name not in self.stored_rows
             and name not in self.changed
             and dtype == "bfloat16"
             and columns % ROW_UNIT == 0
-            and self._is_bfloat16(name)
+            and (weight := self.find(name)) is not None
+            and weight.is_bfloat16
         )
-
-    def _is_bfloat16(self, name: str) -> bool:
-        weight = self._folder.find(self.stored(name))
-        return weight is not None and weight.is_bfloat16
 
     def loading_bytes(self, name: str, rows: int, columns: int, dtype: str) -> int:
         """Bytes of host memory that ``read_bits`` takes for a moment."""
@@ -202,19 +199,19 @@ class CheckpointReader:
 
     def quantized(self, name: str, shape: tuple[int, int]) -> QuantizedWeight:
         """A quantized matrix: as its file holds it, or quantized here."""
-        folder, name = self._folder, self.stored(name)
-        stored = folder[name].quantized()
-        if stored is not None:
-            _check_shape(folder, name, stored.shape, shape)
-            return stored
+        stored = self._folder[self.stored(name)]
+        quantized = stored.quantized()
+        if quantized is not None:
+            _check_shape(self._folder, stored.name, quantized.shape, shape)
+            return quantized
         weight = self.read(name, shape)
-        if folder[name].must_requantize:
+        if stored.must_requantize:
             return self.requantization.quantize(weight, self._quant)
         return quantize_nf4(weight, self._quant.blocksize, self._quant.double_quant)
 
     def refuse_bias(self, layer: str) -> None:
         """Refuses files with a bias of a layer that is to have none."""
-        if self.folder is not None and self.has(f"{layer}.bias"):
+        if self.folder is not None and self.find(f"{layer}.bias") is not None:
             raise CheckpointError(
                 f"{self.folder.path}: the weights hold {layer}.bias, but config.json says that "
                 "this layer has no bias"
