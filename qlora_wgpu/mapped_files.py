@@ -6,13 +6,14 @@ mapped ends the process that looks at what is gone, so that is asked first.
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -21,6 +22,8 @@ import numpy.typing as npt
 from qlora_wgpu.errors import WeightFileError
 from qlora_wgpu.supervision.journal import CutFile
 
+Array = TypeVar("Array", bound="npt.NDArray[Any]")
+_HASHED = 1 << 24  # bytes that are hashed at a time
 _maps: WeakKeyDictionary[mmap.mmap, tuple[str, int]] = WeakKeyDictionary()
 map_listeners: list[Callable[[str, int], None]] = []
 """Called with path and size of each file that is mapped."""
@@ -84,6 +87,24 @@ def let_go(array: npt.NDArray[Any]) -> None:
     The system keeps them for as long as it has room, and counts them as its own.
     """
     _advise(array, "MADV_DONTNEED")
+
+
+def pieces(array: Array, size: int) -> Iterator[Array]:
+    """The elements of an array so many at a time, each piece let go of before the next."""
+    flat = array.reshape(-1)
+    for begin in range(0, flat.size, size):
+        piece = flat[begin : begin + size]
+        require_whole(piece)
+        yield piece
+        let_go(piece)
+
+
+def sha256(array: npt.NDArray[np.uint8], about: bytes = b"") -> hashlib._Hash:
+    """A hash over bytes that may be a file's, and before them over what is said of them."""
+    digest = hashlib.sha256(about)
+    for piece in pieces(array, _HASHED):
+        digest.update(piece.data)
+    return digest
 
 
 def _map_of(array: npt.NDArray[Any]) -> mmap.mmap | None:

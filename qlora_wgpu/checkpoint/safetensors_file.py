@@ -26,7 +26,7 @@ from qlora_wgpu.bfloat16 import from_bfloat16
 from qlora_wgpu.errors import CheckpointError, brief
 from qlora_wgpu.files import open_file
 from qlora_wgpu.limits import DIMENSIONS, HEADER_BYTES, TENSORS
-from qlora_wgpu.mapped_files import let_go, map_file, require_whole
+from qlora_wgpu.mapped_files import map_file, pieces
 
 # ---- files of another kind -----------------------------------------------------------------------
 
@@ -328,14 +328,11 @@ class SafetensorsFile:
                 f"{', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
             )
         raw = self.raw(name)[part] if part else self.raw(name)
-        floats = np.empty(raw.size, np.float32)
-        flat = raw.reshape(-1)
-        for begin in range(0, raw.size, _PIECE):
-            piece = flat[begin : begin + _PIECE]
-            require_whole(piece)
+        floats, end = np.empty(raw.size, np.float32), 0
+        for piece in pieces(raw, _PIECE):
+            begin, end = end, end + piece.size
             with np.errstate(over="ignore"):
-                floats[begin : begin + _PIECE] = from_bfloat16(piece) if dtype == "BF16" else piece
-            let_go(piece)
+                floats[begin:end] = from_bfloat16(piece) if dtype == "BF16" else piece
         return floats.reshape(raw.shape)
 
     def _entry(self, name: str) -> TensorEntry:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from qlora_wgpu.bfloat16 import has_nonfinite
 from qlora_wgpu.checkpoint.safetensors_file import SafetensorsFile
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError
-from qlora_wgpu.mapped_files import let_go
+from qlora_wgpu.mapped_files import pieces
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat
 
 Files = Mapping[str, SafetensorsFile]
@@ -92,12 +92,8 @@ class StoredWeight(ABC):
     def bfloat16(self) -> npt.NDArray[np.uint16]:
         """The finite bits of one that ``is_bfloat16``, a read-only view of its file."""
         bits: npt.NDArray[np.uint16] = self.raw()
-        flat = bits.reshape(-1)
-        for begin in range(0, flat.size, _PIECE):
-            piece = flat[begin : begin + _PIECE]
-            if has_nonfinite(piece):
-                raise self._damaged()
-            let_go(piece)
+        if any(map(has_nonfinite, pieces(bits, _PIECE))):
+            raise self._damaged()
         return bits
 
     def _finite(self, array: FloatArray) -> FloatArray:
