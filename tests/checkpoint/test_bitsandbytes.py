@@ -273,3 +273,12 @@ def test_other_quantizations_are_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(UnsupportedModelError, match="8-bit integers"):
         open_with(tmp_path, int8)[NAME].read()
+
+
+def test_a_weight_may_have_any_name(tmp_path: Path) -> None:
+    """Experts' stacks, for one, are no modules' weights."""
+    name = "model.layers.0.mlp.experts.down_proj"
+    arrays = {key.replace(NAME, name): array for key, array in stored(quantized()).items()}
+    model = open_with(tmp_path, arrays)
+    assert model.is_quantized and model[name].is_quantized
+    assert model.weight_in(name).name == name

@@ -189,6 +189,6 @@ class QuantizedFiles:
     def owner(self, tensor: str) -> CodedWeight | None:
         """The quantized weight whose codes a tensor holds, or to which it belongs."""
         stem, dot, _ = tensor.partition(".weight.")
-        weight = self.find(f"{stem if dot else tensor.rpartition('.')[0]}.weight")
-        is_its = weight is not None and (tensor == weight.tensor or weight.owns(tensor))
-        return weight if is_its else None
+        names = tensor, f"{stem if dot else tensor.rpartition('.')[0]}.weight"
+        found = (weight for name in names if (weight := self.find(name)) is not None)
+        return next((w for w in found if tensor == w.tensor or w.owns(tensor)), None)
