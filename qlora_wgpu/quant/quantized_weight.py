@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.errors import ShapeError
-from qlora_wgpu.weight_format import WHOLE, WeightFormat
+from qlora_wgpu.weight_format import WeightFormat
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -289,33 +287,6 @@ class QuantizedWeight:
         if rest.size:
             self._scale(rest, scales[-1])
         return weight.reshape(self.shape)
-
-    def take_rows(self, order: npt.NDArray[np.integer[Any]]) -> QuantizedWeight:
-        """Some rows, in another order, of a matrix whose blocks are parts of rows."""
-        columns, form = self.shape[1], self.format
-        blocks = columns // form.blocksize
-        nested, size = self.nested_absmax, form.nested_blocksize
-        whole = size in (None, WHOLE)
-        if (
-            form.block_rows is not None
-            or columns % form.blocksize
-            or columns * form.bits % 8
-            or not (size is None or whole or blocks % size == 0)
-        ):
-            raise ShapeError(f"{form.name} of shape {self.shape}: blocks cross rows")
-
-        def taken(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            by_row = array.reshape(self.shape[0], -1, *array.shape[1:])
-            rows: npt.NDArray[Any] = by_row[order]
-            return rows.reshape(-1, *array.shape[1:])
-
-        return replace(
-            self,
-            shape=(len(order), columns),
-            codes=taken(self.codes),
-            absmax=taken(self.absmax),
-            nested_absmax=nested if nested is None or whole else taken(nested),
-        )
 
     def _values(self) -> Float32Array:
         """What each code stands for: float32 (n,)."""

@@ -130,15 +130,13 @@ def split_name(name: str) -> tuple[str, int] | None:
 def _open(path: Path) -> tuple[Header, npt.NDArray[np.uint8]]:
     try:
         with open_file(path) as file:
-            size = file.seek(0, 2)
-            file.seek(0)
             start = file.read(64)
             if start.startswith(LFS_PREFIX):
                 raise HeaderError("is a Git LFS pointer, not the weights: run git lfs pull")
             if not start:
                 raise HeaderError("is empty: download or copy it again")
             data = map_file(path, file)
-            return read_header(data.data, size), data
+            return read_header(data.data), data
     except HeaderError as err:
         raise CheckpointError(f"{path} {err}") from err
     except OSError as err:
