@@ -7,7 +7,7 @@ are weights of their own here: ``P.experts.3.gate_proj.weight``.
 Granite's files call the stacks ``P.input_linear.weight`` and ``P.output_linear.weight``. Those of
 gpt-oss are transposed, columns of gate and up taking turns: (experts, columns, 2 · rows), with
 ``…_bias`` (experts, 2 · rows) beside them. Its published files have MXFP4 codes in their place,
-``…_blocks``, whose parts ``Mxfp4ExpertWeight`` reads (``quantized/float_files.py``).
+``…_blocks``, whose parts ``Mxfp4ExpertWeight`` reads (``quantized/float_weights.py``).
 """
 
 from __future__ import annotations

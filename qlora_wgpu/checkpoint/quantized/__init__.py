@@ -10,14 +10,14 @@ from typing import Any
 from qlora_wgpu.checkpoint.quantized.bitsandbytes import FourBitWeight, Int8Weight
 from qlora_wgpu.checkpoint.quantized.coded_weight import QuantizedFiles
 from qlora_wgpu.checkpoint.quantized.compressed_tensors import compressed_files
-from qlora_wgpu.checkpoint.quantized.float_files import (
+from qlora_wgpu.checkpoint.quantized.float_weights import (
     EXPERT_SCALES,
     Fp8Weight,
     Mxfp4ExpertFiles,
     Mxfp4ExpertWeight,
     Nvfp4Weight,
 )
-from qlora_wgpu.checkpoint.quantized.group_files import (
+from qlora_wgpu.checkpoint.quantized.group_weights import (
     AwqWeight,
     GptqWeight,
     as_awq_or_gptq,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from qlora_wgpu.checkpoint.quantized.coded_weight import CodedWeight, QuantizedFiles
-from qlora_wgpu.checkpoint.quantized.float_files import Fp8Weight, Mxfp4Weight, Nvfp4Weight
+from qlora_wgpu.checkpoint.quantized.float_weights import Fp8Weight, Mxfp4Weight, Nvfp4Weight
 from qlora_wgpu.checkpoint.stored_weight import Files, FloatArray
 from qlora_wgpu.errors import CheckpointError, UnsupportedModelError, brief
 from qlora_wgpu.quant import QuantizedWeight, WeightFormat

@@ -14,7 +14,7 @@ from qlora_wgpu.checkpoint.quantized.compressed_tensors import (
     Group,
 )
 from qlora_wgpu.checkpoint.quantized.compressed_tensors import MXFP4 as MXFP4_KIND
-from qlora_wgpu.checkpoint.quantized.group_files import as_awq_or_gptq
+from qlora_wgpu.checkpoint.quantized.group_weights import as_awq_or_gptq
 from qlora_wgpu.quant import WeightFormat, nf4_format
 from qlora_wgpu.quant.safetensors_formats import (
     INT8,

@@ -1,4 +1,4 @@
-"""Folders with floats of 4 and 8 bits: NVFP4, MXFP4, and FP8 as DeepSeek's and Qwen's have it."""
+"""Weights in floats of 4 and 8 bits: NVFP4, MXFP4, and FP8 as DeepSeek's and Qwen's have it."""
 
 from __future__ import annotations
 

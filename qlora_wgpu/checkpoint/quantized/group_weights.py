@@ -1,4 +1,4 @@
-"""Folders that AWQ, GPTQ or AutoRound quantized: integers with a scale and a zero per group.
+"""Weights that AWQ, GPTQ or AutoRound quantized: integers with a scale and a zero per group.
 
 ``X.qweight`` holds 32-bit words of them, ``X.scales`` and ``X.qzeros`` those of each group. AWQ
 packs columns of (in_features, out_features), GPTQ packs rows, and its zeros are stored less one.
