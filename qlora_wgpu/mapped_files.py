@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -22,7 +22,6 @@ import numpy.typing as npt
 from qlora_wgpu.errors import WeightFileError
 from qlora_wgpu.supervision.journal import CutFile
 
-Array = TypeVar("Array", bound="npt.NDArray[Any]")
 _HASHED = 1 << 24  # bytes that are hashed at a time
 _maps: WeakKeyDictionary[mmap.mmap, tuple[str, int]] = WeakKeyDictionary()
 map_listeners: list[Callable[[str, int], None]] = []
@@ -89,7 +88,7 @@ def let_go(array: npt.NDArray[Any]) -> None:
     _advise(array, "MADV_DONTNEED")
 
 
-def pieces(array: Array, size: int) -> Iterator[Array]:
+def pieces(array: npt.NDArray[Any], size: int) -> Iterator[npt.NDArray[Any]]:
     """The elements of an array so many at a time, each piece let go of before the next."""
     flat = array.reshape(-1)
     for begin in range(0, flat.size, size):
