@@ -55,7 +55,7 @@ def test_a_folder_with_weights_keeps_them(config_file):
     shape = find_shape(str(config_file.parent))
     assert type(shape.folder) is ModelFolder
     assert shape.weights == str(config_file.parent)
-    np.testing.assert_array_equal(shape.folder.float32("x"), 1)
+    np.testing.assert_array_equal(shape.folder["x"].read(), 1)
     # Its config.json alone still means the shape.
     assert find_shape(str(config_file)).weights == "random"
 
