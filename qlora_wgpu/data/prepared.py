@@ -91,10 +91,8 @@ def _sweep(entry: Path) -> None:
 def _new_lock(parent: Path) -> FileLock:
     while True:
         lock = FileLock(parent / f"{_PREFIX}{secrets.token_hex(6)}{_LOCK}")
-        # A sweeper may take it between its making and its claim.
-        if lock.acquire() and lock.is_in_place:
+        if lock.acquire():  # else a sweeper has taken it since it was made
             return lock
-        lock.release()
 
 
 # ---- prepared data sets --------------------------------------------------------------------------
