@@ -24,7 +24,7 @@ from qlora_wgpu.generation import generate as generate_tokens
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.batch_generate import generate_rows, prompts_of, read_prompts
-from qlora_wgpu.runs.inference_memory import GenerationWorkload
+from qlora_wgpu.runs.workload import GenerationWorkload
 
 
 def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,5 @@
 """Files of prompts, completed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,18 +74,7 @@ def generate_rows(
     max_length: int | None,
     batch: int,
 ) -> Iterator[dict[str, Any]]:
-    """Yields the rows in their order, each with ``completion`` and ``finish_reason``.
-
-    Args:
-        model: Base and adapter.
-        written: Has the tokenizer.
-        rows: What the prompts are of.
-        prompts: From ``prompts_of``.
-        sampling: How tokens are chosen.
-        max_new_tokens: Most tokens of a completion.
-        max_length: Longest text that the model was made for.
-        batch: How many are computed at a time.
-    """
+    """Yields the rows in their order, each with ``completion`` and ``finish_reason``."""
     completions = complete(
         model,
         written.tokenizer,

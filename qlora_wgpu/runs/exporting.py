@@ -1,7 +1,5 @@
 """What a run has trained, as one GGUF file that is measured before it gets its name."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -111,14 +109,7 @@ def on_a_device(what: str = "") -> Iterator[None]:
 def measure_trained(
     source: OpenedModel, adapter: str | None, settings: Config, observer: Observer
 ) -> Measured:
-    """What base and adapter predict for a few texts of the run's data, as they were trained.
-
-    Args:
-        source: The base.
-        adapter: The adapter's folder.
-        settings: From ``opened_as_trained``.
-        observer: Who is told how far it is.
-    """
+    """What base and adapter predict for a few texts of the run's data, as they were trained."""
     ids, texts = _texts(source, adapter, observer)
     with load_adapted(source, adapter, settings, observer) as model:
         return Measured(ids, texts, _logits(model, ids))
@@ -127,14 +118,7 @@ def measure_trained(
 def measure_drift(
     trained: Measured, result: OpenedModel, settings: Config, observer: Observer
 ) -> Drift:
-    """How far a result is from what was trained.
-
-    Args:
-        trained: From ``measure_trained``.
-        result: The result, opened.
-        settings: Those of ``measure_trained``; the result is not quantized anew.
-        observer: Who is told how far it is.
-    """
+    """How far a result, which is not quantized anew, is from what was trained."""
     plain = changed(settings, {"quant": {"scheme": "none"}})
     with load_adapted(result, None, plain, observer, with_notes=False) as model:
         after = _logits(model, trained.ids)
@@ -276,18 +260,10 @@ def export_model(
 ) -> Exported:
     """Writes base and adapter, merged, as a GGUF file with its tokenizer.
 
-    Args:
-        model: Folder, GGUF file or hub name of the base.
-        adapter: Folder of the PEFT adapter.
-        out: The file, whose name ends in .gguf.
-        type_name: What matrices are stored as, such as "q8_0"; by default the base's own 16 bits.
-        base: Weights to add the adapter to: those that are stored, or what they are after
-            quantization, which the adapter was trained with.
-        quant: How they were quantized, for "dequantized"; by default as the adapter's run says.
-        settings: How base and adapter are opened to measure the file's drift from them; None
-            leaves that out.
-        observer: Who is told how far it is.
-        progress: Called with each tensor's name before it is written.
+    Matrices are stored as ``type_name``, by default in the base's own 16 bits. The adapter is added
+    to the stored weights, or to what they are after quantization (``quant``, by default as the
+    adapter's run says). With ``settings`` the file's drift from base and adapter, opened so, is
+    measured.
     """
     path, observer = Path(out), observer or Unwatched()
     check_target(path, "--gguf")

@@ -1,7 +1,5 @@
 """What was trained on the Hugging Face hub, with a model card."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +23,7 @@ from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.model.pretrained import Pretrained
 from qlora_wgpu.presence import is_file, is_there
 from qlora_wgpu.runs.exporting import modelfile_of
+from qlora_wgpu.runs.history import RunHistory
 from qlora_wgpu.training import read_rows
 
 _CARD, _CONFIG = "README.md", "adapter_config.json"
@@ -71,21 +70,12 @@ def push(
     gguf: str | None = None,
     agree: Callable[[UploadBundle], bool] = lambda parcel: True,
 ) -> str | None:
-    """Sends what was trained to the hub, with a model card.
+    """Sends what was trained to the hub, with a model card; returns the address of its page.
 
-    An adapter's card is written beside it if there is none, where the folder can be written.
-
-    Args:
-        adapter: The adapter's folder.
-        name: owner/name on the hub.
-        base: The base's name on the hub, where the adapter was trained on a folder.
-        private: Whether a new repository is seen by its owner alone, or by everybody.
-        merged: The folder of ``merge``, to be sent in place of the adapter.
-        gguf: The file of ``export``, to be sent in place of the adapter.
-        agree: Asked before anything leaves the machine.
-
-    Returns:
-        The address of its page; None where ``agree`` did not.
+    ``merged``, the folder of ``merge``, or ``gguf``, the file of ``export``, is sent in place of
+    the adapter; ``base`` is the base's name on the hub, where that was a folder. ``agree`` is asked
+    before anything leaves the machine: None is returned where it does not. An adapter's card is
+    written beside it if there is none, where the folder can be written.
     """
     for text in filter(None, (name, base)):
         if not is_hub_name(text):
@@ -190,9 +180,8 @@ def _plot_of(run: Path | None) -> Path | None:
 
 def _figures(settings: Config, run: Path) -> dict[str, str]:
     """What a card tells of a run; paths of the user's machine are left out."""
-    rows = read_rows(RunPaths(run).metrics)
-    steps = [row for row in rows if "loss" in row]
-    losses = [row["eval_loss"] for row in rows if "eval_loss" in row]
+    log = RunHistory(read_rows(RunPaths(run).metrics))
+    steps, losses = log.steps, [row["eval_loss"] for row in log.evaluations]
     products = settings.train.compute_dtype
     figures = {
         "quantization of the base": f"{_scheme(settings)}; products in {products}",

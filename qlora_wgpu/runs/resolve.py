@@ -1,7 +1,5 @@
 """A base and an adapter, found by what a user names: a run, an adapter or a model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import partial
@@ -42,13 +40,7 @@ class ModelRef:
 def resolve_model(
     place: str | None, model: str | None = None, adapter: str | None = None
 ) -> ModelRef:
-    """What is meant by a run's folder, an adapter's, or a model; options say what it does not.
-
-    Args:
-        place: The run, the adapter or the model.
-        model: The base, whatever the run says.
-        adapter: The adapter, instead of ``place``.
-    """
+    """What is meant by a run's folder, an adapter's, or a model; options say what it does not."""
     if place is not None and adapter is not None:
         raise ConfigError(f"{place} and --adapter {adapter} both name an adapter: leave one out")
     if place is not None and (own := adapter_in(place)) is not None:
