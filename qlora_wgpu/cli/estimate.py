@@ -206,11 +206,11 @@ def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> Any:
 
 
 def _show(console: Console, target: str, result: runs.Estimate) -> None:
-    workload, step = result.workload, result.workload.step
-    checkpointed = ", gradient checkpointing" if step.checkpointing else ""
+    workload = result.workload
+    checkpointed = ", gradient checkpointing" if workload.checkpointing else ""
     scheme = workload.pretrained.scheme(workload.quant)
     console.print(
-        f"{target}: batch {step.batch}, sequence {step.seq}, rank {workload.lora.r}, "
+        f"{target}: batch {workload.batch}, sequence {workload.seq}, rank {workload.lora.r}, "
         f"{scheme}, {workload.compute_dtype}{checkpointed}; planned for {result.device}",
         highlight=False,
         markup=False,
@@ -249,7 +249,7 @@ def _show(console: Console, target: str, result: runs.Estimate) -> None:
         console.print(text, highlight=False, soft_wrap=True)
     if result.cards:
         console.print()
-        console.print(cards_table(result.cards, step.batch, step.seq))
+        console.print(cards_table(result.cards, workload.batch, workload.seq))
     if result.remedy is not None:
         console.print(_remedy(result.remedy), style="yellow", highlight=False, soft_wrap=True)
 
@@ -269,7 +269,7 @@ def _remedy(keys: str) -> str:
 
 
 def _verdict(result: runs.Estimate, budget: int, fits: runs.Fits) -> str:
-    seq = result.workload.step.seq
+    seq = result.workload.seq
     verdict = "fits" if result.total <= budget else "does not fit"
     most = f"nothing fits at sequence {seq}"
     if fits.batch:
@@ -285,12 +285,12 @@ def _size(nbytes: int) -> str:
 def _write(path: Path, result: runs.Estimate) -> None:
     workload = result.workload
     figures = {
-        "batch": workload.step.batch,
-        "seq": workload.step.seq,
+        "batch": workload.batch,
+        "seq": workload.seq,
         "rank": workload.lora.r,
         "scheme": workload.pretrained.scheme(workload.quant),
         "compute_dtype": workload.compute_dtype,
-        "gradient_checkpointing": workload.step.checkpointing,
+        "gradient_checkpointing": workload.checkpointing,
         "device": result.device,
         "bytes": dict(result.memory),
         "total": result.total,

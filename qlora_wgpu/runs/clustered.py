@@ -47,7 +47,7 @@ def opened_cluster(
 
     def specify(name: str) -> Specification:
         own = gpus[int(name) % len(gpus)] if settings.cluster.scheduler == "local" else None
-        length = workload.step.seq
+        length = workload.seq
         return Specification(settings.model_dump(), length, __version__, shapes_of_run, own)
 
     def check(identity: Identity) -> str | None:

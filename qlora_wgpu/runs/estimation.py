@@ -118,7 +118,7 @@ class Estimate:
         work = self.workload
         return (
             f"{type(self).__name__}({self.total / 2**20:,.1f} MiB on {self.device}; r "
-            f"{work.lora.r}, {work.step.batch} x {work.step.seq:,} tokens)"
+            f"{work.lora.r}, {work.batch} x {work.seq:,} tokens)"
         )
 
 
@@ -162,7 +162,9 @@ def estimate(
         OutOfMemoryError: If a tensor has more elements than kernels can count.
     """
     for name, value in (("batch", batch), ("seq", seq), ("rank", rank), ("budget", budget)):
-        _check_positive(name, value)
+        if value is not None and (not isinstance(value, int) or value < 1):
+            what = "a number of bytes" if name == "budget" else "a whole number"
+            raise ConfigError(f"{option(name, ...)} must be {what} above zero, got {value!r}")
     is_run = not isinstance(target, str | PathLike) or Path(target).suffix in (".yaml", ".yml")
     settings = as_config(target, overrides) if is_run else Config(model=ModelConfig(path="."))
     here = _target(settings.device)
@@ -211,7 +213,7 @@ def estimate(
             fitted = _fitted(search, room)
             if fitted is not None and asked is True and not fitted.offload.dequantized:
                 fitted = None
-    plans = plans_for_cards(workload) if cards else ()
+    plans = tuple(plans_for_cards(workload)) if cards else ()
     on_cluster = None
     if settings.cluster.scheduler is not None:
         worker = kept.changed(forms=workload.on_worker.forms)
@@ -222,12 +224,6 @@ def estimate(
         workload, here.name, memory, budget, fits, here.nbytes, remedy, fitted, plans, on_cluster,
         copied_bytes(layout, allowed),
     )  # fmt: skip
-
-
-def _check_positive(name: str, value: object) -> None:
-    if value is not None and (not isinstance(value, int) or value < 1):
-        what = "a number of bytes" if name == "budget" else "a whole number"
-        raise ConfigError(f"{option(name, ...)} must be {what} above zero, got {value!r}")
 
 
 def _target(settings: DeviceConfig) -> Target:
@@ -400,17 +396,13 @@ _FEW_LAYERS = 8
 _NEARLY = 1.1  # ways that are alike differ by a smaller factor
 
 
-def plans_for_cards(workload: TrainingWorkload) -> tuple[CardPlan, ...]:
+def plans_for_cards(workload: TrainingWorkload) -> Iterator[CardPlan]:
     """Plans a training for cards from 4 to 80 GB, until a card has room for everything.
 
     All cards are planned as a common GPU. Times are reckoned, never measured: operations over
     ``FLOPS``, bytes of the card's memory over ``BYTES``, traffic over ``LINK``, one after the
     other. So a slow-down is an upper bound for such a card.
     """
-    return tuple(_plans(workload))
-
-
-def _plans(workload: TrainingWorkload) -> Iterator[CardPlan]:
     layout, accumulation = workload.layout(Target()), workload.accumulation
     row = replace(workload.step, batch=1, checkpointing=True)
     total, waiting = totals(layout, row), WaitingRows(layout, row)

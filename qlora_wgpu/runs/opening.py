@@ -237,7 +237,7 @@ def place_training(
     base = workload.pretrained
     task = Task(
         base.config, workload.lora, workload.quant, settings.train.compute_dtype,
-        workload.step.batch, workload.step.seq,
+        workload.batch, workload.seq,
     )  # fmt: skip
     tune_device(settings.device, device, task, base.architecture, tokens, observer)
     if device.profile != layout.profile:
@@ -257,7 +257,7 @@ def load_training(
         device, lambda: checking_device(settings.device), workload.launches, placed.layout, observer
     )
     options = training_options(settings.train, weighted=settings.data.has_weights)
-    options = replace(options, checkpointing=workload.step.checkpointing)
+    options = replace(options, checkpointing=workload.checkpointing)
     return load_model(layout, device, told, seed=settings.train.seed, options=options)
 
 

@@ -48,6 +48,11 @@ class Placement:
     on_host: Counter[str]  # bytes of what waits in host memory, by kind
     words: str  # what is recomputed, waits or is given up, for a sentence; empty for nothing
 
+    @property
+    def trains(self) -> bool:
+        """Whether it is a training."""
+        return isinstance(self.workload, TrainingWorkload)
+
 
 def fit(
     workload: Workload, layout: ModelPlan, device: Device, observer: Observer,
@@ -57,18 +62,18 @@ def fit(
 
     The observer is told what is planned, and what waits; ``asked`` is ``device.keep_dequantized``.
     """
-    trains, limit = isinstance(workload, TrainingWorkload), limit_of(device)
+    limit = limit_of(device)
     if isinstance(workload, TrainingWorkload):
         placed = _fit_training(workload, layout, device, asked)
     else:
         placed = _fit_inference(workload, layout, device, asked)
     require_bindings(placed.layout, placed.plans, device)
-    if limit is None and not trains:
+    if limit is None and not placed.trains:
         return placed
     observer.planned(placed.memory)
     if placed.words and limit is not None:
         observer.note(f"to keep within {limit / MIB:,.0f} MiB of device memory, {placed.words}")
-    require_host_room(placed, device, observer, trains=trains)
+    require_host_room(placed, device, observer)
     return placed
 
 
@@ -184,20 +189,20 @@ _WORK = 48 * MIB  # traces, recorded work, queues, rows that are encoded
 _READING = 3  # copies of an adapter: as its file has it, as the device takes it, what does nothing
 
 
-def host_memory(placed: Placement, *, trains: bool) -> Counter[str]:
+def host_memory(placed: Placement) -> Counter[str]:
     """Bytes of host memory by kind at the peak, without pages of the files that are read."""
     layout, plans = placed.layout, placed.plans
     every = {launch.shader.label: launch for plan in plans for launch in plan.launches}
     stored = dict.fromkeys(storage for plan in plans for storage in plan.storages)
     uploaded = sum(s.nbytes for s in stored if s.kind == "base" and s.group is None)
-    taken = process_bytes()
+    taken, one = process_bytes(), layout.adapter.parameters.nbytes
     memory = Counter(
         process=_PROCESS if taken is None else taken,
         kernels=sum(
             (_COMPILED_PRODUCT if launch.kernel == "gemm" else _COMPILED) * len(launch.shader.code)
             for launch in every.values()
         ),
-        adapter=_trained(layout.adapter) if trains else _READING * layout.adapter.parameters.nbytes,
+        adapter=_trained(layout.adapter) if placed.trains else _READING * one,
         uploads=min(_UPLOADS, uploaded),
         work=_WORK,
     )
@@ -223,16 +228,14 @@ def _trained(adapter: AdapterLayout) -> int:
     return own + one + max(one + adapter.moments.nbytes, 2 * one)
 
 
-def require_host_room(
-    placed: Placement, device: Device, observer: Observer, *, trains: bool
-) -> None:
+def require_host_room(placed: Placement, device: Device, observer: Observer) -> None:
     """Tells what is planned of host memory, and ends where there is not so much.
 
     Where nothing is trained it is told only of what waits there.
     """
-    memory = host_memory(placed, trains=trains)
+    memory = host_memory(placed)
     mapped = placed.layout.placement.mapped_bytes
-    if trains or placed.on_host or mapped:
+    if placed.trains or placed.on_host or mapped:
         observer.planned_on_host(memory, mapped)
     shared = placed.memory.total() if device.is_cpu else 0
     needed = memory.total() - memory["process"] + shared  # the process is there

@@ -86,7 +86,11 @@ class FirstData:
             row_format(path, tokenizer, how) == "text"
             for path, how in zip(paths, hows, strict=True)
         )
-        length = _document_length(rows, limit) if texts or documents else _row_length(rows, limit)
+        common = rows[min(int(0.98 * len(rows)), len(rows) - 1)]
+        length = next((b for b in _BUCKETS if b >= common), _BUCKETS[-1])
+        if (texts or documents) and common > _LONG:
+            length = _WINDOW
+        length = min(length, limit)  # nearly all rows fit in, if the model and most GPUs take it
         return cls(dataset, objective, rows, documents, texts and not documents, length, limit)
 
     def windows(self, length: int) -> list[int]:
@@ -145,21 +149,6 @@ def objective_of(paths: Sequence[str], columns: Sequence[Mapping[str, str]]) -> 
                 f"{objectives[0]}: a run has one objective, so name those of one kind"
             )
     return objectives[0]
-
-
-def _document_length(lengths: list[int], limit: int) -> int:
-    """The length of windows that documents are cut into."""
-    return min(_WINDOW, limit) if _common(lengths) > _LONG else _row_length(lengths, limit)
-
-
-def _row_length(lengths: list[int], limit: int) -> int:
-    """A length that nearly all rows fit in, if the model and most GPUs take it."""
-    common = _common(lengths)
-    return min(next((b for b in _BUCKETS if b >= common), _BUCKETS[-1]), limit)
-
-
-def _common(lengths: list[int]) -> int:
-    return lengths[min(int(0.98 * len(lengths)), len(lengths) - 1)]
 
 
 # ---- batches -------------------------------------------------------------------------------------

@@ -132,7 +132,11 @@ def _is_on_the_hub(place: str) -> bool:
 def _meant(place: Path) -> Path | None:
     """The run of a configuration, around or within a folder, or of almost that name."""
     around = [folder for folder in place.parents if _is_run(folder)]
-    near = around or _runs_of(place) or _runs_in(place) or _namesakes(place)
+    near = around or _runs_of(place) or _runs_in(place)
+    if not near:
+        names = [run.name for run in _runs_in(place.parent)]
+        close = get_close_matches(place.name, names, cutoff=0.5)
+        near = [place.with_name(name) for name in close]
     return near[0] if near else None
 
 
@@ -144,11 +148,6 @@ def _runs_of(config: Path) -> list[Path]:
     except ConfigError:  # it is some other file
         return []
     return [run] if _is_run(run) else []
-
-
-def _namesakes(place: Path) -> list[Path]:
-    names = [run.name for run in _runs_in(place.parent)]
-    return [place.with_name(name) for name in get_close_matches(place.name, names, cutoff=0.5)]
 
 
 def _runs_in(folder: Path) -> list[Path]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.loading import Overrides
 from qlora_wgpu.config.run_paths import RunPaths
-from qlora_wgpu.data import Dataset, bucket_length
+from qlora_wgpu.data import bucket_length
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.adapter_model import AdapterModel
 from qlora_wgpu.model.steps import StepKind
@@ -177,7 +177,7 @@ def _computing(
 def _as_placed(settings: Config, placed: Placement) -> Config:
     """The settings of a run whose layers are recomputed, if they have to be."""
     assert isinstance(placed.workload, TrainingWorkload)
-    if placed.workload.step.checkpointing == settings.train.gradient_checkpointing:
+    if placed.workload.checkpointing == settings.train.gradient_checkpointing:
         return settings
     train = settings.train.model_copy(update={"gradient_checkpointing": True})
     return settings.model_copy(update={"train": train})
@@ -250,7 +250,8 @@ def _answer_shapes(
         own = _lengths(blocks, dataset.lengths, most)
         asked = list(own) if preference.has_reference else []
         if preference.has_divergence:
-            lengths = _mismatched_lengths(dataset, most)
+            examples = KLPairs(dataset, most)  # each prompt with another's answer
+            lengths = np.array([len(examples[i]) for i in range(len(dataset))], np.int64)
             asked += _lengths(blocks, lengths, most)
             steps = blocks if dataset is not data.train else _training_blocks(data)
             compared = _lengths(steps, lengths, most)
@@ -259,12 +260,6 @@ def _answer_shapes(
         if dataset is data.held_out:
             measured |= dict.fromkeys(own)
     return measured, others
-
-
-def _mismatched_lengths(dataset: Dataset, longest: int) -> _Lengths:
-    """Tokens of each example's prompt with another's answer; 0 where there is no example."""
-    examples = KLPairs(dataset, longest)
-    return np.array([len(examples[i]) for i in range(len(dataset))], np.int64)
 
 
 def _training_blocks(data: RunData) -> list[Block]:

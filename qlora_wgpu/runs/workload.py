@@ -119,6 +119,21 @@ class TrainingWorkload(Workload):
         )  # fmt: skip
 
     @property
+    def batch(self) -> int:
+        """Rows of a micro-batch."""
+        return self.step.batch
+
+    @property
+    def seq(self) -> int:
+        """Tokens of a row."""
+        return self.step.seq
+
+    @property
+    def checkpointing(self) -> bool:
+        """Whether layers are recomputed in the backward."""
+        return self.step.checkpointing
+
+    @property
     def on_worker(self) -> TrainingWorkload:
         """A cluster worker's, which gives float32 gradients of micro-batches and never updates."""
         return replace(self, forms=AdapterDtypes(self.optim.name, updates=False))

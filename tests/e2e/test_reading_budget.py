@@ -84,11 +84,8 @@ def test_textures_that_are_given_up_are_told(place, device, monkeypatch):
     base = Pretrained.open(place / "model")
     plain = device_layout(base, LoraConfig(r=4), QuantConfig(), "bfloat16", device)
     layout = plain.changed(profile=cpu_profile(8, 10, in_textures=True, short_loops=True))
-    buffers, rows, told = (
-        layout.changed(offload=OffloadPlan(in_buffers=True)),
-        LossWorkload(1, 64),
-        Notes(),
-    )
+    buffers = layout.changed(offload=OffloadPlan(in_buffers=True))
+    rows, told = LossWorkload(1, 64), Notes()
     within = reading_memory(rows.plans(layout))
     least = sum(reading_memory(rows.plans(buffers)).values())
     assert least < sum(within.values())
@@ -163,21 +160,21 @@ def test_too_little_host_memory_is_a_sentence(place, device, monkeypatch, tmp_pa
     def placed(on_device):
         return Placement(layout, texts, plans, Counter(base=on_device), waiting, "")
 
-    whole = host_memory(placed(0), trains=False)
+    whole = host_memory(placed(0))
     free = sum(whole.values()) - whole["process"] + 1000
     monkeypatch.setattr(required, "available_bytes", lambda: free + 4 * MIB)  # it goes on growing
-    required.require_host_room(placed(1000), device, told, trains=False)
+    required.require_host_room(placed(1000), device, told)
     ((memory, mapped),) = told.host
     assert mapped == layout.placement.mapped_bytes and waiting.items() <= memory.items()
     assert {"process", "kernels", "adapter", "work"} <= memory.keys()
     assert (layout.placement.mapped_bytes > 0) is keep
     remedy = "raise device.memory" if keep else "model.cache"
     with pytest.raises(OutOfMemoryError, match=rf"host memory.*MiB too few: .*{remedy}"):
-        required.require_host_room(placed(8 * MIB), device, told, trains=False)
+        required.require_host_room(placed(8 * MIB), device, told)
     monkeypatch.setattr(required, "available_bytes", lambda: 1 << 50)
     monkeypatch.setattr(required, "container_limit", lambda: MIB)  # less than is taken already
     with pytest.raises(OutOfMemoryError, match=r"host memory.* and 0 MiB are free"):
-        required.require_host_room(placed(0), device, told, trains=False)
+        required.require_host_room(placed(0), device, told)
 
 
 def test_a_run_tells_what_it_keeps_on_the_host(place, monkeypatch):

@@ -26,7 +26,7 @@ def test_each_card_is_used_to_its_last_row(workload, monkeypatch):
     monkeypatch.setattr(planned, "GIB", MIB)
     monkeypatch.setattr(planned, "room_of", lambda nbytes: nbytes)
     monkeypatch.setattr(planned, "SIZES", (2, 13, 16, 20, 30))
-    plans = planned.plans_for_cards(workload)
+    plans = tuple(planned.plans_for_cards(workload))
     layout = workload.layout(Target())
     row = replace(workload.step, batch=1, checkpointing=True)
     total = totals(layout, row)
