@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,11 +88,17 @@ def push(
         files, kind = _gguf_files(Path(gguf)), "gguf"
     else:
         folder = Path(adapter)
-        files, kind = {file: folder / file for file in _present(folder)}, "adapter"
-        files[_CONFIG] = _with_base(folder / _CONFIG, base)
-    files[_CARD] = _card(Path(adapter), name, base, kind, files.get(_CARD), gguf)
-    run = find_run(adapter)
-    plot = _plot_of(run)
+        if not is_file(folder / _CONFIG):
+            raise CheckpointError(f"{folder} has no {_CONFIG}: it is no adapter")
+        files = {file: folder / file for file in _FILES if is_file(folder / file)}
+        files[_CONFIG], kind = _with_base(folder / _CONFIG, base), "adapter"
+    if _CARD not in files:
+        file = "model.gguf" if gguf is None else Path(gguf).name
+        files[_CARD] = text = card_text(Path(adapter), name, base, kind, file).encode()
+        if kind == "adapter":
+            with suppress(CheckpointError):  # a folder that nobody may write to is sent as it is
+                write_file(Path(adapter) / _CARD, text)
+    plot = _plot_of(find_run(adapter))
     if plot is not None and plot.name.encode() in _content(files[_CARD]):
         files[plot.name] = plot
     parcel = UploadBundle(name, files, private)
@@ -134,25 +140,6 @@ def _content(file: Path | bytes) -> bytes:
         return file_bytes(file, MODEL_JSON_BYTES)
     except OSError as err:
         raise CheckpointError(f"{file} cannot be read: {err.strerror or err}") from err
-
-
-def _card(
-    folder: Path,
-    name: str,
-    base: str | None,
-    kind: CardKind,
-    own: Path | bytes | None,
-    gguf: str | None,
-) -> Path | bytes:
-    """The card that is there, else a new one; an adapter's is kept beside it if that can be."""
-    if own is not None:
-        return own
-    file = "model.gguf" if gguf is None else Path(gguf).name
-    content = card_text(folder, name, base, kind, file).encode()
-    if kind == "adapter":
-        with suppress(CheckpointError):  # a folder that nobody may write to is sent as it is
-            write_file(folder / _CARD, content)
-    return content
 
 
 def card_text(
@@ -206,12 +193,6 @@ def _scheme(settings: Config) -> str:
             config = ModelFolder.without_weights(base).config
             scheme = Pretrained.from_config(config).scheme(settings.quant)
     return "NF4" if scheme == "nf4" else scheme
-
-
-def _present(folder: Path) -> Iterator[str]:
-    if not is_file(folder / _CONFIG):
-        raise CheckpointError(f"{folder} has no {_CONFIG}: it is no adapter")
-    yield from (name for name in _FILES if is_file(folder / name))
 
 
 def _with_base(config: Path, base: str | None) -> bytes:

@@ -331,22 +331,16 @@ def recommend_config(
     settings = [
         Setting("model.path", model),
         Setting("quant.scheme", "nf4", "4 bits a weight; none keeps frozen layers as they are"),
-        *_lora(),
+        Setting("lora.r", 16, "rank: more can learn more, and takes more memory"),
+        Setting("lora.lora_alpha", 32, "the adapter counts lora_alpha / r times"),
+        Setting("lora.lora_dropout", 0.0),
+        Setting("lora.target_modules", "all-linear", "or a list: [q_proj, v_proj]"),
         *_data(data, batches, paths, held_out, template, by_path),
         *_train(batches, room, objective),
         *_optim(pretrained.architecture.hidden_size, objective),
         *_output(batches, Path(model).name),
     ]
     return title, settings
-
-
-def _lora() -> list[Setting]:
-    return [
-        Setting("lora.r", 16, "rank: more can learn more, and takes more memory"),
-        Setting("lora.lora_alpha", 32, "the adapter counts lora_alpha / r times"),
-        Setting("lora.lora_dropout", 0.0),
-        Setting("lora.target_modules", "all-linear", "or a list: [q_proj, v_proj]"),
-    ]
 
 
 def _data(
