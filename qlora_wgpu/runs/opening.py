@@ -23,6 +23,8 @@ from qlora_wgpu.gpu.kernel_config import Profile, may_have_matrix_units
 from qlora_wgpu.graph.launch import Launch
 from qlora_wgpu.lora import load_adapter
 from qlora_wgpu.lora.compatibility import refuse_other_base
+from qlora_wgpu.lora.config import AdapterConfig
+from qlora_wgpu.lora.peft_names import Float32Array
 from qlora_wgpu.model.adapter_state import as_begun, config_of
 from qlora_wgpu.model.memory_plan import laid_out_for
 from qlora_wgpu.model.model_plan import ModelPlan
@@ -63,9 +65,12 @@ class OpenedModel:
         """The same base with the tokens that an adapter has added to its own, if any."""
         if adapter is None:
             return self
-        stacking = self.architecture.stacking
-        tensors, stored = load_adapter(adapter, biases=True, stacking=stacking)
+        tensors, stored = self.read_adapter(adapter)
         return replace(self, pretrained=self.pretrained.for_adapter(stored, tensors))
+
+    def read_adapter(self, folder: str) -> tuple[dict[str, Float32Array], AdapterConfig]:
+        """The tensors and the configuration of an adapter of it."""
+        return load_adapter(folder, biases=True, stacking=self.architecture.stacking)
 
     @property
     def architecture(self) -> Architecture:
@@ -337,11 +342,8 @@ def _in_words(values: Mapping[str, Any]) -> str:
 
 def configs_of(source: OpenedModel, folders: Iterable[str]) -> tuple[LoraConfig, ...]:
     """What adapters beside the first one are: their ranks, scalings and targets."""
-    of, configs = source.architecture, []
-    for folder in folders:
-        tensors, stored = load_adapter(folder, biases=True, stacking=of.stacking)
-        configs.append(config_of(stored, tensors, of))
-    return tuple(configs)
+    adapters = map(source.read_adapter, folders)
+    return tuple(config_of(stored, tensors, source.architecture) for tensors, stored in adapters)
 
 
 def load_adapted(
@@ -365,8 +367,7 @@ def load_adapted(
     tensors: Mapping[str, Any] | None = None
     start: Mapping[str, Any] | None = None
     if adapter is not None:
-        stacking = source.architecture.stacking
-        tensors, stored = load_adapter(adapter, biases=True, stacking=stacking)
+        tensors, stored = source.read_adapter(adapter)
         lora, tensors, stored, start = as_begun(adapter, stored, tensors, source.architecture)
         pretrained = pretrained.for_adapter(stored, tensors)
     device = device_of(settings.device)

@@ -95,9 +95,7 @@ class TrainingWorkload(Workload):
     pretrained: Pretrained  # the base model, of which config.json is known
     step: StepOptions  # its longest step
     lora: LoraConfig = field(default_factory=LoraConfig)  # the adapter
-    quant: QuantConfig = field(
-        default_factory=QuantConfig
-    )  # how the base's linear layers are stored
+    quant: QuantConfig = field(default_factory=QuantConfig)  # how linear layers are stored
     compute_dtype: str = "bfloat16"  # type of matmul operands
     accumulation: int = 1  # micro-batches of a step
     forms: AdapterDtypes = FLOAT32  # in which types the adapter's gradient and moments are kept
