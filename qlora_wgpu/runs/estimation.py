@@ -175,7 +175,7 @@ def estimate(
     else:
         base = _shape(str(target), overrides)
     workload = TrainingWorkload.of(settings, base, length)
-    sizes = {"batch": batch, "seq": seq, "checkpointing": checkpointing}
+    sizes: dict[str, Any] = {"batch": batch, "seq": seq, "checkpointing": checkpointing}
     step = replace(workload.step, **{n: size for n, size in sizes.items() if size is not None})
     lora, quant = workload.lora, workload.quant
     workload = replace(

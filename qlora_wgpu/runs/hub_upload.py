@@ -94,10 +94,10 @@ def push(
         files[_CONFIG], kind = _with_base(folder / _CONFIG, base), "adapter"
     if _CARD not in files:
         file = "model.gguf" if gguf is None else Path(gguf).name
-        files[_CARD] = text = card_text(Path(adapter), name, base, kind, file).encode()
+        files[_CARD] = card = card_text(Path(adapter), name, base, kind, file).encode()
         if kind == "adapter":
             with suppress(CheckpointError):  # a folder that nobody may write to is sent as it is
-                write_file(Path(adapter) / _CARD, text)
+                write_file(Path(adapter) / _CARD, card)
     plot = _plot_of(find_run(adapter))
     if plot is not None and plot.name.encode() in _content(files[_CARD]):
         files[plot.name] = plot
