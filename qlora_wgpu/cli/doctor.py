@@ -22,7 +22,7 @@ from qlora_wgpu.gpu.adapters import (
 )
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.driver import under_way
-from qlora_wgpu.runs.machine import of_several, what_it_means
+from qlora_wgpu.runs.estimation import of_several, what_it_means
 from qlora_wgpu.runs.opening import faster_through_dawn
 from qlora_wgpu.selfcheck import Result, avoid_what_is_wrong, check_device, checks, num_checks
 from qlora_wgpu.tuning.cache import choices_for

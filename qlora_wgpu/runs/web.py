@@ -1,7 +1,5 @@
 """A run's model as a page that trains it in a browser, and a server to try it."""
 
-from __future__ import annotations
-
 import functools
 import http
 import http.server
@@ -40,14 +38,9 @@ def write_page(
     with_data: bool = False,
     progress: Callable[[str], None] = lambda name: None,
 ) -> Site:
-    """Writes a folder for any web server.
+    """Writes a folder for any web server, in place of a site that is there, once it is whole.
 
-    Args:
-        settings: The run's.
-        out: The folder; it appears once it is whole, in place of a site that is there.
-        options: What the page offers.
-        with_data: Whether ``data.train`` goes along, as an example to take.
-        progress: Called with each tensor's name before it is read.
+    ``with_data`` takes ``data.train`` along, as an example to take.
     """
     out = Path(out)
     if exists(out) and not is_file(out / MANIFEST):
