@@ -1,14 +1,21 @@
-"""The verbs of the command line, each imported when it is called: ``--help`` waits for none."""
+"""The group of all verbs, each imported when it is called: ``--help`` waits for none."""
 
 from __future__ import annotations
 
 import importlib
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from difflib import get_close_matches
+from typing import Any
 
 import click
 
-from qlora_wgpu.cli._terminal import Commands
+from qlora_wgpu.errors import QLoRAError, on_command_line, reason
+from qlora_wgpu.shell_words import shell_command
+from qlora_wgpu.visible import visible
 
 # Each verb's module, and the first sentence of its help, which a test holds to the command itself.
 _VERBS = {
@@ -38,10 +45,7 @@ _VERBS = {
     ),
     "init": ("init", "Write a commented YAML for a model and a data file, fitted to both."),
     "merge": ("exporting", "Merge an adapter into its base model."),
-    "push": (
-        "push",
-        "Send what a run has trained to the Hugging Face hub, as NAME (owner/name).",
-    ),
+    "push": ("push", "Send what a run has trained to the Hugging Face hub, as NAME (owner/name)."),
     "quantize": (
         "exporting",
         "Write a model with its linear layers in 4 bits (NF4), as bitsandbytes does.",
@@ -66,14 +70,32 @@ _VERBS = {
     ),
 }
 _FUNCTIONS = {"eval": "evaluate"}
-_OPTIONS = frozenset(
-    ("--adapter", "--chat-template", "--config", "--data", "--eval", "--gguf", "--model", "--out")
-)
-_PATH = click.Path(readable=False)  # whether it can be read is told by who reads it
+_TYPED = f"{__name__}.typed"
+_GIVEN = {  # how a command is given what it takes by an option, by that option's parameter
+    "prompt": "A text is given with --prompt",
+    "data_paths": "Model and data are given with --model and --data",
+    "gguf_file": "The file to write is given with --gguf",
+    "out": "The folder to write is given with --out",
+}
 
 
-class Verbs(Commands):
-    """The group of all verbs."""
+class Verbs(click.Group):
+    """All verbs; messages about arguments show what these hold, and may say what was meant."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], *others: Any, **options: Any
+    ) -> click.Context:
+        """Reads the group's own arguments."""
+        with _with_hints():
+            typed = shell_command(["qlora-wgpu", *args])
+            context = super().make_context(info_name, args, *others, **options)
+            context.meta[_TYPED] = typed
+            return context
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Reads a command's arguments and runs it."""
+        with _with_hints(), on_command_line(ctx.meta[_TYPED]):
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All of them, in alphabetical order."""
@@ -86,7 +108,6 @@ class Verbs(Commands):
         if cmd_name not in self.commands:
             module = importlib.import_module(f"qlora_wgpu.cli.{_VERBS[cmd_name][0]}")
             command: click.Command = vars(module)[_FUNCTIONS.get(cmd_name, cmd_name)]
-            complete_paths(command)
             # A command remembers the help of its first caller: each group has its own.
             self.commands[cmd_name] = deepcopy(command)
         return self.commands[cmd_name]
@@ -113,17 +134,39 @@ class Verbs(Commands):
             )
 
 
-def complete_paths(command: click.Command) -> None:
-    """Lets a shell complete paths for options that name a file, and for all first arguments.
+@contextmanager
+def _with_hints() -> Iterator[None]:
+    """Adds to click's messages; and Ctrl-C and broken pipes get no exit codes of click's."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    except BrokenPipeError as err:
+        raise QLoRAError(f"a connection was closed at its other end: {reason(err)}") from err
+    except click.ClickException as err:
+        err.message = visible(err.message) + _as_a_setting(err) + _as_an_option(err)
+        raise
 
-    A hub name fits in their place as well: nothing is looked up.
-    """
-    for parameter in command.params:
-        if parameter.type is click.STRING and _takes_path(parameter):
-            parameter.type = _PATH
+
+def _as_an_option(err: click.ClickException) -> str:
+    """How something is given that was taken for an argument too many."""
+    if type(err) is not click.UsageError or err.ctx is None:
+        return ""
+    parameters = {parameter.name for parameter in err.ctx.command.params}
+    return next((f". {hint}" for name, hint in _GIVEN.items() if name in parameters), "")
 
 
-def _takes_path(parameter: click.Parameter) -> bool:
-    if isinstance(parameter, click.Argument):
-        return parameter.nargs == 1
-    return not _OPTIONS.isdisjoint(parameter.opts)
+def _as_a_setting(err: click.ClickException) -> str:
+    """How a setting is given that was taken for an option, to commands that take settings."""
+    if not isinstance(err, click.NoSuchOption) or err.ctx is None:
+        return ""
+    if not any(parameter.name == "overrides" for parameter in err.ctx.command.params):
+        return ""
+    # Imported where somebody has mistyped: the schema takes its time, which --help would pay.
+    from qlora_wgpu.config.names import key_for
+    from qlora_wgpu.config.schema import sections
+
+    name = err.option_name.lstrip("-").replace("-", "_")
+    homes = [section for section, keys in sections().items() if name in keys]
+    key = (homes[0], name) if homes else key_for(name)
+    return "" if key is None else f" It is a setting: {'.'.join(key)}=VALUE"

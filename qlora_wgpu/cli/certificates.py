@@ -11,11 +11,7 @@ from qlora_wgpu.cluster.certificates import make_certificates
 @click.command()
 @click.argument("folder", type=click.Path())
 @click.option(
-    "--days",
-    default=365,
-    show_default=True,
-    type=click.IntRange(1, 3650),
-    help="How long the certificate is valid.",
+    "--days", default=365, type=click.IntRange(1, 3650), help="How long the certificate is valid."
 )
 def certificates(folder: str, days: int) -> None:
     """Make the certificate that the machines of a cluster share, in FOLDER.
@@ -28,6 +24,5 @@ def certificates(folder: str, days: int) -> None:
     console.print(
         f"{made.folder} holds ca.pem, cert.pem and key.pem, valid until {made.until:%Y-%m-%d}; "
         "copy it to each machine of the cluster as it is, such as with "
-        f"`scp -rp {made.folder} MACHINE:`, and keep key.pem secret",
-        highlight=False,
+        f"`scp -rp {made.folder} MACHINE:`, and keep key.pem secret"
     )

@@ -10,15 +10,14 @@ from typing import Any
 import click
 from rich.console import Console
 
-from qlora_wgpu.cli._model import (
+from qlora_wgpu.cli._opening import (
     Opening,
-    open_adapted,
     opening_options,
     prompt_format,
     require_template,
-    sampling_options,
     stream,
 )
+from qlora_wgpu.cli._options import chat_template_option, sampling_options
 from qlora_wgpu.cli._terminal import Terminal, write
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import DataError, QLoRAError
@@ -41,19 +40,9 @@ _TEXT_ONLY = (
 @click.command()
 @opening_options()
 @click.option("--system", help="System message that the conversation begins with.")
-@click.option(
-    "--chat-template",
-    "template_name",
-    help="Chat template instead of the run's or the tokenizer's: a .jinja file, or a built-in "
-    "name.",
-)
+@chat_template_option
 @sampling_options
-def chat(
-    opening: Opening,
-    system: str | None,
-    template_name: str | None,
-    **sampling: Any,
-) -> None:
+def chat(opening: Opening, system: str | None, template_name: str | None, **sampling: Any) -> None:
     """Talk with what a run has trained, or with any model and adapter.
 
     RUN is a run's folder, such as runs/first, or an adapter's or a model's. An adapter in the
@@ -68,10 +57,10 @@ def chat(
     formats = _Formats(source, template_name)
     prompt = formats.of(opening.adapter)
     texts = GenerationWorkload.of(source.pretrained, _CONVERSATION, sampling["max_new_tokens"])
-    model = open_adapted(console, source, opening, texts)
+    model = opening.load(console, source, texts)
     if prompt.kind == "text":
-        console.print(_TEXT_ONLY, style="yellow", highlight=False)
-    console.print(f"{model.name_or_path} on {model.device.name}: {_HELP}", highlight=False)
+        console.print(_TEXT_ONLY, style="yellow")
+    console.print(f"{model.name_or_path} on {model.device.name}: {_HELP}")
     answers = _Answers(model, prompt, sampling, has_adapter=opening.adapter is not None)
     adapters = _Adapters(model, answers, formats)
     talk = _Conversation(system)
@@ -86,9 +75,9 @@ def chat(
         elif word == "/system":
             talk = _Conversation(rest or None)
         elif word == "/adapter":
-            console.print(adapters.told(rest), style="dim", highlight=False)
+            console.print(adapters.told(rest), style="dim")
         elif word.startswith("/"):
-            console.print(_HELP, style="dim", highlight=False)
+            console.print(_HELP, style="dim")
         else:
             _take_turn(console, answers, talk, line)
 
@@ -98,7 +87,7 @@ def _take_turn(console: Console, answers: _Answers, talk: _Conversation, line: s
     try:
         answer = answers.stream(talk.asked(line), turn=len(talk.messages))
     except DataError as err:
-        console.print(f"{err}: /reset begins anew", style="yellow", highlight=False)
+        console.print(f"{err}: /reset begins anew", style="yellow")
     except KeyboardInterrupt:
         write("\n")
     else:

@@ -11,7 +11,8 @@ import click
 from rich.console import Console
 
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._model import Opening, opening_options
+from qlora_wgpu.cli._opening import Opening, opening_options
+from qlora_wgpu.cli._options import FILE_OR_FOLDER
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config import Config, QuantConfig
 from qlora_wgpu.config.as_trained import find_run
@@ -34,7 +35,6 @@ from qlora_wgpu.shell_words import shell_word
 _base_option = click.option(
     "--base",
     default="original",
-    show_default=True,
     type=click.Choice(["original", "dequantized"]),
     help="Add the adapter to the stored weights, or to what they were in training, after NF4.",
 )
@@ -43,12 +43,13 @@ _BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
 
 @click.command()
 @opening_options(needs_adapter=True)
-@click.option("--out", show_default="merged, in RUN", help="The new model's folder.")
+@click.option(
+    "--out", type=FILE_OR_FOLDER, show_default="merged, in RUN", help="The new model's folder."
+)
 @_base_option
 @click.option(
     "--check/--no-check",
     default=True,
-    show_default=True,
     help="Whether to measure how far the merged model's logits drift.",
 )
 def merge(opening: Opening, out: str | None, base: str, check: bool) -> None:
@@ -74,31 +75,32 @@ def merge(opening: Opening, out: str | None, base: str, check: bool) -> None:
             quant=settings.quant,
             progress=progress,
         )
-    console.print(f"merged into {out}", highlight=False)
+    console.print(f"merged into {out}")
     if check:
-        console.print(_drift(console, opening, settings, out), highlight=False)
+        console.print(_drift(console, opening, settings, out))
 
 
 @click.command()
-@click.option("--model", "model_path", required=True, help="Folder or hub name of the model.")
-@click.option("--out", required=True, help="The new folder.")
+@click.option(
+    "--model",
+    "model_path",
+    required=True,
+    type=FILE_OR_FOLDER,
+    help="Folder or hub name of the model.",
+)
+@click.option("--out", required=True, type=FILE_OR_FOLDER, help="The new folder.")
 @click.option(
     "--blocksize",
     default="64",
-    show_default=True,
     type=click.Choice(_BLOCKSIZES),
     help="Number of weights that share a scale.",
 )
 @click.option(
-    "--double-quant/--no-double-quant",
-    default=True,
-    show_default=True,
-    help="Store the scales in 8 bits, too.",
+    "--double-quant/--no-double-quant", default=True, help="Store the scales in 8 bits, too."
 )
 @click.option(
     "--experts/--no-experts",
     default=False,
-    show_default=True,
     help="Quantize experts, too: a quarter of their size, but transformers cannot open it.",
 )
 def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, experts: bool) -> None:
@@ -113,7 +115,7 @@ def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, expe
     )
     with _progress(console, "quantizing") as progress:
         quantize_folder(model_path, out, settings, experts=experts, progress=progress)
-    console.print(f"quantized into {out}", highlight=False)
+    console.print(f"quantized into {out}")
 
 
 @click.command()
@@ -121,6 +123,7 @@ def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, expe
 @click.option(
     "--gguf",
     "gguf_file",
+    type=FILE_OR_FOLDER,
     metavar="FILE",
     show_default="model.gguf, or adapter.gguf, in RUN",
     help="The file to write.",
@@ -136,7 +139,6 @@ def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, expe
 @click.option(
     "--check/--no-check",
     default=True,
-    show_default=True,
     help="Whether to measure how far the file's logits drift, and to keep none that is wrong.",
 )
 def export(
@@ -165,7 +167,7 @@ def export(
                 "--type is for whole models, and --adapter-only writes float32: leave one out"
             )
         count = export_adapter(opening.model, opening.adapter, gguf_file)
-        console.print(f"{count} layers written to {gguf_file}", highlight=False)
+        console.print(f"{count} layers written to {gguf_file}")
         return
     with Display(console) as display, _progress(console, "writing") as progress:
         settings = opening.settings(display)
@@ -181,13 +183,13 @@ def export(
             progress=progress,
         )
     for note in done.notes:
-        console.print(f"note: {note}", style="yellow", highlight=False)
+        console.note(note)
     size = f"{done.nbytes / 1e9:.2f} GB" if done.nbytes >= 1e7 else f"{done.nbytes:,} bytes"
-    console.print(f"{size} in {done.type_name} written to {done.path}", highlight=False)
+    console.print(f"{size} in {done.type_name} written to {done.path}")
     modelfile = shell_word(str(modelfile_of(done.path)))
-    console.print(f"for Ollama: ollama create NAME -f {modelfile}", highlight=False)
+    console.print(f"for Ollama: ollama create NAME -f {modelfile}")
     if done.drift is not None:
-        console.print(f"drift from base and adapter, as trained, {done.drift}", highlight=False)
+        console.print(f"drift from base and adapter, as trained, {done.drift}")
 
 
 def _beside(adapter: str, name: str, option: str) -> str:

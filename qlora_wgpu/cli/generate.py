@@ -8,15 +8,14 @@ from typing import Any
 
 import click
 
-from qlora_wgpu.cli._model import (
+from qlora_wgpu.cli._opening import (
     Opening,
-    open_adapted,
     opening_options,
     prompt_format,
     require_template,
-    sampling_options,
     stream,
 )
+from qlora_wgpu.cli._options import batch_option, chat_template_option, sampling_options
 from qlora_wgpu.cli._terminal import Terminal, write, write_json
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import ConfigError
@@ -50,13 +49,7 @@ def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:
     help="File of prompts instead: rows of prompt, messages or text. Each row is printed as JSON, "
     "with its completion and why that ended.",
 )
-@click.option(
-    "--batch",
-    default=8,
-    show_default=True,
-    type=click.IntRange(1),
-    help="How many prompts of the file are computed at a time; each is as if it were alone.",
-)
+@batch_option("How many prompts of the file are computed at a time; each is as if it were alone.")
 @click.option(
     "--chat/--no-chat",
     default=None,
@@ -64,12 +57,7 @@ def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Whether the prompt is put into the chat template as a user's turn (or into Alpaca's "
     "prompt, where RUN was trained on that), or continued as it is.",
 )
-@click.option(
-    "--chat-template",
-    "template_name",
-    help="Chat template instead of the run's or the tokenizer's: a .jinja file, or a built-in "
-    "name.",
-)
+@chat_template_option
 @sampling_options
 def generate(
     opening: Opening,
@@ -94,7 +82,7 @@ def generate(
         return
     ids = _prompt_ids(written, prompt, answered=answered)
     texts = GenerationWorkload.of(source.pretrained, len(ids), sampling["max_new_tokens"])
-    model = open_adapted(Terminal(stderr=True), source, opening, texts)
+    model = opening.load(Terminal(stderr=True), source, texts)
     if not answered:
         write(prompt)
     stops = written if answered or template_name else PromptFormat.text(written.tokenizer)
@@ -121,10 +109,10 @@ def _complete_file(
     prompts = prompts_of(rows, written, answered=answered)
     longest = max(len(prompt.ids) for prompt in prompts)
     texts = GenerationWorkload.of(source.pretrained, longest, count, min(batch, len(prompts)))
-    model = open_adapted(Terminal(stderr=True), source, opening, texts)
+    model = opening.load(Terminal(stderr=True), source, texts)
     made = generate_rows(
         model, written, [row for _, row in rows], prompts, Sampling(**sampling),
-        max_new_tokens=count, max_length=model.max_length, batch=batch,
+        max_new_tokens=count, max_length=model.max_length, batch=batch
     )  # fmt: skip
     for row in made:
         write_json(row)

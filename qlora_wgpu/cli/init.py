@@ -11,6 +11,7 @@ from rich.console import Console
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import write_file
+from qlora_wgpu.cli._options import FILE_OR_FOLDER
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config.dialects.conversion import convert_file
 from qlora_wgpu.config.dialects.draft import Taken
@@ -47,12 +48,10 @@ def converted(
     console.print(
         f"{path} is a file of {conversion.dialect}: {len(conversion.taken)} settings are taken "
         f"over, {others} {'is' if others == 1 else 'are'} not; the new file says of each where it "
-        "comes from, or why it is left out.",
-        highlight=False,
-        markup=False,
+        "comes from, or why it is left out."
     )
     for note in conversion.notes:
-        console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+        console.note(note)
     template = _template(conversion.taken)
     return replace(conversion, taken={**conversion.taken, **template}).text()
 
@@ -92,14 +91,15 @@ def _num_layers(model: str) -> int | None:
 
 
 @click.command()
-@click.option("--model", "model_path", help="Folder or hub name of the base.")
+@click.option("--model", "model_path", type=FILE_OR_FOLDER, help="Folder or hub name of the base.")
 @click.option(
     "--data",
     "data_paths",
+    type=FILE_OR_FOLDER,
     multiple=True,
     help="File, folder or hub name of the data; several make a mixture.",
 )
-@click.option("--eval", "eval_path", help="Held-out data in the same form.")
+@click.option("--eval", "eval_path", type=FILE_OR_FOLDER, help="Held-out data in the same form.")
 @click.option(
     "--columns",
     "columns",
@@ -114,7 +114,7 @@ def _num_layers(model: str) -> int | None:
     help="A file of Axolotl, TRL, LLaMA-Factory, mlx-lm, Unsloth Studio or torchtune to convert; "
     "the options above win over what it says.",
 )
-@click.option("--out", default="run.yaml", show_default=True, help="The file to write.")
+@click.option("--out", default="run.yaml", type=FILE_OR_FOLDER, help="The file to write.")
 @click.option("--overwrite", is_flag=True, help="Replace the file if it is there.")
 def init(
     model_path: str | None,
@@ -159,8 +159,7 @@ def init(
     typed = shell_word(f"./{out}" if out.startswith("-") else out)  # else it is an option
     console.print(
         f"{out} written. Look at the data with `qlora-wgpu data {typed}`, at the memory with "
-        f"`qlora-wgpu estimate {typed}`, and train with `qlora-wgpu train {typed}`.",
-        highlight=False,
+        f"`qlora-wgpu estimate {typed}`, and train with `qlora-wgpu train {typed}`."
     )
 
 

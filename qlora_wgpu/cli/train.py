@@ -10,10 +10,10 @@ import click
 
 from qlora_wgpu import runs
 from qlora_wgpu.cli._display import TrainingDisplay
-from qlora_wgpu.cli._model import read_settings
+from qlora_wgpu.cli._options import overrides_argument
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.data import prompt_kind
-from qlora_wgpu.runs.settings import require_own_peers
+from qlora_wgpu.runs.settings import as_config, require_own_peers
 from qlora_wgpu.shell_words import shell_command, shell_word
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.training import Observer, Sample, TrainResult, checkpoint_folders
@@ -23,7 +23,7 @@ from qlora_wgpu.visible import without_empty_lines
 
 @click.command()
 @click.argument("config", type=click.Path())
-@click.argument("overrides", nargs=-1, metavar="[SECTION.KEY=VALUE]...")
+@overrides_argument
 @click.option("--overwrite", is_flag=True, help="Replace a run that output.dir already holds.")
 @click.option(
     "--resume",
@@ -44,7 +44,7 @@ def train(
     the run's folder, continues it with the overrides it was begun with.
     """
     console = Terminal(lasting=True)
-    settings = read_settings(config, overrides)
+    settings = as_config(config, overrides)
     require_own_peers(config, settings, overrides)
     again, noted = _command(config, overrides, "--resume"), Noted(journal)
     try:
@@ -59,7 +59,7 @@ def train(
         else:  # what is to be replaced is still there
             anew = _command(config, overrides, "--overwrite") if overwrite else again
             left = f"stopped before anything was saved; `{anew}` begins the run"
-        console.print(left, style="yellow", highlight=False, soft_wrap=True)
+        console.print(left, style="yellow", soft_wrap=True)
         raise
     show_result(console, result, again)
     if result.stop_signal is not None:
@@ -108,23 +108,20 @@ def show_result(console: Terminal, result: TrainResult, again: str = "--resume")
         again: What goes on with a run that was stopped.
     """
     if result.was_finished:
-        console.print(
-            "to go on with it, raise train.num_train_epochs or train.max_steps", highlight=False
-        )
+        console.print("to go on with it, raise train.num_train_epochs or train.max_steps")
     console.facts(_figures(result))
     if result.reports:
         page, *pictures = result.reports
         named = "".join(f" and {picture.name}" for picture in pictures)
-        console.print(f"{page}{named} written", highlight=False)
+        console.print(f"{page}{named} written")
     if result.interrupted:
         console.print(
             f"stopped after step {result.steps}; its state is saved, and `{again}` goes on",
             style="yellow",
-            highlight=False,
             soft_wrap=True,  # a command that is copied is in one piece
         )
     else:
-        console.print(_next_command(result), highlight=False, soft_wrap=True)
+        console.print(_next_command(result), soft_wrap=True)
 
 
 def _next_command(result: TrainResult) -> str:

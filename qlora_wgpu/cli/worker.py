@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from qlora_wgpu.cli._model import gpu_option, read_bytes
+from qlora_wgpu.cli._options import FILE_OR_FOLDER, SIZE, gpu_option
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.cluster.serving import PATIENCE, Service, serve
 
@@ -18,7 +18,12 @@ from qlora_wgpu.cluster.serving import PATIENCE, Service, serve
     help="The worker's name, which no other one may have.",
 )
 @click.option("--certificates", help="Folder with ca.pem, cert.pem and key.pem.")
-@click.option("--model", show_default="the run's", help="Folder or hub name of the base, here.")
+@click.option(
+    "--model",
+    type=FILE_OR_FOLDER,
+    show_default="the run's",
+    help="Folder or hub name of the base, here.",
+)
 @click.option(
     "--allow-plain-tcp",
     is_flag=True,
@@ -27,12 +32,12 @@ from qlora_wgpu.cluster.serving import PATIENCE, Service, serve
 )
 @click.option(
     "--memory-limit",
+    type=SIZE,
     help="Memory of this machine, such as 16GiB, beyond which the worker restarts.",
 )
 @click.option(
     "--patience",
     default=PATIENCE,
-    show_default=True,
     type=click.FloatRange(0),
     help="Seconds to wait for a scheduler that does not answer.",
 )
@@ -43,7 +48,7 @@ def worker(
     certificates: str | None,
     model: str | None,
     allow_plain_tcp: bool,
-    memory_limit: str | None,
+    memory_limit: int | None,
     patience: float,
 ) -> None:
     """Compute on this machine's GPU for training runs elsewhere, through a Dask scheduler.
@@ -52,6 +57,7 @@ def worker(
     it: what it was computing goes to others. If it crashes, it restarts by itself.
     """
     console = Terminal(soft_wrap=True)
-    limit = None if memory_limit is None else read_bytes("--memory-limit", memory_limit)
-    service = Service(scheduler, gpu, name, certificates, model, allow_plain_tcp, limit, patience)
-    serve(service, lambda text: console.print(text, highlight=False))
+    service = Service(
+        scheduler, gpu, name, certificates, model, allow_plain_tcp, memory_limit, patience
+    )
+    serve(service, lambda text: console.print(text))

@@ -20,13 +20,12 @@ from types import FrameType
 
 import click
 
+from qlora_wgpu.errors import ERROR, LOST
 from qlora_wgpu.supervision.control_groups import container_limit
 from qlora_wgpu.supervision.journal import CutFile, Journal
 from qlora_wgpu.supervision.processes import (
     AGAIN,
-    ERROR,
     HUNG,
-    LOST,
     MORE_MEMORY,
     SAME_WISH,
     address_space,
@@ -35,7 +34,7 @@ from qlora_wgpu.supervision.processes import (
     is_waiting,
     signal_name,
 )
-from qlora_wgpu.supervision.streams import put_nowhere
+from qlora_wgpu.supervision.streams import all_passed_over
 
 # Milliseconds of a submit in the attempts after a crash: drivers end work that takes them too long.
 _SMALLER_SUBMITS = (25, 5, 1)
@@ -292,10 +291,7 @@ def _passing_on_signals(
 
 
 def _tell(text: str, color: str = "yellow") -> None:
-    try:
-        click.secho(text, fg=color, err=True)
-    except OSError:  # nobody reads it, or it has no room: the exit code says it
-        put_nowhere(sys.stderr)
+    click.secho(text, file=all_passed_over(sys.stderr), fg=color)
 
 
 def _tell_error(text: str) -> None:

@@ -19,7 +19,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from qlora_wgpu import cli
 from qlora_wgpu.cli._display import Display
-from qlora_wgpu.cli._model import stream
+from qlora_wgpu.cli._opening import stream
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.errors import DataError, OutOfMemoryError

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from qlora_wgpu.errors import LOST
 from qlora_wgpu.supervision import parent, processes
 from qlora_wgpu.supervision.journal import Journal
-from qlora_wgpu.supervision.processes import AGAIN, HUNG, LOST, crash_name
+from qlora_wgpu.supervision.processes import AGAIN, HUNG, crash_name
 
 CRASH = -signal.SIGABRT
 
