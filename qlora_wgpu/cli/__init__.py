@@ -45,8 +45,7 @@ def commands() -> None:
 def run_command(journal: Journal | None = None) -> None:
     """Runs a command; a user's mistake is one sentence on stderr and exit code 2.
 
-    Args:
-        journal: Where a supervised process notes how far it is.
+    A supervised process notes in the journal how far it is.
     """
     if journal is not None:
         # Imports NumPy, which what only tells of the program does without.

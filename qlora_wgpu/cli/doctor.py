@@ -143,11 +143,7 @@ def _errors(results: dict[tuple[str, str], dict[str, Result]]) -> Table:
 def _judge(
     console: Console, device: Device, results: dict[tuple[str, str], dict[str, Result]]
 ) -> None:
-    """Names the checks that failed.
-
-    Raises:
-        DeviceError: If one of them is of kernels that this device would use.
-    """
+    """Names the checks that failed."""
     wrong = [r for by_dtype in results.values() for r in by_dtype.values() if not r.good]
     for result in wrong:
         reason = f": {result.refusal}" if result.refusal else ""

@@ -193,11 +193,7 @@ def export(
 
 
 def _beside(adapter: str, name: str, option: str) -> str:
-    """A name in the folder of the adapter's run.
-
-    Raises:
-        ConfigError: If the adapter belongs to no run, or nothing can be written there.
-    """
+    """A name in the folder of the adapter's run."""
     if find_run(adapter) is None:
         raise ConfigError(f"{adapter} belongs to no run: say with {option} what to write")
     run = run_around(Path(adapter))  # as the user has written it

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import write_file
@@ -26,20 +25,9 @@ from qlora_wgpu.shell_words import shell_word
 
 
 def converted(
-    path: str, model: str | None, data: str | None, held_out: str | None, console: Console
+    path: str, model: str | None, data: str | None, held_out: str | None, console: Terminal
 ) -> str:
-    """The run's YAML, after a line about what was taken over.
-
-    Args:
-        path: The other trainer's file.
-        model: The base to train instead of the file's.
-        data: The training data, likewise.
-        held_out: The held-out data, likewise.
-        console: Where the line is printed.
-
-    Raises:
-        ConfigError: If the file cannot be read or converted.
-    """
+    """The run's YAML from another trainer's file, after a line about what was taken over."""
     given = {"model.path": model, "data.train": data, "data.eval": held_out}
     conversion = convert_file(
         Path(path), {key: value for key, value in given.items() if value}, _num_layers

@@ -79,11 +79,7 @@ def push(
 
 
 def _asked(question: str) -> bool:
-    """What the user says.
-
-    Raises:
-        ConfigError: If there is nobody to ask.
-    """
+    """What the user says."""
     if not sys.stdin.isatty():
         raise ConfigError(
             "push asks before anything leaves this machine, and nobody is at the terminal: add "

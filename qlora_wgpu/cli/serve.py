@@ -103,11 +103,7 @@ def _room_of(model: QLoRAModel) -> str:
 
 
 def _listening(port: int) -> socket.socket:
-    """A socket that is bound before the model is loaded.
-
-    Raises:
-        ConfigError: If the port cannot be used.
-    """
+    """A socket that is bound before the model is loaded."""
     place = socket.socket()
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -138,11 +134,7 @@ def _name_of(place: str) -> str:
 
 
 def _named(others: Sequence[str], first: str) -> dict[str, str]:
-    """Further adapters' folders by the names that clients give.
-
-    Raises:
-        ConfigError: If there is no adapter, or two would have one name.
-    """
+    """Further adapters' folders by the names that clients give."""
     folders: dict[str, str] = {}
     for each in others:
         name, equals, place = each.partition("=")

@@ -72,15 +72,11 @@ def _command(config: str, overrides: tuple[str, ...], flag: str) -> str:
 
 
 class Noted(Observer):
-    """Notes what a run could go on from, also for the supervising process if there is one.
-
-    Attributes:
-        has_folder: Whether ``output.dir`` is the run's own: what is there until then is of the run
-            that it replaces.
-    """
+    """Notes what a run could go on from, also for the supervising process if there is one."""
 
     def __init__(self, journal: Journal | None) -> None:
         self._journal = journal
+        # Whether output.dir is the run's own: till then it may hold one that is to be replaced.
         self.has_folder = False
 
     def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
@@ -100,13 +96,7 @@ class Noted(Observer):
 
 
 def show_result(console: Terminal, result: TrainResult, again: str = "--resume") -> None:
-    """Prints what a run has come to.
-
-    Args:
-        console: Where.
-        result: The run's.
-        again: What goes on with a run that was stopped.
-    """
+    """Prints what a run has come to, and what goes ``again`` on with one that was stopped."""
     if result.was_finished:
         console.print("to go on with it, raise train.num_train_epochs or train.max_steps")
     console.facts(_figures(result))

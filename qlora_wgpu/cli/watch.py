@@ -47,12 +47,7 @@ def watch(run: str, once: bool, every: float) -> None:
 
 
 def shown(view: RunStatus, width: int) -> RenderableType:
-    """A run for the terminal.
-
-    Args:
-        view: The run.
-        width: Columns that there are.
-    """
+    """A run for a terminal of so many columns."""
     parts: list[RenderableType] = [_head(view), _figures(view)]
     loss = smoothed(points(view.steps, "loss"))
     parts += _drawing("loss", loss, points(view.evaluations, "eval_loss"), width)

@@ -76,15 +76,10 @@ class _OwnHost:
 
 
 class ChatServer:
-    """What the endpoints do.
-
-    Attributes:
-        models: The models by the names that requests give.
-    """
+    """What the endpoints do."""
 
     def __init__(self, models: Mapping[str, Served], writer: Writer) -> None:
-        """Takes who writes."""
-        self.models = models
+        self.models = models  # by the names that requests give
         self._writer = writer
         self._since = int(time.time())
         self._held = 0  # bytes of requests that are coming

@@ -138,15 +138,10 @@ _REASONS = {"stop": "stop", "length": "length", "cancelled": "stop"}
 
 
 class Choice:
-    """What has come of an answer.
-
-    Attributes:
-        tokens: Its tokens so far.
-    """
+    """What has come of an answer."""
 
     def __init__(self, number: int, answer: Answer, form: TextForm) -> None:
-        """Nothing has come."""
-        self.tokens = 0
+        self.tokens = 0  # so far
         self._number, self._answer, self._form = number, answer, form
         self._text = ""
         offered = answer.wanted.offered
@@ -199,7 +194,7 @@ class Choice:
                 self._text += each
                 made.append(self._form.piece(each))
                 continue
-            call = whole_call(each, self._reader.new_id())
+            call = whole_call(each, self._reader.form.new_id())
             made += pieces_of_call(len(self._calls), call)
             self._calls.append(call)
         if self._reader.ended:

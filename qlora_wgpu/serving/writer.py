@@ -39,7 +39,6 @@ class Answer:
     def __init__(
         self, served: Served, wanted: Wanted, asked: Asked, number: int, pieces: Pieces
     ) -> None:
-        """Has not begun; to be made in the event loop."""
         self.served, self.wanted, self.asked = served, wanted, asked
         self.number = number  # how many answers of the request come before it
         self.pieces = pieces
@@ -109,7 +108,6 @@ class Writer:
     """
 
     def __init__(self, engine: Engine, model: QLoRAModel) -> None:
-        """Starts the thread."""
         self._engine = engine
         self._model = model
         self._changed = threading.Condition()

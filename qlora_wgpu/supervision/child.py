@@ -26,10 +26,8 @@ def begin(journal: Journal) -> None:
 def end_if_hung(overdue: Callable[[], str | None]) -> None:
     """Ends the process when a call into the driver takes too long.
 
-    Nothing else can be done: the call does not return, and no exception reaches it.
-
-    Args:
-        overdue: Says which call is overdue, or None.
+    ``overdue`` says which, or None. Nothing else can be done: the call does not return, and no
+    exception reaches it.
     """
     threading.Thread(target=_end_when, args=(overdue,), daemon=True).start()
 
