@@ -21,7 +21,7 @@ from qlora_wgpu.visible import visible
 _VERBS = {
     "bench": ("bench", "Time training steps of SHAPE on this machine, and every kernel of them."),
     "certificates": (
-        "certificates",
+        "cluster",
         "Make the certificate that the machines of a cluster share, in FOLDER.",
     ),
     "chat": ("chat", "Talk with what a run has trained, or with any model and adapter."),
@@ -65,7 +65,7 @@ _VERBS = {
         "Write a page that trains a run's model in a browser, on a file that is dropped there.",
     ),
     "worker": (
-        "worker",
+        "cluster",
         "Compute on this machine's GPU for training runs elsewhere, through a Dask scheduler.",
     ),
 }

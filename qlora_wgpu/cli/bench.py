@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import click
 
@@ -39,8 +39,15 @@ _WHOLE = ReadBy("N", any_whole_number)  # what each must be, the workload says
 @click.option(
     "--steps", default=5, type=_WHOLE, help="How many steps are measured, after two for warming up."
 )
-@click.option("--dtype", default="bfloat16", type=DTYPE, help="Type of matmul operands.")
-@click.option("--checkpointing", is_flag=True, help="Recompute layers in the backward pass.")
+@click.option(
+    "--dtype", "compute_dtype", default="bfloat16", type=DTYPE, help="Type of matmul operands."
+)
+@click.option(
+    "--checkpointing",
+    "gradient_checkpointing",
+    is_flag=True,
+    help="Recompute layers in the backward pass.",
+)
 @gpu_option(
     "The GPU to measure: its index or a part of its name, as doctor lists them.",
     "--adapter",
@@ -50,17 +57,7 @@ _WHOLE = ReadBy("N", any_whole_number)  # what each must be, the workload says
 @click.option("--tune", is_flag=True, help="Time ways of cutting kernels first, and keep the best.")
 @json_option("File to write all figures to.")
 def bench(
-    shape: str,
-    batch: int,
-    seq: int,
-    rank: int,
-    steps: int,
-    dtype: Literal["bfloat16", "float32"],
-    checkpointing: bool,
-    gpu: str,
-    backend: str,
-    tune: bool,
-    json_file: Path | None,
+    shape: str, gpu: str, backend: str, tune: bool, json_file: Path | None, **options: Any
 ) -> None:
     """Time training steps of SHAPE on this machine, and every kernel of them.
 
@@ -68,18 +65,15 @@ def bench(
     has some; nothing is downloaded. Kernels are shown against what the GPU gives at most.
     """
     console = Terminal()
-    workload = Workload(
-        find_shape(shape),
-        batch=batch,
-        seq=seq,
-        rank=rank,
-        compute_dtype=dtype,
-        gradient_checkpointing=checkpointing,
-        steps=steps,
-    )
+    workload = Workload(find_shape(shape), **options)
     device = Device(gpu, backend)
     task = Task(
-        workload.shape.config, workload.lora, QuantConfig(), workload.compute_dtype, batch, seq
+        workload.shape.config,
+        workload.lora,
+        QuantConfig(),
+        workload.compute_dtype,
+        workload.batch,
+        workload.seq,
     )
     # Without --tune, what is known already is used.
     settings = DeviceConfig.model_validate(

@@ -6,9 +6,9 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import click
-from rich.console import Console
 
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._opening import Opening, opening_options
@@ -38,7 +38,8 @@ _base_option = click.option(
     type=click.Choice(["original", "dequantized"]),
     help="Add the adapter to the stored weights, or to what they were in training, after NF4.",
 )
-_BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
+_BLOCKSIZES = (32, 64, 128, 256, 512, 1024, 2048, 4096)
+Base = Literal["original", "dequantized"]
 
 
 @click.command()
@@ -52,7 +53,7 @@ _BLOCKSIZES = ["32", "64", "128", "256", "512", "1024", "2048", "4096"]
     default=True,
     help="Whether to measure how far the merged model's logits drift.",
 )
-def merge(opening: Opening, out: str | None, base: str, check: bool) -> None:
+def merge(opening: Opening, out: str | None, base: Base, check: bool) -> None:
     """Merge an adapter into its base model.
 
     RUN is a run's folder, such as runs/first, or an adapter's.
@@ -71,7 +72,7 @@ def merge(opening: Opening, out: str | None, base: str, check: bool) -> None:
             opening.model,
             opening.adapter,
             out,
-            base="dequantized" if base == "dequantized" else "original",
+            base=base,
             quant=settings.quant,
             progress=progress,
         )
@@ -91,7 +92,7 @@ def merge(opening: Opening, out: str | None, base: str, check: bool) -> None:
 @click.option("--out", required=True, type=FILE_OR_FOLDER, help="The new folder.")
 @click.option(
     "--blocksize",
-    default="64",
+    default=64,
     type=click.Choice(_BLOCKSIZES),
     help="Number of weights that share a scale.",
 )
@@ -103,16 +104,14 @@ def merge(opening: Opening, out: str | None, base: str, check: bool) -> None:
     default=False,
     help="Quantize experts, too: a quarter of their size, but transformers cannot open it.",
 )
-def quantize(model_path: str, out: str, blocksize: str, double_quant: bool, experts: bool) -> None:
+def quantize(model_path: str, out: str, blocksize: int, double_quant: bool, experts: bool) -> None:
     """Write a model with its linear layers in 4 bits (NF4), as bitsandbytes does.
 
     Training from the new folder gives the same result and starts sooner; transformers with
     bitsandbytes opens it, too. For that, experts stay in 16 bits, in training as well.
     """
     console = Terminal()
-    settings = QuantConfig.model_validate(
-        {"blocksize": int(blocksize), "double_quant": double_quant}
-    )
+    settings = QuantConfig.model_validate({"blocksize": blocksize, "double_quant": double_quant})
     with _progress(console, "quantizing") as progress:
         quantize_folder(model_path, out, settings, experts=experts, progress=progress)
     console.print(f"quantized into {out}")
@@ -146,7 +145,7 @@ def export(
     gguf_file: str | None,
     type_name: str | None,
     adapter_only: bool,
-    base: str,
+    base: Base,
     check: bool,
 ) -> None:
     """Write what was trained as a GGUF file, for llama.cpp, Ollama and LM Studio.
@@ -176,7 +175,7 @@ def export(
             opening.adapter,
             gguf_file,
             type_name=type_name,
-            base="dequantized" if base == "dequantized" else "original",
+            base=base,
             quant=settings.quant,
             settings=settings if check else None,
             observer=display,
@@ -203,12 +202,12 @@ def _beside(adapter: str, name: str, option: str) -> str:
 
 
 @contextmanager
-def _progress(console: Console, verb: str) -> Iterator[Callable[[str], None]]:
+def _progress(console: Terminal, verb: str) -> Iterator[Callable[[str], None]]:
     with console.status(verb) as status:
         yield lambda name: status.update(f"{verb} {name}")
 
 
-def _drift(console: Console, opening: Opening, settings: Config, out: str) -> str:
+def _drift(console: Terminal, opening: Opening, settings: Config, out: str) -> str:
     """Measures how the merged model's next tokens differ from those of base and adapter."""
     source = OpenedModel.open(opening.model)
     with Display(console) as display, on_a_device(f"{out} is whole, but its drift is unknown: "):

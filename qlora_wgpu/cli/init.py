@@ -10,7 +10,7 @@ import click
 
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.atomic import write_file
-from qlora_wgpu.cli._options import FILE_OR_FOLDER
+from qlora_wgpu.cli._options import FILE_OR_FOLDER, ReadBy
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.config.dialects.conversion import convert_file
 from qlora_wgpu.config.dialects.draft import Taken
@@ -78,6 +78,13 @@ def _num_layers(model: str) -> int | None:
 # ---- the command ---------------------------------------------------------------------------------
 
 
+def _column(option: str, text: str) -> tuple[str, str]:
+    key, equals, column = text.partition("=")
+    if not (key and equals and column):
+        raise ConfigError(f"{option} {text!r} must be KEY=COLUMN, such as prompt=question")
+    return key, column
+
+
 @click.command()
 @click.option("--model", "model_path", type=FILE_OR_FOLDER, help="Folder or hub name of the base.")
 @click.option(
@@ -90,9 +97,8 @@ def _num_layers(model: str) -> int | None:
 @click.option("--eval", "eval_path", type=FILE_OR_FOLDER, help="Held-out data in the same form.")
 @click.option(
     "--columns",
-    "columns",
+    type=ReadBy("KEY=COLUMN", _column),
     multiple=True,
-    metavar="KEY=COLUMN",
     help="A column of the data that has another name, such as prompt=question; may be given "
     "several times.",
 )
@@ -108,7 +114,7 @@ def init(
     model_path: str | None,
     data_paths: tuple[str, ...],
     eval_path: str | None,
-    columns: tuple[str, ...],
+    columns: tuple[tuple[str, str], ...],
     other: str | None,
     out: str,
     overwrite: bool,
@@ -141,7 +147,7 @@ def init(
             eval_path = data_paths[0]
         with console.status("looking at the data"):
             text = commented_yaml(
-                *recommend_config(model_path, data_paths, eval_path, columns=_named(columns))
+                *recommend_config(model_path, data_paths, eval_path, columns=dict(columns))
             )
     write_file(file, text.encode())
     typed = shell_word(f"./{out}" if out.startswith("-") else out)  # else it is an option
@@ -149,16 +155,6 @@ def init(
         f"{out} written. Look at the data with `qlora-wgpu data {typed}`, at the memory with "
         f"`qlora-wgpu estimate {typed}`, and train with `qlora-wgpu train {typed}`."
     )
-
-
-def _named(columns: tuple[str, ...]) -> dict[str, str]:
-    named = {}
-    for text in columns:
-        key, equals, column = text.partition("=")
-        if not (key and equals and column):
-            raise ConfigError(f"--columns {text!r} must be KEY=COLUMN, such as prompt=question")
-        named[key] = column
-    return named
 
 
 def _check_text(option: str, name: str) -> None:

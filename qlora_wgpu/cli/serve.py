@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.inference_memory import GenerationWorkload
 from qlora_wgpu.runs.opening import configs_of
 from qlora_wgpu.runs.resolve import adapter_in
-from qlora_wgpu.serving.extra import require_server
 from qlora_wgpu.serving.served import Served
 from qlora_wgpu.serving.writer import Writer
 
@@ -57,7 +57,7 @@ def serve(
     clients is http://127.0.0.1:8000/v1, and any key will do. Further runs, or adapters of the same
     base, are served beside it by their names, which requests choose by `model`.
     """
-    require_server()
+    _require_server()
     console = Terminal(stderr=True)
     place = _listening(port)
     source = OpenedModel.open(opening.model)
@@ -88,6 +88,12 @@ def serve(
         _run(models, writer, place)
     finally:
         writer.close()
+
+
+def _require_server() -> None:
+    missing = [n for n in ("starlette", "uvicorn") if find_spec(n) is None]
+    if missing:
+        raise ConfigError(f"serve needs {' and '.join(missing)}: pip install 'qlora-wgpu[serve]'")
 
 
 def _room_of(model: QLoRAModel) -> str:

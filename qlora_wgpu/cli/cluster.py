@@ -1,11 +1,14 @@
-"""``worker``: this machine's GPU for runs on other machines."""
+"""``worker`` and ``certificates``: machines that compute for runs elsewhere, and who may."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import click
 
 from qlora_wgpu.cli._options import FILE_OR_FOLDER, SIZE, gpu_option
 from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.cluster.certificates import make_certificates
 from qlora_wgpu.cluster.serving import PATIENCE, Service, serve
 
 
@@ -41,23 +44,31 @@ from qlora_wgpu.cluster.serving import PATIENCE, Service, serve
     type=click.FloatRange(0),
     help="Seconds to wait for a scheduler that does not answer.",
 )
-def worker(
-    scheduler: str,
-    gpu: str,
-    name: str | None,
-    certificates: str | None,
-    model: str | None,
-    allow_plain_tcp: bool,
-    memory_limit: int | None,
-    patience: float,
-) -> None:
+def worker(**options: Any) -> None:
     """Compute on this machine's GPU for training runs elsewhere, through a Dask scheduler.
 
     SCHEDULER is its address, such as tls://192.168.1.5:8786. One worker takes one GPU. Ctrl-C ends
     it: what it was computing goes to others. If it crashes, it restarts by itself.
     """
     console = Terminal(soft_wrap=True)
-    service = Service(
-        scheduler, gpu, name, certificates, model, allow_plain_tcp, memory_limit, patience
+    serve(Service(**options), console.print)
+
+
+@click.command()
+@click.argument("folder", type=click.Path())
+@click.option(
+    "--days", default=365, type=click.IntRange(1, 3650), help="How long the certificate is valid."
+)
+def certificates(folder: str, days: int) -> None:
+    """Make the certificate that the machines of a cluster share, in FOLDER.
+
+    A machine is added by copying FOLDER to it. Whoever has key.pem can run code on every machine
+    of the cluster. Nothing is ever overwritten.
+    """
+    console = Terminal(soft_wrap=True)
+    made = make_certificates(folder, days)
+    console.print(
+        f"{made.folder} holds ca.pem, cert.pem and key.pem, valid until {made.until:%Y-%m-%d}; "
+        "copy it to each machine of the cluster as it is, such as with "
+        f"`scp -rp {made.folder} MACHINE:`, and keep key.pem secret"
     )
-    serve(service, lambda text: console.print(text))
