@@ -17,59 +17,35 @@ from qlora_wgpu.errors import QLoRAError, on_command_line, reason
 from qlora_wgpu.shell_words import shell_command
 from qlora_wgpu.visible import visible
 
-# Each verb's module, and the first sentence of its help, which a test holds to the command itself.
+# The first sentence of each verb's help, which a test holds to the command itself.
 _VERBS = {
-    "bench": ("bench", "Time training steps of SHAPE on this machine, and every kernel of them."),
-    "certificates": (
-        "cluster",
-        "Make the certificate that the machines of a cluster share, in FOLDER.",
-    ),
-    "chat": ("chat", "Talk with what a run has trained, or with any model and adapter."),
-    "data": ("data", "Show what the run of CONFIG, a YAML file or its folder, learns from."),
-    "doctor": (
-        "doctor",
-        "Show the GPUs found, their driver, limits and features, and what that means for training.",
-    ),
-    "estimate": (
-        "estimate",
-        "Show how much memory training will take, without reading weights or using a GPU.",
-    ),
-    "eval": ("eval", "Measure loss and perplexity on held-out data: the base against an adapter."),
-    "export": (
-        "exporting",
-        "Write what was trained as a GGUF file, for llama.cpp, Ollama and LM Studio.",
-    ),
-    "generate": (
-        "generate",
-        "Generate text with what a run has trained, or with any model and adapter.",
-    ),
-    "init": ("init", "Write a commented YAML for a model and a data file, fitted to both."),
-    "merge": ("exporting", "Merge an adapter into its base model."),
-    "push": ("push", "Send what a run has trained to the Hugging Face hub, as NAME (owner/name)."),
-    "quantize": (
-        "exporting",
-        "Write a model with its linear layers in 4 bits (NF4), as bitsandbytes does.",
-    ),
-    "serve": (
-        "serve",
-        "Serve what a run has trained to clients of OpenAI's API, on this machine's loopback "
-        "address.",
-    ),
-    "train": ("train", "Fine-tune a model as CONFIG, a YAML file or the folder of a run, says."),
-    "watch": (
-        "watch",
-        "Show a run's progress, curves and texts, from the folder that another process writes.",
-    ),
-    "web": (
-        "web",
-        "Write a page that trains a run's model in a browser, on a file that is dropped there.",
-    ),
-    "worker": (
-        "cluster",
-        "Compute on this machine's GPU for training runs elsewhere, through a Dask scheduler.",
-    ),
+    "bench": "Time training steps of SHAPE on this machine, and every kernel of them.",
+    "certificates": "Make the certificate that the machines of a cluster share, in FOLDER.",
+    "chat": "Talk with what a run has trained, or with any model and adapter.",
+    "data": "Show what the run of CONFIG, a YAML file or its folder, learns from.",
+    "doctor": "Show the GPUs found, their driver, limits and features, and what that means "
+    "for training.",
+    "estimate": "Show how much memory training will take, without reading weights or using a GPU.",
+    "eval": "Measure loss and perplexity on held-out data: the base against an adapter.",
+    "export": "Write what was trained as a GGUF file, for llama.cpp, Ollama and LM Studio.",
+    "generate": "Generate text with what a run has trained, or with any model and adapter.",
+    "init": "Write a commented YAML for a model and a data file, fitted to both.",
+    "merge": "Merge an adapter into its base model.",
+    "push": "Send what a run has trained to the Hugging Face hub, as NAME (owner/name).",
+    "quantize": "Write a model with its linear layers in 4 bits (NF4), as bitsandbytes does.",
+    "serve": "Serve what a run has trained to clients of OpenAI's API, on this machine's "
+    "loopback address.",
+    "train": "Fine-tune a model as CONFIG, a YAML file or the folder of a run, says.",
+    "watch": "Show a run's progress, curves and texts, from the folder that another process "
+    "writes.",
+    "web": "Write a page that trains a run's model in a browser, on a file that is dropped there.",
+    "worker": "Compute on this machine's GPU for training runs elsewhere, through a Dask "
+    "scheduler.",
 }
-_FUNCTIONS = {"eval": "evaluate"}
+_MODULES = {  # of those that share one
+    **dict.fromkeys(("export", "merge", "quantize"), "exporting"),
+    **dict.fromkeys(("certificates", "worker"), "cluster"),
+}
 _TYPED = f"{__name__}.typed"
 _GIVEN = {  # how a command is given what it takes by an option, by that option's parameter
     "prompt": "A text is given with --prompt",
@@ -106,8 +82,9 @@ class Verbs(click.Group):
         if cmd_name not in _VERBS:
             return None
         if cmd_name not in self.commands:
-            module = importlib.import_module(f"qlora_wgpu.cli.{_VERBS[cmd_name][0]}")
-            command: click.Command = vars(module)[_FUNCTIONS.get(cmd_name, cmd_name)]
+            module = importlib.import_module(f"{__package__}.{_MODULES.get(cmd_name, cmd_name)}")
+            found = (each for each in vars(module).values() if isinstance(each, click.Command))
+            command = next(each for each in found if each.name == cmd_name)
             # A command remembers the help of its first caller: each group has its own.
             self.commands[cmd_name] = deepcopy(command)
         return self.commands[cmd_name]
@@ -127,11 +104,9 @@ class Verbs(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Lists the verbs with their first sentences, without importing them."""
         limit = formatter.width - 6 - max(map(len, _VERBS))
-        shown = [(name, click.Command(name, help=text)) for name, (_, text) in _VERBS.items()]
+        shown = [click.Command(name, help=text) for name, text in _VERBS.items()]
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, command.get_short_help_str(limit)) for name, command in shown]
-            )
+            formatter.write_dl([(c.name or "", c.get_short_help_str(limit)) for c in shown])
 
 
 @contextmanager
