@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -107,7 +106,7 @@ class Display(Observer):
     It is entered before anything is told, so that no moving line outlives an error.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Terminal) -> None:
         self._console = console
         self._status: Status | None = None
         self._loading: Progress | None = None
@@ -187,7 +186,6 @@ class TrainingDisplay(Display):
 
     def __init__(self, console: Terminal) -> None:
         super().__init__(console)
-        self._terminal = console
         self._progress = Progress(
             BarColumn(bar_width=12),
             MofNCompleteColumn(),
@@ -212,7 +210,7 @@ class TrainingDisplay(Display):
 
     def setup(self, setup: RunSetup) -> None:
         """Prints a table."""
-        self._terminal.facts(_setup_rows(setup))
+        self._console.facts(_setup_rows(setup))
 
     def started(self, total_steps: int, done: int, memory: Counter[str]) -> None:
         """Begins the bar."""

@@ -19,7 +19,7 @@ from qlora_wgpu.presence import exists, is_dir
 # ---- types ---------------------------------------------------------------------------------------
 
 
-class ReadBy(click.ParamType):
+class ReadBy(click.ParamType):  # type: ignore[type-arg]  # older versions' have none
     """What a function makes of an option's name and text, or refuses by a sentence."""
 
     def __init__(self, name: str, read: Callable[[str, Any], Any]) -> None:

@@ -119,7 +119,7 @@ def _with_hints() -> Iterator[None]:
     except BrokenPipeError as err:
         raise QLoRAError(f"a connection was closed at its other end: {reason(err)}") from err
     except click.ClickException as err:
-        err.message = visible(err.message) + _as_a_setting(err) + _as_an_option(err)
+        vars(err).update(message=visible(err.message) + _as_a_setting(err) + _as_an_option(err))
         raise
 
 

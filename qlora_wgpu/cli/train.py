@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,6 +13,7 @@ from qlora_wgpu import runs
 from qlora_wgpu.cli._display import TrainingDisplay
 from qlora_wgpu.cli._options import overrides_argument
 from qlora_wgpu.cli._terminal import Terminal
+from qlora_wgpu.config import Config
 from qlora_wgpu.data import prompt_kind
 from qlora_wgpu.runs.settings import as_config, require_own_peers
 from qlora_wgpu.shell_words import shell_command, shell_word
@@ -48,11 +50,7 @@ def train(
     require_own_peers(config, settings, overrides)
     again, noted = _command(config, overrides, "--resume"), Noted(journal)
     try:
-        with TrainingDisplay(console) as display:
-            events = Events()
-            events.subscribe(display)
-            events.subscribe(noted)
-            result = runs.train(settings, events, overwrite=overwrite, resume=resume)
+        result = shown_run(console, settings, noted, overwrite=overwrite, resume=resume)
     except KeyboardInterrupt:  # before the steps, or twice: in between it is a result
         if (noted.has_folder or not overwrite) and checkpoint_folders(Path(settings.output.dir)):
             left = f"stopped; what was saved before is kept, and `{again}` goes on"
@@ -64,6 +62,17 @@ def train(
     show_result(console, result, again)
     if result.stop_signal is not None:
         sys.exit(128 + result.stop_signal)  # as shells tell a signal, so that no `&&` goes on
+
+
+def shown_run(
+    console: Terminal, settings: Config, *observers: Observer, **options: Any
+) -> TrainResult:
+    """Trains, and shows it; the observers are told after what is shown."""
+    with TrainingDisplay(console) as display:
+        events = Events()
+        for each in (display, *observers):
+            events.subscribe(each)
+        return runs.train(settings, events, **options)
 
 
 def _command(config: str, overrides: tuple[str, ...], flag: str) -> str:

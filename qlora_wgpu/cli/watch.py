@@ -23,8 +23,9 @@ _STYLES = ("green", "yellow")
 @click.command()
 @click.argument("run", type=click.Path())
 @click.option("--once", is_flag=True, help="Show it once, instead of following it.")
-@click.option("--every", default=2.0, help="Seconds between updates.",
-              type=click.FloatRange(min=0.2))  # fmt: skip
+@click.option(
+    "--every", default=2.0, type=click.FloatRange(min=0.2), help="Seconds between updates."
+)
 def watch(run: str, once: bool, every: float) -> None:
     """Show a run's progress, curves and texts, from the folder that another process writes.
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -230,7 +231,7 @@ class _Asked:
 
     def __enter__(self) -> _Asked:
         ends = self._is_patient  # elsewhere Ctrl-C reaches the process by itself
-        handlers = {
+        handlers: dict[int, Any] = {
             signal.SIGTERM: self.again,
             signal.SIGINT: self.again if ends else signal.SIG_IGN,
         }

@@ -64,7 +64,7 @@ class Output:
 
 
 def _unwrapped(stream: TextIO) -> TextIO:
-    return cast(TextIO, stream._stream) if isinstance(stream, Output) else stream
+    return stream._stream if isinstance(stream, Output) else stream
 
 
 def all_passed_over(stream: TextIO) -> TextIO:
