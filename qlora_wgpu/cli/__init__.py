@@ -12,7 +12,7 @@ import click
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.cli._verbs import Verbs
 from qlora_wgpu.errors import ERROR, DeviceError, QLoRAError, reason
-from qlora_wgpu.gpu.driver import overdue_call
+from qlora_wgpu.gpu import driver
 from qlora_wgpu.supervision.child import end_if_hung
 from qlora_wgpu.supervision.journal import Journal
 from qlora_wgpu.supervision.processes import MORE_MEMORY, address_space
@@ -49,10 +49,9 @@ def run_command(journal: Journal | None = None) -> None:
     """
     if journal is not None:
         # Imports NumPy, which what only tells of the program does without.
-        from qlora_wgpu.gpu import driver
         from qlora_wgpu.mapped_files import map_listeners
 
-        end_if_hung(overdue_call)
+        end_if_hung(driver.overdue_call)
         driver.listeners.append(journal.note_under_way)
         map_listeners.append(journal.note_mapped)
     guard_streams()
@@ -103,18 +102,12 @@ def _under_limits(err: QLoRAError) -> str:
 def _of_the_system(err: OSError) -> str:
     """A failure of the operating system's, with the file that it is about."""
     names = [str(name) for name in (err.filename, err.filename2) if name is not None]
-    if not names and _was_removed():
-        return "the working directory was removed: change to one that is there"
+    if not names:
+        try:
+            Path.cwd()
+        except FileNotFoundError:
+            return "the working directory was removed: change to one that is there"
     return ": ".join((*(names or ["input or output failed"]), reason(err)))
-
-
-def _was_removed() -> bool:
-    """Whether the working directory is not there any more."""
-    try:
-        Path.cwd()
-    except FileNotFoundError:
-        return True
-    return False
 
 
 def _tell(message: Warning | str, category: type[Warning], *where: Any, **options: Any) -> None:

@@ -119,23 +119,18 @@ def _with_hints() -> Iterator[None]:
     except BrokenPipeError as err:
         raise QLoRAError(f"a connection was closed at its other end: {reason(err)}") from err
     except click.ClickException as err:
-        vars(err).update(message=visible(err.message) + _as_a_setting(err) + _as_an_option(err))
+        vars(err).update(message=visible(err.message) + _hint(err))
         raise
 
 
-def _as_an_option(err: click.ClickException) -> str:
-    """How something is given that was taken for an argument too many."""
-    if type(err) is not click.UsageError or err.ctx is None:
+def _hint(err: click.ClickException) -> str:
+    """How a setting is given that was taken for an option, or an option's value for an argument."""
+    if not isinstance(err, click.UsageError) or err.ctx is None:
         return ""
     parameters = {parameter.name for parameter in err.ctx.command.params}
-    return next((f". {hint}" for name, hint in _GIVEN.items() if name in parameters), "")
-
-
-def _as_a_setting(err: click.ClickException) -> str:
-    """How a setting is given that was taken for an option, to commands that take settings."""
-    if not isinstance(err, click.NoSuchOption) or err.ctx is None:
-        return ""
-    if not any(parameter.name == "overrides" for parameter in err.ctx.command.params):
+    if type(err) is click.UsageError:
+        return next((f". {hint}" for name, hint in _GIVEN.items() if name in parameters), "")
+    if not isinstance(err, click.NoSuchOption) or "overrides" not in parameters:
         return ""
     # Imported where somebody has mistyped: the schema takes its time, which --help would pay.
     from qlora_wgpu.config.names import key_for

@@ -75,17 +75,19 @@ def generate(
     """
     source = OpenedModel.open(opening.model)
     written = prompt_format(source, opening.adapter, template_name)
-    answered = _is_answered(written, opening) if chat is None else chat
+    is_trained = opening.by_run and opening.adapter is not None  # whose prompts are turns
+    answered = (is_trained and written.template is not None) if chat is None else chat
     if prompt is None:
         assert file is not None
         _complete_file(source, opening, written, file, batch, sampling, answered=answered)
         return
-    ids = _prompt_ids(written, prompt, answered=answered)
+    form = written if answered else PromptFormat.text(written.tokenizer)
+    ids = require_template(form).ids([{"role": "user", "content": prompt}])
     texts = GenerationWorkload.of(source.pretrained, len(ids), sampling["max_new_tokens"])
     model = opening.load(Terminal(stderr=True), source, texts)
     if not answered:
         write(prompt)
-    stops = written if answered or template_name else PromptFormat.text(written.tokenizer)
+    stops = written if template_name else form
     tokens = generate_tokens(
         model, ids, stop_ids=stops.stop_ids, max_length=model.max_length, **sampling
     )
@@ -116,14 +118,3 @@ def _complete_file(
     )  # fmt: skip
     for row in made:
         write_json(row)
-
-
-def _is_answered(written: PromptFormat, opening: Opening) -> bool:
-    """Whether a prompt is a turn, where nobody says it."""
-    return opening.by_run and opening.adapter is not None and written.template is not None
-
-
-def _prompt_ids(written: PromptFormat, prompt: str, *, answered: bool) -> list[int]:
-    if not answered:
-        written = PromptFormat.text(written.tokenizer)
-    return require_template(written).ids([{"role": "user", "content": prompt}])

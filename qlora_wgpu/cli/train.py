@@ -120,15 +120,9 @@ def show_result(console: Terminal, result: TrainResult, again: str = "--resume")
             soft_wrap=True,  # a command that is copied is in one piece
         )
     else:
-        console.print(_next_command(result), soft_wrap=True)
-
-
-def _next_command(result: TrainResult) -> str:
-    """The line that shows what the run has learnt."""
-    run = shell_word(str(result.run_dir))
-    if prompt_kind(result.adapter_dir) == "text":
-        return f'qlora-wgpu generate {run} --prompt "..."'
-    return f"qlora-wgpu chat {run}"
+        run, kind = shell_word(str(result.run_dir)), prompt_kind(result.adapter_dir)
+        verb = f'generate {run} --prompt "..."' if kind == "text" else f"chat {run}"
+        console.print(f"qlora-wgpu {verb}", soft_wrap=True)
 
 
 def _figures(result: TrainResult) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from qlora_wgpu.data import Tokenizer
 from qlora_wgpu.generation.text import TokenLogprobs, continuation
-from qlora_wgpu.serving.tool_calls import Call, CallReader
+from qlora_wgpu.serving.tool_calls import CallReader
 from qlora_wgpu.serving.writer import Answer, Piece
 
 # ---- forms of answers ----------------------------------------------------------------------------
@@ -97,12 +97,6 @@ def _likely(text: str, logprob: float) -> Object:
     """A token; its bytes are not known where it is half a character."""
     whole = "\ufffd" not in text
     return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if whole else None}
-
-
-def whole_call(call: Call, identity: str) -> Object:
-    """A call of a function."""
-    function = {"name": call.name, "arguments": call.arguments}
-    return {"id": identity, "type": "function", "function": function}
 
 
 def pieces_of_call(number: int, call: Object) -> list[Object]:
@@ -194,7 +188,8 @@ class Choice:
                 self._text += each
                 made.append(self._form.piece(each))
                 continue
-            call = whole_call(each, self._reader.form.new_id())
+            function = {"name": each.name, "arguments": each.arguments}
+            call = {"id": self._reader.form.new_id(), "type": "function", "function": function}
             made += pieces_of_call(len(self._calls), call)
             self._calls.append(call)
         if self._reader.ended:
