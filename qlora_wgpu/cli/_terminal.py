@@ -35,7 +35,7 @@ class Terminal(Console):
             output = cast(IO[str], Output(stream, goes_on=True, lasting=lasting or stderr))
         # In a notebook, plain lines: what moves would need ipywidgets there.
         super().__init__(
-            stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False,
+            stderr=stderr, soft_wrap=soft_wrap, markup=False, emoji=False, highlight=False,
             force_jupyter=False, force_terminal=False if in_notebook() else None, file=output
         )  # fmt: skip
         columns = os.environ.get("COLUMNS", "")

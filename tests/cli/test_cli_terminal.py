@@ -248,6 +248,15 @@ def test_a_terminal_of_no_columns_shows_something(monkeypatch, columns, is_termi
     assert (console.width == 40) == (columns == "40") and console.width > 0
 
 
+def test_numbers_have_no_colours_of_their_own(monkeypatch):
+    """What looks for them takes a minute for a long line."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(Terminal, "is_terminal", True)
+    monkeypatch.setattr(sys, "stdout", StringIO())
+    Terminal().print("step 3: 'a' True /path")
+    assert "\x1b" not in sys.stdout.getvalue()
+
+
 def test_a_path_is_whole_in_a_narrow_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "24")
     monkeypatch.setenv("TERM", "xterm")
