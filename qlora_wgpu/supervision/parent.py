@@ -40,7 +40,7 @@ from qlora_wgpu.supervision.streams import all_passed_over
 _SMALLER_SUBMITS = (25, 5, 1)
 # Verbs that open a GPU, list GPUs, or map weights, which others may cut meanwhile.
 _SUPERVISED = frozenset(
-    ("bench", "chat", "doctor", "estimate", "eval", "export", "generate", "merge", "quantize",
+    ("bench", "chat", "data", "doctor", "estimate", "eval", "export", "generate", "merge", "quantize",
      "serve", "train", "web", "worker")
 )  # fmt: skip
 _HELP = (["--help"], ["-h"])
