@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.cluster.certificates import make_certificates
+from qlora_wgpu.cluster.security import make_certificates
 
 
 @click.command()

@@ -1,94 +1,81 @@
-"""The one actor of a worker's process, and what objectives over answers have workers compute."""
-
-from __future__ import annotations
+"""What a worker's process holds: one Dask actor, and in it the worker that computes."""
 
 import pickle
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby, islice
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.cluster.blocks import (
-    FloatArray,
-    RemoteWorker,
-    RunningSums,
-    Specification,
-    Sums,
-    WrongAnswerError,
-)
-from qlora_wgpu.model.steps import PreferenceInputs
-from qlora_wgpu.training.executor import Done, MicroBatch
+from qlora_wgpu.cluster.blocks import Asked, FloatArray, Sums, WrongAnswerError
 
-# ---- objectives over answers ---------------------------------------------------------------------
-
-# A worker keeps nothing of them: what the reference says of a micro-batch's answers, and KTO's
-# divergence over all of a step's or an evaluation's rows, come with each call. So workers may come
-# and go here as well.
-
-_AT_ONCE = 256  # micro-batches, whose tokens are in memory until they are computed
-
-Arguments = tuple[Any, ...]
-Compute = Callable[[str, list[Arguments], Callable[[Sums], None]], bool]
-"""Has workers compute blocks by a method of theirs, and takes what they give in their order."""
+# ---- a worker ------------------------------------------------------------------------------------
 
 
-def said(compute: Compute, batches: Iterable[MicroBatch], done: Done) -> Iterator[FloatArray]:
-    """The summed log probability of each answer, a micro-batch at a time."""
-    count, given = 0, ((*_tokens(b), len(_samples(b).references)) for b in batches)
+@dataclass(frozen=True)
+class Identity:
+    """What a worker is, once it has opened the model."""
 
-    def add(sums: Sums) -> None:
-        assert sums.answers is not None
-        done(count + len(logps))
-        logps.append(sums.answers)
-
-    while some := list(islice(given, _AT_ONCE)):
-        logps: list[FloatArray] = []
-        compute("answer_logps", some, add)
-        count += len(some)
-        yield from logps
+    device: str  # its GPU's name
+    driver: str  # its driver
+    kernels: str  # how its kernels are cut; workers that differ may differ in the last bits
+    memory: int  # bytes on its device
+    version: str  # the package's
+    base: dict[str, str]  # hashes of the base's config.json and weights
+    adapter: dict[str, tuple[int, ...]]  # names and shapes of the adapter's tensors
+    notes: tuple[str, ...] = ()  # what it has to say
 
 
-def summed(compute: Compute, batches: Iterable[MicroBatch], done: Done) -> RunningSums:
-    """Loss and metrics of an evaluation; what is measured beforehand comes first."""
-    total, count = RunningSums(), 0
+@dataclass(frozen=True)
+class Specification:
+    """What a worker opens."""
 
-    def add(sums: Sums) -> None:
-        nonlocal count
-        done(count)
-        count += 1
-        total.add(sums)
-
-    for is_measured, group in groupby(batches, lambda batch: batch.is_measured):
-        while some := list(islice(group, _AT_ONCE)):
-            if is_measured:
-                measure(compute, some, add)
-            else:
-                given = [(*_tokens(b), _samples(b), total.divergence) for b in some]
-                compute("answer_loss", given, add)
-    return total
+    settings: dict[str, Any]  # the run's, as plain data
+    length: int  # tokens of its longest row
+    version: str  # the owner's version of the package
+    # All that the run computes, as plain data, from which its memory is planned
+    shapes: dict[str, Any]
+    gpu: str | None = None  # the worker's GPU; None where it decides itself
 
 
-def measure(compute: Compute, batches: list[MicroBatch], add: Callable[[Sums], None]) -> bool:
-    """The divergence of some micro-batches' answers from the reference; whether all was done."""
-    return compute("divergence", [(*_tokens(b), _samples(b)) for b in batches], add)
+class RemoteWorker(Protocol):
+    """What a worker does; one instance of a class of this form lives in each worker process."""
 
+    def __init__(self, specification: Specification) -> None:
+        """Opens the model."""
 
-def learnt(batch: MicroBatch, divergence: tuple[float, float]) -> Arguments:
-    """What goes to a worker of a micro-batch whose gradient is asked for."""
-    of_answers = () if batch.samples is None else (batch.samples, divergence)
-    return (*_tokens(batch), batch.dropout_key, batch.weights, *of_answers)
+    def identity(self) -> Identity:
+        """What it is."""
 
+    def refused(self, sentence: str) -> None:
+        """Is told why it gets nothing to do."""
 
-def _tokens(batch: MicroBatch) -> Arguments:
-    return batch.ids, batch.targets, batch.mask
+    def neutral(self, asked: Asked) -> FloatArray:
+        """A flat adapter that does nothing."""
 
+    def write(self, version: int, parameters: FloatArray) -> None:
+        """Takes the adapter's parameters."""
 
-def _samples(batch: MicroBatch) -> PreferenceInputs:
-    assert batch.samples is not None
-    return batch.samples
+    def gradient(self, asked: Asked, *arrays: Any) -> Sums:
+        """Computes a micro-batch: ids, targets, mask, the dropout key, weights.
+
+        Of answers also their samples, and the divergence so far and over how many it is summed.
+        """
+
+    def loss(self, asked: Asked, *arrays: Any) -> Sums:
+        """Computes the loss of a batch: ids, labels and mask."""
+
+    def divergence(self, asked: Asked, *arrays: Any) -> Sums:
+        """Computes how far answers are from the reference: ids, targets, mask, samples."""
+
+    def answer_loss(self, asked: Asked, *arrays: Any) -> Sums:
+        """Computes the loss over answers: as ``divergence``, and the divergence so far."""
+
+    def answer_logps(self, asked: Asked, *arrays: Any) -> Sums:
+        """Computes log probabilities of answers: ids, targets, mask, how many answers."""
+
+    def text(self, asked: Asked, *details: Any) -> list[int]:
+        """Continues a text: its ids, how many more, what ends it, and the longest."""
 
 
 # ---- the actor -----------------------------------------------------------------------------------

@@ -18,8 +18,13 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from qlora_wgpu.cluster.extra import require_extra
-from qlora_wgpu.cluster.security import LOOPBACK, Address, connection_security, temporary_security
+from qlora_wgpu.cluster.security import (
+    LOOPBACK,
+    Address,
+    connection_security,
+    require_extra,
+    temporary_security,
+)
 from qlora_wgpu.config.schema import ClusterConfig
 from qlora_wgpu.errors import ClusterError, ConfigError
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
-from qlora_wgpu.cluster.blocks import Identity, Specification
+from qlora_wgpu.cluster.actor import Identity, Specification
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import ClusterConfig

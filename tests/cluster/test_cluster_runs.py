@@ -12,7 +12,7 @@ from cluster.answer_runs import Told
 from e2e.tiny import write_chats, write_model
 from safetensors.numpy import load_file
 
-from qlora_wgpu.cluster.blocks import Identity
+from qlora_wgpu.cluster.actor import Identity
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.runs import clustered, train
