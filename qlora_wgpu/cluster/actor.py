@@ -1,13 +1,14 @@
 """What a worker's process holds: one Dask actor, and in it the worker that computes."""
 
 import pickle
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from qlora_wgpu.cluster.blocks import Asked, FloatArray, Sums, WrongAnswerError
+from qlora_wgpu.cluster.blocks import WrongAnswerError
 
 # ---- a worker ------------------------------------------------------------------------------------
 
@@ -38,44 +39,11 @@ class Specification:
     gpu: str | None = None  # the worker's GPU; None where it decides itself
 
 
-class RemoteWorker(Protocol):
-    """What a worker does; one instance of a class of this form lives in each worker process."""
+WorkerClass = Callable[[Specification], Any]
+"""Opens the model in a worker's process; ``runs.worker.Worker`` has the methods that are called.
 
-    def __init__(self, specification: Specification) -> None:
-        """Opens the model."""
-
-    def identity(self) -> Identity:
-        """What it is."""
-
-    def refused(self, sentence: str) -> None:
-        """Is told why it gets nothing to do."""
-
-    def neutral(self, asked: Asked) -> FloatArray:
-        """A flat adapter that does nothing."""
-
-    def write(self, version: int, parameters: FloatArray) -> None:
-        """Takes the adapter's parameters."""
-
-    def gradient(self, asked: Asked, *arrays: Any) -> Sums:
-        """Computes a micro-batch: ids, targets, mask, the dropout key, weights.
-
-        Of answers also their samples, and the divergence so far and over how many it is summed.
-        """
-
-    def loss(self, asked: Asked, *arrays: Any) -> Sums:
-        """Computes the loss of a batch: ids, labels and mask."""
-
-    def divergence(self, asked: Asked, *arrays: Any) -> Sums:
-        """Computes how far answers are from the reference: ids, targets, mask, samples."""
-
-    def answer_loss(self, asked: Asked, *arrays: Any) -> Sums:
-        """Computes the loss over answers: as ``divergence``, and the divergence so far."""
-
-    def answer_logps(self, asked: Asked, *arrays: Any) -> Sums:
-        """Computes log probabilities of answers: ids, targets, mask, how many answers."""
-
-    def text(self, asked: Asked, *details: Any) -> list[int]:
-        """Continues a text: its ids, how many more, what ends it, and the longest."""
+Each but ``identity``, ``refused`` and ``write`` gets an ``Asked`` first.
+"""
 
 
 # ---- the actor -----------------------------------------------------------------------------------
@@ -98,7 +66,7 @@ class Actor:
     read, and whoever waits for it would wait on.
     """
 
-    def __init__(self, worker_class: type[RemoteWorker], specification: Specification) -> None:
+    def __init__(self, worker_class: WorkerClass, specification: Specification) -> None:
         """Makes the worker, which opens the model."""
         self._worker = worker_class(specification)
 
@@ -131,7 +99,7 @@ def unpacked(answer: Any) -> Any:
     return value
 
 
-def made(worker_class: type[RemoteWorker], specification: Specification) -> bytes:
+def made(worker_class: WorkerClass, specification: Specification) -> bytes:
     """A pickle that makes an actor where it is loaded.
 
     The scheduler, which looks into tasks, sees bytes: it needs neither this package nor a GPU.

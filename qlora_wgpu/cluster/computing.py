@@ -6,12 +6,11 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
-from qlora_wgpu.cluster.actor import Identity, RemoteWorker, Specification
+from qlora_wgpu.cluster.actor import Identity, Specification, WorkerClass
 from qlora_wgpu.cluster.blocks import (
     Expected,
     FloatArray,
@@ -117,7 +116,7 @@ class Cluster:
     def __init__(
         self,
         settings: ClusterConfig,
-        worker_class: type[RemoteWorker],
+        worker_class: WorkerClass,
         specify: Callable[[str], Specification],
         check: Callable[[Identity], str | None],
         warn: Callable[[str], None],
@@ -126,15 +125,9 @@ class Cluster:
     ) -> None:
         """Connects, and begins to have workers open the model.
 
-        Args:
-            settings: Where they are, and how they share the work.
-            worker_class: What each worker process gets an instance of.
-            specify: What a worker of a name opens.
-            check: A sentence about what is wrong with a worker, or None.
-            warn: Told of workers that come, go and fail, in the caller's thread.
-            processes: How many are started with ``local``.
+        ``specify`` says what a worker of a name opens, ``check`` what is wrong with one, or None;
+        ``warn`` is told in the caller's thread. ``processes`` are started with ``local``.
         """
-        self._settings = settings
         self._warn = warn
         self._told: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._devices: set[tuple[str, str]] = set()
@@ -160,19 +153,6 @@ class Cluster:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        """Closes it in the end."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Lets go of the workers; those that were started here end."""
-        self.close()
 
     def close(self) -> None:
         """Lets go of the workers; those that were started here end."""

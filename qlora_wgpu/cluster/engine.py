@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from qlora_wgpu.cluster.actor import Identity, RemoteWorker, Specification
+from qlora_wgpu.cluster.actor import Identity, Specification, WorkerClass
 from qlora_wgpu.cluster.blocks import Asked, FloatArray, Sums, WrongAnswerError
 from qlora_wgpu.cluster.connection import Connection
 from qlora_wgpu.cluster.scheduler import Order, Scheduler
@@ -100,7 +100,7 @@ class Engine:
     def __init__(
         self,
         connection: Connection,
-        worker_class: type[RemoteWorker],  # what each worker process gets an instance of
+        worker_class: WorkerClass,  # what each worker process gets an instance of
         specify: Callable[[str], Specification],  # what a worker of a name opens
         check: Check,
         tell: Callable[[str], None],

@@ -24,7 +24,6 @@ from qlora_wgpu.files import file_bytes
 
 if TYPE_CHECKING:
     from cryptography import x509
-    from cryptography.hazmat.primitives.asymmetric import ec
     from distributed import Security
 
 _NEEDED = ("distributed", "cryptography")
@@ -131,103 +130,57 @@ def _write_new(folder: Path, contents: dict[str, bytes]) -> None:
 
 
 def _signed_pair(begin: datetime, until: datetime) -> dict[str, bytes]:
-    from cryptography.hazmat.primitives import serialization
+    """An authority, the certificate that it signed, and the key of that."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
+
+    def name(text: str) -> x509.Name:
+        return x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, text)])
+
+    def certificate(
+        subject: str, key: ec.EllipticCurvePrivateKey, *extensions: tuple[x509.ExtensionType, bool]
+    ) -> bytes:
+        builder = x509.CertificateBuilder().serial_number(x509.random_serial_number())
+        builder = (
+            builder.not_valid_before(begin).not_valid_after(until).public_key(key.public_key())
+        )
+        builder = builder.subject_name(name(subject)).issuer_name(name("qlora-wgpu authority"))
+        for extension, is_critical in extensions:
+            builder = builder.add_extension(extension, critical=is_critical)
+        return builder.sign(authority_key, hashes.SHA256()).public_bytes(pem)
+
+    def usage(*, signs_certificates: bool) -> x509.KeyUsage:
+        return x509.KeyUsage(
+            digital_signature=not signs_certificates, content_commitment=False,
+            key_encipherment=False, data_encipherment=False, key_agreement=False,
+            key_cert_sign=signs_certificates, crl_sign=signs_certificates,
+            encipher_only=False, decipher_only=False,
+        )  # fmt: skip
 
     pem = serialization.Encoding.PEM
     authority_key, key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-    authority = _authority(authority_key, begin, until)
-    certificate = _certificate(key, authority, authority_key, begin, until)
-    secret = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    signer = authority_key.public_key()
+    sides = [x509.oid.ExtendedKeyUsageOID.SERVER_AUTH, x509.oid.ExtendedKeyUsageOID.CLIENT_AUTH]
     return {
-        KEY: secret,
-        CERTIFICATE: certificate.public_bytes(pem),
-        AUTHORITY: authority.public_bytes(pem),
-    }
-
-
-def _authority(
-    key: ec.EllipticCurvePrivateKey, begin: datetime, until: datetime
-) -> x509.Certificate:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-
-    name = _name("qlora-wgpu authority")
-    public = key.public_key()
-    return (
-        _builder(begin, until)
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(public)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-
-
-def _certificate(
-    key: ec.EllipticCurvePrivateKey,
-    authority: x509.Certificate,
-    authority_key: ec.EllipticCurvePrivateKey,
-    begin: datetime,
-    until: datetime,
-) -> x509.Certificate:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    public = key.public_key()
-    signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
-    both_sides = [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]
-    return (
-        _builder(begin, until)
-        .subject_name(_name("qlora-wgpu cluster"))
-        .issuer_name(authority.subject)
-        .public_key(public)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(both_sides), critical=False)
-        .add_extension(
-            x509.SubjectAlternativeName([x509.DNSName("qlora-wgpu-cluster")]), critical=False
-        )
-        .add_extension(signer, critical=False)
-        .sign(authority_key, hashes.SHA256())
-    )
-
-
-def _builder(begin: datetime, until: datetime) -> x509.CertificateBuilder:
-    from cryptography import x509
-
-    return (
-        x509.CertificateBuilder()
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(begin)
-        .not_valid_after(until)
-    )
-
-
-def _name(text: str) -> x509.Name:
-    from cryptography import x509
-    from cryptography.x509.oid import NameOID
-
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    from cryptography import x509
-
-    return x509.KeyUsage(
-        digital_signature=not signs_certificates,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
+        KEY: key.private_bytes(
+            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ),
+        CERTIFICATE: certificate(
+            "qlora-wgpu cluster", key,
+            (x509.BasicConstraints(ca=False, path_length=None), True),
+            (usage(signs_certificates=False), True),
+            (x509.ExtendedKeyUsage(sides), False),
+            (x509.SubjectAlternativeName([x509.DNSName("qlora-wgpu-cluster")]), False),
+            (x509.AuthorityKeyIdentifier.from_issuer_public_key(signer), False),
+        ),
+        AUTHORITY: certificate(
+            "qlora-wgpu authority", authority_key,
+            (x509.BasicConstraints(ca=True, path_length=0), True),
+            (usage(signs_certificates=True), True),
+            (x509.SubjectKeyIdentifier.from_public_key(signer), False),
+        ),
+    }  # fmt: skip
 
 
 # ---- certificates that are there -----------------------------------------------------------------

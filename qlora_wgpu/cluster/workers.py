@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from qlora_wgpu.cluster.actor import Identity, RemoteWorker, Specification, made, unpacked
+from qlora_wgpu.cluster.actor import Identity, Specification, WorkerClass, made, unpacked
 from qlora_wgpu.cluster.blocks import WrongAnswerError
 from qlora_wgpu.cluster.connection import Connection
 from qlora_wgpu.cluster.scheduler import Scheduler, in_order
@@ -115,7 +115,7 @@ class Member:
         return self.identity is None and self.is_reached and not self.is_out
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        """Calls a method of the ``RemoteWorker``."""
+        """Calls a method of the worker."""
         if self.actor is None or self.gone.is_set():
             raise Gone
         try:
@@ -127,7 +127,7 @@ class Member:
 
     async def unless_gone(self, answer: Any) -> Any:
         """Waits for an answer, or for the worker to be gone."""
-        asked = asyncio.ensure_future(_awaited(answer))
+        asked = asyncio.ensure_future(answer)
         waiting = asyncio.ensure_future(self.gone.wait())
         try:
             await asyncio.wait({asked, waiting}, return_when=asyncio.FIRST_COMPLETED)
@@ -137,10 +137,6 @@ class Member:
         finally:
             waiting.cancel()
             asked.cancel()
-
-
-async def _awaited(answer: Any) -> Any:
-    return await answer
 
 
 # ---- all workers ---------------------------------------------------------------------------------
@@ -159,7 +155,7 @@ class Members:
     def __init__(
         self,
         connection: Connection,
-        worker_class: type[RemoteWorker],
+        worker_class: WorkerClass,
         specify: Callable[[str], Specification],  # what a worker of a name opens
         check: Check,
         tell: Callable[[str], None],

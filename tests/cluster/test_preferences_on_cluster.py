@@ -6,7 +6,8 @@ from cluster.answer_runs import Told, answers_in, settings_of, traces
 from support.workers_here import WorkersHere
 
 from qlora_wgpu.cluster import computing
-from qlora_wgpu.cluster.blocks import Specification, Sums
+from qlora_wgpu.cluster.actor import Specification
+from qlora_wgpu.cluster.blocks import Sums
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.errors import ClusterError
 from qlora_wgpu.ops.preference import PAIR_LOSSES, SINGLE_LOSSES
