@@ -99,6 +99,11 @@ def _samples(batch: MicroBatch) -> PreferenceInputs:
     return batch.samples
 
 
+def _learnt(batch: MicroBatch, divergence: tuple[float, float]) -> Arguments:
+    of_answers = () if batch.samples is None else (batch.samples, divergence)
+    return (*_tokens(batch), batch.dropout_key, batch.weights, *of_answers)
+
+
 # ---- the workers ---------------------------------------------------------------------------------
 
 _T = TypeVar("_T")
@@ -112,6 +117,8 @@ class Cluster:
     What they compute is summed in the order of the blocks, so that it has the bits that one
     device would give it.
     """
+
+    _sum: GradientSum  # once the adapter is there
 
     def __init__(
         self,
@@ -139,47 +146,44 @@ class Cluster:
             return problem
 
         self._thread = LoopThread()
-        self._connection: Connection | None = None
-        self._engine: Engine | None = None
-        self._sum: GradientSum | None = None
         try:
             self._connection = self._thread.run(
                 connect(settings, processes, self._told.put), self._tell
             )
-            self._engine = Engine(
-                self._connection, worker_class, specify, checked, self._told.put,
-                fixed=settings.division == "fixed", patience=settings.patience,
-            )  # fmt: skip
         except BaseException:
-            self.close()
+            self._end()
             raise
+        self._engine = Engine(
+            self._connection, worker_class, specify, checked, self._told.put,
+            fixed=settings.division == "fixed", patience=settings.patience,
+        )  # fmt: skip
 
     def close(self) -> None:
         """Lets go of the workers; those that were started here end."""
-        if self._connection is not None:
-            connection, self._connection = self._connection, None
-            work: Future[None] = self._thread.submit(_ended(self._engine, connection))
-            try:
-                work.result(_END)
-            except Exception:  # the run is over; nothing is left to be told
-                work.cancel()
+        work: Future[None] = self._thread.submit(_ended(self._engine, self._connection))
+        try:
+            work.result(_END)
+        except Exception:  # the run is over; nothing is left to be told
+            work.cancel()
+        self._end()
+
+    def _end(self) -> None:
         self._tell()
         self._thread.stop(_END)
 
     @property
     def dashboard(self) -> str | None:
         """The address of Dask's dashboard, where there is one."""
-        return None if self._connection is None else self._connection.dashboard
+        return self._connection.dashboard
 
     def wait_for(self, count: int) -> dict[str, Identity]:
         """Waits until so many workers have opened the model; what they are, by name."""
-        engine = self._own_engine()
-        self._run(engine.begin(count))
-        return engine.identities
+        self._run(self._engine.begin(count))
+        return self._engine.identities
 
     def neutral(self) -> FloatArray:
         """A flat adapter that does nothing, as a worker has it."""
-        length = self._own_sum().model.adapter.length
+        length = self._sum.model.adapter.length
         return self._ask("neutral", check=lambda values: check_parameters(values, length))
 
     def take(self, model: AdapterModel) -> None:
@@ -200,7 +204,7 @@ class Cluster:
         blocks = list(batches)
         if is_stopped() or not blocks:
             return not is_stopped()
-        total = self._own_sum()
+        total = self._sum
         total.begin()
         self._publish()
         compute = partial(self._compute, is_stopped=is_stopped)
@@ -208,17 +212,7 @@ class Cluster:
             given = [(*_tokens(b), _samples(b)) for b in measured]
             if not compute("divergence", given, total.sums.add):
                 return False
-        of_all = total.sums.divergence  # with answers' samples, how far all of the step's are
-        learnt = [
-            (
-                *_tokens(b),
-                b.dropout_key,
-                b.weights,
-                *(() if b.samples is None else (b.samples, of_all)),
-            )
-            for b in blocks
-            if not b.is_measured
-        ]
+        learnt = [_learnt(b, total.sums.divergence) for b in blocks if not b.is_measured]
         done = compute("gradient", learnt, total.add)
         if done:
             total.end()
@@ -274,7 +268,7 @@ class Cluster:
     def text(self, ids: list[int], more: int, stop_ids: list[int], longest: int) -> list[int]:
         """A text's continuation by the adapter as it is, greedily."""
         self._publish()
-        vocab_size = self._own_sum().model.architecture.vocab_size
+        vocab_size = self._sum.model.architecture.vocab_size
 
         def check(written: Any) -> list[int]:
             return check_text(written, more, vocab_size)
@@ -283,29 +277,21 @@ class Cluster:
 
     def figures(self) -> tuple[WorkerFigures, ...]:
         """What each worker has done since the last call."""
-        return self._run(self._own_engine().figures())
+        return self._run(self._engine.figures())
 
     # -- within ----------------------------------------------------------------------------
 
-    def _own_engine(self) -> Engine:
-        assert self._engine is not None
-        return self._engine
-
-    def _own_sum(self) -> GradientSum:
-        assert self._sum is not None
-        return self._sum
-
     def _expected(self, method: str, given: Arguments) -> Expected:
-        model = self._own_sum().model
+        model = self._sum.model
         return expected(method, given, model.adapter.length, model.options.objective.preference)
 
     def _ask(self, method: str, *given: Any, check: Callable[[Any], _T]) -> _T:
-        answer: _T = self._run(self._own_engine().ask(method, *given, check=check))
+        answer: _T = self._run(self._engine.ask(method, *given, check=check))
         return answer
 
     def _publish(self) -> None:
         """Blocks are computed with the adapter as it is now."""
-        self._own_engine().publish(self._own_sum().parameters())
+        self._engine.publish(self._sum.parameters())
 
     def _compute(
         self, method: str, arguments: list[Arguments], add: Callable[[Sums], None],
@@ -316,7 +302,7 @@ class Cluster:
         early: dict[int, Sums] = {}
         sizes = [given[0].size for given in arguments]  # a block's token ids come first
         blocks = [Block(given, self._expected(method, given).check) for given in arguments]
-        work = self._own_engine().compute(
+        work = self._engine.compute(
             method, blocks, sizes, lambda block, sums: results.put((block, sums))
         )
         future = self._thread.submit(work)
@@ -348,8 +334,7 @@ class Cluster:
             self._warn(self._told.get())
 
 
-async def _ended(engine: Engine | None, connection: Connection) -> None:
+async def _ended(engine: Engine, connection: Connection) -> None:
     """Ends both, and the engine first: what the end does to workers is not told."""
-    if engine is not None:
-        await engine.stop()
+    await engine.stop()
     await connection.close()
