@@ -182,7 +182,7 @@ class Cluster:
 
 def simulated(model: Model, count: int, gigabits: float, seed: int) -> tuple[float, float, Cluster]:
     """Seconds of a step, its least by the workers' speeds, and the cluster; the first warms up."""
-    cluster, steps = Cluster(random.Random(seed), model, count, gigabits), 3 if count < 300 else 2
+    cluster, steps = Cluster(random.Random(seed), model, count, gigabits), 3 if count < 300 else 1
     seconds = [cluster.step(number) for number in range(steps + 1)][1:]
     least = model.blocks * count * model.seconds / cluster.speed
     return sum(seconds) / steps, least, cluster
