@@ -8,7 +8,7 @@ import click
 
 from qlora_wgpu.cli._options import FILE_OR_FOLDER, SIZE, gpu_option
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.cluster.certificates import make_certificates
+from qlora_wgpu.cluster.security import make_certificates
 from qlora_wgpu.cluster.serving import PATIENCE, Service, serve
 
 

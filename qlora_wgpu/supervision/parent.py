@@ -40,8 +40,8 @@ from qlora_wgpu.supervision.streams import all_passed_over
 _SMALLER_SUBMITS = (25, 5, 1)
 # Verbs that open a GPU, list GPUs, or map weights, which others may cut meanwhile.
 _SUPERVISED = frozenset(
-    ("bench", "chat", "data", "doctor", "estimate", "eval", "export", "generate", "merge", "quantize",
-     "serve", "train", "web", "worker")
+    ("bench", "chat", "data", "doctor", "estimate", "eval", "export", "generate", "merge",
+     "quantize", "serve", "train", "web", "worker")
 )  # fmt: skip
 _HELP = (["--help"], ["-h"])
 _SHORT_LIFE, _SHORT_LIVES = 60.0, 5  # seconds of a worker's life; how many of them are too many

@@ -112,7 +112,7 @@ def test_an_exit_before_anything_was_done_is_a_crash(supervised):
 
 
 def test_what_needs_no_process_gets_none(supervised):
-    for command in ([], ["data", "a.yaml"], ["init"], ["trian"], ["train", "--help"]):
+    for command in ([], ["push", "a"], ["init"], ["trian"], ["train", "--help"]):
         assert supervised(*command, attempts=[]) == (None, [], [])
     for command in (["generate", "--prompt", "--help"], ["train", "a", "--help"]):
         assert supervised(*command, attempts=[(3,)])[0] == 3
