@@ -123,7 +123,7 @@ def _drafted(
         if ours in _COUNTS and isinstance(value, int) and value <= 0:
             stands, why = _COUNTS[ours]
             draft.set(ours, stands, f"{key}: {draft.take(key)} {why}")
-        draft.move(key, ours)
+        draft.convert({key: ours})
     for key in list(draft.theirs):
         draft.drop(key)
     for section, usual in dialect.defaults.items():
@@ -132,7 +132,7 @@ def _drafted(
                 draft.set(f"{section}.{key}", value, f"{dialect.name}'s default")
     if "model.path" in draft.taken:
         model = draft.taken["model.path"]
-        draft.set("model.path", draft.place(str(model.value)), model.origin)
+        draft.set("model.path", draft.place(model.value), model.origin)
     _set_revision(draft, revisions)
     if "data.train" in given:
         draft.taken.pop("data.sources", None)
