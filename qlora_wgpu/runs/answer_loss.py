@@ -14,7 +14,7 @@ from qlora_wgpu.training import Observer, training_options
 from qlora_wgpu.training.evaluation import answer_sums
 from qlora_wgpu.training.executor import LocalExecutor
 from qlora_wgpu.training.preferences import PreferenceData, preference_of
-from qlora_wgpu.training.references import compute_ref_logps
+from qlora_wgpu.training.references import ReferenceModel
 from qlora_wgpu.training.step_log import answer_metrics
 
 
@@ -34,10 +34,10 @@ class PreferenceEvaluator:
         longest = max(settings.data.max_seq_length, dataset.longest)
         begun_from = settings.lora.init_from if preference.has_reference else None
         with model.adapter_off() if begun_from is None else _adapter(model, begun_from):
-            references = compute_ref_logps(
-                model, self._computing, dataset, preference, settings.rows_at_once, longest,
-                keep=settings.data.cache, progress=observer.activity,
-            )  # fmt: skip
+            given = model, self._computing, dataset, preference, settings.rows_at_once, longest
+            references = ReferenceModel(*given).logps(
+                keep=settings.data.cache, progress=observer.activity
+            )
         self._answers = PreferenceData(dataset, preference, references, longest)
 
     def measured(self, what: str) -> tuple[float, int, dict[str, float]]:

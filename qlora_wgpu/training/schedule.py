@@ -186,17 +186,12 @@ def step_table(
 
 
 class Schedule:
-    """The rows of ``step_table``, a few thousand at a time: a run may have a billion.
-
-    Attributes:
-        held: A learning rate in place of the schedule's from now on, or None.
-        factor: What rates are multiplied by from now on.
-    """
+    """The rows of ``step_table``, a few thousand at a time: a run may have a billion."""
 
     def __init__(self, optim: OptimConfig, total: int) -> None:
         """Makes nothing yet."""
-        self.held: float | None = None
-        self.factor = 1.0
+        self.held: float | None = None  # a rate in place of the schedule's from now on
+        self.factor = 1.0  # what rates are multiplied by from now on
         self._optim = optim
         self._total = total
         self._steps = range(0)

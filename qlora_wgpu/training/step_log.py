@@ -163,7 +163,7 @@ def log_window(run: Run) -> None:
     state.window.clear()
     state.metrics.clear()
     state.logged_step = state.step
-    run.folder.log(row)
+    run.folder.log.append(row)
     run.events.step(row)
 
 

@@ -74,11 +74,7 @@ class IOStallMonitor:
 
 
 class StepQueue:
-    """Queues a run's steps, and takes in their figures when these have arrived.
-
-    Attributes:
-        log: Where the figures go.
-    """
+    """Queues a run's steps, and takes in their figures when these have arrived."""
 
     def __init__(
         self, run: Run, optimizer: Optimizer, evaluator: Evaluator, texts: SampleLogger,
@@ -90,7 +86,7 @@ class StepQueue:
         self._evaluator = evaluator
         self._texts = texts
         self._callbacks = callbacks
-        self.log = MetricsLogger(run)
+        self.log = MetricsLogger(run)  # where the figures go
         self._readback = Readback(run.model.device, *run.model.stats_window)
         self._submitted: deque[tuple[SubmittedStep, Step]] = deque()
         self._disk = IOStallMonitor(run.model.programs.traffic.reading)
@@ -102,13 +98,14 @@ class StepQueue:
         tokens = self._submit_micro_batches(step, unit)
         if tokens is None:
             return False
+        schedule = self._optimizer.schedule
         if run.state.plateau is not None:
-            self._optimizer.hold(run.state.plateau.rate)
-        self._optimizer.multiply(run.state.rate_factor)
+            schedule.held = run.state.plateau.rate
+        schedule.factor = run.state.rate_factor
         self._optimizer.step(step)
         self._readback.request()
         run.model.zero_stats()
-        rate, workers = self._optimizer.rate(step), run.executor.figures()
+        rate, workers = schedule.rate(step), run.executor.figures()
         self._callbacks.submitted(step, rate)
         waiting = SubmittedStep(step, rate, tokens, workers, unit), self._callbacks.present
         self._submitted.append(waiting)
