@@ -13,8 +13,7 @@ from qlora_wgpu.bench.workload import SHAPES, Workload, find_shape
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._model import gpu_option, target_file, write_figures
 from qlora_wgpu.cli._terminal import Terminal
-from qlora_wgpu.config import QuantConfig
-from qlora_wgpu.config.schema import DeviceConfig
+from qlora_wgpu.config import DeviceConfig, QuantConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.pretrained import Pretrained

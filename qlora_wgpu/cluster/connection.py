@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from qlora_wgpu.cluster.extra import require_extra
 from qlora_wgpu.cluster.security import LOOPBACK, Address, connection_security, temporary_security
-from qlora_wgpu.config.schema import ClusterConfig
+from qlora_wgpu.config import ClusterConfig
 from qlora_wgpu.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:

@@ -24,8 +24,9 @@ from qlora_wgpu.config.problems import (
     shown,
     with_new_names,
 )
-from qlora_wgpu.config.schema import Config, SourceConfig, sections
-from qlora_wgpu.config.section import Section
+from qlora_wgpu.config.schema import Config, sections
+from qlora_wgpu.config.section import Section, plain
+from qlora_wgpu.config.sections.data import SourceConfig
 from qlora_wgpu.config.sections.train import has_own_beta2
 from qlora_wgpu.config.yaml import AliasError, YamlFile, parse_yaml_value, read_yaml_file
 from qlora_wgpu.errors import ConfigError
@@ -94,12 +95,7 @@ Location = tuple[str, str]
 
 
 def located(settings: Mapping[str, Any]) -> dict[Location, Any]:
-    """Values by section and key.
-
-    Args:
-        settings: By key where one section alone has it (``learning_rate=1e-4``), by dotted key
-            (``{"optim.learning_rate": 1e-4}``), or by section (``optim={"learning_rate": 1e-4}``).
-    """
+    """Values by section and key, which are given by dotted key, by section, or by key alone."""
     values: dict[Location, Any] = {}
     for name, value in settings.items():
         for location, part in _parts(name, value):
@@ -196,7 +192,7 @@ def load_config(path: str | os.PathLike[str], overrides: Overrides = ()) -> Conf
     goes_with_name = has_own_beta2(values.get("optim", {}))
     if isinstance(overrides, Mapping):
         for place, value in located(overrides).items():
-            _put(values, place, _plain_path(value))
+            _put(values, place, plain(value))
             origin[place] = f"{'.'.join(place)}={shown(value)}"
         overrides = ()
     for text in overrides:
@@ -250,15 +246,11 @@ def with_settings(config: Config | Mapping[str, Any], settings: Mapping[str, Any
     if isinstance(config, Config) and ("optim", "name") in changes and not config.optim.says_beta2:
         del values["optim"]["adam_beta2"]  # another optimizer has its own
     for (section, key), value in changes.items():
-        values[section] = {**(values.get(section) or {}), key: _plain_path(value)}
+        values[section] = {**(values.get(section) or {}), key: plain(value)}
     _resolve_paths(values, set(), Path())
     if isinstance(config, Config) and not changes and values == before:
         return config
     return Config.model_validate(values)
-
-
-def _plain_path(value: Any) -> Any:
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _error(path: Path, file: YamlFile, sentences: Sequence[str], source: str) -> ConfigError:
@@ -392,7 +384,7 @@ def _resolve_paths(values: dict[str, Any], overridden: set[tuple[str, ...]], fol
     here = Path.cwd()
 
     def resolved(key: str, given: Any, place: tuple[str, str]) -> Any:
-        path = _plain_path(given)
+        path = plain(given)
         if not isinstance(path, str) or not path:
             return given
         return resolve_path(key, path, (here, folder) if place in overridden else (folder, here))

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from qlora_wgpu.cache_folder import cache_problem
 from qlora_wgpu.checkpoint import ModelFolder
-from qlora_wgpu.config import Config
-from qlora_wgpu.config.schema import DataConfig
+from qlora_wgpu.config import Config, DataConfig
 from qlora_wgpu.data import Dataset, Tokenizer, bucket_length, split_off
 from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.errors import ConfigError

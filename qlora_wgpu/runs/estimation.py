@@ -13,8 +13,7 @@ from qlora_wgpu.bench.workload import find_shape
 from qlora_wgpu.checkpoint import ModelFolder
 from qlora_wgpu.checkpoint.hub import name_on_hub
 from qlora_wgpu.checkpoint.manifest import read_json_object
-from qlora_wgpu.config import Config, LoraConfig, ModelConfig, QuantConfig
-from qlora_wgpu.config.schema import DataConfig, TrainConfig
+from qlora_wgpu.config import Config, DataConfig, LoraConfig, ModelConfig, QuantConfig, TrainConfig
 from qlora_wgpu.data.new_tokens import extended_tokenizer
 from qlora_wgpu.errors import ConfigError, QLoRAError, TokenizerError, option
 from qlora_wgpu.lora.flat_vector import AdapterDtypes

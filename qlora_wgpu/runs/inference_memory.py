@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from qlora_wgpu.config import Config, LoraConfig
-from qlora_wgpu.config.schema import DeviceConfig
+from qlora_wgpu.config import Config, DeviceConfig, LoraConfig
 from qlora_wgpu.data import Dataset, bucket_length
 from qlora_wgpu.errors import OutOfMemoryError
 from qlora_wgpu.families.parts.config import longest_text

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from qlora_wgpu.config import Config
-from qlora_wgpu.config.schema import DeviceConfig
+from qlora_wgpu.config import Config, DeviceConfig
 from qlora_wgpu.families.family import Architecture
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import room

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qlora_wgpu.config import LoraConfig, QuantConfig
-from qlora_wgpu.config.schema import DeviceConfig
+from qlora_wgpu.config import DeviceConfig, LoraConfig, QuantConfig
 from qlora_wgpu.errors import OutOfMemoryError, QLoRAError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.kernel_config import GPU_PROFILE, Profile

@@ -87,18 +87,8 @@ class Run:
     ) -> None:  # fmt: skip
         """Begins nothing yet.
 
-        Args:
-            model: The model.
-            config: The settings.
-            events: Tells observers.
-            rows: What is learnt.
-            held_out: What is measured, if anything is.
-            overwrite: Whether a run in ``output.dir`` may be replaced.
-            resume: Whether the run in ``output.dir`` goes on from its newest whole checkpoint; one
-                that has none yet, and no adapter, begins again.
-            executor: Who computes micro-batches; by default the model itself, a ``QLoRAModel``.
-            texts: Who continues texts in between, as ``eval.sample_steps`` asks.
-            callbacks: Functions that are called between steps.
+        With ``resume`` the run in ``output.dir`` goes on from its newest whole checkpoint; one that
+        has none yet, and no adapter, begins again. Without an executor the model computes itself.
         """
         self.model, self.config, self.events = model, config, events
         self.rows, self.held_out = rows, held_out

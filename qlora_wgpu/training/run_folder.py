@@ -231,14 +231,8 @@ class RunLog:
     """Appends rows. One that cannot be written waits for the next; it never ends a run."""
 
     def __init__(self, path: Path, warn: Callable[[str], None]) -> None:
-        """Writes nothing yet.
-
-        Args:
-            path: metrics.jsonl.
-            warn: Told, once, that rows cannot be written.
-        """
-        self._path = path
-        self._warn = warn
+        """Writes nothing yet; ``warn`` is told, once, that rows cannot be written."""
+        self._path, self._warn = path, warn
         self._waiting: list[str] = []
         self._has_warned = False
         self._digest = hashlib.sha256()

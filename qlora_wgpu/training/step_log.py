@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from qlora_wgpu.config.schema import TrainConfig
+from qlora_wgpu.config import TrainConfig
 from qlora_wgpu.ops.optimizers import (
     SATURATED_OFFSET,
     STATS_BALANCE,

@@ -10,6 +10,7 @@ import pytest
 from qlora_wgpu.errors import CheckpointError, ConfigError
 from qlora_wgpu.training.run_folder import (
     RunFolder,
+    checkpoint_folders,
     refuse_existing_run,
     require_writable,
     settle_run,

@@ -48,7 +48,10 @@ class Conversion:
 
     def text(self) -> str:
         """The run's YAML: each key says where it comes from, and the end what has no place here."""
-        lines = [f"# From {self.file}, a file of {self.dialect}.", *_commented(self.notes)]
+        lines = [f"# From {self.file}, a file of {self.dialect}."]
+        for note in self.notes:  # a key or a path at the beginning stays as it is
+            begins = note[:1].upper() if note.partition(" ")[0].isalpha() else note[:1]
+            lines.append(f"# {_one_line(begins + note[1:])}.")
         for section in Config.model_fields:
             keys = [f"{section}.{leaf}" for leaf in sections()[section]]
             if kept := [_line(key, self.taken[key]) for key in keys if key in self.taken]:
@@ -196,15 +199,6 @@ def _line(dotted: str, taken: Taken) -> str:
     if taken.origin == key:
         return entry
     return f"{entry:<{_WIDTH}}  # {_one_line(taken.origin)}"
-
-
-def _commented(notes: list[str]) -> list[str]:
-    return [f"# {_one_line(_begun(note))}." for note in notes]
-
-
-def _begun(note: str) -> str:
-    """A note as a sentence of its own; a key or a path at its beginning stays as it is."""
-    return note[:1].upper() + note[1:] if note.partition(" ")[0].isalpha() else note
 
 
 def _one_line(text: str) -> str:

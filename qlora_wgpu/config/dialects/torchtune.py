@@ -120,12 +120,13 @@ def _convert_data(draft: Draft) -> None:
     sources, learnt = [], set()
     for number, entry in enumerate(e for e in entries if isinstance(e, Mapping)):
         key = f"dataset[{number}]" if len(entries) > 1 else "dataset"
-        rows, usual = _rows(draft, entry, key)
+        name = str(entry.get("_component_", "")).rpartition(".")[2]
+        rows, usual = _rows(draft, entry, key, name)
         learnt.add(_learnt(draft, entry, key, usual))
-        sources += [Source(place, rows) for place in _places(draft, entry, key)]
-        for name, value in entry.items():
-            if name not in _KNOWN.split() and value not in (None, False, {}):
-                draft.leave_out(f"{key}.{name}", value, "rows are read as their format says")
+        sources += [Source(place, rows) for place in _places(draft, entry, key, name)]
+        for other, value in entry.items():
+            if other not in _KNOWN.split() and value not in (None, False, {}):
+                draft.leave_out(f"{key}.{other}", value, "rows are read as their format says")
         if entry.get("packed"):
             draft.set("data.packing", True, f"{key}.packed")
     if sources:
@@ -149,9 +150,8 @@ def _learnt(draft: Draft, entry: Mapping[str, Any], key: str, usual: str) -> str
     return _LEARNT[strategy]
 
 
-def _rows(draft: Draft, entry: Mapping[str, Any], key: str) -> tuple[RowsOf, str]:
+def _rows(draft: Draft, entry: Mapping[str, Any], key: str, name: str) -> tuple[RowsOf, str]:
     """How the rows of a data set are read, and what of them is learnt where nothing says it."""
-    name = str(entry.get("_component_", "")).rpartition(".")[2]
     given = entry.get("column_map")
     columns = given if isinstance(given, Mapping) else {}
     if name in _USUAL:
@@ -180,8 +180,7 @@ def _rows(draft: Draft, entry: Mapping[str, Any], key: str) -> tuple[RowsOf, str
                        "data with --data")  # fmt: skip
 
 
-def _places(draft: Draft, entry: Mapping[str, Any], key: str) -> list[str]:
-    name = str(entry.get("_component_", "")).rpartition(".")[2]
+def _places(draft: Draft, entry: Mapping[str, Any], key: str, name: str) -> list[str]:
     source, files = entry.get("source", _USUAL.get(name)), entry.get("data_files")
     if files is not None and (source in _FILES or source is None):
         return draft.file_places(listed(files), entry.get("split"), key)
