@@ -27,50 +27,40 @@ def _shape(name: str, arguments: Sequence[Any]) -> tuple[float, float, int] | No
     return None
 
 
-def convert_schedule(draft: Draft, steps: int) -> None:
+def _convert_schedule(draft: Draft, steps: int) -> None:
     """The rate's shape."""
     rate, schedule = draft.take("learning_rate", _RATE), draft.take("lr_schedule")
-    if not isinstance(schedule, Mapping):
-        _set(draft, rate, "constant", "mlx-lm's default", 0)
-        return
-    name, arguments = str(schedule.get("name")), schedule.get("arguments") or [rate]
-    warmup, origin = schedule.get("warmup") or 0, f"lr_schedule: {name}"
-    begin = schedule.get("warmup_init")
-    if warmup and begin:
-        draft.leave_out("lr_schedule.warmup_init", begin, "a warm-up begins at zero")
-    shape = _shape(name, arguments)
-    if shape is None:
-        reason = "the rate stays as it begins: there is no such shape"
-        draft.leave_out("lr_schedule", name, reason)
-        _set(draft, arguments[0], "constant", origin, warmup)
-        return
-    first, last, updates = shape
-    if last > first:  # it is a warm-up itself
-        _set(draft, last, "constant", origin, warmup + updates)
-    elif last == first:
-        _set(draft, first, "constant", origin, warmup)
-    else:
-        if warmup + updates != steps:
-            end = f"{last:g}" if last else "zero"
-            draft.notes.append(
-                f"the learning rate falls to {end} at the last of {steps} updates; {name} would "
-                f"bring it to {last:g} after {warmup + updates}"
-            )
-        kind = "cosine" if name == "cosine_decay" else "linear"
-        if last:
-            kind, key = _ENDING[kind]
-            draft.set("optim.lr_scheduler_kwargs", {key: last}, origin)
-        _set(draft, first, kind, origin, warmup)
-
-
-def _set(draft: Draft, rate: float, shape: str, origin: str, warmup: int) -> None:
+    kind, origin, warmup = "constant", "mlx-lm's default", 0
+    if isinstance(schedule, Mapping):
+        name, arguments = str(schedule.get("name")), schedule.get("arguments") or [rate]
+        warmup, origin = schedule.get("warmup") or 0, f"lr_schedule: {name}"
+        begin = schedule.get("warmup_init")
+        if warmup and begin:
+            draft.leave_out("lr_schedule.warmup_init", begin, "a warm-up begins at zero")
+        rate, last, updates = _shape(name, arguments) or (arguments[0], None, 0)
+        if last is None:
+            reason = "the rate stays as it begins: there is no such shape"
+            draft.leave_out("lr_schedule", name, reason)
+        elif last > rate:  # it is a warm-up itself
+            rate, warmup = last, warmup + updates
+        elif last < rate:
+            if warmup + updates != steps:
+                end = f"{last:g}" if last else "zero"
+                draft.notes.append(
+                    f"the learning rate falls to {end} at the last of {steps} updates; {name} "
+                    f"would bring it to {last:g} after {warmup + updates}"
+                )
+            kind = "cosine" if name == "cosine_decay" else "linear"
+            if last:
+                kind, key = _ENDING[kind]
+                draft.set("optim.lr_scheduler_kwargs", {key: last}, origin)
     if warmup:
         draft.set("optim.warmup_steps", warmup, "lr_schedule, in updates")
-        shape = "constant_with_warmup" if shape == "constant" else shape
+        kind = "constant_with_warmup" if kind == "constant" else kind
     else:
         draft.set("optim.warmup_ratio", 0.0, "without lr_schedule.warmup")
     draft.set("optim.learning_rate", rate, "learning_rate")
-    draft.set("optim.lr_scheduler_type", shape, origin)
+    draft.set("optim.lr_scheduler_type", kind, origin)
 
 
 # ---- the file ------------------------------------------------------------------------------------
@@ -213,7 +203,7 @@ def _convert_loop(draft: Draft) -> None:
     draft.set("train.max_steps", steps, "iters" if accumulation == 1 else "iters / accumulation")
     for key, (ours, default) in _STEP_KEYS.items():
         draft.set(ours, max(draft.take(key, default) // accumulation, 1), key)
-    convert_schedule(draft, steps)
+    _convert_schedule(draft, steps)
     _convert_optimizer(draft)
 
 
