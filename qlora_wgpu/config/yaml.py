@@ -275,17 +275,8 @@ class _Loader(yaml.SafeLoader):
         self._name, self._aliases = name, aliases
         self._composed = self._depth = self._nodes = 0
 
-    def get_single_node(self) -> yaml.Node | None:
-        self.get_event()  # the beginning of the stream
-        node: yaml.Node | None = None
-        if not self.check_event(yaml.StreamEndEvent):
-            node = self.compose_document()
-        if not self.check_event(yaml.StreamEndEvent):
-            raise ConfigError(f"{self._at(self.peek_event())} starts a second document: keep one")
-        return node
-
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event = self.peek_event()
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         is_collection = isinstance(event, yaml.CollectionStartEvent)
         self._composed += 1
         self._depth += is_collection
@@ -311,7 +302,8 @@ class _Loader(yaml.SafeLoader):
         self._depth -= is_collection
         return node
 
-    def _at(self, place: yaml.Event | yaml.Node) -> str:
+    def _at(self, place: Any) -> str:
+        """Where an event or a node is."""
         return f"{self._name} (line {place.start_mark.line + 1})"
 
     def value(self, node: yaml.Node, path: _Path = ()) -> Any:
@@ -380,6 +372,9 @@ def _composed(text: str, name: str, *, aliases: bool = False) -> tuple[_Loader, 
         loader = _Loader(text, name, aliases=aliases)
         return loader, loader.get_single_node()
     except yaml.MarkedYAMLError as err:
+        if (mark := err.problem_mark) and err.problem == "but found another document":
+            where = f"{name} (line {mark.line + 1})"
+            raise ConfigError(f"{where} starts a second document: keep one") from None
         raise ConfigError(f"{name}{place_of(err)} is not valid YAML: {explain(err)}") from None
     except yaml.reader.ReaderError as err:
         line = text[: err.position].count("\n") + 1

@@ -8,8 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext, redirect_stdout
-from functools import partial
+from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -77,48 +76,65 @@ class TensorBoard(Service):
             self._writer(file).write(event.SerializeToString())
 
 
-class Hub(Service):
-    """Logs to a service that keeps runs, as its own settings and environment say.
+class WeightsAndBiases(Service):
+    """Logs to Weights & Biases, as its own settings and environment say.
 
-    A run goes on there where it goes on here. trackio knows it by its folder's name, in the project
-    that ``TRACKIO_PROJECT`` names; Weights & Biases by an id that the folder keeps.
+    The run's folder keeps under which id it is known there, so that a run that goes on goes on
+    there, too.
     """
 
-    def __init__(self, name: str, folder: Path, config: dict[str, Any], *, resume: bool) -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], *, resume: bool = False) -> None:
         """Begins a run there, or goes on with the one in the folder; shows its settings."""
-        module = _required(name)
-        self._id_file: Path | None = None  # where the id is kept with the first row
-        # trackio prints as if it were alone
-        self._quiet = partial(redirect_stdout, StringIO()) if name == "trackio" else nullcontext
-        title, given = name, {"name": folder.name, "config": config}
-        if name == "trackio":
-            given["project"] = os.environ.get("TRACKIO_PROJECT") or "qlora-wgpu"
-            given |= {"embed": False, "resume": "allow" if resume else "never"}
-        else:
-            title = "Weights & Biases"
-            folder.mkdir(parents=True, exist_ok=True)
-            given["dir"] = str(folder)
-            self._id_file = RunPaths(folder).wandb_id
-            if resume and (known := _kept_id(self._id_file)) is not None:
-                given |= {"id": known, "resume": "allow"}
+        wandb = _required("wandb")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._id_file = RunPaths(folder).wandb_id
+        known = _kept_id(self._id_file) if resume else None
+        same = {} if known is None else {"id": known, "resume": "allow"}
         try:
-            with self._quiet():
-                self._run = module.init(**given)
-        except Exception as err:  # their errors have no common base
-            raise ConfigError(f"{title} cannot begin a run: {err}") from err
-        self._finish = module.finish if name == "trackio" else self._run.finish
+            self._run = wandb.init(dir=str(folder), name=folder.name, config=config, **same)
+        except Exception as err:  # wandb's errors have no common base
+            raise ConfigError(f"Weights & Biases cannot begin a run: {err}") from err
+        self._has_kept_id = False
 
     def log(self, values: dict[str, Any], step: int) -> None:
-        """Logs them; an id is kept with the first, when the run's folder is its own."""
+        """Logs them; the id is kept with the first, when the run's folder is its own."""
         self._run.log(values, step=step)
-        if self._id_file is not None:
+        if not self._has_kept_id:
+            self._has_kept_id = True
             write_file(self._id_file, f"{self._run.id}\n".encode())
-            self._id_file = None
 
     def close(self) -> None:
         """Ends the run there, so that another one may begin in this process."""
-        with self._quiet():
-            self._finish()
+        self._run.finish()
+
+
+class Trackio(Service):
+    """Logs to trackio, on this machine or where its own environment variables say.
+
+    A run has its folder's name there, in the project that ``TRACKIO_PROJECT`` names.
+    """
+
+    def __init__(self, folder: Path, config: dict[str, Any], *, resume: bool = False) -> None:
+        """Begins a run there, or goes on with the one of that name; shows its settings."""
+        self._trackio = _required("trackio")
+        project = os.environ.get("TRACKIO_PROJECT") or "qlora-wgpu"
+        try:
+            with redirect_stdout(StringIO()):  # it prints as if it were alone
+                self._run = self._trackio.init(
+                    project=project, name=folder.name, config=config, embed=False,
+                    resume="allow" if resume else "never",
+                )  # fmt: skip
+        except Exception as err:  # its errors have no common base
+            raise ConfigError(f"trackio cannot begin a run: {err}") from err
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        """Logs them."""
+        self._run.log(values, step=step)
+
+    def close(self) -> None:
+        """Ends the run there; what it still has to write is written."""
+        with redirect_stdout(StringIO()):
+            self._trackio.finish()
 
 
 def _required(package: str, module: str = "") -> Any:
@@ -156,9 +172,12 @@ def services(
     names: Sequence[str], folder: Path, config: dict[str, Any], *, resume: bool = False
 ) -> list[Service]:
     """The services that ``log.report_to`` names, for the run in a folder that may go on."""
-    return [
-        TensorBoard(RunPaths(folder).tensorboard)
-        if name == "tensorboard"
-        else Hub(name, folder, config, resume=resume)
-        for name in names
-    ]
+    begun: list[Service] = []
+    for name in names:
+        if name == "tensorboard":
+            begun.append(TensorBoard(RunPaths(folder).tensorboard))
+        elif name == "trackio":
+            begun.append(Trackio(folder, config, resume=resume))
+        else:
+            begun.append(WeightsAndBiases(folder, config, resume=resume))
+    return begun

@@ -10,6 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -81,8 +82,10 @@ class ReferenceModel:
         devices, name = self.executor.devices(), self._key()
         kept = _kept(name, len(parts) * count) if keep else None
         if kept is not None:  # memory is planned for what asks
-            for part in parts:
-                self._make_ready(part)
+            for examples, block in product(parts, self._blocks()):
+                tokens = max(sum(len(examples[i]) for i in row) for row in block)
+                length = bucket_length(tokens, max(self.longest, tokens))
+                self.executor.prepare(self.batch_size, length, "sums")
         else:
             kept = np.concatenate([self._asked(part, progress) for part in parts])
             progress("")
@@ -94,12 +97,6 @@ class ReferenceModel:
 
     def _blocks(self) -> list[Block]:
         return in_blocks(self.dataset, self.preference, self.batch_size)
-
-    def _make_ready(self, examples: Sequence[Example]) -> None:
-        for block in self._blocks():
-            tokens = max(sum(len(examples[i]) for i in row) for row in block)
-            length = bucket_length(tokens, max(self.longest, tokens))
-            self.executor.prepare(self.batch_size, length, "sums")
 
     def _asked(self, examples: Sequence[Example], progress: Progress) -> FloatArray:
         said = np.zeros(len(self.dataset), np.float32)

@@ -178,7 +178,12 @@ class Run:
         model, config = self.model, self.config
         model.options = training_options(config.train, weighted=config.data.has_weights)
         model.zero_gradient()
-        self.executor = self._executor or self._own_device()
+        if self._executor is not None:
+            self.executor = self._executor
+        elif isinstance(model, QLoRAModel):
+            self.executor = LocalExecutor(model, self.throughput)
+        else:
+            raise ConfigError("the model has no base weights: a Trainer takes a QLoRAModel")
         # The longest batch first, so that all memory is taken before training.
         length = bucket_length(self.plan.longest, self.longest)
         self.executor.prepare(self.plan.batch_size, length)
@@ -189,11 +194,6 @@ class Run:
         asked = None if self.answers is None else self.answers.reference_hash
         self.identity = RunFingerprint(model, config, self.rows, self.held_out, asked)
         return optimizer
-
-    def _own_device(self) -> Executor:
-        if not isinstance(self.model, QLoRAModel):
-            raise ConfigError("the model has no base weights: a Trainer takes a QLoRAModel")
-        return LocalExecutor(self.model, self.throughput)
 
     def _open_folder(self, at_end: ExitStack) -> None:
         """Takes ``output.dir``, and goes on with the run there if that is asked for."""

@@ -77,12 +77,6 @@ def dialect_of(values: Mapping[str, Any]) -> Dialect | None:
     return likely[0] if most >= 2 and most > len(ours) and len(likely) == 1 else None
 
 
-def _ours(theirs: str) -> str:
-    """Our key for one of theirs whose value is taken over; many have one name."""
-    homes = ((section, theirs) for section, keys in sections().items() if theirs in keys)
-    return ".".join(key_for(theirs) or next(homes))
-
-
 def convert_file(
     path: Path, given: Mapping[str, str], num_layers: NumLayers = lambda model: None
 ) -> Conversion:
@@ -122,7 +116,8 @@ def _drafted(
         ) from err
     revisions = {key: draft.take(key) for key in _REVISIONS}
     for key in [key for key in draft.theirs if key in dialect.keys.split()]:
-        ours, value = _ours(key), draft.theirs[key]
+        homes = ((section, key) for section, keys in sections().items() if key in keys)
+        ours, value = ".".join(key_for(key) or next(homes)), draft.theirs[key]
         if ours in _COUNTS and isinstance(value, int) and value <= 0:
             stands, why = _COUNTS[ours]
             draft.set(ours, stands, f"{key}: {draft.take(key)} {why}")

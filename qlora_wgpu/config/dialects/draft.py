@@ -124,9 +124,9 @@ class Draft:
 
     # -- places ------------------------------------------------------------------------------------
 
-    def place(self, path: Any) -> str:
+    def place(self, given: Any) -> str:
         """A path of theirs as it is found from here: they go from where they are started."""
-        path = str(path)
+        path = str(given)
         beside = self.file.parent / path
         is_beside = not presence.exists(Path(path)) and presence.exists(beside)
         return beside.as_posix() if is_beside else path

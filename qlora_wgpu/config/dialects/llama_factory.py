@@ -376,10 +376,11 @@ def _convert_adapter_v1(draft: Draft) -> None:
 def _convert_data_v1(draft: Draft) -> None:
     if (train := draft.take("train_dataset")) is not None:
         entries = _descriptions_v1(draft, "train_dataset", str(train))
-        sources = [
-            Source(_place_v1(draft, entry), _rows_v1(entry), _portion_v1(draft, entry))
-            for entry in entries
-        ]
+        sources = []
+        for entry in entries:
+            place, converter = _place_v1(draft, entry), str(entry.get("converter"))
+            rows = RowsOf(_FORMATS_V1.get(converter), {}, f"converter: {converter}")
+            sources.append(Source(place, rows, _portion_v1(draft, entry)))
         draft.set_sources(sources, f"train_dataset: {train}")
         formats = {source.rows.format for source in sources}
         if "instruction/output" in formats:
@@ -405,11 +406,6 @@ def _descriptions_v1(draft: Draft, key: str, path: str) -> list[Mapping[str, Any
     if any(entry.get("converter") == "pair" for entry in entries):
         raise draft.refuse(key, path, "holds preferences; only supervised rows are learnt")
     return list(entries)
-
-
-def _rows_v1(entry: Mapping[str, Any]) -> RowsOf:
-    converter = str(entry.get("converter"))
-    return RowsOf(_FORMATS_V1.get(converter), {}, f"converter: {converter}")
 
 
 def _portion_v1(draft: Draft, entry: Mapping[str, Any]) -> dict[str, float]:
