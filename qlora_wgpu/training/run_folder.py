@@ -17,7 +17,15 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from qlora_wgpu.checkpoint import FileLock, append_line, remove, settle, settle_all, write_file
+from qlora_wgpu.checkpoint import (
+    FileLock,
+    append_line,
+    flush_file,
+    remove,
+    settle,
+    settle_all,
+    write_file,
+)
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.run_paths import RunPaths
 from qlora_wgpu.data import Dataset
@@ -272,10 +280,9 @@ class RunLog:
         """Brings what was appended to the disk, as a checkpoint relies on its rows being there."""
         self._write_waiting()
         try:
-            with self._path.open("rb+") as file:
-                os.fsync(file.fileno())
-        except OSError as err:
-            self._complain(CheckpointError(f"{self._path} cannot be written: {err.strerror}"))
+            flush_file(self._path)
+        except CheckpointError as err:
+            self._complain(err)
 
     def keep(self, is_kept: Callable[[Row], bool]) -> None:
         """Removes all rows but some."""
