@@ -156,7 +156,6 @@ PATH_KEYS = (
     ("lora", "init_from"),
     ("output", "dir"),
 )
-_SOURCES = ("data", "sources")
 _PATHS = {place for place in PATH_KEYS if place[1] != "chat_template"}
 
 Overrides = Sequence[str] | Mapping[str, Any]
@@ -389,14 +388,16 @@ def _resolve_paths(values: dict[str, Any], overridden: set[tuple[str, ...]], fol
             return given
         return resolve_path(key, path, (here, folder) if place in overridden else (folder, here))
 
+    def source(each: Any) -> Any:
+        given = dict(each) if isinstance(each, Mapping | Section) else {}
+        if "path" not in given:
+            return each
+        return {**given, "path": resolved("data.train", given["path"], ("data", "sources"))}
+
     for section, leaf in PATH_KEYS:
         part = values.get(section)
         if isinstance(part, dict) and leaf in part:
             part[leaf] = resolved(f"{section}.{leaf}", part[leaf], (section, leaf))
     data = values.get("data")
     if isinstance(data, dict) and isinstance(data.get("sources"), list):
-        data["sources"] = [
-            {**dict(each), "path": resolved("data.train", dict(each).get("path"), _SOURCES)}
-            if isinstance(each, Mapping | Section) and "path" in dict(each) else each
-            for each in data["sources"]
-        ]  # fmt: skip
+        data["sources"] = [source(each) for each in data["sources"]]
