@@ -79,7 +79,7 @@ class ReferenceModel:
         parts: list[Sequence[Example]] = [dataset]
         if self.preference.has_divergence:
             parts.append(KLPairs(dataset, self.longest))
-        devices, name = self.executor.devices(), self._key()
+        devices, name = self.executor.devices(), self.key()
         kept = _kept(name, len(parts) * count) if keep else None
         if kept is not None:  # memory is planned for what asks
             for examples, block in product(parts, self._blocks()):
@@ -91,7 +91,7 @@ class ReferenceModel:
             progress("")
             if keep and cache_problem() is None:
                 if self.executor.devices() != devices:  # workers of another kind came meanwhile
-                    name = self._key()
+                    name = self.key()
                 _keep(name, kept)
         return References(kept[:count], kept[count:])
 
@@ -120,7 +120,7 @@ class ReferenceModel:
             raise DataError("the reference's log probability of an answer is not finite")
         return said
 
-    def _key(self) -> str:
+    def key(self) -> str:
         """A hash of what decides the numbers, to the bit where all devices are of one kind."""
         model, devices = self.model, self.executor.devices()
         folder = model.folder

@@ -92,10 +92,8 @@ class StepQueue:
 
     def submit(self, step: int) -> bool:
         """Queues a step; False if it was stopped before its end."""
-        run, unit = self._run, 1.0  # what the weights of the step's rows are counted in
-        if run.config.data.has_weights and run.answers is None:
-            rows = (row for block in run.plan.blocks(step - 1) for row in block)
-            unit = weight_unit(run.rows[i] for row in rows for i in row)
+        run = self._run
+        unit = self._weight_unit(step)
         tokens = self._submit_micro_batches(step, unit)
         if tokens is None:
             return False
@@ -143,6 +141,13 @@ class StepQueue:
         """Waits for all steps that are on their way."""
         while self._submitted:
             self._finish_oldest()
+
+    def _weight_unit(self, step: int) -> float:
+        """What a step's weights are counted in."""
+        if not self._run.config.data.has_weights or self._run.answers is not None:
+            return 1.0
+        blocks = self._run.plan.blocks(step - 1)
+        return weight_unit(self._run.rows[i] for block in blocks for row in block for i in row)
 
     def _submit_micro_batches(self, step: int, unit: float) -> int | None:
         """Queues a step's micro-batches; the number of its tokens, or None if it was stopped."""
