@@ -25,7 +25,7 @@ from qlora_wgpu.cluster.security import (
     require_extra,
     temporary_security,
 )
-from qlora_wgpu.config.schema import ClusterConfig
+from qlora_wgpu.config import ClusterConfig
 from qlora_wgpu.errors import ClusterError, ConfigError
 
 if TYPE_CHECKING:
