@@ -21,6 +21,7 @@ from qlora_wgpu.cli._model import (
 )
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError, reason
+from qlora_wgpu.extras import require_extra
 from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.limits import MIB
@@ -29,7 +30,6 @@ from qlora_wgpu.runs import OpenedModel
 from qlora_wgpu.runs.inference_memory import GenerationWorkload
 from qlora_wgpu.runs.opening import configs_of
 from qlora_wgpu.runs.resolve import adapter_in
-from qlora_wgpu.serving.extra import require_server
 from qlora_wgpu.serving.served import Served
 from qlora_wgpu.serving.writer import Writer
 
@@ -74,7 +74,7 @@ def serve(
     clients is http://127.0.0.1:8000/v1, and any key will do. Further runs, or adapters of the same
     base, are served beside it by their names, which requests choose by `model`.
     """
-    require_server()
+    require_extra("serve")
     console = Terminal(stderr=True)
     place = _listening(whole_number("--port", port, MOST_PORTS))
     count, capacity = whole_number("--batch", batch), whole_number("--context", context)

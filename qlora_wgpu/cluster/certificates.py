@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qlora_wgpu.checkpoint.atomic import atomic_file
-from qlora_wgpu.cluster.extra import require_extra
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.extras import require_extra
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -35,7 +35,7 @@ def make_certificates(folder: str | Path, days: int) -> Made:
     The authority's own key is forgotten at once: nobody can sign another certificate for this
     cluster, and whoever is to be let in gets a copy of the folder.
     """
-    require_extra()
+    require_extra("cluster")
     folder = Path(folder)
     begin = datetime.now(UTC).replace(microsecond=0)
     until = begin + timedelta(days=days)

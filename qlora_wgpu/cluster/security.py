@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from qlora_wgpu.cluster.certificates import AUTHORITY, CERTIFICATE, KEY
-from qlora_wgpu.cluster.extra import require_extra
 from qlora_wgpu.errors import ConfigError
+from qlora_wgpu.extras import require_extra
 from qlora_wgpu.files import file_bytes
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def connection_security(
             configuration says (distributed.comm.tls).
         allow_plain_tcp: Whether tcp:// may lead to another machine.
     """
-    require_extra()
+    require_extra("cluster")
     address = Address.parse(scheduler)
     if address.protocol == "tcp":
         return _plain(address, certificates, allowed=allow_plain_tcp)
@@ -204,7 +204,7 @@ def temporary_security() -> Security:
 
     Without it every user of this machine could run code in them.
     """
-    require_extra()
+    require_extra("cluster")
     from distributed import Security
 
     return Security.temporary()

@@ -8,6 +8,7 @@ from typing import Any
 from qlora_wgpu.bench.measure import training_speed
 from qlora_wgpu.bench.workload import config_of
 from qlora_wgpu.config import LoraConfig, QuantConfig
+from qlora_wgpu.extras import install_command
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import memory_size
 from qlora_wgpu.model.pretrained import Pretrained
@@ -45,7 +46,7 @@ def of_several(count: int) -> str:
     return (
         f"This machine has {count} GPUs: `qlora-wgpu train run.yaml cluster.scheduler=local` "
         "trains on all of them, each with the whole base and a share of every step's micro-batches "
-        "(pip install 'qlora-wgpu[cluster]')."
+        f"({install_command('cluster')})."
     )
 
 
