@@ -212,8 +212,12 @@ def write(text: str) -> None:
         sys.stdout.flush()
 
 
-def write_json(value: Any) -> None:
+def write_json(value: Any, *, lasting: bool = False) -> None:
     """Writes a value to stdout as a line of JSON, in UTF-8 whatever the console has, at once.
+
+    Args:
+        value: What ``json.dumps`` takes.
+        lasting: As of ``Terminal``.
 
     Raises:
         QLoRAError: If that is impossible.
@@ -221,9 +225,10 @@ def write_json(value: Any) -> None:
     reconfigure = getattr(sys.stdout, "reconfigure", None)  # others than files have none
     if reconfigure is not None:  # what a console lacks, it would escape as no JSON does
         reconfigure(encoding="utf-8", errors="backslashreplace")
+    stream = LastingOutput(sys.stdout, for_hours=True) if lasting else sys.stdout
     with _explained():
-        sys.stdout.write(visible_json(value) + "\n")
-        sys.stdout.flush()
+        stream.write(visible_json(value) + "\n")
+        stream.flush()
 
 
 @contextmanager
