@@ -27,7 +27,7 @@ from qlora_wgpu.gpu.adapters import FoundAdapter, installed_backends, list_adapt
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.memory import machine_bytes, memory_size, room
 from qlora_wgpu.limits import MIB
-from qlora_wgpu.selfcheck import Result, check_device, num_checks
+from qlora_wgpu.selfcheck import Result, check_own_cases, num_own_cases
 
 SECONDS = 280.0
 """After so long nothing more is begun: five minutes are what people wait for."""
@@ -142,36 +142,32 @@ def machine_report(
 
 
 def _checks(device: Device, progress: Progress, until: float) -> dict[str, Any]:
-    """The results of as many checks as the time allows, those of the device's own kernels first."""
-    rows: list[dict[str, Any]] = []
-    total, failed = num_checks(device), ""
-    results = check_device(device)
+    """The results of as many checks as the time allows, a row for each kernel and type."""
+    rows: dict[tuple[str, str], list[Result]] = {}
+    total, done, failed = num_own_cases(device), 0, {}
+    results = check_own_cases(device)
     try:
         while time.monotonic() < until and (result := next(results, None)) is not None:
-            rows.append(_check_row(result))
-            progress(f"checking the driver {len(rows)}/{total}")
+            rows.setdefault((result.check, result.dtype), []).append(result)
+            done += 1
+            progress(f"checking the driver {done}/{total}")
     except Exception as err:  # a lost device, or whatever else a driver raises
-        failed = without_names(str(err) or type(err).__name__)
-    return {
-        "total": total,
-        "done": len(rows),
-        "wrong": sum(not row["good"] for row in rows),
-        **({"failed": failed} if failed else {}),
-        "results": rows,
-    }
+        failed = {"failed": without_names(f"{type(err).__name__}: {err}")}
+    table = [_check_row(name, dtype, own) for (name, dtype), own in rows.items()]
+    wrong = sum(row["wrong"] for row in table)
+    return {"total": total, "done": done, "wrong": wrong, **failed, "results": table}
 
 
-def _check_row(result: Result) -> dict[str, Any]:
+def _check_row(name: str, dtype: str, results: list[Result]) -> dict[str, Any]:
+    refusals = [without_names(each.refusal) for each in results if each.refusal]
     return {
-        "check": result.check,
-        "variant": result.variant,
-        "dtype": result.dtype,
-        "good": result.good,
-        **(
-            {"refusal": without_names(result.refusal)}
-            if result.refusal
-            else {"error": _finite(result.error), "excess": _finite(result.excess)}
-        ),
+        "check": name,
+        "dtype": dtype,
+        "cases": len(results),
+        "wrong": sum(not each.good for each in results),
+        "error": _finite(max(each.error for each in results)),
+        "excess": _finite(max(each.excess for each in results)),
+        **({"refusal": refusals[0]} if refusals else {}),
     }
 
 
