@@ -59,6 +59,7 @@ RANK = 4096
 # Data files (qlora_wgpu/data)
 MIXED_ROWS = 10**8  # of a mixture, an epoch: each takes some 30 bytes
 MAX_LINE = 16 << 20  # bytes of a row: a line of JSON, a record of CSV
+JSON_LIST_BYTES = 1 << 30  # of a .json file, which is read whole
 MAX_TEXT = 4 << 20  # bytes of a row's text
 MAX_AT_ONCE = 3 << 19  # bytes that are tokenized at once, which takes up to 500 times the memory
 MAX_DEPTH = 64  # lists and objects within one another in a row

@@ -28,10 +28,10 @@ from qlora_wgpu.generation import QLoRAModel
 from qlora_wgpu.generation.text import TextStream
 from qlora_wgpu.presence import exists, is_dir
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.inference_memory import GenerationWorkload
 from qlora_wgpu.runs.opening import load_adapted, opened_as_trained
 from qlora_wgpu.runs.resolve import ModelRef, prompt_for, resolve_model
 from qlora_wgpu.runs.settings import as_config
+from qlora_wgpu.runs.workload import GenerationWorkload
 from qlora_wgpu.training import Observer
 
 MOST_PORTS = 65_535

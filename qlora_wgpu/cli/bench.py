@@ -18,7 +18,7 @@ from qlora_wgpu.config.schema import DeviceConfig
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.model.pretrained import Pretrained
-from qlora_wgpu.runs.planning import tune_device
+from qlora_wgpu.runs.opening import tune_device
 from qlora_wgpu.tuning.tuner import Task
 
 _DTYPES = ("bfloat16", "float32")

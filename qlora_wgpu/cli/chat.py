@@ -26,8 +26,8 @@ from qlora_wgpu.generation import QLoRAModel, generate
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.model.adapter_set import LoadedAdapter
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.inference_memory import GenerationWorkload
 from qlora_wgpu.runs.resolve import adapter_in
+from qlora_wgpu.runs.workload import GenerationWorkload
 
 _CONVERSATION = 2048  # tokens that are planned for; a longer one takes what is left
 _END = "Ctrl-Z and Enter" if os.name == "nt" else "Ctrl-D"

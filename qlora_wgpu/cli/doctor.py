@@ -23,7 +23,7 @@ from qlora_wgpu.gpu.adapters import (
 )
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.driver import under_way
-from qlora_wgpu.runs.machine import of_several, what_it_means
+from qlora_wgpu.runs.estimation import of_several, what_it_means
 from qlora_wgpu.runs.machine_report import machine_facts, machine_report
 from qlora_wgpu.runs.opening import faster_through_dawn
 from qlora_wgpu.selfcheck import Result, avoid_what_is_wrong, check_device, checks, num_checks

@@ -24,8 +24,7 @@ from qlora_wgpu.errors import ConfigError, DeviceError
 from qlora_wgpu.gpu.adapters import cards
 from qlora_wgpu.limits import GIB, RANK
 from qlora_wgpu.model.budget import LINK, Fit
-from qlora_wgpu.runs.machine import of_several
-from qlora_wgpu.runs.workload import FLOPS, MOST_TOKENS, CardPlan
+from qlora_wgpu.runs.estimation import FLOPS, MOST_TOKENS, CardPlan, of_several
 
 # ---- cards and budgets ---------------------------------------------------------------------------
 

@@ -12,8 +12,7 @@ from qlora_wgpu.checkpoint.atomic import write_file
 from qlora_wgpu.cli._display import Display
 from qlora_wgpu.cli._model import renamed_keys_told, target_file
 from qlora_wgpu.cli._terminal import Terminal, write_json
-from qlora_wgpu.runs.evaluation import Evaluation, HeldOutLoss
-from qlora_wgpu.runs.exact_match import GenerationEval
+from qlora_wgpu.runs.evaluation import Evaluation, GenerationEval, HeldOutLoss
 from qlora_wgpu.visible import visible_json
 
 

@@ -21,10 +21,11 @@ from qlora_wgpu.cli._terminal import Terminal, write, write_json
 from qlora_wgpu.data import PromptFormat
 from qlora_wgpu.errors import ConfigError
 from qlora_wgpu.generation import generate as generate_tokens
+from qlora_wgpu.generation.generate import complete
 from qlora_wgpu.generation.sampling import Sampling
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.batch_generate import generate_rows, prompts_of, read_prompts
-from qlora_wgpu.runs.inference_memory import GenerationWorkload
+from qlora_wgpu.runs.batch_generate import prompts_of, read_prompts
+from qlora_wgpu.runs.workload import GenerationWorkload
 
 
 def _with_prompts(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,12 +123,12 @@ def _complete_file(
     longest = max(len(prompt.ids) for prompt in prompts)
     texts = GenerationWorkload.of(source.pretrained, longest, count, min(batch, len(prompts)))
     model = open_adapted(Terminal(stderr=True), source, opening, texts)
-    made = generate_rows(
-        model, written, [row for _, row in rows], prompts, Sampling(**sampling),
-        max_new_tokens=count, max_length=model.max_length, batch=batch,
+    made = complete(
+        model, written.tokenizer, prompts, max_new_tokens=count, batch=batch,
+        sampling=Sampling(**sampling), max_length=model.max_length,
     )  # fmt: skip
-    for row in made:
-        write_json(row)
+    for (_, row), each in zip(rows, made, strict=True):
+        write_json({**row, "completion": each.text, "finish_reason": each.finish_reason})
 
 
 def _is_answered(written: PromptFormat, opening: Opening) -> bool:

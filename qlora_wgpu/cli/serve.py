@@ -27,9 +27,9 @@ from qlora_wgpu.generation.engine import Engine
 from qlora_wgpu.limits import MIB
 from qlora_wgpu.presence import exists
 from qlora_wgpu.runs import OpenedModel
-from qlora_wgpu.runs.inference_memory import GenerationWorkload
 from qlora_wgpu.runs.opening import configs_of
 from qlora_wgpu.runs.resolve import adapter_in
+from qlora_wgpu.runs.workload import GenerationWorkload
 from qlora_wgpu.serving.served import Served
 from qlora_wgpu.serving.writer import Writer
 

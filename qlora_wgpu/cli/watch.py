@@ -12,7 +12,7 @@ from rich.text import Text
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.report.charts import MARK, Points, dots, smoothed
 from qlora_wgpu.report.page import points
-from qlora_wgpu.runs.run_status import RunStatus, read_run
+from qlora_wgpu.runs.history import RunStatus
 from qlora_wgpu.training.observers import Row
 
 _HEIGHT, _WIDEST = 10, 100  # characters of a drawing
@@ -32,7 +32,7 @@ def watch(run: str, once: bool, every: float) -> None:
     does not stop the run. Without a terminal it is shown once.
     """
     console = Terminal()
-    view = read_run(run)
+    view = RunStatus(run)
     if once or not console.is_terminal:
         console.print(shown(view, min(console.width, _WIDEST)))
         return
@@ -43,7 +43,7 @@ def watch(run: str, once: bool, every: float) -> None:
             if view.is_running is False:
                 return
             time.sleep(every)
-            view = read_run(run)
+            view = RunStatus(run)
 
 
 def shown(view: RunStatus, width: int) -> RenderableType:
@@ -114,7 +114,7 @@ def _drawing(title: str, trained: Points, held_out: Points, width: int) -> list[
 
 
 def _texts(view: RunStatus) -> list[RenderableType]:
-    shown_rows = view.latest_texts
+    shown_rows = view.latest_samples
     if not shown_rows:
         return []
     text = Text(f"\ntexts after step {shown_rows[0]['step']:,}", style="bold")
