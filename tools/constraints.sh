@@ -4,7 +4,8 @@
 # usage: tools/constraints.sh [VERSION ...]
 set -eu
 cd "$(dirname "$0")/.."
-for python in ${*:-3.11 3.12 3.13 3.14}; do
+[ $# -gt 0 ] || set -- 3.11 3.12 3.13 3.14
+for python in "$@"; do
     .venv/bin/uv pip compile --quiet --universal --all-extras --python-version "$python" \
         --no-annotate --custom-compile-command tools/constraints.sh \
         --output-file "constraints/$python.txt" pyproject.toml
