@@ -11,16 +11,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from qlora_wgpu.cli._model import gpu_option, target_file, write_figures
+from qlora_wgpu.cli._options import TargetFile, gpu_option, write_figures
 from qlora_wgpu.cli._terminal import Terminal, write_json
 from qlora_wgpu.errors import ConfigError, DeviceError
-from qlora_wgpu.gpu.adapters import (
-    FoundAdapter,
-    cards,
-    installed_backends,
-    list_adapters,
-    no_gpu,
-)
+from qlora_wgpu.gpu.adapters import FoundAdapter, cards, installed_backends, list_adapters, no_gpu
 from qlora_wgpu.gpu.device import Device
 from qlora_wgpu.gpu.driver import under_way
 from qlora_wgpu.runs.estimation import of_several, what_it_means
@@ -42,6 +36,7 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 )
 @click.option(
     "--report",
+    type=TargetFile(),
     metavar="FILE",
     help="Write FILE (JSON), which helps others with such a GPU: versions, driver, limits, checks "
     "and step times, within five minutes. No path, user or machine is named in it.",
@@ -53,12 +48,11 @@ _SHOWN_FEATURES = ("shader-f16", "subgroups", "timestamp-query")
 @click.option(
     "--backend",
     default="auto",
-    show_default=True,
     type=click.Choice(["auto", "wgpu", "dawn"]),
     help="WebGPU implementation to check.",
 )
 def doctor(
-    check: bool, quick: bool, report: str | None, as_json: bool, gpu: str, backend: str
+    check: bool, quick: bool, report: Path | None, as_json: bool, gpu: str, backend: str
 ) -> None:
     """Show the GPUs found, their driver, limits and features, and what that means for training.
 
@@ -73,7 +67,7 @@ def doctor(
     if check:
         _check(console, Device(gpu, backend))
     elif report is not None:
-        _write_report(console, target_file("--report", report), Device(gpu, backend))
+        _write_report(console, report, Device(gpu, backend))
     elif as_json:
         device = Device(gpu, backend)
         avoid_what_is_wrong(device)
@@ -88,8 +82,7 @@ def _list_gpus(console: Console, gpu: str, backend: str, *, quick: bool) -> None
     packages = ", ".join(f"{b.package} {version(b.package)}" for b in backends)
     console.print(
         f"qlora-wgpu {__version__}, {packages}, "
-        f"Python {platform.python_version()}, {sys.platform} {platform.machine()}",
-        highlight=False,
+        f"Python {platform.python_version()}, {sys.platform} {platform.machine()}"
     )
     by_backend = [list_adapters(backend.name) for backend in backends]
     if not any(by_backend):
@@ -99,47 +92,42 @@ def _list_gpus(console: Console, gpu: str, backend: str, *, quick: bool) -> None
     automatic = (gpu, backend) == ("auto", "auto")
     for each, adapters in zip(backends, by_backend, strict=True):
         if not adapters:
-            console.print(f"{each.package} finds no GPU that it can use", highlight=False)
+            console.print(f"{each.package} finds no GPU that it can use")
         for index, adapter in enumerate(adapters):
             chosen = automatic and index == 0 and each is device.backend
             console.print(_describe(index, adapter, chosen))
     _show_choice(console, device, gpu)
     if quick:
         skipped = "how fast it trains" if device.is_cpu else "which models fit"
-        console.print(f"\nskipped with --quick: {skipped}", highlight=False)
+        console.print(f"\nskipped with --quick: {skipped}")
     else:
         doing = "measuring how fast it trains"
         with console.status(doing), under_way(doing):
             meaning = what_it_means(device)
-        console.print(f"\n{meaning}", style="bold", highlight=False)
+        console.print(f"\n{meaning}", style="bold")
     if text := faster_through_dawn(device, backend):
-        console.print(text, style="yellow", highlight=False)
+        console.print(text, style="yellow")
     if text := of_several(len(cards())):
-        console.print(text, highlight=False)
+        console.print(text)
 
 
 def _show_choice(console: Console, device: Device, gpu: str) -> None:
     """Shows which device a ``device.gpu`` opens, and what is known of it."""
     kind = "software GPU (cpu kernels)" if device.is_cpu else "GPU kernels"
-    console.print(
-        f"device.gpu: {gpu} opens {device.name} through {device.backend.package}: {kind}",
-        highlight=False,
-    )
+    console.print(f"device.gpu: {gpu} opens {device.name} through {device.backend.package}: {kind}")
     if device.profile.textures:
         console.print(
             "operands are read from textures, by subgroups of "
             f"{device.profile.subgroup_size}: both "
-            "gave the right values here",
-            highlight=False,
+            "gave the right values here"
         )
     for note in device.notes:
-        console.print(note, style="yellow", highlight=False)
+        console.print(note, style="yellow")
     for entry in choices_for(device):
         shape = entry["shape"]
         console.print(
             f"timed for hidden {shape['hidden_size']}, batch {entry['batch']} x {entry['seq']}: "
-            f"{'; '.join(entry['notes'])}",
-            highlight=False,
+            f"{'; '.join(entry['notes'])}"
         )
 
 
@@ -147,8 +135,7 @@ def _check(console: Console, device: Device) -> None:
     """Shows every check's error, and fails if one is too large."""
     console.print(
         f"{device.name}, {device.gpu.info['description'] or 'driver not told'}, through "
-        f"{device.backend.package}",
-        highlight=False,
+        f"{device.backend.package}"
     )
     results: dict[tuple[str, str], dict[str, Result]] = {}
     total = num_checks(device)
@@ -157,7 +144,7 @@ def _check(console: Console, device: Device) -> None:
             shown = f"{result.check}, {result.variant}, {result.dtype}"
             status.update(f"checking {done}/{total}: {shown}")
             results.setdefault((result.check, result.variant), {})[result.dtype] = result
-    console.print(_errors(results), highlight=False)
+    console.print(_errors(results))
     console.print("errors are the largest, relative to the largest value", style="dim")
     _judge(console, device, results)
 
@@ -170,14 +157,13 @@ def _write_report(console: Console, target: Path, device: Device) -> None:
             write_figures(target, report)
     checks_done = report["checks"]
     console.print(
-        f"{checks_done['done']} of {checks_done['total']} checks, {checks_done['wrong']} wrong",
-        highlight=False,
+        f"{checks_done['done']} of {checks_done['total']} checks, {checks_done['wrong']} wrong"
     )
     for shape, steps in report["steps"].items():
         reason = steps.get("skipped") or steps.get("failed")
         speed = reason or f"{steps['tokens_per_second']['median']:,.0f} tokens/s"
-        console.print(f"steps of {shape}: {speed}", highlight=False)
-    console.print(f"written to {target}: no path, user or machine is named in it", highlight=False)
+        console.print(f"steps of {shape}: {speed}")
+    console.print(f"written to {target}: no path, user or machine is named in it")
 
 
 def _errors(results: dict[tuple[str, str], dict[str, Result]]) -> Table:
@@ -196,19 +182,12 @@ def _errors(results: dict[tuple[str, str], dict[str, Result]]) -> Table:
 def _judge(
     console: Console, device: Device, results: dict[tuple[str, str], dict[str, Result]]
 ) -> None:
-    """Names the checks that failed.
-
-    Raises:
-        DeviceError: If one of them is of kernels that this device would use.
-    """
+    """Names the checks that failed."""
     wrong = [r for by_dtype in results.values() for r in by_dtype.values() if not r.good]
     for result in wrong:
         reason = f": {result.refusal}" if result.refusal else ""
         console.print(
-            f"wrong: {result.check}, {result.variant}, {result.dtype}{reason}",
-            style="red",
-            highlight=False,
-            markup=False,
+            f"wrong: {result.check}, {result.variant}, {result.dtype}{reason}", style="red"
         )
     own = [r for r in wrong if r.variant == "own"]
     if own:

@@ -10,15 +10,8 @@ from typing import Any
 
 import click
 
-from qlora_wgpu.cli._model import (
-    MOST_PORTS,
-    Opening,
-    open_adapted,
-    opening_options,
-    prompt_format,
-    require_template,
-    whole_number,
-)
+from qlora_wgpu.cli._opening import Opening, opening_options, prompt_format, require_template
+from qlora_wgpu.cli._options import PORT, chat_template_option, counted
 from qlora_wgpu.cli._terminal import Terminal
 from qlora_wgpu.errors import ConfigError, reason
 from qlora_wgpu.extras import require_extra
@@ -37,35 +30,25 @@ from qlora_wgpu.serving.writer import Writer
 @click.command()
 @opening_options()
 @click.argument("others", nargs=-1, metavar="[[NAME=]RUN]...")
-@click.option("--port", default="8000", show_default=True, metavar="N", help="Port to listen on.")
+@click.option("--port", default=8000, type=PORT, help="Port to listen on.")
 @click.option("--name", help="The model's name for clients.", show_default="RUN's, or the model's")
 @click.option(
-    "--context",
-    default="2048",
-    show_default=True,
-    metavar="N",
-    help="Most tokens of a conversation and its answer.",
+    "--context", default=2048, type=counted(), help="Most tokens of a conversation and its answer."
 )
 @click.option(
     "--batch",
-    default="4",
-    show_default=True,
-    metavar="N",
+    default=4,
+    type=counted(),
     help="How many answers are written at a time; others wait.",
 )
-@click.option(
-    "--chat-template",
-    "template_name",
-    help="Chat template instead of the run's or the tokenizer's: a .jinja file, or a built-in "
-    "name.",
-)
+@chat_template_option
 def serve(
     opening: Opening,
     others: tuple[str, ...],
-    port: str,
+    port: int,
     name: str | None,
-    context: str,
-    batch: str,
+    context: int,
+    batch: int,
     template_name: str | None,
 ) -> None:
     """Serve what a run has trained to clients of OpenAI's API, on this machine's loopback address.
@@ -76,8 +59,7 @@ def serve(
     """
     require_extra("serve")
     console = Terminal(stderr=True)
-    place = _listening(whole_number("--port", port, MOST_PORTS))
-    count, capacity = whole_number("--batch", batch), whole_number("--context", context)
+    place = _listening(port)
     source = OpenedModel.open(opening.model)
     shown = name or _name_of(opening.adapter or opening.model)
     folders = {shown: opening.adapter, **_named(others, shown)}
@@ -87,10 +69,10 @@ def serve(
     }
     beside = [folder for each, folder in folders.items() if each != shown and folder is not None]
     texts = replace(
-        GenerationWorkload.of(source.pretrained, capacity, 0, count),
+        GenerationWorkload.of(source.pretrained, context, 0, batch),
         others=configs_of(source, beside),
     )
-    model = open_adapted(console, source, opening, texts)
+    model = opening.load(console, source, texts)
     models = {shown: Served(model.active_adapter, written[shown])}
     for each, folder in folders.items():
         if each != shown and folder is not None:
@@ -98,12 +80,10 @@ def serve(
             model.load_adapter(folder, inside)
             models[each] = Served(inside, written[each])
     if beside:
-        console.print(_room_of(model), highlight=False)
-    writer = Writer(Engine(model, count, texts.capacity), model)
+        console.print(_room_of(model))
+    writer = Writer(Engine(model, batch, texts.capacity), model)
     names = ", ".join(models)
-    console.print(
-        f"{names} for clients at http://127.0.0.1:{port}/v1 until Ctrl-C", highlight=False
-    )
+    console.print(f"{names} for clients at http://127.0.0.1:{port}/v1 until Ctrl-C")
     try:
         _run(models, writer, place)
     finally:
@@ -123,11 +103,7 @@ def _room_of(model: QLoRAModel) -> str:
 
 
 def _listening(port: int) -> socket.socket:
-    """A socket that is bound before the model is loaded.
-
-    Raises:
-        ConfigError: If the port cannot be used.
-    """
+    """A socket that is bound before the model is loaded."""
     place = socket.socket()
     place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -158,11 +134,7 @@ def _name_of(place: str) -> str:
 
 
 def _named(others: Sequence[str], first: str) -> dict[str, str]:
-    """Further adapters' folders by the names that clients give.
-
-    Raises:
-        ConfigError: If there is no adapter, or two would have one name.
-    """
+    """Further adapters' folders by the names that clients give."""
     folders: dict[str, str] = {}
     for each in others:
         name, equals, place = each.partition("=")

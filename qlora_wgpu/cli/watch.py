@@ -23,8 +23,9 @@ _STYLES = ("green", "yellow")
 @click.command()
 @click.argument("run", type=click.Path())
 @click.option("--once", is_flag=True, help="Show it once, instead of following it.")
-@click.option("--every", default=2.0, show_default=True, help="Seconds between updates.",
-              type=click.FloatRange(min=0.2))  # fmt: skip
+@click.option(
+    "--every", default=2.0, type=click.FloatRange(min=0.2), help="Seconds between updates."
+)
 def watch(run: str, once: bool, every: float) -> None:
     """Show a run's progress, curves and texts, from the folder that another process writes.
 
@@ -47,12 +48,7 @@ def watch(run: str, once: bool, every: float) -> None:
 
 
 def shown(view: RunStatus, width: int) -> RenderableType:
-    """A run for the terminal.
-
-    Args:
-        view: The run.
-        width: Columns that there are.
-    """
+    """A run for a terminal of so many columns."""
     parts: list[RenderableType] = [_head(view), _figures(view)]
     loss = smoothed(points(view.steps, "loss"))
     parts += _drawing("loss", loss, points(view.evaluations, "eval_loss"), width)

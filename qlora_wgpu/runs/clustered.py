@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 
-from qlora_wgpu.cluster.blocks import Identity, Specification
+from qlora_wgpu.cluster.actor import Identity, Specification
 from qlora_wgpu.cluster.computing import Cluster
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.schema import ClusterConfig
@@ -56,8 +56,8 @@ def opened_cluster(
     observer.activity("connecting to workers")
     count = settings.cluster.workers
     processes = len(gpus) if count == "auto" else int(count)
-    with Cluster(
-        settings.cluster, Worker, specify, check, observer.warning, processes=processes
+    with closing(
+        Cluster(settings.cluster, Worker, specify, check, observer.warning, processes=processes)
     ) as cluster:
         observer.activity("opening the model on workers")
         identities = cluster.wait_for(_least(settings.cluster, processes))

@@ -9,15 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from qlora_wgpu.cluster.blocks import (
-    DIVERGENCE,
-    NO_DIVERGENCE,
-    Asked,
-    FloatArray,
-    Identity,
-    Specification,
-    Sums,
-)
+from qlora_wgpu.cluster.actor import Identity, Specification
+from qlora_wgpu.cluster.blocks import DIVERGENCE, NO_DIVERGENCE, Asked, FloatArray, Sums
 from qlora_wgpu.cluster.serving import GPU_VARIABLE, MODEL_VARIABLE
 from qlora_wgpu.config import Config
 from qlora_wgpu.config.as_trained import changed
@@ -93,7 +86,7 @@ class Worker:
         """Shows on this machine why the owner lets it do nothing."""
         print(f"error: {visible(sentence)}", flush=True)
 
-    def neutral(self) -> FloatArray:
+    def neutral(self, asked: Asked) -> FloatArray:
         """A flat adapter that does nothing: with DoRA it has the norms of the base's rows."""
         return self._model.neutral
 
@@ -165,10 +158,10 @@ class Worker:
             return Sums(loss, float(tokens), 0, seconds, correct=float(correct), nonce=asked.nonce)
 
     def text(
-        self, version: int, ids: list[int], more: int, stop_ids: list[int], longest: int
+        self, asked: Asked, ids: list[int], more: int, stop_ids: list[int], longest: int
     ) -> list[int]:
         """A text's continuation, greedily."""
-        self._require(version)
+        self._require(asked.version)
         return self._write(ids, more, stop_ids, longest)
 
     def _require(self, version: int) -> None:

@@ -14,9 +14,9 @@ from e2e.tiny import write_chats, write_model
 
 import qlora_wgpu
 from qlora_wgpu.checkpoint import write_file
-from qlora_wgpu.cli._model import target_file, write_figures
+from qlora_wgpu.cli._options import target_file, write_figures
 from qlora_wgpu.cli.init import init
-from qlora_wgpu.cluster.certificates import make_certificates
+from qlora_wgpu.cluster.security import make_certificates
 from qlora_wgpu.errors import CheckpointError
 from qlora_wgpu.export.gguf_adapter import _write as write_gguf_adapter
 
@@ -27,7 +27,7 @@ IN_AN_UNFINISHED_FOLDER = {
     "gguf/text_files.py", "checkpoint/manifest.py", "checkpoint/safetensors_writer.py",
     "data/prepared.py", "export/folders.py", "runs/exporting.py",
     "training/checkpoints.py", "web/site.py", "web/variant.py",
-    "runs/web.py", "export/gguf_model.py", "cluster/certificates.py",
+    "runs/web.py", "export/gguf_model.py", "cluster/security.py",
 }  # fmt: skip
 GONE_WITH_THE_PROCESS = {
     "data/new_tokens.py", "sandbox/child.py", "supervision/child.py", "supervision/journal.py",
