@@ -128,8 +128,10 @@ def _train(
     result = replace(result, sample=samples[0], samples=samples)
     reports = page.ended(result)
     events.reported(reports)
+    result = replace(result, reports=reports)
+    page.keep(result)
     events.check()
-    return replace(result, reports=reports)
+    return result
 
 
 def _tell_samples(samples: tuple[Sample, ...], page: Reporter, events: Events) -> None:
