@@ -60,7 +60,9 @@ def test_blocks_run_as_they_stand(place, page, capfd):
     ("page", "sections"),
     [
         ("README.md", [{"model", "data", "lora", "train", "optim", "output"}]),
-        ("docs/guide.md", [{"data"}, {"model", "data", "train", "optim"}, {"model"}]),
+        ("docs/data.md", [{"data"}]),
+        ("docs/preferences.md", [{"model", "data", "train", "optim"}]),
+        ("docs/quantized.md", [{"model"}]),
     ],
 )
 def test_the_yaml_is_a_configuration(tmp_path, page, sections):
