@@ -8,7 +8,7 @@ KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 # Files that are read as a whole
 MODEL_JSON_BYTES = 4 * MIB  # config.json, adapter_config.json and the like
-INDEX_BYTES = 64 * MIB  # model.safetensors.index.json: that of the largest models has a few MiB
+INDEX_BYTES = 64 * MIB  # model.safetensors.index.json: the largest have a few MiB
 TOKENIZER_CONFIG_BYTES = 16 * MIB  # tokenizer_config.json and the files next to it
 TOKENIZER_BYTES = 128 * MIB  # tokenizer.json: the largest known has 33 MiB
 TEMPLATE_BYTES = MIB  # a chat template
@@ -16,7 +16,7 @@ OWN_JSON_BYTES = 64 * MIB  # what this package wrote itself: states and caches
 OWN_LOG_BYTES = GIB  # the log of a run
 
 # A configuration in YAML
-YAML_BYTES = 128 * KIB  # the file: a chat template may be written in it
+YAML_BYTES = 128 * KIB  # the file
 YAML_NODES = 10_000  # keys, values and lists
 YAML_DEPTH = 16  # nesting
 YAML_KEY = 500  # characters of a key, which may be a pattern
@@ -60,13 +60,13 @@ RANK = 4096  # rank
 MIXED_ROWS = 10**8  # rows of a mixture in an epoch, each of which takes some 30 bytes
 MAX_LINE = 16 * MIB  # a row: a line of JSON, a record of CSV, a row of Parquet
 MAX_TEXT = 4 * MIB  # the text of a row of text
-MAX_AT_ONCE = 3 * MIB // 2  # a chat or a prompt, which takes up to 500 times its memory to tokenize
+MAX_AT_ONCE = 3 * MIB // 2  # a chat or a prompt: tokenizing takes up to 500 times its size
 MAX_DEPTH = 64  # nesting of lists and objects in a row
 MAX_COLUMNS = 4096  # keys of a row, columns of a table
 MAX_MESSAGES = 4096  # messages of a conversation
 MAX_ENTRIES = 100_000  # entries of a data folder
 MAX_TABLE_MEMORY = 768 * MIB  # memory of the process that reads a Parquet file
-MAX_EXPANSION = 1000  # bytes of a Parquet file's rows for each of its own, from 128 MiB on
+MAX_EXPANSION = 1000  # bytes of rows per byte of a Parquet file, beyond 128 MiB
 MAX_QUOTED = 80  # characters of the data that a message quotes
 
 # A request to serve
@@ -79,9 +79,9 @@ LOGPROBS = 20  # most likely tokens that are returned for each position
 # Foreign templates, tokenizers and patterns, which run in a sandboxed process
 CHILD_BYTES = 512 * MIB  # memory of the process, on Linux
 CHILD_SECONDS = 2.0  # seconds of computing for an answer
-CHILD_WAIT = 20.0  # seconds by the clock for an answer; what others leave does not lessen them
-CHILD_SECONDS_REGAINED = 0.05  # seconds added to the budget of all answers by each of them
-CHILD_SECONDS_PER_BYTE = 2e-7  # seconds for each byte of the question, in addition
+CHILD_WAIT = 20.0  # seconds by the clock for an answer
+CHILD_SECONDS_REGAINED = 0.05  # seconds that each answer adds to the budget of all
+CHILD_SECONDS_PER_BYTE = 2e-7  # further seconds per byte of input
 ANSWER_BYTES = 64 * MIB  # an answer
 TOKEN_ID = 2**23  # a token id
 PATTERNS = 2048  # patterns of one setting, such as rank_pattern: EVA writes one for each layer
